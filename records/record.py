@@ -1,0 +1,75 @@
+"""One measured candidate, as it is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Context", "Record"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a measurement is valid. Records of another context never match silently.
+
+    Attributes
+    ----------
+    target : str
+        The target as canonical JSON (sorted keys).
+    device : str
+        The device's name as the machine gives it.
+    threads : int
+        Threads that the kernel could use.
+    tvm_version : str
+        Version of TVM that compiled it.
+    """
+
+    target: str
+    device: str
+    threads: int
+    tvm_version: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured candidate.
+
+    Attributes
+    ----------
+    workload_hash : str
+        Structural hash of the kernel, 16 hexadecimal digits.
+    decision : str
+        The candidate as JSON: {"sketch": ..., "values": {...}}; "" for an imported record without one.
+    trace : str
+        The schedule's trace as TVM's JSON.
+    context : Context
+        Where it was measured.
+    latencies_s : tuple of float
+        Seconds of one call, one entry a repeat; empty when it failed.
+    error : str
+        "" or the kind of failure.
+    detail : str
+        What went wrong.
+    timestamp_s : float
+        Wall-clock time of the measurement, seconds since the epoch.
+    seed : int
+        Seed of the run that proposed it.
+    eqtune_version : str
+        Version that proposed it.
+    """
+
+    workload_hash: str
+    decision: str
+    trace: str
+    context: Context
+    latencies_s: tuple[float, ...] = ()
+    error: str = ""
+    detail: str = ""
+    timestamp_s: float = 0.0
+    seed: int = 0
+    eqtune_version: str = ""
+
+    @property
+    def latency_s(self) -> float:
+        """The minimum of the repeats; `inf` when it failed."""
+        return min(self.latencies_s, default=math.inf)

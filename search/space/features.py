@@ -1,0 +1,41 @@
+"""The features that the cost model reads, for every kind of kernel alike.
+
+All are computed from decision vectors with numpy, without lowering. Logarithms are base 2. NaN means "does not apply".
+"""
+
+from __future__ import annotations
+
+__all__ = ["FEATURES"]
+
+FEATURES: tuple[str, ...] = (
+    "log_flops",  # of the whole kernel
+    "log_bytes",  # inputs and outputs, each once
+    "family",  # which sketch family, an index
+    "log_vector_elements",  # elements of the innermost vectorised run
+    "vector_efficiency",  # useful share of the vector lanes (tails and padding lose)
+    "accumulators",  # vector registers that hold sums in the innermost tile
+    "register_pressure",  # registers needed / registers there are
+    "log_tile_m",  # register tile, rows
+    "log_tile_n",  # register tile, columns in elements
+    "log_tile_k",  # unrolled reduction steps
+    "log_block_m",  # cache block, rows
+    "log_block_n",
+    "log_block_k",
+    "log_unrolled_body",  # statements in the innermost unrolled body
+    "tail_waste",  # share of the work done by ragged tails
+    "log_parallel_chunks",  # iterations of the parallel loop; 0 when serial
+    "imbalance",  # work of the busiest thread / mean work
+    "log_chunk_flops",  # work of one parallel iteration
+    "l1_footprint",  # bytes touched by the innermost block / L1
+    "l2_footprint",  # bytes touched by the middle block / L2
+    "l3_footprint",  # bytes of the whole kernel / L3
+    "log_l2_traffic",  # bytes that cross from L2 to L1, estimated
+    "log_memory_traffic",  # bytes that cross from memory, estimated
+    "log_pack_bytes",  # bytes copied into packed buffers inside the kernel
+    "log_contiguous_run",  # bytes read one after another in the innermost loops
+    "log_reduction",  # extent of the whole reduction
+    "compute_share",  # analytic compute time / analytic latency
+    "memory_share",  # analytic memory time / analytic latency
+    "log_latency",  # analytic latency in seconds
+    "variant",  # which of a sketch's forms (where the epilogue, padding or packing is computed), an index
+)

@@ -1,0 +1,66 @@
+"""What a schedule must know about the machine it runs on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Hardware"]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Limits and speeds of one device. Plain data: kept with the records, and every field may be overridden.
+
+    Attributes
+    ----------
+    name : str
+        What the machine calls itself, for example "AMD EPYC (znver4)".
+    threads : int
+        Threads that a kernel may use.
+    vector_bytes : int
+        Width of a vector register: 64 with AVX-512, 32 with AVX2, 16 with NEON.
+    vector_registers : int
+        How many of them the instruction set has: 32 with AVX-512 and NEON, 16 with AVX2.
+    l1_bytes, l2_bytes, l3_bytes : int
+        Data cache sizes; L1 and L2 of one core, L3 shared by all.
+    cache_line_bytes : int
+        Size of a cache line.
+    peak_flops_per_s : float
+        Measured float32 FMA peak of one thread, in FLOP/s (an FMA counts two).
+    peak_flops_per_s_all : float
+        The same for `threads` threads together.
+    bandwidth_bytes_per_s : float
+        Measured copy bandwidth from memory with `threads` threads (bytes read plus bytes written).
+    cache_bandwidth_bytes_per_s : float
+        Measured copy bandwidth of one thread at a working set that fits L2.
+    parallel_overhead_s : float
+        Measured cost of starting and joining one parallel region over `threads` threads.
+    """
+
+    name: str = "generic x86-64 with AVX-512"
+    threads: int = 1
+    vector_bytes: int = 64
+    vector_registers: int = 32
+    l1_bytes: int = 32 * 1024
+    l2_bytes: int = 1024 * 1024
+    l3_bytes: int = 32 * 1024 * 1024
+    cache_line_bytes: int = 64
+    peak_flops_per_s: float = 110e9
+    peak_flops_per_s_all: float = 110e9
+    bandwidth_bytes_per_s: float = 20e9
+    cache_bandwidth_bytes_per_s: float = 80e9
+    parallel_overhead_s: float = 3e-6
+
+    def lanes(self, dtype_bytes: int) -> int:
+        """Elements of `dtype_bytes` bytes that fill one vector register."""
+        return max(1, self.vector_bytes // dtype_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a JSON object."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> Hardware:
+        """The inverse of `to_json`; raises TypeError for an unknown field."""
+        return Hardware(**fields)

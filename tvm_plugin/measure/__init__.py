@@ -1,0 +1,1 @@
+"""tvm_plugin/measure."""

@@ -1,0 +1,83 @@
+"""What measuring gives, and what the tuning loop expects of a measurer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..search.space.base import Decision
+from ..tasks.task import Task
+
+__all__ = ["ERROR_KINDS", "Measurement", "Measurer", "Overheads"]
+
+ERROR_KINDS = ("build_error", "timeout", "crash", "out_of_memory", "wrong_result")
+"""How a candidate can fail."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One candidate, built and run, or failed.
+
+    Attributes
+    ----------
+    decision : Decision
+        Which candidate.
+    latencies_s : tuple of float
+        Seconds of one call, one entry for each repeat; empty when it failed.
+    error : str
+        "" or one of `ERROR_KINDS`.
+    detail : str
+        What went wrong, in at most a few hundred characters.
+    trace : str
+        The schedule's trace as TVM's JSON; "" when scheduling failed.
+    given_up : bool
+        True when it was clearly slower than the best after its first run, and was not repeated.
+    """
+
+    decision: Decision
+    latencies_s: tuple[float, ...] = ()
+    error: str = ""
+    detail: str = ""
+    trace: str = ""
+    given_up: bool = False
+
+    @property
+    def latency_s(self) -> float:
+        """The minimum of the repeats; `inf` when it failed."""
+        return min(self.latencies_s, default=math.inf)
+
+
+@dataclass
+class Overheads:
+    """Wall-clock seconds by what they were spent on."""
+
+    search_s: float = 0.0
+    build_s: float = 0.0
+    run_s: float = 0.0
+    model_s: float = 0.0
+
+
+class Measurer(Protocol):
+    """Builds and runs candidates. Every result was compared with the untuned kernel's on random inputs."""
+
+    overheads: Overheads
+
+    def baseline(self, tasks: Sequence[Task]) -> list[float]:
+        """Seconds of one call of each kernel as TVM compiles it without a schedule; also the checks' reference."""
+
+    def measure(self, task: Task, decisions: Sequence[Decision], best_s: float = math.inf) -> list[Measurement]:
+        """One `Measurement` for each decision, in order. `best_s` is the best so far: what is far slower is given up.
+
+        A failed candidate is a value, never an exception.
+        """
+
+    def retime(self, task: Task, decisions: Sequence[Decision]) -> list[Measurement]:
+        """Time the few best again, longer and side by side, before one of them is believed."""
+
+    def close(self) -> None:
+        """Stop all workers."""
+
+    def describe(self) -> dict[str, Any]:
+        """Device name, target and threads, for the records."""
