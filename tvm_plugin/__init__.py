@@ -1,1 +1,88 @@
-"""eqtune."""
+"""eqtune: makes models compiled by Apache TVM faster, and keeps them exactly as right.
+
+It searches twice: over equal graphs (equality saturation) and over schedules of each resulting kernel (sketches,
+annotations, evolution and annealing, a cost model retrained on measurements).
+
+>>> import eqtune
+>>> result = eqtune.tune_model("zoo:squeezenet", time_budget_s=60)  # doctest: +SKIP
+
+Importing this package is cheap: TVM is loaded when a name that needs it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    EqtuneError,
+    InputError,
+    MismatchError,
+    MissingExtraError,
+    RecordError,
+    SetupError,
+    UnsupportedModelError,
+)
+
+if TYPE_CHECKING:
+    from .optimize_graph import GraphConfig, GraphResult, optimize_graph
+    from .tune import KernelsResult, TuneResult, tune_kernels, tune_model
+
+_HOMES = {
+    "GraphConfig": ".optimize_graph",
+    "GraphResult": ".optimize_graph",
+    "KernelsResult": ".tune",
+    "TuneResult": ".tune",
+    "optimize_graph": ".optimize_graph",
+    "tune_kernels": ".tune",
+    "tune_model": ".tune",
+}
+_SUBPACKAGES = (
+    "cost_model",
+    "frontends",
+    "measure",
+    "records",
+    "report",
+    "search",
+    "tasks",
+    "transform",
+    "zoo",
+)
+
+__all__ = [
+    "EqtuneError",
+    "GraphConfig",
+    "GraphResult",
+    "InputError",
+    "KernelsResult",
+    "MismatchError",
+    "MissingExtraError",
+    "RecordError",
+    "SetupError",
+    "TuneResult",
+    "UnsupportedModelError",
+    "__version__",
+    "optimize_graph",
+    "tune_kernels",
+    "tune_model",
+]
+
+try:
+    __version__ = metadata.version("eqtune")
+except metadata.PackageNotFoundError:  # a source tree on sys.path that was never installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from ._compat import check_versions
+
+        check_versions()
+        return getattr(import_module(_HOMES[name], __name__), name)
+    if name in _SUBPACKAGES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'eqtune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_SUBPACKAGES})

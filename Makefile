@@ -1,0 +1,43 @@
+# Two commands on a fresh machine that has Python 3.10 or newer: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_DIR ?= demo
+DEMO_BUDGET ?= 120
+
+.PHONY: demo test test-fast lint tutorials clean help
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+demo: $(VENV)/.installed ## tune SqueezeNet on this machine's CPU, with a report
+	$(BIN)/eqtune tune zoo:squeezenet --budget $(DEMO_BUDGET) --work-dir $(DEMO_DIR) \
+		--report $(DEMO_DIR)/report.html --export $(DEMO_DIR)/squeezenet.so
+
+test: $(VENV)/.installed-dev ## all tests, slow ones included
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.installed-dev ## the tests that take seconds
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.installed-dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+tutorials: $(VENV)/.installed-dev ## run every tutorial
+	set -e; for script in tutorials/[0-9]*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean: ## remove the environment, caches and demo results
+	rm -rf $(VENV) $(DEMO_DIR) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

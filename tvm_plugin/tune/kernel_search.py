@@ -1,0 +1,121 @@
+"""The search over one kernel's schedules, as the tuning loop drives it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..measure.base import Measurement
+from ..records import Record
+from ..search.allocation.base import TaskStatus
+from ..search.space import Space
+from ..search.space.base import Decision, Points
+from ..search.strategies.base import Score, Search
+from ..tasks.task import Task
+
+__all__ = ["KernelSearch"]
+
+
+@dataclass
+class KernelSearch:
+    """One kernel: its space, what was measured, and what an allocator may know.
+
+    Attributes
+    ----------
+    task : Task
+    space : Space
+    search : Search
+        The strategy's search over `space`.
+    status : TaskStatus
+        `status.history` holds the best latency after each round.
+    best : Measurement or None
+        The fastest candidate so far.
+    finalists : dict
+        Decision key to measurement, of the fastest few: they are timed again before one is believed.
+    """
+
+    task: Task
+    space: Space
+    search: Search
+    status: TaskStatus
+    baseline_s: float = math.nan
+    failed: int = 0
+    measured_now: int = 0
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    _points: list[Points] = field(default_factory=list)
+    _latencies: list[NDArray[np.float64]] = field(default_factory=list)
+    _features: list[NDArray[np.float32]] = field(default_factory=list)
+
+    @property
+    def best(self) -> Measurement | None:
+        """The fastest candidate so far."""
+        return min(self.measurements.values(), key=lambda m: m.latency_s, default=None)
+
+    @property
+    def best_s(self) -> float:
+        """Its latency in seconds; `inf` before any candidate worked."""
+        best = self.best
+        return math.inf if best is None else best.latency_s
+
+    def finalists(self, count: int) -> list[Measurement]:
+        """The `count` fastest candidates, fastest first."""
+        return sorted(self.measurements.values(), key=lambda m: m.latency_s)[:count]
+
+    def ask(self, count: int, score: Score) -> list[Decision]:
+        """The next candidates to measure, best first; empty when the space is exhausted."""
+        return [self.space.decision(point) for point in self.search.ask(count, score)]
+
+    def tell(self, measurements: Sequence[Measurement], new: bool = True) -> None:
+        """Take results in; `new` counts them as a round of this run."""
+        points, latencies = [], []
+        for measurement in measurements:
+            if measurement.error:
+                self.failed += 1
+            else:
+                key = _key(measurement.decision)
+                known = self.measurements.get(key)
+                if known is None or measurement.latency_s < known.latency_s:
+                    self.measurements[key] = measurement
+            point = self.space.point(measurement.decision)
+            if point is not None:
+                points.append(point)
+                latencies.append(measurement.latency_s)
+        self.status.trials += len(measurements)
+        if new:
+            self.measured_now += len(measurements)
+        if points:
+            self._add(np.stack(points), np.asarray(latencies))
+        if measurements:
+            self.status.history.append(self.best_s)
+
+    def resume(self, records: Sequence[Record]) -> None:
+        """Take in what earlier runs measured on this kernel in this context, in the order of their rounds."""
+        known = []
+        for record in records:
+            if record.decision:
+                decision = Decision.from_json(json.loads(record.decision))
+                known.append(
+                    Measurement(decision, record.latencies_s, record.error, record.detail, record.trace)
+                )
+        self.tell(known, new=False)
+
+    def training_data(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Features [n, features] and latencies in seconds [n] of everything measured on this kernel."""
+        if not self._features:
+            return np.zeros((0, 0), dtype=np.float32), np.zeros(0)
+        return np.concatenate(self._features), np.concatenate(self._latencies)
+
+    def _add(self, points: Points, latencies_s: NDArray[np.float64]) -> None:
+        self.search.tell(points, latencies_s)
+        self._points.append(points)
+        self._latencies.append(latencies_s)
+        self._features.append(self.space.features(points))
+
+
+def _key(decision: Decision) -> str:
+    return json.dumps(decision.to_json(), sort_keys=True)

@@ -1,0 +1,195 @@
+"""The tuning loop: allocate, ask, measure, record, tell, learn."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost_model import BlendedScore, CostModel
+from ..measure.base import Measurement, Measurer
+from ..records import Context, Record, RecordDatabase
+from ..search.allocation.base import Allocation
+from .budget import Budget
+from .kernel_search import KernelSearch
+from .progress import Progress
+
+__all__ = ["TuningLoop", "Variant"]
+
+LOGGER = logging.getLogger(__name__)
+
+BATCH = 16
+"""Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
+
+
+@dataclass
+class Variant:
+    """One equal form of the model: which kernels it calls, how often. Variants compete on measured kernels.
+
+    Attributes
+    ----------
+    name : str
+    calls : dict
+        Workload hash to calls a run.
+    """
+
+    name: str
+    calls: Mapping[str, int]
+
+    def latency_s(self, best_s: Mapping[str, float]) -> float:
+        """Sum over the kernels of calls x best latency, in seconds."""
+        return sum(calls * best_s[workload] for workload, calls in self.calls.items())
+
+
+@dataclass
+class TuningLoop:
+    """Searches the schedules of several kernels under one budget.
+
+    Attributes
+    ----------
+    kernels : list of KernelSearch
+    variants : list of Variant
+        The model's forms; one that is clearly slower once all its kernels were measured is dropped, with the kernels
+        only it needs.
+    measurer, database, context, model, allocation, budget, progress
+        The parts, as their protocols say.
+    seed : int
+        Noted in the records.
+    """
+
+    kernels: Sequence[KernelSearch]
+    variants: list[Variant]
+    measurer: Measurer
+    database: RecordDatabase
+    context: Context
+    model: CostModel
+    allocation: Allocation
+    budget: Budget
+    progress: Progress
+    seed: int
+    eqtune_version: str
+    on_round: Callable[[], None] = lambda: None
+    interrupted: bool = False
+    _round_s: float = field(default=0.0, init=False)
+
+    def run(self) -> None:
+        """Measure until the budget is spent or no kernel has anything left. Ctrl-C ends it early, keeping all."""
+        try:
+            self._fit()
+            while self.budget.allows(self._round_s):
+                self._drop_slow_variants()
+                index = self.allocation.next_task([kernel.status for kernel in self.kernels])
+                if index is None:
+                    break
+                self._round(self.kernels[index])
+        except KeyboardInterrupt:
+            self.interrupted = True
+            LOGGER.info("interrupted; the best so far is kept")
+        finally:
+            self.progress.close()
+
+    @property
+    def best_s(self) -> dict[str, float]:
+        """Workload hash to best latency in seconds, the untuned one where that is faster."""
+        return {k.task.workload_hash: min(k.best_s, _or_inf(k.baseline_s)) for k in self.kernels}
+
+    @property
+    def latency_s(self) -> float:
+        """Estimate for the best variant: the sum of its kernels."""
+        best = self.best_s
+        return min(variant.latency_s(best) for variant in self.variants)
+
+    def _round(self, kernel: KernelSearch) -> None:
+        started = time.monotonic()
+        decisions = kernel.ask(self._batch(), self._score(kernel))
+        self.measurer.overheads.search_s += time.monotonic() - started
+        if not decisions:
+            kernel.status.finished = "every candidate was measured"
+            return
+        measurements = self.measurer.measure(kernel.task, decisions, kernel.best_s)
+        self.database.add([self._record(kernel, measurement) for measurement in measurements])
+        kernel.tell(measurements)
+        self.budget.spent_trials += len(measurements)
+        self._fit()
+        self.on_round()
+        self._round_s = max(0.8 * self._round_s, time.monotonic() - started)
+        self.progress.update(
+            kernel.task.name[:40],
+            self.latency_s,
+            self.budget.spent_trials,
+            sum(k.failed for k in self.kernels),
+            self.budget,
+        )
+
+    def _batch(self) -> int:
+        left = self.budget.trials_left
+        if left is None:
+            return BATCH
+        untouched = sum(not kernel.status.trials and not kernel.status.finished for kernel in self.kernels)
+        return max(1, min(BATCH, left // max(1, untouched)))
+
+    def _score(self, kernel: KernelSearch) -> BlendedScore:
+        return BlendedScore(kernel.space, self.model, measured=len(kernel.measurements))
+
+    def _fit(self) -> None:
+        started = time.monotonic()
+        features, latencies, tasks = [], [], []
+        for index, kernel in enumerate(self.kernels):
+            x, y = kernel.training_data()
+            if len(y):
+                features.append(x)
+                latencies.append(y)
+                tasks.append(np.full(len(y), index, dtype=np.int64))
+        if features:
+            self.model.fit(np.concatenate(features), np.concatenate(latencies), _concatenate(tasks))
+        self.measurer.overheads.model_s += time.monotonic() - started
+
+    def _drop_slow_variants(self, margin: float = 1.1) -> None:
+        if len(self.variants) < 2 or any(
+            not k.status.history and not k.status.finished for k in self.kernels
+        ):
+            return
+        best = self.best_s
+        fastest = min(variant.latency_s(best) for variant in self.variants)
+        kept = [variant for variant in self.variants if variant.latency_s(best) <= margin * fastest]
+        for variant in self.variants:
+            if variant not in kept:
+                LOGGER.info(
+                    "dropped the form %r: %.3g s against %.3g s",
+                    variant.name,
+                    variant.latency_s(best),
+                    fastest,
+                )
+        self.variants = kept
+        for kernel in self.kernels:
+            kernel.status.calls = max((v.calls.get(kernel.task.workload_hash, 0) for v in kept), default=0)
+            if not kernel.status.calls:
+                kernel.status.finished = "only a slower form of the model needs it"
+
+    def _record(self, kernel: KernelSearch, measurement: Measurement) -> Record:
+        return Record(
+            workload_hash=kernel.task.workload_hash,
+            decision=json.dumps(measurement.decision.to_json(), sort_keys=True),
+            trace=measurement.trace,
+            context=self.context,
+            latencies_s=measurement.latencies_s,
+            error=measurement.error,
+            detail=measurement.detail,
+            timestamp_s=time.time(),
+            seed=self.seed,
+            eqtune_version=self.eqtune_version,
+        )
+
+
+def _or_inf(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _concatenate(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(arrays)

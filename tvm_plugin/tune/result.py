@@ -1,0 +1,156 @@
+"""What tuning gives back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..report.summary import RunSummary
+
+__all__ = ["KernelsResult", "TaskResult", "TuneResult"]
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One distinct kernel.
+
+    Attributes
+    ----------
+    name, workload_hash : str
+    calls : int
+        How often one run of the model calls it.
+    flops, bytes_moved : float
+        Of one call.
+    baseline_latency_s, latency_s : float
+        Seconds of one call, untuned and tuned.
+    trials, failed : int
+        Candidates measured, and how many of them failed.
+    trace : str
+        The accepted schedule as TVM's trace JSON; "" when the untuned kernel was kept.
+    decision : dict or None
+        The accepted candidate by name, {"sketch": ..., "values": {...}}.
+    """
+
+    name: str
+    workload_hash: str
+    calls: int
+    flops: float
+    bytes_moved: float
+    baseline_latency_s: float
+    latency_s: float
+    trials: int
+    failed: int
+    trace: str
+    decision: Mapping[str, Any] | None = None
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the kernel has a schedule of its own."""
+        return bool(self.trace)
+
+
+@dataclass
+class KernelsResult:
+    """What `tune_kernels` returns: a schedule for each distinct kernel.
+
+    Attributes
+    ----------
+    mod : tvm.ir.IRModule
+        The given module with each kernel's best schedule applied.
+    tasks : list of TaskResult
+    interrupted : bool
+        True after Ctrl-C: the best so far was applied.
+    """
+
+    mod: Any
+    tasks: list[TaskResult]
+    interrupted: bool = False
+
+    @property
+    def schedules(self) -> dict[str, str]:
+        """Workload hash to trace, for `eqtune.transform.ApplyTuned`."""
+        return {task.workload_hash: task.trace for task in self.tasks if task.tuned}
+
+
+@dataclass
+class TuneResult:
+    """What `tune_model` returns.
+
+    Attributes
+    ----------
+    mod : tvm.ir.IRModule
+        The tuned module: fused kernels with their schedules, weights packed. `tvm.compile` builds it.
+    latency_s, baseline_latency_s : float
+        Seconds of one run of the whole model, tuned and untuned (the minimum of several).
+    tasks : list of TaskResult
+        One entry a distinct kernel.
+    graph : GraphResult or None
+        What the graph search did; None when it was off.
+    max_abs_error, max_rel_error : float
+        Largest difference of the tuned outputs from the reference, absolute, and relative to the largest reference
+        value of that output. NaN when `verify=False`.
+    interrupted : bool
+        True after Ctrl-C: this is the best so far.
+    summary : RunSummary
+        All that the report shows.
+    """
+
+    mod: Any
+    latency_s: float
+    baseline_latency_s: float
+    tasks: list[TaskResult]
+    graph: Any
+    max_abs_error: float
+    max_rel_error: float
+    interrupted: bool
+    summary: RunSummary
+    _executable: Any = field(repr=False, default=None)
+    _run: Callable[..., list[NDArray[Any]]] | None = field(repr=False, default=None)
+    _curves: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than untuned."""
+        return self.baseline_latency_s / self.latency_s
+
+    def compile(self) -> Any:
+        """The executable (`tvm.relax.VMExecutable`): give it to `relax.VirtualMachine`."""
+        return self._executable
+
+    def run(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+        """Run the tuned model on numpy arrays; returns its outputs, in order."""
+        assert self._run is not None
+        return self._run(*(np.asarray(value) for value in inputs))
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write the executable as a shared library that `tvm.runtime.load_module` loads. Returns the path.
+
+        Raises InputError unless the path ends in ".so" (or ".tar").
+        """
+        path = Path(path)
+        if path.suffix not in {".so", ".tar"}:
+            raise InputError(f"cannot export to {path.name!r}: the name must end in .so or .tar")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._executable.export_library(str(path))
+        return path
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained HTML page. Returns the path."""
+        from ..report import write_html
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_html(self.summary, path)
+        return path
+
+
+def schedules_of(tasks: Sequence[TaskResult]) -> dict[str, str]:
+    """Workload hash to trace, of the kernels that have a schedule."""
+    return {task.workload_hash: task.trace for task in tasks if task.tuned}

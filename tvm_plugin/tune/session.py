@@ -1,0 +1,250 @@
+"""One tuning session: a work directory, a machine, a measurer, and the search over a set of kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from .. import __version__, cost_model, measure
+from ..machine import describe_machine, detect_target
+from ..measure.base import Measurement, Measurer
+from ..records import Context
+from ..records.workload import serialize_workload
+from ..search import allocation, strategies
+from ..search.allocation.base import TaskStatus
+from ..search.space import Hardware, build_space
+from ..tasks.task import Task
+from .budget import Budget
+from .kernel_search import KernelSearch
+from .loop import TuningLoop, Variant
+from .progress import Progress
+from .result import TaskResult
+from .workdir import WorkDirectory
+
+__all__ = ["Session", "Settings"]
+
+LOGGER = logging.getLogger(__name__)
+
+FINALISTS = 3
+"""Candidates of each kernel that are timed again, side by side, before one is believed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments that `tune_model` and `tune_kernels` share; see there."""
+
+    target: Any = None
+    trials: int | None = None
+    time_budget_s: float | None = None
+    work_dir: str = "eqtune-work"
+    strategy: Any = "annealed-evolution"
+    cost_model: Any = "xgboost"
+    allocator: Any = "gradient"
+    measure: Any = "local"
+    threads: int | None = None
+    seed: int = 0
+    progress: bool = True
+
+
+class Session:
+    """Opens the work directory, starts the workers, describes the machine; then searches. Use as a context manager."""
+
+    def __init__(self, settings: Settings) -> None:
+        # Everything that can be refused is refused before a worker starts or a file is written.
+        self.settings = settings
+        self.budget = Budget(settings.trials, settings.time_budget_s)
+        self.strategy = strategies.create(settings.strategy)
+        self.model = cost_model.create(settings.cost_model, seed=settings.seed)
+        self.allocator = allocation.create(settings.allocator)
+        self.target = (
+            detect_target(settings.threads) if settings.target is None else _as_target(settings.target)
+        )
+        self.progress = Progress(settings.progress)
+        self.work = WorkDirectory(settings.work_dir)
+        try:
+            self.measurer: Measurer = measure.create(
+                settings.measure, target=self.target, threads=settings.threads, seed=settings.seed
+            )
+            self.hardware = self._describe_machine()
+        except BaseException:
+            self.work.close()
+            raise
+        device = self.measurer.describe()
+        self.context = Context(
+            target=json.dumps(json.loads(str(self.target.export_json())), sort_keys=True)
+            if hasattr(self.target, "export_json")
+            else str(self.target),
+            device=str(device["device"]),
+            threads=int(device["threads"]),
+            tvm_version=str(device["tvm_version"]),
+        )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.close()
+        self.measurer.close()
+        self.work.close()
+
+    def search(self, tasks: Sequence[Task], variants: Sequence[Variant]) -> TuningLoop:
+        """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records."""
+        kernels = [self._kernel(task) for task in tasks]
+        self.run_key = _run_key(variants[0], self.context)
+        spent = self.work.database.get_json(self.run_key) or {}
+        self.budget.spent_s = float(spent.get("seconds", 0.0))
+        self.budget.spent_trials = int(spent.get("trials", 0))
+        self.resumed_trials = sum(kernel.status.trials for kernel in kernels)
+        if self.resumed_trials:
+            self.progress.say(
+                f"resumed {self.resumed_trials} measurements of {sum(k.status.trials > 0 for k in kernels)} kernels from "
+                f"{self.work.path / 'records.sqlite'}; budget spent so far: {self.budget.spent_trials} trials, "
+                f"{self.budget.spent_s:.0f} s"
+            )
+        loop = TuningLoop(
+            kernels=kernels,
+            variants=list(variants),
+            measurer=self.measurer,
+            database=self.work.database,
+            context=self.context,
+            model=self.model,
+            allocation=self.allocator.begin(self.settings.seed),
+            budget=self.budget,
+            progress=self.progress,
+            seed=self.settings.seed,
+            eqtune_version=__version__,
+            on_round=self.save_spent,
+        )
+        if self.budget.allows():
+            self._measure_baselines(kernels)
+            loop.run()
+        else:
+            self._measure_baselines(kernels, only_known=True)
+        return loop
+
+    def save_spent(self) -> None:
+        """Note how much of the budget is gone, so that the next run in this directory goes on from here."""
+        self.work.database.put_json(
+            self.run_key, {"seconds": self.budget.elapsed_s, "trials": self.budget.spent_trials}
+        )
+
+    def accept(self, kernels: Sequence[KernelSearch]) -> list[TaskResult]:
+        """Time each kernel's finalists again side by side and choose; the untuned kernel stays where it is faster."""
+        return [self._accept(kernel) for kernel in kernels]
+
+    def _accept(self, kernel: KernelSearch) -> TaskResult:
+        key = f"accepted:{kernel.task.workload_hash}:{_context_key(self.context)}"
+        known = self.work.database.get_json(key)
+        best: Measurement | None = None
+        if known and not kernel.measured_now:
+            best = next(
+                (m for m in kernel.finalists(FINALISTS * 4) if _decision_json(m) == known["decision"]), None
+            )
+            latency_s = float(known["latency_s"])
+        if best is None and kernel.best is not None:
+            finalists = kernel.finalists(FINALISTS)
+            again = self.measurer.retime(kernel.task, [m.decision for m in finalists])
+            best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
+            latency_s = retimed.latency_s
+            if math.isinf(latency_s):
+                LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, retimed.detail)
+                best = None
+            else:
+                self.work.database.put_json(key, {"decision": _decision_json(best), "latency_s": latency_s})
+        if best is None or latency_s > kernel.baseline_s:
+            best, latency_s = None, kernel.baseline_s
+        return TaskResult(
+            name=kernel.task.name,
+            workload_hash=kernel.task.workload_hash,
+            calls=kernel.task.calls,
+            flops=kernel.task.flops,
+            bytes_moved=kernel.task.bytes_moved,
+            baseline_latency_s=kernel.baseline_s,
+            latency_s=latency_s,
+            trials=kernel.status.trials,
+            failed=kernel.failed,
+            trace="" if best is None else best.trace,
+            decision=None if best is None else best.decision.to_json(),
+        )
+
+    def _kernel(self, task: Task) -> KernelSearch:
+        database = self.work.database
+        database.add_workload(
+            task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops
+        )
+        space = build_space(task.mod, self.hardware)
+        roofline_s = max(
+            task.flops / self.hardware.peak_flops_per_s_all,
+            task.bytes_moved / self.hardware.bandwidth_bytes_per_s,
+        )
+        status = TaskStatus(task.name, task.calls, task.flops, roofline_s, space.sketches[0].name, [])
+        seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
+        kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)
+        kernel.resume(database.for_workload(task.workload_hash, self.context))
+        return kernel
+
+    def _measure_baselines(self, kernels: Sequence[KernelSearch], only_known: bool = False) -> None:
+        database, missing = self.work.database, []
+        for kernel in kernels:
+            known = database.get_json(f"baseline:{kernel.task.workload_hash}:{_context_key(self.context)}")
+            if known is None:
+                missing.append(kernel)
+            else:
+                kernel.baseline_s = float(known["latency_s"])
+        if missing and not only_known:
+            self.progress.say(f"timing {len(missing)} untuned kernels; their outputs are the reference")
+            baselines = self.measurer.baseline([kernel.task for kernel in missing])
+            for kernel, latency_s in zip(missing, baselines, strict=True):
+                kernel.baseline_s = latency_s
+                database.put_json(
+                    f"baseline:{kernel.task.workload_hash}:{_context_key(self.context)}",
+                    {"latency_s": latency_s},
+                )
+
+    def _describe_machine(self) -> Hardware:
+        key = f"hardware:{self.target}:{self.settings.threads}"
+        known = self.work.database.get_json(key)
+        if known is not None:
+            return Hardware.from_json(known)
+        hardware = describe_machine(self.target, threads=self.settings.threads)
+        self.work.database.put_json(key, hardware.to_json())
+        return hardware
+
+
+def _as_target(target: Any) -> Any:
+    import tvm
+
+    from ..errors import InputError
+
+    if isinstance(target, tvm.target.Target):
+        return target
+    try:
+        return tvm.target.Target(target)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"unknown target {target!r}: give a tag such as 'nvidia/nvidia-h100', or a dict such as "
+            f"{{'kind': 'llvm', 'mcpu': 'znver4'}} (TVM says: {reason[:200]})"
+        ) from error
+
+
+def _decision_json(measurement: Measurement) -> Mapping[str, Any]:
+    return measurement.decision.to_json()
+
+
+def _context_key(context: Context) -> str:
+    text = json.dumps([context.target, context.device, context.threads, context.tvm_version])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _run_key(variant: Variant, context: Context) -> str:
+    text = json.dumps([sorted(variant.calls.items()), _context_key(context)])
+    return f"spent:{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"

@@ -1,0 +1,95 @@
+"""The work directory: records, log, summary. Running again in the same one resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..records import RecordDatabase
+
+__all__ = ["WorkDirectory"]
+
+LOGGER = logging.getLogger("eqtune")
+
+
+class WorkDirectory:
+    """Everything one tuning run keeps on disk.
+
+    `records.sqlite` (measurements and cached facts), `eqtune.log`, `summary.json` (what the report shows) and
+    `reference-*.npz` (outputs of the untuned model).
+
+    Parameters
+    ----------
+    path : str or path
+        Created when it does not exist. Raises InputError when it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handler = logging.FileHandler(self.path / "eqtune.log", encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"the work directory {str(self.path)!r} cannot be written ({error.strerror}); choose another with work_dir"
+            ) from error
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._handler = handler
+        LOGGER.addHandler(handler)
+        LOGGER.setLevel(logging.INFO)
+        LOGGER.propagate = False
+        self.database = RecordDatabase(self.path / "records.sqlite")
+
+    def __enter__(self) -> WorkDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database and the log."""
+        self.database.close()
+        LOGGER.removeHandler(self._handler)
+        self._handler.close()
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> Path:
+        """Write `value` to the file `name`, atomically."""
+        path = self.path / name
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        os.replace(temporary, path)
+        return path
+
+    def load_reference(self, key: str) -> list[NDArray[Any]] | None:
+        """The outputs saved under `key`, or None."""
+        path = self._reference_path(key)
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return [arrays[name] for name in sorted(arrays.files)]
+        except (ValueError, OSError, EOFError) as error:
+            LOGGER.warning("%s cannot be read (%s); the reference is computed again", path.name, error)
+            return None
+
+    def save_reference(self, key: str, outputs: list[NDArray[Any]]) -> None:
+        """Keep the untuned model's outputs, so that a resumed run need not wait for them."""
+        path = self._reference_path(key)
+        temporary = path.with_suffix(".tmp.npz")
+        np.savez(temporary, **{f"output{index:04d}": value for index, value in enumerate(outputs)})  # type: ignore[arg-type]
+        os.replace(temporary, path)
+
+    def _reference_path(self, key: str) -> Path:
+        return self.path / f"reference-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.npz"
