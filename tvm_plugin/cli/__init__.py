@@ -1,1 +1,53 @@
-"""tvm_plugin/cli."""
+"""The command line: `eqtune tune | kernels | graph | report | watch | records | doctor`.
+
+Exit codes: 0 done, 1 failed, 2 bad arguments or input, 130 interrupted (the best so far was kept).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..errors import EqtuneError
+
+__all__ = ["main"]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The argument parser with every subcommand."""
+    from . import doctor, graph, kernels, records, report, tune, watch
+
+    parser = argparse.ArgumentParser(
+        prog="eqtune",
+        description="Make models compiled by Apache TVM faster: search equal graphs, then schedules of every kernel.",
+        epilog="eqtune COMMAND --help tells each command's options. Start with: eqtune tune zoo:squeezenet --budget 60",
+    )
+    parser.add_argument("--version", action="version", version=f"eqtune {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (tune, kernels, graph, report, watch, records, doctor):
+        module.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. Errors of eqtune become one line on standard error."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except EqtuneError as error:
+        print(f"eqtune: error: {error}", file=sys.stderr)
+        logging.getLogger("eqtune").debug("failed", exc_info=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("eqtune: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -99,9 +99,7 @@ class KernelSearch:
         for record in records:
             if record.decision:
                 decision = Decision.from_json(json.loads(record.decision))
-                known.append(
-                    Measurement(decision, record.latencies_s, record.error, record.detail, record.trace)
-                )
+                known.append(Measurement(decision, record.latencies_s, record.error, record.detail, record.trace))
         self.tell(known, new=False)
 
     def training_data(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:

@@ -151,9 +151,7 @@ class TuningLoop:
         self.measurer.overheads.model_s += time.monotonic() - started
 
     def _drop_slow_variants(self, margin: float = 1.1) -> None:
-        if len(self.variants) < 2 or any(
-            not k.status.history and not k.status.finished for k in self.kernels
-        ):
+        if len(self.variants) < 2 or any(not k.status.history and not k.status.finished for k in self.kernels):
             return
         best = self.best_s
         fastest = min(variant.latency_s(best) for variant in self.variants)

@@ -62,9 +62,7 @@ class Session:
         self.strategy = strategies.create(settings.strategy)
         self.model = cost_model.create(settings.cost_model, seed=settings.seed)
         self.allocator = allocation.create(settings.allocator)
-        self.target = (
-            detect_target(settings.threads) if settings.target is None else _as_target(settings.target)
-        )
+        self.target = detect_target(settings.threads) if settings.target is None else _as_target(settings.target)
         self.progress = Progress(settings.progress)
         self.work = WorkDirectory(settings.work_dir)
         try:
@@ -145,9 +143,7 @@ class Session:
         known = self.work.database.get_json(key)
         best: Measurement | None = None
         if known and not kernel.measured_now:
-            best = next(
-                (m for m in kernel.finalists(FINALISTS * 4) if _decision_json(m) == known["decision"]), None
-            )
+            best = next((m for m in kernel.finalists(FINALISTS * 4) if _decision_json(m) == known["decision"]), None)
             latency_s = float(known["latency_s"])
         if best is None and kernel.best is not None:
             finalists = kernel.finalists(FINALISTS)
@@ -177,9 +173,7 @@ class Session:
 
     def _kernel(self, task: Task) -> KernelSearch:
         database = self.work.database
-        database.add_workload(
-            task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops
-        )
+        database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = build_space(task.mod, self.hardware)
         roofline_s = max(
             task.flops / self.hardware.peak_flops_per_s_all,

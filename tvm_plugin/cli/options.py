@@ -1,0 +1,75 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import InputError
+
+__all__ = ["add_search_options", "parse_shapes", "parse_target", "search_arguments"]
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `tune` and `kernels` that say how, where and how long to search."""
+    where = parser.add_argument_group("where")
+    where.add_argument(
+        "--target", help="a TVM target tag or JSON object (default: this machine's CPU, fully described)"
+    )
+    where.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use (default: all cores)")
+    where.add_argument("--measure", default="local", help="local (default), or another way to measure")
+    where.add_argument(
+        "--work-dir", default="eqtune-work", metavar="DIR", help="records and log; running again resumes (eqtune-work)"
+    )
+    budget = parser.add_argument_group("how long (whichever ends first; earlier runs in the work directory count)")
+    budget.add_argument("--trials", type=int, metavar="N", help="measurements in all")
+    budget.add_argument("--budget", type=float, metavar="SECONDS", help="wall-clock seconds in all")
+    how = parser.add_argument_group("how")
+    how.add_argument("--strategy", default="annealed-evolution", help="annealed-evolution (default), annealing, ...")
+    how.add_argument("--cost-model", default="xgboost", help="xgboost (default), ...")
+    how.add_argument("--allocator", default="gradient", help="gradient (default) or round-robin")
+    how.add_argument("--seed", type=int, default=0, help="of every random choice (0)")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+
+
+def search_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `tune_model` and `tune_kernels` that these options stand for."""
+    return {
+        "target": parse_target(args.target),
+        "threads": args.threads,
+        "measure": args.measure,
+        "work_dir": args.work_dir,
+        "trials": args.trials,
+        "time_budget_s": args.budget,
+        "strategy": args.strategy,
+        "cost_model": args.cost_model,
+        "allocator": args.allocator,
+        "seed": args.seed,
+        "progress": not args.quiet,
+    }
+
+
+def parse_target(text: str | None) -> Any:
+    """A tag stays a string; a JSON object becomes a dict. Raises InputError for broken JSON."""
+    if text is None or not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"--target is not JSON ({error}); give a tag or an object such as "
+                         '\'{"kind": "llvm", "mcpu": "znver4"}\'') from error  # fmt: skip
+
+
+def parse_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """["x=1,3,224,224"] -> {"x": (1, 3, 224, 224)}. Raises InputError for anything else."""
+    shapes = {}
+    for item in items:
+        name, _, extents = item.partition("=")
+        try:
+            shapes[name] = tuple(int(extent) for extent in extents.split(","))
+        except ValueError as error:
+            raise InputError(f"--shape {item!r}: write it as NAME=1,3,224,224") from error
+    return shapes

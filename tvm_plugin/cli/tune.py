@@ -1,0 +1,65 @@
+"""`eqtune tune MODEL`: make a model faster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from .options import add_search_options, parse_shapes, search_arguments
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "tune",
+        help="make a model faster",
+        description="Search equal graphs and the schedules of every kernel, check the result, and say what was gained.",
+    )
+    parser.add_argument("model", help="a .onnx, .pt2 or Relax .json file, or zoo:NAME (zoo:squeezenet)")
+    parser.add_argument("--params", metavar="FILE", help=".npz file with weights by parameter name")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="the shape of a symbolic input"
+    )
+    parser.add_argument("--graph", default="saturate", help="saturate (default) or off")
+    parser.add_argument("--no-verify", action="store_true", help="do not compare outputs with the reference")
+    parser.add_argument("--report", metavar="FILE", help="write an HTML report")
+    parser.add_argument("--export", metavar="FILE", help="write the tuned model as a shared library (.so or .tar)")
+    add_search_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune, print the table, write what was asked for."""
+    from ..frontends.params import load_params
+    from ..report import kernel_table
+    from ..tune import tune_model
+    from ..tune.result import check_export_path
+
+    if args.export:
+        check_export_path(args.export)
+    result = tune_model(
+        args.model,
+        params=load_params(args.params) if args.params else None,
+        shapes=parse_shapes(args.shape),
+        graph=args.graph,
+        verify=not args.no_verify,
+        **search_arguments(args),
+    )
+    if args.json:
+        json.dump(result.summary.to_json(), sys.stdout, indent=1)
+        print()
+    else:
+        print(kernel_table(result.summary))
+    if args.report:
+        path = result.report(args.report)
+        if not args.json:
+            print(f"report: {path}")
+    if args.export:
+        path = result.export(args.export)
+        if not args.json:
+            print(f"tuned model: {path}")
+    return 130 if result.interrupted else 0

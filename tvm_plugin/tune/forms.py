@@ -1,0 +1,102 @@
+"""The equal forms of a model that compete: as given, rewritten by the graph search, with channels last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+
+from ..errors import InputError
+from ..tasks import Task, extract_tasks, lower_to_kernels
+from ..transform import ChannelsLast, FoldBatchNorm, FoldWeights
+from .loop import Variant
+
+__all__ = ["Form", "Forms", "model_forms", "simplify"]
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One equal form of the model, lowered to kernels.
+
+    Attributes
+    ----------
+    name : str
+        For example "as given, channels last".
+    mod : tvm.ir.IRModule
+        Fused kernels and the main function that calls them; not scheduled.
+    tasks : list of Task
+    """
+
+    name: str
+    mod: Any
+    tasks: Sequence[Task]
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """Workload hash to calls a run."""
+        return {task.workload_hash: task.calls for task in self.tasks}
+
+
+@dataclass(frozen=True)
+class Forms:
+    """All forms that compete, best guess first."""
+
+    forms: Sequence[Form]
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Every distinct kernel of any form, once."""
+        return list({task.workload_hash: task for form in reversed(self.forms) for task in form.tasks}.values())[::-1]
+
+    @property
+    def variants(self) -> list[Variant]:
+        """What the tuning loop needs to know of each form."""
+        return [Variant(form.name, form.calls) for form in self.forms]
+
+    def of(self, variants: Sequence[Variant]) -> list[Form]:
+        """The forms that these variants stand for."""
+        names = {variant.name for variant in variants}
+        return [form for form in self.forms if form.name in names]
+
+
+def simplify(mod: Any) -> Any:
+    """Fold batch norms, and everything that depends on weights alone."""
+    return tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(mod)
+
+
+def model_forms(mod: Any, target: Any, graph: Any) -> tuple[Forms, Any]:
+    """The forms of a Relax module with weights as constants, and the graph search's result (None when it is off).
+
+    Raises InputError for an unknown value of `graph`.
+    """
+    mod = simplify(mod)
+    graphs = [("as given", mod)]
+    result = None
+    if graph != "off":
+        from ..optimize_graph import GraphConfig, optimize_graph
+
+        if not isinstance(graph, GraphConfig) and graph != "saturate":
+            raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")
+        result = optimize_graph(mod, graph if isinstance(graph, GraphConfig) else None)
+        if result.changed:
+            graphs.insert(0, ("rewritten", simplify(result.mod)))
+    forms: list[Form] = []
+    for name, candidate in graphs:
+        last = ChannelsLast()(candidate)
+        if not tvm.ir.structural_equal(last, candidate):
+            forms.append(_lower(f"{name}, channels last", last, target))
+        forms.append(_lower(name, candidate, target))
+    distinct = list({tuple(sorted(form.calls.items())): form for form in reversed(forms)}.values())[::-1]
+    for form in distinct:
+        LOGGER.info("form %r: %d kernels, %d calls", form.name, len(form.tasks), sum(t.calls for t in form.tasks))
+    return Forms(distinct), result
+
+
+def _lower(name: str, mod: Any, target: Any) -> Form:
+    kernels = lower_to_kernels(mod, target)
+    return Form(name, kernels, extract_tasks(kernels))

@@ -1,0 +1,163 @@
+"""`tune_model`: from a model in any accepted form to a faster executable that computes the same."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, MismatchError
+from ..frontends import ImportedModel, load_model
+from ..transform.apply_tuned import build_executable, untuned_executable
+from .forms import Form, model_forms
+from .loop import TuningLoop
+from .result import TaskResult, TuneResult, schedules_of
+from .running import compare, random_inputs, runner, time_run
+from .session import Session, Settings
+from .summarize import summarize
+
+__all__ = ["tune_model"]
+
+LOGGER = logging.getLogger(__name__)
+
+TOLERANCE = 1e-4
+"""Largest accepted difference from the reference, relative to the largest value of that output (float32)."""
+
+
+def tune_model(
+    model: Any,
+    target: Any = None,
+    params: Mapping[str, Any] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    trials: int | None = None,
+    time_budget_s: float | None = None,
+    work_dir: str | os.PathLike[str] = "eqtune-work",
+    graph: Any = "saturate",
+    strategy: Any = "annealed-evolution",
+    cost_model: Any = "xgboost",
+    allocator: Any = "gradient",
+    measure: Any = "local",
+    threads: int | None = None,
+    seed: int = 0,
+    verify: bool = True,
+    progress: bool = True,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> TuneResult:
+    """Make a model faster on a target: search equal graphs, then schedules of each kernel; apply, check and time.
+
+    Whatever is found is timed against what was there and compared with it before it is used: the result is never
+    slower than the untuned model, and its outputs equal the reference's within 1e-4 of the largest value.
+
+    Parameters
+    ----------
+    model : IRModule, torch.nn.Module, torch.export.ExportedProgram, onnx.ModelProto, str or path
+        A path ends in .onnx, .pt2 or .json (a saved Relax module); "zoo:NAME" is a model of `eqtune.zoo`.
+    target : tvm.target.Target, dict or str, optional
+        What to compile for; this machine's CPU, fully described, unless given.
+    params : mapping of str to array, optional
+        Weights by parameter name, for a Relax module that takes them as parameters.
+    example_inputs : sequence, optional
+        Inputs for torch.export; needed for a torch.nn.Module.
+    trials, time_budget_s : int, float, optional
+        Measurements in all, and wall-clock seconds in all; whichever ends first. What earlier runs in the same
+        `work_dir` spent on this model counts. Neither: until no kernel improves.
+    work_dir : str or path
+        Records, log, report data. Running again resumes; nothing is measured twice.
+    graph : str or GraphConfig
+        "saturate", "off", or a configuration of the graph search.
+    strategy, cost_model, allocator, measure : str or instance
+        Parts by name, or your own (see eqtune.search.strategies, eqtune.cost_model, eqtune.search.allocation,
+        eqtune.measure).
+    threads : int, optional
+        Threads that a kernel may use; all cores unless given.
+    seed : int
+        Of every random choice.
+    verify : bool
+        Compare the tuned model's outputs with the reference: torch or ONNX Runtime where the model came from there,
+        else the untuned model.
+    progress : bool
+        Show progress on standard error.
+    shapes : mapping of str to sequence of int, optional
+        Concrete shapes of inputs that the model leaves symbolic.
+
+    Returns
+    -------
+    TuneResult
+
+    Raises
+    ------
+    InputError
+        A model, target or argument that cannot be used; the message says what is allowed.
+    MismatchError
+        The tuned (or the imported) model computes something else; nothing is returned.
+    SetupError
+        This installation or machine cannot tune.
+    RecordError
+        The records in `work_dir` cannot be read or written.
+    """
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1, not {threads}")
+    settings = Settings(
+        target, trials, time_budget_s, str(work_dir), strategy, cost_model, allocator, measure, threads, seed, progress
+    )
+    started = time.monotonic()
+    with Session(settings) as session:
+        imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
+        session.progress.say(session.describe())
+        forms, graph_result = model_forms(imported.mod, session.target, graph)
+        reference = _Reference(session, imported)
+        inputs = random_inputs(imported, seed)
+        if session.budget.time_s is not None:
+            session.budget.reserve_s = min(0.25 * session.budget.time_s, 5.0 + 0.1 * len(forms.tasks))
+        loop = session.search(forms.tasks, forms.variants)
+        tasks = session.accept([k for k in loop.kernels if k.status.calls])
+        form, executable, run, latency_s = _fastest_form(forms.of(loop.variants), tasks, session, inputs)
+        baseline_s, expected = reference.outputs(inputs)
+        outputs = run(*inputs)
+        absolute, relative = compare(outputs, expected)
+        if verify and not relative <= TOLERANCE:
+            raise MismatchError(
+                f"the tuned model's outputs differ from the reference by {relative:.2e} relative ({absolute:.2e} "
+                f"absolute), more than {TOLERANCE:.0e}; nothing is returned. Please report this with {session.work.path}"
+            )
+        if latency_s > baseline_s:
+            LOGGER.warning(
+                "tuned %.3g s is not faster than untuned %.3g s; the untuned model is kept", latency_s, baseline_s
+            )
+            executable, run, latency_s = reference.executable, reference.run, baseline_s
+            tasks = []
+        used = [task for task in tasks if task.workload_hash in form.calls]
+        session.save_spent()
+        summary = summarize(
+            session,
+            imported.name,
+            form,
+            loop,
+            used,
+            latency_s,
+            baseline_s,
+            absolute,
+            relative,
+            time.monotonic() - started,
+        )
+        session.work.write_json("summary.json", summary.to_json())
+        return TuneResult(
+            mod=form.mod,
+            latency_s=latency_s,
+            baseline_latency_s=baseline_s,
+            tasks=used,
+            graph=graph_result,
+            max_abs_error=absolute if verify else math.nan,
+            max_rel_error=relative if verify else math.nan,
+            interrupted=loop.interrupted,
+            summary=summary,
+            _executable=executable,
+            _run=run,
+        )
