@@ -1,0 +1,90 @@
+"""Schedule traces as JSON text, and back. TVM is imported when a function is called, not with the module."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from eqtune.errors import RecordError
+
+__all__ = ["apply_trace", "parse_trace", "replay", "trace_to_json"]
+
+
+def trace_to_json(trace: Any) -> str:
+    """A `tvm.s_tir.schedule.Trace` as compact JSON text.
+
+    `Trace.as_json` leaves IntImm and FloatImm objects inside, which `json` cannot write: they become numbers here.
+    """
+    return json.dumps(_plain(trace.as_json()), separators=(",", ":"))
+
+
+def apply_trace(text: str, schedule: Any) -> None:
+    """Replay `text` (from `trace_to_json`) on a fresh `tvm.s_tir.Schedule` of the same kernel.
+
+    The schedule is changed in place. A schedule made with `error_render_level="none"` makes a failing trace cheap.
+
+    Raises
+    ------
+    RecordError
+        When the text is not a trace, or does not fit the kernel. The schedule may be half changed then.
+    """
+    from tvm.s_tir.schedule import ScheduleError, Trace
+
+    trace = parse_trace(text)
+    try:
+        Trace.apply_json_to_schedule(trace, schedule)
+    except (ScheduleError, ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise RecordError(f"a stored trace does not fit this kernel: {message}") from error
+
+
+def replay(text: str, mod: Any) -> Any:
+    """A new `tvm.s_tir.Schedule` of `mod` with the trace applied. Raises RecordError as `apply_trace` does."""
+    from tvm.s_tir import Schedule
+
+    schedule = Schedule(mod, error_render_level="none")
+    apply_trace(text, schedule)
+    return schedule
+
+
+def parse_trace(text: str) -> list[list[Any]]:
+    """The trace as [instructions, decisions], checked.
+
+    An instruction is [kind, inputs, attributes, outputs], a decision [index of an instruction, value]. TVM checks
+    most of this itself, but it would write out of bounds for an index that is out of range. Raises RecordError.
+    """
+    try:
+        trace = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"a stored trace is not JSON: {error}") from error
+    if not (isinstance(trace, list) and len(trace) == 2 and all(isinstance(part, list) for part in trace)):
+        raise RecordError("a stored trace is not a pair of instructions and decisions")
+    instructions, decisions = trace
+    for instruction in instructions:
+        match instruction:
+            case [str(), list(), list(), list()]:
+                continue
+        raise RecordError(f"a stored trace has a malformed instruction: {str(instruction)[:80]}")
+    for decision in decisions:
+        match decision:
+            case [int(index), _] if 0 <= index < len(instructions):
+                continue
+        raise RecordError(f"a stored trace has a malformed decision: {str(decision)[:80]}")
+    return trace
+
+
+def _plain(value: Any) -> Any:
+    """Nested lists and dicts of Python's own types."""
+    from tvm import tirx
+
+    if isinstance(value, tirx.IntImm):
+        return int(value.value)
+    if isinstance(value, tirx.FloatImm):
+        return float(value.value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, str):  # tvm_ffi.String is a str; json wants exactly that
+        return str(value)
+    return value
