@@ -1,0 +1,33 @@
+"""From a kernel to its search space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .analysis import analyze
+from .base import Space
+from .contraction import contraction_sketches
+from .hardware import Hardware
+from .memory_bound import memory_bound_sketches
+
+__all__ = ["build_space"]
+
+
+def build_space(mod: Any, hardware: Hardware) -> Space:
+    """The sketches that fit the function `mod["main"]` on a machine.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        One fused function named "main".
+    hardware : Hardware
+        What the constraints and the analytic estimates read.
+
+    Raises
+    ------
+    ValueError
+        When a shape is symbolic.
+    """
+    kernel = analyze(mod)
+    sketches = contraction_sketches(mod, kernel, hardware)
+    return Space(sketches or memory_bound_sketches(mod, kernel, hardware))
