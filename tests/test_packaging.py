@@ -1,0 +1,69 @@
+"""What users install: every subpackage is in the wheel, and a plain import stays cheap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import eqtune
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"tvm_plugin": "eqtune", "search": "eqtune.search", "cost_model": "eqtune.cost_model", "records": "eqtune.records"}
+
+
+def packages_on_disk() -> set[str]:
+    found = set()
+    for folder, name in FOLDERS.items():
+        for init in (ROOT / folder).rglob("__init__.py"):
+            found.add(".".join([name, *init.parent.relative_to(ROOT / folder).parts]))
+    return found
+
+
+def test_every_folder_is_a_listed_package() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert set(listed) == packages_on_disk()
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("eqtune-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, package in FOLDERS.items():
+        for source in (ROOT / folder).rglob("*.py"):
+            inside = "/".join([*package.split("."), *source.relative_to(ROOT / folder).parts])
+            assert inside in names
+    assert not any(name.startswith(("tests/", "records/", "search/", "tvm_plugin/")) for name in names)
+
+
+@pytest.mark.parametrize("module", ["eqtune", "eqtune.records", "eqtune.cli", "eqtune.errors"])
+def test_a_plain_import_loads_neither_tvm_nor_torch(module: str) -> None:
+    code = f"import {module}, sys; print([m for m in ('tvm', 'torch', 'onnx', 'xgboost', 'egglog') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("folder", ["search", "cost_model", "records"])
+def test_a_folder_imported_under_its_own_name_is_refused(folder: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import {folder}"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert f"import this package as 'eqtune.{folder}'" in done.stderr
+
+
+def test_public_names_are_what_all_says() -> None:
+    for name in eqtune.__all__:
+        assert getattr(eqtune, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'tune_modle'"):
+        eqtune.tune_modle  # noqa: B018
+
+
+def test_help_lists_every_command_quickly() -> None:
+    done = subprocess.run([sys.executable, "-m", "eqtune", "--help"], capture_output=True, text=True, check=True)
+    for command in ("tune", "kernels", "graph", "report", "watch", "records", "doctor"):
+        assert command in done.stdout
