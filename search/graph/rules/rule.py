@@ -1,0 +1,462 @@
+"""What a rewrite rule is, and how to write one.
+
+A rule says that two terms are equal. It is data: the same value is compiled to egglog (`../compile_rule.py`),
+evaluated on random tensors to verify it, and printed. To add one, put it into a table of this folder and its table
+into `__init__.py`:
+
+    x, y, z = tensors("x y z")
+    matmul_associative = Rule(
+        "matmul-associative",
+        before=matmul(matmul(x, y), z),
+        after=matmul(x, matmul(y, z)),
+        reason="the other order may need fewer multiplications",
+        source="TASO",
+    )
+
+*Tensors* are variables `Var("x")`; `weights("w")` match only what depends on weights alone. The same variable twice in
+`before` must be the same tensor.
+
+*Attributes* in `before` are a value (`Kind("add")`) that must be met exactly, or `Attr("a")`, which binds any. In
+`after` they are a value, a bound `Attr`, or a function of the match:
+
+    transposed_twice = Rule(
+        "permute-permute",
+        before=permute(permute(x, Attr("inner")), Attr("outer")),
+        after=permute(x, lambda m: Permute(tuple(m.inner.axes[i] for i in m.outer.axes))),
+        ...
+
+*The match* `m` gives the type of a tensor variable (`m.x.shape`, `m.x.dtype`), the attributes bound to an `Attr`
+(`m.inner.axes`), the type of any subterm of `before` (`m.type(subterm)`) and of its roots (`m.out[0]`). Conditions
+(`when`) are named functions of the match that return a bool; they are looked up by types and attributes once for each
+distinct combination, never once for each match, so that they may be written for clarity.
+
+*Several roots* (`before=(..., ...)`, `after=(..., ...)`, one for one) make a multi-pattern rule: all roots are matched
+together and each is made equal to its counterpart. Equal subterms of `after` are shared. Roots of one match are
+distinct values; where exchanging two roots gives the same pattern again, only one of the two mirrored matches is seen.
+
+*Groups* (`Group`) are multi-pattern rules over any number of roots: `make(n)` gives the rule for n; the search finds
+the largest groups of matches of one `member` that agree on the variables and attributes in `shared`.
+
+Types need no declaration: `after` is typed by `terms.infer`, and a match whose `after` cannot be typed, or whose type
+is not that of `before`, is not applied; `instantiate(..., strict=True)`, which verification uses, raises instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..terms import (
+    OPS,
+    Axis,
+    Conv2d,
+    Full,
+    Kind,
+    Leaf,
+    NotTypeable,
+    Pad,
+    Permute,
+    Pool2d,
+    Reduce,
+    Shape,
+    Slice,
+    TensorType,
+    Term,
+    TermGraph,
+    infer,
+)
+
+__all__ = [
+    "Attr",
+    "Group",
+    "Instance",
+    "Match",
+    "Node",
+    "Pattern",
+    "Rule",
+    "Var",
+    "add",
+    "binary",
+    "broadcast",
+    "concat",
+    "conv2d",
+    "divide",
+    "full",
+    "instantiate",
+    "matmul",
+    "multiply",
+    "negative",
+    "pad",
+    "permute",
+    "pool2d",
+    "reduce",
+    "relu",
+    "reshape",
+    "slice_",
+    "softmax",
+    "subtract",
+    "tensors",
+    "term_graphs",
+    "unary",
+    "weights",
+]
+
+
+@dataclass(frozen=True)
+class Var:
+    """A tensor variable; with `weight`, it matches only what depends on weights alone."""
+
+    name: str
+    weight: bool = False
+
+
+@dataclass(frozen=True)
+class Attr:
+    """A variable for attributes."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operator applied to patterns. `attrs` is a value, an `Attr`, or (only in `after`) a function of the match."""
+
+    op: str
+    attrs: Any
+    args: tuple[Pattern, ...]
+
+
+Pattern = Var | Node
+
+
+class Match:
+    """What a rule's functions see of one match: types of tensor variables and values of attributes, by name."""
+
+    def __init__(self, rule: Rule, types: Mapping[str, TensorType], attrs: Mapping[str, Any]) -> None:
+        self.__dict__.update(types)
+        self.__dict__.update(attrs)
+        self._types: dict[Pattern, TensorType] = {var: types[var.name] for var in rule.variables}
+        self._attrs = attrs
+        for node in rule.before_nodes:
+            self._types[node] = infer(node.op, self.attrs(node), *(self._types[arg] for arg in node.args))
+        self.out = tuple(self._types[root] for root in rule.roots)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the match binds {sorted(k for k in self.__dict__ if k[0] != '_')}, not {name!r}")
+
+    def type(self, pattern: Pattern) -> TensorType:
+        """Type of a subterm of `before`."""
+        return self._types[pattern]
+
+    def attrs(self, node: Node) -> Any:
+        """Attributes of a node of `before` or `after`, as values."""
+        if isinstance(node.attrs, Attr):
+            return self._attrs[node.attrs.name]
+        return node.attrs(self) if callable(node.attrs) else node.attrs
+
+
+Condition = Callable[[Match], bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A verified equality, used from `before` to `after`.
+
+    Attributes
+    ----------
+    name : str
+        Unique, in words joined by hyphens.
+    before, after : Pattern or tuple of Pattern
+        The roots; `after` holds one for each of `before`.
+    reason : str
+        Why it may pay, in one line.
+    source : str
+        Where it is published, or "eqtune".
+    when : tuple of functions of the match
+        All must hold.
+    fast_math : bool
+        Equal over the reals but less accurate in floating point; used only where the configuration permits.
+    """
+
+    name: str
+    before: Pattern | tuple[Pattern, ...]
+    after: Pattern | tuple[Pattern, ...]
+    reason: str
+    source: str = "eqtune"
+    when: tuple[Condition, ...] = ()
+    fast_math: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.roots) != len(self.results):
+            raise ValueError(f"rule {self.name}: {len(self.roots)} roots before, {len(self.results)} after")
+        if not all(isinstance(root, Node) for root in self.roots):
+            raise ValueError(f"rule {self.name}: a root of `before` must be an operator, not a variable")
+        unbound = {v.name for v in _variables(self.results)} - {v.name for v in self.variables}
+        if unbound:
+            raise ValueError(f"rule {self.name}: `after` uses {sorted(unbound)}, which `before` does not bind")
+        for node in (*self.before_nodes, *self.after_nodes):
+            arity = OPS[node.op].arity
+            if arity is not None and arity != len(node.args):
+                raise ValueError(f"rule {self.name}: {node.op} takes {arity} tensors, not {len(node.args)}")
+
+    @cached_property
+    def roots(self) -> tuple[Pattern, ...]:
+        """The roots of `before`."""
+        return self.before if isinstance(self.before, tuple) else (self.before,)
+
+    @cached_property
+    def results(self) -> tuple[Pattern, ...]:
+        """The roots of `after`."""
+        return self.after if isinstance(self.after, tuple) else (self.after,)
+
+    @cached_property
+    def multi(self) -> bool:
+        """Whether several roots are matched at once."""
+        return len(self.roots) > 1
+
+    @cached_property
+    def before_nodes(self) -> tuple[Node, ...]:
+        """Distinct operators of `before`, arguments first."""
+        return _nodes(self.roots)
+
+    @cached_property
+    def after_nodes(self) -> tuple[Node, ...]:
+        """Distinct operators of `after`, arguments first."""
+        return _nodes(self.results)
+
+    @cached_property
+    def variables(self) -> tuple[Var, ...]:
+        """Tensor variables, in the order in which `before` mentions them."""
+        return _variables(self.roots)
+
+    @cached_property
+    def attributes(self) -> tuple[str, ...]:
+        """Names of the attribute variables, in the order in which `before` mentions them."""
+        return tuple(dict.fromkeys(n.attrs.name for n in self.before_nodes if isinstance(n.attrs, Attr)))
+
+
+@dataclass(frozen=True)
+class Group:
+    """A family of multi-pattern rules, one for each number of roots.
+
+    Attributes
+    ----------
+    name : str
+        Unique among rules and groups.
+    member : Node
+        One root. The variables and attributes that are not in `shared` get the suffix 1 to n in `make(n)`.
+    shared : tuple of str
+        Names on which all members agree.
+    make : callable
+        n -> the rule for n members, whose roots are `member` renamed, in order.
+    """
+
+    name: str
+    member: Node
+    shared: tuple[str, ...]
+    make: Callable[[int], Rule]
+    reason: str = ""
+    source: str = "eqtune"
+    fast_math: bool = False
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What a rule builds for one combination of types and attributes: one entry for each of `after_nodes`."""
+
+    attrs: tuple[Any, ...]
+    types: tuple[TensorType, ...]
+
+
+def instantiate(
+    rule: Rule, types: Mapping[str, TensorType], attrs: Mapping[str, Any], *, strict: bool = False
+) -> Instance | None:
+    """What the rule builds for tensor variables of these types and these attributes; None where it does not apply.
+
+    With `strict`, a result that meets the conditions but has no type, or another type than the original, raises
+    NotTypeable.
+    """
+    try:
+        match = Match(rule, types, attrs)
+    except NotTypeable:
+        return None
+    if not all(condition(match) for condition in rule.when):
+        return None
+    result_types: dict[Pattern, TensorType] = {var: types[var.name] for var in rule.variables}
+    result_attrs = []
+    try:
+        for node in rule.after_nodes:
+            value = match.attrs(node)
+            result_attrs.append(value)
+            result_types[node] = infer(node.op, value, *(result_types[arg] for arg in node.args))
+        for before, after in zip(match.out, rule.results, strict=True):
+            if before != result_types[after]:
+                raise NotTypeable(f"rule {rule.name} turns {before} into {result_types[after]}")
+    except NotTypeable:
+        if strict:
+            raise
+        return None
+    return Instance(tuple(result_attrs), tuple(result_types[node] for node in rule.after_nodes))
+
+
+def term_graphs(
+    rule: Rule, types: Mapping[str, TensorType], attrs: Mapping[str, Any]
+) -> tuple[TermGraph, TermGraph] | None:
+    """Both sides of the rule as graphs with the same leaves, in order of `rule.variables`.
+
+    None where the rule does not apply.
+    Raises NotTypeable when the rule would change a type.
+    """
+    instance = instantiate(rule, types, attrs, strict=True)
+    if instance is None:
+        return None
+    match = Match(rule, types, attrs)
+    before = [match.attrs(node) for node in rule.before_nodes]
+    return (
+        _graph(rule, types, rule.before_nodes, before, rule.roots),
+        _graph(rule, types, rule.after_nodes, instance.attrs, rule.results),
+    )
+
+
+def _graph(
+    rule: Rule, types: Mapping[str, TensorType], nodes: Sequence[Node], attrs: Sequence[Any], roots: Sequence[Pattern]
+) -> TermGraph:
+    graph = TermGraph()
+    index: dict[Pattern, int] = {}
+    for i, var in enumerate(rule.variables):
+        index[var] = graph.add_typed(Term("leaf", Leaf(i), ()), types[var.name], var.weight)
+    for node, value in zip(nodes, attrs, strict=True):
+        index[node] = graph.add(node.op, value, [index[arg] for arg in node.args])
+    graph.outputs = [index[root] for root in roots]
+    return graph
+
+
+def _walk(patterns: Sequence[Pattern]) -> Iterator[Pattern]:
+    for pattern in patterns:
+        if isinstance(pattern, Node):
+            yield from _walk(pattern.args)
+        yield pattern
+
+
+def _nodes(patterns: Sequence[Pattern]) -> tuple[Node, ...]:
+    return tuple(dict.fromkeys(p for p in _walk(patterns) if isinstance(p, Node)))
+
+
+def _variables(patterns: Sequence[Pattern]) -> tuple[Var, ...]:
+    return tuple(dict.fromkeys(p for p in _walk(patterns) if isinstance(p, Var)))
+
+
+def tensors(names: str) -> tuple[Var, ...]:
+    """Tensor variables: `x, y = tensors("x y")`."""
+    return tuple(Var(name) for name in names.split())
+
+
+def weights(names: str) -> tuple[Var, ...]:
+    """Tensor variables that match only what depends on weights alone."""
+    return tuple(Var(name, weight=True) for name in names.split())
+
+
+def _attrs(attrs: Any) -> Any:
+    return Attr(attrs) if isinstance(attrs, str) else attrs
+
+
+def matmul(x: Pattern, y: Pattern) -> Node:
+    """Batched matrix product."""
+    return Node("matmul", None, (x, y))
+
+
+def conv2d(x: Pattern, w: Pattern, attrs: str | Attr | Conv2d | Callable[[Match], Conv2d]) -> Node:
+    """Convolution; as below, a string names an attribute variable."""
+    return Node("conv2d", _attrs(attrs), (x, w))
+
+
+def pool2d(x: Pattern, attrs: str | Attr | Pool2d | Callable[[Match], Pool2d]) -> Node:
+    """Pooling."""
+    return Node("pool2d", _attrs(attrs), (x,))
+
+
+def permute(x: Pattern, attrs: str | Attr | Permute | Callable[[Match], Permute]) -> Node:
+    """Permutation of dimensions."""
+    return Node("permute", _attrs(attrs), (x,))
+
+
+def reshape(x: Pattern, attrs: str | Attr | Shape | Callable[[Match], Shape]) -> Node:
+    """Reshape; also what expand_dims, squeeze and flatten are encoded as."""
+    return Node("reshape", _attrs(attrs), (x,))
+
+
+def broadcast(x: Pattern, attrs: str | Attr | Shape | Callable[[Match], Shape]) -> Node:
+    """Broadcast to a shape."""
+    return Node("broadcast", _attrs(attrs), (x,))
+
+
+def slice_(x: Pattern, attrs: str | Attr | Slice | Callable[[Match], Slice]) -> Node:
+    """A box cut out of a tensor; also what each result of split is encoded as."""
+    return Node("slice", _attrs(attrs), (x,))
+
+
+def concat(parts: Sequence[Pattern], attrs: str | Attr | Axis | Callable[[Match], Axis]) -> Node:
+    """Concatenation along an axis, of any fixed number of parts."""
+    return Node("concat", _attrs(attrs), tuple(parts))
+
+
+def pad(x: Pattern, attrs: str | Attr | Pad | Callable[[Match], Pad]) -> Node:
+    """Zeros around a tensor."""
+    return Node("pad", _attrs(attrs), (x,))
+
+
+def reduce(x: Pattern, attrs: str | Attr | Reduce | Callable[[Match], Reduce]) -> Node:
+    """Reduction over some dimensions."""
+    return Node("reduce", _attrs(attrs), (x,))
+
+
+def softmax(x: Pattern, attrs: str | Attr | Axis | Callable[[Match], Axis]) -> Node:
+    """Softmax along an axis."""
+    return Node("softmax", _attrs(attrs), (x,))
+
+
+def full(attrs: str | Attr | Full | Callable[[Match], Full]) -> Node:
+    """A constant tensor of one value; scalar constants of a model are encoded as this."""
+    return Node("full", _attrs(attrs), ())
+
+
+def unary(x: Pattern, attrs: str | Attr | Kind | Callable[[Match], Kind]) -> Node:
+    """An element-wise function of one tensor (terms.UNARY_KINDS)."""
+    return Node("unary", _attrs(attrs), (x,))
+
+
+def binary(x: Pattern, y: Pattern, attrs: str | Attr | Kind | Callable[[Match], Kind]) -> Node:
+    """An element-wise function of two tensors, with broadcasting (terms.BINARY_KINDS)."""
+    return Node("binary", _attrs(attrs), (x, y))
+
+
+def relu(x: Pattern) -> Node:
+    """max(x, 0)."""
+    return unary(x, Kind("relu"))
+
+
+def negative(x: Pattern) -> Node:
+    """-x."""
+    return unary(x, Kind("negative"))
+
+
+def add(x: Pattern, y: Pattern) -> Node:
+    """x + y."""
+    return binary(x, y, Kind("add"))
+
+
+def subtract(x: Pattern, y: Pattern) -> Node:
+    """x - y."""
+    return binary(x, y, Kind("subtract"))
+
+
+def multiply(x: Pattern, y: Pattern) -> Node:
+    """x * y."""
+    return binary(x, y, Kind("multiply"))
+
+
+def divide(x: Pattern, y: Pattern) -> Node:
+    """x / y."""
+    return binary(x, y, Kind("divide"))
