@@ -2,12 +2,14 @@
 
 A *workload* is a kernel in one form: an IRModule that holds a single PrimFunc "main", without a global symbol and
 marked as free of aliasing (MetaSchedule does the same, so that its databases and ours name the same kernels).
-Structurally equal workloads share one hash. The names of their blocks may differ all the same, and traces find
-blocks by name: replay a stored trace on the workload that is stored with it.
+Workloads with one hash are structurally equal and name their blocks alike. Traces find blocks by name, so what was
+recorded for a hash replays on every kernel with that hash.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from eqtune.errors import InputError, RecordError
@@ -57,15 +59,17 @@ def as_workload(kernel: Any) -> Any:
 
 
 def workload_hash(kernel: Any) -> str:
-    """Structural hash of `as_workload(kernel)`, 16 hexadecimal digits; the same in every process.
+    """Hash of `as_workload(kernel)`, 16 hexadecimal digits; the same in every process.
 
-    Names of buffers, variables and blocks do not count; shapes, dtypes and attributes do. Of constants that are part
-    of the kernel only shape and dtype count.
+    Structure, shapes, dtypes, attributes and the names of blocks count; names of the function, of buffers and of
+    variables do not. Of constants that are part of the kernel only shape and dtype count.
     """
     import tvm_ffi
 
-    value = tvm_ffi.structural_hash(as_workload(kernel), skip_tensor_content=True)
-    return f"{value & (2**64 - 1):016x}"
+    workload = as_workload(kernel)
+    structure = tvm_ffi.structural_hash(workload, skip_tensor_content=True)
+    key = json.dumps([structure, _block_names(workload)])
+    return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
 
 
 def serialize_workload(kernel: Any) -> str:
@@ -93,6 +97,12 @@ def deserialize_workload(text: str) -> Any:
         return as_workload(mod)
     except InputError as error:
         raise RecordError(f"a stored workload is not a kernel: {error}") from error
+
+
+def _block_names(workload: Any) -> list[str]:
+    """In an order that only the structure decides."""
+    nodes = json.loads(serialize_workload(workload))["nodes"]
+    return [nodes[node["data"]["name_hint"]]["data"] for node in nodes if node["type"].endswith(".SBlock")]
 
 
 def _first_line(error: BaseException) -> str:

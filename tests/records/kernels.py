@@ -5,11 +5,11 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 
-def matmul_add(n=32, m=None, block="c", layout_free=False):
+def matmul_add(n=32, m=None, block="c", layout_free=False, names=("a", "b")):
     """(n x n) @ (n x m) + 1 as a PrimFunc."""
     m = n if m is None else m
-    a = te.placeholder((n, n), "float32", "a")
-    b = te.placeholder((n, m), "float32", "b")
+    a = te.placeholder((n, n), "float32", names[0])
+    b = te.placeholder((n, m), "float32", names[1])
     k = te.reduce_axis((0, n), "k")
     c = te.compute((n, m), lambda i, j: te.sum(a[i, k] * b[k, j], k), block)
     d = te.compute((n, m), lambda i, j: c[i, j] + 1.0, "d")
