@@ -1,1 +1,9 @@
-"""tvm_plugin/frontends."""
+"""Front ends: Relax, PyTorch, ONNX and zoo models become one checked Relax module."""
+
+from __future__ import annotations
+
+from .imported import ImportedModel, InputInfo
+from .load import load_model
+from .params import load_params
+
+__all__ = ["ImportedModel", "InputInfo", "load_model", "load_params"]

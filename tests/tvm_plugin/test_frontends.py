@@ -1,0 +1,161 @@
+"""Loading Relax modules, files and zoo models: each door, and each refusal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from eqtune.errors import InputError, UnsupportedModelError
+from eqtune.frontends import load_model, load_params
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+
+@I.ir_module
+class Dense:
+    @R.function
+    def main(x: R.Tensor((2, 4), "float32"), w: R.Tensor((4, 3), "float32")) -> R.Tensor((2, 3), "float32"):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            y: R.Tensor((2, 3), "float32") = R.matmul(x, w)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Dynamic:
+    @R.function
+    def main(x: R.Tensor(("n", 4), "float32")) -> R.Tensor(("n", 4), "float32"):
+        n = T.int64()
+        with R.dataflow():
+            y: R.Tensor((n, 4), "float32") = R.nn.relu(x)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Lookup:
+    @R.function
+    def main(ids: R.Tensor((1, 6), "int64"), table: R.Tensor((10, 3), "float32")) -> R.Tensor((1, 6, 3), "float32"):
+        with R.dataflow():
+            y: R.Tensor((1, 6, 3), "float32") = R.take(table, ids, axis=0)
+            R.output(y)
+        return y
+
+
+WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def test_params_become_constants():
+    imported = load_model(Dense, params={"w": WEIGHT})
+    assert [(info.name, info.shape, info.dtype) for info in imported.inputs] == [("x", (2, 4), "float32")]
+    assert imported.source == "relax"
+    assert imported.reference is None
+    constants = []
+    relax.analysis.post_order_visit(
+        imported.mod["main"], lambda e: constants.append(e) if isinstance(e, tvm.ir.GenericConst) else None
+    )
+    assert np.array_equal(constants[0].value.numpy(), WEIGHT)
+    assert len(Dense["main"].params) == 2, "the caller's module must stay as it is"
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (None, r"1 weights as parameters \(w\).*params="),
+        ({"v": WEIGHT}, r"no parameter 'v'.*x, w"),
+        ({"w": WEIGHT.T}, r"parameter 'w'"),
+        ({"w": WEIGHT.astype(np.float64)}, r"parameter 'w'.*float64"),
+    ],
+)
+def test_params_that_do_not_fit(params, message):
+    with pytest.raises(InputError, match=message):
+        load_model(Dense, params=params)
+
+
+def test_symbolic_dimension_is_named_and_can_be_given():
+    with pytest.raises(UnsupportedModelError, match=r"input 'x' has the dynamic dimension 0 \(n\)"):
+        load_model(Dynamic)
+    assert load_model(Dynamic, shapes={"x": (5, 4)}).inputs[0].shape == (5, 4)
+    with pytest.raises(InputError, match=r"no input 'y'.*x"):
+        load_model(Dynamic, shapes={"y": (5, 4)})
+    with pytest.raises(InputError, match="does not fit"):
+        load_model(Dynamic, shapes={"x": (5, 5)})
+
+
+def test_inputs_that_look_up_rows_are_bounded():
+    imported = load_model(Lookup)
+    assert imported.inputs[0].high == 10
+    ids = imported.random_inputs(seed=1)[0]
+    assert ids.dtype == np.int64
+    assert 2 <= ids.max() < 10
+
+
+def test_foreign_dtype_is_named():
+    x = relax.Var("x", relax.TensorType((2, 4), "bfloat16"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.nn.relu(x)))
+    with pytest.raises(UnsupportedModelError, match="input 'x' has dtype bfloat16"):
+        load_model(builder.get())
+
+
+def test_a_module_without_main_is_refused():
+    with pytest.raises(InputError, match=r'no Relax function "main".*forward'):
+        load_model(tvm.IRModule({"forward": Dense["main"].with_attr("global_symbol", "forward")}))
+
+
+def test_saved_json_round_trip(tmp_path):
+    path = tmp_path / "dense.json"
+    path.write_text(tvm.ir.save_json(Dense))
+    imported = load_model(str(path), params={"w": WEIGHT})
+    assert imported.name == "dense"
+    assert imported.inputs[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"root_index": 0, "nodes": []}'])
+def test_corrupt_json(tmp_path, text):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"broken\.json"):
+        load_model(path)
+
+
+def test_zoo_door():
+    imported = load_model("zoo:nasrnn")
+    assert imported.source == "zoo"
+    assert imported.name == "nasrnn"
+    assert len(imported.inputs) == 5
+    with pytest.raises(InputError, match="squeezenet"):
+        load_model("zoo:alexnet")
+
+
+def test_what_is_no_model(tmp_path):
+    with pytest.raises(InputError, match=r"no file .*missing\.onnx"):
+        load_model(tmp_path / "missing.onnx")
+    weird = tmp_path / "model.tflite"
+    weird.touch()
+    with pytest.raises(InputError, match=r"'\.tflite'.*\.onnx"):
+        load_model(weird)
+    pickle = tmp_path / "model.pth"
+    pickle.touch()
+    with pytest.raises(InputError, match=r"torch\.export\.save"):
+        load_model(pickle)
+    with pytest.raises(InputError, match="from int"):
+        load_model(3)
+
+
+def test_load_params(tmp_path):
+    path = tmp_path / "weights.npz"
+    np.savez(path, w=WEIGHT)
+    assert np.array_equal(load_params(path)["w"], WEIGHT)
+    np.savez(path, w=np.array([{}], dtype=object))
+    with pytest.raises(InputError, match="plain arrays"):
+        load_params(path)
+    path.write_bytes(b"junk")
+    with pytest.raises(InputError, match=r"weights\.npz"):
+        load_params(path)
+    with pytest.raises(InputError, match="no file"):
+        load_params(tmp_path / "none.npz")

@@ -1,0 +1,174 @@
+"""What every front end returns, and the checks that all models pass before they are tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from ..errors import InputError, UnsupportedModelError
+
+__all__ = ["ImportedModel", "InputInfo", "Reference", "check_tunable", "imported_model"]
+
+Reference = Callable[..., list[NDArray[Any]]]
+Source = Literal["relax", "torch", "onnx", "zoo"]
+
+SUPPORTED_DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
+
+
+@dataclass(frozen=True)
+class InputInfo:
+    """One input: its name, concrete shape and dtype.
+
+    `high` is set for an integer input that looks up rows of a table: its values must be in [0, high).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A model ready to be tuned.
+
+    Attributes
+    ----------
+    mod
+        Weights are constants; the function "main" takes the inputs alone, in the order of `inputs`.
+    name
+        Short, for tables.
+    inputs
+        Every shape is concrete.
+    reference
+        What the model computes according to torch or ONNX Runtime: takes numpy arrays in the order of `inputs`, returns
+        the list of outputs. None where there is no such thing.
+    source
+        Where the model came from.
+    """
+
+    mod: tvm.IRModule
+    name: str
+    inputs: tuple[InputInfo, ...]
+    reference: Reference | None
+    source: Source
+
+    def random_inputs(self, seed: int = 0) -> list[NDArray[Any]]:
+        """Arrays for all inputs: standard normal, whole numbers below `high` (2 where unknown), or booleans."""
+        generator = np.random.default_rng(seed)
+        return [_random(generator, info) for info in self.inputs]
+
+
+def _random(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
+    dtype = np.dtype(info.dtype)
+    if dtype.kind == "f":
+        return np.asarray(generator.standard_normal(info.shape), dtype)
+    return np.asarray(generator.integers(0, info.high or 2, info.shape), dtype)
+
+
+def imported_model(mod: tvm.IRModule, name: str, source: Source, reference: Reference | None = None) -> ImportedModel:
+    """Check `mod` and describe it."""
+    check_tunable(mod)
+    main = mod["main"]
+    bounds = _index_bounds(main)
+    inputs = tuple(
+        InputInfo(param.name, _concrete(param.ty), str(param.ty.dtype), bounds.get(param)) for param in main.params
+    )
+    return ImportedModel(mod, name, inputs, reference, source)
+
+
+def _concrete(ty: relax.TensorType) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in ty.shape)
+
+
+def check_tunable(mod: tvm.IRModule) -> None:
+    """Refuse what cannot be tuned, by name: dynamic shapes, foreign dtypes, inputs that are not tensors.
+
+    Raises
+    ------
+    InputError
+        The module has no Relax function "main".
+    UnsupportedModelError
+        It has something that eqtune cannot tune.
+    """
+    functions = [var.name_hint for var, function in mod.functions_items() if isinstance(function, relax.Function)]
+    if "main" not in functions:
+        found = ", ".join(functions) or "none"
+        raise InputError(f'the module has no Relax function "main" (Relax functions: {found}); rename the one to tune')
+    main = mod["main"]
+    for param in main.params:
+        _check_type(param.ty, f"input {param.name!r}")
+    for var, value in _bindings(main):
+        _check_type(var.ty, f"the result of {_operator(value)} ({var.name})")
+
+
+def _check_type(ty: tvm.ir.Type, what: str) -> None:
+    if isinstance(ty, relax.TupleType) and not what.startswith("input"):
+        for field in ty.fields:
+            _check_type(field, what)
+        return
+    if isinstance(ty, relax.ShapeType) and not what.startswith("input"):
+        return
+    if not isinstance(ty, relax.TensorType):
+        raise UnsupportedModelError(f"{what} is not a tensor but {ty}; only tensors can be tuned")
+    if ty.shape is None:
+        raise UnsupportedModelError(f"{what} has a shape that depends on data; only static shapes can be tuned")
+    symbolic = [f"dimension {axis} ({dim})" for axis, dim in enumerate(ty.shape) if not _is_number(dim)]
+    if symbolic:
+        raise UnsupportedModelError(
+            f"{what} has the dynamic {', '.join(symbolic)}; only static shapes can be tuned. Give the shapes of all "
+            f'inputs: shapes={{"NAME": (1, 3, 224, 224)}}, or --shape NAME=1,3,224,224'
+        )
+    if str(ty.dtype) not in SUPPORTED_DTYPES:
+        raise UnsupportedModelError(
+            f"{what} has dtype {ty.dtype or 'unknown'}; tuning knows {', '.join(SUPPORTED_DTYPES)}"
+        )
+
+
+def _is_number(dim: Any) -> bool:
+    return isinstance(dim, int | tvm.tirx.IntImm)
+
+
+def _operator(value: Any) -> str:
+    return value.op.name if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else type(value).__name__
+
+
+def _bindings(function: relax.Function) -> Iterator[tuple[relax.Var, relax.Expr]]:
+    if not isinstance(function.body, relax.SeqExpr):
+        return
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            yield binding.var, getattr(binding, "value", None)
+
+
+def _index_bounds(function: relax.Function) -> dict[relax.Var, int]:
+    """Rows of the table that each integer input looks up, through casts and reshapes of the input."""
+    origin = {param: param for param in function.params}
+    bounds: dict[relax.Var, int] = {}
+    for var, value in _bindings(function):
+        if not isinstance(value, relax.Call):
+            continue
+        operator = _operator(value)
+        if operator in ("relax.astype", "relax.reshape") and value.args[0] in origin:
+            origin[var] = origin[value.args[0]]
+        elif operator == "relax.take" and value.args[1] in origin and value.attrs.axis is not None:
+            table, indices = value.args
+            rows = int(table.ty.shape[int(value.attrs.axis)])
+            param = origin[indices]
+            bounds[param] = min(rows, bounds.get(param, rows))
+    return bounds
+
+
+def check_shapes(shapes: Mapping[str, Sequence[int]], names: Sequence[str]) -> None:
+    """Refuse shapes for inputs that are not there, and extents below one."""
+    for name, shape in shapes.items():
+        if name not in names:
+            raise InputError(f"no input {name!r} to give a shape to; the inputs are: {', '.join(names)}")
+        if any(extent < 1 for extent in shape):
+            raise InputError(f"the shape {tuple(shape)} of input {name!r} has an extent below 1")

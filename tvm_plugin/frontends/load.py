@@ -1,0 +1,80 @@
+"""One door for every kind of model, told apart by type and suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from ..errors import InputError
+from .imported import ImportedModel, imported_model
+
+__all__ = ["load_model"]
+
+KINDS = (
+    "a Relax IRModule, a torch.nn.Module with example_inputs, a torch.export.ExportedProgram, an onnx.ModelProto, "
+    'the path of a .onnx, .pt2 or .json file, or "zoo:NAME"'
+)
+
+
+def load_model(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> ImportedModel:
+    """Import a model, with its weights as constants and every shape concrete.
+
+    torch and onnx are imported only for models that come from them.
+
+    Parameters
+    ----------
+    model
+        A Relax IRModule; a torch.nn.Module; a torch.export.ExportedProgram; an onnx.ModelProto; a path ending in .onnx,
+        .pt2 (torch.export.save) or .json (tvm.ir.save_json); or "zoo:NAME" (`eqtune.zoo`).
+    example_inputs
+        Positional inputs of a torch.nn.Module, for torch.export.
+    params
+        Weights by name, for a Relax module that takes them as parameters.
+    shapes
+        Concrete shapes by input name, for inputs with symbolic dimensions.
+
+    Raises
+    ------
+    InputError
+        There is no such file, it is corrupt, or an argument does not belong to this kind of model.
+    MissingExtraError
+        torch or onnx is needed and not installed.
+    UnsupportedModelError
+        The model has something that cannot be tuned: dynamic shapes, a foreign dtype, an unknown operator.
+    """
+    shapes = dict(shapes or {})
+    if isinstance(model, tvm.IRModule):
+        from .relax_model import from_relax
+
+        return from_relax(model, params, shapes)
+    if isinstance(model, str) and model.startswith("zoo:"):
+        from .. import zoo
+
+        name = model.removeprefix("zoo:")
+        return imported_model(zoo.relax(name), name, "zoo")
+    if isinstance(model, str | Path):
+        return _load_file(Path(model), params, shapes)
+    raise InputError(f"cannot load a model from {type(model).__name__}; give {KINDS}")
+
+
+def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
+    if not path.is_file():
+        raise InputError(f"no file {path}; give {KINDS}")
+    if path.suffix == ".json":
+        from .relax_model import from_relax_json
+
+        return from_relax_json(path, params, shapes)
+    if path.suffix in (".pt", ".pth"):
+        raise InputError(
+            f"{path} is a pickle, which may run any code when it is loaded. Export the model instead: "
+            'torch.export.save(torch.export.export(model, example_inputs), "model.pt2")'
+        )
+    raise InputError(f"{path} has an unknown suffix {path.suffix!r}; give {KINDS}")

@@ -1,0 +1,37 @@
+"""Weights from a file, for the command line."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+
+__all__ = ["load_params"]
+
+
+def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
+    """Arrays by name from a .npz file (`numpy.savez`); pickled objects in it are refused.
+
+    Raises
+    ------
+    InputError
+        There is no such file, or it is something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no file {path} with weights; write one with numpy.savez({str(path)!r}, NAME=array)")
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InputError(f"{path} holds a single array without a name; write weights with numpy.savez")
+        with archive:
+            return dict(archive)
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not a .npz file of plain arrays: {error}") from error

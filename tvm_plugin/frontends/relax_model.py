@@ -1,0 +1,125 @@
+"""Relax modules, as objects or saved JSON: bind weights and symbolic dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from ..errors import InputError
+from .imported import ImportedModel, check_shapes, imported_model
+
+__all__ = ["from_relax", "from_relax_json"]
+
+
+def from_relax_json(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
+    """Load what `tvm.ir.save_json(mod)` wrote.
+
+    Raises
+    ------
+    InputError
+        The file is not a Relax module of this version of TVM.
+    """
+    try:
+        mod = tvm.ir.load_json(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            f"{path} is not a module saved with tvm.ir.save_json by TVM {tvm.__version__}: {reason[-1]}"
+        ) from error
+    if not isinstance(mod, tvm.IRModule):
+        raise InputError(f"{path} holds {type(mod).__name__}, not an IRModule")
+    return from_relax(mod, params, shapes, name=path.stem)
+
+
+def from_relax(
+    mod: tvm.IRModule,
+    params: Mapping[str, Any] | None,
+    shapes: Mapping[str, Sequence[int]],
+    name: str = "relax",
+) -> ImportedModel:
+    """Bind `params` by name, and the symbolic dimensions that `shapes` determines. `mod` itself stays as it is.
+
+    Weights that an importer left in the function's attribute "params" are bound too.
+    """
+    if not any(var.name_hint == "main" for var in mod.get_global_vars()):
+        return imported_model(mod, name, "relax")  # refuses, with the names that are there
+    mod = _bind_detached(mod)
+    if params:
+        mod = _bind_params(mod, params)
+    if shapes:
+        mod = _bind_shapes(mod, shapes)
+    _check_nothing_is_missing(mod)
+    return imported_model(mod, name, "relax")
+
+
+def _bind_detached(mod: tvm.IRModule) -> tvm.IRModule:
+    main = mod["main"]
+    if main.attrs is None or "params" not in main.attrs:
+        return mod
+    mod, detached = relax.frontend.detach_params(mod)
+    weights = detached["main"]
+    names = [param.name for param in main.params][len(main.params) - len(weights) :]
+    return relax.transform.BindParams("main", dict(zip(names, weights, strict=True)))(mod)
+
+
+def _bind_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
+    by_name = {param.name: param for param in mod["main"].params}
+    bound = {}
+    for name, value in params.items():
+        if name not in by_name:
+            raise InputError(f"no parameter {name!r} in main; its parameters are: {', '.join(by_name)}")
+        array = value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(_contiguous(value))
+        wanted = by_name[name].ty
+        given = relax.TensorType(array.shape, array.dtype)
+        if str(wanted.dtype) != str(given.dtype) or not _fits(wanted, tuple(array.shape)):
+            raise InputError(f"parameter {name!r} is {wanted}, but params has {given}")
+        bound[name] = array
+    return relax.transform.BindParams("main", bound)(mod)
+
+
+def _contiguous(value: Any) -> NDArray[Any]:
+    return np.ascontiguousarray(value)
+
+
+def _fits(ty: relax.TensorType, shape: tuple[int, ...]) -> bool:
+    if ty.shape is None or len(ty.shape) != len(shape):
+        return False
+    return all(int(dim) == extent for dim, extent in zip(ty.shape, shape, strict=True) if _is_static(dim))
+
+
+def _is_static(dim: Any) -> bool:
+    return isinstance(dim, int | tvm.tirx.IntImm)
+
+
+def _bind_shapes(mod: tvm.IRModule, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:
+    by_name = {param.name: param for param in mod["main"].params}
+    check_shapes(shapes, list(by_name))
+    extents: dict[Any, int] = {}
+    for name, shape in shapes.items():
+        ty = by_name[name].ty
+        if not _fits(ty, tuple(shape)):
+            raise InputError(f"input {name!r} is {ty}, which the shape {tuple(shape)} does not fit")
+        for dim, extent in zip(ty.shape, shape, strict=True):
+            if isinstance(dim, tvm.tirx.Var) and extents.setdefault(dim, extent) != extent:
+                raise InputError(f"the symbolic dimension {dim} would be both {extents[dim]} and {extent}")
+    if not extents:
+        return mod
+    binding = {dim: tvm.tirx.IntImm("int64", extent) for dim, extent in extents.items()}
+    return relax.transform.BindSymbolicVars(binding, "main")(mod)
+
+
+def _check_nothing_is_missing(mod: tvm.IRModule) -> None:
+    main = mod["main"]
+    num_input = int(main.attrs["num_input"]) if main.attrs is not None and "num_input" in main.attrs else None
+    if num_input is not None and num_input < len(main.params):
+        missing = [param.name for param in main.params][num_input:]
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise InputError(
+            f'main takes {len(missing)} weights as parameters ({shown}): give them as params={{"NAME": array}}'
+        )
