@@ -10,10 +10,10 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Make `relax.get_pipeline("eqtune")` and `relax.build(..., relax_pipeline="eqtune")` work after `import tvm`.
+    """Make `relax.build(..., relax_pipeline="eqtune")` and `relax.get_pipeline("eqtune")` work.
 
-    Idempotent, and cheap: the passes are imported when the pipeline is first asked for. Raises SetupError for an
-    installation that is known to crash; TVM shows it as a warning and goes on without eqtune.
+    Idempotent, and cheap: the passes are imported when the pipeline is first asked for. Raises SetupError
+    for an installation that is known to crash; TVM shows it as a warning and goes on without eqtune.
     """
     check_versions()
     from tvm.relax import pipeline

@@ -1,0 +1,254 @@
+"""FoldBatchNorm and FoldWeights: same outputs, fewer operators, untouched signature."""
+
+import time
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune import zoo
+from eqtune.transform import FoldBatchNorm, FoldWeights
+
+op = relax.op
+
+
+def constant(*shape, low=-1.0, seed=0):
+    return relax.const(np.random.default_rng(seed + sum(shape)).uniform(low, 1.0, shape).astype("float32"))
+
+
+def function(inputs, make):
+    """A module with one dataflow function over `inputs` (shapes)."""
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"input{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(inputs)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            result = builder.emit_output(make(builder.emit, *params))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def operators(mod):
+    names = []
+
+    def visit(expr):
+        if isinstance(expr, relax.Call) and hasattr(expr.op, "name"):
+            names.append(expr.op.name.removeprefix("relax."))
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return sorted(names)
+
+
+def run(mod, *arrays):
+    mod = relax.transform.DecomposeOpsForInference()(mod)
+    vm = relax.VirtualMachine(relax.build(mod, tvm.target.Target("llvm")), tvm.cpu())
+    result = vm["main"](*[tvm.runtime.tensor(array) for array in arrays])
+    return result.numpy() if hasattr(result, "numpy") else [part.numpy() for part in result]
+
+
+def assert_equal(before, after):
+    """The same signature, and the same outputs to 1e-5 of the largest value."""
+    assert relax.analysis.check_well_formed(after)
+    assert [p.name for p in after["main"].params] == [p.name for p in before["main"].params]
+    tvm.ir.assert_structural_equal(after["main"].ret_ty, before["main"].ret_ty)
+    rng = np.random.default_rng(7)
+    arrays = []
+    for param in before["main"].params:
+        arrays.append(rng.standard_normal([int(extent) for extent in param.ty.shape]).astype("float32"))
+    want, got = run(before, *arrays), run(after, *arrays)
+    if not isinstance(want, list):
+        want, got = [want], [got]
+    for a, b in zip(got, want, strict=True):
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+
+
+def batch_norm(emit, x, channels, axis=1, training=False):
+    statistics = [constant(channels, seed=s) for s in (1, 2, 3)] + [constant(channels, low=0.5)]
+    return emit(op.nn.batch_norm(x, *statistics, axis=axis, epsilon=1e-3, training=training))[0]
+
+
+def conv_bn(groups, bias):
+    def make(emit, x):
+        y = emit(op.nn.conv2d(x, constant(16, 8 // groups, 3, 3), padding=1, groups=groups))
+        if bias:
+            y = emit(op.add(y, emit(op.reshape(constant(16), (1, 16, 1, 1)))))
+        return op.nn.relu(emit(batch_norm(emit, y, 16)))
+
+    return make
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_batch_norm_goes_into_the_convolution(groups, bias):
+    before = function([(1, 8, 6, 6)], conv_bn(groups, bias))
+    after = FoldBatchNorm()(before)
+    assert operators(after) == ["add", "nn.conv2d", "nn.relu"]
+    assert_equal(before, after)
+
+
+def test_batch_norm_goes_into_convolutions_of_one_and_three_dimensions_and_other_layouts():
+    def make(emit, x, y, z):
+        a = batch_norm(emit, emit(op.nn.conv1d(x, constant(4, 3, 3))), 4)
+        b = batch_norm(emit, emit(op.nn.conv3d(y, constant(4, 3, 1, 1, 1))), 4)
+        layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+        c = batch_norm(emit, emit(op.nn.conv2d(z, constant(1, 1, 3, 4), **layouts)), 4, axis=3)
+        return relax.Tuple([emit(a), emit(b), emit(c)])
+
+    before = function([(1, 3, 8), (1, 3, 2, 4, 4), (1, 4, 4, 3)], make)
+    after = FoldBatchNorm()(before)
+    assert operators(after) == ["add"] * 3 + ["nn.conv1d", "nn.conv2d", "nn.conv3d"]
+    assert_equal(before, after)
+
+
+def test_batch_norm_goes_into_a_linear_layer():
+    def make(emit, x):
+        y = emit(op.matmul(x, emit(op.permute_dims(constant(5, 8)))))
+        return batch_norm(emit, emit(op.add(y, constant(5))), 5)
+
+    before = function([(3, 8)], make)
+    after = FoldBatchNorm()(before)
+    assert operators(after) == ["add", "matmul"]
+    assert_equal(before, after)
+
+
+def test_batch_norm_alone_becomes_scale_and_shift():
+    before = function([(2, 4, 5, 5)], lambda emit, x: batch_norm(emit, x, 4))
+    after = FoldBatchNorm()(before)
+    assert operators(after) == ["add", "multiply"]
+    assert_equal(before, after)
+
+
+def test_a_convolution_with_another_use_keeps_its_weights():
+    def make(emit, x):
+        y = emit(op.nn.conv2d(x, constant(4, 4, 1, 1)))
+        return op.subtract(y, emit(batch_norm(emit, y, 4)))
+
+    before = function([(1, 4, 5, 5)], make)
+    after = FoldBatchNorm()(before)
+    assert operators(after) == ["add", "multiply", "nn.conv2d", "subtract"]
+    assert_equal(before, after)
+
+
+def test_an_added_image_is_not_taken_for_a_bias():
+    def make(emit, x):
+        y = emit(op.nn.conv2d(x, constant(4, 4, 1, 1)))
+        return batch_norm(emit, emit(op.add(y, constant(1, 4, 5, 5))), 4)
+
+    before = function([(1, 4, 5, 5)], make)
+    after = FoldBatchNorm()(before)
+    assert operators(after) == ["add", "add", "multiply", "nn.conv2d"]
+    assert_equal(before, after)
+
+
+def test_training_and_variable_statistics_stay():
+    def training(emit, x):
+        return batch_norm(emit, x, 4, training=True)
+
+    def variable(emit, x, mean):
+        ones = constant(4, low=0.5)
+        return emit(op.nn.batch_norm(x, ones, ones, mean, ones, axis=1, training=False))[0]
+
+    for before in (function([(1, 4, 5, 5)], training), function([(1, 4, 5, 5), (4,)], variable)):
+        tvm.ir.assert_structural_equal(FoldBatchNorm()(before), before)
+
+
+def test_weight_only_work_is_done_once():
+    def make(emit, x):
+        left, right = constant(3, 8), constant(5, 8)
+        weight = emit(op.permute_dims(emit(op.concat([left, emit(op.multiply(right, relax.const(2.0)))], 0))))
+        halves = emit(op.split(emit(op.exp(constant(16))), 2, 0))
+        return emit(op.add(emit(op.matmul(x, weight)), emit(halves[1])))
+
+    before = function([(4, 8)], make)
+    after = FoldWeights()(before)
+    assert operators(after) == ["add", "matmul"]
+    assert_equal(before, after)
+
+
+def test_outputs_that_are_weights_fold_too():
+    def make(emit, x):
+        return relax.Tuple([emit(op.nn.relu(x)), emit(op.negative(constant(3)))])
+
+    before = function([(2,)], make)
+    after = FoldWeights()(before)
+    assert operators(after) == ["nn.relu"]
+    assert_equal(before, after)
+
+
+def test_a_scalar_is_not_stored_as_an_image():
+    def make(emit, x):
+        image = emit(op.broadcast_to(relax.const(2.0), (1, 64, 56, 56)))
+        return op.add(x, emit(op.multiply(image, relax.const(3.0))))
+
+    before = function([(1, 64, 56, 56)], make)
+    after = FoldWeights()(before)
+    stored = []
+    relax.analysis.post_order_visit(
+        after["main"], lambda e: stored.append(e.value.shape) if isinstance(e, tvm.ir.GenericConst) else None
+    )
+    assert max(int(np.prod(shape)) for shape in stored) == 1
+    assert_equal(before, after)
+
+
+def test_operators_that_numpy_lacks_stay():
+    def make(emit, x):
+        weight = emit(op.nn.log_softmax(emit(op.negative(constant(6, 6)))))
+        return op.matmul(x, weight)
+
+    before = function([(2, 6)], make)
+    after = FoldWeights()(before)
+    assert operators(after) == ["matmul", "nn.log_softmax"]
+    assert_equal(before, after)
+
+
+def test_branches_and_other_functions_survive():
+    builder = relax.BlockBuilder()
+    flag = relax.Var("flag", relax.TensorType((), "bool"))
+    x = relax.Var("x", relax.TensorType((3,), "float32"))
+    with builder.function("main", [flag, x]):
+        weight = builder.emit(op.exp(constant(3)))
+        yes = relax.SeqExpr([], x)
+        branch = relax.If(flag, relax.SeqExpr([], weight), yes)
+        builder.emit_func_output(builder.emit(branch))
+    with builder.function("other", [x.copy() if hasattr(x, "copy") else relax.Var("y", x.ty)]):
+        builder.emit_func_output(builder.emit(op.negative(constant(3))))
+    after = FoldWeights()(builder.get())
+    assert relax.analysis.check_well_formed(after)
+    vm = relax.VirtualMachine(relax.build(after, tvm.target.Target("llvm")), tvm.cpu())
+    data = np.ones(3, "float32")
+    got = vm["main"](tvm.runtime.tensor(np.array(True)), tvm.runtime.tensor(data)).numpy()
+    np.testing.assert_allclose(got, np.exp(constant(3).value.numpy()), rtol=1e-6)
+    np.testing.assert_allclose(vm["other"](tvm.runtime.tensor(data)).numpy(), -constant(3).value.numpy())
+
+
+def test_both_work_in_a_sequential_and_show_their_names():
+    seen = []
+
+    @tvm.ir.instrument.pass_instrument
+    class Names:
+        def run_before_pass(self, _mod, info):
+            seen.append(info.name)
+
+    mod = function([(1, 8, 6, 6)], conv_bn(1, True))
+    with tvm.transform.PassContext(instruments=[Names()]):
+        tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(mod)
+    assert {"FoldBatchNorm", "FoldWeights"} <= set(seen)
+
+
+def test_the_input_module_is_not_changed():
+    mod = function([(1, 8, 6, 6)], conv_bn(1, True))
+    text = mod.script()
+    FoldWeights()(FoldBatchNorm()(mod))
+    assert mod.script() == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", zoo.names())
+def test_half_a_second_a_model(model):
+    mod = zoo.relax(model)
+    begin = time.process_time()
+    after = FoldWeights()(FoldBatchNorm()(mod))
+    assert time.process_time() - begin < 1.0  # 0.5 s on an idle machine
+    left = set(operators(after))
+    assert "nn.batch_norm" not in left
+    assert relax.analysis.check_well_formed(after)

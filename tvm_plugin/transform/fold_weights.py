@@ -1,0 +1,147 @@
+"""FoldWeights: compute once, with numpy, whatever depends on constants alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, transform
+
+from .evaluate import EVALUATORS, Array, Value, array_of, constant_of, evaluate, is_static_tensor
+from .functions import leaves, map_functions, substitute, top_level_bindings
+
+__all__ = ["FoldWeights", "WeightValues"]
+
+_GROWTH = 32
+"""A folded constant may be this many times larger than the constants it comes from: enlarging a 1x1 kernel to 3x3
+needs 9, a grouped convolution made dense up to 32. A scalar broadcast to an activation's shape needs far more."""
+
+_FREE_BYTES = 64 * 1024
+"""Results up to this size are folded whatever they come from."""
+
+_SCRATCH_BYTES = 64 * 1024 * 1024
+"""An intermediate value may take this much whatever it comes from."""
+
+
+class WeightValues:
+    """Which variables of a function depend on constants alone, and their values, computed when asked for.
+
+    Parameters
+    ----------
+    function : relax.Function
+        Only bindings at its top level are looked at; what If branches compute is left alone.
+    """
+
+    def __init__(self, function: relax.Function) -> None:
+        self._bound: dict[relax.Var, Any] = {}
+        self._source_bytes: dict[relax.Var, int] = {}
+        self._values: dict[relax.Var, Value | None] = {}
+        for binding in top_level_bindings(function):
+            if isinstance(binding, relax.VarBinding) and self._depends_on_constants(binding.value):
+                source_bytes = sum(self._bytes_behind(leaf) for leaf in leaves(binding.value))
+                if _type_bytes(binding.var.ty) <= max(_SCRATCH_BYTES, _GROWTH * source_bytes):
+                    self._bound[binding.var] = binding.value
+                    self._source_bytes[binding.var] = source_bytes
+
+    def __contains__(self, expr: Any) -> bool:
+        """Whether `expr` depends on constants alone. `value` may still be None."""
+        return isinstance(expr, ir.GenericConst) or (isinstance(expr, relax.Var) and expr in self._bound)
+
+    def affordable(self, var: relax.Var) -> bool:
+        """Whether storing the value of `var` costs memory in proportion to the constants it comes from."""
+        return _type_bytes(var.ty) <= max(_FREE_BYTES, _GROWTH * self._source_bytes[var])
+
+    def value(self, expr: Any) -> Value | None:
+        """The value of a constant or variable, or None when numpy cannot compute it."""
+        if isinstance(expr, ir.GenericConst):
+            return array_of(expr)
+        if expr not in self._bound:
+            return None
+        if expr not in self._values:
+            self._values[expr] = self._compute(self._bound[expr])
+        return self._values[expr]
+
+    def array(self, expr: Any) -> Array | None:
+        """As `value`, for a tensor; None for a tuple."""
+        value = self.value(expr)
+        return None if isinstance(value, tuple) else value
+
+    def _depends_on_constants(self, value: Any) -> bool:
+        if isinstance(value, relax.Call):
+            known = getattr(value.op, "name", "") in EVALUATORS
+            return known and _is_static(value.ty) and all(leaf in self for leaf in leaves(value))
+        if isinstance(value, ir.GenericConst):
+            return is_static_tensor(value.ty)
+        if isinstance(value, relax.Var | relax.Tuple | relax.TupleGetItem):
+            return _is_static(value.ty) and all(leaf in self for leaf in leaves(value))
+        return False
+
+    def _bytes_behind(self, leaf: Any) -> int:
+        return _type_bytes(leaf.ty) if isinstance(leaf, ir.GenericConst) else self._source_bytes[leaf]
+
+    def _compute(self, value: Any) -> Value | None:
+        inputs = [self.value(leaf) for leaf in leaves(value)]
+        if any(known is None for known in inputs):
+            return None
+        if isinstance(value, relax.TupleGetItem):
+            return inputs[0][value.index]  # type: ignore[index]
+        if isinstance(value, ir.GenericConst | relax.Var):
+            return inputs[0]
+        if any(isinstance(known, tuple) for known in inputs):
+            return None
+        arrays: list[Any] = inputs
+        return tuple(arrays) if isinstance(value, relax.Tuple) else evaluate(value, arrays)
+
+
+@transform.module_pass(opt_level=0, name="FoldWeights")
+class FoldWeights:
+    """Replace every value that depends on constants alone by a constant.
+
+    f(W, ...) -> constant, for the operators in `evaluate.EVALUATORS`. An operator that numpy cannot compute stays,
+    and so does one whose result is much larger than its inputs (a scalar broadcast to an activation's shape).
+    Parameters, signature and names of what remains are kept; bindings that nothing uses any more are removed.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Fold the weights of every Relax function."""
+        return map_functions(mod, _fold)
+
+
+def _fold(function: relax.Function) -> relax.Function:
+    constants = dict(_needed_constants(function, WeightValues(function)))
+    return substitute(function, constants) if constants else function
+
+
+def _needed_constants(function: relax.Function, values: WeightValues) -> Iterator[tuple[relax.Var, Any]]:
+    """The variables that something else reads, with the constants to put in their place.
+
+    From the last binding to the first: what is read only by folded bindings is neither stored nor kept.
+    """
+    read: set[Any] = set(leaves(function.body.body)) if isinstance(function.body, relax.SeqExpr) else set()
+    for binding in reversed(list(top_level_bindings(function))):
+        if binding.var in values:
+            if binding.var not in read:
+                continue
+            value = values.value(binding.var) if values.affordable(binding.var) else None
+            if value is not None:
+                yield binding.var, _constant(value)
+                continue
+        read.update(relax.analysis.free_vars(binding.value))
+
+
+def _constant(value: Value) -> Any:
+    return relax.Tuple([constant_of(part) for part in value]) if isinstance(value, tuple) else constant_of(value)
+
+
+def _is_static(ty: Any) -> bool:
+    if isinstance(ty, relax.TupleType):
+        return all(is_static_tensor(field) for field in ty.fields)
+    return is_static_tensor(ty)
+
+
+def _type_bytes(ty: Any) -> int:
+    if isinstance(ty, relax.TupleType):
+        return sum(_type_bytes(field) for field in ty.fields)
+    return math.prod(int(extent) for extent in ty.shape.values) * np.dtype(str(ty.dtype)).itemsize

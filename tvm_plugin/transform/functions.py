@@ -1,0 +1,90 @@
+"""Small tools that the passes share: walking and rebuilding Relax functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+__all__ = ["leaves", "map_functions", "substitute", "top_level_bindings", "use_counts"]
+
+
+def map_functions(mod: ir.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> ir.IRModule:
+    """A module in which each Relax function is `rewrite(function)`; `mod` itself when nothing changed."""
+    changed = {}
+    for name, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            result = rewrite(function)
+            if not result.same_as(function):
+                changed[name] = result
+    if not changed:
+        return mod
+    copy = mod.clone()
+    for name, function in changed.items():
+        copy.update_func(name, function)
+    return copy
+
+
+def top_level_bindings(function: relax.Function) -> Iterator[Any]:
+    """The bindings of a function in order, without those inside the branches of an If."""
+    if isinstance(function.body, relax.SeqExpr):
+        for block in function.body.blocks:
+            yield from block.bindings
+
+
+def leaves(value: Any) -> list[Any]:
+    """The variables and constants that a binding's value reads directly, in order, tuples flattened."""
+    if isinstance(value, ir.GenericConst | relax.Var):
+        return [value]
+    if isinstance(value, relax.Tuple):
+        return [leaf for field in value.fields for leaf in leaves(field)]
+    if isinstance(value, relax.TupleGetItem):
+        return leaves(value.tuple_value)
+    if isinstance(value, relax.Call):
+        return [leaf for argument in value.args for leaf in leaves(argument)]
+    return []
+
+
+def use_counts(function: relax.Function) -> dict[relax.Var, int]:
+    """How often each variable is read at the top level of a function; its result counts as a use.
+
+    A use inside an If counts as two, so that no one takes the variable for used once.
+    """
+    counts: dict[relax.Var, int] = {}
+
+    def count(var: relax.Var, uses: int) -> None:
+        counts[var] = counts.get(var, 0) + uses
+
+    for binding in top_level_bindings(function):
+        if isinstance(binding.value, relax.If):
+            for var in relax.analysis.free_vars(binding.value):
+                count(var, 2)
+        else:
+            for leaf in leaves(binding.value):
+                if isinstance(leaf, relax.Var):
+                    count(leaf, 1)
+    if isinstance(function.body, relax.SeqExpr):
+        for leaf in leaves(function.body.body):
+            if isinstance(leaf, relax.Var):
+                count(leaf, 1)
+    return counts
+
+
+def substitute(function: relax.Function, replacements: Mapping[relax.Var, Any]) -> relax.Function:
+    """Put expressions in the place of variables, and drop the bindings that nothing uses any more."""
+    return relax.analysis.remove_all_unused(_Substitute(replacements).visit_expr(function))
+
+
+@mutator
+class _Substitute(PyExprMutator):
+    def __init__(self, replacements: Mapping[relax.Var, Any]) -> None:
+        super().__init__()
+        self._replacements = replacements
+
+    def visit_var_(self, var: relax.Var) -> Any:
+        return self._replacements.get(var, var)
+
+    def visit_dataflow_var_(self, var: relax.Var) -> Any:
+        return self._replacements.get(var, var)
