@@ -10,6 +10,7 @@ if __name__ != "eqtune.records":
         "a second copy of its classes would break isinstance"
     )
 
-from .record import Context, Record
+from .database import RecordDatabase
+from .record import Context, Record, Workload
 
-__all__ = ["Context", "Record"]
+__all__ = ["Context", "Record", "RecordDatabase", "Workload"]

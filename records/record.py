@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Context", "Record"]
+__all__ = ["Context", "Record", "Workload"]
 
 
 @dataclass(frozen=True)
@@ -73,3 +73,25 @@ class Record:
     def latency_s(self) -> float:
         """The minimum of the repeats; `inf` when it failed."""
         return min(self.latencies_s, default=math.inf)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A kernel as it is kept.
+
+    Attributes
+    ----------
+    hash : str
+        `workload_hash` of the kernel, 16 hexadecimal digits.
+    text : str
+        `serialize_workload` of the kernel.
+    name : str
+        A name for people.
+    flops : float
+        Floating-point operations of one call (an FMA counts two).
+    """
+
+    hash: str
+    text: str
+    name: str
+    flops: float

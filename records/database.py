@@ -1,0 +1,309 @@
+"""The record database: one SQLite file that loses nothing that was reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from eqtune.errors import RecordError
+
+from .record import Context, Record, Workload
+from .schema import prepare
+from .validation import check_context, check_hash, check_number, check_record, check_text, parse_json
+
+__all__ = ["RecordDatabase"]
+
+_COLUMNS = (
+    "r.id, r.workload_hash, r.decision, r.trace, r.latencies_s, r.error, r.detail, r.timestamp_s, r.seed, "
+    "r.eqtune_version, c.target, c.device, c.threads, c.tvm_version"
+)
+_FROM = "FROM records r JOIN contexts c ON c.id = r.context"
+
+
+class RecordDatabase:
+    """Measurements, the kernels they belong to, and facts worth keeping, in one file.
+
+    Several processes may read and write one file at the same time. Each call that writes is one transaction: when it
+    has returned, the data survive a killed process and a power cut; when it raises, nothing of it was written.
+    Everything that is read is checked before it is believed. Not to be shared between threads.
+
+    Parameters
+    ----------
+    path : str or path
+        The file; created when it does not exist, in a directory that does.
+    timeout_s : float
+        How long to wait for another process that is writing, in seconds.
+
+    Raises
+    ------
+    RecordError
+        Whenever the file cannot be opened, read or written: not a database, cut short, of another version, not
+        writable, disk full, locked too long. The message is one line that names the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], timeout_s: float = 30.0) -> None:
+        self.path = Path(path)
+        self._timeout_s = timeout_s
+        with self._errors():
+            # Autocommit: transactions are begun by hand, so that it is plain to see what is in one.
+            self._connection = sqlite3.connect(self.path, timeout=timeout_s, isolation_level=None)
+        try:
+            with self._errors():
+                # FULL also survives a power cut; it costs one fsync a batch, which takes seconds to measure.
+                self._connection.execute("PRAGMA synchronous = FULL")
+                prepare(self._connection, _eqtune_version(), timeout_s)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> RecordDatabase:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Closing twice is fine; any other use after it raises RecordError."""
+        self._connection.close()
+
+    # Workloads
+
+    def add_workload(self, workload_hash: str, text: str, *, name: str, flops: float) -> None:
+        """Keep a kernel: its `serialize_workload` text, a name for people, FLOPs of a call. Known hashes stay as is."""
+        row = (
+            check_hash(workload_hash),
+            check_text("text", text),
+            check_text("name", name),
+            check_number("flops", flops),
+        )
+        with self._transaction() as connection:
+            connection.execute("INSERT INTO workloads VALUES (?, ?, ?, ?) ON CONFLICT (hash) DO NOTHING", row)
+
+    def workload(self, workload_hash: str) -> Workload | None:
+        """The kernel with that hash, or None."""
+        rows = self._query("SELECT hash, text, name, flops FROM workloads WHERE hash = ?", (workload_hash,))
+        return self._workload(rows[0]) if rows else None
+
+    def workloads(self) -> list[Workload]:
+        """All kernels, in the order in which they were added."""
+        return [
+            self._workload(row) for row in self._query("SELECT hash, text, name, flops FROM workloads ORDER BY rowid")
+        ]
+
+    # Records
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Keep a batch of records, in one transaction. A wrong one raises RecordError, and none is kept."""
+        rows = [_to_row(check_record(record)) for record in records]
+        if not rows:
+            return
+        with self._transaction() as connection:
+            numbers = {context: self._context_number(context) for context in {record.context for record in records}}
+            connection.executemany(
+                "INSERT INTO records (context, workload_hash, decision, trace, latencies_s, latency_s, error, detail, "
+                "timestamp_s, seed, eqtune_version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(numbers[record.context], *row) for record, row in zip(records, rows, strict=True)],
+            )
+
+    def best(self, workload_hash: str, context: Context) -> Record | None:
+        """The fastest record of a kernel in exactly this context, the earlier of equals; None without a success."""
+        rows = self._query(
+            f"SELECT {_COLUMNS} {_FROM} WHERE r.workload_hash = ? AND {_IN_CONTEXT} AND r.latency_s IS NOT NULL "
+            "ORDER BY r.latency_s, r.id LIMIT 1",
+            (workload_hash, *_context_row(context)),
+        )
+        return self._record(rows[0]) if rows else None
+
+    def best_by_workload(self, context: Context) -> dict[str, Record]:
+        """Workload hash to `best`, for every kernel with a success in exactly this context."""
+        rows = self._query(
+            f"SELECT {_COLUMNS} {_FROM} WHERE r.id IN (SELECT id FROM (SELECT r.id AS id, row_number() OVER "
+            f"(PARTITION BY r.workload_hash ORDER BY r.latency_s, r.id) AS place {_FROM} "
+            f"WHERE {_IN_CONTEXT} AND r.latency_s IS NOT NULL) WHERE place = 1) ORDER BY r.id",
+            _context_row(context),
+        )
+        return {record.workload_hash: record for record in map(self._record, rows)}
+
+    def for_workload(self, workload_hash: str, context: Context) -> list[Record]:
+        """All records of a kernel in exactly this context, failures included, in the order of measuring."""
+        return self.all(workload_hash, context)
+
+    def all(self, workload_hash: str | None = None, context: Context | None = None) -> list[Record]:
+        """All records in the order of measuring, of one kernel, one context, or both where they are given."""
+        where, values = _filter(workload_hash, context)
+        return [self._record(row) for row in self._query(f"SELECT {_COLUMNS} {_FROM} {where} ORDER BY r.id", values)]
+
+    def count(self, workload_hash: str | None = None, context: Context | None = None) -> int:
+        """How many records `all` with the same arguments would give."""
+        where, values = _filter(workload_hash, context)
+        return int(self._query(f"SELECT count(*) {_FROM} {where}", values)[0][0])
+
+    def contexts(self) -> list[Context]:
+        """All contexts that records were measured in."""
+        rows = self._query("SELECT target, device, threads, tvm_version FROM contexts ORDER BY id")
+        with self._damage("a context"):
+            return [check_context(Context(*row)) for row in rows]
+
+    # Facts
+
+    def put_json(self, key: str, value: Any) -> None:
+        """Keep a JSON value under a key, in place of an older one. Raises RecordError for what JSON cannot hold."""
+        check_text("key", key)
+        try:
+            text = json.dumps(value, allow_nan=False, sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(f"{key!r} cannot be kept as JSON: {error}") from error
+        with self._transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, text))
+
+    def get_json(self, key: str) -> Any:
+        """The value kept under a key; None when there is none."""
+        rows = self._query("SELECT value FROM facts WHERE key = ?", (key,))
+        if not rows:
+            return None
+        with self._damage(f"the fact {key!r}"):
+            return parse_json("value", rows[0][0])
+
+    # Rows and transactions
+
+    def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._errors():
+            return self._connection.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # SQLite has rolled back by itself after some errors, a full disk among them.
+                if self._connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        self._connection.execute("ROLLBACK")
+                raise
+
+    def _context_number(self, context: Context) -> int:
+        row = _context_row(context)
+        self._connection.execute(
+            "INSERT INTO contexts (target, device, threads, tvm_version) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            row,
+        )
+        found = self._connection.execute(f"SELECT c.id FROM contexts c WHERE {_IN_CONTEXT}", row).fetchone()
+        return int(found[0])
+
+    def _record(self, row: Sequence[Any]) -> Record:
+        number, workload_hash, decision, trace, latencies, error, detail, timestamp_s, seed, version = row[:10]
+        with self._damage(f"record {number}"):
+            latencies_s = parse_json("latencies_s", latencies)
+            return check_record(
+                Record(
+                    workload_hash=workload_hash,
+                    decision=decision,
+                    trace=trace,
+                    context=Context(*row[10:]),
+                    latencies_s=tuple(latencies_s) if isinstance(latencies_s, list) else latencies_s,
+                    error=error,
+                    detail=detail,
+                    timestamp_s=timestamp_s,
+                    seed=seed,
+                    eqtune_version=version,
+                )
+            )
+
+    def _workload(self, row: Sequence[Any]) -> Workload:
+        with self._damage("a workload"):
+            return Workload(
+                check_hash(row[0]),
+                check_text("text", row[1]),
+                check_text("name", row[2]),
+                check_number("flops", row[3]),
+            )
+
+    @contextmanager
+    def _damage(self, what: str) -> Iterator[None]:
+        """Add to an error about a row which file and which row."""
+        try:
+            yield
+        except RecordError as error:
+            raise RecordError(f"{self.path}: {what} is damaged: {error}") from error
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """SQLite's errors as RecordError, one line that names the file and says what to do."""
+        try:
+            yield
+        except RecordError as error:
+            raise RecordError(f"{self.path}: {error}") from error
+        except (sqlite3.Error, UnicodeError, OverflowError) as error:
+            raise RecordError(f"{self.path}: {_explain(str(error), self._timeout_s)}") from error
+
+
+_IN_CONTEXT = "c.target = ? AND c.device = ? AND c.threads = ? AND c.tvm_version = ?"
+
+
+def _context_row(context: Context) -> tuple[str, str, int, str]:
+    return (context.target, context.device, context.threads, context.tvm_version)
+
+
+def _filter(workload_hash: str | None, context: Context | None) -> tuple[str, list[Any]]:
+    terms: list[str] = []
+    values: list[Any] = []
+    if workload_hash is not None:
+        terms.append("r.workload_hash = ?")
+        values.append(workload_hash)
+    if context is not None:
+        terms.append(_IN_CONTEXT)
+        values.extend(_context_row(context))
+    return ("WHERE " + " AND ".join(terms) if terms else "", values)
+
+
+def _to_row(record: Record) -> tuple[Any, ...]:
+    return (
+        record.workload_hash,
+        record.decision,
+        record.trace,
+        json.dumps([float(latency_s) for latency_s in record.latencies_s]),
+        float(record.latency_s) if record.latencies_s else None,
+        record.error,
+        record.detail,
+        float(record.timestamp_s),
+        record.seed,
+        record.eqtune_version,
+    )
+
+
+_EXPLANATIONS: Mapping[str, str] = {
+    "not a database": "it is not a database; give the path of a records file, or move it away to start a new one",
+    "malformed": "the file is damaged or was cut short; restore it from a copy, or move it away to start a new one",
+    "disk is full": "the disk is full; nothing of this batch was recorded. Free some space and run again",
+    "locked": "another process has kept it locked for more than {timeout_s:g} s; end that process, or wait for it",
+    "readonly": "it is not writable; choose a work directory that is",
+    "unable to open": "it cannot be opened; its directory must exist and be writable",
+    "disk I/O error": "the disk gave an error while it was read or written; nothing of this batch was recorded",
+    "closed database": "it was closed",
+}
+
+
+def _explain(message: str, timeout_s: float) -> str:
+    for words, explanation in _EXPLANATIONS.items():
+        if words in message:
+            return explanation.format(timeout_s=timeout_s) + (
+                "" if words == "closed database" else f" (SQLite: {message})"
+            )
+    return f"SQLite says: {message}"
+
+
+def _eqtune_version() -> str:
+    import eqtune
+
+    return str(getattr(eqtune, "__version__", "unknown"))
