@@ -1,0 +1,234 @@
+"""Relax to terms: a dataflow block becomes a `TermGraph`.
+
+What the vocabulary cannot express keeps its place as an `opaque` term over its tensor operands: an operator without a
+row, call_tir, call_dps_packed, calls with symbolic shapes. No rule looks inside, and two are equal only where Relax
+says that they are the same function of the same operands. A result of several tensors is one term each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import ir, relax
+
+from .relax_ops import read_call, static_type
+from .terms import Full, Leaf, Opaque, Slice, Term, TensorType, TermGraph
+
+__all__ = ["Encoded", "NotEncodable", "Tree", "encode_block"]
+
+Tree = int | tuple["Tree", ...]
+"""A value of a Relax program: the index of a term, or a tuple."""
+
+
+class NotEncodable(Exception):
+    """A block holds what this encoding does not cover (a binding that defines symbolic shapes); it stays as it is."""
+
+
+@dataclass
+class Encoded:
+    """A dataflow block as a graph.
+
+    Attributes
+    ----------
+    graph : TermGraph
+        Its outputs are the leaves of `outputs`, in order.
+    leaves : list of relax.Expr
+        What each leaf stands for: a variable from outside the block, or a constant.
+    outputs : list of (relax.Var, Tree)
+        The block's output variables, and their values.
+    """
+
+    graph: TermGraph
+    leaves: list[Any] = field(default_factory=list)
+    outputs: list[tuple[Any, Tree]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Template:
+    """How to write an opaque term: the Relax expression, and where its operands go.
+
+    `arguments` has one entry for each argument of the call: None where it holds no tensor, else a tree of positions
+    in the term's arguments. `path` leads to one tensor of a result that is a tuple.
+    """
+
+    expr: Any
+    arguments: tuple[Any, ...]
+    path: tuple[int, ...] = ()
+
+
+def encode_block(block: relax.DataflowBlock) -> Encoded:
+    """Encode one dataflow block. Raises NotEncodable."""
+    return _Encoder().run(block)
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.result = Encoded(TermGraph())
+        self.graph = self.result.graph
+        self.values: dict[Any, Tree] = {}
+        self.calls: dict[int, list[tuple[Any, int]]] = {}
+        self.outside = 0
+
+    def run(self, block: relax.DataflowBlock) -> Encoded:
+        for binding in block.bindings:
+            if not isinstance(binding, relax.VarBinding):
+                raise NotEncodable(f"{type(binding).__name__} of {binding.var.name}")
+            value = self.value(binding.value)
+            self.values[binding.var] = value
+            if not isinstance(binding.var, relax.DataflowVar):
+                self.result.outputs.append((binding.var, value))
+        self.graph.outputs = [index for _, tree in self.result.outputs for index in flatten(tree)]
+        return self.result
+
+    def value(self, expr: Any) -> Tree:
+        """The value of a binding."""
+        if isinstance(expr, relax.Var | ir.GenericConst | relax.Tuple):
+            return self.operand(expr)
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self.operand(expr.tuple_value)
+            if isinstance(whole, int):
+                raise NotEncodable("an element of a tuple that is not known")
+            return whole[expr.index]
+        if isinstance(expr, relax.Call):
+            return self.call(expr)
+        if not relax.analysis.free_vars(expr) and not isinstance(expr, relax.Function):
+            return self.opaque(expr, (), [])
+        raise NotEncodable(type(expr).__name__)
+
+    def operand(self, expr: Any) -> Tree:
+        """A value where it is read."""
+        found = self.values.get(expr)
+        if found is None:
+            found = self.values[expr] = self.new_operand(expr)
+        return found
+
+    def new_operand(self, expr: Any) -> Tree:
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.operand(item) for item in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return self.value(expr)
+        if not isinstance(expr, relax.Var | ir.GenericConst):
+            raise NotEncodable(f"{type(expr).__name__} as an operand")
+        if isinstance(expr.ty, relax.TupleType):
+            raise NotEncodable(f"{expr} is a tuple from outside")
+        scalar = _scalar(expr)
+        if scalar is not None:
+            return self.graph.add("full", scalar, (), constant=True)
+        leaf = Term("leaf", Leaf(len(self.result.leaves)), ())
+        self.result.leaves.append(expr)
+        constant = isinstance(expr, ir.GenericConst)
+        return self.graph.add_typed(leaf, static_type(expr.ty) or _unknown(expr.ty), constant)
+
+    def call(self, call: relax.Call) -> Tree:
+        name = getattr(call.op, "name", "")
+        trees = [self.operand(argument) if _is_value(argument) else None for argument in call.args]
+        operands = [index for tree in trees if tree is not None for index in flatten(tree)]
+        types = [self.graph.types[index] for index in operands]
+        if all(not is_unknown(ty) for ty in types):
+            if name == "relax.split" and isinstance(call.ty, relax.TupleType):
+                parts = self.split(call, operands[0])
+                if parts is not None:
+                    return parts
+            result = static_type(call.ty)
+            known = read_call(call, types, result) if result is not None else None
+            if known is not None and result is not None:
+                constant = all(self.graph.constant[index] for index in operands)
+                return self.graph.add_typed(Term(known[0], known[1], tuple(operands)), result, constant)
+        if isinstance(call.op, relax.Var | relax.Function):
+            raise NotEncodable("a call of a local function")
+        places = iter(range(len(operands)))
+        arguments = tuple(None if tree is None else _relabel(tree, places) for tree in trees)
+        return self.opaque(call, arguments, operands)
+
+    def split(self, call: relax.Call, operand: int) -> Tree | None:
+        """The parts of a split, as slices."""
+        shape = self.graph.types[operand].shape
+        parts = [static_type(ty) for ty in call.ty.fields]
+        axis = int(call.attrs.axis) % len(shape)
+        begin, slices = 0, []
+        for part in parts:
+            if part is None:
+                return None
+            first, last = [0] * len(shape), list(shape)
+            first[axis], last[axis] = begin, begin + part.shape[axis]
+            begin = last[axis]
+            slices.append(self.graph.add("slice", Slice(tuple(first), tuple(last)), (operand,)))
+        return tuple(slices)
+
+    def opaque(self, expr: Any, arguments: tuple[Any, ...], operands: list[int]) -> Tree:
+        """An opaque term for each tensor of the result."""
+        key = self.identity(expr, arguments)
+        name = getattr(getattr(expr, "op", None), "name", type(expr).__name__)
+        constant = name.startswith("relax.") and all(self.graph.constant[index] for index in operands)
+
+        def build(ty: Any, path: tuple[int, ...]) -> Tree:
+            if isinstance(ty, relax.TupleType):
+                return tuple(build(item, (*path, i)) for i, item in enumerate(ty.fields))
+            result = static_type(ty)
+            attrs = Opaque(name, (key, *path), result or _unknown(ty), Template(expr, arguments, path))
+            return self.graph.add_typed(
+                Term("opaque", attrs, tuple(operands)), attrs.type, constant and result is not None
+            )
+
+        return build(expr.ty, ())
+
+    def identity(self, expr: Any, arguments: tuple[Any, ...]) -> int:
+        """The same number for calls of the same operator that differ in their operands only."""
+        self.outside += 1
+        if not isinstance(expr, relax.Call) or not isinstance(expr.op, ir.Op) or not expr.op.name.startswith("relax."):
+            return self.outside
+        if expr.op.name.startswith("relax.call_"):
+            return self.outside
+        rest = [expr.op, *expr.ty_args]
+        rest += [a for a, place in zip(expr.args, arguments, strict=True) if place is None]
+        rest += [expr.attrs] if expr.attrs is not None else []
+        bucket = self.calls.setdefault(hash((arguments, *(tvm_ffi.structural_hash(part) for part in rest))), [])
+        for other, number in bucket:
+            if len(other) == len(rest) and all(map(tvm_ffi.structural_equal, other, rest)):
+                return number
+        bucket.append((rest, self.outside))
+        return self.outside
+
+
+def flatten(tree: Tree) -> Iterator[int]:
+    """The terms of a tree, in order."""
+    if isinstance(tree, int):
+        yield tree
+    else:
+        for item in tree:
+            yield from flatten(item)
+
+
+def is_unknown(ty: TensorType) -> bool:
+    """Whether a term's value is something that types do not describe: a symbolic shape, a scalar, an object."""
+    return ty.dtype.startswith("unknown ")
+
+
+def _unknown(ty: Any) -> TensorType:
+    return TensorType((), f"unknown {ty}")
+
+
+def _is_value(argument: Any) -> bool:
+    if isinstance(argument, relax.Tuple):
+        return bool(argument.fields) and all(_is_value(item) for item in argument.fields)
+    return isinstance(argument, relax.Var | ir.GenericConst | relax.TupleGetItem | relax.Call)
+
+
+def _relabel(tree: Tree, places: Iterator[int]) -> Tree:
+    return next(places) if isinstance(tree, int) else tuple(_relabel(item, places) for item in tree)
+
+
+def _scalar(expr: Any) -> Full | None:
+    """A constant without dimensions as the value that it holds."""
+    if not isinstance(expr, ir.GenericConst):
+        return None
+    ty = static_type(expr.ty)
+    if ty is None or ty.shape or ty.dtype == "bfloat16":
+        return None
+    value = np.from_dlpack(expr.value).item()
+    # NaN equals nothing, and minus zero equals zero: neither may be an attribute.
+    return None if value != value or (value == 0 and np.signbit(value)) else Full((), value, ty.dtype)
