@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import eqtune
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {"tvm_plugin": "eqtune", "search": "eqtune.search", "cost_model": "eqtune.cost_model", "records": "eqtune.records"}
+FOLDERS = {
+    "tvm_plugin": "eqtune",
+    "search": "eqtune.search",
+    "cost_model": "eqtune.cost_model",
+    "records": "eqtune.records",
+}
 
 
 def packages_on_disk() -> set[str]:
@@ -31,7 +36,17 @@ def test_every_folder_is_a_listed_package() -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+    ]
     subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("eqtune-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -44,7 +59,9 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["eqtune", "eqtune.records", "eqtune.cli", "eqtune.errors"])
 def test_a_plain_import_loads_neither_tvm_nor_torch(module: str) -> None:
-    code = f"import {module}, sys; print([m for m in ('tvm', 'torch', 'onnx', 'xgboost', 'egglog') if m in sys.modules])"
+    code = (
+        f"import {module}, sys; print([m for m in ('tvm', 'torch', 'onnx', 'xgboost', 'egglog') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,0 +1,1 @@
+"""What people use instead, configured as they would."""

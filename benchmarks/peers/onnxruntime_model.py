@@ -1,0 +1,25 @@
+"""A zoo model in ONNX Runtime, all optimisations on. `python -m benchmarks.peers.onnxruntime_model JSON`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import onnxruntime as ort
+
+from benchmarks.peers.timing import minimum_s
+from eqtune import zoo
+
+
+def main(model: str, threads: int, seed: int = 0, budget_s: float = 2.0) -> dict[str, float]:
+    """Latency in seconds with the zoo's weights."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    session = ort.InferenceSession(zoo.onnx(model, seed=seed).SerializeToString(), options, ["CPUExecutionProvider"])
+    feeds = dict(zip([i.name for i in session.get_inputs()], zoo.inputs(model, seed=seed), strict=True))
+    return {"latency_s": minimum_s(lambda: session.run(None, feeds), budget_s)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(**json.loads(sys.argv[1]))))

@@ -1,0 +1,26 @@
+"""A zoo model in PyTorch, eager or compiled with max-autotune. `python -m benchmarks.peers.torch_model JSON`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from benchmarks.peers.timing import minimum_s
+from eqtune import zoo
+
+
+def main(model: str, threads: int, seed: int = 0, compiled: bool = False, budget_s: float = 2.0) -> dict[str, float]:
+    """Latency in seconds with the zoo's weights."""
+    torch.set_num_threads(threads)
+    module, inputs = zoo.torch(model, seed=seed)
+    module.eval()
+    if compiled:
+        module = torch.compile(module, mode="max-autotune")
+    with torch.inference_mode():
+        return {"latency_s": minimum_s(lambda: module(*inputs), budget_s)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(**json.loads(sys.argv[1]))))

@@ -1,0 +1,104 @@
+"""Budgets, progress lines, and the work directory."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eqtune.errors import InputError
+from eqtune.tune.budget import Budget
+from eqtune.tune.progress import Progress
+from eqtune.tune.running import compare
+from eqtune.tune.workdir import WorkDirectory
+
+
+def test_trials_of_earlier_runs_count() -> None:
+    budget = Budget(trials=100, spent_trials=96)
+    assert budget.trials_left == 4
+    assert budget.allows()
+    budget.spent_trials += 4
+    assert not budget.allows()
+
+
+def test_a_round_that_would_not_fit_is_not_started() -> None:
+    budget = Budget(time_s=10.0, reserve_s=2.0, spent_s=7.0)
+    assert budget.allows(round_s=0.5)
+    assert not budget.allows(round_s=1.5)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [({"trials": 0}, "at least 1"), ({"time_s": -1.0}, "more than 0")])
+def test_an_impossible_budget_is_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Budget(**arguments)  # type: ignore[arg-type]
+
+
+def test_no_limit_allows_everything() -> None:
+    assert Budget().allows(round_s=1e9)
+    assert Budget().seconds_left is None
+
+
+def test_a_pipe_gets_plain_lines_now_and_then() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream=stream, every_s=3600.0)
+    for trials in range(5):
+        progress.update("conv", 1.5e-3, trials, 0, Budget(trials=64))
+    assert stream.getvalue() == "conv | best 1.500 ms | 0/64 trials, 0 failed | 0 s\n"
+
+
+def test_quiet_is_quiet() -> None:
+    stream = io.StringIO()
+    progress = Progress(enabled=False, stream=stream)
+    progress.say("something")
+    progress.update("conv", 1.0, 1, 0, Budget())
+    assert stream.getvalue() == ""
+
+
+def test_references_survive_and_a_damaged_one_is_computed_again(tmp_path: Path) -> None:
+    with WorkDirectory(tmp_path / "work") as work:
+        outputs = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, dtype=np.int64)]
+        assert work.load_reference("model") is None
+        work.save_reference("model", outputs)
+        loaded = work.load_reference("model")
+        assert loaded is not None
+        for got, want in zip(loaded, outputs, strict=True):
+            np.testing.assert_array_equal(got, want)
+        (path,) = (tmp_path / "work").glob("reference-*.npz")
+        path.write_bytes(path.read_bytes()[:40])
+        assert work.load_reference("model") is None
+
+
+def test_a_file_in_the_way_of_the_work_directory_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot be written.*work_dir"):
+        WorkDirectory(tmp_path / "file" / "work")
+
+
+def test_the_root_logger_is_left_alone(tmp_path: Path) -> None:
+    before = list(logging.getLogger().handlers), logging.getLogger().level
+    with WorkDirectory(tmp_path / "work"):
+        logging.getLogger("eqtune.tune").info("noted")
+    assert (list(logging.getLogger().handlers), logging.getLogger().level) == before
+    assert "noted" in (tmp_path / "work" / "eqtune.log").read_text()
+
+
+def test_compare_is_relative_to_the_largest_value() -> None:
+    want = [np.array([100.0, 1.0], dtype=np.float32)]
+    absolute, relative = compare([np.array([100.0, 1.5], dtype=np.float32)], want)
+    assert (absolute, relative) == (0.5, 0.005)
+
+
+@pytest.mark.parametrize(
+    "got",
+    [
+        [],
+        [np.zeros(3, dtype=np.float32)],
+        [np.zeros(2, dtype=np.float64)],
+        [np.array([np.nan, 0.0], dtype=np.float32)],
+    ],
+)
+def test_compare_refuses_what_has_another_form(got: list[np.ndarray]) -> None:
+    assert compare(got, [np.zeros(2, dtype=np.float32)]) == (np.inf, np.inf)

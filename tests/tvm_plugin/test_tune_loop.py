@@ -1,0 +1,168 @@
+"""The tuning loop on toy kernels, with a measurer that looks latencies up: no compiler, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from eqtune import cost_model
+from eqtune.measure.base import Measurement, Overheads
+from eqtune.records import Context, RecordDatabase
+from eqtune.search import allocation, strategies
+from eqtune.search.allocation.base import TaskStatus
+from eqtune.search.space.base import Decision, Knob, Sketch, Space
+from eqtune.search.space.features import FEATURES
+from eqtune.tune.budget import Budget
+from eqtune.tune.kernel_search import KernelSearch
+from eqtune.tune.loop import TuningLoop, Variant
+from eqtune.tune.progress import Progress
+
+CONTEXT = Context('{"kind": "toy"}', "toy", 1, "0.27")
+
+
+class ToySketch(Sketch):
+    """Latency 1 + (a - best)^2 + (b - best)^2 microseconds times `scale`."""
+
+    name = "toy"
+    knobs = (Knob("a", tuple(range(20))), Knob("b", tuple(range(20))))
+
+    def __init__(self, scale: float, best: int) -> None:
+        self.scale, self.best = scale, best
+
+    def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return values.sum(axis=1) < 36
+
+    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.scale * 1e-6 * (1.0 + ((values - self.best) ** 2).sum(axis=1))
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        result = np.zeros((len(values), len(FEATURES)), dtype=np.float32)
+        result[:, :2] = values
+        return result
+
+    def apply(self, values: Mapping[str, int]) -> Any:
+        raise AssertionError("nothing is lowered here")
+
+
+class LookUp:
+    """A measurer that knows the answer, and fails where a + b = 7."""
+
+    def __init__(self, sketches: Mapping[str, ToySketch], stop_after: float = math.inf) -> None:
+        self.sketches, self.stop_after = sketches, stop_after
+        self.overheads = Overheads()
+        self.asked: list[tuple[str, str]] = []
+
+    def measure(self, task: Any, decisions: Sequence[Decision], best_s: float = math.inf) -> list[Measurement]:
+        if len(self.asked) >= self.stop_after:
+            raise KeyboardInterrupt
+        results = []
+        for decision in decisions:
+            values = np.array([[decision.values["a"], decision.values["b"]]])
+            self.asked.append((task.workload_hash, str(sorted(decision.values.items()))))
+            if values.sum() == 7:
+                results.append(Measurement(decision, error="crash", detail="on purpose"))
+            else:
+                latency = float(self.sketches[task.workload_hash].latency_s(values)[0])
+                results.append(Measurement(decision, (latency, latency * 1.01), trace="[[],[]]"))
+        return results
+
+
+def kernel(name: str, sketch: ToySketch, calls: int = 1, seed: int = 0) -> KernelSearch:
+    space = Space([sketch])
+    task = SimpleNamespace(name=name, workload_hash=name, calls=calls, flops=1e6, bytes_moved=1e3)
+    search = strategies.create("annealed-evolution").begin(space, seed)
+    status = TaskStatus(name, calls, 1e6, 1e-9, "toy", [])
+    return KernelSearch(task, space, search, status, baseline_s=1.0)  # type: ignore[arg-type]
+
+
+def loop_over(
+    kernels: list[KernelSearch], measurer: LookUp, path: Path, variants: list[Variant] | None = None, trials: int = 96
+) -> TuningLoop:
+    return TuningLoop(
+        kernels=kernels,
+        variants=variants or [Variant("only", {k.task.workload_hash: k.task.calls for k in kernels})],
+        measurer=measurer,  # type: ignore[arg-type]
+        database=RecordDatabase(path / "records.sqlite"),
+        context=CONTEXT,
+        model=cost_model.create("xgboost", seed=0),
+        allocation=allocation.create("gradient").begin(0),
+        budget=Budget(trials=trials),
+        progress=Progress(enabled=False),
+        seed=0,
+        eqtune_version="test",
+    )
+
+
+def test_it_finds_good_candidates_within_its_trials_and_records_each_once(tmp_path: Path) -> None:
+    sketches = {"k0": ToySketch(1.0, 5), "k1": ToySketch(3.0, 9)}
+    measurer = LookUp(sketches)
+    loop = loop_over([kernel(name, sketch) for name, sketch in sketches.items()], measurer, tmp_path)
+    loop.run()
+    assert len(measurer.asked) <= 96
+    assert len(set(measurer.asked)) == len(measurer.asked)
+    assert loop.kernels[0].best_s == pytest.approx(1e-6, rel=1.5)
+    assert loop.kernels[1].best_s == pytest.approx(3e-6, rel=1.5)
+    assert len(loop.database.for_workload("k0", CONTEXT)) == loop.kernels[0].status.trials
+
+
+def test_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
+    sketches = {"k0": ToySketch(1.0, 5)}
+    first = LookUp(sketches)
+    loop = loop_over([kernel("k0", sketches["k0"])], first, tmp_path, trials=48)
+    loop.run()
+    loop.database.close()
+    resumed = kernel("k0", sketches["k0"])
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        resumed.resume(database.for_workload("k0", CONTEXT))
+    assert resumed.status.trials == 48
+    assert resumed.best_s == loop.kernels[0].best_s
+    second = LookUp(sketches)
+    loop_over([resumed], second, tmp_path, trials=48).run()
+    assert not set(first.asked) & set(second.asked)
+
+
+def test_failed_candidates_are_counted_and_never_best(tmp_path: Path) -> None:
+    sketches = {"k0": ToySketch(1.0, 3)}
+    loop = loop_over([kernel("k0", sketches["k0"])], LookUp(sketches), tmp_path, trials=200)
+    loop.run()
+    assert loop.kernels[0].failed > 0
+    best = loop.kernels[0].best
+    assert best is not None
+    assert sum(best.decision.values.values()) != 7
+
+
+def test_a_form_that_is_clearly_slower_gets_no_more_trials(tmp_path: Path) -> None:
+    sketches = {"fast": ToySketch(1.0, 5), "slow": ToySketch(50.0, 5)}
+    variants = [Variant("fast form", {"fast": 1}), Variant("slow form", {"slow": 1})]
+    loop = loop_over([kernel(n, s) for n, s in sketches.items()], LookUp(sketches), tmp_path, variants, trials=120)
+    loop.run()
+    assert [variant.name for variant in loop.variants] == ["fast form"]
+    assert loop.kernels[1].status.trials <= 32
+    assert loop.kernels[1].status.finished
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    sketches = {"k0": ToySketch(1.0, 5)}
+    loop = loop_over([kernel("k0", sketches["k0"])], LookUp(sketches, stop_after=32), tmp_path)
+    loop.run()
+    assert loop.interrupted
+    assert loop.kernels[0].status.trials == 32
+    assert math.isfinite(loop.latency_s)
+
+
+def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
+    asked = []
+    for run in range(2):
+        sketches = {"k0": ToySketch(1.0, 5), "k1": ToySketch(2.0, 12)}
+        measurer = LookUp(sketches)
+        (tmp_path / str(run)).mkdir()
+        loop_over([kernel(n, s) for n, s in sketches.items()], measurer, tmp_path / str(run)).run()
+        asked.append(measurer.asked)
+    assert asked[0] == asked[1]
