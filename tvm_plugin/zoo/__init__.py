@@ -13,13 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
+from ..errors import InputError, MissingExtraError
 from . import weights
-from .builder import InputSpec, Network, ShapeOnly, Tensor
+from .bert import bert_base, tensat_bert
+from .builder import Backend, H, InputSpec, Network, ShapeOnly, Tensor
+from .inception import inceptionv3
+from .mobilenet import mobilenetv2
+from .nasnet import nasneta
 from .nasrnn import nasrnn
+from .resnet import resnet50, resnext50
 from .squeezenet import squeezenet
+from .vgg import vgg19
 
-__all__ = ["MODELS", "ModelSpec", "inputs", "names", "relax"]
+__all__ = ["MODELS", "ModelSpec", "inputs", "names", "onnx", "relax", "torch"]
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,10 @@ class ModelSpec:
         parameters = list(inspect.signature(self.define).parameters.values())[1:]
         return {parameter.name: parameter.default for parameter in parameters}
 
-    def emit(self, backend: Any, seed: int, options: dict[str, Any]) -> list[Any]:
-        """Emit on `backend`, and return the handles of the outputs."""
+    def emit(self, backend: Backend[H], seed: int, options: dict[str, Any]) -> Sequence[Tensor[H]]:
+        """Emit on `backend`, and return the outputs."""
         self._check(options)
-        return [out.handle for out in self.define(Network(backend, self.name, seed), **options)]
+        return self.define(Network(backend, self.name, seed), **options)
 
     def describe(self, **options: Any) -> Network[Any]:
         """Return a network without weights: its inputs, parameter count and multiply-adds."""
@@ -71,8 +77,19 @@ class ModelSpec:
 MODELS: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
-        ModelSpec("squeezenet", squeezenet, 1_235_496, 0.35e9),
+        # Published: torchvision's table of weights ("Num params", "GFLOPS"), without auxiliary classifiers.
+        ModelSpec("squeezenet", squeezenet, 1_235_496, 0.349e9),
+        ModelSpec("mobilenetv2", mobilenetv2, 3_504_872, 0.301e9),
+        ModelSpec("resnet50", resnet50, 25_557_032, 4.09e9),
+        ModelSpec("resnext50", resnext50, 25_028_904, 4.23e9),
+        ModelSpec("inceptionv3", inceptionv3, 23_834_568, 5.71e9),
+        ModelSpec("vgg19", vgg19, 143_667_240, 19.63e9),
+        # Counted from the shapes that TASO's scripts give to `new_weight`, `conv2d` and `matmul`.
+        ModelSpec("nasneta", nasneta, 39_838_528, 15.05e9),
         ModelSpec("nasrnn", nasrnn, 20_972_032, 20.97e6),
+        # Twelve layers of 7,087,872; with `token_ids` the 109,482,240 of the published uncased model.
+        ModelSpec("bert_base", bert_base, 85_054_464, 5.51e9),
+        ModelSpec("tensat_bert", tensat_bert, 33_554_432, 2.215e9),
     )
 }
 
@@ -100,6 +117,47 @@ def relax(name: str, seed: int = 0, **options: Any) -> Any:
 
     backend = RelaxBackend()
     return backend.finish(_spec(name).emit(backend, seed, options))
+
+
+def torch(name: str, seed: int = 0, **options: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the model as a torch.nn.Module with the same weights, and a tuple of example inputs.
+
+    Raises
+    ------
+    InputError
+        No such model or option.
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    spec = _spec(name)
+    try:
+        from torch import from_numpy
+
+        from .torch_builder import TorchBackend
+    except ImportError as error:
+        raise MissingExtraError('PyTorch is needed for this: pip install "eqtune[torch]"') from error
+    backend = TorchBackend()
+    module = backend.finish(spec.emit(backend, seed, options), name)
+    return module, tuple(from_numpy(array) for array in inputs(name, seed, **options).values())
+
+
+def onnx(name: str, seed: int = 0, **options: Any) -> Any:
+    """Return the model as an onnx.ModelProto with the same weights.
+
+    Raises
+    ------
+    InputError
+        No such model or option.
+    MissingExtraError
+        onnx is not installed.
+    """
+    spec = _spec(name)
+    try:
+        from .onnx_builder import OnnxBackend
+    except ImportError as error:
+        raise MissingExtraError('onnx is needed for this: pip install "eqtune[onnx]"') from error
+    backend = OnnxBackend()
+    return backend.finish(spec.emit(backend, seed, options), name)
 
 
 def inputs(name: str, seed: int = 0, **options: Any) -> dict[str, npt.NDArray[Any]]:

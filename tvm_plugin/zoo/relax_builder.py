@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from .builder import Array, InputSpec, Pair
+from .builder import Array, InputSpec, Pair, Tensor
 
 __all__ = ["RelaxBackend"]
 
@@ -23,9 +23,10 @@ class RelaxBackend:
         self._params: list[relax.Var] = []
         self._bindings: list[relax.VarBinding] = []
 
-    def finish(self, outputs: Sequence[relax.Expr]) -> tvm.IRModule:
+    def finish(self, outputs: Sequence[Tensor[relax.Expr]]) -> tvm.IRModule:
         """Return an IRModule whose one function, "main", returns the output, or a tuple of several."""
-        value = outputs[0] if len(outputs) == 1 else relax.Tuple(list(outputs))
+        values = [output.handle for output in outputs]
+        value = values[0] if len(values) == 1 else relax.Tuple(values)
         value = self._block_builder.normalize(value)
         result = relax.Var("gv", value.ty)
         block = relax.DataflowBlock([*self._bindings, relax.VarBinding(result, value)])
@@ -89,7 +90,7 @@ class RelaxBackend:
     def global_avg_pool(self, x: relax.Expr) -> relax.Var:
         return self._emit(op.nn.adaptive_avg_pool2d(x, (1, 1)))
 
-    def linear(self, x: relax.Expr, weight: relax.Expr, bias: relax.Expr) -> relax.Var:
+    def linear(self, x: relax.Expr, weight: relax.Expr, bias: relax.Expr, rank: int) -> relax.Var:
         transposed = self._emit(op.permute_dims(weight))
         return self._emit(op.add(self._emit(op.matmul(x, transposed, out_dtype="float32")), bias))
 
