@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tune, print the table, write what was asked for."""
     from ..frontends.params import load_params
-    from ..report import kernel_table
+    from ..report.table import kernel_table
     from ..tune import tune_model
     from ..tune.result import check_export_path
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
+import tvm
 from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError
-from ..frontends import ImportedModel, load_model
-from ..transform.apply_tuned import build_executable, untuned_executable
+from ..frontends import load_model
+from ..transform.apply_tuned import build_executable, runner
 from .forms import Form, model_forms
-from .loop import TuningLoop
+from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
-from .running import compare, random_inputs, runner, time_run
+from .running import compare, time_runs
 from .session import Session, Settings
 from .summarize import summarize
 
@@ -112,52 +112,75 @@ def tune_model(
         imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
         session.progress.say(session.describe())
         forms, graph_result = model_forms(imported.mod, session.target, graph)
-        reference = _Reference(session, imported)
-        inputs = random_inputs(imported, seed)
         if session.budget.time_s is not None:
             session.budget.reserve_s = min(0.25 * session.budget.time_s, 5.0 + 0.1 * len(forms.tasks))
+        reference = Reference(imported, session.target, session.work, seed, session.context_key)
         loop = session.search(forms.tasks, forms.variants)
-        tasks = session.accept([k for k in loop.kernels if k.status.calls])
-        form, executable, run, latency_s = _fastest_form(forms.of(loop.variants), tasks, session, inputs)
-        baseline_s, expected = reference.outputs(inputs)
-        outputs = run(*inputs)
-        absolute, relative = compare(outputs, expected)
+        results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
+        built = [_build(form, results, session) for form in forms.of(loop.variants)]
+        tuned, latency_s = _fastest(built, reference.inputs)
+        absolute, relative = compare(tuned.run(*reference.inputs), reference.outputs())
         if verify and not relative <= TOLERANCE:
             raise MismatchError(
-                f"the tuned model's outputs differ from the reference by {relative:.2e} relative ({absolute:.2e} "
-                f"absolute), more than {TOLERANCE:.0e}; nothing is returned. Please report this with {session.work.path}"
+                f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
+                f"absolute, where {TOLERANCE:.0e} relative is allowed; nothing is returned. The records and the log "
+                f"are in {session.work.path}"
             )
+        baseline_s = reference.latency_s()
         if latency_s > baseline_s:
-            LOGGER.warning(
-                "tuned %.3g s is not faster than untuned %.3g s; the untuned model is kept", latency_s, baseline_s
-            )
-            executable, run, latency_s = reference.executable, reference.run, baseline_s
-            tasks = []
-        used = [task for task in tasks if task.workload_hash in form.calls]
+            LOGGER.warning("tuned %.3g s, untuned %.3g s: the untuned model is kept", latency_s, baseline_s)
+            tuned = _Built(Form("untuned", imported.mod, ()), [], reference.executable, reference.run)
+            latency_s = baseline_s
         session.save_spent()
         summary = summarize(
             session,
             imported.name,
-            form,
-            loop,
-            used,
-            latency_s,
-            baseline_s,
-            absolute,
-            relative,
-            time.monotonic() - started,
-        )
-        session.work.write_json("summary.json", summary.to_json())
-        return TuneResult(
-            mod=form.mod,
-            latency_s=latency_s,
-            baseline_latency_s=baseline_s,
-            tasks=used,
-            graph=graph_result,
+            tuned.tasks,
+            wall_s=time.monotonic() - started,
+            baseline_s=baseline_s,
+            tuned_s=latency_s,
             max_abs_error=absolute if verify else math.nan,
             max_rel_error=relative if verify else math.nan,
+            graph={"form": tuned.form.name},
             interrupted=loop.interrupted,
-            summary=summary,
-            _executable=executable,
-            _run=run,
         )
+        session.work.write_json("summary.json", summary.to_json())
+    return TuneResult(
+        mod=tuned.form.mod,
+        latency_s=latency_s,
+        baseline_latency_s=baseline_s,
+        tasks=tuned.tasks,
+        graph=graph_result,
+        max_abs_error=absolute if verify else math.nan,
+        max_rel_error=relative if verify else math.nan,
+        interrupted=loop.interrupted,
+        summary=summary,
+        _executable=tuned.executable,
+        _run=tuned.run,
+    )
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A form with its schedules applied, compiled."""
+
+    form: Form
+    tasks: list[TaskResult]
+    executable: Any
+    run: Callable[..., list[NDArray[Any]]]
+
+
+def _build(form: Form, results: Sequence[TaskResult], session: Session) -> _Built:
+    calls = form.calls
+    tasks = [replace(task, calls=calls[task.workload_hash]) for task in results if task.workload_hash in calls]
+    executable = build_executable(form.mod, session.target, schedules_of(tasks))
+    return _Built(form, tasks, executable, runner(executable, tvm.cpu()))
+
+
+def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]]) -> tuple[_Built, float]:
+    """The fastest form and its latency in seconds, timed in turn."""
+    latencies = time_runs([lambda b=b: b.run(*inputs) for b in built])  # type: ignore[misc]
+    index = min(range(len(built)), key=latencies.__getitem__)
+    for candidate, latency_s in zip(built, latencies, strict=True):
+        LOGGER.info("form %r takes %.4g s", candidate.form.name, latency_s)
+    return built[index], latencies[index]

@@ -113,7 +113,6 @@ class TuneResult:
     summary: RunSummary
     _executable: Any = field(repr=False, default=None)
     _run: Callable[..., list[NDArray[Any]]] | None = field(repr=False, default=None)
-    _curves: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
     @property
     def speedup(self) -> float:
@@ -134,21 +133,27 @@ class TuneResult:
 
         Raises InputError unless the path ends in ".so" (or ".tar").
         """
-        path = Path(path)
-        if path.suffix not in {".so", ".tar"}:
-            raise InputError(f"cannot export to {path.name!r}: the name must end in .so or .tar")
+        path = check_export_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._executable.export_library(str(path))
         return path
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained HTML page. Returns the path."""
-        from ..report import write_html
+        from ..report.html import write_html
 
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_html(self.summary, path)
         return path
+
+
+def check_export_path(path: str | os.PathLike[str]) -> Path:
+    """The path; raises InputError unless a library can be written under such a name."""
+    path = Path(path)
+    if path.suffix not in {".so", ".tar"}:
+        raise InputError(f"cannot export to {path.name!r}: the name must end in .so or .tar")
+    return path
 
 
 def schedules_of(tasks: Sequence[TaskResult]) -> dict[str, str]:

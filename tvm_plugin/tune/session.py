@@ -128,6 +128,21 @@ class Session:
             self._measure_baselines(kernels, only_known=True)
         return loop
 
+    @property
+    def context_key(self) -> str:
+        """The context as a short name, for keys in the database."""
+        return _context_key(self.context)
+
+    def describe(self) -> str:
+        """A line on the machine, for people."""
+        machine = self.hardware
+        return (
+            f"{machine.name}: {machine.threads} threads, {machine.peak_flops_per_s / 1e9:.0f} GFLOPS a thread and "
+            f"{machine.peak_flops_per_s_all / 1e9:.0f} in all (measured), {machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s, "
+            f"{8 * machine.vector_bytes}-bit vectors, L1 {machine.l1_bytes // 1024} KiB, L2 {machine.l2_bytes // 1024} KiB, "
+            f"L3 {machine.l3_bytes // 2**20} MiB; target {self.context.target}"
+        )
+
     def save_spent(self) -> None:
         """Note how much of the budget is gone, so that the next run in this directory goes on from here."""
         self.work.database.put_json(
@@ -139,7 +154,7 @@ class Session:
         return [self._accept(kernel) for kernel in kernels]
 
     def _accept(self, kernel: KernelSearch) -> TaskResult:
-        key = f"accepted:{kernel.task.workload_hash}:{_context_key(self.context)}"
+        key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
         known = self.work.database.get_json(key)
         best: Measurement | None = None
         if known and not kernel.measured_now:
@@ -188,7 +203,7 @@ class Session:
     def _measure_baselines(self, kernels: Sequence[KernelSearch], only_known: bool = False) -> None:
         database, missing = self.work.database, []
         for kernel in kernels:
-            known = database.get_json(f"baseline:{kernel.task.workload_hash}:{_context_key(self.context)}")
+            known = database.get_json(f"baseline:{kernel.task.workload_hash}:{self.context_key}")
             if known is None:
                 missing.append(kernel)
             else:
@@ -199,7 +214,7 @@ class Session:
             for kernel, latency_s in zip(missing, baselines, strict=True):
                 kernel.baseline_s = latency_s
                 database.put_json(
-                    f"baseline:{kernel.task.workload_hash}:{_context_key(self.context)}",
+                    f"baseline:{kernel.task.workload_hash}:{self.context_key}",
                     {"latency_s": latency_s},
                 )
 

@@ -1,0 +1,73 @@
+"""From a finished session to what the report shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib import metadata
+
+from ..report.summary import KernelRow, RunSummary, with_records
+from .result import TaskResult
+from .session import Session
+
+__all__ = ["summarize"]
+
+
+def summarize(
+    session: Session,
+    model: str,
+    tasks: Sequence[TaskResult],
+    *,
+    wall_s: float,
+    baseline_s: float | None = None,
+    tuned_s: float | None = None,
+    max_abs_error: float = math.nan,
+    max_rel_error: float = math.nan,
+    graph: dict[str, object] | None = None,
+    interrupted: bool = False,
+) -> RunSummary:
+    """All that the table and the page show. Latencies in seconds; errors are NaN when nothing was checked."""
+    overheads = session.measurer.overheads
+    summary = RunSummary(
+        model=model,
+        context=session.context,
+        kernels=tuple(
+            KernelRow(
+                name=task.name,
+                workload_hash=task.workload_hash,
+                calls=task.calls,
+                flops=task.flops,
+                bytes_moved=task.bytes_moved,
+                baseline_s=task.baseline_latency_s,
+                tuned_s=task.latency_s,
+                trials=task.trials,
+                failed=task.failed,
+                sketch="" if task.decision is None else str(task.decision["sketch"]),
+            )
+            for task in tasks
+        ),
+        baseline_s=baseline_s,
+        tuned_s=tuned_s,
+        max_abs_error=None if math.isnan(max_abs_error) else max_abs_error,
+        max_rel_error=None if math.isnan(max_rel_error) else max_rel_error,
+        machine=session.hardware.to_json(),
+        versions={name: _version(name) for name in ("eqtune", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "numpy")},
+        overheads_s={
+            "search": overheads.search_s,
+            "build": overheads.build_s,
+            "run": overheads.run_s,
+            "model": overheads.model_s,
+        },
+        wall_s=wall_s,
+        graph=graph or {},
+        seed=session.settings.seed,
+        interrupted=interrupted,
+    )
+    return with_records(summary, session.work.database.all(context=session.context))
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
