@@ -1,0 +1,108 @@
+"""The result as plain text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .summary import KernelRow, RunSummary
+from .units import count, duration, number, percent, times
+
+__all__ = ["kernel_table"]
+
+NAME_WIDTH = 32
+"""Longer kernel names lose their middle, so that a row fits 112 columns."""
+
+_HEADERS = ("kernel", "calls", "FLOPs", "baseline us", "tuned us", "speedup", "GFLOPS", "% peak", "trials", "% time")
+
+
+def kernel_table(summary: RunSummary) -> str:
+    """A row for each kernel, slowest first, then the whole model before and after; ends without a newline.
+
+    Only printable ASCII of the names is kept: they come from the model.
+    """
+    rows = [_cells(summary, row) for row in summary.by_time()]
+    rows.append(
+        (
+            f"{len(summary.kernels)} kernels, all calls",
+            str(sum(row.calls for row in summary.kernels)),
+            count(sum(row.calls * row.flops for row in summary.kernels)),
+            _microseconds(summary.kernels_baseline_s),
+            _microseconds(summary.kernels_tuned_s),
+            times(_ratio(summary.kernels_baseline_s, summary.kernels_tuned_s)),
+            "",
+            "",
+            str(summary.trials),
+            "",
+        )
+    )
+    return "\n".join([*_align(_HEADERS, rows), "", *closing_lines(summary)])
+
+
+def closing_lines(summary: RunSummary) -> list[str]:
+    """What follows the table: the whole model, the check, failures, and where the time went."""
+    lines = []
+    if summary.baseline_s is not None and summary.tuned_s is not None:
+        lines.append(
+            f"{printable(summary.model)}: untuned {duration(summary.baseline_s)}, tuned {duration(summary.tuned_s)}, "
+            f"{times(summary.speedup)} faster on {printable(summary.context.device)}, "
+            f"{summary.context.threads} thread{'s' if summary.context.threads != 1 else ''}"
+        )
+    if summary.max_rel_error is not None and summary.max_abs_error is not None:
+        lines.append(
+            f"largest difference from the reference: {summary.max_rel_error:.1e} relative, "
+            f"{summary.max_abs_error:.1e} absolute"
+        )
+    if summary.trials:
+        kinds = ", ".join(f"{number} {printable(kind)}" for kind, number in summary.errors.items())
+        lines.append(f"trials: {summary.trials}, of which {summary.failed} failed" + (f" ({kinds})" if kinds else ""))
+    if summary.wall_s:
+        parts = [f"{printable(name)} {duration(seconds)}" for name, seconds in summary.overheads_s.items()]
+        lines.append(f"took {duration(summary.wall_s)}: " + ", ".join([*parts, f"other {duration(summary.other_s)}"]))
+    if summary.interrupted:
+        lines.append("interrupted: this is the best so far; run the same command again to go on")
+    return lines
+
+
+def printable(text: str, width: int | None = None) -> str:
+    """Printable ASCII only (no escape codes reach the terminal); the middle left out where it is too long."""
+    clean = "".join(character if " " <= character <= "~" else "?" for character in text)
+    if width is None or len(clean) <= width:
+        return clean
+    head = (width - 2) // 2
+    return f"{clean[:head]}..{clean[len(clean) - (width - 2 - head) :]}"
+
+
+def _cells(summary: RunSummary, row: KernelRow) -> tuple[str, ...]:
+    return (
+        printable(row.name, NAME_WIDTH),
+        str(row.calls),
+        count(row.flops),
+        _microseconds(row.baseline_s),
+        _microseconds(row.tuned_s),
+        times(row.speedup),
+        number(row.gflops),
+        percent(summary.peak_fraction(row)),
+        str(row.trials),
+        percent(summary.share(row)),
+    )
+
+
+def _align(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[column]) for line in (headers, *rows)) for column in range(len(headers))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in (headers, *rows)
+    ]
+    rule = "-" * max(map(len, lines))
+    return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+
+
+def _microseconds(seconds: float) -> str:
+    return number(seconds * 1e6)
+
+
+def _ratio(before: float, after: float) -> float | None:
+    return before / after if after else None
