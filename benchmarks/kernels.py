@@ -1,0 +1,93 @@
+"""Single kernels: eqtune against the machine's peak and against peers, in one run.
+
+    python -m benchmarks.kernels --suite matmul --trials 64 --threads 1 --json out.json
+    python -m benchmarks.kernels --suite all --peers onednn,onnxruntime,metaschedule --threads 1,2
+
+`peak_fraction` is speed over the measured FMA peak for compute-bound kernels, and over the copy bandwidth at the
+kernel's working set for the others. `wall_s` counts from after the imports to the accepted schedule. Records are fresh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from typing import Any
+
+from benchmarks.output import table, write
+from benchmarks.peers.timing import in_own_process
+from benchmarks.suites import Case, suite
+
+PEERS = ("onednn", "onnxruntime", "metaschedule")
+
+
+def measure(case: Case, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One row."""
+    import eqtune
+    from eqtune.machine import copy_bandwidth_bytes_per_s, describe_machine, detect_target
+
+    target = detect_target(threads)
+    hardware = describe_machine(target, threads=threads)
+    with tempfile.TemporaryDirectory() as work_dir:
+        started = time.monotonic()
+        result = eqtune.tune_model(
+            case.relax(args.seed),
+            trials=args.trials,
+            time_budget_s=args.budget,
+            threads=threads,
+            seed=args.seed,
+            work_dir=work_dir,
+            graph="off",
+            progress=False,
+        )
+        wall_s = time.monotonic() - started
+    latency_s = sum(task.calls * task.latency_s for task in result.tasks)
+    row: dict[str, Any] = {"kernel": case.name, "threads": threads, "us": latency_s * 1e6}
+    if case.compute_bound:
+        row["gflops"] = case.flops / latency_s / 1e9
+        row["peak_fraction"] = case.flops / latency_s / hardware.peak_flops_per_s_all
+    else:
+        row["gbytes_per_s"] = case.bytes_moved / latency_s / 1e9
+        row["peak_fraction"] = case.bytes_moved / latency_s / copy_bandwidth_bytes_per_s(case.bytes_moved, threads)
+    row.update(wall_s=wall_s, trials=sum(task.trials for task in result.tasks), rel_err=result.max_rel_error)
+    arguments = {"kernel": case.name, "threads": threads, "seed": args.seed}
+    for peer in args.peers:
+        extra = {"trials": args.trials} if peer == "metaschedule" else {}
+        measured = in_own_process(f"benchmarks.peers.{peer}_kernel", **arguments, **extra)
+        row[f"{peer}_us"] = measured["latency_s"] * 1e6
+        row[f"vs_{peer}"] = measured["latency_s"] / latency_s
+        if "wall_s" in measured:
+            row[f"{peer}_wall_s"] = measured["wall_s"]
+    return row
+
+
+def main() -> None:
+    """Parse arguments, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="matmul", help="comma-separated names, or all")
+    parser.add_argument("--kernels", help="only kernels whose name contains this")
+    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--budget", type=float, help="seconds of tuning a kernel")
+    parser.add_argument("--threads", default=str(os.cpu_count() or 1), help="comma-separated numbers of threads")
+    parser.add_argument("--peers", default="", help=f"of {','.join(PEERS)}")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write rows here")
+    args = parser.parse_args()
+    args.peers = [name for name in args.peers.split(",") if name]
+    unknown = set(args.peers) - set(PEERS)
+    if unknown:
+        parser.error(f"unknown peers {sorted(unknown)}; there are {list(PEERS)}")
+    rows = []
+    for threads in map(int, args.threads.split(",")):
+        for case in suite(args.suite):
+            if args.kernels and args.kernels not in case.name:
+                continue
+            rows.append(measure(case, threads, args))
+            write(rows, args.json)
+            print(table(rows[-1:]), flush=True)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
