@@ -1,0 +1,121 @@
+"""`eqtune kernels FILE`: list or tune single kernels."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .options import add_search_options, parse_target, search_arguments
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "kernels",
+        help="list or tune single kernels",
+        description="Tune TensorIR kernels, or the fused kernels of a model one by one, without a model around them.",
+    )
+    parser.add_argument("source", help="a .json IRModule of PrimFuncs, or a model as `eqtune tune` takes it")
+    parser.add_argument("--list", action="store_true", help="only list the kernels: calls, FLOPs, bytes, sketches")
+    parser.add_argument("--only", metavar="TEXT", help="only kernels whose name contains this")
+    parser.add_argument("--output", metavar="FILE", help="write the scheduled module as .json")
+    add_search_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List, or tune and print one row a kernel."""
+    import tvm
+
+    from ..tune.kernels import tune_kernels
+
+    kernels = _kernels(args.source, args.target, args.threads)
+    if args.only:
+        kernels = {name: kernel for name, kernel in kernels.items() if args.only in name}
+        if not kernels:
+            raise InputError(f"no kernel's name contains {args.only!r}; see them with --list")
+    if args.list:
+        rows = _describe(kernels, args)
+        print(json.dumps(rows, indent=1) if args.json else "\n".join(_line(row) for row in rows))
+        return 0
+    result = tune_kernels(kernels, **search_arguments(args))
+    rows = [
+        {
+            "kernel": task.name,
+            "baseline_us": task.baseline_latency_s * 1e6,
+            "tuned_us": task.latency_s * 1e6,
+            "gflops": task.flops / task.latency_s / 1e9,
+            "trials": task.trials,
+            "sketch": "" if task.decision is None else task.decision["sketch"],
+        }
+        for task in result.tasks
+    ]
+    if args.output:
+        Path(args.output).write_text(str(tvm.ir.save_json(result.mod)), encoding="utf-8")
+    if args.json:
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+    else:
+        for row in rows:
+            print(
+                f"{row['kernel'][:60]:60s} {row['baseline_us']:12.1f} -> {row['tuned_us']:10.1f} us  "
+                f"{row['gflops']:8.1f} GFLOPS  {row['trials']:4d} trials  {row['sketch']}"
+            )
+    return 130 if result.interrupted else 0
+
+
+def _kernels(source: str, target: str | None, threads: int | None) -> dict[str, Any]:
+    import tvm
+    from tvm import tirx
+
+    from ..frontends import load_model
+    from ..machine import detect_target
+    from ..tasks import lower_to_kernels
+    from ..tune.forms import simplify
+
+    mod = None
+    if source.endswith(".json") and Path(source).is_file():
+        try:
+            mod = tvm.ir.load_json(Path(source).read_text(encoding="utf-8"))
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise InputError(f"{source} is not a module saved with tvm.ir.save_json") from error
+    if mod is None or any(isinstance(function, tvm.relax.Function) for function in mod.functions.values()):
+        chosen = parse_target(target)
+        chosen = detect_target(threads) if chosen is None else tvm.target.Target(chosen)
+        mod = lower_to_kernels(simplify(load_model(source if mod is None else mod).mod), chosen)
+    return {v.name_hint: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+
+
+def _describe(kernels: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    from ..machine import describe_machine
+    from ..search.space import build_space
+    from ..tasks import task_of
+
+    hardware = describe_machine(threads=args.threads, measure=False)
+    rows = []
+    for name, kernel in kernels.items():
+        task = task_of(name, kernel)
+        space = build_space(task.mod, hardware)
+        rows.append(
+            {
+                "kernel": name,
+                "flops": task.flops,
+                "bytes": task.bytes_moved,
+                "sketches": [sketch.name for sketch in space.sketches],
+                "candidates": space.size,
+            }
+        )
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['kernel'][:60]:60s} {row['flops'] / 1e6:10.2f} MFLOP {row['bytes'] / 1e6:8.2f} MB  "
+        f"{row['candidates']:.1e} candidates of {', '.join(row['sketches'])}"
+    )
