@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
-
 from eqtune.transform.evaluate import EVALUATORS, constant_of, evaluate
+from tvm import relax
 
 op = relax.op
 

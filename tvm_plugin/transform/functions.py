@@ -8,7 +8,16 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-__all__ = ["leaves", "map_functions", "substitute", "top_level_bindings", "use_counts"]
+__all__ = [
+    "extents",
+    "leaves",
+    "map_functions",
+    "operator",
+    "rewrite_calls",
+    "substitute",
+    "top_level_bindings",
+    "use_counts",
+]
 
 
 def map_functions(mod: ir.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> ir.IRModule:
@@ -25,6 +34,36 @@ def map_functions(mod: ir.IRModule, rewrite: Callable[[relax.Function], relax.Fu
     for name, function in changed.items():
         copy.update_func(name, function)
     return copy
+
+
+def operator(value: Any) -> str:
+    """The name of the operator that `value` calls; "" when it is no call of an operator."""
+    return getattr(value.op, "name", "") if isinstance(value, relax.Call) else ""
+
+
+def extents(ty: Any) -> list[int]:
+    """The shape of a static tensor type."""
+    return [int(extent) for extent in ty.shape.values]
+
+
+def rewrite_calls(function: relax.Function, rewrite: Callable[[relax.VarBinding], relax.VarBinding]) -> relax.Function:
+    """Replace bindings whose value is a call, one by one. The new value must be normal and of the same type."""
+    blocks = []
+    changed = False
+    for block in function.body.blocks:
+        bindings = [
+            rewrite(binding)
+            if isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.Call)
+            else binding
+            for binding in block.bindings
+        ]
+        changed = changed or any(not new.same_as(old) for new, old in zip(bindings, block.bindings, strict=True))
+        kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
+        blocks.append(kind(bindings))
+    if not changed:
+        return function
+    body = relax.SeqExpr(blocks, function.body.body)
+    return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
 
 
 def top_level_bindings(function: relax.Function) -> Iterator[Any]:

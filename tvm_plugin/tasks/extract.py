@@ -1,0 +1,61 @@
+"""From a module of kernels to tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax, tirx
+
+from ..records.workload import as_workload, workload_hash
+from .flops import count_bytes, count_flops
+from .task import Task
+
+__all__ = ["extract_tasks", "task_of"]
+
+
+def extract_tasks(mod: ir.IRModule) -> list[Task]:
+    """The distinct kernels that a module of `lower_to_kernels` calls, most work first.
+
+    Calls are call sites in the Relax functions: what one run of a model without control flow does.
+    """
+    calls: dict[str, int] = {}
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            for name in _called_kernels(function):
+                calls[name] = calls.get(name, 0) + 1
+    tasks: dict[str, Task] = {}
+    for name, count in calls.items():
+        kernel = mod[name]
+        key = workload_hash(kernel)
+        if key in tasks:
+            known = tasks[key]
+            tasks[key] = replace(known, calls=known.calls + count, functions=(*known.functions, name))
+        else:
+            tasks[key] = task_of(name, kernel, count)
+    return sorted(tasks.values(), key=lambda task: (-task.flops * task.calls, -task.bytes_moved * task.calls))
+
+
+def task_of(name: str, kernel: tirx.PrimFunc, calls: int = 1) -> Task:
+    """One unscheduled kernel as a task."""
+    return Task(
+        name=name,
+        mod=as_workload(kernel),
+        workload_hash=workload_hash(kernel),
+        calls=calls,
+        flops=count_flops(kernel),
+        bytes_moved=count_bytes(kernel),
+        functions=(name,),
+    )
+
+
+def _called_kernels(function: relax.Function) -> list[str]:
+    names: list[str] = []
+
+    def visit(call: Any) -> None:
+        if isinstance(call.op, ir.Op) and call.op.name in ("relax.call_tir", "relax.call_tir_inplace"):
+            names.append(call.args[0].name_hint)
+
+    tvm_ffi.structural_walk(function.body, (relax.Call, visit))
+    return names

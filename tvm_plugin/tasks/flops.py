@@ -1,0 +1,62 @@
+"""How much work a kernel is, read from its TensorIR."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+__all__ = ["count_bytes", "count_flops"]
+
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
+_FREE_CALLS = frozenset({"prim.if_then_else", "tirx.likely", "tirx.reinterpret"})
+
+
+def count_flops(function: tirx.PrimFunc) -> float:
+    """Floating-point operations of one call of an unscheduled kernel.
+
+    Each floating-point addition, multiplication, division, minimum, maximum and function (exp, erf, ...) counts
+    one, so an FMA counts two; selects, casts, comparisons and index arithmetic count nothing. (TVM's
+    `estimate_tir_flops` counts the index arithmetic of average pooling, and functions not at all.)
+    """
+    root = function.body.block
+    total = 0.0
+
+    def add(block: s_tir.SBlock) -> None:
+        nonlocal total
+        if not block.same_as(root):
+            total += math.prod(int(axis.dom.extent) for axis in block.iter_vars) * _operations(block.body)
+
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, add))
+    return total
+
+
+def count_bytes(function: tirx.PrimFunc) -> float:
+    """Bytes of all tensor arguments of one call, inputs and outputs, each once."""
+    return float(
+        sum(
+            math.prod(int(extent) for extent in parameter.shape) * _bytes(str(parameter.dtype))
+            for parameter in function.params
+            if hasattr(parameter, "shape")
+        )
+    )
+
+
+def _operations(body: Any) -> int:
+    """Floating-point operations of one execution of a block's body."""
+    count = 0
+
+    def add(expr: Any) -> None:
+        nonlocal count
+        if "float" in str(expr.ty) and not (isinstance(expr, ir.Call) and expr.op.name in _FREE_CALLS):
+            count += 1
+
+    tvm_ffi.structural_walk(body, ((*_ARITHMETIC, ir.Call), add))
+    return count
+
+
+def _bytes(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else 1 if dtype.startswith("float8") else np.dtype(dtype).itemsize

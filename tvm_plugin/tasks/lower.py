@@ -1,0 +1,130 @@
+"""From Relax operators to fused, unscheduled kernels."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import ir, relax, tirx, transform
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.pipeline import library_dispatch_passes
+
+from ..transform.evaluate import is_static_tensor
+from ..transform.functions import extents, map_functions, rewrite_calls
+from ..transform.simplify_shapes import SimplifyShapes
+
+__all__ = ["lower_to_kernels"]
+
+
+def lower_to_kernels(mod: ir.IRModule, target: Any) -> ir.IRModule:
+    """Legalise and fuse a Relax module, as TVM's default pipeline does, without scheduling anything.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        Simplified (FoldBatchNorm, FoldWeights): constants are not folded here.
+    target : tvm.target.Target
+
+    Returns
+    -------
+    tvm.ir.IRModule
+        The Relax functions, whose work is now `call_tir` of kernels, and the kernels. Constants stay arguments; the
+        attribute `layout_free_buffers` of a kernel lists the positions of arguments that are constants at all of its
+        calls. Equal kernels are one function, named after what it does. Reshapes are views.
+    """
+    with target:
+        mod = transform.Sequential(
+            [
+                SimplifyShapes(),
+                relax.transform.DecomposeOpsForInference(),
+                relax.transform.CanonicalizeBindings(),
+                *library_dispatch_passes(target),
+                relax.transform.LegalizeOps(),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FuseOps(),
+                relax.transform.FuseTIR(),
+                relax.transform.RewriteDataflowReshape(),
+            ]
+        )(mod)
+        mod = _reshape_outputs(mod)
+        mod = _attach_layout_free(mod)
+    return _tidy(mod)
+
+
+def _reshape_outputs(mod: ir.IRModule) -> ir.IRModule:
+    """What RewriteDataflowReshape does, for the results of dataflow blocks, which it leaves alone."""
+    builder = relax.BlockBuilder()
+
+    def view(binding: relax.VarBinding) -> relax.VarBinding:
+        value = binding.value
+        if isinstance(binding.var, relax.DataflowVar) or getattr(value.op, "name", "") != "relax.call_tir":
+            return binding
+        arguments = value.args[1].fields if isinstance(value.args[1], relax.Tuple) else ()
+        # A view of a parameter, or of another result, would make the caller's tensors share memory.
+        if len(arguments) != 1 or not isinstance(arguments[0], relax.DataflowVar):
+            return binding
+        same_size = is_static_tensor(value.ty) and math.prod(extents(value.ty)) == math.prod(extents(arguments[0].ty))
+        if not same_size or not relax.analysis.has_reshape_pattern(mod[value.args[0]]):
+            return binding
+        return relax.VarBinding(binding.var, builder.normalize(relax.op.reshape(arguments[0], value.ty.shape)))
+
+    return map_functions(mod, lambda function: rewrite_calls(function, view))
+
+
+def _attach_layout_free(mod: ir.IRModule) -> ir.IRModule:
+    """TVM's pass, but for constants only: it takes the parameters after `num_input` for constants too."""
+    counts = {
+        variable.name_hint: function.attrs["num_input"]
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function) and function.attrs and "num_input" in function.attrs
+    }
+    mod = map_functions(mod, lambda f: f.without_attr("num_input") if f.attrs and "num_input" in f.attrs else f)
+    mod = relax.transform.AttachAttrLayoutFreeBuffers()(mod)
+    for name, count in counts.items():
+        mod.update_func(mod.get_global_var(name), mod[name].with_attr("num_input", count))
+    return mod
+
+
+def _tidy(mod: ir.IRModule) -> ir.IRModule:
+    """Merge equal kernels and name each after what it does: fused_conv2d12_add5_relu51 -> conv2d_add_relu3."""
+    builder = relax.BlockBuilder()
+    kernels = {
+        variable.name_hint: builder.add_func(_without_leftovers(function), _plain_name(variable.name_hint))
+        for variable, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+    rename = _Rename(kernels)
+    functions = dict(builder.get().functions_items())
+    for variable, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            functions[variable] = rename.visit_expr(function)
+        elif not isinstance(function, tirx.PrimFunc):
+            functions[variable] = function
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _without_leftovers(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Without the attributes that would tell apart kernels that are equal."""
+    if "op_pattern" in kernel.attrs:
+        kernel = kernel.without_attr("op_pattern")
+    if "layout_free_buffers" in kernel.attrs and not kernel.attrs["layout_free_buffers"]:
+        kernel = kernel.without_attr("layout_free_buffers")
+    return kernel
+
+
+def _plain_name(name: str) -> str:
+    words = name.removeprefix("fused_").split("_")
+    # A number at a word's end tells copies apart; the 2 of conv2d stays.
+    return "_".join(re.sub(r"(?<=[a-z])\d+$", "", word) for word in words if word != "tir")
+
+
+@mutator
+class _Rename(PyExprMutator):
+    def __init__(self, variables: Mapping[str, ir.GlobalVar]) -> None:
+        super().__init__()
+        self._variables = variables
+
+    def visit_global_var_(self, variable: ir.GlobalVar) -> Any:
+        return self._variables.get(variable.name_hint, variable)

@@ -1,0 +1,99 @@
+"""SimplifyShapes: fewer and cheaper copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax, transform
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from .evaluate import is_static_tensor
+from .functions import extents, map_functions, operator, top_level_bindings
+
+__all__ = ["SimplifyShapes", "permutation_of"]
+
+_RESHAPES = frozenset(
+    {"relax.reshape", "relax.flatten", "relax.nn.batch_flatten", "relax.squeeze", "relax.expand_dims"}
+)
+
+
+@transform.module_pass(opt_level=0, name="SimplifyShapes")
+class SimplifyShapes:
+    """Rewrite what only moves data into forms that cost less.
+
+    - split(x)[i] -> strided_slice(x): a slice fuses into its consumers, a split is a copy of its own
+    - permute_dims(permute_dims(x)) -> permute_dims(x), reshape(reshape(x)) -> reshape(x)
+    - permute_dims that moves axes of extent 1 only -> reshape, which is a view
+    - permute_dims and reshape that change nothing -> x
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Simplify every Relax function."""
+        return map_functions(mod, _simplify)
+
+
+def _simplify(function: relax.Function) -> relax.Function:
+    interesting = {"relax.split", "relax.permute_dims", *_RESHAPES}
+    if not any(operator(binding.value) in interesting for binding in top_level_bindings(function)):
+        return function
+    return relax.analysis.remove_all_unused(_Simplifier().visit_expr(function))
+
+
+def permutation_of(call: relax.Call) -> list[int]:
+    """The axes of a permute_dims, spelled out."""
+    axes = call.attrs.axes
+    rank = call.args[0].ty.ndim
+    return list(reversed(range(rank))) if axes is None else [int(axis) % rank for axis in axes]
+
+
+@mutator
+class _Simplifier(PyExprMutator):
+    """Works on what the builder holds already: operands are simplified before their users."""
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        if not is_static_tensor(call.ty):
+            return call
+        if operator(call) == "relax.permute_dims":
+            return self._permute(call)
+        if operator(call) in _RESHAPES:
+            return self._reshape(call)
+        return call
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
+        item = self.visit_expr_post_order(item)
+        call = self._value(item.tuple_value)
+        if operator(call) != "relax.split" or not is_static_tensor(item.ty):
+            return item
+        axis = int(call.attrs.axis) % item.ty.ndim
+        begin = sum(extents(call.ty.fields[before])[axis] for before in range(item.index))
+        end = begin + extents(item.ty)[axis]
+        return relax.op.strided_slice(call.args[0], axes=[axis], begin=[begin], end=[end])
+
+    def _permute(self, call: relax.Call) -> Any:
+        data, order = call.args[0], permutation_of(call)
+        inner = self._value(data)
+        if operator(inner) == "relax.permute_dims":
+            order = [permutation_of(inner)[axis] for axis in order]
+            data = inner.args[0]
+        if order == sorted(order):
+            return data
+        shape = extents(data.ty)
+        moving = [axis for axis in order if shape[axis] != 1]
+        if moving == sorted(moving):
+            return self._reshape(self.builder_.normalize(relax.op.reshape(data, call.ty.shape)))
+        return relax.op.permute_dims(data, order)
+
+    def _reshape(self, call: relax.Call) -> Any:
+        data = call.args[0]
+        inner = self._value(data)
+        if operator(inner) in _RESHAPES:
+            data = inner.args[0]
+        if not is_static_tensor(data.ty):
+            return call
+        if extents(data.ty) == extents(call.ty):
+            return data
+        return call if data.same_as(call.args[0]) else relax.op.reshape(data, call.ty.shape)
+
+    def _value(self, expr: Any) -> Any:
+        return self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
