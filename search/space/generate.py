@@ -30,4 +30,4 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     """
     kernel = analyze(mod)
     sketches = contraction_sketches(mod, kernel, hardware)
-    return Space(sketches or memory_bound_sketches(mod, kernel, hardware))
+    return Space(sketches or memory_bound_sketches(mod, hardware))

@@ -7,10 +7,12 @@ from typing import Any
 from ..analysis import Kernel
 from ..base import Sketch
 from ..hardware import Hardware
+from .plan import make_plans
+from .sketch import TiledContraction
 
-__all__ = ["contraction_sketches"]
+__all__ = ["TiledContraction", "contraction_sketches"]
 
 
 def contraction_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[Sketch]:
-    """Every sketch that fits the kernel; empty when it is not a contraction."""
-    return []
+    """Every sketch that fits; none when the kernel is no contraction or its surroundings are not element-wise."""
+    return [TiledContraction(mod, plan, hardware) for plan in make_plans(kernel)]

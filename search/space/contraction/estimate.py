@@ -1,0 +1,323 @@
+"""What a tiled contraction costs, before anything is lowered: a roofline with register tiles, caches and threads.
+
+All functions work on columns of knob values, arrays of shape [n]. The model follows the analysis of the BLIS
+micro-kernel (Low et al., "Analytical Modeling Is Enough for High-Performance BLIS", 2016): a register tile runs at
+the rate of its slowest resource, and each cache level adds the traffic that its capacity cannot keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..analysis import Access
+from ..features import FEATURES
+from ..hardware import Hardware
+from .plan import Plan
+from .tiled import AT_CHUNK, AT_ROOT, PAD_INLINE, UNPACKED
+
+__all__ = ["Tiles", "columns_of_features", "latency_s", "tiles"]
+
+Column = NDArray[np.float64]
+
+FMA_CHAIN = 8.0
+"""Independent sums that keep the multiply-add units busy: latency 4 times two units (or two halves of a wide one)."""
+SCALAR_TAIL = 1.0
+"""Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
+LOOP_OVERHEAD = 1.5
+"""Vector-instruction times of one trip of the innermost loop."""
+CROWDED = 30
+"""Registers from which LLVM begins to spill now and then, in a file of 32 (in proportion for others)."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Derived quantities of each candidate, arrays of shape [n].
+
+    `width` is the elements of a vector, `vectors` the vectors in a row of the tile, `sums` the accumulators, and
+    `registers` what the tile needs in all; `row_tiles`, `column_tiles` and `lines` count tiles, ragged ones included;
+    `chunks` is the number of parallel iterations (1 when serial).
+    """
+
+    width: Column
+    vectors: Column
+    sums: Column
+    registers: Column
+    row_tiles: Column
+    column_tiles: Column
+    lines: Column
+    chunks: Column
+    ragged_rows: NDArray[np.bool_]
+    ragged_columns: NDArray[np.bool_]
+    ragged_lines: NDArray[np.bool_]
+    ragged_parallel: NDArray[np.bool_]
+    """Whether a ragged loop was fused into the parallel one with others: its tail cannot be split off."""
+
+
+def tiles(plan: Plan, lanes: int, v: Mapping[str, NDArray[np.int64]]) -> Tiles:
+    """Count tiles, vectors and registers."""
+    mr, m2, nr = v["mr"], v["m2"], v["nr"]
+    width = np.full(len(nr), lanes)
+    while np.any(nr % width):
+        width = np.where(nr % width, width // 2, width)
+    vectors = nr // width
+    sums = m2 * mr * vectors
+    operands = np.where(m2 * mr > 1, vectors, 1) + 1
+    if plan.left_vectorised and plan.right_vectorised:
+        operands = vectors + 2
+    row_tiles = -(-plan.unrolled_extent // mr)
+    column_tiles = -(-plan.vector_extent // nr)
+    lines = -(-plan.second_extent // m2)
+    ragged_rows = plan.unrolled_extent % mr != 0
+    ragged_columns = plan.vector_extent % nr != 0
+    ragged_lines = plan.second_extent % m2 != 0
+    outer = [axis.extent for axis in plan.outer] + ([plan.groups] if plan.groups > 1 else [])
+    ones = np.ones(len(nr), dtype=np.int64)
+    never = np.zeros(len(nr), dtype=np.bool_)
+    rows = [(extent * ones, never) for extent in outer]
+    if plan.second is not None:
+        rows.append((lines, ragged_lines))
+    rows.append((-(-row_tiles // v["chunk"]), ragged_rows))
+    column = (column_tiles, ragged_columns)
+    orders = ([column, *rows], [*rows, column])
+    chunks, spoiled = ones.copy(), never.copy()
+    for order, loops in enumerate(orders):
+        for depth, (extent, ragged) in enumerate(loops):
+            inside = (v["order"] == order) & (v["parallel"] > depth)
+            spoiled |= inside & ragged & (v["parallel"] > 1) & (extent > 1)
+            chunks = np.where(inside, chunks * extent, chunks)
+    return Tiles(
+        width=width.astype(np.float64),
+        vectors=vectors.astype(np.float64),
+        sums=sums.astype(np.float64),
+        registers=(sums + operands).astype(np.float64),
+        row_tiles=row_tiles.astype(np.float64),
+        column_tiles=column_tiles.astype(np.float64),
+        lines=lines.astype(np.float64),
+        chunks=chunks.astype(np.float64),
+        ragged_rows=ragged_rows,
+        ragged_columns=ragged_columns,
+        ragged_lines=ragged_lines,
+        ragged_parallel=spoiled,
+    )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and bytes of each candidate, arrays of shape [n]."""
+
+    compute_s: Column
+    memory_s: Column
+    extra_s: Column
+    latency_s: Column
+    efficiency: Column
+    tail_waste: Column
+    imbalance: Column
+    panel_bytes: Column
+    block_bytes: Column
+    l2_bytes: Column
+    memory_bytes: Column
+    pack_bytes: Column
+
+
+def _row_instructions(rows: Column, vectors: Column, plan: Plan, hardware: Hardware) -> Column:
+    """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
+    sums = rows * vectors
+    loads = 0.5 * rows + vectors
+    if plan.left_vectorised:
+        loads = sums if plan.right_vectorised else rows * 0.5 + vectors
+    return np.maximum(np.maximum(sums, FMA_CHAIN), loads + 0.15 * sums)
+
+
+def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.int64]], t: Tiles) -> Cost:
+    """The estimate and its parts."""
+    reduction = float(plan.reduction_extent)
+    rows = (v["mr"] * v["m2"]).astype(np.float64)
+    per_instruction_s = 2.0 * lanes / hardware.peak_flops_per_s * _narrowness(t.width, lanes)
+    trips = reduction / v["ku"]
+
+    def tile_s(rows: Column, vectors: Column, scalars: Column) -> Column:
+        steps = reduction * (_row_instructions(rows, vectors, plan, hardware) + SCALAR_TAIL * rows * scalars)
+        written = rows * (vectors * t.width + scalars)
+        store = written * (1.5 if plan.scattered else 3.0 / lanes) + 10.0
+        return per_instruction_s * (steps + LOOP_OVERHEAD * trips + store)
+
+    zero = np.zeros_like(rows)
+    full = tile_s(rows, t.vectors, zero)
+    full *= np.where(t.registers > CROWDED * hardware.vector_registers / 32, 1.25, 1.0)
+    tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0).astype(np.float64)
+    tail = np.where(t.ragged_rows, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero), 0.0)
+    column_rest = plan.vector_extent % v["nr"]
+    narrow = tile_s(rows, column_rest // t.width, column_rest % t.width)
+    whole_columns = np.floor(plan.vector_extent / v["nr"])
+    whole_rows = np.floor(plan.unrolled_extent / v["mr"])
+    per_column = whole_rows * full + tail
+    share = np.where(whole_rows * v["mr"] > 0, plan.unrolled_extent / np.maximum(whole_rows * v["mr"], 1), 1.0)
+    work_s = whole_columns * per_column + np.where(t.ragged_columns, whole_rows * narrow * share, 0.0)
+    work_s *= plan.second_extent / v["m2"] * plan.outer_extent
+    flops = plan.contraction.flops
+    ideal_s = flops / hardware.peak_flops_per_s
+
+    threads = hardware.threads
+    used = np.minimum(t.chunks, threads)
+    imbalance = np.where(t.chunks > 1, np.ceil(t.chunks / threads) * used / t.chunks * 1.0, 1.0)
+    first_ragged = ((v["order"] == 0) & t.ragged_columns | (v["order"] == 1) & t.ragged_rows & _rows_first(plan)) & (
+        v["parallel"] == 1
+    )
+    serial_part = np.where(first_ragged, 1.0 / np.maximum(t.chunks, 1.0), 0.0)
+    speedup = np.maximum(used / imbalance, 1.0) if threads > 1 else np.ones_like(used)
+    scale = np.minimum(1.0, hardware.peak_flops_per_s_all / (hardware.peak_flops_per_s * threads))
+    speedup = np.where(used > 1, np.maximum(speedup * scale, 1.0), 1.0)
+    compute_s = work_s * (serial_part + (1.0 - serial_part) / speedup)
+
+    element = float(plan.element_bytes)
+    panel_bytes = v["nr"] * reduction * element
+    tile_left = _footprint(plan, plan.contraction.left.access, v["mr"], v["m2"], v["nr"])
+    block_rows = np.minimum(v["mr"] * v["chunk"], plan.unrolled_extent)
+    block_bytes = _footprint(plan, plan.contraction.left.access, block_rows, v["m2"], v["nr"])
+    left_bytes = float(plan.contraction.left.access.bytes)
+    right_bytes = float(plan.contraction.right.access.bytes) / plan.groups
+    tile_count = t.row_tiles * t.column_tiles * t.lines * plan.outer_extent
+    from_l2 = tile_count * (tile_left + np.where(panel_bytes > 0.5 * hardware.l1_bytes, panel_bytes, 0.0))
+    row_blocks = np.ceil(t.row_tiles / v["chunk"]) * t.lines * plan.outer_extent / plan.groups
+    columns_first = v["order"] == 0
+    room = 0.7 * hardware.l2_bytes
+    right_again = np.where(columns_first | (right_bytes < room), 1.0, row_blocks)
+    left_again = np.where(
+        columns_first,
+        np.where(left_bytes < room, 1.0, t.column_tiles),
+        np.where(block_bytes < room, 1.0, t.column_tiles),
+    )
+    from_l3 = right_bytes * plan.groups * right_again + left_bytes * left_again
+    traffic_bytes = plan.kernel.bytes_moved
+    from_memory = np.where(traffic_bytes > hardware.l3_bytes, from_l3, 0.0)
+    cache = hardware.cache_bandwidth_bytes_per_s
+    memory_s = np.maximum(from_l2 / (2.0 * cache) / speedup, from_l3 / cache / speedup)
+    memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s)
+
+    repeats = np.where(columns_first, 1.0, np.where(v["pack"] == AT_CHUNK, row_blocks, 1.0))
+    repeats = np.where(columns_first & (v["pack"] == AT_CHUNK), np.maximum(t.chunks / t.column_tiles, 1.0), repeats)
+    packed = np.where((v["pack"] == AT_CHUNK) | (v["pack"] == AT_ROOT), right_bytes * plan.groups, 0.0)
+    pack_bytes = packed * repeats if plan.panel is not None else np.zeros_like(rows)
+    extra_s = 2.0 * pack_bytes / (0.5 * cache) / speedup
+    if plan.staged:
+        again = np.where((v["pad"] != 0) & columns_first & (v["pad"] != PAD_INLINE), t.column_tiles, 1.0)
+        extra_s = extra_s + np.where(
+            v["pad"] == PAD_INLINE, 0.3 * compute_s, 2.0 * left_bytes * again / cache / speedup
+        )
+        extra_s = extra_s + np.where((v["pad"] == 0) & (v["parallel"] > 0), hardware.parallel_overhead_s, 0.0)
+    if plan.epilogue and not plan.epilogue_fusable:
+        extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
+    unpacked = plan.panel is not None and plan.reduction_extent * plan.vector.extent > 4096
+    if unpacked:
+        strided = plan.panel is not None and plan.panel.stride(plan.vector.position) != 1
+        extra_s = extra_s + np.where(v["pack"] == UNPACKED, (7.0 if strided else 0.12) * compute_s, 0.0)
+    extra_s = extra_s + np.where(v["parallel"] > 0, hardware.parallel_overhead_s, 0.0)
+    latency = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s) + extra_s
+    return Cost(
+        compute_s=compute_s,
+        memory_s=memory_s,
+        extra_s=extra_s,
+        latency_s=latency,
+        efficiency=ideal_s / work_s,
+        tail_waste=1.0 - (whole_columns * v["nr"] / plan.vector_extent) * (whole_rows * v["mr"] / plan.unrolled_extent),
+        imbalance=imbalance,
+        panel_bytes=panel_bytes,
+        block_bytes=block_bytes,
+        l2_bytes=from_l2,
+        memory_bytes=from_l3,
+        pack_bytes=pack_bytes,
+    )
+
+
+def _rows_first(plan: Plan) -> bool:
+    """Whether the chunk loop is outermost when rows come first."""
+    return plan.outer_extent == 1 and plan.second is None
+
+
+def _narrowness(width: Column, lanes: int) -> Column:
+    """Time of a narrow vector instruction relative to a full one: half vectors pair up, smaller ones do not."""
+    return np.where(width >= lanes, 1.0, np.where(width * 2 == lanes, 0.55, 0.5))
+
+
+def _footprint(plan: Plan, access: Access, rows: Column, lines: Column, columns: Column) -> Column:
+    """Bytes of an operand that a block of rows, lines and vectorised elements touches over the whole reduction."""
+    reduced = {axis.position: float(axis.extent) for axis in plan.reduction}
+    bytes_ = np.full(len(rows), float(plan.element_bytes))
+    for index in access.indices:
+        span = np.ones(len(rows))
+        if index is None:
+            continue
+        for position, coefficient in index.coefficients.items():
+            if position in reduced:
+                count = np.full(len(rows), reduced[position])
+            elif position == plan.unrolled[-1].position:
+                count = rows.astype(np.float64)
+            elif plan.second is not None and position == plan.second.position:
+                count = lines.astype(np.float64)
+            elif position == plan.vector.position:
+                count = columns.astype(np.float64)
+            else:
+                continue
+            span = span + abs(coefficient) * (count - 1.0)
+        bytes_ = bytes_ * span
+    return bytes_
+
+
+def latency_s(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.int64]]) -> Column:
+    """The analytic estimate in seconds."""
+    return cost(plan, hardware, lanes, v, tiles(plan, lanes, v)).latency_s
+
+
+def columns_of_features(
+    plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.int64]], family: int
+) -> NDArray[np.float32]:
+    """The features of features.py, shape [n, len(FEATURES)]."""
+    t = tiles(plan, lanes, v)
+    c = cost(plan, hardware, lanes, v, t)
+    count = len(v["mr"])
+    flops = plan.contraction.flops
+
+    def log(values: Column | float) -> Column:
+        return np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1e-12))
+
+    known: dict[str, Column | float] = {
+        "log_flops": log(flops),
+        "log_bytes": log(plan.kernel.bytes_moved),
+        "family": float(family),
+        "log_vector_elements": log(t.width),
+        "vector_efficiency": plan.vector_extent / (np.ceil(plan.vector_extent / t.width) * lanes),
+        "accumulators": t.sums,
+        "register_pressure": t.registers / hardware.vector_registers,
+        "log_tile_m": log(v["mr"] * v["m2"]),
+        "log_tile_n": log(v["nr"]),
+        "log_tile_k": log(v["ku"]),
+        "log_block_m": log(v["mr"] * v["chunk"]),
+        "log_block_n": log(np.where(v["order"] == 0, v["nr"], plan.vector_extent)),
+        "log_block_k": log(plan.reduction_extent),
+        "log_unrolled_body": log(t.sums * v["ku"]),
+        "tail_waste": c.tail_waste,
+        "log_parallel_chunks": log(t.chunks),
+        "imbalance": c.imbalance,
+        "log_chunk_flops": log(flops / t.chunks),
+        "l1_footprint": c.panel_bytes / hardware.l1_bytes,
+        "l2_footprint": (c.panel_bytes + c.block_bytes) / hardware.l2_bytes,
+        "l3_footprint": plan.kernel.bytes_moved / hardware.l3_bytes,
+        "log_l2_traffic": log(c.l2_bytes),
+        "log_memory_traffic": log(c.memory_bytes),
+        "log_pack_bytes": log(c.pack_bytes + 1.0),
+        "log_contiguous_run": log(v["nr"] * plan.element_bytes),
+        "log_reduction": log(plan.reduction_extent),
+        "compute_share": c.compute_s / c.latency_s,
+        "memory_share": c.memory_s / c.latency_s,
+        "log_latency": log(c.latency_s),
+        "variant": (v["pad"] * 8 + v["pack"] * 2 + v["order"]).astype(np.float64),
+    }
+    result = np.full((count, len(FEATURES)), np.nan, dtype=np.float32)
+    for column, name in enumerate(FEATURES):
+        if name in known:
+            result[:, column] = known[name]
+    return result

@@ -1,0 +1,261 @@
+"""How one contraction is laid out for a tiled sketch: which axes are tiled, and what surrounds the loops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..analysis import Access, Axis, Block, Contraction, Kernel, dtype_bytes
+
+__all__ = ["Plan", "make_plans"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The fixed part of a tiled schedule; everything that its knobs do not decide.
+
+    Attributes
+    ----------
+    name : str
+        Which form this is: `columns`, `rows` or `channels`, by what is vectorised.
+    kernel, contraction
+        What is scheduled.
+    vector : Axis
+        The axis whose elements fill vector registers.
+    unrolled : tuple of Axis
+        Axes fused into the one that register tiles unroll; several only where they are contiguous in every access.
+    second : Axis or None
+        Another unrolled axis, for images whose rows are shorter than a good tile.
+    outer : tuple of Axis
+        All other spatial axes.
+    reduction : tuple of Axis
+        Reduction axes, outermost first; the last one is unrolled.
+    groups : int
+        The column axis is split into this many runs first; the runs count as an outer axis.
+    staged : str
+        Name of the producer of the left operand that may be computed ahead of the contraction ("" for none).
+    inlined : tuple of str
+        Producers that are always computed where they are used.
+    epilogue_inlined : tuple of str
+        Epilogue blocks that are folded into the following one.
+    epilogue : str
+        The block that writes the result; "" when the contraction itself does.
+    epilogue_fusable : bool
+        Whether the epilogue maps each register tile to a tile of the result.
+    panel : Access or None
+        The vectorised operand if it can be packed: the right one of the `columns` form.
+    panel_is_weight : bool
+        Whether it is packed ahead of time.
+    """
+
+    name: str
+    kernel: Kernel
+    contraction: Contraction
+    vector: Axis
+    unrolled: tuple[Axis, ...]
+    second: Axis | None
+    outer: tuple[Axis, ...]
+    reduction: tuple[Axis, ...]
+    groups: int
+    staged: str
+    inlined: tuple[str, ...]
+    epilogue_inlined: tuple[str, ...]
+    epilogue: str
+    epilogue_fusable: bool
+    panel: Access | None
+    panel_is_weight: bool
+
+    @property
+    def vector_extent(self) -> int:
+        """Extent of the vectorised axis, within one group."""
+        return self.vector.extent // (self.groups if self.vector in self.contraction.columns else 1)
+
+    @property
+    def unrolled_extent(self) -> int:
+        """Extent of the fused unrolled axes, within one group."""
+        extent = math.prod(axis.extent for axis in self.unrolled)
+        return extent // (self.groups if any(a in self.contraction.columns for a in self.unrolled) else 1)
+
+    @property
+    def second_extent(self) -> int:
+        """Extent of the second unrolled axis; 1 without one."""
+        return self.second.extent if self.second else 1
+
+    @property
+    def outer_extent(self) -> int:
+        """Iterations of all other spatial loops, groups included."""
+        return self.groups * math.prod(axis.extent for axis in self.outer)
+
+    @property
+    def reduction_extent(self) -> int:
+        """Length of the whole reduction."""
+        return math.prod(axis.extent for axis in self.reduction)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one accumulator."""
+        return dtype_bytes(self.contraction.block.write.dtype)
+
+    @property
+    def left_vectorised(self) -> bool:
+        """Whether the left operand is read by vectors, as well as or instead of the right one."""
+        return self.vector.position in self.contraction.left.access.axes()
+
+    @property
+    def right_vectorised(self) -> bool:
+        """Whether the right operand is read by vectors."""
+        return self.vector.position in self.contraction.right.access.axes()
+
+    @property
+    def scattered(self) -> bool:
+        """Whether vectors are written across the output's contiguous axis, element by element."""
+        return self.contraction.block.write.stride(self.vector.position) != 1 and self.vector.extent > 1
+
+
+def make_plans(kernel: Kernel) -> list[Plan]:
+    """Every form that fits the kernel's contraction; empty when its surroundings cannot be scheduled around tiles."""
+    contraction = kernel.contraction
+    if contraction is None or len(kernel.outputs) != 1:
+        return []
+    surroundings = _surroundings(kernel, contraction)
+    if surroundings is None:
+        return []
+    staged, inlined, epilogue_inlined, epilogue, fusable = surroundings
+    plans = []
+    for name, vector in _vector_axes(contraction):
+        others = [a for a in contraction.block.spatial if a != vector]
+        if name == "rows":
+            unrolled_choices = [a for a in contraction.columns if a != vector] or [
+                a for a in contraction.rows if a != vector
+            ]
+            unrolled = _largest(unrolled_choices)
+            second = None
+        else:
+            rows = [a for a in contraction.rows if a != vector and a.extent > 1]
+            unrolled = _contiguous_run(rows, contraction)
+            second = rows[-2] if len(unrolled) == 1 and len(rows) > 1 and contraction.window else None
+        if not unrolled:
+            unrolled = tuple(others[-1:])
+        if not unrolled:
+            continue
+        outer = tuple(a for a in others if a not in unrolled and a != second)
+        panel = contraction.right.access if name == "columns" else None
+        if panel is not None and not _is_permutation(panel):
+            panel = None
+        plans.append(
+            Plan(
+                name=name,
+                kernel=kernel,
+                contraction=contraction,
+                vector=vector,
+                unrolled=unrolled,
+                second=second,
+                outer=outer,
+                reduction=contraction.reduction,
+                groups=contraction.groups,
+                staged=staged,
+                inlined=inlined,
+                epilogue_inlined=epilogue_inlined,
+                epilogue=epilogue,
+                epilogue_fusable=fusable,
+                panel=panel,
+                panel_is_weight=contraction.right.weight,
+            )
+        )
+    return plans
+
+
+def _vector_axes(contraction: Contraction) -> list[tuple[str, Axis]]:
+    """Names and vectorised axes of the forms that fit."""
+    found = []
+    columns = [a for a in contraction.columns if a.extent > 1]
+    if columns:
+        found.append(("columns", max(columns, key=lambda a: a.extent)))
+    contiguous = contraction.contiguous
+    if contiguous is None or contiguous.extent < 2:
+        contiguous = max(contraction.rows, key=lambda a: a.extent, default=None)
+    left = contraction.left.access
+    if contiguous in contraction.rows and contiguous.extent > 1 and left.stride(contiguous.position) == 1:
+        found.append(("rows", contiguous))
+    if contiguous in contraction.batch and contiguous.extent > 1:
+        found.append(("channels", contiguous))
+    if not found:
+        spatial = max(contraction.block.spatial, key=lambda a: a.extent, default=None)
+        if spatial is not None and spatial not in contraction.columns:
+            found.append(("rows", spatial))
+        elif spatial is not None:
+            found.append(("columns", spatial))
+    return found
+
+
+def _largest(axes: list[Axis]) -> tuple[Axis, ...]:
+    return (max(axes, key=lambda axis: axis.extent),) if axes else ()
+
+
+def _contiguous_run(rows: list[Axis], contraction: Contraction) -> tuple[Axis, ...]:
+    """The last rows, as many as make one contiguous axis in the left operand and the output."""
+    run: list[Axis] = rows[-1:]
+    for axis in reversed(rows[:-1]):
+        for access in (contraction.left.access, contraction.block.write):
+            inner = access.stride(run[0].position)
+            if inner is None or access.stride(axis.position) != inner * run[0].extent:
+                return tuple(run)
+        if contraction.window and contraction.block.reduced and _in_window(run[0], contraction):
+            return tuple(run)
+        run.insert(0, axis)
+    return tuple(run)
+
+
+def _in_window(axis: Axis, contraction: Contraction) -> bool:
+    """Whether a reduction axis of extent above one slides along `axis`."""
+    extents = {a.position: a.extent for a in contraction.reduction}
+    return any(
+        index is not None
+        and axis.position in index.coefficients
+        and any(extents.get(other, 1) > 1 for other in index.coefficients)
+        for index in contraction.left.access.indices
+    )
+
+
+def _is_permutation(access: Access) -> bool:
+    """Whether every index is one axis (or zero): the buffer is its axes in some order."""
+    return all(
+        index is not None
+        and not index.quotients
+        and index.offset == 0
+        and (list(index.coefficients.values()) == [1] or not index.coefficients)
+        for index in access.indices
+    )
+
+
+def _surroundings(
+    kernel: Kernel, contraction: Contraction
+) -> tuple[str, tuple[str, ...], tuple[str, ...], str, bool] | None:
+    """Staged producer, inlined producers, inlined epilogue, last block, whether that fuses; None when unknown."""
+    producers = kernel.producers
+    if not all(block.is_elementwise for block in producers):
+        return None
+    direct = kernel.writer(contraction.left.access.buffer)
+    staged = direct.name if direct is not None and not _is_copy(direct) else ""
+    inlined = tuple(block.name for block in producers if block.name != staged)
+    epilogue = kernel.epilogue
+    if not epilogue:
+        return staged, inlined, (), "", True
+    if not all(block.is_elementwise for block in epilogue):
+        return None
+    *folded, last = epilogue
+    if last.write.buffer not in kernel.outputs:
+        return None
+    fusable = all(_keeps_tiles(block, kernel, contraction) for block in epilogue)
+    return staged, inlined, tuple(block.name for block in folded), last.name, fusable
+
+
+def _is_copy(block: Block) -> bool:
+    """Whether the block only moves elements, each by the same distance (a padding of nothing)."""
+    return block.operations == 0 and not block.conditional and len(block.reads) == 1 and block.reads[0].linear
+
+
+def _keeps_tiles(block: Block, kernel: Kernel, contraction: Contraction) -> bool:
+    """Whether the block reads what derives from the contraction by a permutation of its own axes."""
+    derived = {contraction.block.write.buffer} | {b.write.buffer for b in kernel.epilogue}
+    return all(_is_permutation(read) for read in block.reads if read.buffer in derived)

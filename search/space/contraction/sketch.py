@@ -1,0 +1,137 @@
+"""The tiled contraction as a sketch: its knobs, adapted to the extents, and which of their values are legal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..analysis import dtype_bytes
+from ..base import Knob, Sketch
+from ..hardware import Hardware
+from .estimate import columns_of_features, latency_s, tiles
+from .plan import Plan
+from .tiled import AHEAD, AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_ROOT, PAD_INLINE, UNPACKED, schedule_tiles
+
+__all__ = ["TiledContraction"]
+
+FAMILIES = ("columns", "rows", "channels")
+"""Forms in the order of the `family` feature."""
+
+LARGEST_BODY = 288
+"""Multiply-adds in an unrolled body: beyond this compiling takes longer than it pays."""
+
+
+class TiledContraction(Sketch):
+    """Register tiles of one form over one kernel.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        The kernel, as "main".
+    plan : Plan
+        The form.
+    hardware : Hardware
+        Bounds the register tile; read by the estimates.
+    """
+
+    def __init__(self, mod: Any, plan: Plan, hardware: Hardware) -> None:
+        self.name = f"tiled_{plan.name}"
+        self.plan = plan
+        self._mod = mod
+        self._hardware = hardware
+        widest = max(plan.element_bytes, dtype_bytes(plan.contraction.right.access.dtype))
+        self._lanes = hardware.lanes(widest)
+        self.knobs = self._make_knobs()
+
+    def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Registers suffice, the body is small, tiles are not larger than the kernel, ragged tails can be split off."""
+        plan, v = self.plan, self._columns(values)
+        t = tiles(plan, self._lanes, v)
+        ok = t.registers <= self._hardware.vector_registers
+        ok &= t.sums * v["ku"] <= LARGEST_BODY
+        ok &= ~t.ragged_parallel
+        ok &= v["chunk"] <= t.row_tiles
+        ok &= t.row_tiles % v["chunk"] == 0
+        if plan.panel is not None and plan.panel_is_weight:
+            ok &= (v["pack"] == AHEAD) | (v["pack"] == UNPACKED)
+        ok &= (t.width * 4 >= min(self._lanes, plan.vector_extent)) | (t.vectors == 1)
+        if self._hardware.threads > 1:
+            ok &= (v["parallel"] == 0) | (t.chunks > 1)
+        result: NDArray[np.bool_] = ok
+        return result
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `features.FEATURES`."""
+        family = FAMILIES.index(self.plan.name)
+        return columns_of_features(self.plan, self._hardware, self._lanes, self._columns(values), family)
+
+    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The analytic estimate, shape [n]."""
+        return latency_s(self.plan, self._hardware, self._lanes, self._columns(values))
+
+    def apply(self, values: Mapping[str, int]) -> Any:
+        """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
+        return schedule_tiles(self._mod, self.plan, self._lanes, values)
+
+    def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+        return {knob.name: values[:, column] for column, knob in enumerate(self.knobs)}
+
+    def _make_knobs(self) -> tuple[Knob, ...]:
+        plan, registers = self.plan, self._hardware.vector_registers
+        rows = plan.unrolled_extent
+        most_rows = min(registers - 3, rows)
+        row_tiles = [rows] if rows <= most_rows else []
+        row_tiles += [mr for mr in (*range(1, 15), 16, 18, 20, 24, 28) if mr <= most_rows]
+        lines = [m for m in (1, 2, 3, 4, 7) if m <= plan.second_extent and m <= registers // 4]
+        steps = [k for k in (1, 2, 3, 4, 5, 7, 8) if plan.reduction[-1].extent % k == 0]
+        blocks = [1, *_divisors_of_tiles(rows, row_tiles)]
+        loops = 2 + len(plan.outer) + (plan.groups > 1) + (plan.second is not None)
+        depths = [0] if self._hardware.threads == 1 else list(range(loops + 1))
+        if plan.panel is None:
+            packs = [UNPACKED]
+        elif plan.panel_is_weight:
+            packs = [UNPACKED, AHEAD]
+        else:
+            packs = [UNPACKED, AT_CHUNK, AT_ROOT]
+        pads = [PAD_AT_ROOT]
+        if plan.staged:
+            pads += [PAD_AT_CHUNK] + ([PAD_INLINE] if plan.name == "channels" else [])
+        return tuple(
+            Knob(name, tuple(sorted(set(options))))
+            for name, options in (
+                ("mr", row_tiles),
+                ("m2", lines),
+                ("nr", self._vector_tiles()),
+                ("ku", steps),
+                ("chunk", blocks),
+                ("order", [0, 1]),
+                ("parallel", depths),
+                ("pack", packs),
+                ("pad", pads),
+            )
+        )
+
+    def _vector_tiles(self) -> list[int]:
+        """Whole vectors up to eight (more when there is one row), and divisors of the extent that vectors can hold."""
+        extent, lanes = self.plan.vector_extent, self._lanes
+        most = 8 if self.plan.unrolled_extent > 1 else self._hardware.vector_registers - 2
+        counts = [c for c in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28) if c <= most]
+        found = [c * lanes for c in counts if c * lanes <= extent]
+        half = max(1, lanes // 2)
+        found += [d for d in range(half, min(extent, most * lanes) + 1, half) if extent % d == 0]
+        if extent <= 4 * lanes and (extent % 4 == 0 or extent < lanes):
+            found.append(extent)
+        return found or [lanes if extent > lanes else extent]
+
+
+def _divisors_of_tiles(rows: int, tiles_: Iterable[int]) -> list[int]:
+    """How many register tiles a chunk may hold: numbers that divide the tile count of some `mr`."""
+    found = set()
+    for mr in tiles_:
+        count = -(-rows // mr)
+        found |= {d for d in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 56, 64) if count % d == 0}
+        found.add(count)
+    return sorted(found)
