@@ -1,8 +1,9 @@
 """Small kernels and one schedule of each kind of instruction, for the tests of this folder."""
 
-from eqtune.records.workload import as_workload
 from tvm import te
 from tvm.s_tir import Schedule
+
+from eqtune.records.workload import as_workload
 
 
 def matmul_add(n=32, m=None, block="c", layout_free=False, names=("a", "b")):
@@ -24,8 +25,8 @@ def row_sum(n=64):
     return te.create_prim_func([a, te.compute((n,), lambda i: te.sum(a[i, k], k), "c")])
 
 
-def tiled_matmul(func, tile=4, block="c"):
-    """A packed, register-tiled schedule of `matmul_add`."""
+def tiled_matmul(func, tile=4, block="c", flag=True):
+    """A packed, register-tiled schedule of `matmul_add`; `flag` adds a boolean annotation."""
     s = Schedule(as_workload(func))
     c, d = s.get_sblock(block), s.get_sblock("d")
     packed = s.cache_read(c, 1, "global")
@@ -41,7 +42,8 @@ def tiled_matmul(func, tile=4, block="c"):
     s.annotate(c, "note", 'a "quoted" \\ text')
     s.annotate(io, "scale", 0.5)
     s.annotate(io, "list", [1, 2])
-    s.annotate(io, "flag", True)
+    if flag:
+        s.annotate(io, "flag", True)
     s.vectorize(ji)
     s.unroll(ii)
     s.compute_at(packed, jo, preserve_unit_loops=True)

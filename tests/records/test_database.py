@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from eqtune.errors import RecordError
-from eqtune.records import Context, Record, RecordDatabase
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from eqtune.errors import RecordError
+from eqtune.records import Context, Record, RecordDatabase
 
 HASH = "0123456789abcdef"
 OTHER_HASH = "f" * 16

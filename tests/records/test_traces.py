@@ -2,10 +2,11 @@ import json
 
 import pytest
 import tvm
+from tvm.s_tir import Schedule
+
 from eqtune.errors import RecordError
 from eqtune.records.traces import apply_trace, replay, trace_to_json
 from eqtune.records.workload import as_workload, deserialize_workload, serialize_workload
-from tvm.s_tir import Schedule
 
 from .kernels import factored_sum, matmul_add, row_sum, tiled_matmul
 

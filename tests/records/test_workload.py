@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import tvm
+
 from eqtune.errors import InputError, RecordError
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import as_workload, deserialize_workload, serialize_workload, workload_hash
