@@ -12,7 +12,6 @@ candidates are 1e10 seconds there; they are neither exported nor imported.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import tempfile
@@ -26,7 +25,7 @@ from eqtune.errors import InputError, RecordError
 
 from .database import RecordDatabase
 from .record import Context, Record
-from .traces import parse_trace, replay
+from .traces import parse_trace, replay, trace_to_json
 from .validation import check_record
 from .workload import deserialize_workload, serialize_workload, workload_hash
 
@@ -153,17 +152,12 @@ def import_metaschedule(database: RecordDatabase, directory: str | os.PathLike[s
     """
     target = _canonical(context.target)
     skipped: Counter[str] = Counter()
-    hashes: list[str | None] = []
-    texts: dict[str, str] = {}
-    for line in _lines(Path(directory) / WORKLOAD_FILE):
-        text = _workload_text(line)
-        hashes.append(None if text is None else workload_hash(deserialize_workload(text)))
-        if text is not None:
-            texts[str(hashes[-1])] = text
-    known = {found: {record.trace for record in database.for_workload(found, context)} for found in texts}
+    kernels = [_kernel(line) for line in _lines(Path(directory) / WORKLOAD_FILE)]
+    mods = dict(kernel for kernel in kernels if kernel is not None)
+    known = {found: {record.trace for record in database.for_workload(found, context)} for found in mods}
     batch = []
     for line in _lines(Path(directory) / RECORD_FILE):
-        record, reason = _record(line, hashes, target, context)
+        record, reason = _record(line, kernels, target, context)
         if record is not None and record.trace in known[record.workload_hash]:
             record, reason = None, "already there"
         if record is None:
@@ -173,7 +167,7 @@ def import_metaschedule(database: RecordDatabase, directory: str | os.PathLike[s
             batch.append(record)
     used = {record.workload_hash for record in batch}
     for found in sorted(used):
-        database.add_workload(found, serialize_workload(deserialize_workload(texts[found])), name=found, flops=0.0)
+        database.add_workload(found, serialize_workload(mods[found]), name=found, flops=0.0)
     database.add(batch)
     return Exchange(len(used), len(batch), dict(skipped))
 
@@ -201,42 +195,45 @@ def _lines(path: Path) -> Iterator[str]:
         ) from error
 
 
-def _workload_text(line: str) -> str | None:
-    """The kernel's JSON text, or None when the line holds no kernel that can be read."""
+def _kernel(line: str) -> tuple[str, Any] | None:
+    """Hash and module of a line, or None when it holds no kernel that can be read."""
     try:
         _, encoded = json.loads(line)
         data = base64.b64decode(encoded)
         length = int.from_bytes(data[:8], "little")
-        text = data[8 : 8 + length].decode()
-        deserialize_workload(text)
-    except (ValueError, TypeError, binascii.Error, RecordError):
+        mod = deserialize_workload(data[8 : 8 + length].decode())
+    except (ValueError, TypeError, RecordError):
         return None
-    return text
+    return workload_hash(mod), mod
 
 
 def _record(
-    line: str, hashes: list[str | None], target: str, context: Context
-) -> tuple[Record | None, str]:  # fmt: skip
+    line: str, kernels: list[tuple[str, Any] | None], target: str, context: Context
+) -> tuple[Record | None, str]:
     """The record of a line, or None and why it is left out."""
-    unreadable = (None, "the line cannot be read")
     try:
         index, (trace, seconds, own_target, _) = json.loads(line)
-        found = hashes[index] if 0 <= index < len(hashes) else None
+        kernel = kernels[index] if 0 <= index < len(kernels) else None
         latencies_s = tuple(float(second) for second in seconds or ())
-        text = json.dumps(trace, separators=(",", ":"))
+        text = json.dumps(trace)
         parse_trace(text)
-    except (ValueError, TypeError, RecordError, RecursionError):
-        return unreadable
-    if found is None:
+        same_target = own_target is None or _canonical(json.dumps(own_target)) == target
+    except (ValueError, TypeError, RecursionError, RecordError):
+        return None, "the line cannot be read"
+    if kernel is None:
         return None, "its kernel cannot be read"
     if not latencies_s or any(not 0 < latency_s < _FAILED_S for latency_s in latencies_s):
         return None, "the candidate failed"
+    if not same_target:
+        return None, "another target"
+    if '"Tensorize"' in text:
+        import tvm.s_tir.tensor_intrin  # noqa: F401  it takes many seconds, and only such traces need it
     try:
-        if own_target is not None and _canonical(json.dumps(own_target)) != target:
-            return None, "another target"
-        return check_record(Record(found, "", text, context, latencies_s)), ""
-    except (InputError, RecordError):
-        return unreadable
+        # Replayed, for it shows that the trace fits, and gives the text that eqtune would write itself.
+        text = trace_to_json(replay(text, kernel[1]).trace)
+        return check_record(Record(kernel[0], "", text, context, latencies_s)), ""
+    except RecordError:
+        return None, "its trace does not replay"
 
 
 def _target(text: str) -> Any:
