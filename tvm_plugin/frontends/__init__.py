@@ -5,5 +5,6 @@ from __future__ import annotations
 from .imported import ImportedModel, InputInfo
 from .load import load_model
 from .params import load_params
+from .verify import verify_import
 
-__all__ = ["ImportedModel", "InputInfo", "load_model", "load_params"]
+__all__ = ["ImportedModel", "InputInfo", "load_model", "load_params", "verify_import"]

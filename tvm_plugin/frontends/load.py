@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import tvm
 
-from ..errors import InputError
+from ..errors import InputError, MissingExtraError
 from .imported import ImportedModel, imported_model
 
 __all__ = ["load_model"]
@@ -62,7 +63,30 @@ def load_model(
         return imported_model(zoo.relax(name), name, "zoo")
     if isinstance(model, str | Path):
         return _load_file(Path(model), params, shapes)
+    if _derives_from(model, "torch", "Module"):
+        from .torch_model import from_module
+
+        return from_module(model, example_inputs, shapes)
+    if _derives_from(model, "torch", "ExportedProgram"):
+        from .torch_model import from_exported_program
+
+        return from_exported_program(model, shapes)
+    if _derives_from(model, "onnx", "ModelProto"):
+        return _onnx_door().from_onnx(model, shapes)
     raise InputError(f"cannot load a model from {type(model).__name__}; give {KINDS}")
+
+
+def _derives_from(model: Any, package: str, name: str) -> bool:
+    """Whether a class of that package and name is among the model's, without importing the package."""
+    return any(base.__name__ == name and base.__module__.split(".")[0] == package for base in type(model).__mro__)
+
+
+def _onnx_door() -> ModuleType:
+    try:
+        from . import onnx_model
+    except ImportError as error:
+        raise MissingExtraError('ONNX models need onnx and onnxruntime: pip install "eqtune[onnx]"') from error
+    return onnx_model
 
 
 def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
@@ -72,6 +96,15 @@ def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str
         from .relax_model import from_relax_json
 
         return from_relax_json(path, params, shapes)
+    if path.suffix == ".onnx":
+        return _onnx_door().from_onnx_file(path, shapes)
+    if path.suffix == ".pt2":
+        try:
+            from .torch_file import load_program
+            from .torch_model import from_exported_program
+        except ImportError as error:
+            raise MissingExtraError('.pt2 files need PyTorch: pip install "eqtune[torch]"') from error
+        return from_exported_program(load_program(path), shapes, path.stem)
     if path.suffix in (".pt", ".pth"):
         raise InputError(
             f"{path} is a pickle, which may run any code when it is loaded. Export the model instead: "

@@ -14,7 +14,7 @@ from tvm import relax
 from ..errors import InputError
 from .imported import ImportedModel, check_shapes, imported_model
 
-__all__ = ["from_relax", "from_relax_json"]
+__all__ = ["bind_shapes", "from_relax", "from_relax_json"]
 
 
 def from_relax_json(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
@@ -53,7 +53,7 @@ def from_relax(
     if params:
         mod = _bind_params(mod, params)
     if shapes:
-        mod = _bind_shapes(mod, shapes)
+        mod = bind_shapes(mod, shapes)
     _check_nothing_is_missing(mod)
     return imported_model(mod, name, "relax")
 
@@ -97,7 +97,8 @@ def _is_static(dim: Any) -> bool:
     return isinstance(dim, int | tvm.tirx.IntImm)
 
 
-def _bind_shapes(mod: tvm.IRModule, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:
+def bind_shapes(mod: tvm.IRModule, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:
+    """Give the symbolic dimensions of inputs the extents that `shapes` has for them."""
     by_name = {param.name: param for param in mod["main"].params}
     check_shapes(shapes, list(by_name))
     extents: dict[Any, int] = {}

@@ -1,0 +1,212 @@
+"""ONNX models, as protos or files, with or without external data."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import math
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.checker
+import onnx.inliner
+import onnxruntime
+import tvm
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+from ..errors import InputError, UnsupportedModelError
+from .imported import ImportedModel, Reference, check_shapes, imported_model
+
+__all__ = ["from_onnx", "from_onnx_file"]
+
+# Operators whose results are shapes, or depend on them: ONNX Runtime folds them to constants before the import.
+_SHAPE_OPERATORS = frozenset({"ConstantOfShape", "If", "Loop", "NonZero", "Range", "Scan", "Shape", "Size"})
+
+
+def from_onnx_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
+    """Load a .onnx file; external data is looked for beside it.
+
+    Raises
+    ------
+    InputError
+        The file is corrupt, or its external data is missing.
+    """
+    try:
+        model = onnx.load(path)
+    except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise InputError(f"{path} is not a readable ONNX model: {_first_line(error)}") from error
+    return from_onnx(model, shapes, path.stem)
+
+
+def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name: str = "") -> ImportedModel:
+    """Import `model`, which stays as it is; `shapes` replaces the shapes of inputs.
+
+    Raises
+    ------
+    InputError
+        The model is not valid ONNX, or `shapes` does not fit it.
+    UnsupportedModelError
+        It has symbolic shapes, or operators that TVM's importer cannot translate.
+    """
+    name = name or model.graph.name or "onnx"
+    _check(model, name)
+    if shapes:
+        model = _with_shapes(model, shapes)
+    _refuse_symbolic(model)
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    folded = _folded(model, name) if any(node.op_type in _SHAPE_OPERATORS for node in model.graph.node) else model
+    mod = relax.transform.DeadCodeElimination(["main"])(_translated(folded, name))
+    return imported_model(mod, name, "onnx", _reference(model, name))
+
+
+def _check(model: onnx.ModelProto, name: str) -> None:
+    if not model.graph.output:
+        raise InputError(f"{name} holds no ONNX graph (it has no outputs)")
+    if model.ByteSize() < 2**31:  # protobuf cannot serialise more, which the checker does
+        try:
+            onnx.checker.check_model(model)
+        except onnx.checker.ValidationError as error:
+            raise InputError(f"{name} is not valid ONNX: {_first_line(error)}") from error
+
+
+def _inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    initialized = {tensor.name for tensor in graph.initializer}
+    return {value.name: value for value in graph.input if value.name not in initialized}
+
+
+def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    inputs = _inputs(changed.graph)
+    check_shapes(shapes, list(inputs))
+    symbols: dict[str, int] = {}
+    for name, shape in shapes.items():
+        dims = inputs[name].type.tensor_type.shape.dim
+        if len(dims) != len(shape) or any(
+            dim.HasField("dim_value") and dim.dim_value != extent for dim, extent in zip(dims, shape, strict=False)
+        ):
+            raise InputError(f"input {name!r} has shape {_shape_text(dims)}, which {tuple(shape)} does not fit")
+        for dim, extent in zip(dims, shape, strict=True):
+            if dim.dim_param and symbols.setdefault(dim.dim_param, extent) != extent:
+                raise InputError(
+                    f"the symbolic dimension {dim.dim_param!r} would be both {symbols[dim.dim_param]} and {extent}"
+                )
+            dim.dim_value = extent
+    for value in (*changed.graph.input, *changed.graph.output, *changed.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in symbols:
+                dim.dim_value = symbols[dim.dim_param]
+    return changed
+
+
+def _refuse_symbolic(model: onnx.ModelProto) -> None:
+    for name, value in _inputs(model.graph).items():
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise UnsupportedModelError(
+                f"input {name!r} is not a tensor of known rank; only static shapes can be tuned"
+            )
+        dims = value.type.tensor_type.shape.dim
+        symbolic = [index for index, dim in enumerate(dims) if not dim.HasField("dim_value")]
+        if symbolic:
+            named = ", ".join(f"dimension {index} ({dims[index].dim_param or 'unnamed'})" for index in symbolic)
+            example = ",".join(str(dim.dim_value or 1) for dim in dims)
+            raise UnsupportedModelError(
+                f"input {name!r} has the dynamic {named}; only static shapes can be tuned. Give its shape, for example "
+                f"shapes={{{name!r}: ({example})}} or --shape {name}={example}"
+            )
+
+
+def _shape_text(dims: Sequence[Any]) -> str:
+    return "(" + ", ".join(dim.dim_param or str(dim.dim_value) for dim in dims) + ")"
+
+
+def _folded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return the model with shape arithmetic and constants folded by ONNX Runtime (its basic level)."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "folded.onnx"
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(path)
+        _session(model, name, options)
+        return onnx.load(path)
+
+
+def _session(
+    model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None
+) -> onnxruntime.InferenceSession:
+    options = options or onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise InputError(f"ONNX Runtime cannot load {name}: {_first_line(error)}") from error
+
+
+class _Importer(ONNXGraphImporter):
+    """TVM's importer, with clips of constant bounds as relax.clip.
+
+    TVM's own converter emits `call_tir` on sanitised bounds, which no graph pass can look into.
+    """
+
+    def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
+        if op_name == "Clip":
+            low = _bound(inputs[1], -math.inf) if opset >= 11 else float(attrs.get("min", -math.inf))
+            high = _bound(inputs[2], math.inf) if opset >= 11 else float(attrs.get("max", math.inf))
+            if low is not None and high is not None:
+                return self.bb.normalize(_clip(inputs[0], low, high))
+        return super()._convert_operator(op_name, inputs, attrs, opset)
+
+
+def _bound(value: relax.Expr | None, missing: float) -> float | None:
+    if value is None:
+        return missing
+    if not isinstance(value, tvm.ir.GenericConst):
+        return None
+    bound = float(value.value.numpy())
+    return missing if math.isnan(bound) else bound
+
+
+def _clip(x: relax.Expr, low: float, high: float) -> relax.Expr:
+    dtype = str(x.ty.dtype)
+    if low == -math.inf and high == math.inf:
+        return x
+    if high == math.inf:
+        return relax.op.nn.relu(x) if low == 0 else relax.op.maximum(x, relax.const(low, dtype))
+    if low == -math.inf:
+        return relax.op.minimum(x, relax.const(high, dtype))
+    return relax.op.clip(x, low, high)
+
+
+def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    importer = _Importer(None, "float32", keep_params_in_input=False)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # renamed inputs; it prints what it cannot convert before it raises
+        try:
+            return importer.from_onnx(model.graph, opset)
+        except Exception as error:
+            raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {_first_line(error)}") from error
+
+
+def _reference(model: onnx.ModelProto, name: str) -> Reference:
+    session = functools.cache(lambda: _session(model, name))
+
+    def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        feeds = {value.name: array for value, array in zip(session().get_inputs(), arrays, strict=True)}
+        return list(session().run(None, feeds))
+
+    return reference
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0]

@@ -1,0 +1,150 @@
+"""Converters for PyTorch operators that TVM's importer gets wrong, refuses, or translates into an opaque form.
+
+Each takes a node of the exported graph and the importer, and returns the Relax value. With TVM 0.27 the importer
+
+- reads `select` and indexing with negative indices out of bounds;
+- ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
+- does not know `amax`, `amin`, `prod` over an axis, nor a layer norm without scale;
+- hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch.fx
+from tvm import relax
+from tvm.relax import op
+
+from ..errors import UnsupportedModelError
+
+__all__ = ["CONVERTERS", "Converter"]
+
+Converter = Callable[[Any, Any], relax.Expr]
+
+
+def _arguments(node: Any, importer: Any, names: Sequence[str], defaults: Sequence[Any]) -> list[Any]:
+    """Positional and keyword arguments of `node` in the order of `names`, nodes replaced by their values."""
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    defaulted = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    values = [given.get(name, defaulted.get(name)) for name in names]
+    return [importer.env[value] if isinstance(value, torch.fx.Node) else value for value in values]
+
+
+def _shape(value: relax.Expr) -> list[int]:
+    return [int(dim) for dim in value.ty.shape]
+
+
+def _full(value: relax.Expr, shape: Sequence[int], fill: float) -> relax.Expr:
+    return relax.const(np.full(tuple(shape), fill, str(value.ty.dtype)))
+
+
+def _layer_norm(node: Any, importer: Any) -> relax.Expr:
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    x, shape, gamma, beta, epsilon = _arguments(node, importer, names, (None, None, 1e-5))
+    gamma = _full(x, shape, 1.0) if gamma is None else gamma
+    beta = _full(x, shape, 0.0) if beta is None else beta
+    axes = list(range(-len(shape), 0))
+    return importer.block_builder.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
+
+
+def _select(node: Any, importer: Any) -> relax.Expr:
+    x, axis, index = _arguments(node, importer, ("input", "dim", "index"), ())
+    extent = _shape(x)[axis]
+    begin = index + extent if index < 0 else index
+    emit = importer.block_builder.emit
+    sliced = emit(op.strided_slice(x, axes=[axis % len(_shape(x))], begin=[begin], end=[begin + 1]))
+    return emit(op.squeeze(sliced, axis=[axis]))
+
+
+def _index(node: Any, importer: Any) -> relax.Expr:
+    x = importer.env[node.args[0]]
+    for axis, index in enumerate(node.args[1]):
+        if index is None or not str(importer.env[index].ty.dtype).startswith("int"):
+            continue
+        value = importer.env[index]
+        dtype = str(value.ty.dtype)
+        wrapped = op.add(value, relax.const(_shape(x)[axis], dtype))
+        negative = op.less(value, relax.const(0, dtype))
+        importer.env[index] = importer.block_builder.emit(op.where(negative, wrapped, value))
+    return importer._index_tensor(node)
+
+
+def _std(node: Any, importer: Any) -> relax.Expr:
+    return importer.block_builder.emit(op.sqrt(_var(node, importer)))
+
+
+def _var(node: Any, importer: Any) -> relax.Expr:
+    x, axes, correction, keep = _arguments(node, importer, ("input", "dim", "correction", "keepdim"), (None, 1, False))
+    shape = _shape(x)
+    reduced = list(range(len(shape))) if not axes else [axis % len(shape) for axis in axes]
+    count = math.prod(shape[axis] for axis in reduced)
+    correction = 1 if correction is None else correction
+    emit = importer.block_builder.emit
+    variance = emit(op.variance(x, axis=reduced, keepdims=keep))
+    return emit(op.multiply(variance, relax.const(count / (count - correction), str(x.ty.dtype))))
+
+
+def _product(node: Any, importer: Any) -> relax.Expr:
+    x, axis, keep = _arguments(node, importer, ("input", "dim", "keepdim"), (False,))
+    return importer.block_builder.emit(op.prod(x, axis=[axis], keepdims=keep))
+
+
+def _pixel_shuffle(node: Any, importer: Any) -> relax.Expr:
+    x, factor = _arguments(node, importer, ("input", "upscale_factor"), ())
+    *batch, channels, height, width = _shape(x)
+    emit = importer.block_builder.emit
+    rank = len(batch)
+    split = emit(op.reshape(x, (*batch, channels // factor**2, factor, factor, height, width)))
+    axes = [*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2]
+    interleaved = emit(op.permute_dims(split, axes))
+    return emit(op.reshape(interleaved, (*batch, channels // factor**2, height * factor, width * factor)))
+
+
+def _extremum(reduce: Callable[..., relax.Expr]) -> Converter:
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, axes, keep = _arguments(node, importer, ("input", "dim", "keepdim"), ((), False))
+        return importer.block_builder.emit(reduce(x, axis=list(axes) or None, keepdims=keep))
+
+    return convert
+
+
+def _attention(node: Any, importer: Any) -> relax.Expr:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    defaults = (None, 0.0, False, None, False)
+    query, key, value, mask, dropout, causal, scale, grouped = _arguments(node, importer, names, defaults)
+    if dropout or grouped:
+        raise UnsupportedModelError(f"{node.name} is an attention with dropout or grouped queries")
+    *batch, length, width = _shape(query)
+    emit = importer.block_builder.emit
+    rank = len(batch) + 2
+    transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
+    dtype = str(query.ty.dtype)
+    scores = emit(op.matmul(query, transposed, out_dtype=dtype))
+    scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
+    if causal:
+        keys = _shape(key)[-2]
+        blocked = np.triu(np.full((length, keys), -math.inf, dtype), 1)
+        scores = emit(op.add(scores, relax.const(blocked)))
+    elif mask is not None and str(mask.ty.dtype) == "bool":
+        scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
+    elif mask is not None:
+        scores = emit(op.add(scores, mask))
+    return emit(op.matmul(emit(op.nn.softmax(scores, axis=-1)), value, out_dtype=dtype))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "layer_norm.default": _layer_norm,
+    "select.int": _select,
+    "index.Tensor": _index,
+    "std.correction": _std,
+    "var.correction": _var,
+    "prod.dim_int": _product,
+    "pixel_shuffle.default": _pixel_shuffle,
+    "amax.default": _extremum(op.max),
+    "amin.default": _extremum(op.min),
+    "scaled_dot_product_attention.default": _attention,
+}

@@ -1,0 +1,153 @@
+"""PyTorch models: a torch.nn.Module is exported, an ExportedProgram is translated to Relax.
+
+The exported graph is made functional (no in-place operators, no training forms), operators that TVM's importer does not
+know are decomposed, and only those: a full decomposition turns a BERT's 48 reshapes into 264.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.export
+from numpy.typing import NDArray
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+from tvm import relax
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from ..errors import InputError, UnsupportedModelError
+from .imported import ImportedModel, Reference, imported_model
+from .relax_model import bind_shapes
+from .torch_converters import CONVERTERS
+
+__all__ = ["from_exported_program", "from_module"]
+
+
+def from_module(
+    module: torch.nn.Module, example_inputs: Sequence[Any] | torch.Tensor | None, shapes: Mapping[str, Sequence[int]]
+) -> ImportedModel:
+    """Export `module` in evaluation mode (it keeps its own mode) for the shapes of `example_inputs`, and import it.
+
+    Raises
+    ------
+    InputError
+        There are no example inputs, or they are not tensors, or torch.export cannot follow the model with them.
+    """
+    if example_inputs is None:
+        raise InputError("a torch.nn.Module needs example_inputs=(tensor, ...): the shapes to tune for")
+    arguments = _as_tensors((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs))
+    with _evaluating(module):
+        try:
+            program = torch.export.export(module, arguments)
+        except Exception as error:
+            raise InputError(f"torch.export cannot export {type(module).__name__}: {_first_line(error)}") from error
+
+    def evaluate(*tensors: Any) -> Any:
+        with _evaluating(module):
+            return module(*tensors)
+
+    return from_exported_program(program, shapes, type(module).__name__, evaluate)
+
+
+def from_exported_program(
+    program: torch.export.ExportedProgram,
+    shapes: Mapping[str, Sequence[int]],
+    name: str = "torch",
+    evaluate: Callable[..., Any] | None = None,
+) -> ImportedModel:
+    """Translate `program` to Relax; `evaluate` is the model itself if there is more than the program.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The program changes its buffers or inputs, takes something other than tensors, or has an operator that TVM's
+        importer does not know.
+    """
+    _check_signature(program)
+    translated = _translatable(program)
+    try:
+        mod = ExportedProgramImporter().from_exported_program(
+            translated, False, unwrap_unit_return_tuple=True, no_bind_return_tuple=False, custom_convert_map=CONVERTERS
+        )
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {_first_line(error)}") from error
+    mod = relax.transform.DeadCodeElimination(["main"])(bind_shapes(mod, shapes))
+    return imported_model(mod, name, "torch", _reference(program, evaluate or program.module()))
+
+
+def _as_tensors(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def convert(leaf: Any) -> Any:
+        leaf = torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+        if not isinstance(leaf, torch.Tensor):
+            raise InputError(f"example_inputs holds {leaf!r}; every input must be a tensor or a numpy array")
+        return leaf
+
+    return pytree.tree_map(convert, example_inputs)
+
+
+@contextlib.contextmanager
+def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; each submodule gets back the mode that it had."""
+    training = [child for child in module.modules() if child.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def _check_signature(program: torch.export.ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            raise UnsupportedModelError(
+                f"the model changes {spec.target!r} when it runs; only models without state can be tuned "
+                "(was it exported in training mode? call model.eval() first)"
+            )
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT and not isinstance(spec.arg, torch.export.graph_signature.TensorArgument):
+            raise UnsupportedModelError(f"the input {spec.arg.name!r} is not a tensor; export the model with it fixed")
+
+
+def _translatable(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    known = set(ExportedProgramImporter().convert_map) | set(CONVERTERS)
+    decompositions = torch.export.default_decompositions()
+    table: dict[Any, Callable[..., Any]] = {}
+    while True:
+        functional = program.run_decompositions(table)
+        targets = {node.target for node in functional.graph.nodes if node.op == "call_function"}
+        unknown = [target for target in targets if target.__name__ not in known]
+        helpful = [target for target in unknown if target in decompositions and target not in table]
+        if not helpful:
+            break
+        table |= {target: decompositions[target] for target in helpful}
+    if unknown:
+        names = ", ".join(sorted(str(target) for target in unknown))
+        raise UnsupportedModelError(f"TVM's importer does not know the PyTorch operators {names}")
+    _check_signature(functional)  # in-place updates of buffers show only now
+    return functional
+
+
+def _reference(program: torch.export.ExportedProgram, evaluate: Callable[..., Any]) -> Reference:
+    in_spec = program.call_spec.in_spec
+
+    def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        tensors = [torch.from_numpy(np.array(array)) for array in arrays]
+        arguments, keywords = pytree.tree_unflatten(tensors, in_spec)
+        with torch.no_grad():
+            outputs = evaluate(*arguments, **keywords)
+        leaves = pytree.tree_leaves(outputs)
+        return [leaf.detach().numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    return reference
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0]
