@@ -1,0 +1,131 @@
+import argparse
+import json
+
+import pytest
+
+from eqtune.cli import records as records_command
+from eqtune.cli import report as report_command
+from eqtune.errors import InputError
+from eqtune.records import Context, Record, RecordDatabase
+from eqtune.report import KernelRow, RunSummary
+
+CONTEXT = Context('{"kind": "llvm"}', "a cpu", 2, "0.27.0")
+OTHER = Context('{"kind": "llvm"}', "another cpu", 2, "0.27.0")
+FAST, SLOW = "a" * 16, "b" * 16
+
+
+def command(*argv):
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(required=True)
+    records_command.add_parser(commands)
+    report_command.add_parser(commands)
+    args = parser.parse_args([str(arg) for arg in argv])
+    return args.run(args)
+
+
+def record(workload, latency_s, context=CONTEXT):
+    latencies, error = ((latency_s,), "") if latency_s else ((), "crash")
+    decision = '{"sketch": "tiled", "values": {"tile": 4}}'
+    return Record(workload, decision, "[[],[]]", context, latencies, error=error)
+
+
+@pytest.fixture
+def work(tmp_path):
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        database.add_workload(FAST, "text", name="conv2d\x1b[31m", flops=2e9)
+        database.add([record(FAST, 2e-3), record(FAST, None), record(FAST, 1e-3), record(SLOW, 1.0)])
+    return tmp_path
+
+
+def test_list_counts_per_context_and_kernel(work, capsys):
+    assert command("records", "list", "--db", work) == 0
+    shown = capsys.readouterr().out
+    assert "context 1: a cpu, 2 threads, TVM 0.27.0, 4 records" in shown
+    assert "\x1b" not in shown
+    assert command("records", "list", "--db", work / "records.sqlite", "--json") == 0
+    fields = json.loads(capsys.readouterr().out)
+    assert fields["kernels"][0] == {
+        "context": 1, "workload": FAST, "name": "conv2d\x1b[31m", "flops": 2e9, "records": 3, "failed": 1,
+        "best_us": pytest.approx(1000),
+    }  # fmt: skip
+    assert fields["contexts"][0]["device"] == "a cpu"
+
+
+def test_best_shows_the_schedule_of_each_kernel(work, capsys):
+    command("records", "best", "--db", work, "--json", "--workload", "aa")
+    (best,) = json.loads(capsys.readouterr().out)
+    assert best["best_us"] == pytest.approx(1000)
+    assert best["decision"] == {"sketch": "tiled", "values": {"tile": 4}}
+    assert best["trace"] == "[[],[]]"
+    command("records", "best", "--db", work)
+    assert '"sketch": "tiled"' in capsys.readouterr().out
+    with pytest.raises(InputError, match="0 kernels"):
+        command("records", "best", "--db", work, "--workload", "ff")
+
+
+def test_contexts_are_never_mixed(work, capsys):
+    with RecordDatabase(work / "records.sqlite") as database:
+        database.add([record(FAST, 1e-6, OTHER)])
+    with pytest.raises(InputError, match=r"1: a cpu.*2: another cpu"):
+        command("records", "best", "--db", work)
+    with pytest.raises(InputError, match="3 does not exist"):
+        command("records", "best", "--db", work, "--context", 3)
+    command("records", "best", "--db", work, "--context", 2, "--json")
+    assert json.loads(capsys.readouterr().out)[0]["best_us"] == pytest.approx(1)
+
+
+def test_looking_at_nothing_creates_nothing(tmp_path):
+    with pytest.raises(InputError, match="no records"):
+        command("records", "list", "--db", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_and_import_make_a_round_trip(tmp_path, capsys):
+    from tvm import te
+
+    from eqtune.records.workload import serialize_workload, workload_hash
+
+    a = te.placeholder((8,), "float32", "a")
+    func = te.create_prim_func([a, te.compute((8,), lambda i: a[i] + 1.0, "b")])
+    trace = '[[["GetSBlock",[],["b","main"],["b0"]],["GetLoops",["b0"],[],["l1"]],["Vectorize",["l1"],[],[]]],[]]'
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        database.add_workload(workload_hash(func), serialize_workload(func), name="add", flops=8.0)
+        database.add([Record(workload_hash(func), "", trace, CONTEXT, (1e-6,))])
+    command("records", "export", tmp_path / "out", "--db", tmp_path, "--json")
+    assert json.loads(capsys.readouterr().out) == {"workloads": 1, "records": 1, "skipped": {}}
+    fields = {"target": {"kind": "llvm"}, "device": "a cpu", "threads": 2, "tvm_version": "0.27.0"}
+    new = ("--db", tmp_path / "new.sqlite", "--new-context", json.dumps(fields))
+    command("records", "import", tmp_path / "out", *new)
+    assert "1 records of 1 kernels" in capsys.readouterr().out
+    command("records", "import", tmp_path / "out", *new)
+    assert "left out: 1 (already there)" in capsys.readouterr().out
+    with RecordDatabase(tmp_path / "new.sqlite") as database:
+        assert database.contexts() == [CONTEXT]
+    with pytest.raises(InputError, match="--new-context is not usable"):
+        command("records", "import", tmp_path / "out", "--db", tmp_path, "--new-context", "{}")
+    with pytest.raises(InputError, match="say --new-context"):
+        command("records", "import", tmp_path / "out", "--db", tmp_path / "empty.sqlite")
+
+
+def test_report_is_made_again_from_summary_and_records(work, capsys):
+    row = KernelRow("conv2d", FAST, 2, 2e9, 1e6, baseline_s=1e-2, tuned_s=1e-3, trials=0)
+    summary = RunSummary("net", CONTEXT, (row,), baseline_s=2.1e-2, tuned_s=2.2e-3)
+    (work / "summary.json").write_text(json.dumps(summary.to_json()))
+    assert command("report", work) == 0
+    assert "net: untuned 21.0 ms, tuned 2.20 ms" in capsys.readouterr().out
+    assert "<h1>net</h1>" in (work / "report.html").read_text(encoding="utf-8")
+    command("report", work, "-o", work / "other.html", "--json")
+    fields = json.loads(capsys.readouterr().out)
+    assert (fields["trials"], fields["failed"], fields["errors"]) == (3, 1, {"crash": 1})
+    assert (work / "other.html").exists()
+    (work / "records.sqlite").unlink()
+    command("report", work, "--json")
+    assert json.loads(capsys.readouterr().out)["trials"] == 0
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+def test_report_of_no_run_is_refused(tmp_path, text):
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(InputError, match=r"summary"):
+        command("report", tmp_path)

@@ -1,0 +1,239 @@
+"""`eqtune records list | best | export | import`: look at what was measured, and exchange it with MetaSchedule."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..records import Context, Record, RecordDatabase
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command and its actions."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "records",
+        help="look at, export and import measurements",
+        description="Look at what was measured, and exchange it with MetaSchedule's JSON database.",
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
+    for name, action, text in (
+        ("list", _list, "contexts and kernels with how much was measured"),
+        ("best", _best, "the fastest schedule of each kernel"),
+        ("export", _export, "write a MetaSchedule database"),
+        ("import", _import, "add the records of a MetaSchedule database"),
+    ):
+        sub = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.add_argument(
+            "--db", default="eqtune-work", metavar="PATH", help="a work directory or records file (eqtune-work)"
+        )
+        sub.add_argument("--json", action="store_true", help="print JSON on standard output")
+        if name != "list":
+            sub.add_argument(
+                "--context",
+                type=int,
+                metavar="N",
+                help="which context, by its number in `records list`; needed if many",
+            )
+        if name == "best":
+            sub.add_argument("--workload", metavar="HASH", help="only this kernel; a unique beginning is enough")
+        if name == "export":
+            sub.add_argument("directory", help="where to write the database")
+            sub.add_argument("--every", action="store_true", help="all successes, not only the best of each kernel")
+            sub.add_argument("--overwrite", action="store_true", help="replace a database that is already there")
+        if name == "import":
+            sub.add_argument("directory", help="holds database_workload.json and database_tuning_record.json")
+            sub.add_argument(
+                "--new-context",
+                metavar="JSON",
+                help='where it was measured: {"target": {...}, "device": "...", "threads": N, "tvm_version": "..."}',
+            )
+        sub.set_defaults(run=run, do=action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the database and do what was asked for."""
+    from ..records import RecordDatabase
+
+    path = Path(args.db)
+    path = path / "records.sqlite" if path.is_dir() else path
+    # An import into an empty directory may begin a database; looking at one must not.
+    if not path.exists() and args.action != "import":
+        raise InputError(f"there are no records at {str(path)!r}; give --db a work directory of `eqtune tune`")
+    with RecordDatabase(path) as database:
+        args.do(database, args)
+    return 0
+
+
+def _list(database: RecordDatabase, args: argparse.Namespace) -> None:
+    from ..report.table import printable
+    from ..report.units import count
+
+    workloads = {workload.hash: workload for workload in database.workloads()}
+    contexts: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for number, context in enumerate(database.contexts(), start=1):
+        records = database.all(context=context)
+        contexts.append({"context": number, "records": len(records)} | asdict(context))
+        for found in dict.fromkeys(record.workload_hash for record in records):
+            own = [record for record in records if record.workload_hash == found]
+            known = workloads.get(found)
+            rows.append(
+                {
+                    "context": number,
+                    "workload": found,
+                    "name": known.name if known else "",
+                    "flops": known.flops if known else None,
+                    "records": len(own),
+                    "failed": sum(bool(record.error) for record in own),
+                    "best_us": _microseconds(min(own, key=lambda record: record.latency_s)),
+                }
+            )
+    if args.json:
+        _print_json({"contexts": contexts, "kernels": rows})
+        return
+    for one in contexts:
+        line = (
+            f"context {one['context']}: {one['device']}, {one['threads']} threads, TVM {one['tvm_version']}, "
+            f"{one['records']} records, target {one['target']}"
+        )
+        print(printable(line))
+    print()
+    _print_table(
+        ("context", "workload", "kernel", "FLOPs", "records", "failed", "best us"),
+        [
+            (
+                str(row["context"]),
+                row["workload"],
+                row["name"],
+                "-" if row["flops"] is None else count(row["flops"]),
+                str(row["records"]),
+                str(row["failed"]),
+                _number(row["best_us"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _best(database: RecordDatabase, args: argparse.Namespace) -> None:
+    names = {workload.hash: workload.name for workload in database.workloads()}
+    best = database.best_by_workload(_context(database, args.context))
+    if args.workload:
+        best = {found: record for found, record in best.items() if found.startswith(args.workload)}
+        if len(best) != 1:
+            raise InputError(f"{len(best)} kernels have a hash that begins with {args.workload!r}; see `records list`")
+    rows: list[dict[str, Any]] = [
+        {
+            "workload": found,
+            "name": names.get(found, ""),
+            "best_us": _microseconds(record),
+            "decision": json.loads(record.decision) if record.decision else None,
+            "trace": record.trace,
+        }
+        for found, record in best.items()
+    ]
+    if args.json:
+        _print_json(rows)
+        return
+    _print_table(
+        ("workload", "kernel", "best us", "decision"),
+        [
+            (
+                row["workload"],
+                row["name"],
+                _number(row["best_us"]),
+                json.dumps(row["decision"]) if row["decision"] else "-",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _export(database: RecordDatabase, args: argparse.Namespace) -> None:
+    from ..records.metaschedule import export_metaschedule
+
+    context = _context(database, args.context)
+    done = export_metaschedule(database, args.directory, context, every=args.every, overwrite=args.overwrite)
+    _print_exchange(done, f"exported to {args.directory}", args.json)
+
+
+def _import(database: RecordDatabase, args: argparse.Namespace) -> None:
+    from ..records.metaschedule import import_metaschedule
+
+    context = _new_context(args.new_context) if args.new_context else _context(database, args.context)
+    done = import_metaschedule(database, args.directory, context)
+    _print_exchange(done, f"imported from {args.directory}", args.json)
+
+
+def _context(database: RecordDatabase, number: int | None) -> Context:
+    """The context with that number; the only one when no number is given."""
+    contexts = database.contexts()
+    if not contexts:
+        raise InputError(f"{database.path} holds no records yet; with `records import`, say --new-context")
+    if number is None and len(contexts) == 1:
+        return contexts[0]
+    if number is None or not 1 <= number <= len(contexts):
+        listed = "; ".join(
+            f"{n}: {c.device}, {c.threads} threads, TVM {c.tvm_version}" for n, c in enumerate(contexts, start=1)
+        )
+        given = "was not given" if number is None else f"{number} does not exist"
+        raise InputError(f"--context {given}; records of one context are never mixed with another's: {listed}")
+    return contexts[number - 1]
+
+
+def _new_context(text: str) -> Context:
+    from ..records import Context
+
+    try:
+        fields = json.loads(text)
+        target = json.dumps(fields.pop("target"), sort_keys=True)
+        context = Context(target=target, **fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"--new-context is not usable ({error}); write it as "
+            '{"target": {"kind": "llvm"}, "device": "...", "threads": 2, "tvm_version": "0.27.0"}'
+        ) from error
+    return context
+
+
+def _print_exchange(done: Any, what: str, as_json: bool) -> None:
+    if as_json:
+        _print_json({"workloads": done.workloads, "records": done.records, "skipped": dict(done.skipped)})
+        return
+    print(f"{what}: {done.records} records of {done.workloads} kernels")
+    for reason, number in done.skipped.items():
+        print(f"left out: {number} ({reason})")
+
+
+def _microseconds(record: Record) -> float | None:
+    return None if record.error else record.latency_s * 1e6
+
+
+def _number(value: float | None) -> str:
+    from ..report.units import number
+
+    return "-" if value is None else number(value)
+
+
+def _print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=1)
+    print()
+
+
+def _print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from ..report.table import printable
+
+    lines = [[printable(cell, 60) for cell in line] for line in (headers, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
