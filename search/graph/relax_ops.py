@@ -103,7 +103,11 @@ def _read_matmul(call: Any, types: Sequence[TensorType], result: TensorType) -> 
 def _read_conv2d(call: Any, types: Sequence[TensorType], result: TensorType) -> Any:
     a = call.attrs
     layouts = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout) or str(a.data_layout))
-    if sorted(layouts[0]) != sorted("NCHW") or sorted(layouts[1]) != sorted("OIHW") or sorted(layouts[2]) != sorted("NCHW"):
+    if (
+        sorted(layouts[0]) != sorted("NCHW")
+        or sorted(layouts[1]) != sorted("OIHW")
+        or sorted(layouts[2]) != sorted("NCHW")
+    ):
         return _NOT_EXPRESSIBLE
     strides, padding, dilation = _ints(a.strides), _ints(a.padding), _ints(a.dilation)
     return Conv2d(strides, padding, dilation, int(a.groups), *layouts)  # type: ignore[arg-type]
@@ -181,7 +185,8 @@ def _read_kind(kind: str) -> Read:
 
 
 UNARY_NAMES = {
-    kind: f"relax.nn.{kind}" if kind in ("gelu", "gelu_tanh", "relu", "silu") else f"relax.{kind}" for kind in UNARY_KINDS
+    kind: f"relax.nn.{kind}" if kind in ("gelu", "gelu_tanh", "relu", "silu") else f"relax.{kind}"
+    for kind in UNARY_KINDS
 }
 
 ROWS: dict[str, Row] = {

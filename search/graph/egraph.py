@@ -1,0 +1,374 @@
+"""An e-graph of terms in egglog: load a graph, apply rules by name, take snapshots, read it out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import combinations
+from typing import Any
+
+from egglog.bindings import EGraph as Egglog
+
+from eqtune.errors import InputError
+
+from .compile_rule import CompiledRule, Interner, Key, compile_rule, constructor
+from .egraph_view import EGraphView, read_view
+from .rules.rule import Group, Rule
+from .terms import TensorType, TermGraph
+
+__all__ = ["EGraph", "Round"]
+
+_SCHEMA = """
+(sort T)
+(function type (T) i64 :no-merge)
+(function weight (T) i64 :merge (max old new))
+(function number (T) i64 :merge (min old new))
+(function numbered (i64) T :merge old)
+(relation original (i64 i64 i64))
+(ruleset analysis)
+(ruleset load)
+(rule ((original i t w) (= e (numbered i))) ((set (type e) t) (set (weight e) w) (set (number e) i)) :ruleset load)
+"""
+
+_COMMANDS_A_PROGRAM = 100
+"""egglog keeps a program's text with each of its expressions: long programs cost quadratic time and memory."""
+
+_ALL_ROWS = 10**9
+
+_SUBSETS_UP_TO = 3
+"""Groups of up to this many members are merged in all their subsets, larger ones only as a whole."""
+
+
+@dataclass
+class Round:
+    """What one application of some rules did.
+
+    Attributes
+    ----------
+    matches : dict of str to int
+        New matches for which each rule built its result.
+    seconds : dict of str to float
+        Seconds that each rule took to match and build.
+    changed : bool
+        Whether the e-graph changed.
+    postponed : tuple of str
+        Rules that did not run because their matches would not have fitted the limit of e-nodes.
+    """
+
+    matches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    changed: bool = False
+    postponed: tuple[str, ...] = ()
+
+
+@dataclass
+class _State:
+    """What a snapshot of the e-graph has to remember in Python."""
+
+    constructors: set[tuple[str, int]] = field(default_factory=set)
+    compiled: dict[str, CompiledRule] = field(default_factory=dict)
+    answers: set[tuple[int, Key]] = field(default_factory=set)
+    builds: set[int] = field(default_factory=set)
+    pending: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    numbered: int = 0
+    stale_numbers: bool = False
+
+    def copy(self) -> _State:
+        """A copy that shares nothing that changes."""
+        return replace(
+            self,
+            constructors=set(self.constructors),
+            compiled=dict(self.compiled),
+            answers=set(self.answers),
+            builds=set(self.builds),
+            pending=self.pending.copy(),
+        )
+
+
+class EGraph:
+    """Terms, and what is known to be equal to them.
+
+    Parameters
+    ----------
+    graph : TermGraph
+        The term with index i gets the number i; `graph.outputs` are the roots.
+    rules : sequence of Rule or Group
+        What may be applied, by name.
+    """
+
+    def __init__(self, graph: TermGraph, rules: Sequence[Rule | Group]) -> None:
+        self.attrs: Interner[Any] = Interner()
+        self.types: Interner[TensorType] = Interner()
+        self.roots = tuple(graph.outputs)
+        self.rules = {rule.name: rule for rule in rules}
+        self._tags = ["", *self.rules]
+        self._egglog = Egglog()
+        self._state = _State(numbered=len(graph.terms))
+        self._saved: list[_State] = []
+        self._rulesets = 0
+        self._originals = len(graph.terms)
+        self._run(_SCHEMA)
+        self._declare((term.op, len(term.args)) for term in graph.terms)
+        self._load(graph)
+        for rule in rules:
+            self._compile(rule)
+
+    @property
+    def e_nodes(self) -> int:
+        """Number of e-nodes."""
+        names = {constructor(*shape) for shape in self._state.constructors}
+        return sum(size for name, size in self._run("(print-size)")[0].sizes if name in names)
+
+    def apply(
+        self, names: Iterable[str] | None = None, *, budget: int = 1000, e_node_limit: int | None = None
+    ) -> Round:
+        """Apply rules to all their matches, once.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Which; None: all.
+        budget : int
+            For how many matches each multi-pattern rule and each group may build.
+        e_node_limit : int or None
+            Rules whose matches could make the e-graph larger than this are postponed, the largest first.
+
+        Raises
+        ------
+        InputError
+            For a name that is not among the rules.
+        """
+        chosen = list(self.rules if names is None else names)
+        unknown = set(chosen) - set(self.rules)
+        if unknown:
+            raise InputError(f"no rules named {sorted(unknown)} in this e-graph; it has {list(self.rules)}")
+        result = Round()
+        if self._state.stale_numbers and any(self._chooses_matches(name) for name in chosen):
+            self._number_classes()
+        compiled = [self._state.compiled[name] for name in chosen]
+        self._step("ask", compiled, result)
+        ready = [rule for name in chosen for rule in self._answer(name, budget)]
+        if e_node_limit is not None:
+            ready, result.postponed = self._fitting(ready, e_node_limit)
+        result.changed = self._step("build", ready, result)
+        if result.changed:
+            self._state.stale_numbers = True
+            self._run("(run-schedule (saturate (run analysis)))")
+        return result
+
+    def push(self) -> None:
+        """Take a snapshot; several stack up."""
+        self._run("(push)")
+        self._saved.append(self._state.copy())
+
+    def pop(self) -> None:
+        """Go back to the last snapshot."""
+        self._run("(pop)")
+        self._state = self._saved.pop()
+
+    def view(self) -> EGraphView:
+        """The e-graph as plain lists."""
+        return read_view(
+            self._egglog, self._state.constructors, self.attrs.values, self.types.values, self._tags, self.roots
+        )
+
+    def _run(self, program: str) -> list[Any]:
+        return self._egglog.run_program(*self._egglog.parse_program(program))
+
+    def _run_all(self, commands: Sequence[str]) -> None:
+        for start in range(0, len(commands), _COMMANDS_A_PROGRAM):
+            self._run("\n".join(commands[start : start + _COMMANDS_A_PROGRAM]))
+
+    def _declare(self, shapes: Iterable[tuple[str, int]]) -> None:
+        for op, count in sorted(set(shapes) - self._state.constructors):
+            self._state.constructors.add((op, count))
+            name = constructor(op, count)
+            sorts = " ".join(["i64"] + ["T"] * count)
+            variables = [f"x{i}" for i in range(count)]
+            term = f"{name} a {' '.join(variables)}"
+            program = [
+                f"(constructor {name} ({sorts}) T)",
+                f"(function made-{name} ({sorts}) i64 :merge old)",
+                f"(rule ((= e ({term}))) ((set (made-{term}) 0)) :ruleset load)",
+            ]
+            if count and op != "opaque":
+                facts = " ".join(f"(= 1 (weight {x}))" for x in variables)
+                program.append(f"(rule ((= e ({term})) {facts}) ((set (weight e) 1)) :ruleset analysis)")
+            self._run("\n".join(program))
+
+    def _load(self, graph: TermGraph) -> None:
+        commands = []
+        for i, (term, ty, constant) in enumerate(zip(graph.terms, graph.types, graph.constant, strict=True)):
+            arguments = " ".join(f"(numbered {j})" for j in term.args)
+            name = constructor(term.op, len(term.args))
+            commands.append(f"(set (numbered {i}) ({name} {self.attrs(term.attrs)} {arguments}))")
+            commands.append(f"(original {i} {self.types(ty)} {int(constant)})")
+        self._run_all(commands)
+        self._run("(run load 1)")
+
+    def _compile(self, rule: Rule | Group) -> None:
+        tag = self._tags.index(rule.name)
+        if isinstance(rule, Group):
+            member = Rule(rule.name, rule.member, rule.member, rule.reason)
+            self._add(rule.name, member, tag, numbered=True)
+        else:
+            self._add(rule.name, rule, tag)
+
+    def _add(self, name: str, rule: Rule, tag: int, *, numbered: bool | None = None) -> CompiledRule:
+        compiled = compile_rule(rule, tag, len(self._state.compiled), self.attrs, numbered=numbered)
+        self._declare(compiled.constructors)
+        self._run("\n".join(compiled.program))
+        self._state.compiled[name] = compiled
+        return compiled
+
+    def _chooses_matches(self, name: str) -> bool:
+        rule = self.rules[name]
+        return isinstance(rule, Rule) and rule.multi
+
+    def _step(self, kind: str, rules: Sequence[CompiledRule], result: Round) -> bool:
+        """Run one of the two egglog rules of each rule, all on the same e-graph; whether anything changed."""
+        if not rules:
+            return False
+        self._rulesets += 1
+        rulesets = " ".join(f"{kind}-rule-{rule.number}" for rule in rules)
+        together = f"step-{self._rulesets}"
+        report = self._run(f"(unstable-combined-ruleset {together} {rulesets}) (run {together} 1)")[0].report
+        matches, seconds = report.num_matches_per_rule, report.search_and_apply_time_per_rule
+        for rule in rules:
+            name = self._tags[rule.tag]
+            found = matches.get(f"{kind} {rule.number}", 0)
+            if kind == "ask":
+                self._state.pending[rule.number] += found
+            else:
+                self._state.pending[rule.number] = 0
+                result.matches[name] += found
+            result.seconds[name] += seconds.get(f"{kind} {rule.number}", timedelta()).total_seconds()
+        return bool(report.updated)
+
+    def _asked(self, rule: CompiledRule) -> list[Key]:
+        """The keys of a rule's matches, in a fixed order."""
+        output = self._run(f"(print-function ask-{rule.number} {_ALL_ROWS})")[0]
+        get = output.termdag.get
+        return sorted(tuple(get(column).value.value for column in get(row).args) for row, _ in output.terms)
+
+    def _answer(self, name: str, budget: int) -> list[CompiledRule]:
+        """Answer the keys of a rule's new matches. Returns what can build now: the rule, or those of its groups."""
+        rule = self._state.compiled[name]
+        if not self._state.pending[rule.number]:
+            return []
+        keys = self._asked(rule)
+        group = self.rules[name]
+        if isinstance(group, Group):
+            self._state.pending[rule.number] = 0
+            return self._answer_group(group, rule, keys, budget)
+        if not rule.numbered:
+            self._tell(rule, keys)
+        else:
+            new = [key for key in keys if (rule.number, key) not in self._state.answers and self._solve(rule, key)]
+            self._tell(rule, new[:budget])
+            self._state.pending[rule.number] = min(len(new), budget)
+        return [rule] if rule.number in self._state.builds else []
+
+    def _answer_group(self, group: Group, member: CompiledRule, keys: Sequence[Key], budget: int) -> list[CompiledRule]:
+        """Answer for the groups that these members form. Only classes of the original graph are grouped."""
+        groups: dict[Key, dict[int, dict[str, int]]] = defaultdict(dict)
+        shared = [f"#{var.name}" for var in member.rule.variables if var.name in group.shared]
+        for key in keys:
+            values = member.bindings(key)
+            root = values["#0"]
+            if root < self._originals:
+                common = [values[name] for name in group.shared]
+                groups[(*common, *map(values.__getitem__, shared))].setdefault(root, values)
+        ready: dict[str, CompiledRule] = {}
+        for members in groups.values():
+            for chosen in _subsets(list(members.values())):
+                name = f"{group.name}/{len(chosen)}"
+                compiled = self._state.compiled.get(name) or self._add(
+                    name, group.make(len(chosen)), self._tags.index(group.name)
+                )
+                key = _group_key(compiled.key_names, chosen)
+                if len(ready) < budget and self._solve(compiled, key):
+                    before = len(self._state.answers)
+                    self._tell(compiled, [key])
+                    self._state.pending[compiled.number] += len(self._state.answers) - before
+                    if self._state.pending[compiled.number]:
+                        ready[name] = compiled
+        return list(ready.values())
+
+    def _solve(self, rule: CompiledRule, key: Key) -> Key | None:
+        return rule.solve(key, self.attrs, self.types)
+
+    def _tell(self, rule: CompiledRule, keys: Iterable[Key]) -> None:
+        """Insert the answers to keys that were not answered before."""
+        facts = []
+        for key in keys:
+            if (rule.number, key) not in self._state.answers:
+                self._state.answers.add((rule.number, key))
+                answer = self._solve(rule, key)
+                if answer is not None:
+                    facts.append(f"(answer-{rule.number} {' '.join(map(str, (*key, *answer)))})")
+        if facts:
+            self._state.builds.add(rule.number)
+            self._run_all(facts)
+
+    def _fitting(self, rules: Sequence[CompiledRule], limit: int) -> tuple[list[CompiledRule], tuple[str, ...]]:
+        """The rules that can build within a limit of e-nodes, and the names of the others."""
+        room = limit - self.e_nodes
+        growth = {rule.number: self._state.pending[rule.number] * len(rule.rule.after_nodes) for rule in rules}
+        fitting = []
+        for rule in sorted(rules, key=lambda rule: growth[rule.number]):
+            room -= growth[rule.number]
+            if room >= 0:
+                fitting.append(rule)
+        postponed = [self._tags[rule.tag] for rule in rules if rule not in fitting]
+        return fitting, tuple(postponed)
+
+    def _number_classes(self) -> None:
+        """Give a number to each class that has none, so that multi-pattern rules can choose among its matches."""
+        view = self.view()
+        known = set(view.numbers)
+        numbers = dict(view.numbers)
+        waiting = [c for c in range(len(view.classes)) if c not in known]
+        commands = []
+        while waiting:
+            left = []
+            for c in waiting:
+                for n in view.classes[c]:
+                    children = view.children[n]
+                    if all(child in numbers for child in children):
+                        number = numbers[c] = self._state.numbered
+                        self._state.numbered += 1
+                        arguments = " ".join(f"(numbered {numbers[child]})" for child in children)
+                        term = f"({constructor(view.ops[n], len(children))} {view.attr_numbers[n]} {arguments})"
+                        commands.append(f"(set (numbered {number}) {term})")
+                        commands.append(f"(set (number (numbered {number})) {number})")
+                        break
+                else:
+                    left.append(c)
+            waiting = left
+        self._run_all(commands)
+        self._state.stale_numbers = False
+
+
+def _subsets(members: list[dict[str, int]]) -> Iterator[list[dict[str, int]]]:
+    if len(members) > _SUBSETS_UP_TO:
+        yield members
+    else:
+        for count in range(2, len(members) + 1):
+            yield from map(list, combinations(members, count))
+
+
+def _group_key(names: Sequence[str], members: Sequence[dict[str, int]]) -> Key:
+    """The key of a group's rule, from those of its members: a name is shared, or ends in the member's place."""
+
+    def value(name: str) -> int:
+        if name.startswith("#") and name[1:].isdigit():
+            return members[int(name[1:])]["#0"]
+        if name in members[0]:
+            return members[0][name]
+        stem = name.rstrip("0123456789")
+        return members[int(name[len(stem) :]) - 1][stem]
+
+    return tuple(map(value, names))

@@ -1,0 +1,131 @@
+"""An e-graph read out of egglog as plain lists, for extraction and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .compile_rule import constructor
+from .terms import TensorType, Term, TermGraph
+
+__all__ = ["EGraphView", "read_view"]
+
+
+@dataclass
+class EGraphView:
+    """E-nodes and e-classes by index. Lists of nodes have one entry a node, lists of classes one a class.
+
+    Attributes
+    ----------
+    ops : list of str
+        Each node's operator.
+    attrs : list
+        Each node's attributes.
+    attr_numbers : list of int
+        The same, as interned.
+    children : list of tuple of int
+        Each node's argument classes.
+    made_by : list of str
+        The rule that made each node first; "" for nodes of the original graph.
+    node_class : list of int
+        The class of each node.
+    classes : list of list of int
+        The nodes of each class.
+    types : list of TensorType
+        Of each class.
+    constant : list of bool
+        Whether each class depends on weights alone.
+    numbers : dict of int to int
+        Number of each class that has one; a class of the original graph has the least index of its terms.
+    roots : list of int
+        The classes of the outputs, in order.
+    """
+
+    ops: list[str]
+    attrs: list[Any]
+    attr_numbers: list[int]
+    children: list[tuple[int, ...]]
+    made_by: list[str]
+    node_class: list[int]
+    classes: list[list[int]]
+    types: list[TensorType]
+    constant: list[bool]
+    numbers: dict[int, int]
+    roots: list[int]
+
+    def graph(self, choice: Sequence[int]) -> TermGraph:
+        """The graph of the chosen nodes.
+
+        Parameters
+        ----------
+        choice : sequence of int
+            The node chosen for each class that is needed; what other classes hold is not looked at.
+
+        Raises
+        ------
+        ValueError
+            When the choice has a cycle.
+        """
+        graph = TermGraph()
+        index: dict[int, int] = {}
+        open_classes: set[int] = set()
+        stack = [(root, False) for root in reversed(self.roots)]
+        while stack:
+            c, done = stack.pop()
+            if c in index:
+                continue
+            node = choice[c]
+            if done:
+                args = tuple(index[child] for child in self.children[node])
+                index[c] = graph.add_typed(
+                    Term(self.ops[node], self.attrs[node], args), self.types[c], self.constant[c]
+                )
+                continue
+            if c in open_classes:
+                raise ValueError(f"the extracted graph has a cycle through {self.ops[node]}")
+            open_classes.add(c)
+            stack.append((c, True))
+            stack += [(child, False) for child in reversed(self.children[node]) if child not in index]
+        graph.outputs = [index[root] for root in self.roots]
+        return graph
+
+
+def read_view(
+    egglog: Any,
+    constructors: Iterable[tuple[str, int]],
+    attrs: Sequence[Any],
+    types: Sequence[TensorType],
+    tags: Sequence[str],
+    roots: Sequence[int],
+) -> EGraphView:
+    """Read an e-graph. The order of its nodes depends on nothing but the e-graph."""
+    functions = egglog.freeze().functions
+    integer = egglog.value_to_i64
+    class_of: dict[Any, int] = {}
+    class_types, weights = [], []
+    for row in functions["type"].rows:
+        class_of[row.inputs[0]] = len(class_types)
+        class_types.append(types[integer(row.output)])
+    weights = [False] * len(class_types)
+    for row in functions["weight"].rows:
+        weights[class_of[row.inputs[0]]] = integer(row.output) == 1
+    numbers = {class_of[row.inputs[0]]: integer(row.output) for row in functions["number"].rows}
+    by_number = {integer(row.inputs[0]): class_of[row.output] for row in functions["numbered"].rows}
+
+    view = EGraphView([], [], [], [], [], [], [[] for _ in class_types], class_types, weights, numbers, [])
+    for op, count in sorted(constructors):
+        name = constructor(op, count)
+        made = {tuple(row.inputs): integer(row.output) for row in functions[f"made-{name}"].rows}
+        for row in functions[name].rows:
+            attr, *children = inputs = row.inputs
+            node, c, number = len(view.ops), class_of[row.output], integer(attr)
+            view.ops.append(op)
+            view.attr_numbers.append(number)
+            view.attrs.append(attrs[number])
+            view.children.append(tuple([class_of[child] for child in children]))
+            view.made_by.append(tags[made.get(tuple(inputs), 0)])
+            view.node_class.append(c)
+            view.classes[c].append(node)
+    view.roots = [by_number[root] for root in roots]
+    return view
