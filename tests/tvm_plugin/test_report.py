@@ -13,7 +13,7 @@ from eqtune.records import Context, Record
 from eqtune.report import KernelRow, RunSummary, kernel_table, render_html, with_records, write_html
 from eqtune.report.charts import Size, curve_svg, layout, log_ticks
 from eqtune.report.curves import best_so_far, convergence
-from eqtune.report.units import count, duration, number, percent, round_duration, times
+from eqtune.report.units import binary, count, duration, number, percent, round_duration, times
 
 CONTEXT = Context('{"kind": "llvm"}', "a cpu", 2, "0.27.0")
 CONV, ADD = "a" * 16, "b" * 16
@@ -117,6 +117,8 @@ def test_convergence_starts_untuned_and_never_rises():
         (number(0.01234), "0.0123"),
         (count(1.8e9), "1.80 G"),
         (count(5), "5.00"),
+        (binary(64), "64 B"),
+        (binary(2**25 + 2**24), "48 MiB"),
         (percent(0.0123), "1.2"),
         (percent(None), "-"),
         (times(12.9), "12.9x"),
@@ -250,7 +252,7 @@ def test_page_shows_the_result_and_stands_alone(summary):
     for expected in ("net", "410 ms", "90.0 ms", "4.56x", "1 failed", "conv", "eqtune tune net.onnx"):
         assert expected in shown
     assert "200 GFLOP/s" in shown
-    assert "48.0 KiB" in shown
+    assert "48 KiB" in shown
     assert page.tags.count("svg") == 3
     assert page.tags.count("tr") == 1 + 2 + 1
     assert not {name for name, _ in page.attributes} & {"src", "href", "onclick", "onerror"}

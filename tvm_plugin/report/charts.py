@@ -18,10 +18,10 @@ class Size:
 
     width: float = 720.0
     height: float = 260.0
-    left: float = 62.0
+    left: float = 84.0
     right: float = 14.0
     top: float = 14.0
-    bottom: float = 34.0
+    bottom: float = 38.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def curve_svg(curve: Curve, baseline_s: float, title: str, size: Size | None = N
         parts.append(f'<text class="tick" x="{size.left - 6:g}" y="{y + 4:g}" text-anchor="end">{label}</text>')
     for x, label in drawn.x_ticks:
         anchor = "end" if x > right - 12 else "middle"
-        parts.append(f'<text class="tick" x="{x:g}" y="{bottom + 16:g}" text-anchor="{anchor}">{label}</text>')
+        parts.append(f'<text class="tick" x="{x:g}" y="{size.height - 8:g}" text-anchor="{anchor}">{label}</text>')
     parts.append(f'<line class="axis" x1="{size.left:g}" x2="{right:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
     level = f"{drawn.baseline_y:g}"
     parts.append(f'<line class="untuned" x1="{size.left:g}" x2="{right:g}" y1="{level}" y2="{level}"/>')

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import SetupError
 from .charts import Size, curve_svg
 from .summary import KernelRow, RunSummary
-from .units import count, duration, number, percent, times
+from .units import binary, count, duration, number, percent, times
 
 __all__ = ["render_html", "write_html"]
 
@@ -219,12 +219,12 @@ def _machine_fact(name: str, value: Any) -> tuple[str, str]:
         ("_flops_per_s_all", lambda v: f"{count(v)}FLOP/s, all threads"),
         ("_flops_per_s", lambda v: f"{count(v)}FLOP/s, one thread"),
         ("_bytes_per_s", lambda v: f"{count(v)}B/s"),
-        ("_bytes", lambda v: f"{number(v / 1024)} KiB" if v >= 1024 else f"{number(v)} B"),
+        ("_bytes", binary),
         ("_s", duration),
     ):
         if name.endswith(suffix):
             return name.removesuffix(suffix).replace("_", " "), show(value)
-    return name.replace("_", " "), number(value)
+    return name.replace("_", " "), _text(value)
 
 
 def _again(summary: RunSummary) -> str:

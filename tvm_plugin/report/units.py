@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["count", "duration", "number", "percent", "round_duration", "times"]
+__all__ = ["binary", "count", "duration", "number", "percent", "round_duration", "times"]
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -46,6 +46,14 @@ def count(value: float) -> str:
         if value >= scale:
             return f"{number(value / scale)} {prefix}"
     return number(value)
+
+
+def binary(size_bytes: float) -> str:
+    """A memory size: 64 B, 48 KiB, 1.5 MiB."""
+    for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.4g} {unit}"
+    return f"{size_bytes:.4g} B"
 
 
 def percent(fraction: float | None) -> str:
