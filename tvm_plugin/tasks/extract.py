@@ -8,7 +8,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from ..records.workload import as_workload, workload_hash
+from eqtune.records.workload import as_workload, workload_hash
+
 from .flops import count_bytes, count_flops
 from .task import Task
 

@@ -61,14 +61,16 @@ def _reshape_outputs(mod: ir.IRModule) -> ir.IRModule:
         value = binding.value
         if isinstance(binding.var, relax.DataflowVar) or getattr(value.op, "name", "") != "relax.call_tir":
             return binding
-        arguments = value.args[1].fields if isinstance(value.args[1], relax.Tuple) else ()
+        arguments: list[Any] = list(value.args[1].fields)
         # A view of a parameter, or of another result, would make the caller's tensors share memory.
         if len(arguments) != 1 or not isinstance(arguments[0], relax.DataflowVar):
             return binding
-        same_size = is_static_tensor(value.ty) and math.prod(extents(value.ty)) == math.prod(extents(arguments[0].ty))
-        if not same_size or not relax.analysis.has_reshape_pattern(mod[value.args[0]]):
+        source = arguments[0]
+        if not is_static_tensor(value.ty) or math.prod(extents(value.ty)) != math.prod(extents(source.ty)):
             return binding
-        return relax.VarBinding(binding.var, builder.normalize(relax.op.reshape(arguments[0], value.ty.shape)))
+        if not relax.analysis.has_reshape_pattern(mod[value.args[0]]):
+            return binding
+        return relax.VarBinding(binding.var, builder.normalize(relax.op.reshape(source, value.ty.shape)))
 
     return map_functions(mod, lambda function: rewrite_calls(function, view))
 

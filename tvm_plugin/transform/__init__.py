@@ -1,6 +1,9 @@
 """Passes over Relax modules, for any `tvm.transform.Sequential`."""
 
+from .apply_tuned import ApplyTuned
 from .batch_norm import FoldBatchNorm
 from .fold_weights import FoldWeights
+from .lowering import LowerToKernels
+from .simplify_shapes import SimplifyShapes
 
-__all__ = ["FoldBatchNorm", "FoldWeights"]
+__all__ = ["ApplyTuned", "FoldBatchNorm", "FoldWeights", "LowerToKernels", "SimplifyShapes"]

@@ -6,6 +6,7 @@ zoo, where numpy takes a tenth of a second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,17 @@ from numpy.typing import NDArray
 from scipy import special
 from tvm import ir, relax, runtime, tirx
 
-__all__ = ["EVALUATORS", "Array", "Value", "array_of", "constant_of", "evaluate", "is_static_tensor"]
+__all__ = [
+    "EVALUATORS",
+    "Array",
+    "Value",
+    "aligned_empty",
+    "array_of",
+    "constant_of",
+    "copy_into",
+    "evaluate",
+    "is_static_tensor",
+]
 
 Array = NDArray[Any]
 Value = Array | tuple[Array, ...]
@@ -53,7 +64,11 @@ def constant_of(array: Array) -> ir.GenericConst:
         tensor = runtime.empty(array.shape, str(array.dtype))
     else:
         readable = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0
-        tensor = runtime.from_dlpack(array if readable else _aligned_copy(array))
+        if not readable:
+            copy = aligned_empty(array.shape, array.dtype)
+            copy_into(copy, array)
+            array = copy
+        tensor = runtime.from_dlpack(array)
     return ir.GenericConst(tensor, relax.TensorType(array.shape, str(array.dtype)))
 
 
@@ -95,20 +110,24 @@ def _typed(array: Array, ty: Any) -> Array | None:
     return array.astype(str(ty.dtype), copy=False)
 
 
-def _aligned_copy(array: Array) -> Array:
-    """A contiguous copy that starts at a multiple of 64 bytes."""
-    raw = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
+    """Uninitialised memory that starts at a multiple of 64 bytes, in huge pages where numpy gets them."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
-    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    dense = [axis for axis in range(array.ndim) if array.shape[axis] > 1]
-    axis = min(dense, key=lambda a: abs(array.strides[a]), default=-1)
-    if array.nbytes < _TRANSPOSE_STRIP_ABOVE or axis == dense[-1]:
-        copy[...] = array
-        return copy
-    source, target = np.moveaxis(array, axis, 0), np.moveaxis(copy, axis, 0)
-    for begin in range(0, array.shape[axis], _TRANSPOSE_STRIP):
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def copy_into(target: Array, source: Array) -> None:
+    """`target[...] = source` for arrays of one shape; fast also where it transposes."""
+    dense = [axis for axis in range(source.ndim) if source.shape[axis] > 1 and source.strides[axis]]
+    axis = min(dense, key=lambda a: abs(source.strides[a]), default=-1)
+    if source.size * source.itemsize < _TRANSPOSE_STRIP_ABOVE or abs(target.strides[axis]) == target.itemsize:
+        target[...] = source
+        return
+    target, source = np.moveaxis(target, axis, 0), np.moveaxis(source, axis, 0)
+    for begin in range(0, len(source), _TRANSPOSE_STRIP):
         target[begin : begin + _TRANSPOSE_STRIP] = source[begin : begin + _TRANSPOSE_STRIP]
-    return copy
 
 
 # Reading a call: attributes and arguments that are no tensors.

@@ -1,0 +1,232 @@
+"""Schedules onto kernels, weights packed ahead of time, and executables from the result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import ir, relax, tirx, transform
+
+from eqtune.records.traces import replay
+from eqtune.records.workload import as_workload, workload_hash
+
+from .evaluate import Array, array_of, constant_of
+from .fold_weights import FoldWeights
+from .functions import operator, substitute, top_level_bindings
+from .packing import pack
+from .stored_schedules import stored_schedules
+
+__all__ = [
+    "ApplyTuned",
+    "Schedules",
+    "apply_schedules",
+    "build_executable",
+    "pack_weights",
+    "runner",
+    "untuned_executable",
+]
+
+Schedules = Mapping[str, str | Callable[[ir.IRModule], Any]]
+"""Workload hash to a schedule: a trace as text, or a function from the workload to a `tvm.s_tir.Schedule`."""
+
+_BUILD_CONFIG = {"tirx.disable_assert": True}
+"""The virtual machine checks the arguments of the whole model; kernels need not check theirs again."""
+
+
+@transform.module_pass(opt_level=0, name="ApplyTuned")
+class ApplyTuned:
+    """Schedule the kernels of a lowered module, and pack weights ahead of time.
+
+    Use it after `LowerToKernels`. A kernel without a schedule is left to TVM's default.
+
+    Parameters
+    ----------
+    records : path or RecordDatabase, optional
+        A work directory of `eqtune.tune_model`, or its database; the best record of each kernel is used.
+    context : eqtune.records.Context, optional
+        Where the records must come from. Without it: from this machine, the current target and this version of TVM.
+    schedules : mapping, optional
+        Schedules by workload hash; they come before the records.
+    """
+
+    def __init__(
+        self,
+        records: str | os.PathLike[str] | Any | None = None,
+        context: Any = None,
+        schedules: Schedules | None = None,
+    ) -> None:
+        self._records = records
+        self._context = context
+        self._schedules = dict(schedules or {})
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Apply and pack. Raises RecordError for records that cannot be read or do not fit."""
+        stored = {} if self._records is None else stored_schedules(self._records, self._context)
+        return pack_weights(apply_schedules(mod, {**stored, **self._schedules}))
+
+
+def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
+    """A module in which each kernel that has a schedule is replaced by the scheduled one.
+
+    Blocks that repack weights stay inside the kernels: `pack_weights` runs them ahead of time.
+
+    Raises
+    ------
+    RecordError
+        When a trace does not fit the kernel that it is stored for.
+    """
+    result = mod.clone()
+    for variable, kernel in mod.functions_items():
+        if not isinstance(kernel, tirx.PrimFunc):
+            continue
+        schedule = schedules.get(workload_hash(kernel))
+        if schedule is not None:
+            result.update_func(variable, _scheduled(kernel, schedule))
+    return result
+
+
+def pack_weights(mod: ir.IRModule) -> ir.IRModule:
+    """Run the blocks that repack constant weights now, and give the packed weights to the kernels.
+
+    Such blocks carry the annotation "meta_schedule.layout_rewrite_preproc". Needs a Relax function that calls the
+    kernels; nothing is repacked when the model runs.
+    """
+    if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
+        return mod
+    mod = relax.transform.SplitLayoutRewritePreproc()(mod)
+    calls = [
+        (variable, binding)
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        for binding in top_level_bindings(function)
+        if _is_packing(binding.value)
+    ]
+    if not calls:
+        return mod
+    packed = _run_packing(mod, [binding.value for _, binding in calls])
+    replacements: dict[ir.GlobalVar, dict[relax.Var, Any]] = {}
+    for (variable, binding), arrays in zip(calls, packed, strict=True):
+        constants = [constant_of(array) for array in arrays]
+        value = relax.Tuple(constants) if isinstance(binding.var.ty, relax.TupleType) else constants[0]
+        replacements.setdefault(variable, {})[binding.var] = value
+    for variable, values in replacements.items():
+        mod.update_func(variable, substitute(mod[variable], values))
+    return transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])(mod)
+
+
+def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None = None) -> relax.VMExecutable:
+    """Compile a module of kernels (`lower_to_kernels`) without fusing it again.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+    target : tvm.target.Target
+    schedules : mapping, optional
+        By workload hash; a kernel without one is compiled as TVM compiles it by default.
+
+    Raises
+    ------
+    RecordError
+        When a trace does not fit its kernel.
+    """
+    with target:
+        mod = pack_weights(apply_schedules(mod, schedules or {}))
+        mod = transform.Sequential(after_kernels())(mod)
+    with transform.PassContext(opt_level=3, config=_BUILD_CONFIG):
+        return relax.build(mod, target, relax_pipeline=None)
+
+
+def after_kernels() -> list[transform.Pass]:
+    """The passes of TVM's default pipeline that follow fusion: memory planning and lowering to the virtual machine."""
+    return [
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+        relax.transform.StaticPlanBlockMemory(),
+        relax.transform.RewriteCUDAGraph(),
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+        relax.transform.LowerRuntimeBuiltin(),
+        relax.transform.ComputePrimValue(),
+        relax.transform.VMShapeLower(),
+        relax.transform.AttachGlobalSymbol(),
+    ]
+
+
+def untuned_executable(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
+    """What TVM's default pipeline makes of a Relax module: fused, not scheduled. The baseline.
+
+    Weights are folded with numpy first, which only saves the minutes that FoldConstant may take.
+    """
+    with transform.PassContext(opt_level=3):
+        mod = transform.Sequential([FoldWeights()])(mod)
+        return relax.build(mod, target, relax_pipeline=relax.get_default_pipeline(target))
+
+
+def runner(executable: relax.VMExecutable, device: Any = None) -> Callable[..., list[NDArray[Any]]]:
+    """A function from the model's inputs to its outputs, as numpy arrays; tuples of outputs are flattened."""
+    device = tvm.cpu() if device is None else device
+    main = relax.VirtualMachine(executable, device)["main"]
+
+    def run(*inputs: Array) -> list[NDArray[Any]]:
+        return _flatten(main(*[tvm.runtime.tensor(np.ascontiguousarray(array), device) for array in inputs]))
+
+    return run
+
+
+def _flatten(value: Any) -> list[NDArray[Any]]:
+    if isinstance(value, tvm.runtime.Tensor):
+        return [value.numpy()]
+    return [array for part in value for array in _flatten(part)]
+
+
+def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:
+    workload = as_workload(kernel)
+    result = replay(schedule, workload) if isinstance(schedule, str) else schedule(workload)
+    function = result.mod["main"].with_attr("tirx.is_scheduled", True)
+    if "global_symbol" in kernel.attrs:
+        function = function.with_attr("global_symbol", kernel.attrs["global_symbol"])
+    return function
+
+
+def _is_packing(value: Any) -> bool:
+    return (
+        operator(value) == "relax.call_tir"
+        and "_weight_prepack" in value.args[0].name_hint
+        and all(isinstance(argument, ir.GenericConst) for argument in value.args[1].fields)
+    )
+
+
+def _run_packing(mod: ir.IRModule, calls: Sequence[relax.Call]) -> list[list[Array]]:
+    """The packed weights of each call; a weight that several calls pack alike is packed once."""
+    results: dict[Any, list[Array] | None] = {}
+    compiled: dict[str, Any] = {}
+    for call in calls:
+        key = _key(call)
+        if key not in results:
+            results[key] = pack(mod[call.args[0]], [array_of(weight) for weight in call.args[1].fields])
+            if results[key] is None:
+                compiled[call.args[0].name_hint] = mod[call.args[0]]
+    if compiled:
+        kernels = {name: function.with_attr("global_symbol", name) for name, function in compiled.items()}
+        library = tvm.compile(ir.IRModule(kernels), tvm.target.Target("llvm")).jit()
+        for call in calls:
+            if results[_key(call)] is None:
+                results[_key(call)] = _call_compiled(library, call)
+    return [results[_key(call)] or [] for call in calls]
+
+
+def _key(call: relax.Call) -> tuple[Any, ...]:
+    return (call.args[0].name_hint, *(array_of(weight).ctypes.data for weight in call.args[1].fields))
+
+
+def _call_compiled(library: Any, call: relax.Call) -> list[Array]:
+    types = call.ty.fields if isinstance(call.ty, relax.TupleType) else [call.ty]
+    outputs = [tvm.runtime.empty([int(extent) for extent in ty.shape], str(ty.dtype)) for ty in types]
+    library[call.args[0].name_hint](*(weight.value for weight in call.args[1].fields), *outputs)
+    return [np.from_dlpack(output) for output in outputs]

@@ -1,0 +1,87 @@
+"""The best recorded schedules, ready to be applied."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import ir
+
+from eqtune.records import Context, RecordDatabase
+from eqtune.records.traces import replay
+from eqtune.records.workload import deserialize_workload
+
+from ..errors import InputError
+from ..machine import device_name, target_json
+
+__all__ = ["stored_schedules"]
+
+LOGGER = logging.getLogger(__name__)
+
+
+def stored_schedules(
+    records: str | os.PathLike[str] | RecordDatabase, context: Context | None = None
+) -> dict[str, Callable[[ir.IRModule], Any]]:
+    """The fastest recorded schedule of each kernel, by workload hash.
+
+    Parameters
+    ----------
+    records : path or RecordDatabase
+        A work directory, its `records.sqlite`, or an open database.
+    context : Context, optional
+        Records of any other context are left out. Without it: those of the current target, this device and this
+        version of TVM, with the most threads where there are several.
+
+    Raises
+    ------
+    InputError
+        When there is no such file, or no current target to look for.
+    RecordError
+        When the database cannot be read.
+    """
+    if isinstance(records, RecordDatabase):
+        return _schedules(records, context)
+    path = Path(records)
+    path = path / "records.sqlite" if path.is_dir() else path
+    if not path.exists():
+        raise InputError(f"there are no records at {str(path)!r}; give the work_dir of an eqtune.tune_model run")
+    with RecordDatabase(path) as database:
+        return _schedules(database, context)
+
+
+def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, Callable[[ir.IRModule], Any]]:
+    context = context or _matching_context(database)
+    if context is None:
+        return {}
+    schedules = {}
+    for key, record in database.best_by_workload(context).items():
+        workload = database.workload(key)
+        if workload is not None and record.trace:
+            schedules[key] = _replayer(workload.text, record.trace)
+    return schedules
+
+
+def _matching_context(database: RecordDatabase) -> Context | None:
+    target = tvm.target.Target.current(allow_none=True)
+    if target is None:
+        raise InputError("which records apply depends on the target: work inside `with target:`, or give a context")
+    wanted = target_json(target), device_name(target), str(tvm.__version__)
+    known = database.contexts()
+    matching = [c for c in known if (c.target, c.device, c.tvm_version) == wanted]
+    if not matching:
+        LOGGER.warning(
+            "%s holds no records for target %s on %s with TVM %s; it holds: %s",
+            database.path,
+            *wanted,
+            "; ".join(f"{c.target} on {c.device} with TVM {c.tvm_version}" for c in known) or "nothing",
+        )
+    return max(matching, key=lambda c: c.threads, default=None)
+
+
+def _replayer(workload: str, trace: str) -> Callable[[ir.IRModule], Any]:
+    """Replay on the stored workload: an equal kernel may name its blocks otherwise, and traces go by name."""
+    return lambda _mod: replay(trace, deserialize_workload(workload))
