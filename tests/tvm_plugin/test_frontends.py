@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from eqtune.errors import InputError, UnsupportedModelError
-from eqtune.frontends import load_model, load_params
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+
+from eqtune.errors import InputError, UnsupportedModelError
+from eqtune.frontends import load_model, load_params
 
 
 @I.ir_module

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from ..errors import InputError, UnsupportedModelError
+from .normalize import with_out_dtypes
 
 __all__ = ["ImportedModel", "InputInfo", "Reference", "check_tunable", "imported_model"]
 
@@ -73,8 +74,9 @@ def _random(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
 
 
 def imported_model(mod: tvm.IRModule, name: str, source: Source, reference: Reference | None = None) -> ImportedModel:
-    """Check `mod` and describe it."""
+    """Check and normalize `mod`, and describe it."""
     check_tunable(mod)
+    mod = with_out_dtypes(mod)
     main = mod["main"]
     bounds = _index_bounds(main)
     inputs = tuple(

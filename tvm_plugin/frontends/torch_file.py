@@ -13,6 +13,7 @@ import torch
 import torch.export
 
 from ..errors import InputError
+from .torch_model import quiet
 
 __all__ = ["load_program"]
 
@@ -33,7 +34,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
         The file is no such archive, it is cut short, or holds objects or code.
     """
     _refuse_code(path)
-    with _weights_only():
+    with _weights_only(), quiet():
         try:
             return torch.export.load(path)
         except Exception as error:

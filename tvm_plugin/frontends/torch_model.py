@@ -7,12 +7,14 @@ know are decomposed, and only those: a full decomposition turns a BERT's 48 resh
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.export
+import tvm
 from numpy.typing import NDArray
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
@@ -24,7 +26,7 @@ from .imported import ImportedModel, Reference, imported_model
 from .relax_model import bind_shapes
 from .torch_converters import CONVERTERS
 
-__all__ = ["from_exported_program", "from_module"]
+__all__ = ["from_exported_program", "from_module", "quiet"]
 
 
 def from_module(
@@ -40,7 +42,7 @@ def from_module(
     if example_inputs is None:
         raise InputError("a torch.nn.Module needs example_inputs=(tensor, ...): the shapes to tune for")
     arguments = _as_tensors((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs))
-    with _evaluating(module):
+    with _evaluating(module), quiet():
         try:
             program = torch.export.export(module, arguments)
         except Exception as error:
@@ -68,17 +70,30 @@ def from_exported_program(
         importer does not know.
     """
     _check_signature(program)
-    translated = _translatable(program)
+    with quiet():
+        mod = _translated(_translatable(program), name)
+    mod = relax.transform.DeadCodeElimination(["main"])(bind_shapes(mod, shapes))
+    return imported_model(mod, name, "torch", _reference(program, evaluate or program.module()))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what torch warns of in its own code: torch.export uses what torch deprecates."""
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
+        yield
+
+
+def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:
     try:
-        mod = ExportedProgramImporter().from_exported_program(
-            translated, False, unwrap_unit_return_tuple=True, no_bind_return_tuple=False, custom_convert_map=CONVERTERS
+        return ExportedProgramImporter().from_exported_program(
+            program, False, unwrap_unit_return_tuple=True, no_bind_return_tuple=False, custom_convert_map=CONVERTERS
         )
     except UnsupportedModelError:
         raise
     except Exception as error:
         raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {_first_line(error)}") from error
-    mod = relax.transform.DeadCodeElimination(["main"])(bind_shapes(mod, shapes))
-    return imported_model(mod, name, "torch", _reference(program, evaluate or program.module()))
 
 
 def _as_tensors(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,0 +1,217 @@
+"""ONNX models: each door, what TVM's importer gets wrong, and each refusal."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from eqtune import zoo
+from eqtune.errors import InputError, MissingExtraError, UnsupportedModelError
+from eqtune.frontends import load_model, verify_import
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+helper = onnx.helper
+FLOAT = onnx.TensorProto.FLOAT
+
+
+def constant(name, values, dtype=np.float32):
+    return onnx.numpy_helper.from_array(np.asarray(values, dtype), name)
+
+
+def model(nodes, inputs, outputs, initializers=(), opset=18, functions=()):
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
+        list(initializers),
+    )
+    opsets = [helper.make_opsetid("", opset)] + [helper.make_opsetid(f.domain, 1) for f in functions]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=list(functions))
+
+
+def convolution(batch=1):
+    """Convolution, ReLU6, a reshape to a computed shape, and a matrix product."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Clip", ["c", "low", "high"], ["r"]),
+        helper.make_node("Shape", ["r"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["n"], axis=0),
+        helper.make_node("Unsqueeze", ["n", "axes"], ["n1"]),
+        helper.make_node("Concat", ["n1", "rest"], ["target"], axis=0),
+        helper.make_node("Reshape", ["r", "target"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "m"], ["y"]),
+    ]
+    initializers = [
+        constant("w", rng.standard_normal((4, 3, 3, 3))),
+        constant("b", rng.standard_normal(4)),
+        constant("low", 0.0),
+        constant("high", 6.0),
+        constant("zero", 0, np.int64),
+        constant("axes", [0], np.int64),
+        constant("rest", [-1], np.int64),
+        constant("m", rng.standard_normal((64, 5))),
+    ]
+    return model(nodes, {"x": [batch, 3, 4, 4]}, {"y": [batch, 5]}, initializers)
+
+
+def operators(mod):
+    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    return [b.value.op.name for b in bindings if isinstance(b.value, relax.Call)]
+
+
+def test_proto_and_file(tmp_path):
+    proto = convolution()
+    imported = load_model(proto)
+    assert imported.source == "onnx"
+    assert imported.name == "tiny"
+    assert [(info.name, info.shape) for info in imported.inputs] == [("x", (1, 3, 4, 4))]
+    assert verify_import(imported) < 1e-5
+    path = tmp_path / "net.onnx"
+    onnx.save(proto, path)
+    assert load_model(str(path)).name == "net"
+    assert verify_import(load_model(path)) < 1e-5
+
+
+def test_shapes_are_folded_and_clips_stay_clips():
+    found = operators(load_model(convolution()).mod)
+    assert "relax.clip" in found
+    assert not {"relax.call_tir", "relax.shape_of", "relax.shape_to_tensor", "relax.take"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "operator"),
+    [
+        (0.0, None, "relax.nn.relu"),
+        (None, 1.0, "relax.minimum"),
+        (-1.0, None, "relax.maximum"),
+        (-1.0, 1.0, "relax.clip"),
+    ],
+)
+def test_clips_with_one_bound(low, high, operator):
+    names = ["x", "low" if low is not None else "", "high" if high is not None else ""]
+    bounds = [constant(name, value) for name, value in (("low", low), ("high", high)) if value is not None]
+    imported = load_model(model([helper.make_node("Clip", names, ["y"])], {"x": [2, 8]}, {"y": [2, 8]}, bounds))
+    assert operators(imported.mod) == [operator]
+    assert verify_import(imported) == 0
+
+
+def test_old_clip_with_attributes():
+    node = helper.make_node("Clip", ["x"], ["y"], min=-0.5, max=0.5)
+    imported = load_model(model([node], {"x": [2, 8]}, {"y": [2, 8]}, opset=9))
+    assert operators(imported.mod) == ["relax.clip"]
+    assert verify_import(imported) == 0
+
+
+def test_symbolic_batch_is_named_and_can_be_given():
+    proto = convolution("N")
+    with pytest.raises(UnsupportedModelError, match=r"input 'x' has the dynamic dimension 0 \(N\).*--shape x=1,3,4,4"):
+        load_model(proto)
+    imported = load_model(proto, shapes={"x": (3, 3, 4, 4)})
+    assert imported.inputs[0].shape == (3, 3, 4, 4)
+    assert verify_import(imported) < 1e-5
+    assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N", "the caller's proto must stay as it is"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"z": (1,)}, r"no input 'z'.*x"),
+        ({"x": (1, 3, 4)}, r"has shape \(N, 3, 4, 4\)"),
+        ({"x": (1, 2, 4, 4)}, "does not fit"),
+        ({"x": (0, 3, 4, 4)}, "extent below 1"),
+    ],
+)
+def test_shapes_that_do_not_fit(shapes, message):
+    with pytest.raises(InputError, match=message):
+        load_model(convolution("N"), shapes=shapes)
+
+
+def test_one_symbol_has_one_extent():
+    node = helper.make_node("Add", ["a", "b"], ["y"])
+    proto = model([node], {"a": ["N", 2], "b": ["N", 2]}, {"y": ["N", 2]})
+    with pytest.raises(InputError, match=r"'N' would be both 2 and 3"):
+        load_model(proto, shapes={"a": (2, 2), "b": (3, 2)})
+    assert load_model(proto, shapes={"a": (2, 2), "b": (2, 2)}).inputs[1].shape == (2, 2)
+
+
+def test_awkward_names_are_fed_in_order():
+    node = helper.make_node("Sub", ["input.2", "0"], ["y"])
+    imported = load_model(model([node], {"0": [2, 2], "input.2": [2, 2]}, {"y": [2, 2]}))
+    assert len(imported.inputs) == 2
+    assert verify_import(imported) == 0
+
+
+def test_local_functions_are_inlined():
+    double = helper.make_function(
+        "local", "Double", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 18)]
+    )
+    node = helper.make_node("Double", ["x"], ["y"], domain="local")
+    imported = load_model(model([node], {"x": [2, 2]}, {"y": [2, 2]}, functions=[double]))
+    assert verify_import(imported) == 0
+
+
+def test_external_data(tmp_path):
+    path = tmp_path / "big.onnx"
+    onnx.save(convolution(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert verify_import(load_model(path)) < 1e-5
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(InputError, match=r"big\.onnx.*weights\.bin"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk that is no protobuf", bytes(range(256))])
+def test_corrupt_file(tmp_path, content):
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="broken"):
+        load_model(path)
+
+
+def test_cut_file(tmp_path):
+    path = tmp_path / "cut.onnx"
+    whole = convolution().SerializeToString()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="cut"):
+        load_model(path)
+
+
+def test_refused_graphs():
+    unknown = model([helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")], {"x": [2]}, {"y": [2]})
+    unknown.opset_import.append(helper.make_opsetid("com.example", 1))
+    with pytest.raises(UnsupportedModelError, match="Frobnicate"):
+        load_model(unknown)
+    invalid = model([helper.make_node("Relu", ["nowhere"], ["y"])], {"x": [2]}, {"y": [2]})
+    with pytest.raises(InputError, match="not valid ONNX"):
+        load_model(invalid)
+    data_dependent = model([helper.make_node("Unique", ["x"], ["y"])], {"x": [4]}, {"y": [None]})
+    with pytest.raises(UnsupportedModelError):
+        load_model(data_dependent)
+
+
+def test_foreign_dtype():
+    proto = model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2]})
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    with pytest.raises(UnsupportedModelError, match="bfloat16"):
+        load_model(proto)
+
+
+def test_squeezenet_from_onnx_agrees():
+    assert verify_import(load_model(zoo.onnx("squeezenet"))) < 1e-5
+
+
+def test_missing_onnx_is_named(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "eqtune.frontends.onnx_model", raising=False)
+    monkeypatch.setattr("eqtune.frontends.onnx_model", None, raising=False)
+    monkeypatch.delattr("eqtune.frontends.onnx_model", raising=False)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    path = tmp_path / "any.onnx"
+    path.touch()
+    with pytest.raises(MissingExtraError, match=r"eqtune\[onnx\]"):
+        load_model(path)

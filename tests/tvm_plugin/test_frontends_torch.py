@@ -1,0 +1,262 @@
+"""PyTorch models: each door, what TVM's importer gets wrong, and each refusal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from eqtune import zoo
+from eqtune.errors import InputError, MissingExtraError, UnsupportedModelError
+from eqtune.frontends import load_model, verify_import
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+
+class Small(torch.nn.Module):
+    """A convolution with padding "same", a batch norm with an epsilon of its own, in-place and reused values."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(3, 4, 3, padding="same")
+        self.norm = torch.nn.BatchNorm2d(4, eps=0.5)
+        self.norm.running_mean.uniform_()
+        self.norm.running_var.uniform_(0.5, 1.5)
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.conv(x)), inplace=True)
+        x += x.mean((2, 3), keepdim=True)
+        return self.linear(x.amax((2, 3)))
+
+
+class Lambda(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+IMAGE = torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
+
+
+def operators(mod):
+    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    return [b.value.op.name for b in bindings if isinstance(b.value, relax.Call)]
+
+
+def test_module_is_imported_in_evaluation_mode_and_keeps_its_own():
+    module = Small()
+    module.conv.eval()
+    imported = load_model(module, example_inputs=(IMAGE,))
+    assert imported.name == "Small"
+    assert imported.source == "torch"
+    assert [(info.name, info.shape, info.dtype) for info in imported.inputs] == [("x", (2, 3, 6, 6), "float32")]
+    assert verify_import(imported) < 1e-5
+    assert module.training
+    assert module.norm.training
+    assert not module.conv.training
+    assert imported.reference(IMAGE.numpy())[0].shape == (2, 2)
+
+
+def test_layers_stay_whole():
+    found = operators(load_model(Small(), example_inputs=IMAGE).mod)
+    assert found.count("relax.nn.conv2d") == 1
+    assert found.count("relax.nn.batch_norm") == 1
+    assert found.count("relax.matmul") == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, -1, 2],
+        lambda x: x[:, [0, -1]],
+        lambda x: x.amax(),
+        lambda x: x.amin((1, -1), keepdim=True),
+        lambda x: x.prod(2),
+        lambda x: x.std(1),
+        lambda x: x.var((2, 3), unbiased=False),
+        lambda x: F.layer_norm(x, (6,)),
+        lambda x: F.pixel_shuffle(x.reshape(2, 12, 3, 3), 2),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: F.scaled_dot_product_attention(x, 2 * x, x, is_causal=True, scale=0.3),
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6).tril().bool()),
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x),
+    ],
+    ids=[
+        "negative-select",
+        "negative-index",
+        "amax-all",
+        "amin-keep",
+        "prod",
+        "std",
+        "population-variance",
+        "layer-norm-without-scale",
+        "pixel-shuffle",
+        "attention",
+        "causal-attention",
+        "masked-attention",
+        "biased-attention",
+    ],
+)
+def test_what_tvm_imports_wrongly_is_right(function):
+    assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-5
+
+
+def test_attention_is_spelled_out():
+    imported = load_model(Lambda(lambda x: F.scaled_dot_product_attention(x, x, x)), example_inputs=(IMAGE,))
+    assert operators(imported.mod).count("relax.matmul") == 2
+
+
+def test_nested_inputs_and_outputs_keep_their_order():
+    def forward(pair, scale):
+        return {"sum": pair[0] + pair[1], "rest": [pair[0] * scale, pair[1].relu()]}
+
+    imported = load_model(Lambda(forward), example_inputs=((IMAGE, IMAGE + 1), torch.tensor([2.0])))
+    assert [info.shape for info in imported.inputs] == [(2, 3, 6, 6), (2, 3, 6, 6), (1,)]
+    assert len(imported.reference(*imported.random_inputs())) == 3
+    assert verify_import(imported) < 1e-6
+
+
+def test_numpy_example_inputs():
+    assert load_model(Small(), example_inputs=(IMAGE.numpy(),)).inputs[0].shape == (2, 3, 6, 6)
+
+
+def test_squeezenet_from_torch_agrees():
+    module, example_inputs = zoo.torch("squeezenet")
+    assert verify_import(load_model(module, example_inputs)) < 1e-5
+
+
+def test_exported_program_and_its_file(tmp_path):
+    program = torch.export.export(Small().eval(), (IMAGE,))
+    assert verify_import(load_model(program)) < 1e-5
+    path = tmp_path / "small.pt2"
+    torch.export.save(program, path)
+    imported = load_model(path)
+    assert imported.name == "small"
+    assert verify_import(imported) < 1e-5
+
+
+def test_dynamic_dimension_is_named_and_can_be_given():
+    batch = torch.export.Dim("batch", min=2, max=8)
+    program = torch.export.export(Small().eval(), (IMAGE,), dynamic_shapes=({0: batch},))
+    with pytest.raises(UnsupportedModelError, match=r"input 'x' has the dynamic dimension 0"):
+        load_model(program)
+    imported = load_model(program, shapes={"x": (4, 3, 6, 6)})
+    assert imported.inputs[0].shape == (4, 3, 6, 6)
+    assert verify_import(imported) < 1e-5
+
+
+class Counter(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize(
+    ("module", "example_inputs", "error", "message"),
+    [
+        (Small(), None, InputError, "needs example_inputs"),
+        (Small(), (IMAGE, 3), InputError, "example_inputs holds 3"),
+        (Small(), (IMAGE[0, 0],), InputError, "torch.export cannot export Small"),
+        (Lambda(lambda x: x.nonzero()), (IMAGE,), UnsupportedModelError, "nonzero"),
+        (Lambda(lambda x: x.relu()), (IMAGE.bfloat16(),), UnsupportedModelError, "bfloat16"),
+        (Counter(), (IMAGE,), UnsupportedModelError, "changes 'calls'"),
+    ],
+    ids=["no-inputs", "not-a-tensor", "wrong-shape", "unknown-operator", "dtype", "state"],
+)
+def test_refused_modules(module, example_inputs, error, message):
+    with pytest.raises(error, match=message):
+        load_model(module, example_inputs=example_inputs)
+
+
+def test_training_program_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"model\.eval\(\)"):
+        load_model(torch.export.export(Small().train(), (IMAGE,)))
+
+
+class Explosive:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+def archive(path, change):
+    """Rewrite the .pt2 archive at `path`: `change(name, data)` returns the new data of each member."""
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in members.items():
+            new.writestr(name, change(name, data))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "saved.pt2"
+    torch.export.save(torch.export.export(Small().eval(), (IMAGE,)), path)
+    return path
+
+
+def test_pickles_in_archives_are_never_run(saved, capfd):
+    explosive = saved.parent / "explosive.pt"
+    torch.save(Explosive(), explosive)
+    archive(saved, lambda name, data: explosive.read_bytes() if "sample_inputs" in name else data)
+    with pytest.raises(InputError, match=r"saved\.pt2"):
+        load_model(saved)
+    assert "unpickled" not in capfd.readouterr().out
+
+
+def test_pickled_objects_and_compiled_code_are_refused(saved):
+    config = {"config": {"hook": {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True}}}
+    archive(saved, lambda name, data: json.dumps(config) if name.endswith("_constants_config.json") else data)
+    with pytest.raises(InputError, match="pickled objects"):
+        load_model(saved)
+    with zipfile.ZipFile(saved, "a") as added:
+        added.writestr("saved/data/aotinductor/model/model.so", b"")
+    with pytest.raises(InputError, match="compiled code"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 2000])
+def test_cut_archive(saved, keep):
+    saved.write_bytes(saved.read_bytes()[:keep])
+    with pytest.raises(InputError, match=r"saved\.pt2 is not an archive"):
+        load_model(saved)
+
+
+def test_other_archive(tmp_path):
+    path = tmp_path / "other.pt2"
+    with zipfile.ZipFile(path, "w") as new:
+        new.writestr("hello.txt", "hello")
+    with pytest.raises(InputError, match=r"other\.pt2 cannot be read"):
+        load_model(path)
+
+
+def test_missing_torch_is_named(monkeypatch, saved):
+    for name in [*sys.modules]:
+        if name.startswith("eqtune.frontends.torch_"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"eqtune\[torch\]"):
+        load_model(saved)
+
+
+def test_weights_survive_the_module():
+    module = Small()
+    imported = load_model(module, example_inputs=(IMAGE,))
+    expected = imported.reference(IMAGE.numpy())[0]
+    del module
+    assert np.array_equal(imported.reference(IMAGE.numpy())[0], expected)
