@@ -17,7 +17,7 @@ from ..analysis import Access
 from ..features import FEATURES
 from ..hardware import Hardware
 from .plan import Plan
-from .tiled import AT_CHUNK, AT_ROOT, PAD_INLINE, UNPACKED
+from .tiled import AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_ROOT, PAD_INLINE, UNPACKED
 
 __all__ = ["Tiles", "columns_of_features", "latency_s", "tiles"]
 
@@ -27,10 +27,10 @@ FMA_CHAIN = 8.0
 """Independent sums that keep the multiply-add units busy: latency 4 times two units (or two halves of a wide one)."""
 SCALAR_TAIL = 1.0
 """Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
-LOOP_OVERHEAD = 1.5
+LOOP_OVERHEAD = 0.3
 """Vector-instruction times of one trip of the innermost loop."""
-CROWDED = 30
-"""Registers from which LLVM begins to spill now and then, in a file of 32 (in proportion for others)."""
+MANY_ROWS = 20
+"""Rows of a tile from which LLVM no longer folds each broadcast into its multiply-add (Zen 4: 24 rows 74 %, 28 53 %)."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, NDArray[np.int64]]) -> Tiles:
     chunks, spoiled = ones.copy(), never.copy()
     for order, loops in enumerate(orders):
         for depth, (extent, ragged) in enumerate(loops):
-            inside = (v["order"] == order) & (v["parallel"] > depth)
-            spoiled |= inside & ragged & (v["parallel"] > 1) & (extent > 1)
+            inside = (v["order"] == order) & (v["depth"] > depth)
+            spoiled |= inside & ragged & (v["depth"] > 1) & (extent > 1)
             chunks = np.where(inside, chunks * extent, chunks)
     return Tiles(
         width=width.astype(np.float64),
@@ -123,13 +123,12 @@ class Cost:
     pack_bytes: Column
 
 
-def _row_instructions(rows: Column, vectors: Column, plan: Plan, hardware: Hardware) -> Column:
+def _row_instructions(rows: Column, vectors: Column, plan: Plan) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
-    loads = 0.5 * rows + vectors
-    if plan.left_vectorised:
-        loads = sums if plan.right_vectorised else rows * 0.5 + vectors
-    return np.maximum(np.maximum(sums, FMA_CHAIN), loads + 0.15 * sums)
+    loads = sums if plan.left_vectorised and plan.right_vectorised else 0.5 * rows + vectors
+    crowding = 1.0 + 0.1 * np.maximum(rows - MANY_ROWS, 0.0)
+    return crowding * np.maximum(np.maximum(sums, FMA_CHAIN), loads)
 
 
 def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.int64]], t: Tiles) -> Cost:
@@ -140,14 +139,13 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.
     trips = reduction / v["ku"]
 
     def tile_s(rows: Column, vectors: Column, scalars: Column) -> Column:
-        steps = reduction * (_row_instructions(rows, vectors, plan, hardware) + SCALAR_TAIL * rows * scalars)
+        steps = reduction * (_row_instructions(rows, vectors, plan) + SCALAR_TAIL * rows * scalars)
         written = rows * (vectors * t.width + scalars)
         store = written * (1.5 if plan.scattered else 3.0 / lanes) + 10.0
         return per_instruction_s * (steps + LOOP_OVERHEAD * trips + store)
 
     zero = np.zeros_like(rows)
     full = tile_s(rows, t.vectors, zero)
-    full *= np.where(t.registers > CROWDED * hardware.vector_registers / 32, 1.25, 1.0)
     tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0).astype(np.float64)
     tail = np.where(t.ragged_rows, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero), 0.0)
     column_rest = plan.vector_extent % v["nr"]
@@ -162,10 +160,12 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.
     ideal_s = flops / hardware.peak_flops_per_s
 
     threads = hardware.threads
-    used = np.minimum(t.chunks, threads)
+    used = np.where(v["depth"] > 0, np.minimum(t.chunks, threads), 1.0)
     imbalance = np.where(t.chunks > 1, np.ceil(t.chunks / threads) * used / t.chunks * 1.0, 1.0)
-    first_ragged = ((v["order"] == 0) & t.ragged_columns | (v["order"] == 1) & t.ragged_rows & _rows_first(plan)) & (
-        v["parallel"] == 1
+    first_ragged = (
+        (threads > 1)
+        & ((v["order"] == 0) & t.ragged_columns | (v["order"] == 1) & t.ragged_rows & _rows_first(plan))
+        & (v["depth"] == 1)
     )
     serial_part = np.where(first_ragged, 1.0 / np.maximum(t.chunks, 1.0), 0.0)
     speedup = np.maximum(used / imbalance, 1.0) if threads > 1 else np.ones_like(used)
@@ -195,7 +195,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.
     traffic_bytes = plan.kernel.bytes_moved
     from_memory = np.where(traffic_bytes > hardware.l3_bytes, from_l3, 0.0)
     cache = hardware.cache_bandwidth_bytes_per_s
-    memory_s = np.maximum(from_l2 / (2.0 * cache) / speedup, from_l3 / cache / speedup)
+    memory_s = np.maximum(from_l2 / cache / speedup, from_l3 / cache / speedup)
     memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s)
 
     repeats = np.where(columns_first, 1.0, np.where(v["pack"] == AT_CHUNK, row_blocks, 1.0))
@@ -204,19 +204,21 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.
     pack_bytes = packed * repeats if plan.panel is not None else np.zeros_like(rows)
     extra_s = 2.0 * pack_bytes / (0.5 * cache) / speedup
     if plan.staged:
-        again = np.where((v["pad"] != 0) & columns_first & (v["pad"] != PAD_INLINE), t.column_tiles, 1.0)
+        again = np.where((v["pad"] != PAD_AT_ROOT) & columns_first, t.column_tiles, 1.0)
+        lines = 1.0 + (_window_extent(plan) - 1.0) / v["m2"]
+        again = again * np.where(v["pad"] == PAD_AT_CHUNK, lines, 1.0)
         extra_s = extra_s + np.where(
             v["pad"] == PAD_INLINE, 0.3 * compute_s, 2.0 * left_bytes * again / cache / speedup
         )
-        extra_s = extra_s + np.where((v["pad"] == 0) & (v["parallel"] > 0), hardware.parallel_overhead_s, 0.0)
+        extra_s = extra_s + np.where((v["pad"] == PAD_AT_ROOT) & (used > 1), hardware.parallel_overhead_s, 0.0)
     if plan.epilogue and not plan.epilogue_fusable:
         extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
     unpacked = plan.panel is not None and plan.reduction_extent * plan.vector.extent > 4096
     if unpacked:
         strided = plan.panel is not None and plan.panel.stride(plan.vector.position) != 1
         extra_s = extra_s + np.where(v["pack"] == UNPACKED, (7.0 if strided else 0.12) * compute_s, 0.0)
-    extra_s = extra_s + np.where(v["parallel"] > 0, hardware.parallel_overhead_s, 0.0)
-    latency = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s) + extra_s
+    extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
+    latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
     return Cost(
         compute_s=compute_s,
         memory_s=memory_s,
@@ -236,6 +238,17 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.
 def _rows_first(plan: Plan) -> bool:
     """Whether the chunk loop is outermost when rows come first."""
     return plan.outer_extent == 1 and plan.second is None
+
+
+def _window_extent(plan: Plan) -> float:
+    """Lines of the left operand that one line of the output reads."""
+    if plan.second is None:
+        return 1.0
+    extents = {axis.position: axis.extent for axis in plan.reduction}
+    for index in plan.contraction.left.access.indices:
+        if index is not None and plan.second.position in index.coefficients:
+            return float(max((extents[a] for a in index.coefficients if a in extents), default=1))
+    return 1.0
 
 
 def _narrowness(width: Column, lanes: int) -> Column:

@@ -66,6 +66,16 @@ class Plan:
     panel_is_weight: bool
 
     @property
+    def vector_dimension(self) -> int:
+        """The output's dimension along the vectorised axis."""
+        return _dimension(self.contraction.block.write, self.vector)
+
+    @property
+    def fused_dimensions(self) -> tuple[int, ...]:
+        """The output's dimensions along the unrolled axes."""
+        return tuple(_dimension(self.contraction.block.write, axis) for axis in self.unrolled)
+
+    @property
     def vector_extent(self) -> int:
         """Extent of the vectorised axis, within one group."""
         return self.vector.extent // (self.groups if self.vector in self.contraction.columns else 1)
@@ -112,6 +122,12 @@ class Plan:
         return self.contraction.block.write.stride(self.vector.position) != 1 and self.vector.extent > 1
 
 
+def _dimension(access: Access, axis: Axis) -> int:
+    return next(
+        d for d, index in enumerate(access.indices) if index is not None and axis.position in index.coefficients
+    )
+
+
 def make_plans(kernel: Kernel) -> list[Plan]:
     """Every form that fits the kernel's contraction; empty when its surroundings cannot be scheduled around tiles."""
     contraction = kernel.contraction
@@ -121,6 +137,7 @@ def make_plans(kernel: Kernel) -> list[Plan]:
     if surroundings is None:
         return []
     staged, inlined, epilogue_inlined, epilogue, fusable = surroundings
+    identity = all(_reads_in_place(block, kernel) for block in kernel.epilogue)
     plans = []
     for name, vector in _vector_axes(contraction):
         others = [a for a in contraction.block.spatial if a != vector]
@@ -132,14 +149,14 @@ def make_plans(kernel: Kernel) -> list[Plan]:
             second = None
         else:
             rows = [a for a in contraction.rows if a != vector and a.extent > 1]
-            unrolled = _contiguous_run(rows, contraction)
+            unrolled = _contiguous_run(rows, contraction, identity)
             second = rows[-2] if len(unrolled) == 1 and len(rows) > 1 and contraction.window else None
         if not unrolled:
             unrolled = tuple(others[-1:])
         if not unrolled:
             continue
         outer = tuple(a for a in others if a not in unrolled and a != second)
-        panel = contraction.right.access if name == "columns" else None
+        panel = contraction.right.access if vector.position in contraction.right.access.axes() else None
         if panel is not None and not _is_permutation(panel):
             panel = None
         plans.append(
@@ -192,18 +209,36 @@ def _largest(axes: list[Axis]) -> tuple[Axis, ...]:
     return (max(axes, key=lambda axis: axis.extent),) if axes else ()
 
 
-def _contiguous_run(rows: list[Axis], contraction: Contraction) -> tuple[Axis, ...]:
-    """The last rows, as many as make one contiguous axis in the left operand and the output."""
+def _contiguous_run(rows: list[Axis], contraction: Contraction, identity: bool) -> tuple[Axis, ...]:
+    """The last rows, as many as make one contiguous axis in the left operand and the output.
+
+    Only neighbours, in the block and in the output, and only where the epilogue keeps the output's shape (`identity`).
+    """
+    output = contraction.block.write
     run: list[Axis] = rows[-1:]
+    if not identity:
+        return tuple(run)
     for axis in reversed(rows[:-1]):
-        for access in (contraction.left.access, contraction.block.write):
-            inner = access.stride(run[0].position)
-            if inner is None or access.stride(axis.position) != inner * run[0].extent:
-                return tuple(run)
-        if contraction.window and contraction.block.reduced and _in_window(run[0], contraction):
-            return tuple(run)
+        first = run[0]
+        neighbours = axis.position + 1 == first.position and _dimension(output, axis) + 1 == _dimension(output, first)
+        if not neighbours or _in_window(first, contraction):
+            break
+        strides = [(a.stride(axis.position), a.stride(first.position)) for a in (contraction.left.access, output)]
+        if any(inner is None or outer != inner * first.extent for outer, inner in strides):
+            break
         run.insert(0, axis)
     return tuple(run)
+
+
+def _reads_in_place(block: Block, kernel: Kernel) -> bool:
+    """Whether an epilogue block reads what derives from the contraction at its own axes, unpermuted."""
+    derived = {kernel.contraction.block.write.buffer} if kernel.contraction else set()
+    derived |= {other.write.buffer for other in kernel.epilogue}
+    return all(
+        read.shape == block.write.shape and read.indices == block.write.indices
+        for read in block.reads
+        if read.buffer in derived
+    )
 
 
 def _in_window(axis: Axis, contraction: Contraction) -> bool:

@@ -13,14 +13,24 @@ from ..base import Knob, Sketch
 from ..hardware import Hardware
 from .estimate import columns_of_features, latency_s, tiles
 from .plan import Plan
-from .tiled import AHEAD, AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_ROOT, PAD_INLINE, UNPACKED, schedule_tiles
+from .tiled import (
+    AHEAD,
+    AT_CHUNK,
+    AT_ROOT,
+    PAD_AT_CHUNK,
+    PAD_AT_OUTER,
+    PAD_AT_ROOT,
+    PAD_INLINE,
+    UNPACKED,
+    schedule_tiles,
+)
 
 __all__ = ["TiledContraction"]
 
 FAMILIES = ("columns", "rows", "channels")
 """Forms in the order of the `family` feature."""
 
-LARGEST_BODY = 288
+LARGEST_BODY = 112
 """Multiply-adds in an unrolled body: beyond this compiling takes longer than it pays."""
 
 
@@ -51,15 +61,18 @@ class TiledContraction(Sketch):
         plan, v = self.plan, self._columns(values)
         t = tiles(plan, self._lanes, v)
         ok = t.registers <= self._hardware.vector_registers
-        ok &= t.sums * v["ku"] <= LARGEST_BODY
+        ok &= (t.sums * v["ku"] <= LARGEST_BODY) | (v["ku"] == 1)
         ok &= ~t.ragged_parallel
         ok &= v["chunk"] <= t.row_tiles
         ok &= t.row_tiles % v["chunk"] == 0
         if plan.panel is not None and plan.panel_is_weight:
             ok &= (v["pack"] == AHEAD) | (v["pack"] == UNPACKED)
         ok &= (t.width * 4 >= min(self._lanes, plan.vector_extent)) | (t.vectors == 1)
+        ok &= ~t.ragged_rows | (v["chunk"] == 1) | (v["chunk"] == t.row_tiles)
+        if plan.groups > 1:
+            ok &= (v["pack"] == UNPACKED) | ~t.ragged_columns
         if self._hardware.threads > 1:
-            ok &= (v["parallel"] == 0) | (t.chunks > 1)
+            ok &= (v["depth"] == 0) | (t.chunks > 1)
         result: NDArray[np.bool_] = ok
         return result
 
@@ -74,7 +87,7 @@ class TiledContraction(Sketch):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
-        return schedule_tiles(self._mod, self.plan, self._lanes, values)
+        return schedule_tiles(self._mod, self.plan, self._lanes, values, self._hardware.threads > 1)
 
     def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
         return {knob.name: values[:, column] for column, knob in enumerate(self.knobs)}
@@ -89,7 +102,7 @@ class TiledContraction(Sketch):
         steps = [k for k in (1, 2, 3, 4, 5, 7, 8) if plan.reduction[-1].extent % k == 0]
         blocks = [1, *_divisors_of_tiles(rows, row_tiles)]
         loops = 2 + len(plan.outer) + (plan.groups > 1) + (plan.second is not None)
-        depths = [0] if self._hardware.threads == 1 else list(range(loops + 1))
+        depths = list(range(loops + 1))
         if plan.panel is None:
             packs = [UNPACKED]
         elif plan.panel_is_weight:
@@ -98,7 +111,7 @@ class TiledContraction(Sketch):
             packs = [UNPACKED, AT_CHUNK, AT_ROOT]
         pads = [PAD_AT_ROOT]
         if plan.staged:
-            pads += [PAD_AT_CHUNK] + ([PAD_INLINE] if plan.name == "channels" else [])
+            pads += [PAD_AT_OUTER, PAD_AT_CHUNK, *([PAD_INLINE] if plan.name == "channels" else [])]
         return tuple(
             Knob(name, tuple(sorted(set(options))))
             for name, options in (
@@ -108,7 +121,7 @@ class TiledContraction(Sketch):
                 ("ku", steps),
                 ("chunk", blocks),
                 ("order", [0, 1]),
-                ("parallel", depths),
+                ("depth", depths),
                 ("pack", packs),
                 ("pad", pads),
             )

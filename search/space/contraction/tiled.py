@@ -20,11 +20,12 @@ __all__ = ["schedule_tiles"]
 AHEAD, UNPACKED, AT_CHUNK, AT_ROOT = 3, 0, 1, 2
 """Values of the `pack` knob: by a separate kernel that runs once, not at all, in each chunk, once in each call."""
 
-PAD_AT_ROOT, PAD_AT_CHUNK, PAD_INLINE = 0, 1, 2
-"""Values of the `pad` knob: where the padded left operand is computed."""
+PAD_AT_ROOT, PAD_AT_OUTER, PAD_AT_CHUNK, PAD_INLINE = 0, 1, 2, 3
+"""Values of the `pad` knob: the padded left operand is computed once, in each iteration of the outermost (parallel)
+loop, in each chunk of rows, or wherever it is read."""
 
 
-def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int]) -> Any:
+def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], parallel: bool) -> Any:
     """Apply the sketch.
 
     Parameters
@@ -34,7 +35,9 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int]) 
     lanes : int
         Elements of a full vector register.
     values : mapping
-        Every knob's value: mr, m2, nr, ku, chunk, order, parallel, pack, pad.
+        Every knob's value: mr, m2, nr, ku, chunk, order, depth, pack, pad.
+    parallel : bool
+        Whether fused outer loops are spread over threads.
 
     Raises
     ------
@@ -42,40 +45,35 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int]) 
         When TVM finds a step impossible for this kernel.
     """
     sch = Schedule(mod, error_render_level="none")
+    parallel = parallel and values["depth"] > 0
     block = sch.get_sblock(plan.contraction.block.name)
-    for name in plan.inlined:
-        sch.compute_inline(sch.get_sblock(name))
-    for name in plan.epilogue_inlined:
+    for name in (*plan.inlined, *plan.epilogue_inlined):
         sch.compute_inline(sch.get_sblock(name))
     staged = sch.get_sblock(plan.staged) if plan.staged else None
     if staged is not None and values["pad"] == PAD_INLINE:
         sch.compute_inline(staged)
         staged = None
     panel = _pack(sch, block, plan, values)
-    if plan.epilogue and plan.epilogue_fusable:
-        sch.set_scope(block, 0, "local")
-        result = sch.get_sblock(plan.epilogue)
-    else:
-        result = sch.cache_write(block, 0, "local")
-    _make_vector_innermost(sch, block, plan)
-
+    writers = _local_sums(sch, block, plan)
     loops = _tile_loops(sch, block, plan, lanes, values)
-    sch.reverse_compute_at(result, loops["tile"], preserve_unit_loops=True)
-    _schedule_result(sch, result, lanes)
+    for writer in writers:
+        sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
+        if not plan.scattered or writer is not writers[-1]:
+            sch.vectorize(_split_lanes(sch, sch.get_loops(writer)[-1], lanes))
     if panel is not None and values["pack"] == AT_CHUNK:
-        sch.compute_at(panel, loops["chunk"], preserve_unit_loops=True)
+        sch.compute_at(panel, loops["outer"], preserve_unit_loops=True)
         sch.vectorize(_lane_loop(sch, sch.get_loops(panel)[-1], values["nr"], lanes))
-    if staged is not None and values["pad"] == PAD_AT_CHUNK:
-        sch.compute_at(staged, loops["chunk"], preserve_unit_loops=True)
+    if staged is not None and values["pad"] in (PAD_AT_OUTER, PAD_AT_CHUNK):
+        sch.compute_at(staged, loops["outer" if values["pad"] == PAD_AT_OUTER else "chunk"], preserve_unit_loops=True)
         sch.vectorize(_split_lanes(sch, sch.get_loops(staged)[-1], lanes))
     elif staged is not None:
-        _schedule_copy(sch, staged, lanes, values["parallel"] > 0)
+        _schedule_copy(sch, staged, lanes, parallel)
     if panel is not None and values["pack"] == AT_ROOT:
-        _schedule_copy(sch, panel, lanes, values["parallel"] > 0)
+        _schedule_copy(sch, panel, lanes, parallel)
     if plan.epilogue and not plan.epilogue_fusable:
-        _schedule_copy(sch, sch.get_sblock(plan.epilogue), lanes, values["parallel"] > 0)
-    if values["parallel"]:
-        sch.parallel(loops["chunk"])
+        _schedule_copy(sch, sch.get_sblock(plan.epilogue), lanes, parallel)
+    if parallel:
+        sch.parallel(loops["outer"])
     sch.decompose_reduction(block, loops["reduction"])
     return sch
 
@@ -92,45 +90,70 @@ def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
     column = axis_of.index(plan.vector.position)
     reduced = [axis_of.index(a.position) for a in plan.reduction if a.position in axis_of]
     rest = [d for d in range(len(axis_of)) if d != column and d not in reduced]
-    extent = panel.shape[column]
-    group = plan.vector_extent
 
     def layout(*index: Any) -> list[Any]:
         j = index[column]
-        groups = [j // group] if plan.groups > 1 else []
-        if plan.groups > 1:
-            j = j % group
-        return [*(index[d] for d in rest), *groups, j // nr, *(index[d] for d in reduced), j % nr]
+        return [*(index[d] for d in rest), j // nr, *(index[d] for d in reduced), j % nr]
 
-    ragged = (group if plan.groups > 1 else extent) % nr != 0
-    index_map = tirx.IndexMap.from_func(layout, ndim=len(axis_of), index_dtype="int64")
+    ragged = panel.shape[column] % nr != 0
     pad_value = (0.0 if panel.dtype.startswith(("float", "bfloat")) else 0) if ragged else None
-    sch.transform_layout(copy, ("write", 0), index_map, pad_value=pad_value)
+    sch.transform_layout(copy, ("write", 0), _index_map(layout, len(axis_of)), pad_value=pad_value)
     if values["pack"] == AHEAD:
         sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
     return copy
 
 
-def _make_vector_innermost(sch: Any, block: Any, plan: Plan) -> None:
-    """Give the local sums a layout in which vectors are contiguous."""
-    write = plan.contraction.block.write
-    dimension = next(
-        d for d, index in enumerate(write.indices) if index is not None and plan.vector.position in index.coefficients
-    )
-    last = len(write.shape) - 1
-    if dimension == last:
-        return
-    order = [d for d in range(len(write.shape)) if d != dimension] + [dimension]
-    index_map = tirx.IndexMap.from_func(lambda *index: [index[d] for d in order], ndim=len(order), index_dtype="int64")
-    sch.transform_layout(block, ("write", 0), index_map)
+def _local_sums(sch: Any, block: Any, plan: Plan) -> list[Any]:
+    """Let the contraction sum into a local buffer with contiguous vectors; the blocks that write a tile back, in order.
+
+    Where vectors are written across the output's rows, a tile goes through memory first: LLVM would otherwise take the
+    sums out of their registers, element by element, in the middle of the loop.
+    """
+    if plan.epilogue and plan.epilogue_fusable:
+        sch.set_scope(block, 0, "local")
+        writers = [sch.get_sblock(plan.epilogue)]
+    else:
+        writers = [sch.cache_write(block, 0, "local")]
+    rank = len(plan.contraction.block.write.shape)
+    fused, vector = plan.fused_dimensions, plan.vector_dimension
+
+    def merge(index: tuple[Any, ...], positions: tuple[int, ...]) -> list[tuple[int, Any]]:
+        """The indices with those at `positions` made one, each with its first position."""
+        kept = [(d, index[d]) for d in range(len(index)) if d not in positions[1:]]
+        flat = index[positions[0]] if positions else None
+        for d in positions[1:]:
+            flat = flat * (plan.contraction.block.write.shape[fused[positions.index(d)]]) + index[d]
+        return [(d, flat if positions and d == positions[0] else i) for d, i in kept]
+
+    if len(fused) > 1:
+        axes = tuple(axis.position for axis in plan.unrolled)
+        count = len(plan.contraction.block.axes)
+        sch.transform_block_layout(block, _index_map(lambda *i: [x for _, x in merge(i, axes)], count))
+        sch.transform_block_layout(writers[0], _index_map(lambda *i: [x for _, x in merge(i, fused)], rank))
+
+    def sums_layout(*index: Any) -> list[Any]:
+        merged = merge(index, fused if len(fused) > 1 else ())
+        return [x for d, x in merged if d != vector] + [x for d, x in merged if d == vector]
+
+    if len(fused) > 1 or vector != rank - 1:
+        sch.transform_layout(block, ("write", 0), _index_map(sums_layout, rank))
+    if plan.scattered:
+        writers.insert(0, sch.cache_write(block, 0, "local"))
+    return writers
+
+
+def _index_map(function: Any, rank: int) -> Any:
+    return tirx.IndexMap.from_func(function, ndim=rank, index_dtype="int64")
 
 
 def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[str, int]) -> dict[str, Any]:
     """Split, order, fuse, unroll and vectorise; returns the loops that other steps attach to."""
+    merged = {axis.position for axis in plan.unrolled[1:]}
+    axes = [axis for axis in plan.contraction.block.axes if axis.position not in merged]
     found = sch.get_loops(block)
-    if len(found) != len(plan.contraction.block.axes):
-        raise ValueError("the contraction's loops do not correspond to its axes")
-    loop = dict(zip((axis.position for axis in plan.contraction.block.axes), found, strict=True))
+    if len(found) != len(axes):
+        raise ValueError(f"the contraction has {len(found)} loops for {len(axes)} axes; expected one for each")
+    loop = dict(zip((axis.position for axis in axes), found, strict=True))
     outer = [loop[axis.position] for axis in plan.outer]
     vector = loop[plan.vector.position]
     if plan.groups > 1:
@@ -139,12 +162,11 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
         outer.append(run)
         loop[grouped.position] = within
         vector = loop[plan.vector.position]
-    unrolled = [loop[axis.position] for axis in plan.unrolled]
+    unrolled = loop[plan.unrolled[0].position]
     second = loop[plan.second.position] if plan.second else None
     reduction = [loop[axis.position] for axis in plan.reduction]
-    sch.reorder(*outer, *([second] if second is not None else []), *unrolled, vector, *reduction)
-    fused = sch.fuse(*unrolled, preserve_unit_iters=True) if len(unrolled) > 1 else unrolled[0]
-    rows, row = sch.split(fused, [None, values["mr"]])
+    sch.reorder(*outer, *([second] if second is not None else []), unrolled, vector, *reduction)
+    rows, row = sch.split(unrolled, [None, values["mr"]])
     chunk, rows = sch.split(rows, [None, values["chunk"]])
     columns, column = sch.split(vector, [None, values["nr"]])
     image: list[Any] = []
@@ -156,8 +178,6 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     row_loops = [*outer, *image, chunk]
     order = [columns, *row_loops] if values["order"] == 0 else [*row_loops, columns]
     sch.reorder(*order, rows, *reduction[:-1], steps, step, *inner, row, column)
-    for partitioned in (*image, chunk, rows, columns):
-        sch.annotate(partitioned, "pragma_loop_partition_hint", 1)
     lane = _lane_loop(sch, column, values["nr"], lanes)
     vectors = sch.get_loops(block)[-2] if values["nr"] > 1 else None
     sch.vectorize(lane)
@@ -166,9 +186,13 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     if vectors is not None:
         sch.unroll(vectors)
     first = reduction[0] if len(reduction) > 1 else steps
-    parallel = min(values["parallel"], len(order))
-    chunk_loop = order[0] if parallel <= 1 else sch.fuse(*order[:parallel], preserve_unit_iters=True)
-    return {"chunk": chunk_loop, "tile": rows, "reduction": first}
+    depth = min(values["depth"], len(order))
+    outermost = order[0] if depth <= 1 else sch.fuse(*order[:depth], preserve_unit_iters=True)
+    inside = order.index(chunk) < depth
+    for partitioned in (*image, chunk, rows, columns):
+        if partitioned not in order[: max(depth, 1)] or depth <= 1:
+            sch.annotate(partitioned, "pragma_loop_partition_hint", 1)
+    return {"outer": outermost, "chunk": outermost if inside else chunk, "tile": rows, "reduction": first}
 
 
 def _lane_loop(sch: Any, loop: Any, extent: int, lanes: int) -> Any:
@@ -190,11 +214,4 @@ def _schedule_copy(sch: Any, block: Any, lanes: int, parallel: bool) -> None:
     lane = _split_lanes(sch, loops[-1], lanes)
     if parallel and len(loops) > 1:
         sch.parallel(sch.fuse(*loops[:-1]) if len(loops) > 2 else loops[0])
-    sch.vectorize(lane)
-
-
-def _schedule_result(sch: Any, result: Any, lanes: int) -> None:
-    """Write a tile of sums back, by vectors where the output is contiguous along them."""
-    loops = sch.get_loops(result)
-    lane = _split_lanes(sch, loops[-1], lanes)
     sch.vectorize(lane)
