@@ -225,7 +225,7 @@ class EGraph:
 
     def _chooses_matches(self, name: str) -> bool:
         rule = self.rules[name]
-        return isinstance(rule, Rule) and rule.multi
+        return isinstance(rule, Group) or rule.multi
 
     def _step(self, kind: str, rules: Sequence[CompiledRule], result: Round) -> bool:
         """Run one of the two egglog rules of each rule, all on the same e-graph; whether anything changed."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from eqtune.errors import MismatchError
 
 from .compile_rule import constructor
 from .terms import TensorType, Term, TermGraph
@@ -54,18 +56,18 @@ class EGraphView:
     numbers: dict[int, int]
     roots: list[int]
 
-    def graph(self, choice: Sequence[int]) -> TermGraph:
+    def graph(self, choice: Mapping[int, int]) -> TermGraph:
         """The graph of the chosen nodes.
 
         Parameters
         ----------
-        choice : sequence of int
+        choice : mapping of int to int
             The node chosen for each class that is needed; what other classes hold is not looked at.
 
         Raises
         ------
-        ValueError
-            When the choice has a cycle.
+        MismatchError
+            When a class that is needed has no chosen node, or the choice has a cycle.
         """
         graph = TermGraph()
         index: dict[int, int] = {}
@@ -75,7 +77,9 @@ class EGraphView:
             c, done = stack.pop()
             if c in index:
                 continue
-            node = choice[c]
+            node = choice.get(c, -1)
+            if node < 0:
+                raise MismatchError(f"no node was chosen for class {c} of type {self.types[c]}, which is needed")
             if done:
                 args = tuple(index[child] for child in self.children[node])
                 index[c] = graph.add_typed(
@@ -83,7 +87,7 @@ class EGraphView:
                 )
                 continue
             if c in open_classes:
-                raise ValueError(f"the extracted graph has a cycle through {self.ops[node]}")
+                raise MismatchError(f"the extracted graph has a cycle through {self.ops[node]}")
             open_classes.add(c)
             stack.append((c, True))
             stack += [(child, False) for child in reversed(self.children[node]) if child not in index]

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, relax
 
 from .relax_ops import read_call, static_type
-from .terms import Full, Leaf, Opaque, Slice, Term, TensorType, TermGraph
+from .terms import Full, Leaf, Opaque, Slice, TensorType, Term, TermGraph
 
 __all__ = ["Encoded", "NotEncodable", "Tree", "encode_block"]
 

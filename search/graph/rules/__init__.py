@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from eqtune.errors import InputError
 
+from .concat import CONCAT_RULES
 from .convolution import CONVOLUTION_RULES
 from .layout import LAYOUT_RULES
 from .matmul import MATMUL_RULES
@@ -13,7 +14,7 @@ from .rule import Group, Rule
 
 __all__ = ["RULES", "Group", "Rule", "select"]
 
-RULES: tuple[Rule | Group, ...] = (*MATMUL_RULES, *CONVOLUTION_RULES, *LAYOUT_RULES)
+RULES: tuple[Rule | Group, ...] = (*MATMUL_RULES, *CONVOLUTION_RULES, *LAYOUT_RULES, *CONCAT_RULES)
 """Every rule, in the order in which they are reported."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ..terms import Axis, Slice
-from .rule import Attr, Group, Match, Pattern, Rule, concat, conv2d, slice_, tensors, weights
+from dataclasses import replace
+
+from ..terms import Axis, Conv2d, Pad, Slice
+from .rule import Attr, Group, Match, Pattern, Rule, concat, conv2d, pad, slice_, tensors, weights
 
 __all__ = ["CONVOLUTION_RULES"]
 
@@ -14,6 +16,21 @@ __all__ = ["CONVOLUTION_RULES"]
 def ungrouped(m: Match) -> bool:
     """The convolution has one group."""
     return bool(m.a.groups == 1)
+
+
+def pointwise(m: Match) -> bool:
+    """The kernel is 1x1 and nothing is padded."""
+    sizes = dict(zip(m.a.kernel_layout, m.w.shape, strict=True))
+    return sizes["H"] == sizes["W"] == 1 and not any(m.a.padding)
+
+
+def _ring_of_zeros(m: Match) -> Pad:
+    ring = tuple(int(letter in "HW") for letter in m.a.kernel_layout)
+    return Pad(ring, ring)
+
+
+def _padded_by_one(m: Match) -> Conv2d:
+    return replace(m.a, padding=(1, 1, 1, 1), dilation=(1, 1))
 
 
 def _output_axis(m: Match) -> Axis:
@@ -49,6 +66,14 @@ def merge_shared_input(count: int) -> Rule:
 
 
 CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
+    Rule(
+        "enlarge-pointwise-kernel",
+        before=conv2d(x, w, "a"),
+        after=conv2d(x, pad(w, _ring_of_zeros), _padded_by_one),
+        when=(ungrouped, pointwise),
+        reason="lets a 1x1 convolution merge with a 3x3 one",
+        source="TASO",
+    ),
     Group(
         "merge-conv2d-shared-input",
         member=conv2d(x, w, Attr("a")),

@@ -1,0 +1,151 @@
+"""What a term costs, in seconds.
+
+The unit of cost is a fused kernel, not an operator: an element-wise function that follows a product is nearly free, and
+what depends on weights alone is computed ahead of time. A `TermCost` prices one term in the place where it stands;
+the sum over a graph's terms is the cost that extraction minimises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..space.hardware import Hardware
+from .terms import Conv2d, TensorType, TermGraph
+
+__all__ = ["AnalyticCost", "MeasuredCost", "TermCost", "TermKey", "graph_cost_s"]
+
+TermKey = tuple[str, Any, tuple[TensorType, ...]]
+"""What a measured price is filed under: operator, attributes, types of the arguments."""
+
+ELEMENTWISE = frozenset({"unary", "binary"})
+"""Operators that TVM computes inside the kernel of their producer."""
+
+STARTS_NO_KERNEL = frozenset({"leaf", "full"})
+
+
+class TermCost(Protocol):
+    """Prices terms. Must not be negative, and must depend on nothing but its arguments."""
+
+    def term_s(
+        self, op: str, attrs: Any, types: Sequence[TensorType], weights: Sequence[bool], result: TensorType, fused: bool
+    ) -> float:
+        """Seconds that one term adds to the run time of a graph.
+
+        Parameters
+        ----------
+        op, attrs :
+            The operator, which does not depend on weights alone, and its attributes.
+        types : sequence of TensorType
+            Of the arguments.
+        weights : sequence of bool
+            Which arguments depend on weights alone.
+        result : TensorType
+            Of the term.
+        fused : bool
+            Whether some argument is computed by a kernel that could compute this term as well.
+        """
+
+
+@dataclass(frozen=True)
+class AnalyticCost:
+    """A roofline: arithmetic at an efficiency that depends on the shape, memory traffic, a fixed price for a kernel."""
+
+    hardware: Hardware = field(default_factory=Hardware)
+
+    def term_s(
+        self, op: str, attrs: Any, types: Sequence[TensorType], weights: Sequence[bool], result: TensorType, fused: bool
+    ) -> float:
+        """See `TermCost`."""
+        if op in STARTS_NO_KERNEL:
+            return 0.0
+        if op == "reshape":  # the same memory under another shape
+            return _A_NAME
+        activations = [ty.size_bytes for ty, weight in zip(types, weights, strict=True) if not weight]
+        read_once = sum(ty.size_bytes for ty, weight in zip(types, weights, strict=True) if weight)
+        if op in ELEMENTWISE and fused:
+            return _A_NAME + self._traffic_s(sum(activations) - max(activations, default=0)) + self._stream_s(read_once)
+        if op == "slice":
+            # It fuses with its consumers, whose kernel then cannot be that of what is cut: about half a kernel more.
+            return self.hardware.parallel_overhead_s / 2 + self._traffic_s(2 * result.size_bytes)
+        traffic_s = self._traffic_s(sum(activations) + result.size_bytes) + self._stream_s(read_once)
+        if op == "matmul":
+            work_s = self._product_s(result.shape[-2], result.shape[-1], types[0].shape[-1], result)
+        elif op == "conv2d":
+            work_s = self._conv2d_s(attrs, types[1], result)
+        else:
+            work_s = {"softmax": 1.0, "permute": 1.0, "opaque": 1.0}.get(op, 0.0) * traffic_s
+            traffic_s += work_s
+        return self.hardware.parallel_overhead_s + max(work_s, traffic_s)
+
+    def _stream_s(self, size_bytes: float) -> float:
+        """Weights: all of a model's together are larger than a cache, and each is read once a run."""
+        return size_bytes / self.hardware.bandwidth_bytes_per_s
+
+    def _traffic_s(self, size_bytes: float) -> float:
+        """Activations: what fits the cache was left there by the kernel before."""
+        cached = min(size_bytes, self.hardware.l2_bytes)
+        return cached / self.hardware.cache_bandwidth_bytes_per_s + self._stream_s(size_bytes - cached)
+
+    def _product_s(self, rows: int, columns: int, depth: int, result: TensorType) -> float:
+        """Arithmetic of a (batched or grouped) matrix product of rows x depth by depth x columns."""
+        lanes = self.hardware.lanes(4)
+        fill = _fill(rows, 8) * _fill(columns, 2 * lanes) * depth / (depth + lanes)
+        flops = 2.0 * result.elements * depth
+        return flops / (self.hardware.peak_flops_per_s_all * max(fill, 0.02) * _EFFICIENCY)
+
+    def _conv2d_s(self, attrs: Conv2d, weight: TensorType, result: TensorType) -> float:
+        """Arithmetic of a convolution."""
+        kernel = dict(zip(attrs.kernel_layout, weight.shape, strict=True))
+        depth = kernel["I"] * kernel["H"] * kernel["W"]
+        columns = kernel["O"] // attrs.groups
+        if columns == 1:  # depthwise: vectorised over pixels, one load for every multiplication
+            return 2.0 * result.elements * depth / (self.hardware.peak_flops_per_s_all * _DEPTHWISE_EFFICIENCY)
+        pixels = result.elements // max(1, kernel["O"])
+        return self._product_s(pixels, columns, depth, result)
+
+
+_A_NAME = 1e-8
+"""Seconds: what is nearly free still costs something, so that of two equal graphs the smaller one is chosen."""
+
+_EFFICIENCY = 0.9
+_DEPTHWISE_EFFICIENCY = 0.12
+
+
+def _fill(extent: int, tile: int) -> float:
+    """Useful share of the work when `extent` is covered by tiles."""
+    return extent / (-(-extent // tile) * tile) if extent else 1.0
+
+
+@dataclass(frozen=True)
+class MeasuredCost:
+    """Measured prices where there are any, another model's elsewhere."""
+
+    prices_s: Mapping[TermKey, float]
+    otherwise: TermCost = field(default_factory=AnalyticCost)
+
+    def term_s(
+        self, op: str, attrs: Any, types: Sequence[TensorType], weights: Sequence[bool], result: TensorType, fused: bool
+    ) -> float:
+        """See `TermCost`."""
+        price = None if fused and op in ELEMENTWISE else self.prices_s.get((op, attrs, tuple(types)))
+        return self.otherwise.term_s(op, attrs, types, weights, result, fused) if price is None else price
+
+
+def graph_cost_s(graph: TermGraph, cost: TermCost) -> float:
+    """Seconds of a graph: the sum of its terms' prices, each value once."""
+    total = 0.0
+    for index in graph.live():
+        term = graph.terms[index]
+        if not graph.constant[index]:
+            types = [graph.types[argument] for argument in term.args]
+            weights = [graph.constant[argument] for argument in term.args]
+            fused = any(is_computed(graph.terms[a].op) and not graph.constant[a] for a in term.args)
+            total += cost.term_s(term.op, term.attrs, types, weights, graph.types[index], fused)
+    return total
+
+
+def is_computed(op: str) -> bool:
+    """Whether a kernel of this operator could compute an element-wise consumer as well."""
+    return op not in ("leaf", "full", "opaque")

@@ -1,0 +1,203 @@
+"""Optimal extraction: an integer linear program, solved by HiGHS.
+
+Variables: x_n in {0, 1} for each node, y_c for each class. Minimise sum of cost_n x_n such that
+
+    y_root = 1,   y_c = sum of x_n over the nodes of c,   x_n <= y_m for each class m that n needs
+
+(y_c <= y_m at once where every node of c needs m). Tensat's formulation, without its ordering variables: solutions with
+a cycle are cut off when they appear, and two-cycles from the start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from .problem import Choice, Problem, solution_cost
+
+__all__ = ["IlpResult", "ilp"]
+
+_COST_UNIT_S = 1e-6
+"""Costs are given to the solver in microseconds: its tolerances are absolute."""
+
+
+@dataclass(frozen=True)
+class IlpResult:
+    """An extraction with its proof.
+
+    Attributes
+    ----------
+    choice : Choice
+        The best extraction found; the given start where the solver found none that is better.
+    gap : float
+        (cost - proven lower bound) / cost; 0 when it is proven optimal.
+    rounds : int
+        How often the program was solved: once more than cycles had to be cut off.
+    variables : int
+        Number of binary variables.
+    """
+
+    choice: Choice
+    gap: float
+    rounds: int
+    variables: int
+
+
+def ilp(problem: Problem, start: Choice, *, time_limit_s: float = 10.0, relative_gap: float = 1e-4) -> IlpResult:
+    """The cheapest graph.
+
+    Parameters
+    ----------
+    problem : Problem
+    start : Choice
+        A valid extraction; no result costs more.
+    time_limit_s : float
+        For all solves together.
+    relative_gap : float
+        The solver may stop when it has proven to be this close to the optimum.
+    """
+    deadline = time.monotonic() + time_limit_s
+    start_cost = solution_cost(problem, start)
+    program = _Program(problem)
+    best, lower, rounds = start, 0.0, 0
+    while problem.roots and program.nodes and time.monotonic() < deadline:
+        rounds += 1
+        choice, bound = program.solve(start_cost, max(0.1, deadline - time.monotonic()), relative_gap)
+        lower = max(lower, min(bound, start_cost))
+        if choice is None:
+            break
+        cycles = list(_cycles(problem, choice))
+        if not cycles:
+            if solution_cost(problem, choice) < start_cost:
+                best = choice
+            break
+        for cycle in cycles:
+            program.cut(cycle)
+    cost = solution_cost(problem, best)
+    gap = max(0.0, cost - lower) / cost if cost else 0.0
+    return IlpResult(best, gap if gap > relative_gap else 0.0, rounds, len(program.nodes))
+
+
+class _Program:
+    """The rows of the integer program; nodes come first among the columns, then classes."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.nodes = [node for nodes in problem.classes.values() for node in nodes]
+        self.node_column = {node: i for i, node in enumerate(self.nodes)}
+        self.class_column = {c: len(self.nodes) + i for i, c in enumerate(problem.classes)}
+        self.rows: list[tuple[list[int], list[float]]] = []
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+        for c, nodes in problem.classes.items():
+            self.row(
+                [*(self.node_column[n] for n in nodes), self.class_column[c]], [1.0] * len(nodes) + [-1.0], 0.0, 0.0
+            )
+            needed_by_all = (
+                set(problem.children[nodes[0]]).intersection(*(problem.children[n] for n in nodes)) if nodes else set()
+            )
+            for child in sorted(needed_by_all):
+                self.row([self.class_column[c], self.class_column[child]], [1.0, -1.0], -np.inf, 0.0)
+            for node in nodes:
+                for child in problem.children[node]:
+                    if child not in needed_by_all:
+                        self.row([self.node_column[node], self.class_column[child]], [1.0, -1.0], -np.inf, 0.0)
+        for cycle in _two_cycles(problem):
+            self.cut(cycle)
+
+    def row(self, columns: list[int], values: list[float], lower: float, upper: float) -> None:
+        self.rows.append((columns, values))
+        self.lower.append(lower)
+        self.upper.append(upper)
+
+    def cut(self, cycle: Iterable[int]) -> None:
+        """Not all of these nodes may be chosen together."""
+        columns = [self.node_column[node] for node in cycle]
+        self.row(columns, [1.0] * len(columns), -np.inf, len(columns) - 1.0)
+
+    def solve(self, cutoff_s: float, time_limit_s: float, relative_gap: float) -> tuple[Choice | None, float]:
+        """The best choice, which may have cycles, or None; and a lower bound of the cost in seconds."""
+        columns = len(self.nodes) + len(self.class_column)
+        cost = np.zeros(columns)
+        cost[: len(self.nodes)] = [self.problem.cost[node] / _COST_UNIT_S for node in self.nodes]
+        lower, upper = np.zeros(columns), np.ones(columns)
+        for root in self.problem.roots:
+            lower[self.class_column[root]] = 1.0
+        # No answer may cost more than the start (the slack keeps the start itself feasible after rounding).
+        rows = [*self.rows, (list(range(len(self.nodes))), list(cost[: len(self.nodes)]))]
+        matrix = csr_array(
+            (
+                np.concatenate([np.asarray(values) for _, values in rows]),
+                np.concatenate([np.asarray(indices) for indices, _ in rows]),
+                np.cumsum([0, *(len(indices) for indices, _ in rows)]),
+            ),
+            shape=(len(rows), columns),
+        )
+        constraint = LinearConstraint(
+            matrix, [*self.lower, -np.inf], [*self.upper, cutoff_s / _COST_UNIT_S * (1 + 1e-6) + 1e-6]
+        )
+        integrality = np.zeros(columns)
+        integrality[: len(self.nodes)] = 1
+        result = milp(
+            cost,
+            integrality=integrality,
+            bounds=Bounds(lower, upper),
+            constraints=constraint,
+            options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap},
+        )
+        bound = result.mip_dual_bound if result.mip_dual_bound is not None else 0.0
+        if result.x is None:
+            return None, float(bound) * _COST_UNIT_S
+        chosen = {}
+        for c, nodes in self.problem.classes.items():
+            for node in nodes:
+                if result.x[self.node_column[node]] > 0.5:
+                    chosen[c] = node
+        return chosen, float(bound) * _COST_UNIT_S
+
+
+def _two_cycles(problem: Problem) -> Iterable[tuple[int, int]]:
+    """Pairs of nodes that need each other's class."""
+    for c, nodes in problem.classes.items():
+        for node in nodes:
+            for child in problem.children[node]:
+                if child > c:
+                    for other in problem.classes[child]:
+                        if c in problem.children[other]:
+                            yield node, other
+
+
+def _cycles(problem: Problem, choice: Choice) -> Iterable[list[int]]:
+    """Disjoint cycles among the chosen nodes, each as its nodes."""
+    done: set[int] = set()
+    for first in problem.roots:
+        path: list[int] = []
+        position: dict[int, int] = {}
+        stack: list[tuple[int, int]] = [(first, 0)]
+        while stack:
+            c, i = stack.pop()
+            if i == 0:
+                if c in done:
+                    continue
+                position[c] = len(path)
+                path.append(c)
+            children = problem.children[choice[c]]
+            if i == len(children):
+                done.add(c)
+                position.pop(path.pop())
+                continue
+            stack.append((c, i + 1))
+            child = children[i]
+            if child in position:
+                cycle = path[position[child] :]
+                yield [choice[member] for member in cycle]
+                # What is on the path is left: its other cycles appear in the next round, if they still matter.
+                done.update(path)
+                break
+            if child not in done:
+                stack.append((child, 0))

@@ -1,0 +1,93 @@
+"""Saturation: apply rules to an e-graph round by round, until nothing changes or a limit is met."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .egraph import EGraph
+from .rules.rule import Group, Rule
+
+__all__ = ["Limits", "Saturation", "saturate"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop. The defaults are Tensat's, but for the seconds.
+
+    Attributes
+    ----------
+    e_nodes : int
+        Rules that could make the e-graph larger are not applied.
+    iterations : int
+        Rounds in all.
+    seconds : float
+        Wall-clock time of the exploration; a round that has begun is finished.
+    k_multi : int
+        Multi-pattern rules are applied in the first so many rounds: they may square the e-graph. Groups are applied in
+        every round, as only classes of the original graph are grouped.
+    matches : int
+        For how many matches a multi-pattern rule, or a group, may build in one round.
+    """
+
+    e_nodes: int = 50_000
+    iterations: int = 15
+    seconds: float = 10.0
+    k_multi: int = 1
+    matches: int = 1000
+
+
+@dataclass
+class Saturation:
+    """What an exploration did.
+
+    Attributes
+    ----------
+    stop_reason : str
+        "saturated", "e_nodes", "iterations" or "seconds".
+    iterations : int
+        Rounds that were run.
+    e_nodes : int
+        At the end.
+    seconds : float
+    matches, rule_seconds : dict
+        For how many matches each rule built, and the seconds that it took, by name.
+    """
+
+    stop_reason: str
+    iterations: int
+    e_nodes: int
+    seconds: float
+    matches: dict[str, int] = field(default_factory=dict)
+    rule_seconds: dict[str, float] = field(default_factory=dict)
+
+
+def saturate(egraph: EGraph, rules: Sequence[Rule | Group], limits: Limits) -> Saturation:
+    """Apply `rules`, which the e-graph was made with, within `limits`."""
+    started = time.perf_counter()
+    matches: dict[str, int] = defaultdict(int)
+    seconds: dict[str, float] = defaultdict(float)
+    single = [rule.name for rule in rules if isinstance(rule, Group) or not rule.multi]
+    reason, iteration = "iterations", 0
+    while iteration < limits.iterations:
+        if time.perf_counter() - started >= limits.seconds:
+            reason = "seconds"
+            break
+        if egraph.e_nodes >= limits.e_nodes:
+            reason = "e_nodes"
+            break
+        names = [rule.name for rule in rules] if iteration < limits.k_multi else single
+        step = egraph.apply(names, budget=limits.matches, e_node_limit=limits.e_nodes)
+        iteration += 1
+        for name, count in step.matches.items():
+            matches[name] += count
+        for name, spent in step.seconds.items():
+            seconds[name] += spent
+        if not step.changed:
+            reason = "e_nodes" if step.postponed else "saturated"
+            break
+    return Saturation(
+        reason, iteration, egraph.e_nodes, time.perf_counter() - started, dict(matches), dict(seconds)
+    )
