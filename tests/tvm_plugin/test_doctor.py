@@ -1,0 +1,40 @@
+"""`eqtune doctor` says whether tuning works here, and its exit code agrees."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from eqtune import _compat
+from eqtune.cli import doctor
+from eqtune.errors import SetupError
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    doctor.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["doctor", *arguments])
+    return args.run(args)
+
+
+@pytest.mark.slow
+def test_a_working_machine_is_fine(capsys):
+    assert run("--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["works"] is True
+    checks = {finding["check"]: finding["status"] for finding in said["findings"]}
+    assert {checks[name] for name in ("versions", "compiler", "target", "machine", "speeds", "worker")} == {"ok"}
+
+
+def test_a_bad_installation_is_a_problem_with_advice(capsys, monkeypatch):
+    def refuse():
+        raise SetupError("apache-tvm is not installed; run: pip install apache-tvm")
+
+    monkeypatch.setattr(_compat, "check_versions", refuse)
+    assert run() == 1
+    said = capsys.readouterr().out
+    assert "problem" in said
+    assert "pip install apache-tvm" in said
+    assert said.strip().endswith("tuning does not work on this machine")

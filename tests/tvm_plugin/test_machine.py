@@ -1,0 +1,90 @@
+"""What the machine is said to be, and the speeds that are measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tvm
+
+from eqtune import machine
+from eqtune.errors import InputError
+from eqtune.machine import describe_machine, detect_target, device_name, is_host, target_json
+from eqtune.search.space.hardware import Hardware
+
+
+def test_the_target_names_processor_and_cores():
+    target = detect_target(3)
+    assert is_host(target)
+    assert int(target.attrs["num-cores"]) == 3
+    assert str(target.attrs["mcpu"]) in device_name(target)
+    assert json.loads(target_json(target))["kind"] == "llvm"
+    assert target_json(tvm.target.Target(json.loads(target_json(target)))) == target_json(target)
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_threads_must_be_positive(threads):
+    with pytest.raises(InputError, match="threads must be at least 1"):
+        detect_target(threads)
+
+
+@pytest.mark.slow
+def test_measured_speeds_are_those_of_a_real_machine():
+    hardware = describe_machine(detect_target(1))
+    cycle = hardware.peak_flops_per_s / (2 * hardware.lanes(4))
+    assert 0.5e9 < cycle < 12e9, "between half an FMA at 1 GHz and two at 6 GHz"
+    assert hardware.peak_flops_per_s_all >= hardware.peak_flops_per_s
+    assert 1e9 < hardware.bandwidth_bytes_per_s < 1e12
+    assert hardware.cache_bandwidth_bytes_per_s > hardware.bandwidth_bytes_per_s / 2
+    assert 0 <= hardware.parallel_overhead_s < 1e-2
+
+
+def test_what_can_be_looked_up_is_instant_and_overridable():
+    hardware = describe_machine(measure=False, l1_bytes=12345, threads=2)
+    assert hardware.l1_bytes == 12345
+    assert hardware.threads == 2
+    assert hardware.peak_flops_per_s_all == 2 * hardware.peak_flops_per_s
+    assert Hardware.from_json(json.loads(json.dumps(hardware.to_json()))) == hardware
+    with pytest.raises(InputError, match="l9_bytes"):
+        describe_machine(measure=False, l9_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("target", "vector_bytes", "vector_registers", "l2_bytes"),
+    [
+        ({"kind": "llvm", "mcpu": "znver4", "num-cores": 8}, 64, 32, 1024 * 1024),
+        ({"kind": "llvm", "mcpu": "haswell"}, 32, 16, 256 * 1024),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}, 16, 32, 1024 * 1024),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}, 16, 16, 512 * 1024),
+    ],
+)
+def test_other_targets_come_from_the_table(monkeypatch, target, vector_bytes, vector_registers, l2_bytes):
+    monkeypatch.setattr(machine, "is_host", lambda target: False)
+    hardware = describe_machine(tvm.target.Target(target))
+    assert (hardware.vector_bytes, hardware.vector_registers, hardware.l2_bytes) == (
+        vector_bytes,
+        vector_registers,
+        l2_bytes,
+    )
+    assert hardware.threads == target.get("num-cores", hardware.threads)
+
+
+def test_without_system_files_the_table_answers(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "CPU_DIRECTORY", tmp_path)
+    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    hardware = describe_machine(measure=False)
+    assert hardware.name.startswith("CPU (")
+    assert hardware.l1_bytes > 0
+    assert hardware.cache_line_bytes == 64
+
+
+def test_caches_are_read_from_the_system(monkeypatch, tmp_path):
+    rows = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K"), ("3", "Unified", "bad")]
+    for index, (level, kind, size) in enumerate(rows):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        for name, text in (("level", level), ("type", kind), ("size", size), ("coherency_line_size", "128")):
+            (folder / name).write_text(text + "\n")
+    monkeypatch.setattr(machine, "CPU_DIRECTORY", tmp_path)
+    hardware = describe_machine(measure=False)
+    assert (hardware.l1_bytes, hardware.l2_bytes, hardware.cache_line_bytes) == (48 * 1024, 2048 * 1024, 128)

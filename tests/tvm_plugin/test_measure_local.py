@@ -1,0 +1,247 @@
+"""Candidates are built, checked and timed in workers; whatever one of them does, the others and the parent go on."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from tvm import te
+
+from eqtune.errors import InputError
+from eqtune.machine import detect_target
+from eqtune.measure import LocalMeasurer, create
+from eqtune.records.workload import as_workload, workload_hash
+from eqtune.search.space.base import Decision
+from eqtune.tasks.task import Task
+
+SIZE = 64
+SPACE = "measure_spaces:build"
+FAULTS = (
+    "raises",
+    "build hangs",
+    "build crashes",
+    "does not compile",
+    "run hangs",
+    "run crashes",
+    "wrong",
+    "too large",
+)
+
+
+def make_task(name, tensors):
+    mod = as_workload(te.create_prim_func(tensors))
+    return Task(name, mod, workload_hash(mod), calls=1, flops=1.0, bytes_moved=1.0)
+
+
+def matmul(size=SIZE):
+    a, b = te.placeholder((size, size), name="A"), te.placeholder((size, size), name="B")
+    k = te.reduce_axis((0, size), name="k")
+    return make_task("matmul", [a, b, te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="C")])
+
+
+def tiled(rows=4, columns=32, unused=0):
+    return Decision("tiled", {"rows": rows, "columns": columns, "unused": unused})
+
+
+def faulty(name):
+    return Decision("faulty", {"fault": FAULTS.index(name)})
+
+
+@pytest.fixture(scope="module")
+def measurer():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        with LocalMeasurer(
+            detect_target(1), threads=1, workers=2, timeout_s=1.5, space_builder=SPACE, memory_bytes=1 << 30
+        ) as it:
+            yield it
+
+
+def test_every_candidate_is_timed_in_order_and_keeps_its_trace(measurer):
+    task = matmul()
+    decisions = [tiled(rows, columns) for rows in (2, 4, 8) for columns in (16, 32)]
+    (baseline_s,) = measurer.baseline([task])
+    measured = measurer.measure(task, decisions)
+    assert [m.decision for m in measured] == decisions
+    assert all(m.error == "" and 0 < m.latency_s < 1e-3 and "TransformLayout" in m.trace for m in measured)
+    assert min(m.latency_s for m in measured) < baseline_s
+    assert measurer.overheads.build_s > 0
+    assert measurer.overheads.run_s > 0
+
+
+def test_a_trace_is_measured_like_the_decision_that_made_it(measurer):
+    task = matmul()
+    (by_decision,) = measurer.measure(task, [tiled()])
+    (by_trace,) = measurer.measure(task, [by_decision.trace])
+    assert by_trace.error == ""
+    assert by_trace.latency_s == by_decision.latency_s, "the same program was run twice"
+
+
+def test_decisions_that_give_the_same_program_are_run_once(measurer):
+    first, second = measurer.measure(matmul(), [tiled(2, 16, unused=0), tiled(2, 16, unused=1)])
+    assert first.latencies_s == second.latencies_s
+    assert first.decision != second.decision
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("raises", "build_error"),
+        ("build hangs", "timeout"),
+        ("build crashes", "crash"),
+        ("does not compile", "build_error"),
+        ("run hangs", "timeout"),
+        ("run crashes", "crash"),
+        ("wrong", "wrong_result"),
+        ("too large", "out_of_memory"),
+    ],
+)
+def test_a_fault_is_one_failed_candidate(measurer, fault, kind):
+    decisions = [tiled(2), faulty(fault), tiled(4), tiled(8)]
+    measured = measurer.measure(matmul(), decisions)
+    assert [m.error for m in measured] == ["", kind, "", ""]
+    failed = measured[1]
+    assert failed.latencies_s == ()
+    assert math.isinf(failed.latency_s)
+    assert 0 < len(failed.detail) <= 300
+
+
+def test_what_is_far_slower_than_the_best_is_given_up(measurer):
+    task = matmul(256)
+    (slow,) = measurer.measure(task, [tiled(2, 16)], best_s=1e-9)
+    (again,) = measurer.measure(task, [tiled(8, 16)])
+    assert slow.error == ""
+    assert not again.given_up
+    if slow.latency_s >= 1e-3:  # faster kernels are repeated in any case
+        assert slow.given_up
+
+
+def test_retiming_repeats_more(measurer):
+    task = matmul()
+    (once,) = measurer.measure(task, [tiled()])
+    first, second, bad = measurer.retime(task, [tiled(), tiled(8, 16), faulty("wrong")])
+    assert len(first.latencies_s) > len(once.latencies_s)
+    assert second.error == ""
+    assert bad.error == "wrong_result"
+
+
+def test_a_worker_killed_while_idle_is_replaced(measurer):
+    measurer.baseline([matmul()])
+    os.kill(measurer.worker_pids[0], signal.SIGKILL)
+    time.sleep(0.1)
+    measured = measurer.measure(matmul(), [tiled(2, 32), tiled(4, 16)])
+    assert [m.error for m in measured] == ["", ""]
+
+
+def test_index_inputs_stay_in_range_and_odd_domains_are_found(measurer):
+    table, rows = te.placeholder((5, 16), name="table"), te.placeholder((7,), "int64", name="rows")
+    gather = make_task("gather", [table, rows, te.compute((7, 16), lambda i, j: table[rows[i], j])])
+    x = te.placeholder((32,), name="x")
+    root = make_task("root", [x, te.compute((32,), lambda i: te.log(te.sqrt(x[i])))])
+    assert all(math.isfinite(seconds) for seconds in measurer.baseline([gather, root]))
+
+
+def test_a_kernel_without_reference_fails_every_candidate(measurer):
+    x = te.placeholder((1 << 14, 1 << 14), name="x")
+    large = make_task("large", [x, te.compute(x.shape, lambda i, j: x[i, j] + 1.0)])
+    assert measurer.baseline([large]) == [math.inf]
+    (measured,) = measurer.measure(large, [tiled()])
+    assert measured.error == "build_error"
+    assert "reference" in measured.detail
+
+
+def test_close_ends_all_workers_and_may_be_repeated(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    measurer = LocalMeasurer(detect_target(1), threads=1, workers=1, space_builder=SPACE)
+    measurer.measure(matmul(), [tiled()])
+    (pid,) = measurer.worker_pids
+    measurer.close()
+    measurer.close()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("end", ["interrupt", "kill"])
+def test_no_worker_outlives_its_parent(tmp_path, end):
+    """Ctrl-C while a worker hangs, and kill -9 of the parent."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            from eqtune.machine import detect_target
+            from eqtune.measure import LocalMeasurer
+            from test_measure_local import SPACE, faulty, matmul, tiled
+            with LocalMeasurer(detect_target(1), threads=1, workers=1, timeout_s=600, space_builder=SPACE) as measurer:
+                measurer.measure(matmul(), [tiled()])
+                print(*measurer.worker_pids, flush=True)
+                try:
+                    measurer.measure(matmul(), [faulty("run hangs")])
+                except KeyboardInterrupt:
+                    print(measurer.measure(matmul(), [tiled(8)])[0].error == "", flush=True)
+            """
+        )
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, text=True)
+    pid = int(parent.stdout.readline())
+    time.sleep(1.0)
+    assert psutil.pid_exists(pid)
+    parent.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGKILL)
+    said, _ = parent.communicate(timeout=60)
+    if end == "interrupt":
+        assert said.strip() == "True", "measuring goes on after an interrupt"
+        assert parent.returncode == 0
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(pid)
+
+
+def test_threads_reach_the_kernel():
+    """TVM's thread pool reads the number from the environment; describe() tells it to the records."""
+    for threads in (1, 2):
+        with LocalMeasurer(detect_target(threads), threads=threads, workers=1) as measurer:
+            measurer.baseline([matmul()])
+            environment = psutil.Process(measurer.worker_pids[0]).environ()
+            assert environment["TVM_NUM_THREADS"] == str(threads)
+            assert measurer.describe()["threads"] == threads
+
+
+def test_the_same_seed_gives_the_same_inputs():
+    from eqtune.measure.arguments import Interface, random_inputs
+
+    task = matmul()
+    interface = Interface.of(task.mod["main"])
+    first, again = (random_inputs(interface, 3, task.workload_hash) for _ in range(2))
+    other = random_inputs(interface, 4, task.workload_hash)
+    assert interface.outputs == (2,)
+    assert sorted(first) == [0, 1]
+    np.testing.assert_array_equal(first[1], again[1])
+    assert not np.array_equal(first[1], other[1])
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_create_knows_names_and_instances(measurer):
+    assert create(measurer) is measurer
+    with pytest.raises(InputError, match="RPC"):
+        create("rpc://127.0.0.1:9190/key")
+    with pytest.raises(InputError, match="unknown measurer 'remote'"):
+        create("remote")
+    with pytest.raises(InputError, match="no baseline"):
+        create(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("argument", ["threads", "workers", "timeout_s"])
+def test_numbers_must_be_positive(argument):
+    with pytest.raises(InputError, match=argument):
+        LocalMeasurer(detect_target(1), **{argument: 0})

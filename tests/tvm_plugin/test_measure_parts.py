@@ -1,0 +1,123 @@
+"""How long to time, what counts as wrong, and measuring from records: without a compiler."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from eqtune.errors import InputError
+from eqtune.measure import ReplayMeasurer
+from eqtune.measure.arguments import BufferSpec, Interface, poison, random_inputs
+from eqtune.measure.check import mismatch, relative_tolerance
+from eqtune.measure.timing import BASELINE, QUICK, time_kernel
+from eqtune.records.record import Context, Record
+from eqtune.search.space.base import Decision
+from eqtune.tasks.task import Task
+
+
+class Clock:
+    """A kernel that always takes the same time."""
+
+    def __init__(self, latency_s):
+        self.latency_s = latency_s
+        self.calls = 0
+
+    def __call__(self, number, repeat):
+        self.calls += 1 + number * repeat
+        return [self.latency_s] * repeat
+
+
+@pytest.mark.parametrize("latency_s", [1e-7, 1e-6, 1e-4, 1e-3, 1e-2])
+def test_fast_kernels_are_called_often_enough_and_slow_ones_not_too_long(latency_s):
+    clock = Clock(latency_s)
+    latencies_s, given_up = time_kernel(clock, first_s=latency_s)
+    assert not given_up
+    assert len(latencies_s) >= QUICK.min_repeats
+    assert 3 * QUICK.min_repeat_s <= clock.calls * latency_s <= 0.08
+
+
+@pytest.mark.parametrize(("first_s", "calls"), [(0.03, 2), (0.1, 0), (3.0, 0)])
+def test_slow_untuned_kernels_run_once_or_twice(first_s, calls):
+    clock = Clock(first_s)
+    assert time_kernel(clock, first_s, BASELINE) == ((first_s,), False)
+    assert clock.calls == calls
+
+
+def test_a_slow_first_call_alone_gives_up_only_far_above_the_best():
+    cold = Clock(2e-3)
+    assert time_kernel(cold, first_s=6e-3, best_s=2e-3)[1] is False, "the first call is cold"
+    hopeless = Clock(2e-3)
+    assert time_kernel(hopeless, first_s=9e-3, best_s=2e-3) == ((9e-3,), True)
+    assert hopeless.calls == 0
+    slower = Clock(4e-3)
+    assert time_kernel(slower, first_s=4e-3, best_s=2e-3)[1] is True
+    assert slower.calls <= 4
+
+
+def test_rounding_is_right_and_a_missing_term_is_wrong():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 64, 512), dtype=np.float32)
+    exact = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float32)
+    tolerance = relative_tolerance("float32", 512)
+    assert mismatch(a @ b.T, exact, tolerance) == ""
+    assert "elements are wrong" in mismatch(a[:, 1:] @ b.T[1:], exact, tolerance)
+    half = a.astype(np.float16) @ b.T.astype(np.float16)
+    assert mismatch(half.astype(np.float32), exact, relative_tolerance("float16", 512)) == ""
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_a_number_is_wrong_unless_the_reference_has_it(bad):
+    reference = np.ones(8, np.float32)
+    got = reference.copy()
+    got[3] = bad
+    assert mismatch(got, reference, 1e-3) != ""
+    assert mismatch(got, got, 1e-3) == ""
+    assert mismatch(reference, got, 1e-3) != ""
+
+
+def test_integers_must_be_equal_and_a_poisoned_output_never_passes():
+    assert mismatch(np.arange(4), np.arange(4), 0.0) == ""
+    assert "first at (2,)" in mismatch(np.array([0, 1, 3, 3]), np.arange(4), 0.0)
+    spec = BufferSpec((4, 4), "float32")
+    assert mismatch(poison(spec), np.zeros((4, 4), np.float32), relative_tolerance("float32", 10**6)) != ""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint8", "int64", "bool"])
+def test_inputs_exist_for_every_dtype(dtype):
+    interface = Interface((BufferSpec((3, 5), dtype), BufferSpec((3,), dtype)), (1,), index_bound=2, reduction=1)
+    (array,) = random_inputs(interface, 0, "0123456789abcdef").values()
+    assert array.shape == (3, 5)
+    assert np.unique(array.astype(np.float64)).size > 1
+    if dtype == "int64":
+        assert array.min() >= 0
+        assert array.max() < 2
+
+
+CONTEXT = Context("{}", "machine", 1, "0.27.0")
+TASK = Task("k", None, "00" * 8, 1, 1.0, 1.0)
+
+
+def record(tile, *latencies_s, error="", context=CONTEXT):
+    decision = json.dumps(Decision("s", {"tile": tile}).to_json())
+    return Record(TASK.workload_hash, decision, f"trace {tile}", context, latencies_s, error)
+
+
+def test_replay_answers_what_was_recorded():
+    replay = ReplayMeasurer([record(1, 3.0, 2.0), record(1, 1.5), record(2, error="timeout"), record(4, 8.0)])
+    decisions = [Decision("s", {"tile": tile}) for tile in (4, 2, 1, 3)]
+    measured = replay.measure(TASK, decisions)
+    assert [m.latency_s for m in measured] == [8.0, math.inf, 1.5, math.inf]
+    assert [m.error for m in measured] == ["", "timeout", "", "build_error"]
+    assert measured[0].trace == "trace 4"
+    assert replay.baseline([TASK]) == [16.0]
+    assert replay.describe()["device"] == "machine"
+    assert ReplayMeasurer([], {TASK.workload_hash: 5.0}).baseline([TASK]) == [5.0]
+
+
+def test_replay_refuses_records_that_cannot_be_compared():
+    other = Context("{}", "machine", 2, "0.27.0")
+    with pytest.raises(InputError, match="2 contexts"):
+        ReplayMeasurer([record(1, 1.0), record(1, 0.5, context=other)])

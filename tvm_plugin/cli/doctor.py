@@ -1,0 +1,163 @@
+"""`eqtune doctor`: does tuning work on this machine, and if not, what to do."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ..errors import EqtuneError
+
+__all__ = ["Finding", "add_parser", "examine", "run"]
+
+EXTRAS = {"torch": ("torch", "torch"), "onnx": ("onnx", "onnx"), "onnxruntime": ("onnxruntime", "onnx")}
+"""Package to (module, extra of eqtune that installs it)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes
+    ----------
+    check : str
+        What was looked at.
+    status : str
+        "ok", "absent" (optional, and not there) or "problem" (tuning does not work).
+    detail : str
+        What was found.
+    advice : str
+        What to do; "" when nothing is to be done.
+    """
+
+    check: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "doctor",
+        help="check that tuning works on this machine",
+        description="Check versions, compiler, target, speeds and workers. Exit code 0 when tuning works here, else 1.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON on standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what `examine` finds, as it is found."""
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not args.json:
+            print(f"{finding.status:9}{finding.check:13}{finding.detail}", flush=True)
+            if finding.advice:
+                print(f"{'':22}-> {finding.advice}")
+    works = all(finding.status != "problem" for finding in findings)
+    if args.json:
+        json.dump({"works": works, "findings": [asdict(finding) for finding in findings]}, sys.stdout, indent=1)
+        print()
+    else:
+        print("tuning works on this machine" if works else "tuning does not work on this machine")
+    return 0 if works else 1
+
+
+def examine() -> Iterator[Finding]:
+    """All findings. Stops after the first problem that the rest depends on; takes a few seconds."""
+    for check in (_versions, _compiler, _machine, _worker):
+        try:
+            yield from check()
+        except EqtuneError as error:
+            yield Finding(check.__name__.strip("_"), "problem", str(error))
+            return
+    yield from _extras()
+    yield from _gpu()
+
+
+def _versions() -> Iterator[Finding]:
+    from .. import __version__
+    from .._compat import check_versions
+
+    yield Finding("eqtune", "ok", f"{__version__} on Python {platform.python_version()}")
+    check_versions()
+    yield Finding("versions", "ok", f"apache-tvm {version('apache-tvm')}, apache-tvm-ffi {version('apache-tvm-ffi')}")
+
+
+def _compiler() -> Iterator[Finding]:
+    from tvm.target import codegen
+
+    from ..machine import detect_target, target_json
+
+    target = detect_target()
+    yield Finding("compiler", "ok", f"LLVM {codegen.llvm_version_major()}")
+    yield Finding("target", "ok", target_json(target))
+
+
+def _machine() -> Iterator[Finding]:
+    from ..machine import describe_machine
+
+    machine = describe_machine()
+    yield Finding(
+        "machine",
+        "ok",
+        f"{machine.name}: {machine.threads} threads, {machine.vector_registers} vector registers of "
+        f"{machine.vector_bytes} bytes, caches {machine.l1_bytes // 1024} KiB, {machine.l2_bytes // 1024} KiB, "
+        f"{machine.l3_bytes // 1024**2} MiB",
+    )
+    yield Finding(
+        "speeds",
+        "ok",
+        f"{machine.peak_flops_per_s / 1e9:.0f} GFLOP/s on one thread, {machine.peak_flops_per_s_all / 1e9:.0f} on all; "
+        f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s from memory, {machine.cache_bandwidth_bytes_per_s / 1e9:.0f} "
+        f"from L2; {machine.parallel_overhead_s * 1e6:.1f} us to start a parallel region",
+    )
+
+
+def _worker() -> Iterator[Finding]:
+    """A worker starts; a kernel is built there, checked and timed."""
+    from tvm import te
+
+    from ..machine import detect_target
+    from ..measure.local import LocalMeasurer
+    from ..records.workload import as_workload, workload_hash
+    from ..tasks.task import Task
+
+    x = te.placeholder((64, 64), name="x")
+    mod = as_workload(te.create_prim_func([x, te.compute((64, 64), lambda i, j: x[i, j] + 1.0, name="y")]))
+    task = Task("doctor", mod, workload_hash(mod), calls=1, flops=4096.0, bytes_moved=32768.0)
+    with LocalMeasurer(detect_target(), workers=1) as measurer:
+        (seconds,) = measurer.baseline([task])
+    if math.isinf(seconds):
+        yield Finding("worker", "problem", "a worker starts, but cannot build and run a kernel", "check free memory")
+    else:
+        yield Finding("worker", "ok", f"builds and runs a kernel ({seconds * 1e6:.1f} us)")
+
+
+def _extras() -> Iterator[Finding]:
+    for name, (module, extra) in EXTRAS.items():
+        if importlib.util.find_spec(module) is None:
+            yield Finding(name, "absent", "not installed", f'to read such models: pip install "eqtune[{extra}]"')
+            continue
+        try:
+            yield Finding(name, "ok", version(name))
+        except PackageNotFoundError:
+            yield Finding(name, "ok", "version unknown")
+
+
+def _gpu() -> Iterator[Finding]:
+    import tvm
+
+    exists, compiler = bool(tvm.cuda(0).exist), shutil.which("nvcc")
+    yield Finding("gpu", "ok" if exists else "absent", "NVIDIA GPU found" if exists else "no NVIDIA GPU")
+    yield Finding("nvcc", "ok" if compiler else "absent", compiler or "not on PATH")

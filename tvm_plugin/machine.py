@@ -1,0 +1,236 @@
+"""Which machine is this: its target, and its limits and speeds as `Hardware`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from .errors import InputError, SetupError
+from .search.space.hardware import Hardware
+
+__all__ = ["core_count", "describe_machine", "detect_target", "device_name", "is_host", "target_json"]
+
+CPU_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+class Processor(NamedTuple):
+    """What is known of a processor without running on it. Sizes in KiB, the clock in GHz, FLOP a cycle in float32."""
+
+    l1: int
+    l2: int
+    l3: int
+    clock: float
+    flops_per_cycle: int
+
+
+PROCESSORS: Mapping[str, Processor] = {
+    "znver2": Processor(32, 512, 16384, 3.2, 32),
+    "znver3": Processor(32, 512, 32768, 3.5, 32),
+    "znver4": Processor(32, 1024, 32768, 3.5, 32),
+    "znver5": Processor(48, 1024, 32768, 3.8, 64),
+    "haswell": Processor(32, 256, 8192, 3.0, 32),
+    "skylake": Processor(32, 256, 8192, 3.5, 32),
+    "skylake-avx512": Processor(32, 1024, 32768, 2.6, 64),
+    "cascadelake": Processor(32, 1024, 32768, 2.8, 64),
+    "icelake-server": Processor(48, 1280, 32768, 2.8, 64),
+    "sapphirerapids": Processor(48, 2048, 65536, 2.8, 64),
+    "neoverse-n1": Processor(64, 1024, 32768, 2.6, 16),
+    "neoverse-v1": Processor(64, 1024, 32768, 2.6, 32),
+    "neoverse-v2": Processor(64, 2048, 65536, 3.0, 32),
+    "apple-m1": Processor(128, 12288, 8192, 3.2, 32),
+    "cortex-a72": Processor(32, 1024, 1024, 1.8, 8),
+}
+"""For targets that are not this machine; rounded, and only as good as a first ranking needs. From vendors' manuals."""
+
+FALLBACK = Processor(32, 512, 8192, 2.5, 16)
+
+
+def detect_target(threads: int | None = None) -> Any:
+    """This machine's CPU as a TVM target: its instruction set as LLVM names it, and its cores.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Threads that kernels may use; by default, all cores that this process may run on.
+
+    Returns
+    -------
+    tvm.target.Target
+
+    Raises
+    ------
+    InputError
+        When `threads` is not positive.
+    SetupError
+        When this TVM has no LLVM.
+    """
+    import tvm
+    from tvm.target import codegen
+
+    if codegen.llvm_version_major(allow_none=True) is None:
+        raise SetupError("this TVM was built without LLVM and cannot compile for CPUs; install apache-tvm's wheel")
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": _threads(threads)}
+    )
+
+
+def describe_machine(
+    target: Any = None, threads: int | None = None, measure: bool = True, **overrides: Any
+) -> Hardware:
+    """The limits and speeds of the machine behind `target`.
+
+    Vector registers come from the target, cache sizes from the operating system, speeds from about a second of
+    measuring. For a target that is not this machine, sizes and speeds come from a table of processors.
+
+    Parameters
+    ----------
+    target : tvm.target.Target, optional
+        By default, this machine's CPU.
+    threads : int, optional
+        Threads that a kernel may use; by default what the target says, else all cores.
+    measure : bool
+        False takes the speeds from the table for this machine, too: instant, and a rough guess.
+    **overrides
+        Fields of `Hardware` that are known better.
+
+    Raises
+    ------
+    InputError
+        For a field that `Hardware` does not have, or `threads` that are not positive.
+    """
+    target = detect_target(threads) if target is None else target
+    host = is_host(target)
+    cores = target.attrs.get("num-cores", None) if hasattr(target.attrs, "get") else None
+    count = _threads(int(cores) if threads is None and cores else threads)
+    mcpu = str(target.attrs.get("mcpu", ""))
+    processor = PROCESSORS.get(mcpu, FALLBACK)
+    vector_bytes, vector_registers = _vectors(target)
+    caches = _caches() if host else {}
+    peak = processor.clock * 1e9 * processor.flops_per_cycle
+    fields: dict[str, Any] = {
+        "name": device_name(target),
+        "threads": count,
+        "vector_bytes": vector_bytes,
+        "vector_registers": vector_registers,
+        "l1_bytes": caches.get(1, processor.l1 * 1024),
+        "l2_bytes": caches.get(2, processor.l2 * 1024),
+        "l3_bytes": caches.get(3, processor.l3 * 1024),
+        "cache_line_bytes": _cache_line_bytes() if host else 64,
+        "peak_flops_per_s": peak,
+        "peak_flops_per_s_all": peak * count,
+    }
+    if host and measure:
+        from .measure.peaks import measure_speeds
+
+        fields |= measure_speeds(json.loads(target_json(target)), Hardware(**fields))
+    unknown = sorted(overrides.keys() - Hardware.__dataclass_fields__.keys())
+    if unknown:
+        raise InputError(f"unknown fields {unknown}; Hardware has {sorted(Hardware.__dataclass_fields__)}")
+    return Hardware(**{**fields, **overrides})
+
+
+def core_count() -> int:
+    """Cores that this process may run on; two hardware threads of one core count once."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+
+
+def is_host(target: Any) -> bool:
+    """Whether code for `target` is code for this very machine, so that it can be measured here."""
+    from tvm.target import codegen
+
+    if str(target.kind.name) != "llvm" or codegen.llvm_version_major(allow_none=True) is None:
+        return False
+    triple = str(target.attrs.get("mtriple", ""))
+    architecture = str(codegen.llvm_get_system_triple()).partition("-")[0]
+    return str(target.attrs.get("mcpu", "")) == str(codegen.llvm_get_system_cpu()) and (
+        not triple or triple.partition("-")[0] == architecture
+    )
+
+
+def device_name(target: Any) -> str:
+    """What the device calls itself, for example "AMD EPYC (znver4)"; for other machines, the target's processor."""
+    mcpu = str(target.attrs.get("mcpu", "")) or "generic"
+    if str(target.kind.name) != "llvm":
+        return str(target.attrs.get("arch", "") or target.kind.name)
+    return f"{_cpu_model()} ({mcpu})" if is_host(target) else mcpu
+
+
+def target_json(target: Any) -> str:
+    """The target as canonical JSON: the same text for the same target, in every process."""
+    return json.dumps(_plain(target.export()), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    return [_plain(item) for item in value]
+
+
+def _threads(threads: int | None) -> int:
+    if threads is not None:
+        if threads < 1:
+            raise InputError(f"threads must be at least 1, got {threads}")
+        return threads
+    return core_count()
+
+
+def _vectors(target: Any) -> tuple[int, int]:
+    """Bytes of a vector register, and how many there are."""
+    from tvm.target import codegen
+
+    if str(target.kind.name) != "llvm":
+        return Hardware.vector_bytes, Hardware.vector_registers
+    features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    width = target.attrs.get("vector-width", None)
+    if "avx512f" in features:
+        found = 64, 32
+    elif "avx" in features:
+        found = 32, 16
+    elif "neon" in features:
+        found = 16, 32
+    else:
+        found = 16, 16
+    return (int(width) // 8 if width else found[0]), found[1]
+
+
+def _caches() -> dict[int, int]:
+    """Bytes of the data caches of core 0 by level, as the operating system knows them."""
+    sizes: dict[int, int] = {}
+    for index in sorted(CPU_DIRECTORY.glob("index*")):
+        if _read(index / "type") in ("Data", "Unified"):
+            size, level = _read(index / "size"), _read(index / "level")
+            if size.endswith("K") and size[:-1].isdecimal() and level.isdecimal():
+                sizes[int(level)] = int(size[:-1]) * 1024
+    return sizes
+
+
+def _cache_line_bytes() -> int:
+    text = _read(CPU_DIRECTORY / "index0" / "coherency_line_size")
+    return int(text) if text.isdecimal() else 64
+
+
+def _cpu_model() -> str:
+    for line in _read(CPU_INFO).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return "CPU"
+
+
+def _read(path: Path) -> str:
+    """The file's text; "" when it is not there: not every system, or sandbox, has these files."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

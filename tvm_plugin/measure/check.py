@@ -1,0 +1,81 @@
+"""Does a candidate compute what the untuned kernel computes?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["mismatch", "relative_tolerance"]
+
+_FACTOR = {"float64": 64.0, "float32": 64.0}
+_FACTOR_SMALL = 4.0
+_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def relative_tolerance(dtype: str, reduction: int) -> float:
+    """Largest accepted error of an element, relative to the larger of its size and the root mean square of all.
+
+    A sum of K terms of random sign, added in any order, is wrong by about eps * sqrt(K) of its typical size. 64 times
+    that leaves room for Winograd's transforms, which amplify rounding, and for approximated exp and erf; a wrong
+    index or a missing tail is wrong by 1 / sqrt(K) and more. Types of 16 bits and fewer get 4 times: more would let
+    real faults through. Integers must be equal.
+
+    Parameters
+    ----------
+    dtype : str
+        The least precise floating-point type of the kernel's inputs and outputs.
+    reduction : int
+        Terms of the longest sum, K.
+    """
+    if not dtype.startswith(("float", "bfloat")):
+        return 0.0
+    epsilon = _EPSILON.get(dtype, 2.0**-3)
+    return min(0.5, _FACTOR.get(dtype, _FACTOR_SMALL) * epsilon * math.sqrt(max(1, reduction)))
+
+
+def mismatch(got: NDArray[Any], reference: NDArray[Any], tolerance: float) -> str:
+    """ "" where `got` is right, else what is wrong, in a line. NaN and infinity must be where the reference has them.
+
+    Parameters
+    ----------
+    got, reference : ndarray
+        One output, any shape.
+    tolerance : float
+        From `relative_tolerance`; 0 asks for equality.
+    """
+    if got.shape != reference.shape:
+        return f"shape {got.shape}, expected {reference.shape}"
+    if got.dtype.kind in "iub":
+        wrong = got != reference
+        if not wrong.any():
+            return ""
+        return f"{int(wrong.sum())} of {got.size} elements differ, first at {_first(wrong)}"
+    finite = np.isfinite(reference)
+    if finite.all():
+        expected, actual = reference, got
+    else:
+        odd = ~finite
+        same = np.array_equal(got[odd], reference[odd], equal_nan=True)
+        if not same:
+            return "NaN or infinity where the reference has something else"
+        expected, actual = reference[finite], got[finite]
+    if expected.size == 0:
+        return ""
+    typical = math.sqrt(float(np.mean(np.square(expected, dtype=np.float64))))
+    # The comparison is this way round so that NaN in `actual` counts as wrong.
+    right = np.abs(actual - expected) <= tolerance * np.maximum(np.abs(expected), typical)
+    if right.all():
+        return ""
+    wrong = ~right
+    error = float(np.nan_to_num(np.abs(actual - expected)[wrong], nan=np.inf).max())
+    return (
+        f"{int(wrong.sum())} of {expected.size} elements are wrong, by up to {error:.3g} where a typical value is "
+        f"{typical:.3g} (relative tolerance {tolerance:.1e})"
+    )
+
+
+def _first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))

@@ -1,0 +1,353 @@
+"""Measure on this machine: build on all cores, then run one candidate at a time while everything else rests."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from ..errors import InputError
+from ..machine import core_count, describe_machine, device_name, target_json
+from ..records.workload import serialize_workload
+from ..search.space.base import Decision
+from ..search.space.hardware import Hardware
+from ..tasks.task import Task
+from .base import Measurement, Overheads
+from .pool import Config, Handle, Request, WorkerPool
+from .timing import BASELINE, LONG, QUICK, Effort
+
+__all__ = ["Candidate", "LocalMeasurer"]
+
+_T = TypeVar("_T")
+
+Candidate = Decision | str
+"""A decision, or a schedule's trace as TVM's JSON (for imported records, which have no decision)."""
+
+SHARED_MODULE = 8
+"""Candidates compiled in one module: 18 ms each instead of 30 alone; more gain nothing and make failures dearer."""
+
+RETIME_ROUNDS = 5
+"""Finalists are timed in turns, so that a slow moment of the machine hits all of them."""
+
+BASELINE_LIMIT_FACTOR = 12.0
+"""An untuned kernel may take this many times the limit of a candidate: it is run once and is the reference."""
+
+MEMORY_SHARE = 0.6
+"""Of the machine's memory, what one worker may take."""
+
+SPACE_BUILDER = "eqtune.search.space:build_space"
+
+
+@dataclass
+class _Trial:
+    """One candidate on its way: scheduled and compiled in a worker, then run there."""
+
+    spec: dict[str, Any]
+    handle: Handle | None = None
+    program: str = ""
+    trace: str = ""
+    failure: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        return str(self.spec["task"])
+
+    def take(self, handle: Handle, built: dict[str, Any]) -> None:
+        self.trace = str(built.get("trace", ""))
+        if "error" in built:
+            self.failure = built
+        else:
+            self.handle, self.program = handle, str(built["program"])
+
+
+class LocalMeasurer:
+    """Builds and runs candidates in long-lived worker processes of this machine. A `Measurer`; also a context manager.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        What to compile for.
+    hardware : Hardware, optional
+        What the workers' spaces are built from; by default, tables for `target`. May be assigned until the first
+        measurement.
+    threads : int, optional
+        Threads that a kernel may use; by default, all cores.
+    workers : int, optional
+        Processes that compile; by default, one a core.
+    timeout_s : float
+        How long a candidate may take to compile, and to run.
+    seed : int
+        Of the random inputs.
+    space_builder : str
+        "module:function" that the workers import: (IRModule, Hardware) -> Space.
+    memory_bytes : int, optional
+        What one worker may allocate; by default, 60 % of the machine's memory.
+
+    Raises
+    ------
+    InputError
+        For a number that is not positive.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        hardware: Hardware | None = None,
+        threads: int | None = None,
+        workers: int | None = None,
+        timeout_s: float = 10.0,
+        seed: int = 0,
+        space_builder: str = SPACE_BUILDER,
+        memory_bytes: int | None = None,
+    ) -> None:
+        cores = core_count()
+        self.target = target
+        self.hardware = hardware
+        self.threads = cores if threads is None else threads
+        self.overheads = Overheads()
+        workers = cores if workers is None else workers
+        for name, value in (("threads", self.threads), ("workers", workers), ("timeout_s", timeout_s)):
+            if not value > 0:
+                raise InputError(f"{name} must be positive, got {value!r}")
+        self._timeout_s = timeout_s
+        self._seed = seed
+        self._space_builder = space_builder
+        self._memory_bytes = memory_bytes or int(psutil.virtual_memory().total * MEMORY_SHARE)
+        self._batch = 0
+        self._configured = False
+        self._workloads: dict[str, str] = {}
+        self._domains: dict[str, str] = {}
+        self._baselines: dict[str, float] = {}
+        self._unreferenced: dict[str, str] = {}
+        self._outcomes: dict[str, dict[str, Any]] = {}
+        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-measure-", ignore_cleanup_errors=True)
+        self._pool = WorkerPool(workers, self.threads, Path(self._directory.name), self._workloads)
+        self._close = weakref.finalize(self, _close, self._pool, self._directory)
+
+    def __enter__(self) -> LocalMeasurer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def baseline(self, tasks: Sequence[Task]) -> list[float]:
+        """Seconds of one call of each kernel as TVM compiles it without a schedule; `inf` where that is impossible.
+
+        Compiles in parallel and times one after the other; slow kernels run once. Their outputs are the reference.
+        """
+        new = list({task.workload_hash: task for task in tasks if task.workload_hash not in self._baselines}.values())
+        if new:
+            self._guarded(lambda: self._measure_baselines(new))
+        return [self._baselines[task.workload_hash] for task in tasks]
+
+    def measure(self, task: Task, decisions: Sequence[Candidate], best_s: float = math.inf) -> list[Measurement]:
+        """One `Measurement` for each candidate, in order. See `Measurer.measure`.
+
+        Candidates that schedule to the same program, now or earlier, are run once.
+        """
+        if not decisions:
+            return []
+        self.baseline([task])
+        return self._guarded(lambda: self._measure(task, decisions, best_s))
+
+    def retime(self, task: Task, decisions: Sequence[Candidate]) -> list[Measurement]:
+        """Time candidates again: `RETIME_ROUNDS` rounds in turns, each longer than a measurement's."""
+        if not decisions:
+            return []
+        self.baseline([task])
+        return self._guarded(lambda: self._retime(task, decisions))
+
+    def close(self) -> None:
+        """Stop all workers and delete the reference outputs. May be repeated."""
+        self._close()
+
+    def describe(self) -> dict[str, Any]:
+        """Device name, target as canonical JSON, threads, and TVM's version."""
+        import tvm
+
+        return {
+            "device": device_name(self.target),
+            "target": target_json(self.target),
+            "threads": self.threads,
+            "tvm_version": str(tvm.__version__),
+        }
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._pool.pids
+
+    def _guarded(self, work: Callable[[], _T]) -> _T:
+        """Do `work`; when it is interrupted (Ctrl-C), leave no worker busy with what nobody waits for."""
+        if not self._configured:
+            self._configured = True
+            self._pool.configure(self._configuration())
+        self._batch += 1
+        try:
+            return work()
+        except BaseException:
+            self._pool.abandon()
+            raise
+
+    def _configuration(self) -> Config:
+        if self.hardware is None:
+            self.hardware = describe_machine(self.target, self.threads, measure=False)
+        return Config(
+            target=json.loads(target_json(self.target)),
+            hardware=self.hardware.to_json(),
+            space_builder=self._space_builder,
+            seed=self._seed,
+            references=self._directory.name,
+            memory_bytes=self._memory_bytes,
+        )
+
+    def _measure_baselines(self, tasks: Sequence[Task]) -> None:
+        trials = [self._trial(task, {"untuned": True}) for task in tasks]
+        limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
+        self._build(trials, limit_s)
+        for trial in self._in_turn(trials, limit_s):
+            answer = self._run(trial, BASELINE, limit_s=limit_s, save=True)
+            if "error" in answer:
+                trial.failure = answer
+            else:
+                self._domains[trial.task] = answer["domain"]
+                self._baselines[trial.task] = min(answer["latencies_s"])
+        for trial in trials:
+            if trial.failure:
+                self._baselines[trial.task] = math.inf
+                self._unreferenced[trial.task] = str(trial.failure["detail"])
+
+    def _measure(self, task: Task, candidates: Sequence[Candidate], best_s: float) -> list[Measurement]:
+        trials = [self._trial(task, _spec(candidate)) for candidate in candidates]
+        if task.workload_hash not in self._domains:
+            return self._without_reference(task, candidates)
+        self._build(trials, self._timeout_s)
+        for trial in self._in_turn(trials, self._timeout_s):
+            answer = self._outcomes.get(trial.program)
+            if answer is None:
+                answer = self._run(trial, QUICK, best_s)
+                # A crash or a timeout may have come from outside; what a program computes, and how fast, stays.
+                if answer.get("error", "wrong_result") == "wrong_result":
+                    self._outcomes[trial.program] = answer
+            trial.answer = answer
+            best_s = min(best_s, *answer.get("latencies_s", ()), math.inf)
+        return [_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
+
+    def _retime(self, task: Task, candidates: Sequence[Candidate]) -> list[Measurement]:
+        trials = [self._trial(task, _spec(candidate)) for candidate in candidates]
+        if task.workload_hash not in self._domains:
+            return self._without_reference(task, candidates)
+        self._build(trials, self._timeout_s, shared=len(trials))
+        for _ in range(RETIME_ROUNDS):
+            for trial in self._in_turn(trials, self._timeout_s):
+                answer = self._run(trial, LONG)
+                if "error" in answer:
+                    trial.failure = answer
+                else:
+                    latencies_s = [*trial.answer.get("latencies_s", ()), *answer["latencies_s"]]
+                    trial.answer = {"latencies_s": latencies_s}
+        return [_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
+
+    def _trial(self, task: Task, spec: dict[str, Any]) -> _Trial:
+        if task.workload_hash not in self._workloads:
+            self._workloads[task.workload_hash] = serialize_workload(task.mod)
+        return _Trial({"task": task.workload_hash, **spec})
+
+    def _without_reference(self, task: Task, candidates: Sequence[Candidate]) -> list[Measurement]:
+        detail = f"there is no reference: the untuned kernel failed: {self._unreferenced[task.workload_hash]}"
+        return [Measurement(_decision(candidate), error="build_error", detail=detail[:300]) for candidate in candidates]
+
+    def _build(self, trials: Sequence[_Trial], limit_s: float, shared: int = SHARED_MODULE) -> None:
+        """Schedule and compile, `shared` at most in a module; where a worker hangs or dies on several, one by one."""
+        started = time.monotonic()
+        size = min(shared, math.ceil(len(trials) / min(len(self._pool), len(trials))))
+        chunks = [trials[start : start + size] for start in range(0, len(trials), size)]
+        while chunks:
+            requests = [
+                Request(
+                    {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
+                    limit_s,
+                    tuple({trial.task for trial in chunk}),
+                )
+                for chunk in chunks
+            ]
+            again: list[Sequence[_Trial]] = []
+            for chunk, (handle, answer) in zip(chunks, self._pool.map(requests), strict=True):
+                if "built" in answer:
+                    for trial, built in zip(chunk, answer["built"], strict=True):
+                        trial.take(handle, built)
+                elif len(chunk) == 1:
+                    chunk[0].failure = answer
+                else:
+                    again += [[trial] for trial in chunk]
+            chunks = again
+        self.overheads.build_s += time.monotonic() - started
+
+    def _in_turn(self, trials: Sequence[_Trial], limit_s: float) -> Iterator[_Trial]:
+        """The trials that can be run, worker by worker. What died with a worker is built again first."""
+        waiting = [trial for trial in trials if not trial.failure]
+        while waiting:
+            lost = [trial for trial in waiting if trial.handle is None or not self._pool.alive(trial.handle)]
+            if lost:
+                self._build(lost, limit_s)
+                waiting = [trial for trial in waiting if not trial.failure]
+                continue
+            waiting.sort(key=lambda trial: trial.handle.index if trial.handle else 0)
+            yield waiting.pop(0)
+
+    def _run(
+        self,
+        trial: _Trial,
+        effort: Effort,
+        best_s: float = math.inf,
+        limit_s: float | None = None,
+        save: bool = False,
+    ) -> dict[str, Any]:
+        assert trial.handle is not None
+        started = time.monotonic()
+        message = {
+            "op": "run",
+            "task": trial.task,
+            "program": trial.program,
+            "domain": self._domains.get(trial.task, "normal"),
+            "effort": asdict(effort),
+            "best_s": best_s,
+            "save": save,
+        }
+        answer = self._pool.ask(trial.handle, Request(message, limit_s or self._timeout_s))
+        self.overheads.run_s += time.monotonic() - started
+        return answer
+
+
+def _decision(candidate: Candidate) -> Decision:
+    return Decision("", {}) if isinstance(candidate, str) else candidate
+
+
+def _spec(candidate: Candidate) -> dict[str, Any]:
+    return {"trace": candidate} if isinstance(candidate, str) else {"decision": candidate.to_json()}
+
+
+def _measurement(candidate: Candidate, trial: _Trial) -> Measurement:
+    outcome = trial.failure or trial.answer
+    return Measurement(
+        _decision(candidate),
+        latencies_s=() if "error" in outcome else tuple(outcome["latencies_s"]),
+        error=str(outcome.get("error", "")),
+        detail=str(outcome.get("detail", "")),
+        trace=trial.trace,
+        given_up=bool(outcome.get("given_up", False)),
+    )
+
+
+def _close(pool: WorkerPool, directory: tempfile.TemporaryDirectory[str]) -> None:
+    pool.close()
+    directory.cleanup()

@@ -1,0 +1,68 @@
+"""Kernels that are bound by one thing: FMAs, memory, or the start of a parallel region."""
+
+# TVMScript is read by TVM, not run by Python: its annotations are calls, its functions have no Python types.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, valid-type"
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+__all__ = ["CHAINS", "STEPS", "copy", "fma", "touch"]
+
+CHAINS = 12
+"""Independent chains of FMAs: they cover 4 cycles of latency on 2 units, and fit 16 registers with the operands."""
+
+STEPS = 50_000
+"""FMAs of each chain in one call: some tenths of a millisecond."""
+
+
+def fma(threads: int, lanes: int) -> Any:
+    """Each thread: CHAINS accumulators in registers, STEPS times accumulator * x + y."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((CHAINS, lanes), "float32"), out: T.Buffer((threads, CHAINS, lanes), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        for thread in T.parallel(threads):
+            with T.sblock("chains"):
+                acc = T.sblock_alloc_buffer((CHAINS, lanes), "float32", scope="local")
+                for chain in T.unroll(CHAINS):
+                    for lane in T.vectorized(lanes):
+                        acc[chain, lane] = x[chain, lane]
+                for _ in range(STEPS):
+                    for chain in T.unroll(CHAINS):
+                        for lane in T.vectorized(lanes):
+                            acc[chain, lane] = acc[chain, lane] * x[0, lane] + x[1, lane]
+                for chain in T.unroll(CHAINS):
+                    for lane in T.vectorized(lanes):
+                        out[thread, chain, lane] = acc[chain, lane]
+
+    return kernel
+
+
+def copy(threads: int, count: int, lanes: int) -> Any:
+    """Each thread: `count` vectors from `x` to `out`, one added."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((threads, count, lanes), "float32"), out: T.Buffer((threads, count, lanes), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        for thread in T.parallel(threads):
+            for i in range(count):
+                for lane in T.vectorized(lanes):
+                    out[thread, i, lane] = x[thread, i, lane] + T.float32(1)
+
+    return kernel
+
+
+def touch(threads: int) -> Any:
+    """Each thread: one element."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(out: T.Buffer((threads, 64), "float32")):
+        # One function without this mark, and TVM compiles all functions of the module as if arguments overlapped.
+        T.func_attr({"tirx.noalias": True})
+        for thread in T.parallel(threads):
+            out[thread, 0] = T.float32(1)
+
+    return kernel

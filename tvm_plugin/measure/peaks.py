@@ -1,0 +1,131 @@
+"""How fast this machine is: small kernels, compiled by TVM as candidates are.
+
+They run in a process of their own, `python -m eqtune.measure.peaks`: TVM reads the number of threads from the
+environment, once a process, and takes half the cores where nothing is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import SetupError
+from ..search.space.hardware import Hardware
+
+__all__ = ["measure_speeds"]
+
+MEMORY_BYTES = 128 * 1024**2
+"""Most that is copied from memory; less where twice the last-level cache is less."""
+
+ROUNDS = 16
+"""Each kernel is timed this often, in turns, so that a slow moment of the machine does not hit one of them alone."""
+
+LIMIT_S = 120.0
+
+
+def measure_speeds(target: Mapping[str, Any], hardware: Hardware) -> dict[str, float]:
+    """Measure what `Hardware` calls measured, in one to two seconds.
+
+    Each figure is the best of several runs: other processes can only make a machine look slower. "Copy" adds a
+    constant on the way, so that no library routine with other rules for caches takes its place.
+
+    Parameters
+    ----------
+    target : mapping
+        A target of this machine as a JSON object.
+    hardware : Hardware
+        Vector width, threads and cache sizes.
+
+    Returns
+    -------
+    dict
+        peak_flops_per_s, peak_flops_per_s_all (FLOP/s), bandwidth_bytes_per_s, cache_bandwidth_bytes_per_s (bytes
+        read plus bytes written a second), parallel_overhead_s (seconds).
+
+    Raises
+    ------
+    SetupError
+        When TVM cannot compile or run the kernels here.
+    """
+    question = json.dumps({"target": dict(target), "hardware": hardware.to_json()})
+    environment = {**os.environ, "TVM_NUM_THREADS": str(hardware.threads), "TVM_DEVICE_BACKEND_AUTOLOAD": "0"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "eqtune.measure.peaks"],
+            input=question,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SetupError(f"measuring this machine took more than {LIMIT_S:g} s") from error
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise SetupError(f"TVM cannot run a small kernel on this machine: {said}; try `eqtune doctor`")
+    speeds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return speeds
+
+
+def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
+    import tvm
+
+    from .peak_kernels import CHAINS, STEPS, copy, fma, touch
+
+    lanes, threads = hardware.lanes(4), hardware.threads
+    large = min(MEMORY_BYTES, 2 * hardware.l3_bytes) // 4 // (threads * lanes)
+    small = hardware.l2_bytes // 4 // 4 // lanes
+    functions = {
+        "fma_one": fma(1, lanes),
+        "fma_all": fma(threads, lanes),
+        "copy_memory": copy(threads, large, lanes),
+        "copy_cached": copy(1, small, lanes),
+        "parallel": touch(threads),
+        "serial": touch(1),
+    }
+    mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()})
+    module = tvm.compile(mod, target).jit()
+    calls = {"fma_one": 2, "fma_all": 2, "copy_memory": 1, "copy_cached": 100, "parallel": 200, "serial": 200}
+    arguments = {name: _arguments(function) for name, function in functions.items()}
+    seconds = dict.fromkeys(functions, float("inf"))
+    for _ in range(ROUNDS):
+        for name, number in calls.items():
+            timer = module.time_evaluator(name, tvm.cpu(), number=number, repeat=1)
+            seconds[name] = min(seconds[name], *timer(*arguments[name]).results)
+    flops = 2.0 * lanes * CHAINS * STEPS
+    one = flops / seconds["fma_one"]
+    return {
+        "peak_flops_per_s": one,
+        "peak_flops_per_s_all": max(one, flops * threads / seconds["fma_all"]),
+        "bandwidth_bytes_per_s": 8.0 * threads * large * lanes / seconds["copy_memory"],
+        "cache_bandwidth_bytes_per_s": 8.0 * small * lanes / seconds["copy_cached"],
+        "parallel_overhead_s": max(0.0, seconds["parallel"] - seconds["serial"]),
+    }
+
+
+def _arguments(function: Any) -> list[Any]:
+    import numpy as np
+    import tvm
+
+    # The chains, x -> x / 2 + 1 / 2, go to 1: they neither overflow nor reach denormal numbers.
+    shapes = [tuple(int(extent) for extent in param.shape) for param in function.params]
+    return [tvm.runtime.tensor(np.full(shape, 0.5, np.float32)) for shape in shapes]
+
+
+def main() -> None:
+    """Read {"target": ..., "hardware": ...} from standard input, print the speeds as one line of JSON."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # half of the time that importing TVM takes
+    import tvm
+
+    question = json.loads(sys.stdin.read())
+    speeds = _measure(tvm.target.Target(question["target"]), Hardware.from_json(question["hardware"]))
+    print(json.dumps(speeds))
+
+
+if __name__ == "__main__":
+    main()

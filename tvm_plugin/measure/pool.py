@@ -1,0 +1,256 @@
+"""Workers that can be killed: ask them with a time limit, replace those that hang or die."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import SetupError
+from .process import WorkerProcess
+
+__all__ = ["Config", "Handle", "Request", "WorkerPool"]
+
+START_LIMIT_S = 120.0
+"""TVM is imported in a second or two; a machine under load may take much longer."""
+
+CLOSE_GRACE_S = 1.0
+
+_COMMAND = (sys.executable, "-m", "eqtune.measure.worker")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a worker is told when it starts.
+
+    Attributes
+    ----------
+    target : dict
+        The target as a JSON object.
+    hardware : dict
+        `Hardware` as a JSON object.
+    space_builder : str
+        "module:function"; the function takes an IRModule and a Hardware and returns a `Space`.
+    seed : int
+        Of the inputs.
+    references : str
+        Directory of the reference outputs, shared by all workers.
+    memory_bytes : int
+        What the worker may allocate beyond what it needs itself.
+    """
+
+    target: dict[str, Any]
+    hardware: dict[str, Any]
+    space_builder: str
+    seed: int
+    references: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """One message to a worker.
+
+    Attributes
+    ----------
+    message : mapping
+        What `server.py` understands.
+    limit_s : float
+        How long the answer may take.
+    tasks : tuple of str
+        Hashes of the kernels that the worker must know: their texts are sent along where it does not.
+    """
+
+    message: Mapping[str, Any]
+    limit_s: float
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A worker as it was: once the worker at `index` is replaced, what it held is gone."""
+
+    index: int
+    generation: int
+
+
+class WorkerPool:
+    """A fixed number of workers. They start at once; the first request, after `configure`, waits until they are ready.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+    threads : int
+        Threads that a kernel may use.
+    directory : Path
+        For the workers' logs.
+    workloads : mapping
+        Text of every kernel by its hash; may grow.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        threads: int,
+        directory: Path,
+        workloads: Mapping[str, str],
+    ) -> None:
+        self._configuration: Mapping[str, Any] | None = None
+        self._directory = directory
+        self._workloads = workloads
+        self._environment = {
+            **os.environ,
+            "TVM_NUM_THREADS": str(threads),
+            # Of the libraries that a worker loads, none but TVM's own thread pool may compete with the kernel.
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "TVM_DEVICE_BACKEND_AUTOLOAD": "0",
+        }
+        self._generations = [0] * count
+        self._workers = [self._start(index) for index in range(count)]
+
+    def configure(self, config: Config) -> None:
+        """Tell the workers what they work on: once, before the first request."""
+        self._configuration = asdict(config)
+        for worker in self._workers:
+            worker.send(self._configuration)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.pid for worker in self._workers]
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def alive(self, handle: Handle) -> bool:
+        """Whether the worker is still the one that `handle` was made for."""
+        return self._generations[handle.index] == handle.generation
+
+    def map(self, requests: Sequence[Request]) -> list[tuple[Handle, dict[str, Any]]]:
+        """Ask all workers at once, each one request at a time. Who answered, and what, in the order of the requests.
+
+        A worker that hangs or dies is replaced, and its request is answered with {"error": kind, "detail": text}.
+        """
+        self.wait_ready()
+        waiting = deque(enumerate(requests))
+        idle = deque(range(len(self._workers)))
+        running: dict[int, tuple[int, float]] = {}
+        answers: dict[int, tuple[Handle, dict[str, Any]]] = {}
+        while waiting or running:
+            while waiting and idle:
+                number, request = waiting.popleft()
+                index = idle.popleft()
+                self.wait_ready([index])
+                self._send(index, request)
+                running[index] = number, time.monotonic() + request.limit_s
+            for index, answer in self._events({index: end for index, (_, end) in running.items()}):
+                number, _ = running.pop(index)
+                handle = Handle(index, self._generations[index])
+                answers[number] = handle, self._settle(index, answer, requests[number].limit_s)
+                idle.append(index)
+        return [answers[number] for number in range(len(requests))]
+
+    def ask(self, handle: Handle, request: Request) -> dict[str, Any]:
+        """Ask one worker that is `alive` while all others rest; errors as in `map`."""
+        self.wait_ready()
+        if not self.alive(handle):
+            return {"error": "crash", "detail": "the worker was killed from outside before it could run this"}
+        self._send(handle.index, request)
+        ends = {handle.index: time.monotonic() + request.limit_s}
+        while True:
+            for index, answer in self._events(ends):
+                return self._settle(index, answer, request.limit_s)
+
+    def wait_ready(self, indices: Sequence[int] | None = None) -> None:
+        """Wait until workers have loaded TVM; all of them, or those at `indices`. Replaces idle ones that were killed.
+
+        Raises
+        ------
+        SetupError
+            When a worker cannot start; the message ends with the last thing it said.
+        """
+        wanted = range(len(self._workers)) if indices is None else indices
+        for index in wanted:
+            if self._workers[index].ready and self._workers[index].dead:
+                self._replace(index)
+        pending = {index for index in wanted if not self._workers[index].ready}
+        end = time.monotonic() + START_LIMIT_S
+        while pending:
+            for index, answer in self._events(dict.fromkeys(pending, end)):
+                if not isinstance(answer, dict):
+                    said = self._workers[index].autopsy()["detail"] if answer == "gone" else "it hangs"
+                    raise SetupError(f"a measuring worker does not start: {said}; try `eqtune doctor`")
+                self._workers[index].ready = True
+                pending.discard(index)
+
+    def abandon(self) -> None:
+        """Replace the workers that are in the middle of something, whose answers nobody will read."""
+        for index, worker in enumerate(self._workers):
+            if worker.busy and worker.ready:
+                self._replace(index)
+
+    def close(self) -> None:
+        """End all workers. May be repeated."""
+        for worker in self._workers:
+            worker.hang_up()
+        end = time.monotonic() + CLOSE_GRACE_S
+        for worker in self._workers:
+            graceful = worker.ready and not worker.busy
+            worker.end(max(0.0, end - time.monotonic()) if graceful else 0.0)
+
+    def _start(self, index: int) -> WorkerProcess:
+        worker = WorkerProcess(_COMMAND, self._environment, self._directory / f"worker-{index}.log")
+        if self._configuration is not None:
+            worker.send(self._configuration)
+        return worker
+
+    def _replace(self, index: int) -> None:
+        self._generations[index] += 1
+        self._workers[index].end()
+        self._workers[index] = self._start(index)
+
+    def _send(self, index: int, request: Request) -> None:
+        worker = self._workers[index]
+        new = {task: self._workloads[task] for task in request.tasks if task not in worker.known}
+        worker.known |= new.keys()
+        worker.send({**request.message, "workloads": new})
+
+    def _events(self, ends: Mapping[int, float]) -> list[tuple[int, dict[str, Any] | str]]:
+        """Wait for workers, each until its time: a message, "gone" or "late". Empty when half a message arrived."""
+        events: list[tuple[int, dict[str, Any] | str]] = []
+        with selectors.DefaultSelector() as selector:
+            for index in ends:
+                selector.register(self._workers[index], selectors.EVENT_READ, index)
+            timeout_s = max(0.0, min(ends.values()) - time.monotonic())
+            readable = {key.data for key, _ in selector.select(timeout_s)}
+        for index, end in ends.items():
+            if index in readable:
+                try:
+                    message = self._workers[index].receive()
+                except EOFError:
+                    events.append((index, "gone"))
+                    continue
+                if message is not None:
+                    events.append((index, message))
+                    continue
+            if time.monotonic() >= end:
+                events.append((index, "late"))
+        return events
+
+    def _settle(self, index: int, answer: dict[str, Any] | str, limit_s: float) -> dict[str, Any]:
+        if isinstance(answer, dict):
+            return answer
+        if answer == "gone":
+            failure: dict[str, Any] = dict(self._workers[index].autopsy())
+        else:
+            failure = {"error": "timeout", "detail": f"no result after {limit_s:g} s"}
+        self._replace(index)
+        return failure

@@ -1,0 +1,126 @@
+"""One worker process, seen from the parent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["WorkerProcess"]
+
+DEATH_LIMIT_S = 1.0
+MAX_DETAIL = 300
+
+
+class WorkerProcess:
+    """Starts a command and exchanges JSON lines with it.
+
+    Parameters
+    ----------
+    command : sequence of str
+        What to run.
+    environment : mapping
+        All its environment variables.
+    log : Path
+        Where its standard error goes; written anew.
+
+    Attributes
+    ----------
+    ready : bool
+        Whether it has said that it can work.
+    busy : bool
+        Whether a message is unanswered.
+    known : set of str
+        Hashes of the kernels it was sent.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as stderr:
+            # A session of its own: Ctrl-C in the terminal does not reach it, and a kill reaches all it started.
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=dict(environment),
+                start_new_session=True,
+                bufsize=0,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._received = bytearray()
+        self.ready = False
+        self.busy = False
+        self.known: set[str] = set()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def fileno(self) -> int:
+        """What to wait on for `receive`."""
+        return self._stdout.fileno()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. To a worker that is gone it does nothing: `receive` will tell."""
+        data = memoryview((json.dumps(message) + "\n").encode())
+        self.busy = True
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[self._stdin.write(data) or 0 :]
+
+    def receive(self) -> dict[str, Any] | None:
+        """Read what has arrived: a message once it is whole, else None. Raises EOFError when the worker is gone."""
+        chunk = os.read(self.fileno(), 1 << 20)
+        if not chunk:
+            raise EOFError
+        self._received += chunk
+        line, newline, rest = self._received.partition(b"\n")
+        if not newline:
+            return None
+        self._received = rest
+        self.busy = False
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def autopsy(self) -> dict[str, str]:
+        """Error kind and detail of a worker that has closed its pipe."""
+        try:
+            code = self._process.wait(DEATH_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return {"error": "crash", "detail": "the worker closed its pipe"}
+        said = self._log.read_bytes()[-4096:].decode(errors="replace").strip()
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        # Nobody but the kernel's out-of-memory killer sends SIGKILL to a worker that is still waited for.
+        memory = code == -signal.SIGKILL or "out of memory" in said.lower() or "bad_alloc" in said
+        detail = f"the worker ended with {name}" + (f": {said.splitlines()[-1]}" if said else "")
+        return {"error": "out_of_memory" if memory else "crash", "detail": detail[:MAX_DETAIL]}
+
+    def hang_up(self) -> None:
+        """Close its input: an idle worker ends."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Make sure that it has ended, killing it after `grace_s` seconds, and leave no zombie. May be repeated."""
+        self.hang_up()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        self._stdout.close()

@@ -1,0 +1,195 @@
+"""What a worker answers.
+
+    {"op": "build", "batch": n, "workloads": {hash: text}, "candidates": [candidate, ...]}
+        -> {"built": [{"program": key, "trace": text} or an error, ...]}
+    {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds, "save": bool}
+        -> {"latencies_s": [...], "given_up": bool, "domain": ...} or an error
+
+A candidate is {"task": hash} with one of "decision", "trace" and "untuned". An error is {"error": kind, "detail": ...}.
+A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from ..records.traces import replay, trace_to_json
+from ..records.workload import deserialize_workload
+from ..search.space.base import Decision
+from ..search.space.hardware import Hardware
+from .arguments import Interface
+from .bench import Bench
+from .build import (
+    CANDIDATE_CONFIG,
+    PACKING_ANNOTATION,
+    Packing,
+    Program,
+    compile_functions,
+    program_key,
+    split_packing,
+)
+from .pool import Config
+from .timing import Effort, time_kernel
+
+__all__ = ["Server"]
+
+MAX_DETAIL = 300
+
+
+@dataclass
+class _Workload:
+    mod: Any
+    interface: Interface
+    space: Any = None
+
+
+@dataclass
+class _Scheduled:
+    key: str
+    trace: str
+    function: Any
+    packing: Packing | None = None
+    stock: bool = False
+
+    @property
+    def symbol(self) -> str:
+        return f"kernel_{self.key}"
+
+    @property
+    def packing_symbol(self) -> str:
+        return f"packing_{self.packing.key}" if self.packing else ""
+
+
+class Server:
+    """Holds kernels, the programs of the current batch, and the buffers of the kernel that is being run."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._target = tvm.target.Target(config.target)
+        self._device = tvm.device(self._target.get_target_device_type(), 0)
+        self._hardware = Hardware.from_json(config.hardware)
+        module, _, name = config.space_builder.partition(":")
+        self._build_space: Callable[[Any, Hardware], Any] = getattr(importlib.import_module(module), name)
+        self._workloads: dict[str, _Workload] = {}
+        self._programs: dict[str, Program] = {}
+        self._batch = -1
+        self._bench: Bench | None = None
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to one request."""
+        try:
+            return self._build(request) if request["op"] == "build" else self._run(request)
+        except Exception as error:  # noqa: BLE001 - TVM and generated code raise anything; it is the candidate's failure
+            return _failure(error, "build_error" if request["op"] == "build" else "crash")
+
+    def _build(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["batch"] != self._batch:
+            self._programs.clear()
+            self._batch = request["batch"]
+        for workload_hash, text in request["workloads"].items():
+            mod = deserialize_workload(text)
+            self._workloads[workload_hash] = _Workload(mod, Interface.of(mod["main"]))
+        scheduled: list[_Scheduled | dict[str, Any]] = []
+        for candidate in request["candidates"]:
+            try:
+                scheduled.append(self._schedule(candidate))
+            except Exception as error:  # noqa: BLE001 - a sketch that does not fit raises anything
+                scheduled.append(_failure(error, "build_error"))
+        new = {s.key: s for s in scheduled if isinstance(s, _Scheduled) and s.key not in self._programs}
+        failures = self._compile(list(new.values()))
+        return {
+            "built": [
+                s if isinstance(s, dict) else {"program": s.key, "trace": s.trace} | failures.get(s.key, {})
+                for s in scheduled
+            ]
+        }
+
+    def _schedule(self, candidate: Mapping[str, Any]) -> _Scheduled:
+        task = str(candidate["task"])
+        workload = self._workloads[task]
+        if candidate.get("untuned"):
+            return _Scheduled(f"{task}_untuned", "", workload.mod["main"], stock=True)
+        if "trace" in candidate:
+            schedule = replay(candidate["trace"], workload.mod)
+        else:
+            if workload.space is None:
+                workload.space = self._build_space(workload.mod, self._hardware)
+            schedule = workload.space.apply(Decision.from_json(candidate["decision"]))
+        function = schedule.mod["main"]
+        result = _Scheduled(f"{task}_{program_key(function)}", trace_to_json(schedule.trace), function)
+        if PACKING_ANNOTATION in result.trace:
+            result.function, result.packing = split_packing(function, workload.interface)
+        return result
+
+    def _compile(self, scheduled: Sequence[_Scheduled]) -> dict[str, dict[str, Any]]:
+        """Compile into `_programs`; what fails is returned by its key."""
+        functions = {s.symbol: s.function for s in scheduled if not s.stock}
+        functions |= {s.packing_symbol: s.packing.function for s in scheduled if s.packing}
+        modules = compile_functions(functions, self._target, CANDIDATE_CONFIG)
+        modules |= compile_functions({s.symbol: s.function for s in scheduled if s.stock}, self._target, {})
+        failures = {}
+        for s in scheduled:
+            module, packing_module = modules[s.symbol], modules.get(s.packing_symbol)
+            error = next((part for part in (module, packing_module) if isinstance(part, Exception)), None)
+            if error is not None:
+                failures[s.key] = _failure(error, "build_error")
+                continue
+            pack = packing_module.get_function(s.packing_symbol) if packing_module else None
+            self._programs[s.key] = Program(module, s.symbol, s.packing, pack)
+        return failures
+
+    def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Call, check and time one program."""
+        task, program = str(request["task"]), self._programs[request["program"]]
+        bench = self._load(task, request["domain"])
+        if request["save"]:
+            first_s = bench.call(program)
+            if not bench.finite():
+                other = self._load(task, "positive")
+                first_s = other.call(program)
+                bench = other if other.finite() else self._load(task, request["domain"])
+                if bench is not other:
+                    first_s = bench.call(program)
+            bench.save()
+        else:
+            first_s = bench.call(program)
+            if not program.checked:
+                wrong = bench.mismatch()
+                if wrong:
+                    return {"error": "wrong_result", "detail": wrong[:MAX_DETAIL]}
+        program.checked = True
+        latencies_s, given_up = time_kernel(
+            lambda number, repeat: bench.evaluate(program, number, repeat),
+            first_s,
+            Effort(**request["effort"]),
+            float(request["best_s"]),
+        )
+        return {"latencies_s": latencies_s, "given_up": given_up, "domain": bench.domain}
+
+    def _load(self, task: str, domain: Any) -> Bench:
+        """The buffers of a kernel; those of only one kernel are kept."""
+        if self._bench is None or (self._bench.task, self._bench.domain) != (task, domain):
+            self._bench = None  # freed before the next are made
+            self._bench = Bench(
+                task,
+                self._workloads[task].interface,
+                self._device,
+                Path(self.config.references),
+                self.config.seed,
+                domain,
+            )
+        return self._bench
+
+
+def _failure(error: Exception, kind: str) -> dict[str, Any]:
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, MemoryError) or "bad_alloc" in text or "out of memory" in text.lower():
+        kind = "out_of_memory"
+    last = text.splitlines()[-1]
+    return {"error": kind, "detail": last[:MAX_DETAIL]}
