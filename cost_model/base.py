@@ -11,9 +11,11 @@ __all__ = ["CostModel"]
 
 
 class CostModel(Protocol):
-    """Learns to rank candidates of all kernels of a run together. `name` is what users write."""
+    """Learns to rank candidates of all kernels of a run together."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What users write."""
 
     def fit(self, features: NDArray[np.float32], latencies_s: NDArray[np.float64], tasks: NDArray[np.int64]) -> None:
         """Retrain on everything measured.

@@ -11,7 +11,28 @@ __all__ = ["Allocation", "Allocator", "TaskStatus"]
 
 @dataclass
 class TaskStatus:
-    """What an allocator may know of one kernel. `history[i]` is the best latency in seconds after round i."""
+    """What an allocator may know of one kernel.
+
+    Attributes
+    ----------
+    name : str
+        The kernel.
+    calls : int
+        How often one run of the model calls it.
+    flops : float
+        Floating-point operations of one call.
+    roofline_s : float
+        No schedule is faster, in seconds a call; 0 when that is not known.
+    similarity : str
+        Kernels with the same one are expected to reach a similar throughput; "" for one that is like no other.
+    history : list of float
+        `history[i]` is the best latency in seconds after round i; `inf` while nothing works.
+    trials : int
+        Candidates measured.
+    finished : str
+        Why the kernel needs no more measurements; "" while it does. Written by the allocator, or by the loop when
+        a search has nothing left to ask.
+    """
 
     name: str
     calls: int
@@ -31,9 +52,11 @@ class Allocation(Protocol):
 
 
 class Allocator(Protocol):
-    """How to share time among kernels; `name` is what users write."""
+    """How to share time among kernels."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What users write."""
 
     def begin(self, seed: int) -> Allocation:
         """Start an allocation."""

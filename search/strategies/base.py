@@ -2,6 +2,9 @@
 
 A `Strategy` is a configuration; `begin` starts a `Search` over one kernel's space. The loop asks for a batch of
 points, measures them somewhere, and tells the latencies. A search knows nothing of processes, clocks or files.
+
+The order of calls is free: tells may come late, in pieces, or for points that were never asked for (records of an
+earlier run). `conformance.check_strategy` checks everything that is said here on toy spaces.
 """
 
 from __future__ import annotations
@@ -34,9 +37,11 @@ class Search(Protocol):
 
 
 class Strategy(Protocol):
-    """How to search; `name` is what users write."""
+    """How to search."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What users write."""
 
     def begin(self, space: DecisionSpace, seed: int) -> Search:
-        """Start a search. The same seed and the same tells give the same asks."""
+        """Start a search. The same seed and the same tells give the same asks, in another process too."""
