@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tvm
@@ -131,6 +134,46 @@ def test_zoo_door():
     assert len(imported.inputs) == 5
     with pytest.raises(InputError, match="squeezenet"):
         load_model("zoo:alexnet")
+
+
+def test_zoo_options():
+    imported = load_model("zoo:nasrnn:steps=2:hidden=32")
+    assert imported.name == "nasrnn:steps=2:hidden=32"
+    assert [info.shape for info in imported.inputs] == [(1, 32)] * 2
+    with pytest.raises(InputError, match="OPTION=VALUE"):
+        load_model("zoo:nasrnn:steps")
+    with pytest.raises(InputError, match="no option 'depth'"):
+        load_model("zoo:nasrnn:depth=2")
+
+
+def test_relax_models_need_neither_torch_nor_onnx():
+    script = """
+import sys
+for name in ("torch", "onnx", "onnxruntime"):
+    sys.modules[name] = None
+from eqtune.frontends import load_model
+print(len(load_model("zoo:nasrnn:steps=1").inputs))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.stdout == "1\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "out_dtype"),
+    [
+        (lambda x, w: relax.op.matmul(x, w), "float32"),
+        (lambda x, w: relax.op.matmul(x, w, out_dtype="float64"), "float64"),
+    ],
+)
+def test_open_out_dtypes_are_written_out(call, out_dtype):
+    x, w = (relax.Var(name, relax.TensorType((4, 4), "float32")) for name in "xw")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            out = builder.emit_output(builder.emit(call(x, w)))
+        builder.emit_func_output(out)
+    binding = load_model(builder.get()).mod["main"].body.blocks[0].bindings[0]
+    assert str(binding.value.attrs.out_dtype) == out_dtype
 
 
 def test_what_is_no_model(tmp_path):

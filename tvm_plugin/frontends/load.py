@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -28,13 +29,15 @@ def load_model(
 ) -> ImportedModel:
     """Import a model, with its weights as constants and every shape concrete.
 
-    torch and onnx are imported only for models that come from them.
+    torch and onnx are imported only for models that come from them. Weights are shared with the model where that is
+    possible, not copied: do not train it further while it is tuned.
 
     Parameters
     ----------
     model
         A Relax IRModule; a torch.nn.Module; a torch.export.ExportedProgram; an onnx.ModelProto; a path ending in .onnx,
-        .pt2 (torch.export.save) or .json (tvm.ir.save_json); or "zoo:NAME" (`eqtune.zoo`).
+        .pt2 (torch.export.save) or .json (tvm.ir.save_json); or "zoo:NAME" (`eqtune.zoo`), with options as in
+        "zoo:bert_base:sequence_length=128".
     example_inputs
         Positional inputs of a torch.nn.Module, for torch.export.
     params
@@ -57,10 +60,7 @@ def load_model(
 
         return from_relax(model, params, shapes)
     if isinstance(model, str) and model.startswith("zoo:"):
-        from .. import zoo
-
-        name = model.removeprefix("zoo:")
-        return imported_model(zoo.relax(name), name, "zoo")
+        return _zoo_model(model)
     if isinstance(model, str | Path):
         return _load_file(Path(model), params, shapes)
     if _derives_from(model, "torch", "Module"):
@@ -74,6 +74,22 @@ def load_model(
     if _derives_from(model, "onnx", "ModelProto"):
         return _onnx_door().from_onnx(model, shapes)
     raise InputError(f"cannot load a model from {type(model).__name__}; give {KINDS}")
+
+
+def _zoo_model(text: str) -> ImportedModel:
+    from .. import zoo
+
+    _, name, *assignments = text.split(":")
+    options: dict[str, Any] = {}
+    for assignment in assignments:
+        option, _, value = assignment.partition("=")
+        try:
+            options[option] = ast.literal_eval(value)
+        except (SyntaxError, ValueError) as error:
+            raise InputError(
+                f'{assignment!r} in {text!r} is not OPTION=VALUE, as in "zoo:bert_base:sequence_length=128"'
+            ) from error
+    return imported_model(zoo.relax(name, **options), ":".join([name, *assignments]), "zoo")
 
 
 def _derives_from(model: Any, package: str, name: str) -> bool:

@@ -147,7 +147,7 @@ def _session(
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
+    except Exception as error:  # ONNX Runtime's errors have no other common base
         raise InputError(f"ONNX Runtime cannot load {name}: {_first_line(error)}") from error
 
 
@@ -193,7 +193,7 @@ def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
         warnings.simplefilter("ignore")  # renamed inputs; it prints what it cannot convert before it raises
         try:
             return importer.from_onnx(model.graph, opset)
-        except Exception as error:
+        except Exception as error:  # the importer fails by assertions and errors of any kind
             raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {_first_line(error)}") from error
 
 

@@ -37,7 +37,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
     with _weights_only(), quiet():
         try:
             return torch.export.load(path)
-        except Exception as error:
+        except Exception as error:  # a corrupt archive fails anywhere in torch
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"{path} cannot be read by torch {torch.__version__}: {reason}") from error
 

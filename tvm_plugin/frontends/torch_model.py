@@ -45,7 +45,7 @@ def from_module(
     with _evaluating(module), quiet():
         try:
             program = torch.export.export(module, arguments)
-        except Exception as error:
+        except Exception as error:  # the model's own code runs, which may raise anything
             raise InputError(f"torch.export cannot export {type(module).__name__}: {_first_line(error)}") from error
 
     def evaluate(*tensors: Any) -> Any:
@@ -92,7 +92,7 @@ def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModul
         )
     except UnsupportedModelError:
         raise
-    except Exception as error:
+    except Exception as error:  # the importer fails by assertions and errors of any kind
         raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {_first_line(error)}") from error
 
 

@@ -23,17 +23,12 @@ _LINEAR = 1.0  # gain of layers whose input was not rectified
 
 def _attention(net: Network[H], x: Tensor[H], name: str) -> Tensor[H]:
     batch, length, width = x.shape
-    head_width = width // _HEADS
 
-    def heads(part: str, *axes: int) -> Tensor[H]:
+    def heads(part: str) -> Tensor[H]:
         projected = net.linear(x, f"{name}.{part}", width, gain=_LINEAR)
-        return net.permute(net.reshape(projected, batch, length, _HEADS, head_width), *axes)
+        return net.reshape(projected, batch, length, _HEADS, width // _HEADS)
 
-    query = heads("query", 0, 2, 1, 3)
-    transposed_key = heads("key", 0, 2, 3, 1)
-    value = heads("value", 0, 2, 1, 3)
-    scores = net.softmax(net.scale(net.matmul(query, transposed_key), head_width**-0.5))
-    context = net.permute(net.matmul(scores, value), 0, 2, 1, 3)
+    context = net.attention(heads("query"), heads("key"), heads("value"))
     return net.linear(net.reshape(context, batch, length, width), f"{name}.output", width, gain=_LINEAR)
 
 

@@ -98,9 +98,6 @@ class OnnxBackend:
     def mul(self, a: str, b: str) -> str:
         return self._node("Mul", a, b)
 
-    def scale(self, x: str, factor: float) -> str:
-        return self.mul(x, self._constant(factor, np.float32))
-
     def relu(self, x: str) -> str:
         return self._node("Relu", x)
 
@@ -116,8 +113,11 @@ class OnnxBackend:
     def gelu(self, x: str) -> str:
         return self._node("Gelu", x)
 
-    def softmax(self, x: str) -> str:
-        return self._node("Softmax", x, axis=-1)
+    def attention(self, query: str, key: str, value: str, width: int) -> str:
+        scores = self.matmul(self.permute(query, (0, 2, 1, 3)), self.permute(key, (0, 2, 3, 1)))
+        scores = self.mul(scores, self._constant(width**-0.5, np.float32))
+        weights = self._node("Softmax", scores, axis=-1)
+        return self.permute(self.matmul(weights, self.permute(value, (0, 2, 1, 3))), (0, 2, 1, 3))
 
     def concat(self, xs: Sequence[str], axis: int) -> str:
         return self._node("Concat", *xs, axis=axis)

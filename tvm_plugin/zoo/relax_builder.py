@@ -106,9 +106,6 @@ class RelaxBackend:
     def mul(self, a: relax.Expr, b: relax.Expr) -> relax.Var:
         return self._emit(op.multiply(a, b))
 
-    def scale(self, x: relax.Expr, factor: float) -> relax.Var:
-        return self._emit(op.multiply(x, relax.const(factor, "float32")))
-
     def relu(self, x: relax.Expr) -> relax.Var:
         return self._emit(op.nn.relu(x))
 
@@ -124,8 +121,11 @@ class RelaxBackend:
     def gelu(self, x: relax.Expr) -> relax.Var:
         return self._emit(op.nn.gelu(x))
 
-    def softmax(self, x: relax.Expr) -> relax.Var:
-        return self._emit(op.nn.softmax(x, axis=-1))
+    def attention(self, query: relax.Expr, key: relax.Expr, value: relax.Expr, width: int) -> relax.Var:
+        scores = self.matmul(self.permute(query, (0, 2, 1, 3)), self.permute(key, (0, 2, 3, 1)))
+        scores = self._emit(op.multiply(scores, relax.const(width**-0.5, "float32")))
+        weights = self._emit(op.nn.softmax(scores, axis=-1))
+        return self.permute(self.matmul(weights, self.permute(value, (0, 2, 1, 3))), (0, 2, 1, 3))
 
     def concat(self, xs: Sequence[relax.Expr], axis: int) -> relax.Var:
         return self._emit(op.concat(list(xs), axis=axis))

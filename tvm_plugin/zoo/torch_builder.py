@@ -75,9 +75,6 @@ class TorchBackend:
     def mul(self, a: Node, b: Node) -> Node:
         return self._call(operator.mul, a, b)
 
-    def scale(self, x: Node, factor: float) -> Node:
-        return self._call(operator.mul, x, factor)
-
     def relu(self, x: Node) -> Node:
         return self._call(functional.relu, x)
 
@@ -93,8 +90,9 @@ class TorchBackend:
     def gelu(self, x: Node) -> Node:
         return self._call(functional.gelu, x)
 
-    def softmax(self, x: Node) -> Node:
-        return self._call(functional.softmax, x, dim=-1)
+    def attention(self, query: Node, key: Node, value: Node, width: int) -> Node:
+        heads_first = [self._call(torch.transpose, x, 1, 2) for x in (query, key, value)]
+        return self._call(torch.transpose, self._call(functional.scaled_dot_product_attention, *heads_first), 1, 2)
 
     def concat(self, xs: Sequence[Node], axis: int) -> Node:
         return self._call(torch.cat, list(xs), axis)
