@@ -22,7 +22,7 @@ for task in sorted(result.tasks, key=lambda task: -task.calls * task.latency_s):
 
 # Run it on arrays, keep it as a shared library, or write the report.
 
-outputs = result.run(*zoo.inputs("nasrnn"))
+outputs = result.run(*zoo.inputs("nasrnn").values())
 print("output", outputs[0].shape)
 print("library", result.export(work_dir / "nasrnn.so").name)
 print("report", result.report(work_dir / "report.html").name)

@@ -37,7 +37,7 @@ with target:
 executable = tvm.compile(tuned, target)
 
 machine = relax.VirtualMachine(executable, tvm.cpu())
-inputs = [tvm.runtime.tensor(value) for value in zoo.inputs("nasrnn")]
+inputs = [tvm.runtime.tensor(value) for value in zoo.inputs("nasrnn").values()]
 output = machine["main"](*inputs)
 print("output", output.shape)
 assert np.isfinite(output.numpy()).all()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 
 from ..errors import InputError
 from ..tasks import Task, extract_tasks, lower_to_kernels
@@ -88,7 +89,7 @@ def model_forms(mod: Any, target: Any, graph: Any) -> tuple[Forms, Any]:
     forms: list[Form] = []
     for name, candidate in graphs:
         last = ChannelsLast()(candidate)
-        if not tvm.ir.structural_equal(last, candidate):
+        if not tvm_ffi.structural_equal(last, candidate):
             forms.append(_lower(f"{name}, channels last", last, target))
         forms.append(_lower(name, candidate, target))
     distinct = list({tuple(sorted(form.calls.items())): form for form in reversed(forms)}.values())[::-1]

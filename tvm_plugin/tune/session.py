@@ -66,18 +66,21 @@ class Session:
         self.progress = Progress(settings.progress)
         self.work = WorkDirectory(settings.work_dir)
         try:
-            self.measurer: Measurer = measure.create(
-                settings.measure, target=self.target, threads=settings.threads, seed=settings.seed
-            )
+            # Before the workers start: they would share the cores with what is being measured.
             self.hardware = self._describe_machine()
+            self.measurer: Measurer = measure.create(
+                settings.measure,
+                target=self.target,
+                hardware=self.hardware,
+                threads=settings.threads,
+                seed=settings.seed,
+            )
         except BaseException:
             self.work.close()
             raise
         device = self.measurer.describe()
         self.context = Context(
-            target=json.dumps(json.loads(str(self.target.export_json())), sort_keys=True)
-            if hasattr(self.target, "export_json")
-            else str(self.target),
+            target=str(device["target"]),
             device=str(device["device"]),
             threads=int(device["threads"]),
             tvm_version=str(device["tvm_version"]),
@@ -102,10 +105,10 @@ class Session:
         self.budget.spent_trials = int(spent.get("trials", 0))
         self.resumed_trials = sum(kernel.status.trials for kernel in kernels)
         if self.resumed_trials:
+            known = sum(kernel.status.trials > 0 for kernel in kernels)
             self.progress.say(
-                f"resumed {self.resumed_trials} measurements of {sum(k.status.trials > 0 for k in kernels)} kernels from "
-                f"{self.work.path / 'records.sqlite'}; budget spent so far: {self.budget.spent_trials} trials, "
-                f"{self.budget.spent_s:.0f} s"
+                f"resumed {self.resumed_trials} measurements of {known} kernels from {self.work.path}; "
+                f"of the budget, {self.budget.spent_trials} trials and {self.budget.spent_s:.0f} s are spent"
             )
         loop = TuningLoop(
             kernels=kernels,
@@ -136,11 +139,11 @@ class Session:
     def describe(self) -> str:
         """A line on the machine, for people."""
         machine = self.hardware
+        caches = (machine.l1_bytes // 1024, machine.l2_bytes // 1024, machine.l3_bytes // 1024)
         return (
-            f"{machine.name}: {machine.threads} threads, {machine.peak_flops_per_s / 1e9:.0f} GFLOPS a thread and "
-            f"{machine.peak_flops_per_s_all / 1e9:.0f} in all (measured), {machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s, "
-            f"{8 * machine.vector_bytes}-bit vectors, L1 {machine.l1_bytes // 1024} KiB, L2 {machine.l2_bytes // 1024} KiB, "
-            f"L3 {machine.l3_bytes // 2**20} MiB; target {self.context.target}"
+            f"{machine.name}, {machine.threads} threads: {machine.peak_flops_per_s_all / 1e9:.0f} GFLOPS and "
+            f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s measured, {machine.peak_flops_per_s / 1e9:.0f} GFLOPS a "
+            f"thread; {8 * machine.vector_bytes}-bit vectors, caches {', '.join(f'{size} KiB' for size in caches)}"
         )
 
     def save_spent(self) -> None:

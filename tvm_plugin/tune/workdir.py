@@ -41,7 +41,8 @@ class WorkDirectory:
             handler = logging.FileHandler(self.path / "eqtune.log", encoding="utf-8")
         except OSError as error:
             raise InputError(
-                f"the work directory {str(self.path)!r} cannot be written ({error.strerror}); choose another with work_dir"
+                f"the work directory {str(self.path)!r} cannot be written ({error.strerror}); "
+                "choose another with work_dir"
             ) from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self._handler = handler

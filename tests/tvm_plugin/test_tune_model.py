@@ -1,0 +1,261 @@
+"""`tune_model`, `tune_kernels` and the command line, through the public doors, on this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import eqtune
+from eqtune import zoo
+from eqtune.records import RecordDatabase
+
+
+def small_model(size: int = 24) -> tvm.IRModule:
+    """conv + bias + relu, pooled, flattened, dense: one of each kind of kernel, milliseconds untuned."""
+    rng = np.random.default_rng(0)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 4, size, size), "float32"))
+    kernel = relax.const(rng.standard_normal((8, 4, 3, 3)).astype("float32"))
+    bias = relax.const(rng.standard_normal((1, 8, 1, 1)).astype("float32"))
+    dense = relax.const(rng.standard_normal((8, 10)).astype("float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d(x, kernel, padding=1))
+            y = builder.emit(relax.op.nn.relu(relax.op.add(y, bias)))
+            y = builder.emit(relax.op.nn.adaptive_avg_pool2d(y, (1, 1)))
+            y = builder.emit(relax.op.reshape(y, (1, 8)))
+            y = builder.emit_output(relax.op.matmul(y, dense))
+        builder.emit_func_output(y)
+    return builder.finalize()
+
+
+def tune(work_dir: Path, **arguments: object) -> eqtune.TuneResult:
+    defaults = {"trials": 24, "graph": "off", "progress": False, "work_dir": work_dir}
+    return eqtune.tune_model(small_model(), **{**defaults, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[eqtune.TuneResult, Path]:
+    work_dir = tmp_path_factory.mktemp("tuned") / "work"
+    return tune(work_dir), work_dir
+
+
+def test_the_result_is_right_and_not_slower(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    result, _ = tuned
+    assert result.max_rel_error <= 1e-4
+    assert result.latency_s <= result.baseline_latency_s
+    x = np.random.default_rng(1).standard_normal((1, 4, 24, 24)).astype(np.float32)
+    untuned = relax.VirtualMachine(tvm.compile(small_model(), tvm.target.Target("llvm")), tvm.cpu())
+    expected = untuned["main"](tvm.runtime.tensor(x)).numpy()
+    (got,) = result.run(x)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_budget_of_trials_is_kept_and_each_is_recorded(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    result, work_dir = tuned
+    assert 0 < sum(task.trials for task in result.tasks) <= 24
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        assert database.count() <= 24
+
+
+def test_running_again_measures_nothing_and_gives_the_same(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    result, work_dir = tuned
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        before = database.count()
+    again = tune(work_dir)
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        assert database.count() == before
+    assert {t.workload_hash: t.decision for t in again.tasks} == {t.workload_hash: t.decision for t in result.tasks}
+
+
+def test_a_larger_budget_goes_on_and_measures_nothing_twice(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    _, work_dir = tuned
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        before = database.count()
+    tune(work_dir, trials=before + 12)
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        records = database.all()
+    assert before < len(records) <= before + 12
+    decisions = [(record.workload_hash, record.decision) for record in records]
+    assert len(set(decisions)) == len(decisions)
+
+
+def test_the_exported_library_runs(tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path) -> None:
+    result, _ = tuned
+    library = tvm.runtime.load_module(str(result.export(tmp_path / "model.so")))
+    x = np.ones((1, 4, 24, 24), dtype=np.float32)
+    got = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    np.testing.assert_array_equal(got, result.run(x)[0])
+    with pytest.raises(eqtune.InputError, match="must end in .so or .tar"):
+        result.export(tmp_path / "model.dll")
+
+
+def test_the_report_names_every_kernel(tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path) -> None:
+    result, _ = tuned
+    page = result.report(tmp_path / "report.html").read_text()
+    for task in result.tasks:
+        assert task.name[:12] in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": "no-such-target"}, "unknown target"),
+        ({"target": {"kind": "no-such-kind"}}, "unknown target"),
+        ({"trials": 0}, "at least 1"),
+        ({"time_budget_s": -5}, "more than 0"),
+        ({"strategy": "simulated-annealing"}, "annealed-evolution"),
+        ({"cost_model": "gpt"}, "xgboost"),
+        ({"allocator": "fair"}, "round-robin"),
+        ({"measure": "rpc://somewhere:1/key"}, "not available"),
+        ({"threads": 0}, "at least 1"),
+        ({"graph": "taso"}, "saturate"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_one_clear_error(
+    tmp_path: Path, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(eqtune.InputError, match=message):
+        tune(tmp_path / "work", **arguments)
+
+
+def test_a_dynamic_shape_is_refused_by_name(tmp_path: Path) -> None:
+    n = tvm.tirx.Var("batch", "int64")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((n, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.nn.relu(x))
+        builder.emit_func_output(y)
+    with pytest.raises(eqtune.UnsupportedModelError, match="batch"):
+        eqtune.tune_model(builder.finalize(), work_dir=tmp_path / "work", trials=4, progress=False)
+
+
+def test_single_kernels_are_tuned_and_stay_right(tmp_path: Path) -> None:
+    from tvm import te
+
+    a, b = te.placeholder((33, 65), name="a"), te.placeholder((65, 47), name="b")
+    k = te.reduce_axis((0, 65), "k")
+    c = te.compute((33, 47), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    result = eqtune.tune_kernels(te.create_prim_func([a, b, c]), trials=12, work_dir=tmp_path / "work", progress=False)
+    assert result.tasks[0].latency_s <= result.tasks[0].baseline_latency_s
+    built = tvm.compile(result.mod, eqtune.machine.detect_target())
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((33, 65)).astype("float32"), rng.standard_normal((65, 47)).astype("float32")
+    out = tvm.runtime.empty((33, 47), "float32")
+    built["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y), out)
+    np.testing.assert_allclose(out.numpy(), x @ y, rtol=1e-4, atol=1e-4)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "eqtune", *map(str, arguments)]
+
+
+@pytest.mark.slow
+def test_the_command_line_tunes_reports_and_resumes(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    base = command("tune", "zoo:nasrnn", "--trials", 60, "--graph", "off", "--work-dir", work)
+    first = subprocess.run(
+        [*base, "--report", str(tmp_path / "r.html"), "--export", str(tmp_path / "m.so")],
+        capture_output=True,
+        text=True,
+    )
+    assert first.returncode == 0, first.stderr
+    assert "untuned" in first.stdout
+    assert "largest difference" in first.stdout
+    assert (tmp_path / "r.html").exists()
+    assert (tmp_path / "m.so").exists()
+    again = subprocess.run([*base, "--json", "-q"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    summary = json.loads(again.stdout)
+    assert summary["trials"] <= 60
+    assert summary["max_rel_error"] <= 1e-4
+    assert again.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tune", "missing.onnx"), "no file"),
+        (("tune", "zoo:alexnet"), "squeezenet"),
+        (("tune", "zoo:nasrnn", "--target", "{"), "not JSON"),
+        (("tune", "zoo:nasrnn", "--shape", "x=a"), "NAME=1,3,224,224"),
+        (("tune", "zoo:nasrnn", "--export", "model.dll"), "must end in"),
+        (("records", "list", "--db", "nowhere"), ""),
+        (("watch", "nowhere"), "no records.sqlite"),
+    ],
+)
+def test_bad_input_on_the_command_line_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("eqtune: error:")
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_returns_the_best_so_far(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    process = subprocess.Popen(
+        command("tune", "zoo:nasrnn", "--graph", "off", "--work-dir", work), stdout=subprocess.PIPE, text=True
+    )
+    wait_for_records(work, 20)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "interrupted: this is the best so far" in output
+
+
+@pytest.mark.slow
+def test_kill_9_loses_no_reported_measurement_and_repeats_none(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    arguments = command("tune", "zoo:nasrnn", "--graph", "off", "--work-dir", work, "--trials", 120)
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    reported = wait_for_records(work, 20)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run(arguments, check=True, capture_output=True)
+    with RecordDatabase(work / "records.sqlite") as database:
+        records = database.all()
+    decisions = [(record.workload_hash, record.decision) for record in records]
+    assert len(records) >= reported
+    assert len(set(decisions)) == len(decisions)
+
+
+def wait_for_records(work: Path, count: int) -> int:
+    """Wait until a run has reported `count` measurements; returns how many it has."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (work / "records.sqlite").exists():
+            with RecordDatabase(work / "records.sqlite") as database:
+                if database.count() >= count:
+                    return database.count()
+        time.sleep(0.2)
+    raise AssertionError("the run reported nothing in two minutes")
+
+
+@pytest.mark.slow
+def test_squeezenet_is_tuned_whole(tmp_path: Path) -> None:
+    result = eqtune.tune_model("zoo:squeezenet", work_dir=tmp_path / "work", trials=220, graph="off", progress=False)
+    assert result.max_rel_error <= 1e-4
+    assert result.latency_s < result.baseline_latency_s / 5
+    inputs = zoo.inputs("squeezenet").values()
+    torch = pytest.importorskip("torch")
+    module, examples = zoo.torch("squeezenet")
+    with torch.inference_mode():
+        expected = module(*examples).numpy()
+    (got,) = result.run(*inputs)
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
