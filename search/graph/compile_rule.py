@@ -1,11 +1,13 @@
 """Rules to egglog programs.
 
-What a rule's conditions and computed attributes depend on, types and attributes, takes few distinct values in a model,
-while matches are many. So a rule becomes two egglog rules that share its pattern:
+Every e-node has one integer column before its operands: its *form*, the number of its attributes together with the
+types of its operands and result. So a pattern's matches bring all that conditions and computed attributes depend on,
+and matching joins nothing but e-nodes. Matches are many, the combinations of forms (*keys*) are few. A rule becomes two
+egglog rules that share its pattern:
 
-* *ask* collects the distinct combinations of types and attributes (its *key*) into a relation, which Python reads;
-* *build* joins the pattern with a relation of answers, which Python fills: for each key that meets the conditions, the
-  attributes and types of what is built. Conditions therefore run once a key, in Python, and matching is egglog's alone.
+* *ask* collects the distinct keys of its matches into a relation, which Python reads;
+* *build* joins the pattern with a relation of answers, which Python fills: for each key for which the rule holds, the
+  forms of what is built. Conditions therefore run once a key, in Python, and matching is egglog's alone.
 
 A multi-pattern rule has in its key the numbers of its roots and variables as well: Python chooses single matches, and
 build finds their classes by number instead of matching again.
@@ -18,10 +20,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Generic, TypeVar
 
-from .rules.rule import Attr, Node, Pattern, Rule, Var, instantiate
+from .rules.rule import Attr, Pattern, Rule, Var, instantiate
 from .terms import OPS, TensorType
 
-__all__ = ["CompiledRule", "Interner", "Key", "compile_rule", "constructor"]
+__all__ = ["CompiledRule", "Form", "Interner", "Key", "compile_rule", "constructor"]
 
 H = TypeVar("H", bound=Hashable)
 Key = tuple[int, ...]
@@ -42,6 +44,30 @@ class Interner(Generic[H]):
         return number
 
 
+@dataclass(frozen=True)
+class Form:
+    """What an e-node is, but for its operator and for which values its operands are.
+
+    Attributes
+    ----------
+    attrs : object
+        The operator's attributes.
+    types : tuple of TensorType
+        Of the operands.
+    weights : tuple of bool
+        Which operands depend on weights alone.
+    result : TensorType
+    constant : bool
+        Whether the result depends on weights alone.
+    """
+
+    attrs: Any
+    types: tuple[TensorType, ...]
+    weights: tuple[bool, ...]
+    result: TensorType
+    constant: bool
+
+
 def constructor(op: str, arguments: int) -> str:
     """Name of the egglog constructor of an operator with so many arguments."""
     return op if OPS[op].arity is not None else f"{op}{arguments}"
@@ -59,16 +85,18 @@ class CompiledRule:
     number : int
         Tells its relations and rulesets from those of others: ask-NUMBER, answer-NUMBER, ask-rule-NUMBER,
         build-rule-NUMBER.
-    program : list of str
-        Declares them.
+    asking, building : list of str
+        Commands that declare them. A group's rules only build: their matches are put together from its members'.
     numbered : tuple of str
-        What the key's last columns number: the roots "#0", "#1", ..., then the variables "#x", "#y", ...
+        What the columns of a key that follow its forms are numbers of: the roots "#0", "#1", ..., then the variables
+        "#x", "#y", ...
     """
 
     rule: Rule
     tag: int
     number: int
-    program: list[str]
+    asking: list[str]
+    building: list[str]
     numbered: tuple[str, ...] = ()
     _solved: dict[Key, Key | None] = field(default_factory=dict)
 
@@ -77,40 +105,62 @@ class CompiledRule:
         """Operators that the program uses, with their numbers of arguments."""
         return {(node.op, len(node.args)) for node in (*self.rule.before_nodes, *self.rule.after_nodes)}
 
-    def bindings(self, key: Key) -> dict[str, int]:
-        """A key by name: attribute variables, tensor variables (their types), then what is numbered."""
-        return dict(zip(self.key_names, key, strict=True))
+    def numbers(self, key: Key) -> dict[str, int]:
+        """The numbers in a key, by name."""
+        return dict(zip(self.numbered, key[len(self.rule.before_nodes) :], strict=True))
 
-    @property
-    def key_names(self) -> tuple[str, ...]:
-        """The columns of a key."""
-        return (*self.rule.attributes, *(var.name for var in self.rule.variables), *self.numbered)
-
-    def solve(self, key: Key, attrs: Interner[Any], types: Interner[TensorType]) -> Key | None:
-        """The columns that an answer adds to its key; None where the rule does not apply."""
-        plain = key[: len(key) - len(self.numbered)]
+    def solve(self, key: Key, forms: Interner[Form]) -> Key | None:
+        """The forms of what the rule builds for a key; None where it does not apply."""
+        plain = key[: len(self.rule.before_nodes)]
         if plain not in self._solved:
-            self._solved[plain] = self._solve(plain, attrs, types)
+            self._solved[plain] = self._solve([forms.values[number] for number in plain], forms)
         return self._solved[plain]
 
-    def _solve(self, key: Key, attrs: Interner[Any], types: Interner[TensorType]) -> Key | None:
-        names, variables = self.rule.attributes, self.rule.variables
-        instance = instantiate(
-            self.rule,
-            {var.name: types.values[number] for var, number in zip(variables, key[len(names) :], strict=True)},
-            {name: attrs.values[number] for name, number in zip(names, key, strict=False)},
-        )
+    def _solve(self, matched: Sequence[Form], forms: Interner[Form]) -> Key | None:
+        rule = self.rule
+        bound = bind(rule, matched)
+        if bound is None:
+            return None
+        types, attrs, weight = bound
+        instance = instantiate(rule, types, attrs)
         if instance is None:
             return None
-        computed = [
-            attrs(value) for value, node in zip(instance.attrs, self.rule.after_nodes, strict=True) if _computed(node)
-        ]
-        return (*computed, *(types(result) for result in instance.types))
+        result_types: dict[Pattern, TensorType] = {var: types[var.name] for var in rule.variables}
+        constant: dict[Pattern, bool] = {var: weight[var.name] for var in rule.variables}
+        answer = []
+        for node, value, result in zip(rule.after_nodes, instance.attrs, instance.types, strict=True):
+            weights = tuple(constant[arg] for arg in node.args)
+            form = Form(value, tuple(result_types[arg] for arg in node.args), weights, result, all(weights))
+            result_types[node], constant[node] = result, form.constant
+            answer.append(forms(form))
+        return tuple(answer)
 
 
-def compile_rule(
-    rule: Rule, tag: int, number: int, attrs: Interner[Any], *, numbered: bool | None = None
-) -> CompiledRule:
+def bind(rule: Rule, matched: Sequence[Form]) -> tuple[dict[str, TensorType], dict[str, Any], dict[str, bool]] | None:
+    """Types of a rule's tensor variables, values of its attribute variables, and which tensors are weights.
+
+    None where the forms of `rule.before_nodes` do not match the pattern: another attribute than the one asked for, two
+    values for one variable, a tensor that should be a weight and is not. What depends on weights alone as a whole does
+    not match either: it is free as it is, and rewriting it would only grow the e-graph.
+    """
+    types: dict[str, TensorType] = {}
+    attrs: dict[str, Any] = {}
+    weight: dict[str, bool] = {}
+    for node, form in zip(rule.before_nodes, matched, strict=True):
+        if node in rule.roots and form.constant:
+            return None
+        expected = attrs.setdefault(node.attrs.name, form.attrs) if isinstance(node.attrs, Attr) else node.attrs
+        if expected != form.attrs:
+            return None
+        for argument, ty, constant in zip(node.args, form.types, form.weights, strict=True):
+            if isinstance(argument, Var):
+                if types.setdefault(argument.name, ty) != ty or (argument.weight and not constant):
+                    return None
+                weight[argument.name] = constant or weight.get(argument.name, False)
+    return types, attrs, weight
+
+
+def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = None) -> CompiledRule:
     """Compile a rule. `numbered`: whether single matches are chosen; by default, those of multi-pattern rules."""
     by_number = dict[str, Pattern]()
     if rule.multi if numbered is None else numbered:
@@ -118,61 +168,45 @@ def compile_rule(
         by_number |= {f"#{var.name}": var for var in rule.variables}
     names: dict[Pattern, str] = {var: f"v_{var.name}" for var in rule.variables}
     names |= {node: f"n{i}" for i, node in enumerate(rule.before_nodes)}
-    facts = [
-        f"(= {names[node]} ({constructor(node.op, len(node.args))} {_attrs(node, attrs)} {_join(names, node.args)}))"
-        for node in rule.before_nodes
+    matches = [
+        f"(= {names[node]} ({constructor(node.op, len(node.args))} f{i} {_join(names, node.args)}))"
+        for i, node in enumerate(rule.before_nodes)
     ]
-    facts += [f"(= 1 (weight {names[var]}))" for var in rule.variables if var.weight]
-    # What depends on weights alone is free as it is: rewriting it would only grow the e-graph.
-    facts += [f"(= 0 (weight {names[root]}))" for root in rule.roots]
-    key = [f"a_{name}" for name in rule.attributes]
-    for var in rule.variables:
-        facts.append(f"(= t_{var.name} (type {names[var]}))")
-        key.append(f"t_{var.name}")
-    found = [f"(= {names[pattern]} (numbered {number}))" for number, pattern in by_number.items()]
-    key += by_number
-    again = found or facts
-    facts = facts + [f"(= {number} (number {names[pattern]}))" for number, pattern in by_number.items()]
-    if rule.multi:
-        for i, j in combinations(range(len(rule.roots)), 2):
-            facts.append(f"({'<' if _interchangeable(rule, i, j) else '!='} #{i} #{j})")
+    key = [f"f{i}" for i in range(len(rule.before_nodes))] + list(by_number)
+    numbers = [f"(= {column} (number {names[pattern]}))" for column, pattern in by_number.items()]
+    chosen = [f"(= {names[pattern]} (numbered {column}))" for column, pattern in by_number.items()]
+    order = [
+        f"({'<' if _interchangeable(rule, i, j) else '!='} #{i} #{j})"
+        for i, j in combinations(range(len(rule.roots)), 2)
+    ]
 
-    built = {var: names[var] for var in rule.variables}
-    answers, actions = [], []
+    built: dict[Pattern, str] = {var: names[var] for var in rule.variables}
+    actions = []
     for i, node in enumerate(rule.after_nodes):
         built[node] = f"m{i}"
-        if _computed(node):
-            answers.append(f"b{i}")
-        attr = f"b{i}" if _computed(node) else _attrs(node, attrs)
         name, arguments = constructor(node.op, len(node.args)), _join(built, node.args)
-        actions.append(f"(let m{i} ({name} {attr} {arguments}))")
-        actions.append(f"(set (type m{i}) s{i}) (set (weight m{i}) {int(node.op == 'full')})")
-        actions.append(f"(set (made-{name} {attr} {arguments}) {tag})")
-    answers += [f"s{i}" for i in range(len(rule.after_nodes))]
+        actions.append(f"(let m{i} ({name} b{i} {arguments}))")
+        actions.append(f"(set (made-{name} b{i} {arguments}) {tag})")
     for root, result in zip(rule.roots, rule.results, strict=True):
         actions.append(f"(union {names[root]} {built[result]})")
+    answer = key + [f"b{i}" for i in range(len(rule.after_nodes))]
 
-    program = [
+    asking = [
         f"(relation ask-{number} ({' '.join(['i64'] * len(key))}))",
-        f"(relation answer-{number} ({' '.join(['i64'] * (len(key) + len(answers)))}))",
         f"(ruleset ask-rule-{number})",
+        f"(rule ({' '.join(matches + numbers + order)}) ((ask-{number} {' '.join(key)})) "
+        f':ruleset ask-rule-{number} :name "ask {number}")',
+    ]
+    building = [
+        f"(relation answer-{number} ({' '.join(['i64'] * len(answer))}))",
         f"(ruleset build-rule-{number})",
-        f'(rule ({" ".join(facts)}) ((ask-{number} {" ".join(key)})) :ruleset ask-rule-{number} :name "ask {number}")',
-        f"(rule ({' '.join(again)} (answer-{number} {' '.join(key + answers)})) ({' '.join(actions)}) "
+        f"(rule ({' '.join(chosen or matches)} (answer-{number} {' '.join(answer)})) ({' '.join(actions)}) "
         f':ruleset build-rule-{number} :name "build {number}")',
     ]
-    return CompiledRule(rule, tag, number, program, tuple(by_number))
+    return CompiledRule(rule, tag, number, asking, building, tuple(by_number))
 
 
-def _computed(node: Node) -> bool:
-    return callable(node.attrs)
-
-
-def _attrs(node: Node, attrs: Interner[Any]) -> str:
-    return f"a_{node.attrs.name}" if isinstance(node.attrs, Attr) else str(attrs(node.attrs))
-
-
-def _join(names: dict[Any, str], arguments: Sequence[Pattern]) -> str:
+def _join(names: dict[Pattern, str], arguments: Sequence[Pattern]) -> str:
     return " ".join(names[argument] for argument in arguments)
 
 

@@ -38,9 +38,9 @@ def decode_block(encoded: Encoded, graph: TermGraph, params: list[Any] | None = 
 
 
 def decode_function(encoded: Encoded, graph: TermGraph) -> relax.Function:
-    """A function of the variables among the leaves that returns the graph's outputs, as a tuple where there are several.
+    """A function of the variables among the leaves, in order, that returns the graph's outputs.
 
-    For tests and for timing: it has no name, and its parameters are the leaves in order.
+    Several outputs are a tuple. For tests and for timing: it has no name.
     """
     params = [leaf for leaf in encoded.leaves if isinstance(leaf, relax.Var)]
     block = decode_block(encoded, graph, params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,23 +14,19 @@ from egglog.bindings import EGraph as Egglog
 
 from eqtune.errors import InputError
 
-from .compile_rule import CompiledRule, Interner, Key, compile_rule, constructor
+from .compile_rule import CompiledRule, Form, Interner, Key, bind, compile_rule, constructor
 from .egraph_view import EGraphView, read_view
 from .rules.rule import Group, Rule
-from .terms import TensorType, TermGraph
+from .terms import TermGraph
 
 __all__ = ["EGraph", "Round"]
 
 _SCHEMA = """
 (sort T)
-(function type (T) i64 :no-merge)
-(function weight (T) i64 :merge (max old new))
 (function number (T) i64 :merge (min old new))
 (function numbered (i64) T :merge old)
-(relation original (i64 i64 i64))
-(ruleset analysis)
 (ruleset load)
-(rule ((original i t w) (= e (numbered i))) ((set (type e) t) (set (weight e) w) (set (number e) i)) :ruleset load)
+(rule ((= e (numbered i))) ((set (number e) i)) :ruleset load)
 """
 
 _COMMANDS_A_PROGRAM = 100
@@ -99,8 +96,7 @@ class EGraph:
     """
 
     def __init__(self, graph: TermGraph, rules: Sequence[Rule | Group]) -> None:
-        self.attrs: Interner[Any] = Interner()
-        self.types: Interner[TensorType] = Interner()
+        self.forms: Interner[Form] = Interner()
         self.roots = tuple(graph.outputs)
         self.rules = {rule.name: rule for rule in rules}
         self._tags = ["", *self.rules]
@@ -155,7 +151,6 @@ class EGraph:
         result.changed = self._step("build", ready, result)
         if result.changed:
             self._state.stale_numbers = True
-            self._run("(run-schedule (saturate (run analysis)))")
         return result
 
     def push(self) -> None:
@@ -170,9 +165,7 @@ class EGraph:
 
     def view(self) -> EGraphView:
         """The e-graph as plain lists."""
-        return read_view(
-            self._egglog, self._state.constructors, self.attrs.values, self.types.values, self._tags, self.roots
-        )
+        return read_view(self._egglog, self._state.constructors, self.forms.values, self._tags, self.roots)
 
     def _run(self, program: str) -> list[Any]:
         return self._egglog.run_program(*self._egglog.parse_program(program))
@@ -193,18 +186,16 @@ class EGraph:
                 f"(function made-{name} ({sorts}) i64 :merge old)",
                 f"(rule ((= e ({term}))) ((set (made-{term}) 0)) :ruleset load)",
             ]
-            if count and op != "opaque":
-                facts = " ".join(f"(= 1 (weight {x}))" for x in variables)
-                program.append(f"(rule ((= e ({term})) {facts}) ((set (weight e) 1)) :ruleset analysis)")
             self._run("\n".join(program))
 
     def _load(self, graph: TermGraph) -> None:
         commands = []
-        for i, (term, ty, constant) in enumerate(zip(graph.terms, graph.types, graph.constant, strict=True)):
+        for i, term in enumerate(graph.terms):
+            types = tuple(graph.types[j] for j in term.args)
+            weights = tuple(graph.constant[j] for j in term.args)
+            form = self.forms(Form(term.attrs, types, weights, graph.types[i], graph.constant[i]))
             arguments = " ".join(f"(numbered {j})" for j in term.args)
-            name = constructor(term.op, len(term.args))
-            commands.append(f"(set (numbered {i}) ({name} {self.attrs(term.attrs)} {arguments}))")
-            commands.append(f"(original {i} {self.types(ty)} {int(constant)})")
+            commands.append(f"(set (numbered {i}) ({constructor(term.op, len(term.args))} {form} {arguments}))")
         self._run_all(commands)
         self._run("(run load 1)")
 
@@ -212,14 +203,14 @@ class EGraph:
         tag = self._tags.index(rule.name)
         if isinstance(rule, Group):
             member = Rule(rule.name, rule.member, rule.member, rule.reason)
-            self._add(rule.name, member, tag, numbered=True)
+            self._run_all(self._add(rule.name, member, tag, numbered=True).asking)
         else:
-            self._add(rule.name, rule, tag)
+            compiled = self._add(rule.name, rule, tag)
+            self._run_all([*compiled.asking, *compiled.building])
 
     def _add(self, name: str, rule: Rule, tag: int, *, numbered: bool | None = None) -> CompiledRule:
-        compiled = compile_rule(rule, tag, len(self._state.compiled), self.attrs, numbered=numbered)
+        compiled = compile_rule(rule, tag, len(self._state.compiled), numbered=numbered)
         self._declare(compiled.constructors)
-        self._run("\n".join(compiled.program))
         self._state.compiled[name] = compiled
         return compiled
 
@@ -234,17 +225,21 @@ class EGraph:
         self._rulesets += 1
         rulesets = " ".join(f"{kind}-rule-{rule.number}" for rule in rules)
         together = f"step-{self._rulesets}"
+        started = time.perf_counter()
         report = self._run(f"(unstable-combined-ruleset {together} {rulesets}) (run {together} 1)")[0].report
-        matches, seconds = report.num_matches_per_rule, report.search_and_apply_time_per_rule
-        for rule in rules:
+        elapsed = time.perf_counter() - started
+        # The bindings round these times to what they take for microseconds: only the rules' shares are to be trusted.
+        times = report.search_and_apply_time_per_rule
+        parts = [times.get(f"{kind} {rule.number}", timedelta()).total_seconds() + 1e-6 for rule in rules]
+        for rule, part in zip(rules, parts, strict=True):
             name = self._tags[rule.tag]
-            found = matches.get(f"{kind} {rule.number}", 0)
+            found = report.num_matches_per_rule.get(f"{kind} {rule.number}", 0)
             if kind == "ask":
                 self._state.pending[rule.number] += found
             else:
                 self._state.pending[rule.number] = 0
                 result.matches[name] += found
-            result.seconds[name] += seconds.get(f"{kind} {rule.number}", timedelta()).total_seconds()
+            result.seconds[name] += elapsed * part / sum(parts)
         return bool(report.updated)
 
     def _asked(self, rule: CompiledRule) -> list[Key]:
@@ -273,22 +268,23 @@ class EGraph:
 
     def _answer_group(self, group: Group, member: CompiledRule, keys: Sequence[Key], budget: int) -> list[CompiledRule]:
         """Answer for the groups that these members form. Only classes of the original graph are grouped."""
-        groups: dict[Key, dict[int, dict[str, int]]] = defaultdict(dict)
-        shared = [f"#{var.name}" for var in member.rule.variables if var.name in group.shared]
+        groups: dict[Any, dict[int, Key]] = defaultdict(dict)
         for key in keys:
-            values = member.bindings(key)
-            root = values["#0"]
-            if root < self._originals:
-                common = [values[name] for name in group.shared]
-                groups[(*common, *map(values.__getitem__, shared))].setdefault(root, values)
+            bound = bind(member.rule, [self.forms.values[form] for form in key[: len(member.rule.before_nodes)]])
+            numbers = member.numbers(key)
+            if bound is not None and numbers["#0"] < self._originals:
+                attrs = [bound[1][name] for name in group.shared if name in bound[1]]
+                tensors = [numbers[f"#{name}"] for name in group.shared if f"#{name}" in numbers]
+                groups[(*attrs, *tensors)].setdefault(numbers["#0"], key)
         ready: dict[str, CompiledRule] = {}
         for members in groups.values():
             for chosen in _subsets(list(members.values())):
                 name = f"{group.name}/{len(chosen)}"
-                compiled = self._state.compiled.get(name) or self._add(
-                    name, group.make(len(chosen)), self._tags.index(group.name)
-                )
-                key = _group_key(compiled.key_names, chosen)
+                compiled = self._state.compiled.get(name)
+                if compiled is None:
+                    compiled = self._add(name, group.make(len(chosen)), self._tags.index(group.name))
+                    self._run_all(compiled.building)
+                key = _group_key(compiled, member, chosen)
                 if len(ready) < budget and self._solve(compiled, key):
                     before = len(self._state.answers)
                     self._tell(compiled, [key])
@@ -298,7 +294,7 @@ class EGraph:
         return list(ready.values())
 
     def _solve(self, rule: CompiledRule, key: Key) -> Key | None:
-        return rule.solve(key, self.attrs, self.types)
+        return rule.solve(key, self.forms)
 
     def _tell(self, rule: CompiledRule, keys: Iterable[Key]) -> None:
         """Insert the answers to keys that were not answered before."""
@@ -341,7 +337,7 @@ class EGraph:
                         number = numbers[c] = self._state.numbered
                         self._state.numbered += 1
                         arguments = " ".join(f"(numbered {numbers[child]})" for child in children)
-                        term = f"({constructor(view.ops[n], len(children))} {view.attr_numbers[n]} {arguments})"
+                        term = f"({constructor(view.ops[n], len(children))} {view.forms[n]} {arguments})"
                         commands.append(f"(set (numbered {number}) {term})")
                         commands.append(f"(set (number (numbered {number})) {number})")
                         break
@@ -352,7 +348,7 @@ class EGraph:
         self._state.stale_numbers = False
 
 
-def _subsets(members: list[dict[str, int]]) -> Iterator[list[dict[str, int]]]:
+def _subsets(members: list[Key]) -> Iterator[list[Key]]:
     if len(members) > _SUBSETS_UP_TO:
         yield members
     else:
@@ -360,15 +356,17 @@ def _subsets(members: list[dict[str, int]]) -> Iterator[list[dict[str, int]]]:
             yield from map(list, combinations(members, count))
 
 
-def _group_key(names: Sequence[str], members: Sequence[dict[str, int]]) -> Key:
-    """The key of a group's rule, from those of its members: a name is shared, or ends in the member's place."""
+def _group_key(rule: CompiledRule, member: CompiledRule, keys: Sequence[Key]) -> Key:
+    """The key of a group's rule from those of its members: a name is shared, or ends in the member's place."""
+    operators = len(member.rule.before_nodes)
+    numbers = [member.numbers(key) for key in keys]
 
-    def value(name: str) -> int:
-        if name.startswith("#") and name[1:].isdigit():
-            return members[int(name[1:])]["#0"]
-        if name in members[0]:
-            return members[0][name]
+    def number(name: str) -> int:
+        if name[1:].isdigit():
+            return numbers[int(name[1:])]["#0"]
+        if name in numbers[0]:
+            return numbers[0][name]
         stem = name.rstrip("0123456789")
-        return members[int(name[len(stem) :]) - 1][stem]
+        return numbers[int(name[len(stem) :]) - 1][stem]
 
-    return tuple(map(value, names))
+    return (*(form for key in keys for form in key[:operators]), *map(number, rule.numbered))

@@ -8,7 +8,7 @@ from typing import Any
 
 from eqtune.errors import MismatchError
 
-from .compile_rule import constructor
+from .compile_rule import Form, constructor
 from .terms import TensorType, Term, TermGraph
 
 __all__ = ["EGraphView", "read_view"]
@@ -24,8 +24,8 @@ class EGraphView:
         Each node's operator.
     attrs : list
         Each node's attributes.
-    attr_numbers : list of int
-        The same, as interned.
+    forms : list of int
+        The number of each node's form: equal numbers mean equal attributes, and operands of equal types.
     children : list of tuple of int
         Each node's argument classes.
     made_by : list of str
@@ -46,7 +46,7 @@ class EGraphView:
 
     ops: list[str]
     attrs: list[Any]
-    attr_numbers: list[int]
+    forms: list[int]
     children: list[tuple[int, ...]]
     made_by: list[str]
     node_class: list[int]
@@ -98,38 +98,46 @@ class EGraphView:
 def read_view(
     egglog: Any,
     constructors: Iterable[tuple[str, int]],
-    attrs: Sequence[Any],
-    types: Sequence[TensorType],
+    forms: Sequence[Form],
     tags: Sequence[str],
     roots: Sequence[int],
 ) -> EGraphView:
-    """Read an e-graph. The order of its nodes depends on nothing but the e-graph."""
+    """Read an e-graph. The order of nodes and classes depends on nothing but the e-graph.
+
+    Raises
+    ------
+    MismatchError
+        When terms of different types are in one class: some rule is wrong.
+    """
     functions = egglog.freeze().functions
     integer = egglog.value_to_i64
+    view = EGraphView([], [], [], [], [], [], [], [], [], {}, [])
     class_of: dict[Any, int] = {}
-    class_types, weights = [], []
-    for row in functions["type"].rows:
-        class_of[row.inputs[0]] = len(class_types)
-        class_types.append(types[integer(row.output)])
-    weights = [False] * len(class_types)
-    for row in functions["weight"].rows:
-        weights[class_of[row.inputs[0]]] = integer(row.output) == 1
-    numbers = {class_of[row.inputs[0]]: integer(row.output) for row in functions["number"].rows}
-    by_number = {integer(row.inputs[0]): class_of[row.output] for row in functions["numbered"].rows}
-
-    view = EGraphView([], [], [], [], [], [], [[] for _ in class_types], class_types, weights, numbers, [])
+    operands: list[list[Any]] = []
     for op, count in sorted(constructors):
         name = constructor(op, count)
         made = {tuple(row.inputs): integer(row.output) for row in functions[f"made-{name}"].rows}
         for row in functions[name].rows:
-            attr, *children = inputs = row.inputs
-            node, c, number = len(view.ops), class_of[row.output], integer(attr)
-            view.ops.append(op)
-            view.attr_numbers.append(number)
-            view.attrs.append(attrs[number])
-            view.children.append(tuple([class_of[child] for child in children]))
-            view.made_by.append(tags[made.get(tuple(inputs), 0)])
+            inputs = row.inputs
+            number = integer(inputs[0])
+            form = forms[number]
+            c = class_of.setdefault(row.output, len(view.classes))
+            if c == len(view.classes):
+                view.classes.append([])
+                view.types.append(form.result)
+                view.constant.append(False)
+            if view.types[c] != form.result:
+                raise MismatchError(f"one class holds {view.types[c]} and {form.result} ({op} {form.attrs})")
+            view.constant[c] |= form.constant
+            view.classes[c].append(len(view.ops))
             view.node_class.append(c)
-            view.classes[c].append(node)
+            view.ops.append(op)
+            view.attrs.append(form.attrs)
+            view.forms.append(number)
+            view.made_by.append(tags[made.get(tuple(inputs), 0)])
+            operands.append(inputs[1:])
+    view.children = [tuple([class_of[value] for value in values]) for values in operands]
+    view.numbers = {class_of[row.inputs[0]]: integer(row.output) for row in functions["number"].rows}
+    by_number = {integer(row.inputs[0]): class_of[row.output] for row in functions["numbered"].rows}
     view.roots = [by_number[root] for root in roots]
     return view

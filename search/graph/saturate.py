@@ -26,8 +26,10 @@ class Limits:
     seconds : float
         Wall-clock time of the exploration; a round that has begun is finished.
     k_multi : int
-        Multi-pattern rules are applied in the first so many rounds: they may square the e-graph. Groups are applied in
-        every round, as only classes of the original graph are grouped.
+        Multi-pattern rules are applied in the first so many rounds: they may square the e-graph.
+    k_group : int
+        Groups are applied in the first so many rounds. They grow the e-graph less, as only classes of the original graph
+        are grouped; what single rules find in a round or two (a sum of products is one product) can still be grouped.
     matches : int
         For how many matches a multi-pattern rule, or a group, may build in one round.
     """
@@ -36,6 +38,7 @@ class Limits:
     iterations: int = 15
     seconds: float = 10.0
     k_multi: int = 1
+    k_group: int = 3
     matches: int = 1000
 
 
@@ -69,7 +72,10 @@ def saturate(egraph: EGraph, rules: Sequence[Rule | Group], limits: Limits) -> S
     started = time.perf_counter()
     matches: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
-    single = [rule.name for rule in rules if isinstance(rule, Group) or not rule.multi]
+    rounds = {
+        rule.name: limits.k_group if isinstance(rule, Group) else limits.k_multi if rule.multi else limits.iterations
+        for rule in rules
+    }
     reason, iteration = "iterations", 0
     while iteration < limits.iterations:
         if time.perf_counter() - started >= limits.seconds:
@@ -78,7 +84,7 @@ def saturate(egraph: EGraph, rules: Sequence[Rule | Group], limits: Limits) -> S
         if egraph.e_nodes >= limits.e_nodes:
             reason = "e_nodes"
             break
-        names = [rule.name for rule in rules] if iteration < limits.k_multi else single
+        names = [name for name, last in rounds.items() if iteration < last]
         step = egraph.apply(names, budget=limits.matches, e_node_limit=limits.e_nodes)
         iteration += 1
         for name, count in step.matches.items():
@@ -88,6 +94,4 @@ def saturate(egraph: EGraph, rules: Sequence[Rule | Group], limits: Limits) -> S
         if not step.changed:
             reason = "e_nodes" if step.postponed else "saturated"
             break
-    return Saturation(
-        reason, iteration, egraph.e_nodes, time.perf_counter() - started, dict(matches), dict(seconds)
-    )
+    return Saturation(reason, iteration, egraph.e_nodes, time.perf_counter() - started, dict(matches), dict(seconds))

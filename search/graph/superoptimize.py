@@ -136,9 +136,7 @@ def _needed(view: EGraphView, choice: Mapping[int, int]) -> list[int]:
 
 def _replacements(view: EGraphView, choice: Mapping[int, int], needed: Sequence[int]) -> list[Replacement]:
     """For each original term that is computed otherwise now, the rules that made its new operands and itself."""
-    originals = {
-        c: node for c in needed for node in view.classes[c] if not view.made_by[node] and node != choice[c]
-    }
+    originals = {c: node for c in needed for node in view.classes[c] if not view.made_by[node] and node != choice[c]}
     result = []
     for c, original in originals.items():
         if not view.made_by[choice[c]]:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from eqtune.errors import InputError
 
-from ..cost import TermCost, graph_cost_s
+from ..cost import TermCost
 from ..egraph_view import EGraphView
 from ..terms import TermGraph
 from .check import checked_graph
 from .greedy import greedy, greedy_dag
 from .ilp import ilp
-from .problem import Choice, Problem, make_problem, solution_cost
+from .problem import Choice, make_problem, solution_cost
 
 __all__ = ["EXTRACTORS", "Extraction", "extract"]
 

@@ -48,7 +48,7 @@ def make_problem(view: EGraphView, cost: TermCost) -> Problem:
     def price(node: int) -> float:
         children = view.children[node]
         fused = any(computed[child] and not view.constant[child] for child in children)
-        key = (view.ops[node], view.attr_numbers[node], fused, *((view.types[c], view.constant[c]) for c in children))
+        key = (view.ops[node], view.forms[node], fused, *((view.types[c], view.constant[c]) for c in children))
         if key not in prices:
             types = [view.types[child] for child in children]
             weights = [view.constant[child] for child in children]

@@ -46,6 +46,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from random import Random
 from typing import Any
 
 from ..terms import (
@@ -178,6 +179,11 @@ class Rule:
         All must hold.
     fast_math : bool
         Equal over the reals but less accurate in floating point; used only where the configuration permits.
+    worth : tuple of functions of the match
+        Must hold as well, but are not needed for the sides to be equal: they keep the rule to where it may pay.
+    example : callable or None
+        random.Random -> (types, attributes) that fit the pattern and the conditions, for verification of rules whose
+        pattern random choices seldom fit.
     """
 
     name: str
@@ -187,6 +193,8 @@ class Rule:
     source: str = "eqtune"
     when: tuple[Condition, ...] = ()
     fast_math: bool = False
+    worth: tuple[Condition, ...] = ()
+    example: Callable[[Random], tuple[Mapping[str, TensorType], Mapping[str, Any]]] | None = None
 
     def __post_init__(self) -> None:
         if len(self.roots) != len(self.results):
@@ -282,7 +290,7 @@ def instantiate(
         match = Match(rule, types, attrs)
     except NotTypeable:
         return None
-    if not all(condition(match) for condition in rule.when):
+    if not all(condition(match) for condition in (*rule.when, *rule.worth)):
         return None
     result_types: dict[Pattern, TensorType] = {var: types[var.name] for var in rule.variables}
     result_attrs = []
