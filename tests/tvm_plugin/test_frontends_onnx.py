@@ -108,6 +108,37 @@ def test_old_clip_with_attributes():
     assert verify_import(imported) == 0
 
 
+@pytest.mark.parametrize("index", [1, -1, [0, -1], [[2, -3], [1, 1]]])
+def test_gather_of_constant_indices(index):
+    node = helper.make_node("Gather", ["x", "i"], ["y"], axis=1)
+    shape = [4, *np.shape(index), 5]
+    imported = load_model(model([node], {"x": [4, 3, 5]}, {"y": shape}, [constant("i", index, np.int64)]))
+    assert set(operators(imported.mod)) <= {"relax.strided_slice", "relax.squeeze", "relax.take"}
+    assert verify_import(imported) == 0
+
+
+def test_gather_of_computed_indices_wraps_negative_ones():
+    table = constant("table", np.arange(12).reshape(6, 2))
+    nodes = [
+        helper.make_node("Sub", ["ids", "three"], ["shifted"]),
+        helper.make_node("Gather", ["table", "shifted"], ["y"]),
+    ]
+    proto = model(nodes, {"ids": [2, 4]}, {"y": [2, 4, 2]}, [table, constant("three", 3, np.int64)])
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    assert verify_import(load_model(proto)) == 0
+
+
+def test_embeddings_bound_their_indices():
+    proto = model(
+        [helper.make_node("Gather", ["table", "ids"], ["y"])],
+        {"ids": [1, 4]},
+        {"y": [1, 4, 2]},
+        [constant("table", np.arange(12).reshape(6, 2))],
+    )
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    assert load_model(proto).inputs[0].high == 6
+
+
 def test_symbolic_batch_is_named_and_can_be_given():
     proto = convolution("N")
     with pytest.raises(UnsupportedModelError, match=r"input 'x' has the dynamic dimension 0 \(N\).*--shape x=1,3,4,4"):

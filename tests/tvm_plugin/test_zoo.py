@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
+
 from eqtune import zoo
 from eqtune.errors import InputError, MissingExtraError
 from eqtune.zoo import weights
-from tvm import relax
 
 
 @pytest.mark.parametrize("name", zoo.names())

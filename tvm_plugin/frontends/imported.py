@@ -14,7 +14,15 @@ from tvm import relax
 from ..errors import InputError, UnsupportedModelError
 from .normalize import with_out_dtypes
 
-__all__ = ["ImportedModel", "InputInfo", "Reference", "check_tunable", "imported_model"]
+__all__ = [
+    "ImportedModel",
+    "InputInfo",
+    "Reference",
+    "check_shapes",
+    "check_tunable",
+    "imported_model",
+    "is_number",
+]
 
 Reference = Callable[..., list[NDArray[Any]]]
 Source = Literal["relax", "torch", "onnx", "zoo"]
@@ -105,23 +113,25 @@ def check_tunable(mod: tvm.IRModule) -> None:
         raise InputError(f'the module has no Relax function "main" (Relax functions: {found}); rename the one to tune')
     main = mod["main"]
     for param in main.params:
-        _check_type(param.ty, f"input {param.name!r}")
+        _check_tensor(param.ty, f"input {param.name!r}")
     for var, value in _bindings(main):
-        _check_type(var.ty, f"the result of {_operator(value)} ({var.name})")
+        for ty in _parts(var.ty):
+            _check_tensor(ty, f"the result of {_operator(value)} ({var.name})")
 
 
-def _check_type(ty: tvm.ir.Type, what: str) -> None:
-    if isinstance(ty, relax.TupleType) and not what.startswith("input"):
-        for field in ty.fields:
-            _check_type(field, what)
-        return
-    if isinstance(ty, relax.ShapeType) and not what.startswith("input"):
-        return
+def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
+    """What a result consists of, but for shapes, which are computed with at compile time."""
+    if isinstance(ty, relax.TupleType):
+        return [part for field in ty.fields for part in _parts(field)]
+    return [] if isinstance(ty, relax.ShapeType) else [ty]
+
+
+def _check_tensor(ty: tvm.ir.Type, what: str) -> None:
     if not isinstance(ty, relax.TensorType):
         raise UnsupportedModelError(f"{what} is not a tensor but {ty}; only tensors can be tuned")
     if ty.shape is None:
         raise UnsupportedModelError(f"{what} has a shape that depends on data; only static shapes can be tuned")
-    symbolic = [f"dimension {axis} ({dim})" for axis, dim in enumerate(ty.shape) if not _is_number(dim)]
+    symbolic = [f"dimension {axis} ({dim})" for axis, dim in enumerate(ty.shape) if not is_number(dim)]
     if symbolic:
         raise UnsupportedModelError(
             f"{what} has the dynamic {', '.join(symbolic)}; only static shapes can be tuned. Give the shapes of all "
@@ -133,7 +143,8 @@ def _check_type(ty: tvm.ir.Type, what: str) -> None:
         )
 
 
-def _is_number(dim: Any) -> bool:
+def is_number(dim: Any) -> bool:
+    """Whether an extent is known."""
     return isinstance(dim, int | tvm.tirx.IntImm)
 
 

@@ -23,7 +23,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from ..errors import InputError, UnsupportedModelError
-from .imported import ImportedModel, Reference, check_shapes, imported_model
+from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
 
 __all__ = ["from_onnx", "from_onnx_file"]
 
@@ -152,9 +152,9 @@ def _session(
 
 
 class _Importer(ONNXGraphImporter):
-    """TVM's importer, with clips of constant bounds as relax.clip.
+    """TVM's importer, with converters whose results a graph pass can look into.
 
-    TVM's own converter emits `call_tir` on sanitised bounds, which no graph pass can look into.
+    TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
     """
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
@@ -163,6 +163,8 @@ class _Importer(ONNXGraphImporter):
             high = _bound(inputs[2], math.inf) if opset >= 11 else float(attrs.get("max", math.inf))
             if low is not None and high is not None:
                 return self.bb.normalize(_clip(inputs[0], low, high))
+        if op_name == "Gather" and _is_static(inputs[0]) and isinstance(inputs[1].ty, relax.TensorType):
+            return self.bb.normalize(_gather(inputs[0], inputs[1], int(attrs.get("axis", 0))))
         return super()._convert_operator(op_name, inputs, attrs, opset)
 
 
@@ -184,6 +186,20 @@ def _clip(x: relax.Expr, low: float, high: float) -> relax.Expr:
     if low == -math.inf:
         return relax.op.minimum(x, relax.const(high, dtype))
     return relax.op.clip(x, low, high)
+
+
+def _is_static(value: relax.Expr) -> bool:
+    ty = value.ty
+    return isinstance(ty, relax.TensorType) and ty.shape is not None and all(is_number(dim) for dim in ty.shape)
+
+
+def _gather(x: relax.Expr, indices: relax.Expr, axis: int) -> relax.Expr:
+    axis %= len(x.ty.shape)
+    if isinstance(indices, tvm.ir.GenericConst) and not indices.ty.shape:
+        index = int(indices.value.numpy()) % int(x.ty.shape[axis])
+        sliced = relax.op.strided_slice(x, axes=[axis], begin=[index], end=[index + 1])
+        return relax.op.squeeze(sliced, axis=[axis])
+    return relax.op.take(x, indices, axis=axis, mode="wrap")
 
 
 def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:

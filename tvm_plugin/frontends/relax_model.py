@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import tvm
-from numpy.typing import NDArray
 from tvm import relax
 
 from ..errors import InputError
-from .imported import ImportedModel, check_shapes, imported_model
+from .imported import ImportedModel, check_shapes, imported_model, is_number
 
 __all__ = ["bind_shapes", "from_relax", "from_relax_json"]
 
@@ -74,7 +73,7 @@ def _bind_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
     for name, value in params.items():
         if name not in by_name:
             raise InputError(f"no parameter {name!r} in main; its parameters are: {', '.join(by_name)}")
-        array = value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(_contiguous(value))
+        array = value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.ascontiguousarray(value))
         wanted = by_name[name].ty
         given = relax.TensorType(array.shape, array.dtype)
         if str(wanted.dtype) != str(given.dtype) or not _fits(wanted, tuple(array.shape)):
@@ -83,18 +82,10 @@ def _bind_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
     return relax.transform.BindParams("main", bound)(mod)
 
 
-def _contiguous(value: Any) -> NDArray[Any]:
-    return np.ascontiguousarray(value)
-
-
 def _fits(ty: relax.TensorType, shape: tuple[int, ...]) -> bool:
     if ty.shape is None or len(ty.shape) != len(shape):
         return False
-    return all(int(dim) == extent for dim, extent in zip(ty.shape, shape, strict=True) if _is_static(dim))
-
-
-def _is_static(dim: Any) -> bool:
-    return isinstance(dim, int | tvm.tirx.IntImm)
+    return all(int(dim) == extent for dim, extent in zip(ty.shape, shape, strict=True) if is_number(dim))
 
 
 def bind_shapes(mod: tvm.IRModule, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:

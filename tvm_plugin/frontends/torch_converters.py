@@ -70,7 +70,7 @@ def _index(node: Any, importer: Any) -> relax.Expr:
         wrapped = op.add(value, relax.const(_shape(x)[axis], dtype))
         negative = op.less(value, relax.const(0, dtype))
         importer.env[index] = importer.block_builder.emit(op.where(negative, wrapped, value))
-    return importer._index_tensor(node)
+    return importer._index_tensor(node)  # its own converter, which reads the wrapped indices
 
 
 def _std(node: Any, importer: Any) -> relax.Expr:
