@@ -40,7 +40,8 @@ _ALIGNMENT = 64
 
 _TRANSPOSE_STRIP = 16
 _TRANSPOSE_STRIP_ABOVE = 1 << 20
-"""A transposing copy in strips of 16 writes whole cache lines: 0.15 s instead of 0.92 s for 25088 x 4096 floats."""
+"""A transposing copy in strips of 16 columns writes whole cache lines and reads whole rows: 0.15 s instead of 0.92 s
+for 25088 x 4096 floats."""
 
 
 def is_static_tensor(ty: Any) -> bool:
@@ -120,13 +121,13 @@ def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
 
 def copy_into(target: Array, source: Array) -> None:
     """`target[...] = source` for arrays of one shape; fast also where it transposes."""
-    dense = [axis for axis in range(source.ndim) if source.shape[axis] > 1 and source.strides[axis]]
-    axis = min(dense, key=lambda a: abs(source.strides[a]), default=-1)
-    if source.size * source.itemsize < _TRANSPOSE_STRIP_ABOVE or abs(target.strides[axis]) == target.itemsize:
+    dense = [axis for axis in range(target.ndim) if target.shape[axis] > 1]
+    axis = min(dense, key=lambda a: abs(target.strides[a]), default=-1)
+    if target.nbytes < _TRANSPOSE_STRIP_ABOVE or abs(source.strides[axis]) <= source.itemsize:
         target[...] = source
         return
     target, source = np.moveaxis(target, axis, 0), np.moveaxis(source, axis, 0)
-    for begin in range(0, len(source), _TRANSPOSE_STRIP):
+    for begin in range(0, len(target), _TRANSPOSE_STRIP):
         target[begin : begin + _TRANSPOSE_STRIP] = source[begin : begin + _TRANSPOSE_STRIP]
 
 
