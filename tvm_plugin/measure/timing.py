@@ -21,7 +21,7 @@ WORTH_GIVING_UP_S = 1e-3
 """Kernels faster than this are repeated in any case: giving up saves nothing."""
 
 SEVERAL_LOOKS_S = 5e-3
-"""A kernel faster than this may have met an interrupt or another process: it gets three warm calls before giving up."""
+"""A kernel faster than this may have met an interrupt or another process: it gets several warm calls before giving up."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Effort:
     once_from_s: float
 
 
-QUICK = Effort(min_repeat_s=1.5e-3, budget_s=10e-3, min_repeats=3, max_repeats=6, once_from_s=0.05)
-"""For candidates: the minimum repeats within 2 % on a quiet machine, in 10 to 60 ms."""
+QUICK = Effort(min_repeat_s=1.5e-3, budget_s=8e-3, min_repeats=3, max_repeats=6, once_from_s=0.05)
+"""For candidates: the minimum repeats within 2 % on a quiet machine, in 10 to 40 ms; slower kernels twice."""
 
 LONG = Effort(min_repeat_s=5e-3, budget_s=20e-3, min_repeats=2, max_repeats=4, once_from_s=0.25)
 """For one round of re-timing."""
 
-BASELINE = Effort(min_repeat_s=1.5e-3, budget_s=10e-3, min_repeats=3, max_repeats=6, once_from_s=0.02)
+BASELINE = Effort(min_repeat_s=1.5e-3, budget_s=8e-3, min_repeats=3, max_repeats=6, once_from_s=0.02)
 """For untuned kernels, which may take seconds."""
 
 
@@ -85,13 +85,16 @@ def time_kernel(
         return (first_s,), True
     if first_s >= 4 * effort.once_from_s:
         return (first_s,), False
-    warm = tuple(evaluate(1, 3 if first_s < SEVERAL_LOOKS_S else 1))
-    warm_s = min(warm)
+    looks = effort.min_repeats if first_s < SEVERAL_LOOKS_S else 1
+    warm = tuple(evaluate(1, looks))
+    warm_s = max(min(warm), 1e-8)
     if warm_s >= WORTH_GIVING_UP_S and warm_s > WARM_FACTOR * best_s:
         return warm, True
     if warm_s >= effort.once_from_s:
         return warm, False
-    number = max(1, math.ceil(effort.min_repeat_s / max(warm_s, 1e-7)))
-    wanted = round(effort.budget_s / (number * max(warm_s, 1e-7)))
-    repeat = min(effort.max_repeats, max(effort.min_repeats, wanted))
-    return tuple(evaluate(number, repeat)), False
+    number = math.ceil(effort.min_repeat_s / warm_s)
+    repeat = min(effort.max_repeats, max(effort.min_repeats, int(effort.budget_s / (number * warm_s))))
+    if number > 1:
+        return tuple(evaluate(number, repeat)), False
+    more = evaluate(1, repeat - looks) if repeat > looks else []
+    return (*warm, *more), False
