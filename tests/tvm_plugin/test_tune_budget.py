@@ -12,7 +12,6 @@ import pytest
 from eqtune.errors import InputError
 from eqtune.tune.budget import Budget
 from eqtune.tune.progress import Progress
-from eqtune.tune.running import compare
 from eqtune.tune.workdir import WorkDirectory
 
 
@@ -83,22 +82,3 @@ def test_the_root_logger_is_left_alone(tmp_path: Path) -> None:
         logging.getLogger("eqtune.tune").info("noted")
     assert (list(logging.getLogger().handlers), logging.getLogger().level) == before
     assert "noted" in (tmp_path / "work" / "eqtune.log").read_text()
-
-
-def test_compare_is_relative_to_the_largest_value() -> None:
-    want = [np.array([100.0, 1.0], dtype=np.float32)]
-    absolute, relative = compare([np.array([100.0, 1.5], dtype=np.float32)], want)
-    assert (absolute, relative) == (0.5, 0.005)
-
-
-@pytest.mark.parametrize(
-    "got",
-    [
-        [],
-        [np.zeros(3, dtype=np.float32)],
-        [np.zeros(2, dtype=np.float64)],
-        [np.array([np.nan, 0.0], dtype=np.float32)],
-    ],
-)
-def test_compare_refuses_what_has_another_form(got: list[np.ndarray]) -> None:
-    assert compare(got, [np.zeros(2, dtype=np.float32)]) == (np.inf, np.inf)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError
 from ..frontends import load_model
+from ..frontends.verify import compare
 from ..transform.apply_tuned import build_executable, runner
 from .forms import Form, model_forms
 from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
-from .running import compare, time_runs
+from .running import time_runs
 from .session import Session, Settings
 from .summarize import summarize
 
