@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from eqtune import cost_model
 from eqtune.errors import InputError
 from eqtune.search import strategies
+from eqtune.search.space.base import Points
 from eqtune.search.space.toy import ToySpace
 from eqtune.search.strategies.annealed_evolution import AnnealedEvolution, Descent
 from eqtune.search.strategies.batch import BatchConfig
@@ -211,3 +213,20 @@ def test_annealed_evolution_beats_random_search() -> None:
         assert learnt[-1] < best("random", "analytic")
     assert np.prod(learnt) < np.prod(analytic)
     assert np.median(learnt) < 1.1
+
+
+@pytest.mark.parametrize("name", LARGE_SPACES)
+def test_nothing_to_ask_for_where_nothing_is_legal(name: str) -> None:
+    search = strategies.create(name).begin(_Never(), 0)
+    assert not len(search.ask(8, lambda rows: np.zeros(len(rows))))
+
+
+class _Never(ToySpace):
+    def legal(self, points: Points) -> NDArray[np.bool_]:
+        return np.zeros(len(points), dtype=np.bool_)
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_a_sketch_without_knobs_is_one_point(name: str) -> None:
+    search = strategies.create(name).begin(ToySpace(sketches=1, knobs=0), 0)
+    assert search.ask(8, lambda rows: np.zeros(len(rows))).tolist() == [[0]]
