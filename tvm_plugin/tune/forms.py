@@ -79,7 +79,7 @@ def model_forms(mod: Any, target: Any, graph: Any) -> tuple[Forms, Any]:
     graphs = [("as given", mod)]
     result = None
     if graph != "off":
-        from ..optimize_graph import GraphConfig, optimize_graph
+        from ..graph_search import GraphConfig, optimize_graph
 
         if not isinstance(graph, GraphConfig) and graph != "saturate":
             raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")

@@ -18,7 +18,7 @@ from ..search.space.base import Decision, Points
 from ..search.strategies.base import Score, Search
 from ..tasks.task import Task
 
-__all__ = ["KernelSearch"]
+__all__ = ["KernelSearch", "decision_key"]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class KernelSearch:
             if measurement.error:
                 self.failed += 1
             else:
-                key = _key(measurement.decision)
+                key = decision_key(measurement.decision)
                 known = self.measurements.get(key)
                 if known is None or measurement.latency_s < known.latency_s:
                     self.measurements[key] = measurement
@@ -115,5 +115,6 @@ class KernelSearch:
         self._features.append(self.space.features(points))
 
 
-def _key(decision: Decision) -> str:
+def decision_key(decision: Decision) -> str:
+    """The decision as canonical JSON text."""
     return json.dumps(decision.to_json(), sort_keys=True)

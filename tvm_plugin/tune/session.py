@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -21,7 +20,7 @@ from ..search.allocation.base import TaskStatus
 from ..search.space import Hardware, build_space
 from ..tasks.task import Task
 from .budget import Budget
-from .kernel_search import KernelSearch
+from .kernel_search import KernelSearch, decision_key
 from .loop import TuningLoop, Variant
 from .progress import Progress
 from .result import TaskResult
@@ -32,7 +31,10 @@ __all__ = ["Session", "Settings"]
 LOGGER = logging.getLogger(__name__)
 
 FINALISTS = 3
-"""Candidates of each kernel that are timed again, side by side, before one is believed."""
+"""Candidates of each kernel that are timed again, side by side, before one is believed..."""
+
+CONTENDER = 1.05
+"""... if they are this close to the fastest: one that is ahead of all others by more needs no second look."""
 
 
 @dataclass(frozen=True)
@@ -159,22 +161,16 @@ class Session:
     def _accept(self, kernel: KernelSearch) -> TaskResult:
         key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
         known = self.work.database.get_json(key)
-        best: Measurement | None = None
+        chosen = None
         if known and not kernel.measured_now:
-            best = next((m for m in kernel.finalists(FINALISTS * 4) if _decision_json(m) == known["decision"]), None)
-            latency_s = float(known["latency_s"])
-        if best is None and kernel.best is not None:
-            finalists = kernel.finalists(FINALISTS)
-            again = self.measurer.retime(kernel.task, [m.decision for m in finalists])
-            best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
-            latency_s = retimed.latency_s
-            if math.isinf(latency_s):
-                LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, retimed.detail)
-                best = None
-            else:
-                self.work.database.put_json(key, {"decision": _decision_json(best), "latency_s": latency_s})
-        if best is None or latency_s > kernel.baseline_s:
-            best, latency_s = None, kernel.baseline_s
+            measurement = kernel.measurements.get(known["decision"])
+            chosen = None if measurement is None else (measurement, float(known["latency_s"]))
+        if chosen is None:
+            chosen = self._choose(kernel)
+            if chosen is not None:
+                self.work.database.put_json(key, {"decision": decision_key(chosen[0].decision), "latency_s": chosen[1]})
+        if chosen is None or chosen[1] > kernel.baseline_s:
+            chosen = None
         return TaskResult(
             name=kernel.task.name,
             workload_hash=kernel.task.workload_hash,
@@ -182,12 +178,24 @@ class Session:
             flops=kernel.task.flops,
             bytes_moved=kernel.task.bytes_moved,
             baseline_latency_s=kernel.baseline_s,
-            latency_s=latency_s,
+            latency_s=kernel.baseline_s if chosen is None else chosen[1],
             trials=kernel.status.trials,
             failed=kernel.failed,
-            trace="" if best is None else best.trace,
-            decision=None if best is None else best.decision.to_json(),
+            trace="" if chosen is None else chosen[0].trace,
+            decision=None if chosen is None else chosen[0].decision.to_json(),
         )
+
+    def _choose(self, kernel: KernelSearch) -> tuple[Measurement, float] | None:
+        """The fastest candidate and its latency in seconds; contenders are timed again, side by side."""
+        finalists = [m for m in kernel.finalists(FINALISTS) if m.latency_s <= CONTENDER * kernel.best_s]
+        if len(finalists) < 2:
+            return (finalists[0], finalists[0].latency_s) if finalists else None
+        again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
+        best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
+        if retimed.error:
+            LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, retimed.detail)
+            return None
+        return best, retimed.latency_s
 
     def _kernel(self, task: Task) -> KernelSearch:
         database = self.work.database
@@ -246,10 +254,6 @@ def _as_target(target: Any) -> Any:
             f"unknown target {target!r}: give a tag such as 'nvidia/nvidia-h100', or a dict such as "
             f"{{'kind': 'llvm', 'mcpu': 'znver4'}} (TVM says: {reason[:200]})"
         ) from error
-
-
-def _decision_json(measurement: Measurement) -> Mapping[str, Any]:
-    return measurement.decision.to_json()
 
 
 def _context_key(context: Context) -> str:
