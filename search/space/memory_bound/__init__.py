@@ -1,0 +1,94 @@
+"""Sketches for kernels that are not contractions: element-wise, reductions, pooling, normalisation, data movement.
+
+`elementwise` and `transpose` move data, `rows` reduces along memory (softmax, norms), `columns` across it (pooling),
+`stages` takes whatever is left. Transcendental functions vectorise only in the form that `vector_math` gives them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm.s_tir import ScheduleError
+
+from ..base import Sketch
+from ..hardware import Hardware
+from .columns import ColumnsSketch
+from .elementwise import ElementwiseSketch
+from .kernel import Kernel, inlined, read_kernel, start
+from .rows import RowsSketch
+from .sketch import MemoryBoundSketch
+from .stages import StagesSketch, UntouchedSketch
+from .transpose import TransposeSketch
+from .vector_math import vectorizable_math
+
+__all__ = ["memory_bound_sketches", "vectorizable_math"]
+
+_FAMILIES: tuple[type[MemoryBoundSketch], ...] = (ElementwiseSketch, TransposeSketch, RowsSketch, ColumnsSketch)
+_EXPENSIVE = 8  # vector instructions of an element; below, recomputing is cheaper than storing
+_TRIED = 3
+
+
+def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
+    """The sketches that fit `mod["main"]`; at worst one without knobs that leaves the program as it is.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        One function, "main". Its `exp`, `tanh` and the like vectorise only after `vectorizable_math`.
+    hardware : Hardware
+
+    Returns
+    -------
+    list of Sketch, each of which was applied at a few of its points.
+
+    Raises
+    ------
+    ValueError
+        When a shape is symbolic.
+    """
+    try:
+        whole = read_kernel(start(mod))
+    except ScheduleError:  # no blocks: a hand-written or library routine (sort, cumsum)
+        return [UntouchedSketch(mod)]
+    found: list[MemoryBoundSketch] = []
+    fallbacks: list[MemoryBoundSketch] = []
+    for number, keep in enumerate(_kept(whole)):
+        kernel = read_kernel(inlined(mod, keep))
+        suffix = f"-{number}" if number else ""
+        for family in _FAMILIES:
+            if family.fits(kernel):
+                found.append(family(mod, keep, kernel, hardware, suffix))
+        if StagesSketch.fits(kernel) and (not found or any(stage.is_reduction for stage in kernel.stages)):
+            fallbacks.append(StagesSketch(mod, keep, kernel, hardware, suffix))
+    return [sketch for sketch in found + fallbacks if _works(sketch)] or [UntouchedSketch(mod)]
+
+
+def _kept(kernel: Kernel) -> list[frozenset[str]]:
+    """Sets of element-wise stages that could keep a buffer: none; those read twice; those and padding."""
+    inner = [stage for stage in kernel.stages if not stage.is_reduction and stage.name not in kernel.outputs]
+
+    def uses(name: str) -> int:
+        return sum(access.buffer == name for stage in kernel.stages for access in stage.reads)
+
+    twice = frozenset(
+        stage.name
+        for stage in inner
+        if stage.operations + stage.calls * _EXPENSIVE >= _EXPENSIVE and uses(stage.writes[0].buffer) > 1
+    )
+    padding = frozenset(stage.name for stage in inner if stage.guards)
+    return list(dict.fromkeys([frozenset(), twice, twice | padding]))
+
+
+def _works(sketch: MemoryBoundSketch) -> bool:
+    """Whether the best of the sketch's points can be applied: TVM refuses some shapes that the analysis accepts."""
+    indices = np.indices([len(knob.values) for knob in sketch.knobs]).reshape(len(sketch.knobs), -1).T
+    values = np.stack([np.asarray(k.values)[indices[:, c]] for c, k in enumerate(sketch.knobs)], axis=1)
+    values = values[sketch.legal(values)]
+    best = values[np.argsort(sketch.latency_s(values), kind="stable")]
+    for row in (*best[:_TRIED], *best[-1:]):
+        try:
+            sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
+        except ScheduleError:
+            return False
+    return len(best) > 0

@@ -1,0 +1,309 @@
+"""What the sketches of memory-bound kernels know about a kernel: its stages after inlining, as plain numbers.
+
+Unlike `..analysis`, nothing here may fail on an odd kernel: an index that is not affine is `None`, never an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir.expr import TensorLoad
+
+__all__ = ["Access", "Kernel", "Stage", "inlined", "read_kernel", "start"]
+
+_REDUCTION = 2  # tirx.IterVar.CommReduce
+_SPATIAL = 0  # tirx.IterVar.DataPar
+_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
+_OPERATORS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, *_COMPARISONS)
+_DIVISION_COST = 4
+_ROOT_COST = 4
+_CHEAP_CALLS = ("if_then_else", "likely", "reinterpret", "nearbyint", "round", "floor", "ceil", "trunc", "fabs", "fma")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One element that a stage reads or writes, as a function of the stage's axes.
+
+    Attributes
+    ----------
+    buffer : str
+    buffer_bytes : int
+        Size of the whole buffer.
+    item_bytes : int
+    strides : tuple of int or None
+        Elements between neighbours along each axis of the stage; None where the index is not affine in that axis.
+    """
+
+    buffer: str
+    buffer_bytes: int
+    item_bytes: int
+    strides: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One statement that is left after inlining.
+
+    Attributes
+    ----------
+    name : str
+        Name of its block in the schedule.
+    extents : tuple of int
+        Of its axes, in loop order.
+    reduced : tuple of bool
+        Which axes are reduced over.
+    reads, writes : tuple of Access
+    operations : float
+        Vector instructions of one iteration without loads, stores and calls; a division counts four.
+    calls : int
+        Calls of libm in one iteration, which do not vectorise.
+    guards : dict of axis to constants
+        Axes that a condition depends on, as in padding and concatenation, with the constants they are compared with.
+    combiners : int
+        Buffers written; above one for argmax-like reductions.
+    regular : bool
+        Whether every axis has a constant extent from 0 and is spatial or reduced, so that sketches may reorder them.
+    """
+
+    name: str
+    extents: tuple[int, ...]
+    reduced: tuple[bool, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    operations: float
+    calls: int
+    guards: dict[int, tuple[int, ...]]
+    combiners: int
+    regular: bool
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether any axis is reduced over."""
+        return any(self.reduced)
+
+    @property
+    def iterations(self) -> int:
+        """How often the statement runs."""
+        return math.prod(self.extents)
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """Positions of the axes that are not reduced over."""
+        return tuple(i for i, reduced in enumerate(self.reduced) if not reduced)
+
+    @property
+    def reduction(self) -> tuple[int, ...]:
+        """Positions of the axes that are reduced over."""
+        return tuple(i for i, reduced in enumerate(self.reduced) if reduced)
+
+    @property
+    def rows(self) -> int:
+        """Number of separate results: the product of the spatial extents."""
+        return math.prod(self.extents[i] for i in self.spatial)
+
+    def run(self, axes: tuple[int, ...]) -> int:
+        """How many of the last of `axes` fuse into one loop along which every access stays affine and unguarded."""
+        count = 1
+        accesses = self.reads + self.writes
+        for outer, inner in zip(reversed(axes[:-1]), reversed(axes[1:]), strict=True):
+            if outer + 1 != inner or {outer, inner} & self.guards.keys():
+                break
+            step = self.extents[inner]
+            if not all(_continues(access.strides[outer], access.strides[inner], step) for access in accesses):
+                break
+            count += 1
+        return count
+
+
+def _continues(outer: int | None, inner: int | None, extent: int) -> bool:
+    return outer is not None and inner is not None and (outer == inner * extent or extent == 1)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel after inlining: the stages in program order, and the bytes of its arguments, each counted once."""
+
+    stages: tuple[Stage, ...]
+    argument_bytes: int
+    outputs: frozenset[str]
+
+    @property
+    def operations(self) -> float:
+        """Arithmetic of one call."""
+        return sum(stage.iterations * stage.operations for stage in self.stages)
+
+
+def start(mod: Any) -> Any:
+    """An empty schedule of the kernel; failing primitives raise `ScheduleError` without rendering the program."""
+    return s_tir.Schedule(mod, error_render_level="none")
+
+
+def inlined(mod: Any, keep: Iterable[str]) -> Any:
+    """A schedule in which every element-wise stage is inlined, except outputs and those named in `keep`."""
+    schedule, keep = start(mod), frozenset(keep)
+    root = schedule.get_sblock("root")
+    outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
+    for block in schedule.get_child_blocks(root):
+        name = str(schedule.get(block).name_hint)
+        if name in keep or name in outputs or not _may_inline(schedule.get(block)):
+            continue
+        try:
+            schedule.compute_inline(block)
+        except s_tir.ScheduleError:
+            continue  # a shape that TVM cannot inline stays a stage
+    return schedule
+
+
+def _may_inline(block: Any) -> bool:
+    return block.init is None and all(int(v.iter_type) == _SPATIAL for v in block.iter_vars)
+
+
+def read_kernel(schedule: Any) -> Kernel:
+    """The stages of a schedule that has no transformed loops yet.
+
+    Raises
+    ------
+    ValueError
+        When a shape is symbolic.
+    """
+    func = schedule.mod["main"]
+    root = schedule.get_sblock("root")
+    blocks = [schedule.get(block) for block in schedule.get_child_blocks(root)]
+    arguments = [parameter for parameter in func.params if hasattr(parameter.ty, "shape")]
+    return Kernel(
+        tuple(_read_stage(block, _plain_loops(schedule, block)) for block in blocks),
+        sum(_buffer_bytes(buffer) for buffer in arguments),
+        frozenset(str(schedule.get(block).name_hint) for block in schedule.get_output_blocks(root)),
+    )
+
+
+def _plain_loops(schedule: Any, block: Any) -> bool:
+    """Whether each axis of the block is one loop."""
+    try:
+        return len(schedule.get_loops(schedule.get_sblock(block.name_hint))) == len(block.iter_vars)
+    except s_tir.ScheduleError:
+        return False
+
+
+def _read_stage(block: Any, plain: bool) -> Stage:
+    variables = [v.var for v in block.iter_vars]
+    analyzer = sym.Analyzer()
+    constant = all(isinstance(v.dom.extent, tirx.IntImm) for v in block.iter_vars)
+    for v in block.iter_vars:
+        analyzer.bind(v.var, v.dom)
+    stores: list[Any] = []
+    loads: list[Any] = []
+    operators: list[Any] = []
+    tvm_ffi.structural_walk(
+        block.body,
+        [
+            (tirx.BufferStore, stores.append),
+            (TensorLoad, loads.append),
+            ((*_OPERATORS, tirx.Div, ir.Call), operators.append),
+        ],
+    )
+    written = [store.buffer for store in stores]
+    loads = [load for load in loads if not any(load.source.same_as(buffer) for buffer in written)]
+    guards: dict[int, tuple[int, ...]] = {}
+    for condition in (node for node in operators if isinstance(node, _COMPARISONS) and not _loads(node)):
+        for axis in _axes_of(condition, variables):
+            guards[axis] = (*guards.get(axis, ()), *_constants_of(condition))
+    kinds = [int(v.iter_type) for v in block.iter_vars]
+    return Stage(
+        name=str(block.name_hint),
+        extents=tuple(int(v.dom.extent) if constant else 1 for v in block.iter_vars),
+        reduced=tuple(kind == _REDUCTION for kind in kinds),
+        reads=tuple(_access(load.source, load.indices, variables, analyzer) for load in loads),
+        writes=tuple(_access(store.buffer, store.indices, variables, analyzer) for store in stores),
+        operations=sum(_cost(node) for node in operators if not _is_index(node)),
+        calls=sum(isinstance(node, ir.Call) and _is_library_call(node) for node in operators),
+        guards=guards,
+        combiners=len({str(buffer.name) for buffer in written}),
+        regular=plain and constant and bool(stores) and set(kinds) <= {_SPATIAL, _REDUCTION},
+    )
+
+
+def _access(buffer: Any, indices: Any, variables: list[Any], analyzer: Any) -> Access:
+    flat: Any = tirx.const(0, "int64")
+    for index, extent in zip(indices, buffer.shape, strict=True):
+        flat = flat * tirx.Cast("int64", extent) + tirx.Cast("int64", index)
+    flat = analyzer.simplify(flat)
+    linear = sym.detect_linear_equation(flat, variables)
+    if linear and all(isinstance(c, tirx.IntImm) for c in linear[:-1]):
+        strides: tuple[int | None, ...] = tuple(int(c) for c in linear[:-1])
+    else:
+        used = _axes_of(flat, variables)
+        strides = tuple(_stride(flat, v) if i in used else 0 for i, v in enumerate(variables))
+    return Access(str(buffer.name), _buffer_bytes(buffer), _item_bytes(buffer), strides)
+
+
+def _stride(flat: Any, variable: Any) -> int | None:
+    linear = sym.detect_linear_equation(flat, [variable])
+    return int(linear[0]) if linear and isinstance(linear[0], tirx.IntImm) else None
+
+
+def _axes_of(expression: Any, variables: list[Any]) -> set[int]:
+    found: set[int] = set()
+
+    def visit(var: Any) -> None:
+        found.update(i for i, v in enumerate(variables) if v.same_as(var))
+
+    tvm_ffi.structural_walk(expression, (ir.Var, visit))
+    return found
+
+
+def _constants_of(expression: Any) -> list[int]:
+    found: list[int] = []
+
+    def visit(node: Any) -> None:
+        found.append(int(node.value))
+
+    tvm_ffi.structural_walk(expression, (tirx.IntImm, visit))
+    return found
+
+
+def _loads(expression: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (TensorLoad, found.append))
+    return bool(found)
+
+
+def _buffer_bytes(buffer: Any) -> int:
+    elements = 1
+    for extent in buffer.shape:
+        if not isinstance(extent, tirx.IntImm):
+            raise ValueError(f"buffer {buffer.name} has the symbolic extent {extent}; only static shapes are scheduled")
+        elements *= int(extent)
+    return elements * _item_bytes(buffer)
+
+
+def _item_bytes(buffer: Any) -> int:
+    return max(1, int(tvm_ffi.dtype(str(buffer.dtype)).itemsize))
+
+
+def _is_index(node: Any) -> bool:
+    """Whether it is computed from loop variables alone, so that the compiler hoists or folds it."""
+    return str(node.ty.dtype).startswith("int64") or (isinstance(node, _COMPARISONS) and not _loads(node))
+
+
+def _cost(node: Any) -> float:
+    if isinstance(node, tirx.Div):
+        return _DIVISION_COST
+    if isinstance(node, ir.Call):
+        return {"sqrt": _ROOT_COST, "rsqrt": _ROOT_COST + _DIVISION_COST}.get(_call_name(node), 0.0)
+    return 1.0
+
+
+def _call_name(call: Any) -> str:
+    return str(getattr(call.op, "name", "")).rpartition(".")[2]
+
+
+def _is_library_call(call: Any) -> bool:
+    name = _call_name(call)
+    cheap = name in _CHEAP_CALLS or name.endswith("sqrt") or "shift" in name or "bitwise" in name
+    return not cheap and str(call.ty.dtype).startswith(("float", "bfloat"))

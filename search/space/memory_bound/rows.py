@@ -1,0 +1,260 @@
+"""Reductions along contiguous memory, alone or several in a row: sums, means, softmax, layer, group and RMS norm.
+
+All stages of one row are computed at the row's loop, so that the row stays in the cache; rows are shared among threads.
+Each reduction runs in `accumulators` vectors (rfactor), which are added as vectors before the lanes of the last one are
+summed. A stage with an expensive value that is read twice (softmax's exp) keeps its row in a small buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Knob
+from .cost import Work, instructions
+from .kernel import Kernel, Stage
+from .nest import extent_of, fuse, vectorize
+from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
+
+__all__ = ["RowsSketch"]
+
+
+class RowsSketch(MemoryBoundSketch):
+    """Everything a row needs at the row's loop.
+
+    Knobs: `lanes` of the vectors (1: plain scalar reductions), `accumulators` a reduction, `unroll` of the element-wise
+    stages, `workers`, and for a lone reduction with few results `parts` that the reduction is cut into.
+    """
+
+    family = "rows"
+    family_index = 11
+
+    @staticmethod
+    def fits(kernel: Kernel) -> bool:
+        """Whether all reductions have the same rows, lie contiguously, and the output walks the rows in order."""
+        reductions = [stage for stage in kernel.stages if stage.is_reduction]
+        output = kernel.stages[-1]
+        if not reductions or not all(stage.regular for stage in kernel.stages) or len(kernel.outputs) != 1:
+            return False
+        rows = {stage.rows for stage in reductions}
+        return (
+            len(rows) == 1
+            and all(_contiguous(stage) for stage in reductions)
+            and all(_row_prefix(stage, stage.rows if stage is output else min(rows)) for stage in kernel.stages)
+        )
+
+    def _knobs(self) -> tuple[Knob, ...]:
+        self.reductions = [stage for stage in self.kernel.stages if stage.is_reduction]
+        self.rows = self.reductions[0].rows
+        self.lengths = [_run_length(stage) for stage in self.reductions]
+        longest = max(self.lengths)
+        full = self.hardware.lanes(max(access.item_bytes for stage in self.reductions for access in stage.reads))
+        self.full = full
+        threads = self.hardware.threads
+        lanes = sorted({v for v in (full // 2, full) if v > 1 and longest % v == 0})
+        lanes = lanes or [v for v in divisors_up_to(longest, 2 * full) if v > 2][-2:]
+        alone = len(self.kernel.stages) == 1 and self.rows < 4 * threads and len(self.reductions[0].reduction) == 1
+        parts = [
+            p for p in (threads, 2 * threads, 8 * threads, 32 * threads) if longest % p == 0 and longest // p >= full
+        ]
+        self.tail = tail = self._tail()
+        return (
+            Knob("lanes", (1, *lanes)),
+            Knob(
+                "accumulators", tuple(a for a in (1, 2, 4, 8) if any(longest % (a * v) == 0 for v in (*lanes, longest)))
+            ),
+            Knob("unroll", tuple(u for u in (1, 2, 4) if u == 1 or u * full <= tail)),
+            Knob("workers", worker_counts(self.hardware, self.rows * (max(parts) if alone and parts else 1))),
+            Knob("parts", (1, *parts) if alone else (1,)),
+        )
+
+    def _tail(self) -> int:
+        """Elements of the contiguous run of the output inside one row; 1 when the output is a reduction."""
+        output = self.kernel.stages[-1]
+        if output.is_reduction:
+            return 1
+        count, share = _row_prefix(output, self.rows) or (0, 1)
+        inside = len(output.extents) - count - (share > 1)
+        axes = min(inside, output.run(tuple(range(len(output.extents)))))
+        return math.prod(output.extents[len(output.extents) - axes :]) if axes else 1
+
+    def legal(self, values: Values) -> NDArray[np.bool_]:
+        """Vectors no longer than a row; enough rows or parts for the workers."""
+        knobs = self._columns(values)
+        lanes, accumulators, parts = knobs["lanes"], knobs["accumulators"], knobs["parts"]
+        ok = (lanes > 1) | ((accumulators == 1) & (knobs["unroll"] == 1))
+        ok &= max(self.lengths) // parts % (lanes * accumulators) == 0
+        ok &= (parts == 1) | (lanes > 1)
+        ok &= (knobs["unroll"] == 1) | (self.tail % (lanes * knobs["unroll"]) == 0)
+        return ok & (self.rows * parts >= knobs["workers"]) & ((parts == 1) | (knobs["workers"] > 1))
+
+    def _work(self, knobs: Mapping[str, Values]) -> Work:
+        lanes = knobs["lanes"].astype(np.float64)
+        accumulators, parts = knobs["accumulators"].astype(np.float64), knobs["parts"].astype(np.float64)
+        total = np.zeros_like(lanes)
+        tail = np.zeros_like(lanes)
+        for stage in self.kernel.stages:
+            axis = len(stage.extents) - 1
+            total = total + instructions(stage, axis, lanes, np.ones_like(lanes))
+            if stage.is_reduction:
+                # A chain of dependent additions waits four cycles for each, unless there are several chains.
+                steps = stage.iterations / lanes
+                total = total + steps * np.maximum(0.0, 4.0 / accumulators - 1.0)
+                # The lanes of the last vector are added one after another.
+                tail = tail + stage.rows * parts * (2.0 * lanes + 2.0 * accumulators)
+        scratch = sum(
+            2.0 * stage.iterations // self.rows * stage.writes[0].item_bytes
+            for stage in self.kernel.stages[:-1]
+            if not stage.is_reduction
+        )
+        return Work(
+            instructions=total + tail,
+            lanes=lanes,
+            efficiency=np.ones_like(lanes),
+            unrolled=accumulators * knobs["unroll"],
+            workers=knobs["workers"].astype(np.float64),
+            chunks=np.maximum(self.rows * parts, 1.0),
+            scratch_bytes=np.full_like(lanes, scratch),
+            run_bytes=np.full_like(lanes, float(max(self.lengths) * 4)),
+            accumulators=accumulators,
+            variant=np.asarray(self.variant + 0.5 * (parts > 1), dtype=np.float64),
+        )
+
+    def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
+        lanes, parts = values["lanes"], values["parts"]
+        output, stage = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1]
+        for reduction, length in zip(self.reductions, self.lengths, strict=True):
+            block = schedule.get_sblock(reduction.name)
+            loops = schedule.get_loops(block)
+            k = fuse(schedule, loops[len(loops) - _run_axes(reduction) :])
+            if parts > 1:
+                part, _ = schedule.split(k, [parts, None])
+                output = block = schedule.rfactor(part, len(reduction.spatial))
+                k = schedule.get_loops(block)[-1]
+            if (length // parts) % lanes == 0 and lanes > 1:
+                width = lanes * _fitting(values["accumulators"], lanes, length // parts)
+                _vector_sums(schedule, block, k, len(reduction.spatial) + (parts > 1), lanes, width)
+        row, depth = self._row_loop(schedule, output, stage, values)
+        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+        # Not by name: TVM gives both blocks of a reduction that is factored twice the same one.
+        own = next(i for i, b in enumerate(blocks) if schedule.get_sref(b).same_as(schedule.get_sref(output)))
+        for block in reversed(blocks[:own]):
+            schedule.compute_at(block, row, preserve_unit_loops=True)
+        if not stage.is_reduction and lanes > 1:
+            inner = schedule.get_loops(output)[depth:]
+            if inner:
+                count = min(len(inner), stage.run(tuple(range(len(stage.extents)))))
+                _vectorize_run(schedule, inner[len(inner) - count :], lanes, values["unroll"])
+        for block in blocks[:own]:
+            if any(int(v.iter_type) == _REDUCTION for v in schedule.get(block).iter_vars):
+                _finish_reduction(schedule, block, depth, lanes)
+            elif lanes > 1:
+                inner = [x for x in schedule.get_loops(block)[depth:] if extent_of(schedule, x) > 1]
+                if inner:
+                    _vectorize_run(schedule, inner[-1:], lanes, values["unroll"])
+
+    def _row_loop(self, schedule: Any, output: Any, stage: Stage, values: Mapping[str, int]) -> tuple[Any, int]:
+        """Fuse the output's loops over rows and share them among the workers; the loop over rows, and its depth."""
+        loops = list(schedule.get_loops(output))
+        if values["parts"] > 1:
+            rows = loops[: len(stage.spatial) + 1]
+        else:
+            count, inner = _row_prefix(stage, self.rows) or (0, 1)
+            rows = loops[:count]
+            if inner > 1:
+                outer, _ = schedule.split(loops[count], [inner, None])
+                rows.append(outer)
+        row = fuse(schedule, rows) if rows else schedule.add_unit_loop(loops[0] if loops else output)
+        workers, threads = values["workers"], self.hardware.threads
+        if workers == 1:
+            return row, 1
+        if workers == threads:
+            schedule.parallel(row)
+            return row, 1
+        outer, row = schedule.split(row, [workers, None])
+        schedule.parallel(outer)
+        return row, 2
+
+
+_REDUCTION = 2  # tirx.IterVar.CommReduce
+
+
+def _run_axes(stage: Stage) -> int:
+    return stage.run(stage.reduction)
+
+
+def _run_length(stage: Stage) -> int:
+    return math.prod(stage.extents[len(stage.extents) - _run_axes(stage) :])
+
+
+def _contiguous(stage: Stage) -> bool:
+    """Whether the reduced axes come last and the last of them is contiguous, or invariant, in everything read."""
+    last = len(stage.extents) - 1
+    strides = [access.strides[last] for access in stage.reads]
+    in_order = stage.reduction == tuple(range(len(stage.spatial), last + 1))
+    return in_order and last not in stage.guards and 1 in strides and set(strides) <= {0, 1}
+
+
+def _row_prefix(stage: Stage, rows: int) -> tuple[int, int] | None:
+    """How many leading axes make up the rows, and the share of the next one; None when they do not."""
+    if stage.is_reduction:
+        return (len(stage.spatial), 1) if stage.rows == rows else None
+    product = 1
+    for position, extent in enumerate(stage.extents):
+        if product == rows:
+            return position, 1
+        if product * extent > rows:
+            share = rows // product
+            return (position, share) if share * product == rows and extent % share == 0 else None
+        product *= extent
+    return (len(stage.extents), 1) if product == rows else None
+
+
+def _fitting(vectors: int, lanes: int, length: int) -> int:
+    """The most vectors, no more than given, that cut the length evenly."""
+    while vectors > 1 and length % (vectors * lanes):
+        vectors //= 2
+    return vectors
+
+
+def _vector_sums(schedule: Any, block: Any, k: Any, dimensions: int, lanes: int, width: int) -> None:
+    """Cut a reduction into `width` separate ones, then those into `lanes`.
+
+    The cuts are even: `compute_at` loses the bounds check of a ragged one.
+    """
+    _, inner = schedule.split(k, [None, width])
+    schedule.set_scope(schedule.rfactor(inner, dimensions), 0, "local")
+    if width > lanes:
+        _, inner = schedule.split(schedule.get_loops(block)[-1], [None, lanes])
+        schedule.set_scope(schedule.rfactor(inner, dimensions), 0, "local")
+
+
+def _vectorize_run(schedule: Any, loops: Sequence[Any], lanes: int, unroll: int) -> None:
+    run = fuse(schedule, loops)
+    extent = extent_of(schedule, run)
+    if extent >= lanes:
+        vectorize(schedule, run, lanes, _fitting(unroll, lanes, extent))
+
+
+def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int) -> None:
+    """Order the loops of a reduction inside a row: reduced ones outside, its vectors unrolled inside."""
+    loops = schedule.get_loops(block)[depth:]
+    kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
+    if len(loops) != len(kinds):
+        return
+    reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
+    wide = [loop for loop in spatial if extent_of(schedule, loop) > 1]
+    narrow = [loop for loop in spatial if extent_of(schedule, loop) == 1]
+    if wide and lanes > 1:
+        schedule.reorder(*narrow, *reduced, *wide)
+        outer, inner = schedule.split(wide[-1], [None, lanes])
+        schedule.unroll(outer)
+        schedule.vectorize(inner)
+    elif narrow:
+        schedule.reorder(*narrow, *reduced)
+    schedule.decompose_reduction(block, reduced[0])

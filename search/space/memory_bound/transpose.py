@@ -1,0 +1,113 @@
+"""Data movement that reads along one axis and writes along another: both are tiled, so that whole lines are used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Knob
+from .cost import Work
+from .kernel import Kernel, Stage
+from .nest import parallelize
+from .sketch import MemoryBoundSketch, Values, worker_counts
+
+__all__ = ["TransposeSketch"]
+
+
+class TransposeSketch(MemoryBoundSketch):
+    """Tiles of `read_tile` elements along the axis that is contiguous in the input, `write_tile` in the output.
+
+    Knobs: the two tile sizes, `inner` (0: the innermost loop runs along the output, 1: along the input), `vector`
+    (whether it becomes one vector statement or is left to LLVM), `workers`.
+    """
+
+    family = "transpose"
+    family_index = 13
+
+    @staticmethod
+    def fits(kernel: Kernel) -> bool:
+        """Whether the one stage reads something along an axis that is not the output's last."""
+        if len(kernel.stages) != 1:
+            return False
+        stage = kernel.stages[0]
+        return stage.regular and not stage.is_reduction and _axes(stage) is not None
+
+    def _knobs(self) -> tuple[Knob, ...]:
+        self.stage = self.kernel.stages[0]
+        self.read_axis, self.write_axis = _axes(self.stage) or (0, 0)
+        read, write = self.stage.extents[self.read_axis], self.stage.extents[self.write_axis]
+        guarded = {self.read_axis, self.write_axis} & self.stage.guards.keys()
+        return (
+            Knob("read_tile", _tiles(read)),
+            Knob("write_tile", _tiles(write)),
+            Knob("inner", (0, 1)),
+            Knob("vector", (0,) if guarded else (0, 1)),
+            Knob("workers", worker_counts(self.hardware, self.stage.iterations // 64)),
+        )
+
+    def legal(self, values: Values) -> NDArray[np.bool_]:
+        """A vector fits the registers; a tile fits the first cache; enough tiles for the workers."""
+        knobs = self._columns(values)
+        inner = np.where(knobs["inner"] == 0, knobs["write_tile"], knobs["read_tile"])
+        lanes = self.hardware.lanes(self.stage.writes[0].item_bytes)
+        tile = knobs["read_tile"] * knobs["write_tile"]
+        ok = (knobs["vector"] == 0) | (inner <= 2 * lanes)
+        ok &= 2 * tile * self.stage.writes[0].item_bytes <= self.hardware.l1_bytes
+        return ok & (self.stage.iterations // tile >= knobs["workers"])
+
+    def _work(self, knobs: Mapping[str, Values]) -> Work:
+        read, write = knobs["read_tile"].astype(np.float64), knobs["write_tile"].astype(np.float64)
+        lanes = float(self.hardware.lanes(self.stage.writes[0].item_bytes))
+        item = self.stage.writes[0].item_bytes
+        inner = np.where(knobs["inner"] == 0, write, read)
+        # A vector is put together from shuffled lines; LLVM alone moves single elements.
+        per_element = self.stage.operations / lanes + 1.0 / np.minimum(inner, lanes) + 6.0 / (read * write)
+        per_element = per_element + np.where(knobs["vector"] == 1, 1.2, 6.0)
+        ones = np.ones_like(read)
+        return Work(
+            instructions=self.stage.iterations * per_element,
+            lanes=np.where(knobs["vector"] == 1, np.minimum(inner, lanes), ones),
+            efficiency=ones,
+            unrolled=ones,
+            workers=knobs["workers"].astype(np.float64),
+            chunks=np.maximum(np.floor(self.stage.iterations / (read * write)), 1.0),
+            scratch_bytes=0.0 * ones,
+            run_bytes=item * np.maximum(np.minimum(read, write), 4.0 * knobs["vector"]) * 2.0,
+            accumulators=0.0 * ones,
+            variant=knobs["inner"] + 0.5 * knobs["vector"],
+        )
+
+    def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
+        loops = list(schedule.get_loops(schedule.get_sblock(self.stage.name)))
+        read_outer, read_inner = schedule.split(loops[self.read_axis], [None, values["read_tile"]])
+        write_outer, write_inner = schedule.split(loops[self.write_axis], [None, values["write_tile"]])
+        loops[self.read_axis], loops[self.write_axis] = read_outer, write_outer
+        inner = [read_inner, write_inner] if values["inner"] == 0 else [write_inner, read_inner]
+        schedule.reorder(*loops, *inner)
+        if values["vector"]:
+            schedule.vectorize(inner[-1])
+        parallelize(schedule, loops, values["workers"], self.hardware.threads)
+
+
+def _axes(stage: Stage) -> tuple[int, int] | None:
+    """The axis along which most is read, and the axis along which the output is written, where they differ."""
+    write = next((i for i, stride in enumerate(stage.writes[0].strides) if stride == 1 and stage.extents[i] > 1), None)
+    candidates: dict[int, int] = {}
+    for access in stage.reads:
+        for axis, stride in enumerate(access.strides):
+            if stride == 1 and stage.extents[axis] > 1:
+                candidates[axis] = max(candidates.get(axis, 0), access.buffer_bytes)
+    if write is None or not candidates:
+        return None
+    read = max(candidates, key=lambda axis: candidates[axis])
+    return None if read == write else (read, write)
+
+
+def _tiles(extent: int) -> tuple[int, ...]:
+    """Even tiles of 4 to 64 elements, or the whole axis."""
+    tiles = [t for t in range(4, 65) if extent % t == 0 and (t % 4 == 0 or math.gcd(extent, 4) == 1)]
+    return tuple(tiles) or (extent if extent <= 64 else 1,)

@@ -1,0 +1,269 @@
+"""Sketches of memory-bound kernels: every legal point computes what numpy computes, and replays from its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, topi
+from tvm.relax import op
+from tvm.s_tir import Schedule
+from tvm_ffi import structural_equal
+
+from eqtune.search.space.base import Space
+from eqtune.search.space.features import FEATURES
+from eqtune.search.space.hardware import Hardware
+from eqtune.search.space.memory_bound import memory_bound_sketches, vectorizable_math
+
+TARGET = {"kind": "llvm", "num-cores": 2}
+HARDWARE = Hardware(threads=2)
+Shapes = list[tuple[int, ...]]
+
+
+def kernel(build: Callable[..., Any], shapes: Shapes, dtypes: list[str] | None = None) -> Any:
+    """The last fused kernel of a one-expression Relax function, as tasks hold it."""
+    dtypes = dtypes or ["float32"] * len(shapes)
+    parameters = [
+        relax.Var(f"p{i}", relax.TensorType(s, d)) for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))
+    ]
+    builder = relax.BlockBuilder()
+    with builder.function("main", parameters):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder, *parameters))
+        builder.emit_func_output(result)
+    passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(), relax.transform.FuseOps()]
+    mod = tvm.transform.Sequential([*passes, relax.transform.FuseTIR()])(builder.get())
+    functions = [f for f in mod.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
+    return tvm.IRModule({"main": vectorizable_math(functions[-1])})
+
+
+def legal_points(space: Space, most: int, seed: int) -> np.ndarray:
+    """The points that look best and some others, of every sketch."""
+    rng = np.random.default_rng(seed)
+    chosen = []
+    for number, cardinalities in enumerate(space.cardinalities):
+        table = np.array(list(np.ndindex(*cardinalities)), dtype=np.int64)
+        points = np.insert(table, 0, number, axis=1).astype(np.int16)
+        points = points[space.legal(points)]
+        points = points[np.argsort(space.latency_s(points), kind="stable")]
+        rest = rng.permutation(points[2:])[: most - 2]
+        chosen.append(np.concatenate([points[:2], rest]))
+    return np.concatenate(chosen)
+
+
+def run_points(mod: Any, space: Space, points: np.ndarray, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What each point computes; all are compiled in one module."""
+    functions = {}
+    for number, point in enumerate(points):
+        func = space.apply(space.decision(point)).mod["main"]
+        functions[f"k{number}"] = func.with_attr("global_symbol", f"k{number}")
+    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(TARGET)).jit()
+    outputs = mod["main"].params[len(inputs) :]
+    results = []
+    for name in functions:
+        arrays = [tvm.runtime.tensor(a) for a in inputs]
+        out = [
+            tvm.runtime.tensor(np.zeros([int(d) for d in o.shape], dtype=str(o.dtype)) + np.asarray(7, str(o.dtype)))
+            for o in outputs
+        ]
+        library[name](*arrays, *out)
+        results.append(out[0].numpy())
+    return results
+
+
+def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return np.asarray(e / e.sum(axis, keepdims=True))
+
+
+def layer_norm(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.asarray((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b)
+
+
+def windows(x: np.ndarray, size: int, stride: int, pad: float | None, axes: tuple[int, int]) -> np.ndarray:
+    """All windows of an image, last two axes."""
+    if pad is not None:
+        x = np.pad(x, [(1, 1) if i in axes else (0, 0) for i in range(x.ndim)], constant_values=pad)
+    view = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=axes)
+    index = tuple(slice(None, None, stride) if i in axes else slice(None) for i in range(x.ndim))
+    return np.asarray(view[index])
+
+
+def emit(f: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    return lambda builder, *inputs: builder.emit(f(*inputs, *args, **kwargs))
+
+
+def concat_relu(axis: int) -> Callable[..., Any]:
+    return lambda builder, *inputs: builder.emit(op.nn.relu(builder.emit(op.concat(list(inputs), axis))))
+
+
+CASES: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray]]] = {
+    "relu": (emit(op.nn.relu), [(3, 5, 7)], lambda x: np.maximum(x, 0)),
+    "broadcast add": (emit(op.add), [(4, 6, 32), (6, 1)], np.add),
+    "tanh": (emit(op.tanh), [(3, 50)], np.tanh),
+    "concat rows": (concat_relu(1), [(1, 3, 4, 5), (1, 6, 4, 5)], lambda *x: np.maximum(np.concatenate(x, 1), 0)),
+    "concat columns": (
+        concat_relu(3),
+        [(2, 3, 12), (2, 3, 6)][:0] or [(1, 2, 3, 12), (1, 2, 3, 6)],
+        lambda *x: np.maximum(np.concatenate(x, 3), 0),
+    ),
+    "slice": (emit(op.strided_slice, [1], [2], [9], [2]), [(3, 10, 8)], lambda x: x[:, 2:9:2]),
+    "pad": (emit(op.nn.pad, [0, 0, 1, 1, 2, 2]), [(2, 5, 6)], lambda x: np.pad(x, [(0, 0), (1, 1), (2, 2)])),
+    "transpose": (emit(op.permute_dims, [0, 2, 1]), [(2, 24, 20)], lambda x: x.transpose(0, 2, 1)),
+    "transpose outer": (emit(op.permute_dims, [1, 0, 2]), [(6, 5, 16)], lambda x: x.transpose(1, 0, 2)),
+    "reshape": (emit(op.reshape, (6, 20)), [(2, 3, 4, 5)], lambda x: x.reshape(6, 20)),
+    "softmax": (emit(op.nn.softmax), [(3, 4, 48)], lambda x: softmax(x, -1)),
+    "softmax ragged": (emit(op.nn.softmax), [(5, 23)], lambda x: softmax(x, -1)),
+    "softmax channels": (emit(op.nn.softmax, 1), [(1, 6, 4, 8)], lambda x: softmax(x, 1)),
+    "log_softmax": (emit(op.nn.log_softmax), [(4, 40)], lambda x: np.log(softmax(x, -1))),
+    "layer_norm": (emit(op.nn.layer_norm, axes=[-1]), [(6, 96), (96,), (96,)], layer_norm),
+    "group_norm": (
+        emit(op.nn.group_norm, num_groups=2, channel_axis=1, axes=[2, 3]),
+        [(1, 4, 6, 8), (4,), (4,)],
+        lambda x, g, b: layer_norm(x.reshape(1, 2, -1), 1, 0).reshape(x.shape) * g[:, None, None] + b[:, None, None],
+    ),
+    "max pool": (
+        emit(op.nn.max_pool2d, (3, 3), (2, 2), (1, 1)),
+        [(1, 3, 11, 16)],
+        lambda x: windows(x, 3, 2, -np.inf, (2, 3)).max((-2, -1)),
+    ),
+    "max pool nhwc": (
+        emit(op.nn.max_pool2d, (3, 3), (2, 2), (1, 1), layout="NHWC"),
+        [(1, 7, 9, 16)],
+        lambda x: windows(x, 3, 2, -np.inf, (1, 2)).max((-2, -1)),
+    ),
+    "average pool": (
+        emit(op.nn.avg_pool2d, (3, 3), (1, 1), (1, 1), count_include_pad=True),
+        [(1, 4, 8, 8)],
+        lambda x: windows(x, 3, 1, 0.0, (2, 3)).mean((-2, -1)),
+    ),
+    "global pool": (
+        emit(op.nn.adaptive_avg_pool2d, (1, 1)),
+        [(1, 10, 13, 13)],
+        lambda x: x.mean((2, 3), keepdims=True),
+    ),
+    "mean over rows": (emit(op.mean, [1]), [(2, 7, 48)], lambda x: x.mean(1)),
+    "sum of all": (emit(op.sum), [(4096,)], np.sum),
+    "variance": (emit(op.variance, [1]), [(6, 20)], lambda x: x.var(1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_point_is_right(name: str) -> None:
+    build, shapes, reference = CASES[name]
+    mod = kernel(build, shapes)
+    space = Space(memory_bound_sketches(mod, HARDWARE))
+    points = legal_points(space, 6, seed=len(name))
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    expected = reference(*(a.astype(np.float64) for a in inputs))
+    for point, result in zip(points, run_points(mod, space, points, inputs), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5, err_msg=str(space.decision(point)))
+
+
+@pytest.mark.parametrize("name", ["softmax", "max pool nhwc", "concat rows", "transpose", "sum of all"])
+def test_traces_replay(name: str) -> None:
+    build, shapes, _ = CASES[name]
+    mod = kernel(build, shapes)
+    space = Space(memory_bound_sketches(mod, HARDWARE))
+    for point in legal_points(space, 3, seed=1):
+        schedule = space.apply(space.decision(point))
+        again = Schedule(mod)
+        schedule.trace.apply_to_schedule(again, remove_postproc=False)
+        tvm.ir.assert_structural_equal(schedule.mod, again.mod)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_are_numbers_and_every_knob_does_something(name: str) -> None:
+    build, shapes, _ = CASES[name]
+    space = Space(memory_bound_sketches(kernel(build, shapes), HARDWARE))
+    points = legal_points(space, 1000, seed=0)
+    latency = space.latency_s(points)
+    assert np.isfinite(latency).all()
+    assert (latency > 0).all()
+    features = space.features(points)
+    assert features.shape == (len(points), len(FEATURES))
+    assert np.isfinite(features[:, FEATURES.index("log_latency")]).all()
+    for number, sketch in enumerate(space.sketches):
+        mine = points[points[:, 0] == number]
+        for column, knob in enumerate(sketch.knobs):
+            neighbours = [p for p in mine[1:] if (p != mine[0]).sum() == 1 and p[1 + column] != mine[0, 1 + column]]
+            if neighbours:
+                first, second = (space.apply(space.decision(p)).mod for p in (mine[0], neighbours[0]))
+                assert not structural_equal(first, second), f"{sketch.name}: {knob.name} does nothing"
+
+
+def test_the_expensive_value_of_softmax_is_computed_once() -> None:
+    mod = kernel(*CASES["softmax"][:2])
+    space = Space(memory_bound_sketches(mod, HARDWARE))
+    points = legal_points(space, 2, seed=0)
+    best = space.apply(space.decision(points[np.argmin(space.latency_s(points))]))
+    assert best.mod.script().count("T.nearbyint") == 1
+
+
+def test_one_thread_means_no_parallel_loops() -> None:
+    mod = kernel(*CASES["softmax"][:2])
+    space = Space(memory_bound_sketches(mod, Hardware(threads=1)))
+    for point in legal_points(space, 4, seed=0):
+        assert "T.parallel" not in space.apply(space.decision(point)).mod.script()
+
+
+ODD: dict[str, tuple[Callable[..., Any], Shapes, list[str]]] = {
+    "argmax": (emit(op.argmax, -1), [(6, 20)], ["float32"]),
+    "cumsum": (lambda builder, x: builder.emit_te(topi.cumsum, x, 1), [(4, 9)], ["float32"]),
+    "gather": (emit(op.take, axis=0), [(10, 24), (5,)], ["float32", "int32"]),
+    "where": (emit(op.where), [(3, 20)] * 3, ["bool", "float32", "float32"]),
+    "compare": (emit(op.greater), [(3, 20)] * 2, ["int32", "int32"]),
+    "integer sum": (emit(op.sum, axis=[1]), [(3, 40)], ["int32"]),
+    "scalar": (emit(op.add), [(), ()], ["float32", "float32"]),
+    "half": (emit(op.exp), [(4, 40)], ["float16"]),
+    "half softmax": (emit(op.nn.softmax), [(4, 32)], ["float16"]),
+    "double": (emit(op.nn.softmax), [(4, 32)], ["float64"]),
+    "attention": (emit(op.nn.attention), [(1, 8, 2, 16)] * 3, ["float32"] * 3),
+    "resize": (
+        lambda builder, x: builder.emit(op.image.resize2d(x, (8, 8), layout="NCHW")),
+        [(1, 3, 4, 4)],
+        ["float32"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_kernels_keep_their_meaning(name: str) -> None:
+    build, shapes, dtypes = ODD[name]
+    mod = kernel(build, shapes, dtypes)
+    space = Space(memory_bound_sketches(mod, HARDWARE))
+    points = legal_points(space, 4, seed=0)
+    rng = np.random.default_rng(0)
+    inputs = [
+        rng.integers(0, 2 if dtype == "bool" else 9, shape).astype(dtype)
+        if dtype in ("bool", "int32")
+        else rng.standard_normal(shape).astype(dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    plain = tvm.compile(
+        tvm.IRModule({"plain": mod["main"].with_attr("global_symbol", "plain")}), target=tvm.target.Target(TARGET)
+    ).jit()
+    output = mod["main"].params[-1]
+    expected = tvm.runtime.tensor(np.zeros([int(d) for d in output.shape], dtype=str(output.dtype)))
+    plain["plain"](*(tvm.runtime.tensor(a) for a in inputs), expected)
+    tolerance = 2e-3 if "half" in name else 1e-5
+    for point, result in zip(points, run_points(mod, space, points, inputs), strict=True):
+        np.testing.assert_allclose(
+            result.astype(np.float64),
+            expected.numpy().astype(np.float64),
+            rtol=tolerance,
+            atol=tolerance,
+            err_msg=str(space.decision(point)),
+        )
+
+
+def test_symbolic_shapes_are_refused_by_name() -> None:
+    n = tvm.tirx.Var("n", "int64")
+    mod = kernel(emit(op.nn.relu), [(n, 4)])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"symbolic extent n"):
+        memory_bound_sketches(mod, HARDWARE)

@@ -1,0 +1,71 @@
+"""The vectorising forms of exp and its like agree with numpy in double precision, also at the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.special
+import tvm
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+
+from eqtune.search.space.memory_bound import vectorizable_math
+
+FORMS: dict[str, tuple[Callable[..., object], Callable[..., np.ndarray], float, float]] = {
+    # name: (TVM's operator, reference, range of arguments, largest error in units in the last place)
+    "exp": (tirx.exp, np.exp, 86.0, 1.5),
+    "tanh": (tirx.tanh, np.tanh, 12.0, 5.0),
+    "sigmoid": (tirx.sigmoid, scipy.special.expit, 80.0, 3.0),
+    "erf": (tirx.erf, scipy.special.erf, 6.0, 6.0),
+    "log": (lambda x: tirx.log(tirx.abs(x)), lambda x: np.log(np.abs(x)), 1e4, 1.0),
+    "cube": (lambda x: tirx.power(x, 3.0), lambda x: x**3, 50.0, 1.5),
+}
+COUNT = 1 << 14
+
+
+def evaluate(form: Callable[..., object], values: np.ndarray) -> tuple[np.ndarray, str]:
+    """The form applied to float32 values in vectors of 16, and its program text."""
+    x = te.placeholder((values.size,), "float32", "x")
+    y = te.compute((values.size,), lambda i: form(x[i]), "y")
+    func = vectorizable_math(te.create_prim_func([x, y]))
+    schedule = Schedule(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    _, inner = schedule.split(schedule.get_loops(schedule.get_sblock("y"))[0], [None, 16])
+    schedule.vectorize(inner)
+    library = tvm.compile(schedule.mod, target=tvm.target.Target({"kind": "llvm"})).jit()
+    out = tvm.runtime.tensor(np.zeros_like(values))
+    library["main"](tvm.runtime.tensor(values), out)
+    return out.numpy(), func.script()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_error_is_a_few_units_in_the_last_place(name: str) -> None:
+    form, reference, bound, most = FORMS[name]
+    rng = np.random.default_rng(0)
+    small = rng.standard_normal(COUNT // 2)
+    values = np.concatenate([np.linspace(-bound, bound, COUNT // 2), small]).astype(np.float32)
+    got, script = evaluate(form, values)
+    assert f"T.{name}(" not in script
+    expected = reference(values.astype(np.float64))
+    error = np.abs(got - expected) / np.spacing(np.abs(expected).astype(np.float32))
+    assert error.max() <= most
+
+
+def test_infinities_and_nan() -> None:
+    edges = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 89.0, -104.0, 1e-40], dtype=np.float32)
+    values = np.resize(edges, 16)
+    with np.errstate(all="ignore"):
+        for name in ("exp", "tanh", "sigmoid", "erf", "log"):
+            got, _ = evaluate(FORMS[name][0], values)
+            expected = FORMS[name][1](values.astype(np.float64)).astype(np.float32)
+            np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-37)
+
+
+def test_other_types_and_functions_without_them_stay_as_they_are() -> None:
+    x = te.placeholder((8,), "float64", "x")
+    double = te.create_prim_func([x, te.compute((8,), lambda i: tirx.exp(x[i]), "y")])
+    assert vectorizable_math(double).same_as(double)
+    x = te.placeholder((8,), "float32", "x")
+    plain = te.create_prim_func([x, te.compute((8,), lambda i: tirx.sqrt(x[i]), "y")])
+    assert vectorizable_math(plain).same_as(plain)
