@@ -25,15 +25,15 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .optimize_graph import GraphConfig, GraphResult, optimize_graph
+    from .graph_search import GraphConfig, GraphResult, optimize_graph
     from .tune import KernelsResult, TuneResult, tune_kernels, tune_model
 
 _HOMES = {
-    "GraphConfig": ".optimize_graph",
-    "GraphResult": ".optimize_graph",
+    "GraphConfig": ".graph_search",
+    "GraphResult": ".graph_search",
     "KernelsResult": ".tune",
     "TuneResult": ".tune",
-    "optimize_graph": ".optimize_graph",
+    "optimize_graph": ".graph_search",
     "tune_kernels": ".tune",
     "tune_model": ".tune",
 }

@@ -229,6 +229,6 @@ def _scalar(expr: Any) -> Full | None:
     ty = static_type(expr.ty)
     if ty is None or ty.shape or ty.dtype == "bfloat16":
         return None
-    value = np.from_dlpack(expr.value).item()
+    value: Any = np.from_dlpack(expr.value).item()
     # NaN equals nothing, and minus zero equals zero: neither may be an attribute.
     return None if value != value or (value == 0 and np.signbit(value)) else Full((), value, ty.dtype)

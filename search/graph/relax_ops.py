@@ -59,10 +59,8 @@ def static_type(ty: Any) -> TensorType | None:
     if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr) or ty.vdevice is not None:
         return None
     dtype = str(ty.dtype)
-    extents = [getattr(extent, "value", None) for extent in ty.shape.values]
-    if dtype not in DTYPES or not all(isinstance(extent, int) for extent in extents):
-        return None
-    return TensorType(tuple(extents), dtype)
+    extents = _constants(ty.shape.values)
+    return None if extents is None or dtype not in DTYPES else TensorType(extents, dtype)
 
 
 def read_call(call: Any, types: Sequence[TensorType], result: TensorType) -> tuple[str, Any] | None:
@@ -136,7 +134,9 @@ def _read_shape(call: Any, types: Sequence[TensorType], result: TensorType) -> S
 
 
 def _read_slice(call: Any, types: Sequence[TensorType], result: TensorType) -> Any:
-    axes, begins, ends, *strides = (_static_ints(argument) for argument in call.args[1:])
+    axes, begins, ends, *strides = (
+        _constants(argument.fields) if isinstance(argument, relax.Tuple) else None for argument in call.args[1:]
+    )
     if axes is None or begins is None or ends is None:
         return _NOT_EXPRESSIBLE
     if strides and (strides[0] is None or any(stride != 1 for stride in strides[0])):
@@ -150,12 +150,10 @@ def _read_slice(call: Any, types: Sequence[TensorType], result: TensorType) -> A
     return Slice(tuple(begin), tuple(end))
 
 
-def _static_ints(expr: Any) -> tuple[int, ...] | None:
-    values = getattr(expr, "fields", None)
-    if values is None:
-        return None
-    numbers = [getattr(value, "value", None) for value in values]
-    return tuple(numbers) if all(isinstance(number, int) for number in numbers) else None
+def _constants(expressions: Any) -> tuple[int, ...] | None:
+    """Integer expressions as integers; None when one is symbolic."""
+    numbers = [value for value in (getattr(expr, "value", None) for expr in expressions) if isinstance(value, int)]
+    return tuple(numbers) if len(numbers) == len(expressions) else None
 
 
 def _read_axis(call: Any, types: Sequence[TensorType], result: TensorType) -> Any:

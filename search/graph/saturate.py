@@ -28,8 +28,8 @@ class Limits:
     k_multi : int
         Multi-pattern rules are applied in the first so many rounds: they may square the e-graph.
     k_group : int
-        Groups are applied in the first so many rounds. They grow the e-graph less, as only classes of the original graph
-        are grouped; what single rules find in a round or two (a sum of products is one product) can still be grouped.
+        Groups are applied in the first so many rounds. They grow the e-graph less, as only classes of the original
+        graph are grouped; what single rules find in a round or two (a sum of products is a product) can be grouped.
     matches : int
         For how many matches a multi-pattern rule, or a group, may build in one round.
     """

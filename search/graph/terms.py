@@ -381,7 +381,9 @@ def _infer_concat(attrs: Axis, *parts: TensorType) -> TensorType:
     _require(0 <= axis < len(first.shape), f"axis {axis} of shape {first.shape}")
     rest = (first.shape[:axis], first.shape[axis + 1 :], first.dtype)
     for part in parts:
-        _require((part.shape[:axis], part.shape[axis + 1 :], part.dtype) == rest, f"concat of {parts} at {axis}")
+        same_rank = len(part.shape) == len(first.shape)
+        same = same_rank and (part.shape[:axis], part.shape[axis + 1 :], part.dtype) == rest
+        _require(same, f"concat of {parts} at {axis}")
     size = sum(part.shape[axis] for part in parts)
     return TensorType((*first.shape[:axis], size, *first.shape[axis + 1 :]), first.dtype)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..terms import Axis, Slice
 from .rule import Match, Pattern, Rule, binary, concat, slice_, tensors, unary
 
@@ -27,7 +29,7 @@ def same_split(m: Match) -> bool:
     )
 
 
-def _axis_from_the_end(part: str) -> object:
+def _axis_from_the_end(part: str) -> Callable[[Match], Axis]:
     return lambda m: Axis(m.c.axis - len(m.out[0].shape) + len(getattr(m, part).shape))
 
 

@@ -1,0 +1,356 @@
+"""`optimize_graph`: a cheaper Relax module that computes the same, found by equality saturation.
+
+The rules are verified one by one (search/graph/verify); what the search makes of a whole model is checked again here:
+outputs are compared on random inputs, and with a timer the faster module is the one that is returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import ir, relax
+
+from .errors import InputError, MismatchError
+from .search.graph.cost import TermCost
+from .search.graph.decode import decode_block
+from .search.graph.encode import NotEncodable, encode_block
+from .search.graph.extract import EXTRACTORS
+from .search.graph.rules import select
+from .search.graph.saturate import Limits
+from .search.graph.superoptimize import Replacement, SearchResult, superoptimize
+
+__all__ = ["ExtractorReport", "GraphConfig", "GraphResult", "RuleReport", "optimize_graph"]
+
+Outputs = list[NDArray[Any]]
+Runner = Callable[[ir.IRModule, Sequence[NDArray[Any]]], Outputs]
+Timer = Callable[[ir.IRModule], float]
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """How to search equal graphs.
+
+    Attributes
+    ----------
+    rules : tuple of str or None
+        Names of the rules to use (`eqtune.search.graph.rules.RULES`); None: all.
+    limits : Limits
+        E-nodes, rounds and seconds of the exploration.
+    extractors : tuple of str
+        Which extractors to run; the cheapest result wins.
+    extract_seconds : float
+        Limit of the integer program.
+    cost : TermCost or None
+        Prices of terms; None: an analytic roofline.
+    fast_math : bool
+        Permit rules that are equal over the reals but lose floating-point accuracy.
+    min_gain : float
+        The original is kept unless the estimated cost falls by more than this share.
+    verify : bool
+        Compare the outputs of a changed module with the original's on random inputs.
+    tolerance : float
+        Largest difference that is accepted, relative to the largest magnitude of an output; for float16 a hundred
+        times as much.
+    seed : int
+        Of the random inputs.
+    """
+
+    rules: tuple[str, ...] | None = None
+    limits: Limits = field(default_factory=Limits)
+    extractors: tuple[str, ...] = EXTRACTORS
+    extract_seconds: float = 10.0
+    cost: TermCost | None = None
+    fast_math: bool = False
+    min_gain: float = 0.01
+    verify: bool = True
+    tolerance: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = set(self.extractors) - set(EXTRACTORS)
+        if unknown or not self.extractors:
+            raise InputError(f"extractors {list(self.extractors)}: choose from {list(EXTRACTORS)}")
+        select(self.rules)
+
+
+@dataclass(frozen=True)
+class RuleReport:
+    """What one rule did: matches it built for, seconds it took, terms of the result that it made."""
+
+    matches: int
+    seconds: float
+    used: int
+
+
+@dataclass(frozen=True)
+class ExtractorReport:
+    """What one extractor found: cost in seconds, seconds it took, proven relative gap (None: it proves none)."""
+
+    cost_s: float
+    seconds: float
+    gap: float | None
+
+
+@dataclass
+class GraphResult:
+    """What the graph search found.
+
+    Attributes
+    ----------
+    mod : tvm.ir.IRModule
+        The module to use: the optimised one, or the given one itself.
+    changed : bool
+        Whether `mod` is another module than the one given.
+    kept_because : str
+        Why the given module was kept; "" when it was not.
+    cost_before_s, cost_after_s : float
+        Estimated seconds of one run.
+    latency_before_s, latency_after_s : float or None
+        Measured seconds of one run, where a timer was given.
+    rel_err : float or None
+        Largest relative difference of the outputs, where they were compared.
+    e_nodes, e_classes, iterations : int
+        Size of the e-graphs in all, and rounds of the longest exploration.
+    stop_reason : str
+        Why the largest exploration ended: "saturated", "e_nodes", "iterations" or "seconds"; "" without any.
+    rules : dict of str to RuleReport
+        Rules that matched.
+    extractors : dict of str to ExtractorReport
+    replacements : list of Replacement
+        Kernels that are computed in another way, and the rules that led there.
+    encode_s, explore_s, extract_s, decode_s, verify_s : float
+        Seconds spent.
+    """
+
+    mod: Any
+    changed: bool = False
+    kept_because: str = ""
+    cost_before_s: float = 0.0
+    cost_after_s: float = 0.0
+    latency_before_s: float | None = None
+    latency_after_s: float | None = None
+    rel_err: float | None = None
+    e_nodes: int = 0
+    e_classes: int = 0
+    iterations: int = 0
+    stop_reason: str = ""
+    rules: dict[str, RuleReport] = field(default_factory=dict)
+    extractors: dict[str, ExtractorReport] = field(default_factory=dict)
+    replacements: list[Replacement] = field(default_factory=list)
+    encode_s: float = 0.0
+    explore_s: float = 0.0
+    extract_s: float = 0.0
+    decode_s: float = 0.0
+    verify_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the module, as a JSON object."""
+        skipped = {"mod"}
+        fields = {name: value for name, value in vars(self).items() if name not in skipped}
+        for name in ("rules", "extractors"):
+            fields[name] = {key: asdict(value) for key, value in fields[name].items()}
+        fields["replacements"] = [asdict(replacement) for replacement in self.replacements]
+        return fields
+
+
+def optimize_graph(
+    mod: ir.IRModule,
+    config: GraphConfig | None = None,
+    *,
+    run: Runner | None = None,
+    timer: Timer | None = None,
+) -> GraphResult:
+    """Search for an equal, cheaper graph of the module's "main".
+
+    Anything that cannot be searched (no Relax "main", no dataflow block, symbolic shapes) is returned as it is; what
+    the rules do not know keeps its place. Signature, dtypes, names of parameters and other functions never change. Weights
+    are best given as constants, folded (`eqtune.transform.FoldWeights`); new weights are folded the same way.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+    config : GraphConfig
+    run : callable
+        (module, inputs) -> outputs, all numpy arrays; to compare outputs. By default TVM without schedules.
+    timer : callable
+        module -> seconds of one run. With it, the original is kept unless the new module is faster.
+
+    Raises
+    ------
+    InputError
+        For a configuration that names unknown rules or extractors.
+    """
+    config = config or GraphConfig()
+    result = GraphResult(mod)
+    main = _main_function(mod)
+    if main is None:
+        result.kept_because = "the module has no Relax function named 'main'"
+        return result
+    blocks, changed = [], False
+    for block in main.body.blocks:
+        new = _search_block(block, main, config, result) if isinstance(block, relax.DataflowBlock) else None
+        changed |= new is not None
+        blocks.append(block if new is None else new)
+    if not changed:
+        return _keep(result, result.kept_because or "nothing cheaper was found")
+    candidate = _with_blocks(mod, main, blocks)
+    if not relax.analysis.check_well_formed(candidate):
+        return _keep(result, "the new module is not well-formed")
+    reason = _compare(mod, candidate, config, run, result) if config.verify else ""
+    if not reason and timer is not None:
+        result.latency_before_s, result.latency_after_s = timer(mod), timer(candidate)
+        if result.latency_after_s >= result.latency_before_s:
+            reason = "the new module is not faster"
+    if reason:
+        return _keep(result, reason)
+    result.mod, result.changed = candidate, True
+    return result
+
+
+def _keep(result: GraphResult, reason: str) -> GraphResult:
+    result.kept_because, result.cost_after_s = reason, result.cost_before_s
+    return result
+
+
+def _main_function(mod: ir.IRModule) -> Any:
+    for name, function in mod.functions_items():
+        if name.name_hint == "main" and isinstance(function, relax.Function):
+            return function if isinstance(function.body, relax.SeqExpr) else None
+    return None
+
+
+def _search_block(block: Any, main: Any, config: GraphConfig, result: GraphResult) -> Any:
+    """The cheaper block, or None; fills `result`."""
+    started = time.perf_counter()
+    try:
+        encoded = encode_block(block)
+    except NotEncodable as error:
+        result.kept_because = f"a dataflow block was left as it is: {error}"
+        return None
+    result.encode_s += time.perf_counter() - started
+    try:
+        found = superoptimize(
+            encoded.graph,
+            select(config.rules, fast_math=config.fast_math),
+            limits=config.limits,
+            cost=config.cost,
+            extractors=config.extractors,
+            extract_seconds=config.extract_seconds,
+        )
+        _add_to_report(result, found)
+        if found.cost_after_s >= found.cost_before_s * (1 - config.min_gain):
+            return None
+        started = time.perf_counter()
+        new = decode_block(encoded, found.graph, list(main.params))
+    except MismatchError as error:
+        result.kept_because = f"the search contradicts itself: {error}"
+        return None
+    result.decode_s += time.perf_counter() - started
+    return new
+
+
+def _add_to_report(result: GraphResult, found: SearchResult) -> None:
+    saturation = found.saturation
+    if saturation.e_nodes > result.e_nodes or not result.stop_reason:
+        result.stop_reason = saturation.stop_reason
+    result.e_nodes += saturation.e_nodes
+    result.e_classes += found.classes
+    result.iterations = max(result.iterations, saturation.iterations)
+    result.cost_before_s += found.cost_before_s
+    result.cost_after_s += found.cost_after_s
+    result.explore_s += found.load_s + found.explore_s
+    result.extract_s += found.extract_s
+    result.replacements += found.replacements
+    for name, matches in saturation.matches.items():
+        before = result.rules.get(name, RuleReport(0, 0.0, 0))
+        seconds = before.seconds + saturation.rule_seconds.get(name, 0.0)
+        if matches or before.matches:
+            result.rules[name] = RuleReport(
+                before.matches + matches, seconds, before.used + found.rules_used.get(name, 0)
+            )
+    for extraction in found.extractions:
+        old = result.extractors.get(extraction.extractor, ExtractorReport(0.0, 0.0, None))
+        gaps = [gap for gap in (old.gap, extraction.gap) if gap is not None]
+        result.extractors[extraction.extractor] = ExtractorReport(
+            old.cost_s + extraction.cost_s, old.seconds + extraction.seconds, max(gaps) if gaps else None
+        )
+
+
+def _with_blocks(mod: ir.IRModule, main: Any, blocks: list[Any]) -> ir.IRModule:
+    """The module with other blocks in "main", its weights folded."""
+    from .transform.fold_weights import FoldWeights
+
+    builder = relax.BlockBuilder(mod)
+    builder.begin_scope(list(main.params))
+    body = builder.normalize(relax.SeqExpr(blocks, main.body.body))
+    builder.end_scope()
+    candidate = mod.clone()
+    candidate.update_func(
+        mod.get_global_var("main"), relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs, main.span)
+    )
+    return FoldWeights()(candidate)
+
+
+def _compare(
+    mod: ir.IRModule, candidate: ir.IRModule, config: GraphConfig, run: Runner | None, result: GraphResult
+) -> str:
+    """Why the candidate must not be used; "" when its outputs are the original's."""
+    started = time.perf_counter()
+    inputs = _random_inputs(_main_function(mod), config.seed)
+    if inputs is None:
+        return "the outputs cannot be compared: an input has a symbolic shape or is no tensor"
+    run = run or _run_untuned
+    expected, actual = run(mod, inputs), run(candidate, inputs)
+    result.verify_s = time.perf_counter() - started
+    result.rel_err, allowed = 0.0, config.tolerance
+    for before, after in zip(expected, actual, strict=True):
+        if before.shape != after.shape or before.dtype != after.dtype:
+            return f"an output changed from {before.dtype}{before.shape} to {after.dtype}{after.shape}"
+        error = _relative_error(before, after)
+        result.rel_err = max(result.rel_err, error)
+        if error > allowed * (100 if before.dtype == np.float16 else 1):
+            return f"an output differs by {error:.2e} relative to its largest element; {allowed:g} is allowed"
+    return ""
+
+
+def _relative_error(expected: NDArray[Any], actual: NDArray[Any]) -> float:
+    """Largest difference over the largest magnitude; 0 where both are NaN or the same infinity, else inf there."""
+    a, b = expected.astype(np.float64), actual.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if same.all():
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(a - b)[~same]
+    scale = float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0))
+    worst = float(np.max(difference))
+    return worst / scale if scale > 0 and np.isfinite(worst) else float("inf")
+
+
+def _random_inputs(main: Any, seed: int) -> list[NDArray[Any]] | None:
+    """Normal floats and small integers for each parameter; None where a parameter is no static tensor."""
+    from .search.graph.relax_ops import static_type
+
+    generator = np.random.default_rng(seed)
+    inputs = []
+    for param in main.params:
+        ty = static_type(param.ty)
+        if ty is None or ty.dtype == "bfloat16":
+            return None
+        floats = ty.dtype.startswith("float")
+        values = generator.standard_normal(ty.shape) if floats else generator.integers(0, 2, ty.shape)
+        inputs.append(values.astype(ty.dtype))
+    return inputs
+
+
+def _run_untuned(mod: ir.IRModule, inputs: Sequence[NDArray[Any]]) -> Outputs:
+    """Run "main" as TVM compiles it without schedules, on this machine's CPU."""
+    import tvm
+
+    from .transform.apply_tuned import runner, untuned_executable
+
+    return runner(untuned_executable(mod, tvm.target.Target("llvm")), tvm.cpu())(*inputs)
