@@ -23,14 +23,14 @@ __all__ = ["Tiles", "columns_of_features", "latency_s", "tiles"]
 
 Column = NDArray[np.float64]
 
-FMA_CHAIN = 8.0
-"""Independent sums that keep the multiply-add units busy: latency 4 times two units (or two halves of a wide one)."""
+FMA_CHAIN = 5.0
+"""Independent sums that keep the multiply-add units busy: 4 where one wide unit has latency 4, 8 where two have."""
 SCALAR_TAIL = 1.0
 """Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
 LOOP_OVERHEAD = 0.3
 """Vector-instruction times of one trip of the innermost loop."""
 MANY_ROWS = 20
-"""Rows of a tile from which LLVM no longer folds each broadcast into its multiply-add (Zen 4: 24 rows 74 %, 28 53 %)."""
+"""Rows from which LLVM stops folding each broadcast into its multiply-add (Zen 4: 24 rows run at 74 %, 28 at 53 %)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Tiles:
     column_tiles: Column
     lines: Column
     chunks: Column
+    scalar_tail: NDArray[np.bool_]
     ragged_rows: NDArray[np.bool_]
     ragged_columns: NDArray[np.bool_]
     ragged_lines: NDArray[np.bool_]
@@ -57,12 +58,13 @@ class Tiles:
     """Whether a ragged loop was fused into the parallel one with others: its tail cannot be split off."""
 
 
-def tiles(plan: Plan, lanes: int, v: Mapping[str, NDArray[np.int64]]) -> Tiles:
+def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     """Count tiles, vectors and registers."""
     mr, m2, nr = v["mr"], v["m2"], v["nr"]
-    width = np.full(len(nr), lanes)
-    while np.any(nr % width):
-        width = np.where(nr % width, width // 2, width)
+    choices, which = np.unique(nr, return_inverse=True)
+    widths = [plan.vector_width(int(choice), lanes) for choice in choices]
+    width = np.array([w for w, _ in widths], dtype=np.float64)[which]
+    scalar_tail = np.array([scalar for _, scalar in widths])[which]
     vectors = nr // width
     sums = m2 * mr * vectors
     operands = np.where(m2 * mr > 1, vectors, 1) + 1
@@ -75,7 +77,7 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, NDArray[np.int64]]) -> Tiles:
     ragged_columns = plan.vector_extent % nr != 0
     ragged_lines = plan.second_extent % m2 != 0
     outer = [axis.extent for axis in plan.outer] + ([plan.groups] if plan.groups > 1 else [])
-    ones = np.ones(len(nr), dtype=np.int64)
+    ones = np.ones(len(nr))
     never = np.zeros(len(nr), dtype=np.bool_)
     rows = [(extent * ones, never) for extent in outer]
     if plan.second is not None:
@@ -90,14 +92,15 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, NDArray[np.int64]]) -> Tiles:
             spoiled |= inside & ragged & (v["depth"] > 1) & (extent > 1)
             chunks = np.where(inside, chunks * extent, chunks)
     return Tiles(
-        width=width.astype(np.float64),
-        vectors=vectors.astype(np.float64),
-        sums=sums.astype(np.float64),
-        registers=(sums + operands).astype(np.float64),
-        row_tiles=row_tiles.astype(np.float64),
-        column_tiles=column_tiles.astype(np.float64),
-        lines=lines.astype(np.float64),
-        chunks=chunks.astype(np.float64),
+        width=width,
+        vectors=vectors,
+        sums=sums,
+        registers=sums + operands,
+        row_tiles=row_tiles,
+        column_tiles=column_tiles,
+        lines=lines,
+        chunks=chunks,
+        scalar_tail=scalar_tail,
         ragged_rows=ragged_rows,
         ragged_columns=ragged_columns,
         ragged_lines=ragged_lines,
@@ -127,26 +130,32 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
     loads = sums if plan.left_vectorised and plan.right_vectorised else 0.5 * rows + vectors
-    crowding = 1.0 + 0.1 * np.maximum(rows - MANY_ROWS, 0.0)
+    crowding = (
+        1.0
+        + 0.03 * np.maximum(rows - (12.0 if plan.scattered else 16.0), 0.0)
+        + 0.07 * np.maximum(rows - MANY_ROWS, 0.0)
+    )
     return crowding * np.maximum(np.maximum(sums, FMA_CHAIN), loads)
 
 
-def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.int64]], t: Tiles) -> Cost:
+def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t: Tiles) -> Cost:
     """The estimate and its parts."""
     reduction = float(plan.reduction_extent)
-    rows = (v["mr"] * v["m2"]).astype(np.float64)
+    rows = v["mr"] * v["m2"]
     per_instruction_s = 2.0 * lanes / hardware.peak_flops_per_s * _narrowness(t.width, lanes)
     trips = reduction / v["ku"]
 
     def tile_s(rows: Column, vectors: Column, scalars: Column) -> Column:
         steps = reduction * (_row_instructions(rows, vectors, plan) + SCALAR_TAIL * rows * scalars)
         written = rows * (vectors * t.width + scalars)
-        store = written * (1.5 if plan.scattered else 3.0 / lanes) + 10.0
+        store = written * (1.2 if plan.scattered else 3.0 / lanes) + 10.0
         return per_instruction_s * (steps + LOOP_OVERHEAD * trips + store)
 
     zero = np.zeros_like(rows)
     full = tile_s(rows, t.vectors, zero)
-    tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0).astype(np.float64)
+    crowded = t.registers > (24 if plan.scattered else 27) * hardware.vector_registers / 32
+    full *= np.where(crowded, 1.3 if plan.scattered else 1.02, 1.0)
+    tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
     tail = np.where(t.ragged_rows, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero), 0.0)
     column_rest = plan.vector_extent % v["nr"]
     narrow = tile_s(rows, column_rest // t.width, column_rest % t.width)
@@ -268,11 +277,11 @@ def _footprint(plan: Plan, access: Access, rows: Column, lines: Column, columns:
             if position in reduced:
                 count = np.full(len(rows), reduced[position])
             elif position == plan.unrolled[-1].position:
-                count = rows.astype(np.float64)
+                count = rows
             elif plan.second is not None and position == plan.second.position:
-                count = lines.astype(np.float64)
+                count = lines
             elif position == plan.vector.position:
-                count = columns.astype(np.float64)
+                count = columns
             else:
                 continue
             span = span + abs(coefficient) * (count - 1.0)
@@ -280,13 +289,13 @@ def _footprint(plan: Plan, access: Access, rows: Column, lines: Column, columns:
     return bytes_
 
 
-def latency_s(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.int64]]) -> Column:
+def latency_s(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column]) -> Column:
     """The analytic estimate in seconds."""
     return cost(plan, hardware, lanes, v, tiles(plan, lanes, v)).latency_s
 
 
 def columns_of_features(
-    plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, NDArray[np.int64]], family: int
+    plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], family: int
 ) -> NDArray[np.float32]:
     """The features of features.py, shape [n, len(FEATURES)]."""
     t = tiles(plan, lanes, v)
@@ -327,7 +336,7 @@ def columns_of_features(
         "compute_share": c.compute_s / c.latency_s,
         "memory_share": c.memory_s / c.latency_s,
         "log_latency": log(c.latency_s),
-        "variant": (v["pad"] * 8 + v["pack"] * 2 + v["order"]).astype(np.float64),
+        "variant": v["pad"] * 8 + v["pack"] * 2 + v["order"],
     }
     result = np.full((count, len(FEATURES)), np.nan, dtype=np.float32)
     for column, name in enumerate(FEATURES):

@@ -91,6 +91,21 @@ class Plan:
         """Extent of the second unrolled axis; 1 without one."""
         return self.second.extent if self.second else 1
 
+    def vector_width(self, nr: int, lanes: int) -> tuple[int, bool]:
+        """Elements of one vector in tiles of `nr`, and whether a ragged tail must be computed element by element.
+
+        A tail of whole, narrower vectors costs little: widths down to a quarter of a register are used for that.
+        """
+        width, extent = lanes, self.vector_extent
+        while nr % width:
+            width //= 2
+        if extent % nr == 0:
+            return width, False
+        narrow = width
+        while extent % narrow:
+            narrow //= 2
+        return (narrow, False) if 4 * narrow >= lanes else (width, True)
+
     @property
     def outer_extent(self) -> int:
         """Iterations of all other spatial loops, groups included."""

@@ -33,6 +33,9 @@ FAMILIES = ("columns", "rows", "channels")
 LARGEST_BODY = 112
 """Multiply-adds in an unrolled body: beyond this compiling takes longer than it pays."""
 
+LARGEST_SCALAR_BODY = 64
+"""The same for a body whose vectors are computed element by element, counting its copies for other ragged tails."""
+
 
 class TiledContraction(Sketch):
     """Register tiles of one form over one kernel.
@@ -67,7 +70,9 @@ class TiledContraction(Sketch):
         ok &= t.row_tiles % v["chunk"] == 0
         if plan.panel is not None and plan.panel_is_weight:
             ok &= (v["pack"] == AHEAD) | (v["pack"] == UNPACKED)
-        ok &= (t.width * 4 >= min(self._lanes, plan.vector_extent)) | (t.vectors == 1)
+        ok &= (t.width * 4 >= self._lanes) | (plan.vector_extent < self._lanes)
+        copies = 2.0 ** (t.ragged_rows.astype(float) + t.ragged_lines)
+        ok &= ~t.scalar_tail | (v["mr"] * v["m2"] * v["nr"] * v["ku"] * copies <= LARGEST_SCALAR_BODY)
         ok &= ~t.ragged_rows | (v["chunk"] == 1) | (v["chunk"] == t.row_tiles)
         if plan.groups > 1:
             ok &= (v["pack"] == UNPACKED) | ~t.ragged_columns
@@ -89,8 +94,8 @@ class TiledContraction(Sketch):
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
         return schedule_tiles(self._mod, self.plan, self._lanes, values, self._hardware.threads > 1)
 
-    def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        return {knob.name: values[:, column] for column, knob in enumerate(self.knobs)}
+    def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
 
     def _make_knobs(self) -> tuple[Knob, ...]:
         plan, registers = self.plan, self._hardware.vector_registers
@@ -132,12 +137,14 @@ class TiledContraction(Sketch):
         extent, lanes = self.plan.vector_extent, self._lanes
         most = 8 if self.plan.unrolled_extent > 1 else self._hardware.vector_registers - 2
         counts = [c for c in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28) if c <= most]
-        found = [c * lanes for c in counts if c * lanes <= extent]
+        found = {c * lanes for c in counts if c * lanes <= extent}
         half = max(1, lanes // 2)
-        found += [d for d in range(half, min(extent, most * lanes) + 1, half) if extent % d == 0]
-        if extent <= 4 * lanes and (extent % 4 == 0 or extent < lanes):
-            found.append(extent)
-        return found or [lanes if extent > lanes else extent]
+        found |= {d for d in range(half, min(extent, most * lanes) + 1, half) if extent % d == 0}
+        if extent < 4 * lanes and extent % max(1, lanes // 4) == 0:
+            found.add(extent)
+        if extent < lanes:
+            found |= {d for d in (1, 2, 4, 8, extent) if d <= extent}
+        return sorted(found)
 
 
 def _divisors_of_tiles(rows: int, tiles_: Iterable[int]) -> list[int]:

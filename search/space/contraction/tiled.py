@@ -59,15 +59,18 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
     for writer in writers:
         sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
         if not plan.scattered or writer is not writers[-1]:
-            sch.vectorize(_split_lanes(sch, sch.get_loops(writer)[-1], lanes))
+            width, _ = plan.vector_width(values["nr"], lanes)
+            vectors, lane = sch.split(sch.get_loops(writer)[-1], [None, width])
+            sch.vectorize(lane)
+            sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     if panel is not None and values["pack"] == AT_CHUNK:
         sch.compute_at(panel, loops["outer"], preserve_unit_loops=True)
         sch.vectorize(_lane_loop(sch, sch.get_loops(panel)[-1], values["nr"], lanes))
     if staged is not None and values["pad"] in (PAD_AT_OUTER, PAD_AT_CHUNK):
         sch.compute_at(staged, loops["outer" if values["pad"] == PAD_AT_OUTER else "chunk"], preserve_unit_loops=True)
-        sch.vectorize(_split_lanes(sch, sch.get_loops(staged)[-1], lanes))
+        _schedule_padding(sch, staged, plan, lanes, False)
     elif staged is not None:
-        _schedule_copy(sch, staged, lanes, parallel)
+        _schedule_padding(sch, staged, plan, lanes, parallel)
     if panel is not None and values["pack"] == AT_ROOT:
         _schedule_copy(sch, panel, lanes, parallel)
     if plan.epilogue and not plan.epilogue_fusable:
@@ -119,11 +122,13 @@ def _local_sums(sch: Any, block: Any, plan: Plan) -> list[Any]:
 
     def merge(index: tuple[Any, ...], positions: tuple[int, ...]) -> list[tuple[int, Any]]:
         """The indices with those at `positions` made one, each with its first position."""
+        if not positions:
+            return list(enumerate(index))
+        flat = index[positions[0]]
+        for d, axis in zip(positions[1:], plan.unrolled[1:], strict=True):
+            flat = flat * axis.extent + index[d]
         kept = [(d, index[d]) for d in range(len(index)) if d not in positions[1:]]
-        flat = index[positions[0]] if positions else None
-        for d in positions[1:]:
-            flat = flat * (plan.contraction.block.write.shape[fused[positions.index(d)]]) + index[d]
-        return [(d, flat if positions and d == positions[0] else i) for d, i in kept]
+        return [(d, flat if d == positions[0] else i) for d, i in kept]
 
     if len(fused) > 1:
         axes = tuple(axis.position for axis in plan.unrolled)
@@ -178,13 +183,13 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     row_loops = [*outer, *image, chunk]
     order = [columns, *row_loops] if values["order"] == 0 else [*row_loops, columns]
     sch.reorder(*order, rows, *reduction[:-1], steps, step, *inner, row, column)
-    lane = _lane_loop(sch, column, values["nr"], lanes)
-    vectors = sch.get_loops(block)[-2] if values["nr"] > 1 else None
+    width, _ = plan.vector_width(values["nr"], lanes)
+    vectors, lane = sch.split(column, [None, width])
     sch.vectorize(lane)
-    for unroll in (step, *inner, row):
+    for unroll in (step, *inner, row, vectors):
         sch.unroll(unroll)
-    if vectors is not None:
-        sch.unroll(vectors)
+    if plan.vector_extent % values["nr"]:
+        sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     first = reduction[0] if len(reduction) > 1 else steps
     depth = min(values["depth"], len(order))
     outermost = order[0] if depth <= 1 else sch.fuse(*order[:depth], preserve_unit_iters=True)
@@ -206,6 +211,23 @@ def _lane_loop(sch: Any, loop: Any, extent: int, lanes: int) -> Any:
 def _split_lanes(sch: Any, loop: Any, lanes: int) -> Any:
     """The innermost loop of a copy, split into vectors that divide its extent."""
     return _lane_loop(sch, loop, int(sch.get(loop).extent), lanes)
+
+
+def _schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: bool) -> None:
+    """The padded operand: loops are partitioned into border and interior, so that the interior is a plain copy."""
+    rank = len(plan.kernel.block(plan.staged).axes)
+    loops = sch.get_loops(staged)
+    own = loops[-rank:]
+    if parallel and rank > 2:
+        sch.parallel(sch.fuse(*own[:-2], preserve_unit_iters=True))
+        own = own[-2:]
+    conditional = plan.kernel.block(plan.staged).conditional
+    whole_vectors = int(sch.get(own[-1]).extent) % lanes == 0
+    if conditional:
+        for loop in own[-3:-1] if whole_vectors else own[-2:]:
+            sch.annotate(loop, "pragma_loop_partition_hint", 1)
+    if whole_vectors or not conditional:
+        sch.vectorize(_split_lanes(sch, own[-1], lanes))
 
 
 def _schedule_copy(sch: Any, block: Any, lanes: int, parallel: bool) -> None:

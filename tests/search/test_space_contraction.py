@@ -1,0 +1,196 @@
+"""The tiled contraction computes what the kernel computes, whatever is chosen; and its constraints hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.search.space import Hardware, Space, build_space
+from eqtune.search.space.contraction.estimate import tiles
+from eqtune.search.space.features import FEATURES
+from eqtune.search.space.lowering import narrow_indices
+
+op = relax.op
+HARDWARE = Hardware(threads=2, peak_flops_per_s=100e9, peak_flops_per_s_all=200e9)
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+
+
+def kernel(
+    shapes: Sequence[tuple[int, ...]], weights: set[int], build: Callable[..., Any], dtype: str = "float32"
+) -> Any:
+    """A fused kernel as the plugin sees it: Relax operators on inputs and constant weights, legalised and fused."""
+    builder = relax.BlockBuilder()
+    values: list[Any] = []
+    for number, shape in enumerate(shapes):
+        if number in weights:
+            values.append(relax.const(np.zeros(shape, dtype)))
+        else:
+            values.append(relax.Var(f"x{number}", relax.TensorType(shape, dtype)))
+    with builder.function("main", [v for v in values if isinstance(v, relax.Var)]):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder.emit, *values))
+        builder.emit_func_output(result)
+    passes = [
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.AttachAttrLayoutFreeBuffers(),
+    ]
+    with tvm.target.Target("llvm"):
+        mod = tvm.transform.Sequential(passes)(builder.get())
+    functions = [f for var, f in mod.functions.items() if isinstance(f, tvm.tirx.PrimFunc)]
+    assert len(functions) == 1, "the test's operators must fuse into one kernel"
+    return tvm.IRModule({"main": functions[0]})
+
+
+def matmul(*shapes: tuple[int, ...], weights: Sequence[int] = (), dtype: str = "float32") -> Any:
+    return kernel(shapes, set(weights), lambda emit, a, b: op.matmul(a, b), dtype)
+
+
+def dense(rows: int, columns: int, depth: int) -> Any:
+    def build(emit: Any, x: Any, w: Any, bias: Any, skip: Any) -> Any:
+        return op.nn.relu(emit(op.add(emit(op.add(emit(op.matmul(x, w)), bias)), skip)))
+
+    return kernel([(1, rows, depth), (depth, columns), (columns,), (1, rows, columns)], {1, 2}, build)
+
+
+def conv(
+    channels: int, size: int, filters: int, window: int, layout: str = "NCHW", weights: str = "OIHW", **attributes: Any
+) -> Any:
+    groups = attributes.get("groups", 1)
+    extents = {"O": filters, "I": channels // groups, "H": window, "W": window}
+    data = {"N": 1, "C": channels, "H": size, "W": size + 1}
+    bias = {"N": 1, "C": filters, "H": 1, "W": 1}
+    shapes = [tuple(data[a] for a in layout), tuple(extents[a] for a in weights), tuple(bias[a] for a in layout)]
+
+    def build(emit: Any, x: Any, w: Any, b: Any) -> Any:
+        y = op.nn.conv2d(x, w, data_layout=layout, kernel_layout=weights, **attributes)
+        return op.nn.relu(emit(op.add(emit(y), b)))
+
+    return kernel(shapes, {1, 2}, build)
+
+
+KERNELS: dict[str, Callable[[], Any]] = {
+    "matmul_ragged": lambda: matmul((13, 21), (21, 37)),
+    "dense_with_epilogue": lambda: dense(19, 40, 24),
+    "matrix_vector": lambda: matmul((1, 64), (64, 72), weights=(1,)),
+    "one_column": lambda: matmul((30, 17), (17, 1)),
+    "batched": lambda: matmul((3, 9, 16), (3, 16, 20)),
+    "float64": lambda: matmul((12, 10), (10, 24), dtype="float64"),
+    "float16": lambda: matmul((12, 10), (10, 48), dtype="float16"),
+    "nchw": lambda: conv(5, 9, 18, 3, padding=(1, 1)),
+    "nchw_pointwise": lambda: conv(12, 6, 20, 1),
+    "nchw_strided_dilated": lambda: conv(3, 15, 8, 3, strides=(2, 2), dilation=(2, 2), padding=(2, 2)),
+    "nhwc_hwio": lambda: conv(6, 7, 24, 3, "NHWC", "HWIO", padding=(1, 1)),
+    "nhwc_ohwi": lambda: conv(6, 7, 17, 3, "NHWC", "OHWI", padding=(1, 1)),
+    "nhwc_pointwise": lambda: conv(6, 5, 16, 1, "NHWC", "HWIO"),
+    "grouped": lambda: conv(8, 7, 32, 3, groups=2, padding=(1, 1)),
+    "depthwise_nchw": lambda: conv(6, 10, 6, 3, groups=6, padding=(1, 1)),
+    "depthwise_nhwc": lambda: conv(32, 6, 32, 3, "NHWC", "OHWI", groups=32, padding=(1, 1)),
+}
+
+
+def random_points(space: Space, count: int, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    sketches = rng.integers(0, len(space.sketches), 20_000)
+    points = np.zeros((sketches.size, 1 + space.cardinalities.shape[1]), dtype=np.int16)
+    points[:, 0] = sketches
+    points[:, 1:] = rng.integers(0, space.cardinalities[sketches])
+    points = points[space.legal(points)]
+    assert len(points), "no legal point among 20,000"
+    return points[rng.choice(len(points), min(count, len(points)), replace=False)]
+
+
+def inputs_of(function: Any) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal([int(n) for n in p.shape]).astype(str(p.dtype)) for p in function.params]
+
+
+def build(functions: dict[str, Any]) -> Any:
+    mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()})
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True, "tirx.disable_cse_tir": True}):
+        return tvm.compile(mod, TARGET).jit()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_random_candidates_compute_the_kernel(name: str) -> None:
+    mod = KERNELS[name]()
+    space = build_space(mod, HARDWARE)
+    assert all(sketch.name.startswith("tiled") for sketch in space.sketches)
+    functions = {"reference": mod["main"]}
+    decisions = [space.decision(point) for point in random_points(space, 6)]
+    for number, decision in enumerate(decisions):
+        functions[f"candidate{number}"] = narrow_indices(space.apply(decision).mod["main"])
+    library = build(functions)
+    arrays = [tvm.runtime.tensor(value) for value in inputs_of(mod["main"])]
+    library["reference"](*arrays)
+    expected = arrays[-1].numpy()
+    tolerance = 2e-2 if name == "float16" else 1e-5
+    for number, decision in enumerate(decisions):
+        arrays[-1] = tvm.runtime.tensor(np.full_like(expected, np.nan))
+        library[f"candidate{number}"](*arrays)
+        np.testing.assert_allclose(arrays[-1].numpy(), expected, rtol=tolerance, atol=tolerance, err_msg=str(decision))
+
+
+def test_a_trace_replays_on_a_fresh_schedule() -> None:
+    mod = KERNELS["dense_with_epilogue"]()
+    space = build_space(mod, HARDWARE)
+    schedule = space.apply(space.decision(random_points(space, 1)[0]))
+    again = tvm.s_tir.Schedule(mod)
+    tvm.s_tir.schedule.Trace.apply_json_to_schedule(schedule.trace.as_json(), again)
+    tvm.ir.assert_structural_equal(again.mod, schedule.mod)
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        Hardware(threads=1),
+        Hardware(threads=8, vector_bytes=32, vector_registers=16),
+        Hardware(threads=4, vector_bytes=16, vector_registers=32),
+    ],
+    ids=["avx512", "avx2", "neon"],
+)
+def test_tiles_fit_the_registers_of_the_machine(hardware: Hardware) -> None:
+    space = build_space(dense(64, 96, 64), hardware)
+    points = random_points(space, 500)
+    for sketch, _, values in space._by_sketch(points):
+        columns = {k.name: values[:, i].astype(float) for i, k in enumerate(sketch.knobs)}
+        assert tiles(sketch.plan, hardware.lanes(4), columns).registers.max() <= hardware.vector_registers
+    widest = [space.decision(point).values["nr"] for point in points]
+    assert max(widest) >= 2 * hardware.lanes(4)
+
+
+def test_a_spilling_tile_is_not_legal() -> None:
+    space = build_space(dense(64, 96, 64), HARDWARE)
+    sketch = space.sketches[0]
+    values = {knob.name: knob.values[0] for knob in sketch.knobs} | {"nr": 32, "pack": 3}
+    fits, spills = ([values[k.name] if k.name != "mr" else mr for k in sketch.knobs] for mr in (8, 16))
+    assert sketch.legal(np.array([fits, spills])).tolist() == [True, False]
+
+
+def test_points_are_named_and_found_again() -> None:
+    space = build_space(KERNELS["nchw"](), HARDWARE)
+    for point in random_points(space, 50):
+        assert np.array_equal(space.point(space.decision(point)), point)
+
+
+def test_estimates_rank_a_register_tile_above_a_single_sum() -> None:
+    space = build_space(dense(64, 96, 64), Hardware(threads=1))
+    sketch = space.sketches[0]
+    common = {knob.name: knob.values[0] for knob in sketch.knobs} | {"pack": 3}
+    rows = [[{**common, **tile}[k.name] for k in sketch.knobs] for tile in ({"mr": 8, "nr": 32}, {"mr": 1, "nr": 16})]
+    tiled, plain = sketch.latency_s(np.array(rows))
+    assert tiled < 0.5 * plain
+
+
+def test_features_are_finite_and_complete() -> None:
+    space = build_space(KERNELS["nhwc_hwio"](), HARDWARE)
+    features = space.features(random_points(space, 200))
+    assert features.shape[1] == len(FEATURES)
+    assert np.isfinite(features).all()
