@@ -95,7 +95,7 @@ class LocalMeasurer:
     Raises
     ------
     InputError
-        For a number that is not positive.
+        For a number that is not positive, or a negative seed.
     """
 
     def __init__(
@@ -118,6 +118,8 @@ class LocalMeasurer:
         for name, value in (("threads", self.threads), ("workers", workers), ("timeout_s", timeout_s)):
             if not value > 0:
                 raise InputError(f"{name} must be positive, got {value!r}")
+        if seed < 0:
+            raise InputError(f"seed must not be negative, got {seed}")
         self._timeout_s = timeout_s
         self._seed = seed
         self._space_builder = space_builder

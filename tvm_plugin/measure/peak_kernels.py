@@ -60,7 +60,7 @@ def touch(threads: int) -> Any:
 
     @T.prim_func(s_tir=True)
     def kernel(out: T.Buffer((threads, 64), "float32")):
-        # One function without this mark, and TVM compiles all functions of the module as if arguments overlapped.
+        # TVM 0.27 compiles a whole module as if arguments overlapped when its last function lacks this mark.
         T.func_attr({"tirx.noalias": True})
         for thread in T.parallel(threads):
             out[thread, 0] = T.float32(1)
