@@ -1,10 +1,46 @@
 """Passes over Relax modules, for any `tvm.transform.Sequential`."""
 
-from .apply_tuned import ApplyTuned
-from .batch_norm import FoldBatchNorm
-from .equality_saturation import EqualitySaturation
-from .fold_weights import FoldWeights
-from .lowering import LowerToKernels
-from .simplify_shapes import SimplifyShapes
+from __future__ import annotations
 
-__all__ = ["ApplyTuned", "EqualitySaturation", "FoldBatchNorm", "FoldWeights", "LowerToKernels", "SimplifyShapes"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .apply_tuned import ApplyTuned
+    from .batch_norm import FoldBatchNorm
+    from .equality_saturation import EqualitySaturation
+    from .fold_weights import FoldWeights
+    from .layout import ChannelsLast
+    from .lowering import LowerToKernels
+    from .simplify_shapes import SimplifyShapes
+
+__all__ = [
+    "ApplyTuned",
+    "ChannelsLast",
+    "EqualitySaturation",
+    "FoldBatchNorm",
+    "FoldWeights",
+    "LowerToKernels",
+    "SimplifyShapes",
+]
+
+_HOMES = {
+    "ApplyTuned": ".apply_tuned",
+    "ChannelsLast": ".layout",
+    "EqualitySaturation": ".equality_saturation",
+    "FoldBatchNorm": ".batch_norm",
+    "FoldWeights": ".fold_weights",
+    "LowerToKernels": ".lowering",
+    "SimplifyShapes": ".simplify_shapes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # One pass does not load the others: the graph search alone brings an e-graph engine and a solver.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

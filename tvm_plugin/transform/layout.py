@@ -1,0 +1,201 @@
+"""ChannelsLast: convolutions in NHWC, without transposes between them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, transform
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from .evaluate import array_of, constant_of, is_static_tensor
+from .fold_weights import FoldWeights
+from .functions import extents, map_functions, operator, top_level_bindings, use_counts
+from .simplify_shapes import SimplifyShapes, permutation_of
+
+__all__ = ["ChannelsLast"]
+
+_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+"""With HWIO the output channels of a weight lie side by side, as vectors want them, also where nothing is packed."""
+
+_ELEMENTWISE = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("abs", "add", "ceil", "clip", "cos", "divide", "erf", "exp", "floor", "log", "maximum", "minimum"),
+        *("multiply", "negative", "power", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "subtract", "tanh"),
+        *("astype", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.selu", "nn.silu", "nn.softplus"),
+    )
+)
+
+_POOLING = {
+    "relax.nn.max_pool2d": "relax.attrs.Pool2DAttrs",
+    "relax.nn.avg_pool2d": "relax.attrs.Pool2DAttrs",
+    "relax.nn.adaptive_avg_pool2d": "relax.attrs.AdaptivePool2DAttrs",
+}
+_REDUCTIONS = frozenset({"relax.sum", "relax.mean", "relax.max", "relax.min"})
+
+
+@transform.module_pass(opt_level=0, name="ChannelsLast")
+class ChannelsLast:
+    """Convert two-dimensional convolutions to NHWC, and everything between them.
+
+    TVM's ConvertLayout puts permutes where it must and carries the layout through the operators that it knows. Then:
+
+    - f(permute_dims(x), ...) -> permute_dims(f'(x, ...)), so that permutes meet and cancel: f element-wise, pooling,
+      concat or a reduction, which ConvertLayout leaves alone after an operator that it does not know (clip)
+    - permutes of constants are folded, and those that move axes of extent 1 only become views
+    - reshape(permute_dims(x)) @ W -> reshape(x) @ W', where the rows of the constant W are reordered
+
+    What stays is a transpose at an input or output of the network that is an image.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Convert every Relax function that has a convolution."""
+        if not any(_has_convolution(function) for function in mod.functions.values()):
+            return mod
+        simplify = [FoldWeights(), SimplifyShapes()]
+        return transform.Sequential(
+            [
+                relax.transform.ConvertLayout(_LAYOUTS),
+                relax.transform.CanonicalizeBindings(),
+                *simplify,
+                _SinkPermutes(),
+                *simplify,
+                _AbsorbFlattens(),
+                relax.transform.CanonicalizeBindings(),
+                relax.transform.DeadCodeElimination(),
+            ]
+        )(mod)
+
+
+def _has_convolution(function: Any) -> bool:
+    return isinstance(function, relax.Function) and any(
+        operator(binding.value) == "relax.nn.conv2d" for binding in top_level_bindings(function)
+    )
+
+
+@transform.module_pass(opt_level=0, name="SinkPermutes")
+class _SinkPermutes:
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_Sinker().visit_expr(f)))
+
+
+@mutator
+class _Sinker(PyExprMutator):
+    """f(permute_dims(x), ...) -> permute_dims(f'(x, ...)), from the first operator to the last."""
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        tensors = call.args[0].fields if operator(call) == "relax.concat" else call.args
+        order = next((o for o in map(self._order, tensors) if o is not None), None)
+        if order is None or not is_static_tensor(call.ty):
+            return call
+        if operator(call) in _ELEMENTWISE:
+            return self._elementwise(call, order)
+        if operator(call) in _POOLING:
+            return self._pooling(call, order)
+        if operator(call) == "relax.concat":
+            return self._concat(call, order)
+        if operator(call) in _REDUCTIONS:
+            return self._reduction(call, order)
+        return call
+
+    def _elementwise(self, call: relax.Call, order: list[int]) -> Any:
+        if len(order) != call.ty.ndim:
+            return call
+        arguments = [self._unpermuted(argument, order) for argument in call.args]
+        if any(argument is None for argument in arguments):
+            return call
+        return self._permuted(relax.Call(call.op, arguments, call.attrs, call.ty_args), order)
+
+    def _pooling(self, call: relax.Call, order: list[int]) -> Any:
+        if order != [0, 3, 1, 2] or str(call.attrs.layout) != "NCHW" or str(call.attrs.out_layout) != "NCHW":
+            return call
+        fields = {
+            field.name: getattr(call.attrs, field.name) for field in type(call.attrs).__tvm_ffi_type_info__.fields
+        }
+        attributes = ir.make_node(_POOLING[operator(call)], **{**fields, "layout": "NHWC", "out_layout": "NHWC"})
+        return self._permuted(relax.Call(call.op, [self._unpermuted(call.args[0], order)], attributes), order)
+
+    def _concat(self, call: relax.Call, order: list[int]) -> Any:
+        parts = [self._unpermuted(part, order) for part in call.args[0].fields]
+        if call.attrs.axis is None or any(part is None for part in parts):
+            return call
+        return self._permuted(relax.op.concat(parts, order[int(call.attrs.axis)]), order)
+
+    def _reduction(self, call: relax.Call, order: list[int]) -> Any:
+        if call.attrs.axis is None:
+            return call
+        axes = [int(axis) % len(order) for axis in call.attrs.axis]
+        data = self._unpermuted(call.args[0], order)
+        function = getattr(relax.op, operator(call).removeprefix("relax."))
+        reduced = function(data, [order[axis] for axis in axes], keepdims=bool(call.attrs.keepdims))
+        if call.attrs.keepdims:
+            return self._permuted(reduced, order)
+        left = [axis for position, axis in enumerate(order) if position not in axes]
+        return self._permuted(reduced, [sorted(left).index(axis) for axis in left])
+
+    def _permuted(self, expr: Any, order: list[int]) -> Any:
+        return relax.op.permute_dims(self.builder_.emit(expr), order)
+
+    def _order(self, argument: Any) -> list[int] | None:
+        value = self.lookup_binding(argument) if isinstance(argument, relax.Var) else None
+        return permutation_of(value) if operator(value) == "relax.permute_dims" else None
+
+    def _unpermuted(self, argument: Any, order: list[int]) -> Any:
+        """What `argument` is a permutation of; None when it is none, or another one."""
+        if not isinstance(argument.ty, relax.TensorType):
+            return argument
+        if self._order(argument) == order:
+            return self.lookup_binding(argument).args[0]
+        if not is_static_tensor(argument.ty):
+            return None
+        shape = [1] * (len(order) - argument.ty.ndim) + extents(argument.ty)
+        if math.prod(shape) == 1:
+            return argument
+        if isinstance(argument, ir.GenericConst):
+            return constant_of(array_of(argument).reshape(shape).transpose(np.argsort(order)))
+        return None
+
+
+@transform.module_pass(opt_level=0, name="AbsorbFlattens")
+class _AbsorbFlattens:
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        return map_functions(mod, _absorb_flattens)
+
+
+def _absorb_flattens(function: relax.Function) -> relax.Function:
+    """reshape(permute_dims(x)) @ W -> reshape(x) @ W', where one row of the reshape is one image of x."""
+    absorber = _Absorber(use_counts(function))
+    return relax.analysis.remove_all_unused(absorber.visit_expr(function))
+
+
+@mutator
+class _Absorber(PyExprMutator):
+    def __init__(self, uses: dict[relax.Var, int]) -> None:
+        super().__init__()
+        self._uses = uses
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        flat: Any = self._value(call.args[0]) if operator(call) == "relax.matmul" else None
+        permute: Any = self._value(flat.args[0]) if operator(flat) == "relax.reshape" else None
+        if operator(permute) != "relax.permute_dims" or self._uses.get(call.args[0], 0) != 1:
+            return self.visit_expr_post_order(call)
+        order, weight = permutation_of(permute), call.args[1]
+        shape = extents(permute.ty)
+        if (
+            not isinstance(weight, ir.GenericConst)
+            or weight.ty.ndim != 2
+            or order[0] != 0
+            or extents(flat.ty) != [shape[0], math.prod(shape[1:])]
+        ):
+            return self.visit_expr_post_order(call)
+        rows = array_of(weight).reshape(*shape[1:], -1)
+        inverse = [int(axis) - 1 for axis in np.argsort(order)[1:]]
+        reordered = rows.transpose(*inverse, len(inverse)).reshape(array_of(weight).shape)
+        data = self.builder_.emit(relax.op.reshape(self.visit_expr(permute.args[0]), flat.ty.shape))
+        return relax.Call(call.op, [data, constant_of(reordered)], call.attrs)
+
+    def _value(self, expr: Any) -> Any:
+        return self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
