@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tvm import ir, relax, tirx, transform
+import tvm_ffi
+from tvm import ir, relax, s_tir, tirx, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.pipeline import library_dispatch_passes
 
@@ -32,7 +33,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any) -> ir.IRModule:
     tvm.ir.IRModule
         The Relax functions, whose work is now `call_tir` of kernels, and the kernels. Constants stay arguments; the
         attribute `layout_free_buffers` of a kernel lists the positions of arguments that are constants at all of its
-        calls. Equal kernels are one function, named after what it does. Reshapes are views.
+        calls and that a reduction reads. Equal kernels are one function, named after what it does. Reshapes are views.
     """
     with target:
         mod = transform.Sequential(
@@ -108,12 +109,30 @@ def _tidy(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _without_leftovers(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Without the attributes that would tell apart kernels that are equal."""
+    """Without the attributes that would tell apart kernels that are equal.
+
+    A constant that no reduction reads (a bias, a state that happens to be constant) is read once: to choose its layout
+    gains nothing.
+    """
     if "op_pattern" in kernel.attrs:
         kernel = kernel.without_attr("op_pattern")
-    if "layout_free_buffers" in kernel.attrs and not kernel.attrs["layout_free_buffers"]:
-        kernel = kernel.without_attr("layout_free_buffers")
+    if "layout_free_buffers" in kernel.attrs:
+        reduced = _reduced_arguments(kernel)
+        free = [int(position) for position in kernel.attrs["layout_free_buffers"] if int(position) in reduced]
+        kernel = kernel.with_attr("layout_free_buffers", free) if free else kernel.without_attr("layout_free_buffers")
     return kernel
+
+
+def _reduced_arguments(kernel: tirx.PrimFunc) -> set[int]:
+    """Positions of the arguments that blocks with a reduction axis read."""
+    reads: list[Any] = []
+
+    def collect(block: s_tir.SBlock) -> None:
+        if any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in block.iter_vars):
+            reads.extend(region.source for region in block.reads)
+
+    tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, collect))
+    return {i for i, parameter in enumerate(kernel.params) if any(parameter.same_as(read) for read in reads)}
 
 
 def _plain_name(name: str) -> str:
