@@ -71,6 +71,7 @@ class _State:
     pending: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     numbered: int = 0
     stale_numbers: bool = False
+    attempts: int = 0  # egglog's snapshots since ours: it has no way to forget one
 
     def copy(self) -> _State:
         """A copy that shares nothing that changes."""
@@ -81,6 +82,7 @@ class _State:
             answers=set(self.answers),
             builds=set(self.builds),
             pending=self.pending.copy(),
+            attempts=0,
         )
 
 
@@ -146,9 +148,10 @@ class EGraph:
         compiled = [self._state.compiled[name] for name in chosen]
         self._step("ask", compiled, result)
         ready = [rule for name in chosen for rule in self._answer(name, budget)]
-        if e_node_limit is not None:
-            ready, result.postponed = self._fitting(ready, e_node_limit)
-        result.changed = self._step("build", ready, result)
+        if e_node_limit is None:
+            result.changed = self._build(ready, result)
+        else:
+            self._build_within(e_node_limit, ready, result)
         if result.changed:
             self._state.stale_numbers = True
         return result
@@ -156,11 +159,12 @@ class EGraph:
     def push(self) -> None:
         """Take a snapshot; several stack up."""
         self._run("(push)")
-        self._saved.append(self._state.copy())
+        self._saved.append(self._state)
+        self._state = self._state.copy()
 
     def pop(self) -> None:
         """Go back to the last snapshot."""
-        self._run("(pop)")
+        self._run(f"(pop {1 + self._state.attempts})")
         self._state = self._saved.pop()
 
     def view(self) -> EGraphView:
@@ -218,6 +222,33 @@ class EGraph:
         rule = self.rules[name]
         return isinstance(rule, Group) or rule.multi
 
+    def _build(self, rules: Sequence[CompiledRule], result: Round) -> bool:
+        """Build for all answered matches; whether anything changed."""
+        changed = self._step("build", rules, result)
+        for rule in rules:
+            self._state.pending[rule.number] = 0
+        return changed
+
+    def _build_within(self, limit: int, rules: Sequence[CompiledRule], result: Round) -> None:
+        """The same within a limit of e-nodes: while the result would be too large, the largest rule is postponed."""
+        ready = self._fitting(rules, limit)
+        while ready:
+            attempt = Round()
+            self._run("(push)")
+            self._state.attempts += 1
+            attempt.changed = self._step("build", ready, attempt)
+            if self.e_nodes <= limit:
+                result.changed = attempt.changed
+                result.matches = attempt.matches
+                for rule in ready:
+                    self._state.pending[rule.number] = 0
+                break
+            self._run("(pop)")
+            self._state.attempts -= 1
+            largest = max(ready, key=lambda rule: attempt.matches[self._tags[rule.tag]])
+            ready = [rule for rule in ready if rule.tag != largest.tag]
+        result.postponed = tuple(dict.fromkeys(self._tags[rule.tag] for rule in rules if rule not in ready))
+
     def _step(self, kind: str, rules: Sequence[CompiledRule], result: Round) -> bool:
         """Run one of the two egglog rules of each rule, all on the same e-graph; whether anything changed."""
         if not rules:
@@ -236,8 +267,7 @@ class EGraph:
             found = report.num_matches_per_rule.get(f"{kind} {rule.number}", 0)
             if kind == "ask":
                 self._state.pending[rule.number] += found
-            else:
-                self._state.pending[rule.number] = 0
+            elif found:
                 result.matches[name] += found
             result.seconds[name] += elapsed * part / sum(parts)
         return bool(report.updated)
@@ -309,17 +339,13 @@ class EGraph:
             self._state.builds.add(rule.number)
             self._run_all(facts)
 
-    def _fitting(self, rules: Sequence[CompiledRule], limit: int) -> tuple[list[CompiledRule], tuple[str, ...]]:
-        """The rules that can build within a limit of e-nodes, and the names of the others."""
+    def _fitting(self, rules: Sequence[CompiledRule], limit: int) -> list[CompiledRule]:
+        """The rules that can be expected to build within a limit of e-nodes: a lower bound, to spare hopeless work.
+
+        Asking counts matches that differ in their forms or in operators that patterns share; building may find more.
+        """
         room = limit - self.e_nodes
-        growth = {rule.number: self._state.pending[rule.number] * len(rule.rule.after_nodes) for rule in rules}
-        fitting = []
-        for rule in sorted(rules, key=lambda rule: growth[rule.number]):
-            room -= growth[rule.number]
-            if room >= 0:
-                fitting.append(rule)
-        postponed = [self._tags[rule.tag] for rule in rules if rule not in fitting]
-        return fitting, tuple(postponed)
+        return [rule for rule in rules if self._state.pending[rule.number] <= room]
 
     def _number_classes(self) -> None:
         """Give a number to each class that has none, so that multi-pattern rules can choose among its matches."""

@@ -1,0 +1,259 @@
+"""The graph search keeps meaning, minds its limits, and finds what it should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eqtune.errors import InputError, MismatchError
+from eqtune.search.graph.cost import AnalyticCost, MeasuredCost, graph_cost_s
+from eqtune.search.graph.egraph import EGraph
+from eqtune.search.graph.extract import EXTRACTORS, extract
+from eqtune.search.graph.rules import RULES, Group, Rule, select
+from eqtune.search.graph.rules.rule import matmul, permute, slice_, tensors
+from eqtune.search.graph.saturate import Limits, saturate
+from eqtune.search.graph.superoptimize import superoptimize
+from eqtune.search.graph.terms import Kind, Leaf, Permute, Slice, TensorType, Term, TermGraph
+from eqtune.search.graph.verify.evaluate import evaluate
+from eqtune.search.graph.verify.floats import Floats
+
+from eqtune.search.graph.toy import ArbitraryCost, leaf_values, random_graph
+
+LIMITS = Limits(e_nodes=2000, iterations=4, seconds=5)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_graphs_keep_their_values(seed: int) -> None:
+    graph = random_graph(seed)
+    found = superoptimize(graph, select(fast_math=True), limits=LIMITS, cost=ArbitraryCost(seed))
+    leaves = leaf_values(graph, seed)
+    for before, after in zip(
+        evaluate(graph, leaves, Floats(np.float64)), evaluate(found.graph, leaves, Floats(np.float64)), strict=True
+    ):
+        assert after.shape == before.shape
+        np.testing.assert_allclose(after, before, rtol=1e-6, atol=1e-9)
+
+
+def test_some_of_these_random_graphs_change() -> None:
+    changed = 0
+    for seed in range(20):
+        graph = random_graph(seed)
+        found = superoptimize(graph, RULES, limits=LIMITS, cost=ArbitraryCost(seed))
+        changed += bool(found.rules_used)
+    assert changed >= 5
+
+
+def projections(count: int, *, rows: int = 64, width: int = 256) -> TermGraph:
+    """`count` products of one input with different weights."""
+    graph = TermGraph()
+    x = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((rows, width)), False)
+    for i in range(count):
+        w = graph.add_typed(Term("leaf", Leaf(i + 1), ()), TensorType((width, width)), True)
+        graph.outputs.append(graph.add("unary", Kind("tanh"), (graph.add("matmul", None, (x, w)),)))
+    return graph
+
+
+def test_products_of_one_input_become_one_product() -> None:
+    graph = projections(8, rows=1, width=64)
+    found = superoptimize(graph, RULES)
+    products = [term for i, term in enumerate(found.graph.terms) if term.op == "matmul" and not found.graph.constant[i]]
+    assert len(products) == 1
+    assert found.cost_after_s < found.cost_before_s
+    assert "merge-matmul-shared-input" in found.rules_used
+    assert any("merge-matmul-shared-input" in replacement.rules for replacement in found.replacements)
+
+
+def test_products_of_weights_are_free() -> None:
+    graph = TermGraph()
+    x = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((64, 512)), False)
+    value = x
+    for i in range(4):
+        w = graph.add_typed(Term("leaf", Leaf(i + 1), ()), TensorType((512, 512)), True)
+        value = graph.add("matmul", None, (value, w))
+    graph.outputs = [value]
+    found = superoptimize(graph, RULES)
+    live = [found.graph.terms[i].op for i in found.graph.live() if not found.graph.constant[i]]
+    assert live.count("matmul") == 1
+    assert found.cost_after_s < 0.3 * found.cost_before_s
+
+
+def test_the_same_search_twice_gives_the_same_graph() -> None:
+    graph = random_graph(3, size=20)
+    first, second = (superoptimize(graph, RULES, limits=LIMITS, cost=ArbitraryCost(1)) for _ in range(2))
+    assert first.graph.terms == second.graph.terms
+    assert first.saturation.matches == second.saturation.matches
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(e_nodes=1), "e_nodes"),
+        (Limits(seconds=0), "seconds"),
+        (Limits(iterations=0), "iterations"),
+    ],
+)
+def test_a_search_without_room_returns_the_original(limits: Limits, reason: str) -> None:
+    graph = projections(3)
+    found = superoptimize(graph, RULES, limits=limits)
+    assert found.graph is graph
+    assert found.saturation.stop_reason == reason
+    assert found.cost_after_s == found.cost_before_s
+
+
+def chain(length: int) -> TermGraph:
+    """A product of so many matrices: associativity makes exponentially many terms of it."""
+    graph = TermGraph()
+    value = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((8, 8)), False)
+    for i in range(1, length):
+        value = graph.add(
+            "matmul", None, (value, graph.add_typed(Term("leaf", Leaf(i), ()), TensorType((8, 8)), False))
+        )
+    graph.outputs = [value]
+    return graph
+
+
+def test_the_limit_of_e_nodes_holds_and_is_the_reason() -> None:
+    graph = chain(40)
+    rules = select(["matmul-associate-left", "matmul-associate-right"])
+    egraph = EGraph(graph, rules)
+    result = saturate(egraph, rules, Limits(e_nodes=2000, iterations=50, seconds=30))
+    assert result.stop_reason == "e_nodes"
+    assert 500 < egraph.e_nodes <= 2000
+
+
+def test_saturation_is_the_reason_when_nothing_changes_any_more() -> None:
+    graph = chain(5)
+    rules = select(["matmul-associate-left", "matmul-associate-right"])
+    egraph = EGraph(graph, rules)
+    result = saturate(egraph, rules, Limits())
+    assert result.stop_reason == "saturated"
+    # The classes are the 15 intervals of 5 matrices; an interval of n can be split in n - 1 places.
+    assert egraph.e_nodes == 5 + sum((5 - n + 1) * (n - 1) for n in range(2, 6))
+
+
+def test_rules_apply_by_name_and_snapshots_undo_them() -> None:
+    graph = chain(6)
+    egraph = EGraph(graph, select(["matmul-associate-left", "matmul-associate-right"]))
+    before = egraph.e_nodes
+    egraph.push()
+    assert egraph.apply(["matmul-associate-right"]).changed
+    grown = egraph.e_nodes
+    assert grown > before
+    egraph.push()
+    egraph.apply(e_node_limit=1000)
+    assert egraph.e_nodes > grown
+    egraph.pop()
+    assert egraph.e_nodes == grown
+    egraph.pop()
+    assert egraph.e_nodes == before
+    assert egraph.apply(["matmul-associate-right"]).matches == {"matmul-associate-right": 4}
+    assert egraph.e_nodes == grown
+
+
+def test_unknown_rules_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="matmul-associate-right"):
+        EGraph(chain(3), select(["matmul-associate-right"])).apply(["no-such-rule"])
+    with pytest.raises(InputError, match="no-such-rule"):
+        select(["no-such-rule"])
+
+
+def test_multi_pattern_rules_stop_after_k_rounds_and_mind_their_budget() -> None:
+    pair = RULES_BY_NAME["merge-matmul-shared-input"].make(2)
+    graph = projections(5)
+    for budget, expected in ((3, 3), (1000, 10)):
+        egraph = EGraph(graph, [pair])
+        assert egraph.apply(budget=budget).matches == {pair.name: expected}
+    egraph = EGraph(graph, [pair])
+    result = saturate(egraph, [pair], Limits(k_multi=1))
+    assert result.matches == {pair.name: 10}
+    assert result.stop_reason == "saturated"
+    egraph = EGraph(graph, [pair])
+    assert saturate(egraph, [pair], Limits(k_multi=2)).matches[pair.name] > 10
+
+
+RULES_BY_NAME = {rule.name: rule for rule in RULES}
+
+
+def test_groups_stay_with_the_classes_of_the_graph() -> None:
+    group = RULES_BY_NAME["merge-matmul-shared-input"]
+    assert isinstance(group, Group)
+    egraph = EGraph(projections(3), [group])
+    first = egraph.apply()
+    assert first.matches == {group.name: 4}  # three pairs and all three
+    assert not egraph.apply().changed
+
+
+def test_a_rule_that_would_change_a_type_is_not_applied() -> None:
+    (x,) = tensors("x")
+    wrong = Rule("wrong", permute(x, "p"), x, reason="")
+    graph = TermGraph()
+    leaf = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((2, 3)), False)
+    graph.outputs = [graph.add("permute", Permute((1, 0)), (leaf,))]
+    egraph = EGraph(graph, [wrong])
+    assert not egraph.apply().changed
+    assert len(egraph.view().classes) == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_integer_program_is_never_beaten(seed: int) -> None:
+    egraph = EGraph(random_graph(seed, size=16), RULES)
+    saturate(egraph, RULES, Limits(e_nodes=600, iterations=3))
+    results = {r.extractor: r for r in extract(egraph.view(), ArbitraryCost(seed), EXTRACTORS)}
+    ilp = results["ilp"]
+    assert ilp.gap == 0.0
+    for result in results.values():
+        assert ilp.cost_s <= result.cost_s * (1 + 1e-4)
+        assert result.cost_s == pytest.approx(graph_cost_s(result.graph, ArbitraryCost(seed)))
+
+
+def test_sharing_is_seen_by_the_integer_program_alone() -> None:
+    """Each product is cheaper by itself than the merged one, which is cheaper than both."""
+    graph = projections(2)
+    merged = TensorType((64, 512))
+
+    class Prices:
+        def term_s(self, op: str, attrs: object, types: object, weights: object, result: object, fused: bool) -> float:
+            return {"matmul": 10e-6 if result == merged else 8e-6}.get(op, 0.0)
+
+    egraph = EGraph(graph, RULES)
+    saturate(egraph, RULES, Limits())
+    costs = {r.extractor: r.cost_s for r in extract(egraph.view(), Prices())}
+    assert costs["greedy"] == pytest.approx(16e-6)
+    assert costs["ilp"] == pytest.approx(10e-6)
+
+
+def test_a_choice_with_a_cycle_or_a_hole_is_refused() -> None:
+    graph = TermGraph()
+    leaf = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((4, 4)), False)
+    graph.outputs = [graph.add("permute", Permute((1, 0)), (graph.add("permute", Permute((1, 0)), (leaf,)),))]
+    egraph = EGraph(graph, RULES)
+    saturate(egraph, RULES, Limits())
+    view = egraph.view()
+    (leaf_class,) = (c for c, nodes in enumerate(view.classes) if any(view.ops[n] == "leaf" for n in nodes))
+    choice = {c: next(n for n in nodes if view.ops[n] == "permute") for c, nodes in enumerate(view.classes)}
+    assert view.roots == [leaf_class]
+    with pytest.raises(MismatchError, match="cycle"):
+        view.graph(choice)
+    with pytest.raises(MismatchError, match="no node"):
+        view.graph({})
+
+
+def test_measured_prices_come_before_estimated_ones() -> None:
+    graph = projections(1)
+    term = graph.terms[2]
+    key = (term.op, term.attrs, (graph.types[0], graph.types[1]))
+    cost = MeasuredCost({key: 1.0})
+    assert graph_cost_s(graph, cost) > 1.0 > graph_cost_s(graph, AnalyticCost())
+
+
+def test_rules_are_checked_when_they_are_written() -> None:
+    x, y, z = tensors("x y z")
+    with pytest.raises(ValueError, match="does not bind"):
+        Rule("free", matmul(x, y), matmul(x, z), reason="")
+    with pytest.raises(ValueError, match="roots"):
+        Rule("uneven", (matmul(x, y), matmul(x, z)), matmul(x, y), reason="")
+    with pytest.raises(AttributeError, match="binds"):
+        EGraph(
+            projections(1),
+            [Rule("typo", matmul(x, y), slice_(matmul(x, y), lambda m: Slice(m.nothing, ())), reason="")],
+        ).apply()
