@@ -21,7 +21,7 @@ WORTH_GIVING_UP_S = 1e-3
 """Kernels faster than this are repeated in any case: giving up saves nothing."""
 
 SEVERAL_LOOKS_S = 5e-3
-"""A kernel faster than this may have met an interrupt or another process: it gets several warm calls before giving up."""
+"""A faster kernel may have met an interrupt or another process: it gets several warm calls before it is given up."""
 
 
 @dataclass(frozen=True)
