@@ -31,6 +31,8 @@ LOOP_OVERHEAD = 0.3
 """Vector-instruction times of one trip of the innermost loop."""
 MANY_ROWS = 20
 """Rows from which LLVM stops folding each broadcast into its multiply-add (Zen 4: 24 rows run at 74 %, 28 at 53 %)."""
+PAGE_BYTES = 4096
+"""Rows this far apart fall into the same set of the first-level cache, which holds eight of them."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +150,16 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     def tile_s(rows: Column, vectors: Column, scalars: Column) -> Column:
         steps = reduction * (_row_instructions(rows, vectors, plan) + SCALAR_TAIL * rows * scalars)
         written = rows * (vectors * t.width + scalars)
-        store = written * (1.2 if plan.scattered else 3.0 / lanes) + 10.0
+        store = written * (1.2 if plan.scattered else 2.0 / lanes) + 4.0
         return per_instruction_s * (steps + LOOP_OVERHEAD * trips + store)
 
     zero = np.zeros_like(rows)
     full = tile_s(rows, t.vectors, zero)
     crowded = t.registers > (24 if plan.scattered else 27) * hardware.vector_registers / 32
     full *= np.where(crowded, 1.3 if plan.scattered else 1.02, 1.0)
+    row_bytes = (plan.contraction.left.access.stride(plan.unrolled[-1].position) or 0) * plan.element_bytes
+    if row_bytes and row_bytes % PAGE_BYTES == 0:
+        full *= 1.0 + 0.02 * np.maximum(rows - 8.0, 0.0)
     tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
     tail = np.where(t.ragged_rows, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero), 0.0)
     column_rest = plan.vector_extent % v["nr"]
@@ -222,10 +227,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         extra_s = extra_s + np.where((v["pad"] == PAD_AT_ROOT) & (used > 1), hardware.parallel_overhead_s, 0.0)
     if plan.epilogue and not plan.epilogue_fusable:
         extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
-    unpacked = plan.panel is not None and plan.reduction_extent * plan.vector.extent > 4096
-    if unpacked:
-        strided = plan.panel is not None and plan.panel.stride(plan.vector.position) != 1
-        extra_s = extra_s + np.where(v["pack"] == UNPACKED, (7.0 if strided else 0.12) * compute_s, 0.0)
+    extra_s = extra_s + np.where(v["pack"] == UNPACKED, _unpacked_share(plan) * compute_s, 0.0)
     extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
     latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
     return Cost(
@@ -247,6 +249,16 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
 def _rows_first(plan: Plan) -> bool:
     """Whether the chunk loop is outermost when rows come first."""
     return plan.outer_extent == 1 and plan.second is None
+
+
+def _unpacked_share(plan: Plan) -> float:
+    """Extra time, relative to computing, of reading the vectorised operand where it lies: by elements, or by pages."""
+    if plan.panel is None or plan.reduction_extent * plan.vector.extent <= 4096:
+        return 0.0
+    if plan.panel.stride(plan.vector.position) != 1:
+        return 7.0
+    step = max((plan.panel.stride(axis.position) or 0 for axis in plan.reduction), default=0) * plan.element_bytes
+    return 0.12 if step % PAGE_BYTES == 0 else 0.02
 
 
 def _window_extent(plan: Plan) -> float:

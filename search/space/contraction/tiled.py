@@ -100,7 +100,7 @@ def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
 
     ragged = panel.shape[column] % nr != 0
     pad_value = (0.0 if panel.dtype.startswith(("float", "bfloat")) else 0) if ragged else None
-    sch.transform_layout(copy, ("write", 0), _index_map(layout, len(axis_of)), pad_value=pad_value)
+    sch.transform_layout(copy, ("write", 0), _index_map(sch, block, layout, len(axis_of)), pad_value=pad_value)
     if values["pack"] == AHEAD:
         sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
     return copy
@@ -133,22 +133,24 @@ def _local_sums(sch: Any, block: Any, plan: Plan) -> list[Any]:
     if len(fused) > 1:
         axes = tuple(axis.position for axis in plan.unrolled)
         count = len(plan.contraction.block.axes)
-        sch.transform_block_layout(block, _index_map(lambda *i: [x for _, x in merge(i, axes)], count))
-        sch.transform_block_layout(writers[0], _index_map(lambda *i: [x for _, x in merge(i, fused)], rank))
+        sch.transform_block_layout(block, _index_map(sch, block, lambda *i: [x for _, x in merge(i, axes)], count))
+        sch.transform_block_layout(writers[0], _index_map(sch, block, lambda *i: [x for _, x in merge(i, fused)], rank))
 
     def sums_layout(*index: Any) -> list[Any]:
         merged = merge(index, fused if len(fused) > 1 else ())
         return [x for d, x in merged if d != vector] + [x for d, x in merged if d == vector]
 
     if len(fused) > 1 or vector != rank - 1:
-        sch.transform_layout(block, ("write", 0), _index_map(sums_layout, rank))
+        sch.transform_layout(block, ("write", 0), _index_map(sch, block, sums_layout, rank))
     if plan.scattered:
         writers.insert(0, sch.cache_write(block, 0, "local"))
     return writers
 
 
-def _index_map(function: Any, rank: int) -> Any:
-    return tirx.IndexMap.from_func(function, ndim=rank, index_dtype="int64")
+def _index_map(sch: Any, block: Any, function: Any, rank: int) -> Any:
+    """The function of `rank` indices as TVM wants it, in the index type that the kernel uses."""
+    index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
+    return tirx.IndexMap.from_func(function, ndim=rank, index_dtype=index_dtype)
 
 
 def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[str, int]) -> dict[str, Any]:
