@@ -233,7 +233,7 @@ class EGraph:
         """The same within a limit of e-nodes: while the result would be too large, the largest rule is postponed."""
         ready = self._fitting(rules, limit)
         while ready:
-            attempt = Round()
+            attempt = Round(seconds=result.seconds)
             self._run("(push)")
             self._state.attempts += 1
             attempt.changed = self._step("build", ready, attempt)

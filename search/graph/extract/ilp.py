@@ -2,10 +2,11 @@
 
 Variables: x_n in {0, 1} for each node, y_c for each class. Minimise sum of cost_n x_n such that
 
-    y_root = 1,   y_c = sum of x_n over the nodes of c,   x_n <= y_m for each class m that n needs
+    y_root = 1,   y_c = sum of x_n over the nodes of c,   sum of x_n over the nodes of c that need m <= y_m.
 
-(y_c <= y_m at once where every node of c needs m). Tensat's formulation, without its ordering variables: solutions with
-a cycle are cut off when they appear, and two-cycles from the start.
+Tensat's formulation (MLSys 2021) has the last inequality for each node by itself; summed over a class, of which one node
+is chosen at most, it is as valid and much tighter. Solutions with a cycle are cut off when they appear, and two-cycles
+from the start, instead of by ordering variables.
 """
 
 from __future__ import annotations
@@ -98,15 +99,12 @@ class _Program:
             self.row(
                 [*(self.node_column[n] for n in nodes), self.class_column[c]], [1.0] * len(nodes) + [-1.0], 0.0, 0.0
             )
-            needed_by_all = (
-                set(problem.children[nodes[0]]).intersection(*(problem.children[n] for n in nodes)) if nodes else set()
-            )
-            for child in sorted(needed_by_all):
-                self.row([self.class_column[c], self.class_column[child]], [1.0, -1.0], -np.inf, 0.0)
+            users: dict[int, list[int]] = {}
             for node in nodes:
                 for child in problem.children[node]:
-                    if child not in needed_by_all:
-                        self.row([self.node_column[node], self.class_column[child]], [1.0, -1.0], -np.inf, 0.0)
+                    users.setdefault(child, []).append(self.node_column[node])
+            for child, columns in users.items():
+                self.row([*columns, self.class_column[child]], [1.0] * len(columns) + [-1.0], -np.inf, 0.0)
         for cycle in _two_cycles(problem):
             self.cut(cycle)
 
