@@ -58,6 +58,8 @@ class Tiles:
     ragged_lines: NDArray[np.bool_]
     ragged_parallel: NDArray[np.bool_]
     """Whether a ragged loop was fused into the parallel one with others: its tail cannot be split off."""
+    redundant_depth: NDArray[np.bool_]
+    """Whether the last fused loop has one iteration: the same program as without it."""
 
 
 def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
@@ -87,10 +89,11 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     rows.append((-(-row_tiles // v["chunk"]), ragged_rows))
     column = (column_tiles, ragged_columns)
     orders = ([column, *rows], [*rows, column])
-    chunks, spoiled = ones.copy(), never.copy()
+    chunks, spoiled, redundant = ones.copy(), never.copy(), never.copy()
     for order, loops in enumerate(orders):
         for depth, (extent, ragged) in enumerate(loops):
             inside = (v["order"] == order) & (v["depth"] > depth)
+            redundant |= (v["order"] == order) & (v["depth"] == depth + 1) & (extent == 1) & (depth > 0)
             spoiled |= inside & ragged & (v["depth"] > 1) & (extent > 1)
             chunks = np.where(inside, chunks * extent, chunks)
     return Tiles(
@@ -107,6 +110,7 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
         ragged_columns=ragged_columns,
         ragged_lines=ragged_lines,
         ragged_parallel=spoiled,
+        redundant_depth=redundant,
     )
 
 

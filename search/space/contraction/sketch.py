@@ -65,7 +65,7 @@ class TiledContraction(Sketch):
         t = tiles(plan, self._lanes, v)
         ok = t.registers <= self._hardware.vector_registers
         ok &= (t.sums * v["ku"] <= LARGEST_BODY) | (v["ku"] == 1)
-        ok &= ~t.ragged_parallel
+        ok &= ~t.ragged_parallel & ~t.redundant_depth
         ok &= v["chunk"] <= t.row_tiles
         ok &= t.row_tiles % v["chunk"] == 0
         if plan.panel is not None and plan.panel_is_weight:
@@ -108,6 +108,8 @@ class TiledContraction(Sketch):
         blocks = [1, *_divisors_of_tiles(rows, row_tiles)]
         loops = 2 + len(plan.outer) + (plan.groups > 1) + (plan.second is not None)
         depths = list(range(loops + 1))
+        if self._hardware.threads == 1:  # fused loops only move where the padding is computed
+            depths = [0, *depths[2:]] if plan.staged else [0]
         if plan.panel is None:
             packs = [UNPACKED]
         elif plan.panel_is_weight:
