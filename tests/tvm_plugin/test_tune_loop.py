@@ -24,6 +24,7 @@ from eqtune.tune.kernel_search import KernelSearch
 from eqtune.tune.loop import TuningLoop, Variant
 from eqtune.tune.progress import Progress
 
+K0, K1, FAST, SLOW = "a" * 16, "b" * 16, "c" * 16, "d" * 16
 CONTEXT = Context('{"kind": "toy"}', "toy", 1, "0.27")
 
 
@@ -85,11 +86,14 @@ def kernel(name: str, sketch: ToySketch, calls: int = 1, seed: int = 0) -> Kerne
 def loop_over(
     kernels: list[KernelSearch], measurer: LookUp, path: Path, variants: list[Variant] | None = None, trials: int = 96
 ) -> TuningLoop:
+    database = RecordDatabase(path / "records.sqlite")
+    for one in kernels:
+        database.add_workload(one.task.workload_hash, "{}", name=one.task.name, flops=1e6)
     return TuningLoop(
         kernels=kernels,
         variants=variants or [Variant("only", {k.task.workload_hash: k.task.calls for k in kernels})],
         measurer=measurer,  # type: ignore[arg-type]
-        database=RecordDatabase(path / "records.sqlite"),
+        database=database,
         context=CONTEXT,
         model=cost_model.create("xgboost", seed=0),
         allocation=allocation.create("gradient").begin(0),
@@ -101,7 +105,7 @@ def loop_over(
 
 
 def test_it_finds_good_candidates_within_its_trials_and_records_each_once(tmp_path: Path) -> None:
-    sketches = {"k0": ToySketch(1.0, 5), "k1": ToySketch(3.0, 9)}
+    sketches = {K0: ToySketch(1.0, 5), K1: ToySketch(3.0, 9)}
     measurer = LookUp(sketches)
     loop = loop_over([kernel(name, sketch) for name, sketch in sketches.items()], measurer, tmp_path)
     loop.run()
@@ -109,18 +113,18 @@ def test_it_finds_good_candidates_within_its_trials_and_records_each_once(tmp_pa
     assert len(set(measurer.asked)) == len(measurer.asked)
     assert loop.kernels[0].best_s == pytest.approx(1e-6, rel=1.5)
     assert loop.kernels[1].best_s == pytest.approx(3e-6, rel=1.5)
-    assert len(loop.database.for_workload("k0", CONTEXT)) == loop.kernels[0].status.trials
+    assert len(loop.database.for_workload(K0, CONTEXT)) == loop.kernels[0].status.trials
 
 
 def test_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
-    sketches = {"k0": ToySketch(1.0, 5)}
+    sketches = {K0: ToySketch(1.0, 5)}
     first = LookUp(sketches)
-    loop = loop_over([kernel("k0", sketches["k0"])], first, tmp_path, trials=48)
+    loop = loop_over([kernel(K0, sketches[K0])], first, tmp_path, trials=48)
     loop.run()
     loop.database.close()
-    resumed = kernel("k0", sketches["k0"])
+    resumed = kernel(K0, sketches[K0])
     with RecordDatabase(tmp_path / "records.sqlite") as database:
-        resumed.resume(database.for_workload("k0", CONTEXT))
+        resumed.resume(database.for_workload(K0, CONTEXT))
     assert resumed.status.trials == 48
     assert resumed.best_s == loop.kernels[0].best_s
     second = LookUp(sketches)
@@ -129,8 +133,8 @@ def test_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
 
 
 def test_failed_candidates_are_counted_and_never_best(tmp_path: Path) -> None:
-    sketches = {"k0": ToySketch(1.0, 3)}
-    loop = loop_over([kernel("k0", sketches["k0"])], LookUp(sketches), tmp_path, trials=200)
+    sketches = {K0: ToySketch(1.0, 3)}
+    loop = loop_over([kernel(K0, sketches[K0])], LookUp(sketches), tmp_path, trials=200)
     loop.run()
     assert loop.kernels[0].failed > 0
     best = loop.kernels[0].best
@@ -139,8 +143,8 @@ def test_failed_candidates_are_counted_and_never_best(tmp_path: Path) -> None:
 
 
 def test_a_form_that_is_clearly_slower_gets_no_more_trials(tmp_path: Path) -> None:
-    sketches = {"fast": ToySketch(1.0, 5), "slow": ToySketch(50.0, 5)}
-    variants = [Variant("fast form", {"fast": 1}), Variant("slow form", {"slow": 1})]
+    sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(50.0, 5)}
+    variants = [Variant("fast form", {FAST: 1}), Variant("slow form", {SLOW: 1})]
     loop = loop_over([kernel(n, s) for n, s in sketches.items()], LookUp(sketches), tmp_path, variants, trials=120)
     loop.run()
     assert [variant.name for variant in loop.variants] == ["fast form"]
@@ -149,8 +153,8 @@ def test_a_form_that_is_clearly_slower_gets_no_more_trials(tmp_path: Path) -> No
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    sketches = {"k0": ToySketch(1.0, 5)}
-    loop = loop_over([kernel("k0", sketches["k0"])], LookUp(sketches, stop_after=32), tmp_path)
+    sketches = {K0: ToySketch(1.0, 5)}
+    loop = loop_over([kernel(K0, sketches[K0])], LookUp(sketches, stop_after=32), tmp_path)
     loop.run()
     assert loop.interrupted
     assert loop.kernels[0].status.trials == 32
@@ -160,7 +164,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     asked = []
     for run in range(2):
-        sketches = {"k0": ToySketch(1.0, 5), "k1": ToySketch(2.0, 12)}
+        sketches = {K0: ToySketch(1.0, 5), K1: ToySketch(2.0, 12)}
         measurer = LookUp(sketches)
         (tmp_path / str(run)).mkdir()
         loop_over([kernel(n, s) for n, s in sketches.items()], measurer, tmp_path / str(run)).run()

@@ -96,7 +96,7 @@ def test_the_exported_library_runs(tuned: tuple[eqtune.TuneResult, Path], tmp_pa
     x = np.ones((1, 4, 24, 24), dtype=np.float32)
     got = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     np.testing.assert_array_equal(got, result.run(x)[0])
-    with pytest.raises(eqtune.InputError, match="must end in .so or .tar"):
+    with pytest.raises(eqtune.InputError, match=r"must end in \.so or \.tar"):
         result.export(tmp_path / "model.dll")
 
 

@@ -77,6 +77,7 @@ class TuningLoop:
     on_round: Callable[[], None] = lambda: None
     interrupted: bool = False
     _round_s: float = field(default=0.0, init=False)
+    _trial_s: float = field(default=0.0, init=False)
 
     def run(self) -> None:
         """Measure until the budget is spent or no kernel has anything left. Ctrl-C ends it early, keeping all."""
@@ -118,7 +119,9 @@ class TuningLoop:
         self.budget.spent_trials += len(measurements)
         self._fit()
         self.on_round()
-        self._round_s = max(0.8 * self._round_s, time.monotonic() - started)
+        round_s = time.monotonic() - started
+        self._round_s = max(0.8 * self._round_s, round_s)
+        self._trial_s = max(0.8 * self._trial_s, round_s / len(measurements))
         self.progress.update(
             kernel.task.name[:40],
             self.latency_s,
@@ -128,11 +131,14 @@ class TuningLoop:
         )
 
     def _batch(self) -> int:
-        left = self.budget.trials_left
-        if left is None:
-            return BATCH
+        """Candidates of the next round: a full batch, or fewer where that would leave kernels without any."""
         untouched = sum(not kernel.status.trials and not kernel.status.finished for kernel in self.kernels)
-        return max(1, min(BATCH, left // max(1, untouched)))
+        shares = [BATCH]
+        if self.budget.trials_left is not None:
+            shares.append(self.budget.trials_left // max(1, untouched))
+        if self.budget.seconds_left is not None and self._trial_s:
+            shares.append(int(self.budget.seconds_left / self._trial_s) // max(1, untouched))
+        return max(1, min(shares))
 
     def _score(self, kernel: KernelSearch) -> BlendedScore:
         return BlendedScore(kernel.space, self.model, measured=len(kernel.measurements))

@@ -6,21 +6,20 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tvm
 from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError
 from ..frontends import load_model
 from ..frontends.verify import compare
-from ..transform.apply_tuned import build_executable, runner
+from ..runtime import ModelRunner, time_side_by_side
+from ..transform.apply_tuned import build_executable
 from .forms import Form, model_forms
 from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
-from .running import time_runs
 from .session import Session, Settings
 from .summarize import summarize
 
@@ -115,7 +114,9 @@ def tune_model(
         forms, graph_result = model_forms(imported.mod, session.target, graph)
         if session.budget.time_s is not None:
             session.budget.reserve_s = min(0.25 * session.budget.time_s, 5.0 + 0.1 * len(forms.tasks))
-        reference = Reference(imported, session.target, session.work, seed, session.context_key)
+        reference = Reference(
+            imported, session.target, session.work, seed, session.context_key, session.context.threads
+        )
         loop = session.search(forms.tasks, forms.variants)
         results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
         built = [_build(form, results, session) for form in forms.of(loop.variants)]
@@ -168,19 +169,19 @@ class _Built:
     form: Form
     tasks: list[TaskResult]
     executable: Any
-    run: Callable[..., list[NDArray[Any]]]
+    run: ModelRunner
 
 
 def _build(form: Form, results: Sequence[TaskResult], session: Session) -> _Built:
     calls = form.calls
     tasks = [replace(task, calls=calls[task.workload_hash]) for task in results if task.workload_hash in calls]
     executable = build_executable(form.mod, session.target, schedules_of(tasks))
-    return _Built(form, tasks, executable, runner(executable, tvm.cpu()))
+    return _Built(form, tasks, executable, ModelRunner(executable, threads=session.context.threads))
 
 
 def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]]) -> tuple[_Built, float]:
     """The fastest form and its latency in seconds, timed in turn."""
-    latencies = time_runs([lambda b=b: b.run(*inputs) for b in built])  # type: ignore[misc]
+    latencies = time_side_by_side([candidate.run for candidate in built], inputs)
     index = min(range(len(built)), key=latencies.__getitem__)
     for candidate, latency_s in zip(built, latencies, strict=True):
         LOGGER.info("form %r takes %.4g s", candidate.form.name, latency_s)

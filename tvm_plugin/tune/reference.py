@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,8 +13,8 @@ import tvm_ffi
 from numpy.typing import NDArray
 
 from ..frontends import ImportedModel
-from ..transform.apply_tuned import runner, untuned_executable
-from .running import time_runs
+from ..runtime import ModelRunner, time_side_by_side
+from ..transform.apply_tuned import untuned_executable
 from .workdir import WorkDirectory
 
 __all__ = ["Reference"]
@@ -36,6 +35,7 @@ class Reference:
         Of the inputs.
     context_key : str
         Where the latency is valid.
+    threads : int
     """
 
     imported: ImportedModel
@@ -43,6 +43,7 @@ class Reference:
     work: WorkDirectory
     seed: int
     context_key: str
+    threads: int
 
     @cached_property
     def inputs(self) -> list[NDArray[Any]]:
@@ -55,9 +56,9 @@ class Reference:
         return untuned_executable(self.imported.mod, self.target)
 
     @cached_property
-    def run(self) -> Callable[..., Outputs]:
+    def run(self) -> ModelRunner:
         """Runs it on numpy arrays."""
-        return runner(self.executable, tvm.cpu())
+        return ModelRunner(self.executable, threads=self.threads)
 
     def latency_s(self) -> float:
         """Seconds of one untuned run: the minimum of two or more."""
@@ -74,7 +75,7 @@ class Reference:
         if known is not None and outputs is not None:
             return float(known["latency_s"]), outputs
         outputs = self.run(*self.inputs)
-        (latency_s,) = time_runs([lambda: self.run(*self.inputs)], budget_s=0.5, at_least=1)
+        (latency_s,) = time_side_by_side([self.run], self.inputs, budget_s=0.5, at_least=1)
         if self.imported.reference is not None:
             outputs = self.imported.reference(*self.inputs)
         self.work.save_reference(key, outputs)

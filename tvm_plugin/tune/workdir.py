@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,9 +80,9 @@ class WorkDirectory:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return [arrays[name] for name in sorted(arrays.files)]
-        except (ValueError, OSError, EOFError) as error:
+        except (ValueError, OSError, EOFError, BadZipFile) as error:
             LOGGER.warning("%s cannot be read (%s); the reference is computed again", path.name, error)
             return None
 

@@ -1,0 +1,104 @@
+"""Run whole executables with a chosen number of threads.
+
+TVM's thread pool belongs to the Python thread that first runs a parallel kernel, and counts half of the logical
+processors unless told otherwise. Models therefore run in a thread of their own, whose pool has the size asked for;
+whatever the caller runs with TVM in other threads keeps its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+__all__ = ["ModelRunner", "time_side_by_side"]
+
+AFFINITY_BIG_CORES = 1
+"""TVM's default: one worker thread a core."""
+
+
+class ModelRunner:
+    """The function "main" of an executable, on numpy arrays.
+
+    Parameters
+    ----------
+    executable : relax.VMExecutable
+    device : tvm.runtime.Device, optional
+        The CPU unless given.
+    threads : int, optional
+        Threads of TVM's pool; all cores of this process unless given.
+    """
+
+    def __init__(self, executable: Any, device: Any = None, threads: int | None = None) -> None:
+        self._device = tvm.cpu() if device is None else device
+        self._pool = _thread_with_pool(threads or len(os.sched_getaffinity(0)))
+        self._main = self._pool.submit(lambda: relax.VirtualMachine(executable, self._device)["main"]).result()
+
+    def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+        """Outputs in order; tuples of outputs are flattened."""
+        arguments = self.prepare(inputs)
+        return self._pool.submit(lambda: _flatten(self._main(*arguments))).result()
+
+    def prepare(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
+        """The inputs as tensors on the device."""
+        return [tvm.runtime.tensor(np.ascontiguousarray(value), self._device) for value in inputs]
+
+    def time_s(self, arguments: Sequence[Any]) -> float:
+        """Seconds of one run on prepared arguments."""
+        return self._pool.submit(self._timed, arguments).result()
+
+    def _timed(self, arguments: Sequence[Any]) -> float:
+        started = time.perf_counter()
+        self._main(*arguments)
+        self._device.sync()
+        return time.perf_counter() - started
+
+
+def time_side_by_side(
+    runners: Sequence[ModelRunner], inputs: Sequence[NDArray[Any]], budget_s: float = 1.0, at_least: int = 3
+) -> list[float]:
+    """Seconds of one run of each: the minimum of several, taken in turn so that drift hits all alike.
+
+    Parameters
+    ----------
+    runners : sequence of ModelRunner
+    inputs : sequence of arrays
+    budget_s : float
+        Seconds to spend on all together, about.
+    at_least : int
+        Runs of each, however long they take, after one to warm up.
+    """
+    prepared = [runner.prepare(inputs) for runner in runners]
+    for runner, arguments in zip(runners, prepared, strict=True):
+        runner.time_s(arguments)
+    best = [float("inf")] * len(runners)
+    started, rounds = time.monotonic(), 0
+    while rounds < at_least or (time.monotonic() - started < budget_s and rounds < 1000):
+        for index, (runner, arguments) in enumerate(zip(runners, prepared, strict=True)):
+            best[index] = min(best[index], runner.time_s(arguments))
+        rounds += 1
+    return best
+
+
+@functools.cache
+def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
+    def configure() -> None:
+        cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+        names = [cores[index % len(cores)] for index in range(threads)]
+        tvm.get_global_func("runtime.config_threadpool")(AFFINITY_BIG_CORES, threads, names)
+
+    return ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
+
+
+def _flatten(value: Any) -> list[NDArray[Any]]:
+    if isinstance(value, tvm.runtime.Tensor):
+        return [value.numpy()]
+    return [array for part in value for array in _flatten(part)]
