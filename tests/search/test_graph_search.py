@@ -14,10 +14,9 @@ from eqtune.search.graph.rules.rule import matmul, permute, slice_, tensors
 from eqtune.search.graph.saturate import Limits, saturate
 from eqtune.search.graph.superoptimize import superoptimize
 from eqtune.search.graph.terms import Kind, Leaf, Permute, Slice, TensorType, Term, TermGraph
+from eqtune.search.graph.toy import ArbitraryCost, leaf_values, random_graph
 from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats
-
-from eqtune.search.graph.toy import ArbitraryCost, leaf_values, random_graph
 
 LIMITS = Limits(e_nodes=2000, iterations=4, seconds=5)
 

@@ -1,0 +1,366 @@
+"""The graph search as users meet it: on Relax modules, as a function and as a pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+
+import eqtune
+from eqtune import GraphConfig, InputError, optimize_graph, zoo
+from eqtune.search.graph.decode import decode_function
+from eqtune.search.graph.encode import Encoded, encode_block
+from eqtune.search.graph.relax_ops import ROWS
+from eqtune.search.graph.saturate import Limits
+from eqtune.search.graph.terms import TermGraph
+from eqtune.search.graph.toy import ArbitraryCost, random_graph
+from eqtune.search.graph.verify.evaluate import evaluate
+from eqtune.search.graph.verify.floats import Floats
+from eqtune.transform import EqualitySaturation, FoldBatchNorm, FoldWeights
+
+FAST = GraphConfig(verify=False, limits=Limits(e_nodes=2000, iterations=4))
+
+
+def module(build: Callable[[relax.BlockBuilder], Any], *params: relax.Var) -> tvm.IRModule:
+    """A module whose "main" takes `params` and returns what `build` emits in a dataflow block."""
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(params)):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def tensor(name: str, shape: Sequence[Any], dtype: str = "float32") -> relax.Var:
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def weight(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
+    return relax.const((np.random.default_rng(seed).standard_normal(shape) * 0.1).astype(dtype))
+
+
+def chain_of_products(dtype: str = "float32") -> tvm.IRModule:
+    """relu(x @ a @ b @ c): the weights' product is one weight."""
+    x = tensor("x", (64, 128), dtype)
+    constants = [weight(128, 128, seed=i, dtype=dtype) for i in range(3)]
+
+    def build(builder: relax.BlockBuilder) -> Any:
+        value: Any = x
+        for constant in constants:
+            value = builder.emit(relax.op.matmul(value, constant))
+        return relax.op.nn.relu(value)
+
+    return module(build, x)
+
+
+def run_in_numpy(mod: tvm.IRModule, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Evaluate a "main" of one dataflow block without TVM, in float64."""
+    main = mod["main"]
+    encoded = encode_block(main.body.blocks[0])
+    given = dict(zip(main.params, inputs, strict=True))
+    leaves = [given[leaf] if isinstance(leaf, relax.Var) else np.from_dlpack(leaf.value) for leaf in encoded.leaves]
+    return evaluate(encoded.graph, [np.asarray(leaf, "float64") for leaf in leaves], Floats(np.float64))
+
+
+def random_module(seed: int) -> tvm.IRModule:
+    """A random graph as a Relax module with constant weights."""
+    graph = random_graph(seed)
+    types = {t.attrs.index: ty for t, ty in zip(graph.terms, graph.types, strict=True) if t.op == "leaf"}
+    constant = {t.attrs.index: c for t, c in zip(graph.terms, graph.constant, strict=True) if t.op == "leaf"}
+    leaves = [
+        weight(*types[i].shape, seed=i) if constant[i] else tensor(f"x{i}", types[i].shape) for i in sorted(types)
+    ]
+    outputs = [
+        (relax.Var(f"out{i}", relax.TensorType(graph.types[o].shape, "float32")), o)
+        for i, o in enumerate(graph.outputs)
+    ]
+    function = decode_function(Encoded(graph, leaves, list(outputs)), graph)
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_modules_keep_their_values_types_and_signature(seed: int) -> None:
+    mod = random_module(seed)
+    config = GraphConfig(
+        cost=ArbitraryCost(seed), limits=FAST.limits, min_gain=0, fast_math=True, tolerance=1e-6, seed=seed
+    )
+    result = optimize_graph(mod, config, run=run_in_numpy)
+    assert result.kept_because in ("", "nothing cheaper was found")
+    before, after = mod["main"], result.mod["main"]
+    assert [p.name for p in after.params] == [p.name for p in before.params]
+    assert tvm_ffi.structural_equal(after.ret_ty, before.ret_ty)
+    relax.analysis.well_formed(result.mod)
+    if result.changed:
+        assert result.rel_err is not None
+        assert result.rel_err < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_encoding_and_decoding_gives_the_graph_back(seed: int) -> None:
+    encoded = encode_block(random_module(seed)["main"].body.blocks[0])
+    again = encode_block(decode_function(encoded, encoded.graph).body.blocks[0])
+
+    def live(graph: TermGraph) -> list[tuple[str, Any]]:
+        return [(graph.terms[i].op, graph.terms[i].attrs) for i in graph.live() if graph.terms[i].op != "leaf"]
+
+    assert live(again.graph) == live(encoded.graph)
+
+
+def test_outputs_are_compared_by_running_both_modules() -> None:
+    result = optimize_graph(chain_of_products())
+    assert result.changed
+    assert result.rel_err is not None
+    assert result.rel_err < 1e-5
+    assert result.cost_after_s < 0.6 * result.cost_before_s
+    assert result.stop_reason == "saturated"
+    assert result.rules["matmul-associate-right"].used > 0
+    assert result.extractors["ilp"].gap == 0
+    json.dumps(result.to_json())
+
+
+def test_a_module_with_other_outputs_is_refused() -> None:
+    mod = chain_of_products()
+
+    def wrong(candidate: tvm.IRModule, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.full((64, 128), float(candidate.same_as(mod)), "float32")]
+
+    result = optimize_graph(mod, run=wrong)
+    assert not result.changed
+    assert result.mod.same_as(mod)
+    assert "differs by" in result.kept_because
+
+
+def test_a_module_that_is_not_faster_is_refused() -> None:
+    mod = chain_of_products()
+    slower = optimize_graph(mod, FAST, timer=lambda candidate: 1.0 if candidate.same_as(mod) else 1.1)
+    assert not slower.changed
+    assert slower.kept_because == "the new module is not faster"
+    faster = optimize_graph(mod, FAST, timer=lambda candidate: 1.0 if candidate.same_as(mod) else 0.9)
+    assert faster.changed
+    assert (faster.latency_before_s, faster.latency_after_s) == (1.0, 0.9)
+
+
+@pytest.mark.parametrize("limits", [Limits(e_nodes=1), Limits(seconds=0)])
+def test_no_room_returns_the_original(limits: Limits) -> None:
+    mod = chain_of_products()
+    result = optimize_graph(mod, GraphConfig(limits=limits))
+    assert result.mod.same_as(mod)
+    assert not result.changed
+
+
+def test_the_pass_works_in_a_pipeline_and_can_be_switched_off() -> None:
+    mod = chain_of_products()
+    pipeline = tvm.transform.Sequential([FoldBatchNorm(), FoldWeights(), EqualitySaturation(FAST)])
+    products = [b.value for b in pipeline(mod)["main"].body.blocks[0].bindings if "matmul" in str(b.value.op)]
+    assert len(products) == 1
+    with tvm.transform.PassContext(disabled_pass=["EqualitySaturation"]):
+        kept = pipeline(mod)["main"].body.blocks[0].bindings
+    assert len(kept) == 4
+
+
+def test_configurations_are_checked() -> None:
+    with pytest.raises(InputError, match="no-such-rule"):
+        GraphConfig(rules=("no-such-rule",))
+    with pytest.raises(InputError, match="greedy-dag"):
+        GraphConfig(extractors=("fastest",))
+    assert not optimize_graph(chain_of_products(), GraphConfig(rules=("reshape-reshape",), verify=False)).changed
+
+
+def test_every_relax_operator_of_the_vocabulary_exists() -> None:
+    for name in ROWS:
+        assert tvm.ir.Op.get(name).name == name
+
+
+# What cannot be searched passes through.
+
+
+def matmul_weights(x: Any, builder: relax.BlockBuilder) -> Any:
+    """Two products with weights, of which one is enough."""
+    return builder.emit(relax.op.matmul(builder.emit(relax.op.matmul(x, weight(8, 8))), weight(8, 8, seed=1)))
+
+
+def dynamic() -> tvm.IRModule:
+    x = tensor("x", (tvm.tirx.Var("n", "int64"), 8))
+    return module(lambda b: matmul_weights(x, b), x)
+
+
+def integers() -> tvm.IRModule:
+    x = tensor("x", (4, 8), "int32")
+    return module(lambda b: b.emit(relax.op.add(relax.op.multiply(x, x), x)), x)
+
+
+def booleans() -> tvm.IRModule:
+    x = tensor("x", (4, 8), "bool")
+    return module(lambda b: b.emit(relax.op.logical_and(x, x)), x)
+
+
+def empty_tensor() -> tvm.IRModule:
+    x = tensor("x", (0, 8))
+    return module(lambda b: matmul_weights(x, b), x)
+
+
+def unused_parameter() -> tvm.IRModule:
+    x, y = tensor("x", (4, 8)), tensor("y", (3, 3))
+    return module(lambda b: matmul_weights(x, b), x, y)
+
+
+def returns_an_input() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+    return module(lambda b: x, x)
+
+
+def returns_a_constant() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+    return module(lambda b: b.emit(relax.op.nn.relu(weight(4, 8))), x)
+
+
+def several_outputs() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+
+    def build(builder: relax.BlockBuilder) -> Any:
+        value = matmul_weights(x, builder)
+        return relax.Tuple([value, relax.Tuple([value, builder.emit(relax.op.nn.relu(value))]), x])
+
+    return module(build, x)
+
+
+def tuple_valued_operator() -> tvm.IRModule:
+    x = tensor("x", (4, 3, 8, 8))
+    statistics = [weight(3, seed=i) for i in range(3)] + [relax.const(np.ones(3, "float32"))]
+
+    def build(builder: relax.BlockBuilder) -> Any:
+        normalised = builder.emit(relax.op.nn.batch_norm(x, *statistics, axis=1, training=False))
+        parts = builder.emit(relax.op.split(builder.emit(relax.TupleGetItem(normalised, 0)), 2, axis=0))
+        return relax.op.add(builder.emit(relax.TupleGetItem(parts, 0)), builder.emit(relax.TupleGetItem(parts, 1)))
+
+    return module(build, x)
+
+
+def calls_a_primitive_function() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+
+    def build(builder: relax.BlockBuilder) -> Any:
+        value = builder.emit_te(
+            lambda a: tvm.te.compute(a.shape, lambda i, j: a[i, j] + 1.0), matmul_weights(x, builder)
+        )
+        return builder.emit(relax.op.nn.relu(matmul_weights(value, builder)))
+
+    return module(build, x)
+
+
+def unknown_operator() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+    return module(lambda b: relax.op.cumsum(matmul_weights(b.emit(relax.op.cumsum(x, 1)), b), axis=1), x)
+
+
+def half_precision() -> tvm.IRModule:
+    return chain_of_products("float16")
+
+
+def without_dataflow() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(matmul_weights(x, builder))
+    return builder.get()
+
+
+def branches() -> tvm.IRModule:
+    """Two dataflow blocks with a call of another function between them."""
+    x, y = tensor("x", (4, 8)), tensor("y", (4, 8))
+    builder = relax.BlockBuilder()
+    with builder.function("helper", [y], private=True):
+        builder.emit_func_output(builder.emit(relax.op.nn.relu(y)))
+    helper = builder.get().get_global_var("helper")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit_output(matmul_weights(x, builder))
+        middle = builder.emit(relax.Call(helper, [first]))
+        with builder.dataflow():
+            last = builder.emit_output(matmul_weights(middle, builder))
+        builder.emit_func_output(last)
+    return builder.get()
+
+
+def no_main() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+    mod = module(lambda b: matmul_weights(x, b), x)
+    return tvm.IRModule({"other": mod["main"].with_attr("global_symbol", "other")})
+
+
+def no_functions() -> tvm.IRModule:
+    return tvm.IRModule()
+
+
+ODD = {
+    build: changes
+    for changes, builds in (
+        (False, (dynamic, integers, booleans, returns_an_input, returns_a_constant)),
+        (False, (without_dataflow, no_main, no_functions)),
+        (True, (unused_parameter, several_outputs, calls_a_primitive_function, unknown_operator, half_precision)),
+        (True, (branches,)),
+        (None, (empty_tensor, tuple_valued_operator)),
+    )
+    for build in builds
+}
+
+
+@pytest.mark.parametrize("build", ODD, ids=lambda build: build.__name__)
+def test_odd_modules_pass_through_or_improve(build: Callable[[], tvm.IRModule]) -> None:
+    mod = build()
+    result = optimize_graph(mod, FAST)
+    assert ODD[build] in (None, result.changed)
+    assert result.mod.same_as(mod) or result.changed
+    assert bool(result.kept_because) != result.changed
+    relax.analysis.well_formed(result.mod)
+    assert {v.name_hint for v in result.mod.functions} == {v.name_hint for v in mod.functions}
+    for name, before in mod.functions_items():
+        after = result.mod[name.name_hint]
+        if isinstance(before, relax.Function):
+            assert [p.name for p in after.params] == [p.name for p in before.params]
+            assert tvm_ffi.structural_equal(after.ret_ty, before.ret_ty)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [several_outputs, calls_a_primitive_function, tuple_valued_operator, unknown_operator, branches, half_precision],
+    ids=lambda build: build.__name__,
+)
+def test_odd_modules_compute_the_same_in_tvm(build: Callable[[], tvm.IRModule]) -> None:
+    result = optimize_graph(build(), GraphConfig(limits=FAST.limits, cost=ArbitraryCost(1), min_gain=0))
+    assert result.kept_because in ("", "nothing cheaper was found")
+
+
+def test_nasrnn_gets_cheaper() -> None:
+    mod = tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(zoo.relax("nasrnn"))
+    result = optimize_graph(mod, FAST)
+    assert result.changed
+    assert result.cost_after_s < 0.99 * result.cost_before_s
+    assert {"merge-matmul-shared-input", "sum-of-matmuls"} <= set(result.rules)
+    assert eqtune.GraphResult is type(result)
+
+
+def test_the_command_reports_rules_costs_and_why_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    from eqtune.cli import main
+
+    assert main(["graph", "zoo:nasrnn", "--no-verify", "--explain"]) == 0
+    text = capsys.readouterr().out
+    for expected in ("merge-matmul-shared-input", "stopped by: saturated", "ilp", "us as given", "is now slice"):
+        assert expected in text
+    assert main(["graph", "zoo:nasrnn", "--no-verify", "--json", "--rules", "reshape-reshape"]) == 0
+    fields = json.loads(capsys.readouterr().out)
+    assert fields["stop_reason"] == "saturated"
+    assert fields["changed"] is False
+    assert main(["graph", "zoo:nasrnn", "--rules", "no-such-rule"]) == 2
+    assert "no-such-rule" in capsys.readouterr().err
+    assert main(["graph", "zoo:nasrnn", "--e-nodes", "-1"]) == 2
+    assert main(["graph"]) == 2
+    assert "zoo:nasrnn" in capsys.readouterr().err
+    assert main(["graph", "--list-rules"]) == 0
+    assert "matmul-associate-right" in capsys.readouterr().out
