@@ -7,7 +7,9 @@ from typing import Any
 
 from tvm import IRModule, tirx
 
-__all__ = ["narrow_indices"]
+from .memory_bound.vector_math import vectorizable_math
+
+__all__ = ["narrow_indices", "prepare_for_lowering"]
 
 
 def narrow_indices(function: Any) -> Any:
@@ -23,3 +25,12 @@ def narrow_indices(function: Any) -> Any:
             return function
     mod = IRModule({"main": function})
     return tirx.transform.ForceNarrowIndexToInt32()(mod)["main"]
+
+
+def prepare_for_lowering(function: Any) -> Any:
+    """A scheduled PrimFunc as it should be given to TVM: functions that vectorise, 32-bit indices.
+
+    Whoever compiles a schedule of these spaces calls this first, on the kernel and on its packing function alike.
+    Neither step is part of the schedule, so a trace replays on the kernel as it was extracted.
+    """
+    return narrow_indices(vectorizable_math(function))
