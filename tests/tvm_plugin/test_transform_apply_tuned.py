@@ -14,10 +14,10 @@ from eqtune.transform import ApplyTuned, FoldWeights, LowerToKernels
 from eqtune.transform.apply_tuned import (
     apply_schedules,
     build_executable,
-    pack_weights,
     runner,
     untuned_executable,
 )
+from eqtune.transform.pack_weights import pack_weights
 from eqtune.transform.packing import pack
 
 op = relax.op

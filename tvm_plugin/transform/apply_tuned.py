@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,9 @@ from tvm import ir, relax, tirx, transform
 from eqtune.records.traces import replay
 from eqtune.records.workload import as_workload, workload_hash
 
-from .evaluate import Array, array_of, constant_of
+from .evaluate import Array
 from .fold_weights import FoldWeights
-from .functions import operator, substitute, top_level_bindings
-from .packing import pack
+from .pack_weights import pack_weights
 from .stored_schedules import stored_schedules
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Schedules",
     "apply_schedules",
     "build_executable",
-    "pack_weights",
     "runner",
     "untuned_executable",
 ]
@@ -72,7 +70,7 @@ class ApplyTuned:
 def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
     """A module in which each kernel that has a schedule is replaced by the scheduled one.
 
-    Blocks that repack weights stay inside the kernels: `pack_weights` runs them ahead of time.
+    Blocks that repack weights stay inside the kernels: `pack_weights` takes them out.
 
     Raises
     ------
@@ -87,35 +85,6 @@ def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
         if schedule is not None:
             result.update_func(variable, _scheduled(kernel, schedule))
     return result
-
-
-def pack_weights(mod: ir.IRModule) -> ir.IRModule:
-    """Run the blocks that repack constant weights now, and give the packed weights to the kernels.
-
-    Such blocks carry the annotation "meta_schedule.layout_rewrite_preproc". Needs a Relax function that calls the
-    kernels; nothing is repacked when the model runs.
-    """
-    if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
-        return mod
-    mod = relax.transform.SplitLayoutRewritePreproc()(mod)
-    calls = [
-        (variable, binding)
-        for variable, function in mod.functions_items()
-        if isinstance(function, relax.Function)
-        for binding in top_level_bindings(function)
-        if _is_packing(binding.value)
-    ]
-    if not calls:
-        return mod
-    packed = _run_packing(mod, [binding.value for _, binding in calls])
-    replacements: dict[ir.GlobalVar, dict[relax.Var, Any]] = {}
-    for (variable, binding), arrays in zip(calls, packed, strict=True):
-        constants = [constant_of(array) for array in arrays]
-        value = relax.Tuple(constants) if isinstance(binding.var.ty, relax.TupleType) else constants[0]
-        replacements.setdefault(variable, {})[binding.var] = value
-    for variable, values in replacements.items():
-        mod.update_func(variable, substitute(mod[variable], values))
-    return transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])(mod)
 
 
 def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None = None) -> relax.VMExecutable:
@@ -192,41 +161,3 @@ def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], An
     if "global_symbol" in kernel.attrs:
         function = function.with_attr("global_symbol", kernel.attrs["global_symbol"])
     return function
-
-
-def _is_packing(value: Any) -> bool:
-    return (
-        operator(value) == "relax.call_tir"
-        and "_weight_prepack" in value.args[0].name_hint
-        and all(isinstance(argument, ir.GenericConst) for argument in value.args[1].fields)
-    )
-
-
-def _run_packing(mod: ir.IRModule, calls: Sequence[relax.Call]) -> list[list[Array]]:
-    """The packed weights of each call; a weight that several calls pack alike is packed once."""
-    results: dict[Any, list[Array] | None] = {}
-    compiled: dict[str, Any] = {}
-    for call in calls:
-        key = _key(call)
-        if key not in results:
-            results[key] = pack(mod[call.args[0]], [array_of(weight) for weight in call.args[1].fields])
-            if results[key] is None:
-                compiled[call.args[0].name_hint] = mod[call.args[0]]
-    if compiled:
-        kernels = {name: function.with_attr("global_symbol", name) for name, function in compiled.items()}
-        library = tvm.compile(ir.IRModule(kernels), tvm.target.Target("llvm")).jit()
-        for call in calls:
-            if results[_key(call)] is None:
-                results[_key(call)] = _call_compiled(library, call)
-    return [results[_key(call)] or [] for call in calls]
-
-
-def _key(call: relax.Call) -> tuple[Any, ...]:
-    return (call.args[0].name_hint, *(array_of(weight).ctypes.data for weight in call.args[1].fields))
-
-
-def _call_compiled(library: Any, call: relax.Call) -> list[Array]:
-    types = call.ty.fields if isinstance(call.ty, relax.TupleType) else [call.ty]
-    outputs = [tvm.runtime.empty([int(extent) for extent in ty.shape], str(ty.dtype)) for ty in types]
-    library[call.args[0].name_hint](*(weight.value for weight in call.args[1].fields), *outputs)
-    return [np.from_dlpack(output) for output in outputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,36 @@ from eqtune.records.workload import deserialize_workload
 from ..errors import InputError
 from ..machine import device_name, target_json
 
-__all__ = ["stored_schedules"]
+__all__ = ["StoredSchedule", "stored_schedules"]
 
-LOGGER = logging.getLogger(__name__)
+LOGGER = logging.getLogger("eqtune")
+
+
+@dataclass(frozen=True)
+class StoredSchedule:
+    """A recorded schedule: called with a workload, it gives the scheduled one.
+
+    Attributes
+    ----------
+    workload, trace : str
+        As they are stored. The trace is replayed on the stored workload, not on the given one: an equal kernel may
+        name its blocks otherwise, and traces go by name.
+    latency_s : float
+        Measured seconds of one call.
+    """
+
+    workload: str
+    trace: str
+    latency_s: float
+
+    def __call__(self, _mod: ir.IRModule) -> Any:
+        """The scheduled workload, a `tvm.s_tir.Schedule`. Raises RecordError when the trace does not fit."""
+        return replay(self.trace, deserialize_workload(self.workload))
 
 
 def stored_schedules(
     records: str | os.PathLike[str] | RecordDatabase, context: Context | None = None
-) -> dict[str, Callable[[ir.IRModule], Any]]:
+) -> dict[str, StoredSchedule]:
     """The fastest recorded schedule of each kernel, by workload hash.
 
     Parameters
@@ -53,7 +75,7 @@ def stored_schedules(
         return _schedules(database, context)
 
 
-def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, Callable[[ir.IRModule], Any]]:
+def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, StoredSchedule]:
     context = context or _matching_context(database)
     if context is None:
         return {}
@@ -61,7 +83,7 @@ def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, C
     for key, record in database.best_by_workload(context).items():
         workload = database.workload(key)
         if workload is not None and record.trace:
-            schedules[key] = _replayer(workload.text, record.trace)
+            schedules[key] = StoredSchedule(workload.text, record.trace, record.latency_s)
     return schedules
 
 
@@ -80,8 +102,3 @@ def _matching_context(database: RecordDatabase) -> Context | None:
             "; ".join(f"{c.target} on {c.device} with TVM {c.tvm_version}" for c in known) or "nothing",
         )
     return max(matching, key=lambda c: c.threads, default=None)
-
-
-def _replayer(workload: str, trace: str) -> Callable[[ir.IRModule], Any]:
-    """Replay on the stored workload: an equal kernel may name its blocks otherwise, and traces go by name."""
-    return lambda _mod: replay(trace, deserialize_workload(workload))

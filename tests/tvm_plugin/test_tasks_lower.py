@@ -1,0 +1,194 @@
+"""Models become few fused kernels, with nothing silly left, and the same outputs."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te, tirx
+
+from eqtune import zoo
+from eqtune.tasks import count_bytes, count_flops, extract_tasks, lower_to_kernels
+from eqtune.transform import FoldBatchNorm, FoldWeights
+from eqtune.transform.apply_tuned import build_executable, runner, untuned_executable
+
+op = relax.op
+TARGET = tvm.target.Target("llvm")
+
+
+def constant(*shape):
+    return relax.const(np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32"))
+
+
+def function(shape, make):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(make(builder.emit, x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def lower(mod):
+    mod = tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(mod)
+    return mod, lower_to_kernels(mod, TARGET)
+
+
+def names(kernels):
+    return sorted(task.name for task in extract_tasks(kernels) for _ in range(task.calls))
+
+
+def assert_same_outputs(mod, kernels):
+    shape = [int(extent) for extent in mod["main"].params[0].ty.shape]
+    data = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    want = runner(untuned_executable(mod, TARGET))(data)
+    got = runner(build_executable(kernels, TARGET))(data)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def attention(emit, x):
+    def linear(y, width, columns):
+        product = emit(op.matmul(y, emit(op.permute_dims(constant(columns, width)))))
+        return emit(op.add(product, constant(columns)))
+
+    def heads(y):
+        return emit(op.permute_dims(emit(op.reshape(y, (1, 16, 2, 16))), [0, 2, 1, 3]))
+
+    q, k, v = (heads(linear(x, 32, 32)) for _ in range(3))
+    scores = emit(op.multiply(emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])))), relax.const(0.25)))
+    mixed = emit(op.matmul(emit(op.nn.softmax(scores, -1)), v))
+    joined = emit(op.reshape(emit(op.permute_dims(mixed, [0, 2, 1, 3])), (1, 16, 32)))
+    y = emit(op.add(x, linear(joined, 32, 32)))
+    y = emit(op.nn.layer_norm(y, constant(32), constant(32), [-1], 1e-5))
+    return linear(emit(op.nn.gelu(linear(y, 32, 64))), 64, 32)
+
+
+def test_transformer_block():
+    mod, kernels = lower(function((1, 16, 32), attention))
+    plain = sorted(name.rstrip("0123456789") for name in names(kernels))
+    assert plain == sorted(
+        [
+            *["matmul_add"] * 4,  # Q, K, V, and the last layer
+            *["matmul_add_gelu", "matmul_multiply", "matmul", "matmul_add_add", "softmax", "layer_norm"],
+            *["reshape_transpose"] * 3,
+            "transpose_reshape",
+        ]
+    )
+    assert_same_outputs(mod, kernels)
+
+
+def residual(emit, x):
+    def conv_bn(y, channels, size, groups=1):
+        width = int(y.ty.shape[1])
+        y = emit(op.nn.conv2d(y, constant(channels, width // groups, size, size), padding=size // 2, groups=groups))
+        scale = relax.const(np.ones(channels, "float32"))
+        return emit(emit(op.nn.batch_norm(y, scale, scale, scale, scale, 1, training=False))[0])
+
+    y = emit(op.nn.relu(conv_bn(x, 8, 3)))
+    y = emit(op.clip(conv_bn(y, 8, 3, groups=8), 0, 6))
+    y = emit(op.nn.relu(emit(op.add(conv_bn(y, 8, 1), x))))
+    y = emit(op.nn.adaptive_avg_pool2d(y, (1, 1)))
+    return emit(op.reshape(y, (1, 8)))
+
+
+def test_residual_block_has_one_kernel_a_convolution_and_reshapes_for_free():
+    mod, kernels = lower(function((1, 8, 6, 6), residual))
+    assert names(kernels) == ["adaptive_avg_pool2d", "conv2d_add_add_relu", "conv2d_add_clip", "conv2d_add_relu"]
+    assert_same_outputs(mod, kernels)
+
+
+def test_slices_of_a_split_fuse_into_what_reads_them():
+    def gate(emit, x):
+        parts = emit(op.split(x, 2, 1))
+        return op.multiply(emit(op.sigmoid(emit(parts[0]))), emit(op.tanh(emit(parts[1]))))
+
+    mod, kernels = lower(function((4, 8), gate))
+    assert len(names(kernels)) == 1
+    assert_same_outputs(mod, kernels)
+
+
+def test_copies_that_change_nothing_disappear():
+    def roundabout(emit, x):
+        y = emit(op.permute_dims(emit(op.permute_dims(x, [0, 2, 3, 1])), [0, 3, 1, 2]))
+        y = emit(op.reshape(emit(op.reshape(y, (2, 12))), (1, 2, 3, 4)))
+        y = emit(op.nn.relu(y))
+        y = emit(op.permute_dims(emit(op.reshape(y, (1, 24, 1, 1))), [0, 2, 3, 1]))
+        return emit(op.reshape(y, (24,)))
+
+    mod, kernels = lower(function((1, 2, 3, 4), roundabout))
+    assert names(kernels) in (["relu"], ["relu_reshape"])
+    assert_same_outputs(mod, kernels)
+
+
+def test_only_weights_of_a_reduction_are_free_to_change_layout():
+    def linear(emit, x):
+        return op.add(emit(op.matmul(x, constant(8, 8))), constant(8))
+
+    _, kernels = lower(function((4, 8), linear))
+    (task,) = extract_tasks(kernels)
+    assert [int(i) for i in task.mod["main"].attrs["layout_free_buffers"]] == [1]
+
+
+def test_weights_that_are_parameters_are_not_free():
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(name, relax.TensorType((8, 8), "float32")) for name in ("x", "w"))
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            result = builder.emit_output(op.matmul(x, w))
+        builder.emit_func_output(result)
+    kernels = lower_to_kernels(builder.get(), TARGET)
+    (task,) = extract_tasks(kernels)
+    assert "layout_free_buffers" not in task.mod["main"].attrs
+    assert kernels["main"].attrs["num_input"] == 1
+
+
+def test_equal_kernels_are_one_task_with_their_calls():
+    def chain(emit, x):
+        for seed in range(3):
+            weight = relax.const(np.random.default_rng(seed).standard_normal((8, 8)).astype("float32"))
+            x = emit(op.tanh(emit(op.matmul(x, weight))))
+        return x
+
+    _, kernels = lower(function((4, 8), chain))
+    (task,) = extract_tasks(kernels)
+    assert task.calls == 3
+    assert task.functions == (task.name,)
+    assert task.flops == 2 * 4 * 8 * 8 + 4 * 8
+    assert task.bytes_moved == 4 * (4 * 8 + 8 * 8 + 4 * 8)
+
+
+def test_flops_count_arithmetic_on_floats_alone():
+    x = te.placeholder((1, 4, 8, 8), "float32", name="x")
+    w = te.placeholder((16, 4, 3, 3), "float32", name="w")
+    convolution = te.create_prim_func([x, w, tvm.topi.nn.conv2d(x, w, 1, 1, 1)])
+    assert count_flops(convolution) == 2 * 16 * 8 * 8 * 4 * 9
+    pooling = te.create_prim_func(
+        [x, tvm.topi.nn.pool2d(x, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "avg", count_include_pad=False)]
+    )
+    assert count_flops(pooling) == 4 * 8 * 8 * (9 + 1)
+    assert count_bytes(pooling) == 2 * 4 * 4 * 8 * 8
+    half = te.placeholder((10,), "float16", name="half")
+    doubled = te.create_prim_func([half, te.compute((10,), lambda i: half[i] + half[i])])
+    assert (count_flops(doubled), count_bytes(doubled)) == (10, 40)
+
+
+def test_the_input_module_is_not_changed():
+    mod = function((1, 8, 6, 6), residual)
+    text = mod.script()
+    lower_to_kernels(mod, TARGET)
+    assert mod.script() == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", zoo.names())
+def test_zoo(model):
+    """Every model is kernels and views, and its work is the published one."""
+    _, kernels = lower(zoo.relax(model))
+    tasks = extract_tasks(kernels)
+    assert not any(
+        task.name.startswith(("reshape", "split", "strided_slice")) and "transpose" not in task.name for task in tasks
+    )
+    assert all(isinstance(kernels[name], tirx.PrimFunc) for task in tasks for name in task.functions)
+    flops = sum(task.flops * task.calls for task in tasks)
+    multiply_adds = zoo.MODELS[model].multiply_adds
+    assert 0.9 * 2 * multiply_adds <= flops <= 1.3 * 2 * multiply_adds

@@ -1,0 +1,68 @@
+"""Schedules without measuring: what the search space's analytic model likes best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+from tvm.s_tir import ScheduleError
+
+from ..search import strategies
+from ..search.space.generate import build_space
+from ..search.space.hardware import Hardware
+from ..tasks import Task
+
+__all__ = ["AnalyticSchedule", "analytic_schedules"]
+
+_CANDIDATES = 4
+"""How many points are tried for a kernel, should the first ones not apply."""
+
+
+@dataclass(frozen=True)
+class AnalyticSchedule:
+    """A schedule that was not measured: called with the workload, it gives the scheduled one.
+
+    Attributes
+    ----------
+    schedule : tvm.s_tir.Schedule
+    latency_s : float
+        Estimated seconds of one call.
+    """
+
+    schedule: Any
+    latency_s: float
+
+    def __call__(self, _mod: ir.IRModule) -> Any:
+        """The scheduled workload, a `tvm.s_tir.Schedule`."""
+        return self.schedule
+
+
+def analytic_schedules(tasks: Sequence[Task], hardware: Hardware, seed: int = 0) -> dict[str, AnalyticSchedule]:
+    """The best schedule of each kernel by the analytic estimate, by workload hash.
+
+    The first batch of a tuning run starts from the same points. A kernel that has no space (a symbolic shape), or
+    whose best points do not apply, is left out.
+    """
+    schedules = {}
+    for task in tasks:
+        schedule = _best(task, hardware, seed)
+        if schedule is not None:
+            schedules[task.workload_hash] = schedule
+    return schedules
+
+
+def _best(task: Task, hardware: Hardware, seed: int) -> AnalyticSchedule | None:
+    try:
+        space = build_space(task.mod, hardware)
+    except ValueError:
+        return None
+    search = strategies.create("annealed-evolution").begin(space, seed)
+    for point in search.ask(_CANDIDATES, lambda points: -space.latency_s(points)):
+        try:
+            schedule = space.apply(space.decision(point))
+        except ScheduleError:
+            continue
+        return AnalyticSchedule(schedule, float(space.latency_s(point[None])[0]))
+    return None
