@@ -42,6 +42,7 @@ _SUBPACKAGES = (
     "frontends",
     "measure",
     "records",
+    "relay",
     "report",
     "search",
     "tasks",

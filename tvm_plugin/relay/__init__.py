@@ -1,0 +1,1 @@
+"""Relay programs: read them, optimise them, run passes the Relay way."""
