@@ -93,9 +93,10 @@ class ElementwiseSketch(MemoryBoundSketch):
         lanes, unroll = knobs["lanes"].astype(np.float64), knobs["unroll"].astype(np.float64)
         axis = len(self.main.extents) - 1 if self.run_axes else None
         full = self.hardware.lanes(self.main.writes[0].item_bytes)
-        # LLVM vectorises what has no conditions, and leaves a remainder.
+        strided = axis is not None and any((a.strides[axis] or 0) > 1 for a in self.main.reads)
+        # LLVM vectorises what has no conditions, and leaves a remainder; it moves strided elements one by one.
         own = (lanes == 1) & ((not self.guard) | (knobs["partition"] == 1)) & (self.run >= full)
-        width = np.where(own, 0.9 * full, lanes)
+        width = np.where(own, 0.5 if strided else 0.9 * full, lanes)
         size = np.zeros_like(lanes)
         total = instructions(self.main, axis, np.minimum(width, full), np.where(own, 4.0, unroll)) + size
         for stage in self.kernel.stages[:-1]:
@@ -108,7 +109,6 @@ class ElementwiseSketch(MemoryBoundSketch):
         # Every start of a run costs address arithmetic with divisions.
         total = total + 6.0 * self.outer * knobs["pieces"]
         item = float(self.main.writes[0].item_bytes)
-        strided = axis is not None and any((a.strides[axis] or 0) > 1 for a in self.main.reads)
         run_bytes = item * (1.0 + size if strided else short)
         return Work(
             instructions=total,
