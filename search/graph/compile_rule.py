@@ -86,7 +86,8 @@ class CompiledRule:
         Tells its relations and rulesets from those of others: ask-NUMBER, answer-NUMBER, ask-rule-NUMBER,
         build-rule-NUMBER.
     asking, building : list of str
-        Commands that declare them. A group's rules only build: their matches are put together from its members'.
+        Commands that declare them; building is declared when there is something to build. A group's rules only build:
+        their matches are put together from its members'.
     numbered : tuple of str
         What the columns of a key that follow its forms are numbers of: the roots "#0", "#1", ..., then the variables
         "#x", "#y", ...
@@ -99,11 +100,6 @@ class CompiledRule:
     building: list[str]
     numbered: tuple[str, ...] = ()
     _solved: dict[Key, Key | None] = field(default_factory=dict)
-
-    @property
-    def constructors(self) -> set[tuple[str, int]]:
-        """Operators that the program uses, with their numbers of arguments."""
-        return {(node.op, len(node.args)) for node in (*self.rule.before_nodes, *self.rule.after_nodes)}
 
     def numbers(self, key: Key) -> dict[str, int]:
         """The numbers in a key, by name."""

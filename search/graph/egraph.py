@@ -16,7 +16,7 @@ from eqtune.errors import InputError
 
 from .compile_rule import CompiledRule, Form, Interner, Key, bind, compile_rule, constructor
 from .egraph_view import EGraphView, read_view
-from .rules.rule import Group, Rule
+from .rules.rule import Group, Node, Rule
 from .terms import TermGraph
 
 __all__ = ["EGraph", "Round"]
@@ -110,7 +110,7 @@ class EGraph:
         self._run(_SCHEMA)
         self._declare((term.op, len(term.args)) for term in graph.terms)
         self._load(graph)
-        for rule in rules:
+        for rule in _reachable(rules, {(term.op, len(term.args)) for term in graph.terms}):
             self._compile(rule)
 
     @property
@@ -145,8 +145,8 @@ class EGraph:
         result = Round()
         if self._state.stale_numbers and any(self._chooses_matches(name) for name in chosen):
             self._number_classes()
-        compiled = [self._state.compiled[name] for name in chosen]
-        self._step("ask", compiled, result)
+        chosen = [name for name in chosen if name in self._state.compiled]
+        self._step("ask", [self._state.compiled[name] for name in chosen], result)
         ready = [rule for name in chosen for rule in self._answer(name, budget)]
         if e_node_limit is None:
             result.changed = self._build(ready, result)
@@ -207,14 +207,14 @@ class EGraph:
         tag = self._tags.index(rule.name)
         if isinstance(rule, Group):
             member = Rule(rule.name, rule.member, rule.member, rule.reason)
-            self._run_all(self._add(rule.name, member, tag, numbered=True).asking)
+            compiled = self._add(rule.name, member, tag, numbered=True)
         else:
             compiled = self._add(rule.name, rule, tag)
-            self._run_all([*compiled.asking, *compiled.building])
+        self._declare(_operators(compiled.rule.before_nodes))
+        self._run_all(compiled.asking)
 
     def _add(self, name: str, rule: Rule, tag: int, *, numbered: bool | None = None) -> CompiledRule:
         compiled = compile_rule(rule, tag, len(self._state.compiled), numbered=numbered)
-        self._declare(compiled.constructors)
         self._state.compiled[name] = compiled
         return compiled
 
@@ -313,7 +313,6 @@ class EGraph:
                 compiled = self._state.compiled.get(name)
                 if compiled is None:
                     compiled = self._add(name, group.make(len(chosen)), self._tags.index(group.name))
-                    self._run_all(compiled.building)
                 key = _group_key(compiled, member, chosen)
                 if len(ready) < budget and self._solve(compiled, key):
                     before = len(self._state.answers)
@@ -335,9 +334,11 @@ class EGraph:
                 answer = self._solve(rule, key)
                 if answer is not None:
                     facts.append(f"(answer-{rule.number} {' '.join(map(str, (*key, *answer)))})")
-        if facts:
+        if facts and rule.number not in self._state.builds:
             self._state.builds.add(rule.number)
-            self._run_all(facts)
+            self._declare(_operators(rule.rule.after_nodes))
+            self._run_all(rule.building)
+        self._run_all(facts)
 
     def _fitting(self, rules: Sequence[CompiledRule], limit: int) -> list[CompiledRule]:
         """The rules that can be expected to build within a limit of e-nodes: a lower bound, to spare hopeless work.
@@ -372,6 +373,30 @@ class EGraph:
             waiting = left
         self._run_all(commands)
         self._state.stale_numbers = False
+
+
+def _operators(nodes: Iterable[Node]) -> set[tuple[str, int]]:
+    """Operators, each with its number of arguments."""
+    return {(node.op, len(node.args)) for node in nodes}
+
+
+def _reachable(rules: Sequence[Rule | Group], operators: set[tuple[str, int]]) -> list[Rule | Group]:
+    """The rules whose operators are in the graph, or are made by other such rules: declaring a rule costs most of a
+    millisecond.
+    """
+    available, reachable, waiting = set(operators), list[Rule | Group](), list(rules)
+    while True:
+        left = []
+        for rule in waiting:
+            plain = rule.make(2) if isinstance(rule, Group) else rule
+            if _operators(plain.before_nodes) <= available:
+                reachable.append(rule)
+                available |= _operators(plain.after_nodes)
+            else:
+                left.append(rule)
+        if len(left) == len(waiting):
+            return reachable
+        waiting = left
 
 
 def _subsets(members: list[Key]) -> Iterator[list[Key]]:

@@ -39,7 +39,7 @@ def test_some_of_these_random_graphs_change() -> None:
         graph = random_graph(seed)
         found = superoptimize(graph, RULES, limits=LIMITS, cost=ArbitraryCost(seed))
         changed += bool(found.rules_used)
-    assert changed >= 5
+    assert changed >= 2
 
 
 def projections(count: int, *, rows: int = 64, width: int = 256) -> TermGraph:

@@ -4,9 +4,9 @@ Variables: x_n in {0, 1} for each node, y_c for each class. Minimise sum of cost
 
     y_root = 1,   y_c = sum of x_n over the nodes of c,   sum of x_n over the nodes of c that need m <= y_m.
 
-Tensat's formulation (MLSys 2021) has the last inequality for each node by itself; summed over a class, of which one node
-is chosen at most, it is as valid and much tighter. Solutions with a cycle are cut off when they appear, and two-cycles
-from the start, instead of by ordering variables.
+Tensat's formulation (MLSys 2021) has the last inequality for each node by itself; summed over a class, of which at most
+one node is chosen, it is as valid and tighter. Solutions with a cycle are cut off when they appear, and two-cycles from
+the start, instead of by ordering variables.
 """
 
 from __future__ import annotations
