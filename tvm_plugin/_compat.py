@@ -17,8 +17,8 @@ def check_versions() -> None:
     Raises
     ------
     SetupError
-        When apache-tvm is missing or is not 0.27, or when apache-tvm-ffi is 0.1.15.*, with which TVM 0.27 ends in
-        a segmentation fault as soon as a module is serialised. The message holds the command that repairs it.
+        When apache-tvm is missing or is not 0.27, or when apache-tvm-ffi is 0.1.15.*, with which TVM 0.27 ends
+        in a segmentation fault as soon as a module is serialised. The message holds the command that repairs it.
     """
     tvm, ffi = _installed("apache-tvm"), _installed("apache-tvm-ffi")
     if tvm is None or ffi is None:

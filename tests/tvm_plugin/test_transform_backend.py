@@ -1,0 +1,175 @@
+"""After a plain `import tvm`, TVM knows the pipeline "eqtune"; a known bad pair of versions is refused in one line."""
+
+import logging
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.s_tir import Schedule
+
+from eqtune import _compat, backend
+from eqtune.errors import InputError, SetupError
+from eqtune.machine import device_name, target_json
+from eqtune.records import Context, Record, RecordDatabase
+from eqtune.records.traces import trace_to_json
+from eqtune.records.workload import serialize_workload
+from eqtune.tasks import extract_tasks, lower_to_kernels
+from eqtune.transform import ApplyTuned
+from eqtune.transform.apply_tuned import runner, untuned_executable
+from eqtune.transform.stored_schedules import stored_schedules
+
+TARGET = tvm.target.Target("llvm")
+
+PROGRAM = """
+import numpy as np
+import tvm
+from tvm import relax
+
+builder = relax.BlockBuilder()
+x = relax.Var("x", relax.TensorType((1, 4, 6, 6), "float32"))
+weight = np.random.default_rng(0).standard_normal((8, 4, 3, 3)).astype("float32")
+with builder.function("main", [x]):
+    with builder.dataflow():
+        y = builder.emit(relax.op.nn.conv2d(x, relax.const(weight), padding=1))
+        result = builder.emit_output(relax.op.nn.relu(y))
+    builder.emit_func_output(result)
+target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 1})
+data = tvm.runtime.tensor(np.random.default_rng(1).standard_normal((1, 4, 6, 6)).astype("float32"))
+got, want = (
+    relax.VirtualMachine(relax.build(builder.get(), target, relax_pipeline=name), tvm.cpu())["main"](data).numpy()
+    for name in ("eqtune", "default")
+)
+assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), np.abs(got - want).max()
+print("equal")
+"""
+
+
+def test_relax_build_finds_the_pipeline_in_a_new_process():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["equal"]
+
+
+def test_registering_again_changes_nothing():
+    before = relax.pipeline.PIPELINE_MAP["eqtune"]
+    backend.register()
+    assert relax.pipeline.PIPELINE_MAP["eqtune"] is before
+
+
+def test_import_tvm_loads_no_search():
+    program = "import sys, tvm; print([m for m in ('egglog', 'xgboost', 'scipy.optimize') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def versions(**installed):
+    def version(name):
+        if installed.get(name) is None:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    return version
+
+
+@pytest.mark.parametrize(
+    ("tvm_version", "ffi_version", "named"),
+    [
+        ("0.27.0.post1", "0.1.15.post2", ["0.27.0.post1", "0.1.15.post2", "0.1.14"]),
+        ("0.27.0", "0.1.15", ["0.1.15"]),
+        ("0.26.0", "0.1.14", ["0.26.0", "0.27"]),
+        (None, "0.1.14", ["apache-tvm is not installed"]),
+        ("0.27.0", None, ["apache-tvm-ffi is not installed"]),
+    ],
+)
+def test_versions_that_cannot_work_are_refused(monkeypatch, tvm_version, ffi_version, named):
+    monkeypatch.setattr(_compat, "version", versions(**{"apache-tvm": tvm_version, "apache-tvm-ffi": ffi_version}))
+    with pytest.raises(SetupError, match="pip install") as caught:
+        _compat.check_versions()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(part in message for part in named)
+
+
+@pytest.mark.parametrize("ffi_version", ["0.1.14.post0", "0.1.14.post1"])
+def test_versions_that_work_pass(monkeypatch, ffi_version):
+    monkeypatch.setattr(_compat, "version", versions(**{"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": ffi_version}))
+    _compat.check_versions()
+
+
+@pytest.fixture(scope="module")
+def model():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.tanh(x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+@pytest.fixture
+def work_dir(model, tmp_path):
+    """Records of one kernel: two schedules for this target, a faster one for another."""
+    (task,) = extract_tasks(lower_to_kernels(model, TARGET))
+
+    def trace(kind):
+        sch = Schedule(task.mod)
+        getattr(sch, kind)(sch.fuse(*sch.get_loops(sch.get_child_blocks(sch.get_sblock("root"))[0])))
+        return trace_to_json(sch.trace)
+
+    here = Context(target_json(TARGET), device_name(TARGET), 2, tvm.__version__)
+    elsewhere = Context(here.target, "another machine", 2, tvm.__version__)
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
+        database.add(
+            [
+                Record(task.workload_hash, "", trace("parallel"), here, (2e-6,)),
+                Record(task.workload_hash, "", trace("vectorize"), here, (1e-6,)),
+                Record(task.workload_hash, "", trace("unroll"), elsewhere, (1e-9,)),
+            ]
+        )
+    return tmp_path
+
+
+def body(mod):
+    return "\n".join(f.script() for f in mod.functions.values() if isinstance(f, tvm.tirx.PrimFunc))
+
+
+def test_the_best_record_of_this_context_is_applied(model, work_dir):
+    kernels = lower_to_kernels(model, TARGET)
+    with TARGET:
+        assert "T.vectorized" in body(ApplyTuned(work_dir)(kernels))
+        assert "T.vectorized" in body(ApplyTuned(work_dir / "records.sqlite")(kernels))
+    context = Context(target_json(TARGET), "another machine", 2, tvm.__version__)
+    assert "T.unroll" in body(ApplyTuned(work_dir, context)(kernels))
+
+
+def test_records_of_another_target_never_match(model, work_dir, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("eqtune"), "propagate", True)
+    other = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
+    with other, caplog.at_level(logging.WARNING, "eqtune"):
+        assert stored_schedules(work_dir) == {}
+    assert "holds no records for target" in caplog.text
+
+
+def test_missing_records_and_a_missing_target_are_named(work_dir, tmp_path):
+    with pytest.raises(InputError, match="no records at"):
+        stored_schedules(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="with target:"):
+        stored_schedules(work_dir)
+
+
+def test_the_pipeline_reads_the_work_directory_of_the_environment(model, work_dir, monkeypatch):
+    monkeypatch.setenv("EQTUNE_WORK_DIR", str(work_dir))
+    pipeline = relax.get_pipeline("eqtune", graph=False)
+    with TARGET:
+        assert "T.vectorized" in body(pipeline(model))
+    data = np.linspace(-2, 2, 24, dtype="float32").reshape(4, 6)
+    got = runner(relax.build(model, TARGET, relax_pipeline=pipeline))(data)
+    np.testing.assert_allclose(got[0], runner(untuned_executable(model, TARGET))(data)[0], rtol=1e-6)
