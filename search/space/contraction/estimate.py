@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..analysis import Access
+from ..access import Access
 from ..features import FEATURES
 from ..hardware import Hardware
 from .plan import Plan

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..analysis import Access, Axis, Block, Contraction, Kernel, dtype_bytes
+from ..access import Access, Axis, Block, dtype_bytes
+from ..analysis import Contraction, Kernel
 
 __all__ = ["Plan", "make_plans"]
 

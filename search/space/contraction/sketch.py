@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..analysis import dtype_bytes
+from ..access import dtype_bytes
 from ..base import Knob, Sketch
 from ..hardware import Hardware
 from .estimate import columns_of_features, latency_s, tiles
