@@ -27,9 +27,7 @@ def check_versions() -> None:
     if _release(tvm)[:2] != (0, 27):
         raise SetupError(f"apache-tvm {tvm} is installed, eqtune works with 0.27; run: {_ADVICE}")
     if _release(ffi)[:3] == (0, 1, 15):
-        raise SetupError(
-            f"apache-tvm {tvm} crashes with apache-tvm-ffi {ffi}, it works with 0.1.14; run: {_ADVICE}"
-        )
+        raise SetupError(f"apache-tvm {tvm} crashes with apache-tvm-ffi {ffi}, it works with 0.1.14; run: {_ADVICE}")
 
 
 def _installed(name: str) -> str | None:
