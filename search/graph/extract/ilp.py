@@ -5,20 +5,22 @@ Variables: x_n in {0, 1} for each node, y_c for each class. Minimise sum of cost
     y_root = 1,   y_c = sum of x_n over the nodes of c,   sum of x_n over the nodes of c that need m <= y_m.
 
 Tensat's formulation (MLSys 2021) has the last inequality for each node by itself; summed over a class, of which at most
-one node is chosen, it is as valid and tighter. Solutions with a cycle are cut off when they appear, and two-cycles from
-the start, instead of by ordering variables.
+one node is chosen, it is as valid and tighter. y_c <= y_m is added for each m that all terms of c contain, however far
+below: the relaxation would otherwise pay only a share of it for each way to get there (necessary.py). Solutions with a
+cycle are cut off when they appear, and two-cycles from the start, instead of by ordering variables.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from .necessary import without_impossible
 from .problem import Choice, Problem, solution_cost
 
 __all__ = ["IlpResult", "ilp"]
@@ -64,7 +66,7 @@ def ilp(problem: Problem, start: Choice, *, time_limit_s: float = 10.0, relative
     """
     deadline = time.monotonic() + time_limit_s
     start_cost = solution_cost(problem, start)
-    program = _Program(problem)
+    program = _Program(*without_impossible(problem))
     best, lower, rounds = start, 0.0, 0
     while problem.roots and program.nodes and time.monotonic() < deadline:
         rounds += 1
@@ -87,8 +89,12 @@ def ilp(problem: Problem, start: Choice, *, time_limit_s: float = 10.0, relative
 class _Program:
     """The rows of the integer program; nodes come first among the columns, then classes."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, need: Mapping[int, int]) -> None:
         self.problem = problem
+        self.order = list(problem.classes)
+        self.needed_by_roots = 0
+        for root in problem.roots:
+            self.needed_by_roots |= need.get(root, 0)
         self.nodes = [node for nodes in problem.classes.values() for node in nodes]
         self.node_column = {node: i for i, node in enumerate(self.nodes)}
         self.class_column = {c: len(self.nodes) + i for i, c in enumerate(problem.classes)}
@@ -105,6 +111,8 @@ class _Program:
                     users.setdefault(child, []).append(self.node_column[node])
             for child, columns in users.items():
                 self.row([*columns, self.class_column[child]], [1.0] * len(columns) + [-1.0], -np.inf, 0.0)
+        for c, further in _further_needs(self.order, need):
+            self.row([self.class_column[c], self.class_column[further]], [1.0, -1.0], -np.inf, 0.0)
         for cycle in _two_cycles(problem):
             self.cut(cycle)
 
@@ -124,8 +132,8 @@ class _Program:
         cost = np.zeros(columns)
         cost[: len(self.nodes)] = [self.problem.cost[node] / _COST_UNIT_S for node in self.nodes]
         lower, upper = np.zeros(columns), np.ones(columns)
-        for root in self.problem.roots:
-            lower[self.class_column[root]] = 1.0
+        for i in _bits(self.needed_by_roots):
+            lower[self.class_column[self.order[i]]] = 1.0
         # No answer may cost more than the start (the slack keeps the start itself feasible after rounding).
         rows = [*self.rows, (list(range(len(self.nodes))), list(cost[: len(self.nodes)]))]
         matrix = csr_array(
@@ -157,6 +165,25 @@ class _Program:
                 if result.x[self.node_column[node]] > 0.5:
                     chosen[c] = node
         return chosen, float(bound) * _COST_UNIT_S
+
+
+def _bits(bits: int) -> Iterable[int]:
+    """Positions of the set bits."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def _further_needs(order: Sequence[int], need: Mapping[int, int]) -> Iterable[tuple[int, int]]:
+    """(class, class that it needs), without what follows from others."""
+    for i, c in enumerate(order):
+        below = need.get(c, 0) & ~(1 << i)
+        implied = 0
+        for j in _bits(below):
+            implied |= need[order[j]] & ~(1 << j)
+        for j in _bits(below & ~implied):
+            yield c, order[j]
 
 
 def _two_cycles(problem: Problem) -> Iterable[tuple[int, int]]:
