@@ -1,8 +1,8 @@
 """One score out of two: the analytic estimate that every space brings, and what was learnt.
 
 Before anything is measured the analytic estimate ranks alone. As measurements of the kernel itself come in, the
-learnt model takes over: its weight is `1 - 2 ** (-n / half_life)` after n measurements (AutoTVM fades a transferred
-model so).
+learnt model takes over: its weight is `1 - 2 ** (-n / half_life)` after n measurements, and 1 from 0.95 on (AutoTVM
+fades a transferred model so).
 """
 
 from __future__ import annotations
@@ -48,27 +48,30 @@ class BlendedScore:
     def __init__(self, space: Featured, model: CostModel | None, measured: int, half_life: float = 32.0) -> None:
         self._space = space
         self._model = model if model is not None and model.trained else None
-        self._learnt_weight = 0.0
+        self._learnt_weight = 1.0
         if self._model is not None:
-            self._learnt_weight = 1.0 - 2.0 ** (-measured / half_life) if half_life > 0 else 1.0
+            weight = 1.0 - 2.0 ** (-measured / half_life) if half_life > 0 else 1.0
+            self._learnt_weight = 1.0 if weight > 0.95 else weight
         self._scales: list[tuple[float, float]] = []
 
     def __call__(self, points: NDArray[np.int16]) -> NDArray[np.float64]:
         """Scores, shape [n]: higher is faster, -inf where the estimate is not finite."""
-        with np.errstate(divide="ignore"):
-            analytic = -np.log(self._space.latency_s(points))
-        analytic = np.where(np.isfinite(analytic), analytic, -np.inf)
-        if self._model is None or self._learnt_weight == 0.0:
-            return analytic
+        if self._model is None:
+            return self._analytic(points)
         learnt = self._model.predict(self._space.features(points))
+        if self._learnt_weight == 1.0:
+            return learnt
+        analytic = self._analytic(points)
         if not self._scales:
             self._scales = [_scale(analytic), _scale(learnt)]
         (mean, spread), (learnt_mean, learnt_spread) = self._scales
-        weight = self._learnt_weight
-        learnt = weight * (learnt - learnt_mean) / learnt_spread
-        if weight == 1.0:
-            return learnt
-        return learnt + (1.0 - weight) * (analytic - mean) / spread
+        learnt = self._learnt_weight * (learnt - learnt_mean) / learnt_spread
+        return learnt + (1.0 - self._learnt_weight) * (analytic - mean) / spread
+
+    def _analytic(self, points: NDArray[np.int16]) -> NDArray[np.float64]:
+        latency_s = self._space.latency_s(points)
+        usable = np.isfinite(latency_s) & (latency_s > 0.0)
+        return np.where(usable, -np.log(np.where(usable, latency_s, 1.0)), -np.inf)
 
 
 def _scale(scores: NDArray[np.float64]) -> tuple[float, float]:

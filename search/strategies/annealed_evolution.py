@@ -9,6 +9,7 @@ Canesche et al., CGO 2024).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -32,7 +33,8 @@ class Descent:
     after : int
         Rounds without improvement before it starts.
     share : float
-        Share of the batch.
+        Share of the batch. On toy spaces of 10 knobs it does no harm and little good: the best of 128 trials is 3.4 %
+        above the optimum, without it 3.8 % (mean of 24 spaces). It is for spaces that the model fits badly.
     centres : int
         The neighbours of so many of the best measured points compete by score.
     """
@@ -46,17 +48,18 @@ class Descent:
 class AnnealedEvolution:
     """Evolution whose every generation is refined by annealing chains.
 
-    A round scores about `generations * (population + chains * steps)` points: 16,000 with the defaults. On the score of
-    a toy space of 12 knobs (3 * 10^10 points), its best points are within 1 % of the optimum; evolution alone with as
-    many points stays 14 % above, annealing alone 8 %.
+    A round scores about `generations * (population + chains * steps)` points, 19,000 with the defaults, in 43 calls:
+    many generations of few steps, because a call for a hundred points takes half the time of one for a thousand. On
+    the score of a toy space of 12 knobs (7 * 10^10 points) one round comes within 1.3 % of the optimum (mean of 24
+    spaces); evolution alone with as many points within 14 %, annealing alone within 8 %.
 
     Attributes
     ----------
     breeding : Breeding
         Seeding and breeding of the population.
     chains : int
-        Markov chains. They persist between rounds; in every generation the worse half of them
-        restarts from the best of the population.
+        Markov chains. They persist between rounds; in every generation the worse half of them restarts from the best of
+        the population.
     schedule : Schedule
         Steps and temperatures of the chains in one generation; the temperature also falls from one generation to the
         next, down to `cold` in the last.
@@ -67,9 +70,9 @@ class AnnealedEvolution:
     """
 
     name: ClassVar[str] = "annealed-evolution"
-    breeding: Breeding = field(default_factory=lambda: Breeding(population=1024, generations=6))
-    chains: int = 64
-    schedule: Schedule = field(default_factory=lambda: Schedule(steps=24, patience=24))
+    breeding: Breeding = field(default_factory=lambda: Breeding(population=1024, generations=14))
+    chains: int = 128
+    schedule: Schedule = field(default_factory=lambda: Schedule(steps=2, patience=2))
     descent: Descent = field(default_factory=Descent)
     batch: BatchConfig = field(default_factory=BatchConfig)
 
@@ -95,40 +98,42 @@ class _AnnealedEvolutionSearch(BatchedSearch):
         return near[np.argsort(-score(near), kind="stable")][: round(descent.share * count)]
 
     def propose(self, count: int, score: Score) -> tuple[Points, NDArray[np.float64]]:
-        breeding = self._strategy.breeding
+        breeding, schedule = self._strategy.breeding, self._strategy.schedule
         population = seed_population(self.moves, self.rng, self.archive, self._previous, breeding)
         seen = Candidates(self.moves)
         if not len(population):
             return seen.collect()
+        size = len(population)
+        population = np.concatenate([population, self._chains])
         scores = score(population)
         seen.add(population, scores)
-        size = len(population)
-        for generation in range(breeding.generations):
+        chains, chain_scores = population[size:], scores[size:]
+        # Over all generations of the round the chains cool down once.
+        temperatures = np.linspace(schedule.hot, schedule.cold, breeding.generations + 1)
+        for hot, cold in pairwise(temperatures):
             children = breed(self.moves, self.rng, population, scores, size, breeding)
             children_scores = score(children)
             seen.add(children, children_scores)
-            walked, walked_scores = self._anneal(generation, population, scores, score, seen)
+            chains, chain_scores = self._restart(chains, chain_scores, population, scores)
+            cooling = replace(schedule, hot=hot, cold=cold)
+            chains, chain_scores = anneal(self.moves, self.rng, chains, chain_scores, score, cooling, seen)
             population, scores = survivors(
                 self.moves,
-                np.concatenate([population, children, walked]),
-                np.concatenate([scores, children_scores, walked_scores]),
+                np.concatenate([population, children, chains]),
+                np.concatenate([scores, children_scores, chain_scores]),
                 size,
             )
-        self._previous = population
+        self._previous, self._chains = population, chains
         return seen.collect()
 
-    def _anneal(
-        self, generation: int, population: Points, scores: NDArray[np.float64], score: Score, seen: Candidates
+    def _restart(
+        self,
+        chains: Points,
+        chain_scores: NDArray[np.float64],
+        population: Points,
+        scores: NDArray[np.float64],
     ) -> tuple[Points, NDArray[np.float64]]:
-        """One generation's share of the chains' steps; the temperature falls over all generations of the round."""
-        count = self._strategy.chains
-        kept = self._chains[: count // 2]
-        starts, _ = survivors(self.moves, population, scores, count - len(kept))
-        schedule = self._strategy.schedule
-        temperatures = np.linspace(schedule.hot, schedule.cold, self._strategy.breeding.generations + 1)
-        cooled = replace(schedule, hot=temperatures[generation], cold=temperatures[generation + 1])
-        chains = np.concatenate([kept, starts])
-        chains, chains_scores = anneal(self.moves, self.rng, chains, score, cooled, seen)
-        order = np.argsort(-chains_scores, kind="stable")
-        self._chains = chains[order]
-        return self._chains, chains_scores[order]
+        """The better half of the chains, and new ones at the best of the population."""
+        kept = np.argsort(-chain_scores, kind="stable")[: self._strategy.chains // 2]
+        starts, start_scores = survivors(self.moves, population, scores, self._strategy.chains - len(kept))
+        return np.concatenate([chains[kept], starts]), np.concatenate([chain_scores[kept], start_scores])

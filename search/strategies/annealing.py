@@ -43,7 +43,13 @@ class Schedule:
 
 
 def anneal(
-    moves: Moves, rng: np.random.Generator, chains: Points, score: Score, schedule: Schedule, seen: Candidates
+    moves: Moves,
+    rng: np.random.Generator,
+    chains: Points,
+    scores: NDArray[np.float64],
+    score: Score,
+    schedule: Schedule,
+    seen: Candidates,
 ) -> tuple[Points, NDArray[np.float64]]:
     """Move the chains; add every point that was scored to `seen`.
 
@@ -53,6 +59,8 @@ def anneal(
     ----------
     chains : Points
         Where the chains start, shape [chains, width].
+    scores : float64 [chains]
+        The scores there.
     score : Score
         Finite; higher is better.
 
@@ -61,9 +69,7 @@ def anneal(
     chains, scores
         Where the chains end, and the scores there.
     """
-    chains = chains.copy()
-    scores = score(chains)
-    seen.add(chains, scores)
+    chains, scores = chains.copy(), scores.copy()
     low, high = np.percentile(scores, [25, 75])
     spread = max(float(high - low) / 2, 1e-6 * float(np.abs(scores).mean()), 1e-12)
     best, since = scores.copy(), 0
@@ -118,6 +124,9 @@ class _AnnealingSearch(BatchedSearch):
         if missing > 0:
             self._chains = np.concatenate([self._chains, self.moves.sample(self.rng, missing)])
         seen = Candidates(self.moves)
-        if len(self._chains):
-            self._chains, _ = anneal(self.moves, self.rng, self._chains, score, self._annealing.schedule, seen)
+        if not len(self._chains):
+            return seen.collect()
+        scores = score(self._chains)
+        seen.add(self._chains, scores)
+        self._chains, _ = anneal(self.moves, self.rng, self._chains, scores, score, self._annealing.schedule, seen)
         return seen.collect()

@@ -25,19 +25,22 @@ class Exhaustive:
     Attributes
     ----------
     batch : BatchConfig
-        `exhaustive_limit` is the largest space that is accepted: 2^20 points take about a second a round.
+        `enumeration_limit` is the largest space that is accepted: 2^20 points take about a second a round.
     """
 
     name: ClassVar[str] = "exhaustive"
-    batch: BatchConfig = field(default_factory=lambda: BatchConfig(epsilon=0.0, exhaustive_limit=2**20))
+    batch: BatchConfig = field(
+        default_factory=lambda: BatchConfig(epsilon=0.0, exhaustive_limit=2**20, enumeration_limit=2**20)
+    )
 
     def begin(self, space: DecisionSpace, seed: int) -> BatchedSearch:
         """Start a search. Raises InputError when the space is larger than the limit."""
         size = Moves(space).size
-        if size > self.batch.exhaustive_limit:
+        limit = self.batch.enumeration_limit
+        if size > limit:
             raise InputError(
                 f"strategy 'exhaustive' was given a space of {size:,} points; it takes at most "
-                f"{self.batch.exhaustive_limit:,}. Use another strategy, for example 'annealed-evolution'."
+                f"{limit:,}. Use another strategy, for example 'annealed-evolution'."
             )
         return _ExhaustiveSearch(space, seed, self.batch)
 
