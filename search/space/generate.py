@@ -28,6 +28,11 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     ValueError
         When a shape is symbolic.
     """
-    kernel = analyze(mod)
+    try:
+        kernel = analyze(mod)
+    except (
+        ValueError
+    ):  # not read by the analysis, such as a block that stores two values; the fallback takes any kernel
+        return Space(memory_bound_sketches(mod, hardware))
     sketches = contraction_sketches(mod, kernel, hardware)
     return Space(sketches or memory_bound_sketches(mod, hardware))

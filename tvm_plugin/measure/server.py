@@ -23,6 +23,7 @@ from ..records.traces import replay, trace_to_json
 from ..records.workload import deserialize_workload
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
+from ..search.space.lowering import prepare_for_lowering
 from .arguments import Interface
 from .bench import Bench
 from .build import (
@@ -121,7 +122,7 @@ class Server:
             if workload.space is None:
                 workload.space = self._build_space(workload.mod, self._hardware)
             schedule = workload.space.apply(Decision.from_json(candidate["decision"]))
-        function = schedule.mod["main"]
+        function = prepare_for_lowering(schedule.mod["main"])
         result = _Scheduled(f"{task}_{program_key(function)}", trace_to_json(schedule.trace), function)
         if PACKING_ANNOTATION in result.trace:
             result.function, result.packing = split_packing(function, workload.interface)

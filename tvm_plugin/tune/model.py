@@ -17,7 +17,8 @@ from ..frontends import load_model
 from ..frontends.verify import compare
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import build_executable
-from .forms import Form, model_forms
+from .forms import Form, Forms, model_forms
+from .loop import TuningLoop
 from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
 from .session import Session, Settings
@@ -119,8 +120,9 @@ def tune_model(
         )
         loop = session.search(forms.tasks, forms.variants)
         results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
-        built = [_build(form, results, session) for form in forms.of(loop.variants)]
+        built = [_build(form, results, session) for form in _contenders(forms, loop, session)]
         tuned, latency_s = _fastest(built, reference.inputs)
+        session.work.database.put_json(session.form_key, {"form": tuned.form.name})
         absolute, relative = compare(tuned.run(*reference.inputs), reference.outputs())
         if verify and not relative <= TOLERANCE:
             raise MismatchError(
@@ -170,6 +172,15 @@ class _Built:
     tasks: list[TaskResult]
     executable: Any
     run: ModelRunner
+
+
+def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
+    """The forms that are still in the race; the winner of an earlier run alone, when nothing was measured since."""
+    known = session.work.database.get_json(session.form_key)
+    remembered = [form for form in forms.forms if known and form.name == known.get("form")]
+    if remembered and not any(kernel.measured_now for kernel in loop.kernels):
+        return remembered
+    return forms.of(loop.variants)
 
 
 def _build(form: Form, results: Sequence[TaskResult], session: Session) -> _Built:

@@ -148,6 +148,11 @@ class Session:
             f"thread; {8 * machine.vector_bytes}-bit vectors, caches {', '.join(f'{size} KiB' for size in caches)}"
         )
 
+    @property
+    def form_key(self) -> str:
+        """Where the winning form of this model is kept."""
+        return f"form:{self.run_key}"
+
     def save_spent(self) -> None:
         """Note how much of the budget is gone, so that the next run in this directory goes on from here."""
         self.work.database.put_json(
