@@ -6,9 +6,10 @@ import tvm
 from tvm import relax, te, tirx
 
 from eqtune import zoo
+from eqtune.runtime import ModelRunner
 from eqtune.tasks import count_bytes, count_flops, extract_tasks, lower_to_kernels
 from eqtune.transform import FoldBatchNorm, FoldWeights
-from eqtune.transform.apply_tuned import build_executable, runner, untuned_executable
+from eqtune.transform.apply_tuned import build_executable, untuned_executable
 
 op = relax.op
 TARGET = tvm.target.Target("llvm")
@@ -40,8 +41,8 @@ def names(kernels):
 def assert_same_outputs(mod, kernels):
     shape = [int(extent) for extent in mod["main"].params[0].ty.shape]
     data = np.random.default_rng(0).standard_normal(shape).astype("float32")
-    want = runner(untuned_executable(mod, TARGET))(data)
-    got = runner(build_executable(kernels, TARGET))(data)
+    want = ModelRunner(untuned_executable(mod, TARGET))(data)
+    got = ModelRunner(build_executable(kernels, TARGET))(data)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 

@@ -9,12 +9,12 @@ from tvm.s_tir import Schedule
 
 from eqtune.errors import RecordError
 from eqtune.records.traces import trace_to_json
+from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ApplyTuned, FoldWeights, LowerToKernels
 from eqtune.transform.apply_tuned import (
     apply_schedules,
     build_executable,
-    runner,
     untuned_executable,
 )
 from eqtune.transform.pack_weights import pack_weights
@@ -108,8 +108,8 @@ def data():
 
 
 def test_scheduled_model_computes_the_same(model, kernels, schedules):
-    want = runner(untuned_executable(model, TARGET))(data())
-    got = runner(build_executable(kernels, TARGET, schedules))(data())
+    want = ModelRunner(untuned_executable(model, TARGET))(data())
+    got = ModelRunner(build_executable(kernels, TARGET, schedules))(data())
     assert got[0].shape == (4, 200)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-4)
 
@@ -136,8 +136,8 @@ def test_kernels_without_a_schedule_stay_as_they_are(kernels, schedules):
     ]
     assert len(kept) == len(schedules) - 1
     np.testing.assert_allclose(
-        runner(build_executable(kernels, TARGET, one))(data())[0],
-        runner(build_executable(kernels, TARGET))(data())[0],
+        ModelRunner(build_executable(kernels, TARGET, one))(data())[0],
+        ModelRunner(build_executable(kernels, TARGET))(data())[0],
         rtol=1e-4,
         atol=1e-4,
     )
@@ -161,8 +161,8 @@ def test_the_passes_work_in_a_sequential(model, schedules):
     with TARGET:
         tuned = tvm.transform.Sequential([FoldWeights(), LowerToKernels(), ApplyTuned(schedules=schedules)])(model)
     np.testing.assert_allclose(
-        runner(build_executable(tuned, TARGET))(data())[0],
-        runner(untuned_executable(model, TARGET))(data())[0],
+        ModelRunner(build_executable(tuned, TARGET))(data())[0],
+        ModelRunner(untuned_executable(model, TARGET))(data())[0],
         rtol=1e-4,
         atol=1e-4,
     )
@@ -227,8 +227,8 @@ def test_packing_that_mixes_axes_is_compiled(model):
 
     kernels = lower_to_kernels(model, TARGET)
     task = next(t for t in extract_tasks(kernels) if list(t.mod["main"].params[-1].shape) == [8, 100])
-    got = runner(build_executable(kernels, TARGET, {task.workload_hash: mixed}))(data())
-    np.testing.assert_allclose(got[0], runner(untuned_executable(model, TARGET))(data())[0], rtol=1e-4, atol=1e-4)
+    got = ModelRunner(build_executable(kernels, TARGET, {task.workload_hash: mixed}))(data())
+    np.testing.assert_allclose(got[0], ModelRunner(untuned_executable(model, TARGET))(data())[0], rtol=1e-4, atol=1e-4)
 
 
 def test_outputs_outlive_the_next_run(kernels):

@@ -17,9 +17,10 @@ from eqtune.machine import device_name, target_json
 from eqtune.records import Context, Record, RecordDatabase
 from eqtune.records.traces import trace_to_json
 from eqtune.records.workload import serialize_workload
+from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ApplyTuned
-from eqtune.transform.apply_tuned import runner, untuned_executable
+from eqtune.transform.apply_tuned import untuned_executable
 from eqtune.transform.stored_schedules import stored_schedules
 
 TARGET = tvm.target.Target("llvm")
@@ -171,5 +172,5 @@ def test_the_pipeline_reads_the_work_directory_of_the_environment(model, work_di
     with TARGET:
         assert "T.vectorized" in body(pipeline(model))
     data = np.linspace(-2, 2, 24, dtype="float32").reshape(4, 6)
-    got = runner(relax.build(model, TARGET, relax_pipeline=pipeline))(data)
-    np.testing.assert_allclose(got[0], runner(untuned_executable(model, TARGET))(data)[0], rtol=1e-6)
+    got = ModelRunner(relax.build(model, TARGET, relax_pipeline=pipeline))(data)
+    np.testing.assert_allclose(got[0], ModelRunner(untuned_executable(model, TARGET))(data)[0], rtol=1e-6)

@@ -6,9 +6,10 @@ import tvm
 from tvm import relax
 
 from eqtune import zoo
+from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ChannelsLast, FoldBatchNorm, FoldWeights
-from eqtune.transform.apply_tuned import build_executable, runner, untuned_executable
+from eqtune.transform.apply_tuned import build_executable, untuned_executable
 
 op = relax.op
 TARGET = tvm.target.Target("llvm")
@@ -54,8 +55,8 @@ def assert_same_outputs(before, after):
     tvm.ir.assert_structural_equal(after["main"].ret_ty, before["main"].ret_ty)
     shape = [int(extent) for extent in before["main"].params[0].ty.shape]
     data = np.random.default_rng(0).standard_normal(shape).astype("float32")
-    want = runner(untuned_executable(before, TARGET))(data)
-    got = runner(build_executable(lower_to_kernels(after, TARGET), TARGET))(data)
+    want = ModelRunner(untuned_executable(before, TARGET))(data)
+    got = ModelRunner(build_executable(lower_to_kernels(after, TARGET), TARGET))(data)
     for a, b in zip(got, want, strict=True):
         assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
 

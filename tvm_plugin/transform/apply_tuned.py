@@ -6,15 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import tvm
-from numpy.typing import NDArray
 from tvm import ir, relax, tirx, transform
 
 from eqtune.records.traces import replay
 from eqtune.records.workload import as_workload, workload_hash
 
-from .evaluate import Array
+from ..runtime import ModelRunner
+from ..search.space.lowering import prepare_for_lowering
 from .fold_weights import FoldWeights
 from .pack_weights import pack_weights
 from .stored_schedules import stored_schedules
@@ -137,27 +135,15 @@ def untuned_executable(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
         return relax.build(mod, target, relax_pipeline=relax.get_default_pipeline(target))
 
 
-def runner(executable: relax.VMExecutable, device: Any = None) -> Callable[..., list[NDArray[Any]]]:
-    """A function from the model's inputs to its outputs, as numpy arrays; tuples of outputs are flattened."""
-    device = tvm.cpu() if device is None else device
-    main = relax.VirtualMachine(executable, device)["main"]
-
-    def run(*inputs: Array) -> list[NDArray[Any]]:
-        return _flatten(main(*[tvm.runtime.tensor(np.ascontiguousarray(array), device) for array in inputs]))
-
-    return run
-
-
-def _flatten(value: Any) -> list[NDArray[Any]]:
-    if isinstance(value, tvm.runtime.Tensor):
-        return [value.numpy()]
-    return [array for part in value for array in _flatten(part)]
+def runner(executable: relax.VMExecutable, device: Any = None) -> ModelRunner:
+    """A function from a model's inputs to its outputs, as numpy arrays, on all cores; see `eqtune.runtime`."""
+    return ModelRunner(executable, device)
 
 
 def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:
     workload = as_workload(kernel)
     result = replay(schedule, workload) if isinstance(schedule, str) else schedule(workload)
-    function = result.mod["main"].with_attr("tirx.is_scheduled", True)
+    function = prepare_for_lowering(result.mod["main"]).with_attr("tirx.is_scheduled", True)
     if "global_symbol" in kernel.attrs:
         function = function.with_attr("global_symbol", kernel.attrs["global_symbol"])
     return function
