@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import tvm
-from eqtune.transform.evaluate import EVALUATORS, constant_of, evaluate
 from tvm import relax
+
+from eqtune.transform.evaluate import EVALUATORS, constant_of, evaluate
 
 op = relax.op
 

@@ -5,9 +5,10 @@ import time
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
+
 from eqtune import zoo
 from eqtune.transform import FoldBatchNorm, FoldWeights
-from tvm import relax
 
 op = relax.op
 
