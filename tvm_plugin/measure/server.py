@@ -122,10 +122,11 @@ class Server:
             if workload.space is None:
                 workload.space = self._build_space(workload.mod, self._hardware)
             schedule = workload.space.apply(Decision.from_json(candidate["decision"]))
-        function = prepare_for_lowering(schedule.mod["main"])
+        function = schedule.mod["main"]
         result = _Scheduled(f"{task}_{program_key(function)}", trace_to_json(schedule.trace), function)
         if PACKING_ANNOTATION in result.trace:
             result.function, result.packing = split_packing(function, workload.interface)
+        result.function = prepare_for_lowering(result.function)
         return result
 
     def _compile(self, scheduled: Sequence[_Scheduled]) -> dict[str, dict[str, Any]]:
