@@ -1,0 +1,132 @@
+"""The graph search on whole models: time, size, estimated cost, and with --budget the latency of both graphs, tuned.
+
+    python -m benchmarks.graph --models all --json out.json
+    python -m benchmarks.graph --models nasrnn,squeezenet --budget 60 --json out.json
+
+Both sides start with batch norms and weights folded, and both are tuned for the same --budget seconds, without further
+graph search. `tensat_search_s` is the search time that Tensat's paper reports for the model, on its authors' machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.output import table, write
+
+TENSAT_SEARCH_S = {
+    "nasrnn": 0.5,
+    "tensat_bert": 1.4,
+    "resnext50": 0.7,
+    "nasneta": 10.6,
+    "squeezenet": 0.3,
+    "vgg19": 0.4,
+    "inceptionv3": 5.1,
+}
+"""As published by Tensat (MLSys 2021): exploration and extraction together."""
+
+COLUMNS = (
+    "model",
+    "explore_s",
+    "extract_s",
+    "tensat_search_s",
+    "e_nodes",
+    "stop_reason",
+    "cost_before_us",
+    "cost_after_us",
+    "ilp_gap",
+    "latency_before_ms",
+    "latency_after_ms",
+)
+"""What the table shows; the JSON has more."""
+
+
+def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, Any]:
+    """One row."""
+    from eqtune import GraphConfig, optimize_graph, zoo
+    from eqtune.search.graph.saturate import Limits
+    from eqtune.tune.forms import simplify
+
+    mod = simplify(zoo.relax(model, seed=args.seed))
+    config = GraphConfig(
+        limits=Limits(e_nodes=args.e_nodes), verify=args.verify, fast_math=args.fast_math, seed=args.seed
+    )
+    results = [optimize_graph(mod, config) for _ in range(args.repeats)]
+    result = min(results, key=lambda r: r.explore_s + r.extract_s)
+    row: dict[str, Any] = {
+        "model": model,
+        "explore_s": result.explore_s,
+        "extract_s": result.extract_s,
+        "tensat_search_s": TENSAT_SEARCH_S.get(model),
+        "e_nodes": result.e_nodes,
+        "stop_reason": result.stop_reason,
+        "cost_before_us": result.cost_before_s * 1e6,
+        "cost_after_us": result.cost_after_s * 1e6,
+        "ilp_gap": result.extractors["ilp"].gap,
+        "rel_err": result.rel_err,
+        "rules_used": sorted(name for name, rule in result.rules.items() if rule.used) if result.changed else [],
+        "kept_because": result.kept_because,
+        **{f"cost_{name.replace('-', '_')}_us": e.cost_s * 1e6 for name, e in result.extractors.items()},
+        "measure_s": None,
+        "latency_before_ms": None,
+        "latency_after_ms": None,
+    }
+    if args.budget:
+        started = time.monotonic()
+        row["latency_before_ms"] = tuned_ms(mod, args, work_dir / f"{model}-before")
+        row["latency_after_ms"] = (
+            tuned_ms(simplify(result.mod), args, work_dir / f"{model}-after")
+            if result.changed
+            else row["latency_before_ms"]
+        )
+        row["measure_s"] = time.monotonic() - started
+    return row
+
+
+def tuned_ms(mod: Any, args: argparse.Namespace, work_dir: Path) -> float:
+    """Milliseconds of one run after tuning the kernels of this very graph."""
+    import eqtune
+
+    result = eqtune.tune_model(
+        mod,
+        time_budget_s=args.budget,
+        work_dir=work_dir,
+        graph="off",
+        threads=args.threads,
+        seed=args.seed,
+        progress=not args.quiet,
+    )
+    return result.latency_s * 1e3
+
+
+def main() -> None:
+    """Parse arguments, measure, print, write."""
+    from eqtune import zoo
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="nasrnn", help="comma-separated names, or all")
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds of tuning for each of both graphs (0: none)")
+    parser.add_argument("--repeats", type=int, default=3, help="searches, of which the fastest counts (3)")
+    parser.add_argument("--e-nodes", type=int, default=50_000, help="limit (50000)")
+    parser.add_argument("--threads", type=int, default=None, help="threads a kernel may use")
+    parser.add_argument("--fast-math", action="store_true", help="permit rules that lose accuracy")
+    parser.add_argument("--verify", action="store_true", help="compare outputs, with untuned TVM: slow")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work-dir", type=Path, help="keep records here (default: a temporary directory)")
+    parser.add_argument("--json", metavar="FILE", help="write rows here")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    args = parser.parse_args()
+    models = zoo.names() if args.models == "all" else args.models.split(",")
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for model in models:
+            rows.append(measure(model, args, args.work_dir or Path(scratch)))
+            write(rows, args.json)  # a long sweep that is cut short has lost nothing
+    print(table([{name: row[name] for name in COLUMNS} for row in rows]))
+
+
+if __name__ == "__main__":
+    main()
