@@ -6,28 +6,56 @@ from collections.abc import Iterable
 
 from eqtune.errors import InputError
 
-from .concat import CONCAT_RULES
-from .convolution import CONVOLUTION_RULES
+from .algebra import ALGEBRA_LAWS, ALGEBRA_RULES
+from .attention import ATTENTION_RULES
+from .channels_last import CHANNELS_LAST_RULES
+from .concat import CONCAT_LAWS, CONCAT_RULES
+from .convolution import CONVOLUTION_LAWS, CONVOLUTION_RULES
+from .kernels import KERNEL_LAWS, KERNEL_RULES
 from .layout import LAYOUT_RULES
-from .matmul import MATMUL_RULES
+from .matmul import MATMUL_LAWS, MATMUL_RULES
+from .pooling import POOLING_LAWS, POOLING_RULES
+from .reduction import REDUCTION_RULES
 from .rule import Group, Rule
 
-__all__ = ["RULES", "Group", "Rule", "select"]
+__all__ = ["EXTENDED_RULES", "RULES", "Group", "Rule", "select"]
 
-RULES: tuple[Rule | Group, ...] = (*MATMUL_RULES, *CONVOLUTION_RULES, *LAYOUT_RULES, *CONCAT_RULES)
-"""Every rule, in the order in which they are reported."""
+RULES: tuple[Rule | Group, ...] = (
+    *MATMUL_RULES,
+    *CONVOLUTION_RULES,
+    *KERNEL_RULES,
+    *POOLING_RULES,
+    *ATTENTION_RULES,
+    *REDUCTION_RULES,
+    *LAYOUT_RULES,
+    *CONCAT_RULES,
+    *ALGEBRA_RULES,
+)
+"""What the search uses unless told otherwise, in the order in which rules are reported."""
+
+EXTENDED_RULES: tuple[Rule | Group, ...] = (
+    *RULES,
+    *CHANNELS_LAST_RULES,
+    *MATMUL_LAWS,
+    *CONVOLUTION_LAWS,
+    *KERNEL_LAWS,
+    *POOLING_LAWS,
+    *CONCAT_LAWS,
+    *ALGEBRA_LAWS,
+)
+"""Every rule. The additional ones are as right, but multiply terms: choose them by name, for small graphs or proofs."""
 
 
 def select(names: Iterable[str] | None = None, *, fast_math: bool = False) -> tuple[Rule | Group, ...]:
-    """The rules of these names, or all; without `fast_math`, only those that keep floating-point accuracy.
+    """The rules of these names, or `RULES`; without `fast_math`, only those that keep floating-point accuracy.
 
     Raises InputError for an unknown name.
     """
     chosen = RULES
     if names is not None:
         wanted = set(names)
-        unknown = wanted - {rule.name for rule in RULES}
+        unknown = wanted - {rule.name for rule in EXTENDED_RULES}
         if unknown:
-            raise InputError(f"no rules named {sorted(unknown)}; there are {[rule.name for rule in RULES]}")
-        chosen = tuple(rule for rule in RULES if rule.name in wanted)
+            raise InputError(f"no rules named {sorted(unknown)}; there are {[rule.name for rule in EXTENDED_RULES]}")
+        chosen = tuple(rule for rule in EXTENDED_RULES if rule.name in wanted)
     return tuple(rule for rule in chosen if fast_math or not rule.fast_math)

@@ -1,16 +1,32 @@
-"""Convolutions: merging those that share an input."""
+"""Convolutions: merging, and what weights can absorb. Other forms of a single one are in `kernels.py`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from math import prod
 
-from ..terms import Axis, Conv2d, Pad, Slice
-from .rule import Attr, Group, Match, Pattern, Rule, concat, conv2d, pad, slice_, tensors, weights
+from ..terms import Axis, Shape, Slice
+from .rule import (
+    Group,
+    Match,
+    Rule,
+    add,
+    concat,
+    conv2d,
+    full,
+    multiply,
+    reshape,
+    slice_,
+    tensors,
+    weights,
+)
+from .shapes import block, box, numbered
 
-__all__ = ["CONVOLUTION_RULES"]
+__all__ = ["CONVOLUTION_LAWS", "CONVOLUTION_RULES"]
 
-(x,) = tensors("x")
-(w,) = weights("w")
+x, y, p, q = tensors("x y p q")
+c = full("c")
+w, v, s = weights("w v s")
 
 
 def ungrouped(m: Match) -> bool:
@@ -18,68 +34,298 @@ def ungrouped(m: Match) -> bool:
     return bool(m.a.groups == 1)
 
 
-def pointwise(m: Match) -> bool:
-    """The kernel is 1x1 and nothing is padded."""
-    sizes = dict(zip(m.a.kernel_layout, m.w.shape, strict=True))
-    return sizes["H"] == sizes["W"] == 1 and not any(m.a.padding)
+def same_kernels(m: Match) -> bool:
+    """Both weights have the same shape."""
+    return bool(m.w.shape == m.v.shape)
 
 
-def _ring_of_zeros(m: Match) -> Pad:
-    ring = tuple(int(letter in "HW") for letter in m.a.kernel_layout)
-    return Pad(ring, ring)
+def agree_but_for_outputs(m: Match) -> bool:
+    """The weights can be concatenated along their output channels."""
+    outputs = m.a.kernel_layout.index("O")
+    return all(a == b for i, (a, b) in enumerate(zip(m.w.shape, m.v.shape, strict=True)) if i != outputs)
 
 
-def _padded_by_one(m: Match) -> Conv2d:
-    return replace(m.a, padding=(1, 1, 1, 1), dilation=(1, 1))
+def same_inputs(m: Match) -> bool:
+    """Both inputs have the same shape."""
+    return bool(m.x.shape == m.y.shape)
 
 
-def _output_axis(m: Match) -> Axis:
-    return Axis(m.a.kernel_layout.index("O"))
+def same_sums(m: Match) -> bool:
+    """Both summands of the weight have the same shape."""
+    return bool(m.p.shape == m.q.shape)
 
 
-def _channels(index: int, count: int) -> Pattern:
-    """The channels of a merged convolution that belong to weight `index`, 1 to count."""
+def same_but_for_batch(m: Match) -> bool:
+    """The inputs can be concatenated along the batch."""
+    batch = m.a.data_layout.index("N")
+    return all(a == b for i, (a, b) in enumerate(zip(m.x.shape, m.y.shape, strict=True)) if i != batch)
 
-    def box(m: Match) -> Slice:
-        axis = m.a.out_layout.index("C")
-        begin = sum(out.shape[axis] for out in m.out[: index - 1])
-        shape = m.out[index - 1].shape
-        first, last = [0] * len(shape), list(shape)
-        first[axis], last[axis] = begin, begin + shape[axis]
-        return Slice(tuple(first), tuple(last))
 
-    parts = weights(" ".join(f"w{i}" for i in range(1, count + 1)))
-    return slice_(conv2d(x, concat(parts, _output_axis), "a"), box)
+def one_number(m: Match) -> bool:
+    """The factor is a single number, with at most four dimensions."""
+    return bool(prod(m.c.shape) == 1 and len(m.c.shape) <= 4)
+
+
+def joins_channels(m: Match) -> bool:
+    """The concatenation is along the channels."""
+    return bool(m.c.axis == m.a.out_layout.index("C"))
+
+
+def joins_batches(m: Match) -> bool:
+    """The concatenation is along the batch."""
+    return bool(m.c.axis == m.a.out_layout.index("N"))
+
+
+def joins_inputs(m: Match) -> bool:
+    """The concatenation is along the channels of the input."""
+    return bool(m.c.axis == m.a.data_layout.index("C"))
+
+
+def joins_input_batches(m: Match) -> bool:
+    """The concatenation is along the batch of the input."""
+    return bool(m.c.axis == m.a.data_layout.index("N"))
+
+
+def joins_outputs(m: Match) -> bool:
+    """The concatenation is along the output channels of the weight."""
+    return bool(m.c.axis == m.a.kernel_layout.index("O"))
+
+
+def cuts_channels(m: Match) -> bool:
+    """The slice cuts channels only."""
+    shape, channels = m.type(_CONVOLUTION).shape, m.a.out_layout.index("C")
+    return all((m.c.begin[i], m.c.end[i]) == (0, n) for i, n in enumerate(shape) if i != channels)
+
+
+def scales_channels(m: Match) -> bool:
+    """s has one number for each output channel, or one for all."""
+    return _along(m.s.shape, m.type(_CONVOLUTION).shape, m.a.out_layout.index("C"))
+
+
+def scales_inputs(m: Match) -> bool:
+    """s has one number for each input channel of an ungrouped convolution, or one for all."""
+    channelwise = _along(m.s.shape, m.x.shape, m.a.data_layout.index("C"))
+    return channelwise and bool(m.a.groups == 1 or m.s.elements == 1)
+
+
+def _along(shape: tuple[int, ...], target: tuple[int, ...], axis: int) -> bool:
+    """Whether a tensor of this shape, broadcast to `target`, varies along one axis only."""
+    full = (1,) * (len(target) - len(shape)) + shape
+    return len(full) == len(target) and all(n in (1, target[i] if i == axis else 1) for i, n in enumerate(full))
+
+
+def kernel_axis(letter: str) -> Callable[[Match], Axis]:
+    """The dimension of the weight with this letter."""
+    return lambda m: Axis(m.a.kernel_layout.index(letter))
+
+
+def data_axis(letter: str) -> Callable[[Match], Axis]:
+    """The dimension of the input with this letter."""
+    return lambda m: Axis(m.a.data_layout.index(letter))
+
+
+def out_axis(letter: str) -> Callable[[Match], Axis]:
+    """The dimension of the output with this letter."""
+    return lambda m: Axis(m.a.out_layout.index(letter))
+
+
+def _scale_along(letter: str) -> Callable[[Match], Shape]:
+    """s, to scale the weight along one of its dimensions."""
+    return lambda m: Shape(tuple(m.s.elements if other == letter else 1 for other in m.a.kernel_layout))
+
+
+def _inputs_of_first(m: Match) -> Slice:
+    axis = m.a.kernel_layout.index("I")
+    return box(m.w.shape, axis, 0, m.x.shape[m.c.axis])
+
+
+def _inputs_of_second(m: Match) -> Slice:
+    axis = m.a.kernel_layout.index("I")
+    return box(m.w.shape, axis, m.x.shape[m.c.axis], m.w.shape[axis])
+
+
+def _outputs_of_slice(m: Match) -> Slice:
+    channels = m.a.out_layout.index("C")
+    return box(m.w.shape, m.a.kernel_layout.index("O"), m.c.begin[channels], m.c.end[channels])
 
 
 def merge_shared_input(count: int) -> Rule:
     """conv(x, w1), ..., conv(x, wn) -> the channel blocks of conv(x, concat(w1, ..., wn))."""
-    parts = weights(" ".join(f"w{i}" for i in range(1, count + 1)))
+    parts = numbered(w, count)
+    merged = conv2d(x, concat(parts, kernel_axis("O")), "a")
     return Rule(
         f"merge-conv2d-shared-input-{count}",
         before=tuple(conv2d(x, part, "a") for part in parts),
-        after=tuple(_channels(i, count) for i in range(1, count + 1)),
+        after=tuple(block(merged, i, lambda m: m.a.out_layout.index("C")) for i in range(count)),
         when=(ungrouped,),
-        reason="one convolution reads x once and fills the machine better",
+        reason=_MERGE_INPUT,
         source="TASO; Tensat's multi-pattern rule, for any number of convolutions at once",
     )
 
 
+def merge_shared_weight(count: int) -> Rule:
+    """conv(x1, w), ..., conv(xn, w) -> the batches of conv(concat(x1, ..., xn), w)."""
+    parts = numbered(x, count)
+    merged = conv2d(concat(parts, data_axis("N")), w, "a")
+    return Rule(
+        f"merge-conv2d-shared-weight-{count}",
+        before=tuple(conv2d(part, w, "a") for part in parts),
+        after=tuple(block(merged, i, lambda m: m.a.out_layout.index("N")) for i in range(count)),
+        reason="one convolution reads the weight once",
+        source="TASO",
+    )
+
+
+_CONVOLUTION = conv2d(x, w, "a")
+_MERGE_INPUT = "one convolution reads x once and fills the machine better"
+_FREE_SCALE = "weights absorb the scale ahead of time"
+
 CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
     Rule(
-        "enlarge-pointwise-kernel",
-        before=conv2d(x, w, "a"),
-        after=conv2d(x, pad(w, _ring_of_zeros), _padded_by_one),
-        when=(ungrouped, pointwise),
-        reason="lets a 1x1 convolution merge with a 3x3 one",
+        "sum-of-convolutions",
+        before=add(_CONVOLUTION, conv2d(y, v, "a")),
+        after=conv2d(concat((x, y), data_axis("C")), concat((w, v), kernel_axis("I")), "a"),
+        when=(ungrouped,),
+        reason="one convolution over more channels instead of two and an addition",
+        source="TASO",
+    ),
+    Rule(
+        "sum-of-convolutions-shared-input",
+        before=add(_CONVOLUTION, conv2d(x, v, "a")),
+        after=conv2d(x, add(w, v), "a"),
+        when=(same_kernels,),
+        reason="weights are added ahead of time",
+        source="TASO",
+    ),
+    Rule(
+        "sum-of-convolutions-shared-weight",
+        before=add(_CONVOLUTION, conv2d(y, w, "a")),
+        after=conv2d(add(x, y), w, "a"),
+        when=(same_inputs,),
+        reason="one convolution instead of two",
+        source="TASO",
+    ),
+    Rule(
+        "concat-of-convolutions-shared-input",
+        before=concat((_CONVOLUTION, conv2d(x, v, "a")), "c"),
+        after=conv2d(x, concat((w, v), kernel_axis("O")), "a"),
+        when=(ungrouped, joins_channels, agree_but_for_outputs),
+        reason=_MERGE_INPUT,
+        source="TASO",
+    ),
+    Rule(
+        "scale-of-convolution",
+        before=multiply(_CONVOLUTION, s),
+        after=conv2d(x, multiply(w, reshape(s, _scale_along("O"))), "a"),
+        when=(scales_channels,),
+        reason=_FREE_SCALE,
+        source="TASO",
+    ),
+    Rule(
+        "convolution-of-scaled",
+        before=conv2d(multiply(x, s), w, "a"),
+        after=conv2d(x, multiply(w, reshape(s, _scale_along("I"))), "a"),
+        when=(scales_inputs,),
+        reason=_FREE_SCALE,
         source="TASO",
     ),
     Group(
         "merge-conv2d-shared-input",
-        member=conv2d(x, w, Attr("a")),
+        member=_CONVOLUTION,
         shared=("x", "a"),
         make=merge_shared_input,
-        reason="one convolution reads x once and fills the machine better",
+        reason=_MERGE_INPUT,
+        source="TASO",
+    ),
+    Group(
+        "merge-conv2d-shared-weight",
+        member=_CONVOLUTION,
+        shared=("w", "a"),
+        make=merge_shared_weight,
+        reason="one convolution reads the weight once",
         source="TASO",
     ),
 )
+"""Rules that pay in models as people write them."""
+
+
+_LAW = "needed to prove other equalities"
+
+
+CONVOLUTION_LAWS: tuple[Rule, ...] = (
+    Rule(
+        "convolution-of-sum",
+        before=conv2d(add(x, y), p, "a"),
+        after=add(conv2d(x, p, "a"), conv2d(y, p, "a")),
+        when=(same_inputs,),
+        reason=_LAW,
+        source="TASO",
+    ),
+    Rule(
+        "convolution-with-sum",
+        before=conv2d(x, add(p, q), "a"),
+        after=add(conv2d(x, p, "a"), conv2d(x, q, "a")),
+        when=(same_sums,),
+        reason=_LAW,
+        source="TASO",
+    ),
+    Rule(
+        "convolution-of-channels-joined",
+        before=conv2d(concat((x, y), "c"), w, "a"),
+        after=add(
+            conv2d(x, slice_(w, _inputs_of_first), "a"),
+            conv2d(y, slice_(w, _inputs_of_second), "a"),
+        ),
+        when=(ungrouped, joins_inputs),
+        reason="what is concatenated for a convolution need not be copied",
+        source="TASO",
+    ),
+    Rule(
+        "convolution-of-batches-joined",
+        before=conv2d(concat((x, y), "c"), p, "a"),
+        after=concat((conv2d(x, p, "a"), conv2d(y, p, "a")), out_axis("N")),
+        when=(joins_input_batches,),
+        reason=_LAW,
+        source="TASO",
+    ),
+    Rule(
+        "concat-of-convolutions-shared-weight",
+        before=concat((conv2d(x, p, "a"), conv2d(y, p, "a")), "c"),
+        after=conv2d(concat((x, y), data_axis("N")), p, "a"),
+        when=(joins_batches, same_but_for_batch),
+        reason="one convolution reads the weight once",
+        source="TASO",
+    ),
+    Rule(
+        "convolution-with-outputs-joined",
+        before=conv2d(x, concat((p, q), "c"), "a"),
+        after=concat((conv2d(x, p, "a"), conv2d(x, q, "a")), out_axis("C")),
+        when=(ungrouped, joins_outputs),
+        reason=_LAW,
+        source="TASO",
+    ),
+    Rule(
+        "slice-of-convolution-channels",
+        before=slice_(_CONVOLUTION, "c"),
+        after=conv2d(x, slice_(w, _outputs_of_slice), "a"),
+        when=(ungrouped, cuts_channels),
+        reason="what is not needed is not computed",
+    ),
+    Rule(
+        "convolution-of-scaled-by-one-number",
+        before=conv2d(multiply(x, c), p, "a"),
+        after=multiply(conv2d(x, p, "a"), c),
+        when=(one_number,),
+        reason=_LAW,
+        source="TASO",
+    ),
+    Rule(
+        "convolution-with-scaled-by-one-number",
+        before=conv2d(x, multiply(p, c), "a"),
+        after=multiply(conv2d(x, p, "a"), c),
+        when=(one_number,),
+        reason=_LAW,
+        source="TASO",
+    ),
+)
+"""Bilinearity, and groups taken apart."""

@@ -80,6 +80,7 @@ __all__ = [
     "Var",
     "add",
     "binary",
+    "both_ways",
     "broadcast",
     "concat",
     "conv2d",
@@ -307,6 +308,20 @@ def instantiate(
             raise
         return None
     return Instance(tuple(result_attrs), tuple(result_types[node] for node in rule.after_nodes))
+
+
+def both_ways(
+    forward: str,
+    left: Pattern,
+    backward: str,
+    right: Pattern,
+    *,
+    reason: str,
+    source: str = "eqtune",
+    when: tuple[Condition, ...] = (),
+) -> tuple[Rule, Rule]:
+    """A rule and its inverse: `forward` names left -> right, `backward` right -> left."""
+    return Rule(forward, left, right, reason, source, when), Rule(backward, right, left, reason, source, when)
 
 
 def term_graphs(

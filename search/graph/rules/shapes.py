@@ -1,0 +1,79 @@
+"""Arithmetic on shapes and attributes that several tables need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..terms import Axis, Permute, Slice
+from .rule import Match, Pattern, Var, slice_
+
+__all__ = [
+    "aligned_box",
+    "axis_of",
+    "block",
+    "box",
+    "broadcasts_to",
+    "columns_only",
+    "numbered",
+    "transposition",
+]
+
+Extents = tuple[int, ...]
+
+
+def box(shape: Extents, axis: int, begin: int, end: int) -> Slice:
+    """begin <= index < end along one axis, everything along the others."""
+    first, last = [0] * len(shape), list(shape)
+    first[axis], last[axis] = begin, end
+    return Slice(tuple(first), tuple(last))
+
+
+def block(merged: Pattern, index: int, axis: Callable[[Match], int] | int) -> Pattern:
+    """The part of a merged result that belongs to root `index` of the rule, counted from 0.
+
+    Roots follow each other along an axis, which is a number (negative: from the end) or a function of the match.
+    """
+
+    def part(m: Match) -> Slice:
+        where = (axis(m) if callable(axis) else axis) % len(m.out[index].shape)
+        begin = sum(out.shape[where] for out in m.out[:index])
+        shape = m.out[index].shape
+        return box(shape, where, begin, begin + shape[where])
+
+    return slice_(merged, part)
+
+
+def numbered(var: Var, count: int) -> tuple[Var, ...]:
+    """x1, ..., xn."""
+    return tuple(Var(f"{var.name}{i}", var.weight) for i in range(1, count + 1))
+
+
+def axis_of(name: str, from_the_end: int) -> Callable[[Match], Axis]:
+    """An axis of a variable, 1 for the last."""
+    return lambda m: Axis(len(getattr(m, name).shape) - from_the_end)
+
+
+def broadcasts_to(shape: Extents, target: Extents) -> bool:
+    """Whether broadcasting `shape` with `target` gives `target`."""
+    aligned = zip(shape[::-1], target[::-1], strict=False)
+    return len(shape) <= len(target) and all(extent in (1, size) for extent, size in aligned)
+
+
+def aligned_box(cut: Slice, shape: Extents) -> Slice:
+    """What a slice of a broadcast result cuts out of an operand of this shape: all of it where the operand repeats."""
+    skipped = len(cut.begin) - len(shape)
+    cuts = list(zip(cut.begin[skipped:], cut.end[skipped:], shape, strict=True))
+    return Slice(
+        tuple(0 if size == 1 else begin for begin, _, size in cuts),
+        tuple(1 if size == 1 else end for _, end, size in cuts),
+    )
+
+
+def columns_only(shape: Extents) -> bool:
+    """Whether all extents but the last are 1."""
+    return all(extent == 1 for extent in shape[:-1])
+
+
+def transposition(rank: int) -> Permute:
+    """Exchanges the last two dimensions."""
+    return Permute((*range(rank - 2), rank - 1, rank - 2))

@@ -1,0 +1,128 @@
+"""Every rule of the library is right, each of its conditions is needed, and verification tells wrong rules apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eqtune.errors import InputError
+from eqtune.search.graph.rules import EXTENDED_RULES, Group, Rule
+from eqtune.search.graph.rules.rule import (
+    add,
+    concat,
+    divide,
+    matmul,
+    multiply,
+    permute,
+    pool2d,
+    reduce,
+    relu,
+    reshape,
+    softmax,
+    tensors,
+    unary,
+)
+from eqtune.search.graph.terms import Axis, Kind, Permute, Pool2d, Reduce
+from eqtune.search.graph.verify import verify_rule
+
+x, y, z = tensors("x y z")
+
+CONDITIONS = [
+    pytest.param(rule, condition, id=f"{rule.name}: {condition.__name__}")
+    for rule in (rule.make(2) if isinstance(rule, Group) else rule for rule in EXTENDED_RULES)
+    for condition in rule.when
+]
+
+
+@pytest.mark.parametrize("rule", EXTENDED_RULES, ids=lambda rule: rule.name)
+def test_rule_is_right(rule: Rule | Group) -> None:
+    verdict = verify_rule(rule)
+    assert verdict.sound, str(verdict)
+    assert verdict.survival_log2 <= -60
+
+
+@pytest.mark.parametrize(("rule", "condition"), CONDITIONS)
+def test_condition_is_needed(rule: Rule, condition: object) -> None:
+    """Without it, the rule is wrong somewhere, or what it builds has the wrong type or cannot be built."""
+    weaker = replace(rule, when=tuple(other for other in rule.when if other is not condition))
+    try:
+        verdict = verify_rule(weaker, instances=200)
+    except (IndexError, ValueError, ZeroDivisionError):
+        return
+    assert verdict.counterexample is not None or verdict.refused > verify_rule(rule).refused == 0
+
+
+_POOL, _PADDED = Pool2d("max", (3, 3), padding=(1,) * 4), Pool2d("avg", (2, 2), padding=(1,) * 4)
+_SUM, _MEAN, _MAX = (Reduce(kind, (0,)) for kind in ("sum", "mean", "max"))
+
+WRONG = {
+    "matmul-commutes": (matmul(x, y), matmul(y, x)),
+    "matmul-ignores-order": (matmul(matmul(x, y), z), matmul(matmul(x, z), y)),
+    "relu-is-linear": (relu(add(x, y)), add(relu(x), relu(y))),
+    "relu-scales": (relu(multiply(x, y)), multiply(relu(x), y)),
+    "tanh-is-sigmoid": (unary(x, Kind("tanh")), unary(x, Kind("sigmoid"))),
+    "quotients-add": (divide(x, add(y, z)), add(divide(x, y), divide(x, z))),
+    "mean-is-sum": (reduce(x, _MEAN), reduce(x, _SUM)),
+    "max-is-linear": (reduce(add(x, y), _MAX), add(reduce(x, _MAX), reduce(y, _MAX))),
+    "any-transpose": (permute(x, Permute((1, 0, 2))), permute(x, Permute((2, 0, 1)))),
+    "reshape-ignores-order": (reshape(permute(x, "p"), "s"), reshape(x, "s")),
+    "softmax-of-softmax": (softmax(softmax(x, "a"), "a"), softmax(x, "a")),
+    "concat-commutes": (concat((x, y), "c"), concat((y, x), "c")),
+    "pools": (pool2d(x, _POOL), pool2d(x, replace(_POOL, pool_size=(3, 1), padding=(1, 0, 1, 0)))),
+    "padding-counts": (pool2d(x, _PADDED), pool2d(x, replace(_PADDED, count_include_pad=True))),
+}
+
+
+@pytest.mark.parametrize("rule", [Rule(name, *sides, reason="") for name, sides in WRONG.items()], ids=lambda r: r.name)
+def test_wrong_rule_is_rejected(rule: Rule) -> None:
+    verdict = verify_rule(rule)
+    assert not verdict.sound
+    assert verdict.counterexample is not None
+    assert rule.name in str(verdict)
+
+
+def test_condition_too_weak_is_rejected() -> None:
+    """Softmax forgets what is constant along its axis; that it is constant along some axis is not enough."""
+    forgets = Rule("softmax-shift", softmax(add(x, y), "a"), softmax(x, "a"), reason="")
+    some = replace(forgets, when=(lambda m: 1 in m.y.shape and m.out[0] == m.x,))
+    along = replace(
+        forgets,
+        when=(lambda m: len(m.y.shape) == len(m.x.shape) and m.y.shape[m.a.axis] == 1 and m.out[0] == m.x,),
+    )
+    assert verify_rule(some).counterexample is not None
+    assert verify_rule(along).sound
+
+
+def test_rule_that_no_sample_fits_is_not_called_sound() -> None:
+    verdict = verify_rule(Rule("never", relu(x), x, reason="", when=(lambda m: False,)))
+    assert not verdict.sound
+    assert verdict.counterexample is None
+    assert "example" in str(verdict)
+
+
+def test_what_is_only_worth_is_not_trusted() -> None:
+    assert not verify_rule(Rule("relu-is-nothing", relu(x), x, reason="", worth=(lambda m: False,))).sound
+
+
+def test_same_seed_same_verdict() -> None:
+    rule = EXTENDED_RULES[0]
+    assert verify_rule(rule, 3) == verify_rule(rule, 3)
+    assert verify_rule(rule, 3).max_error != verify_rule(rule, 4).max_error
+
+
+def test_refuses_to_verify_on_nothing() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        verify_rule(EXTENDED_RULES[0], instances=0)
+
+
+def test_order_of_a_reduction_may_change_but_not_its_axis() -> None:
+    swapped = Rule(
+        "max-of-transposed",
+        before=reduce(permute(x, Permute((1, 0))), Reduce("max", (0,))),
+        after=reduce(x, Reduce("max", (1,))),
+        reason="",
+    )
+    assert verify_rule(swapped).sound
+    assert not verify_rule(replace(swapped, after=reduce(x, Reduce("max", (0,))))).sound
+    assert not verify_rule(replace(swapped, before=softmax(x, Axis(0)), after=softmax(x, Axis(1)))).sound
