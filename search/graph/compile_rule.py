@@ -126,7 +126,8 @@ class CompiledRule:
         answer = []
         for node, value, result in zip(rule.after_nodes, instance.attrs, instance.types, strict=True):
             weights = tuple(constant[arg] for arg in node.args)
-            form = Form(value, tuple(result_types[arg] for arg in node.args), weights, result, all(weights))
+            operands = tuple(result_types[arg] for arg in node.args)
+            form = Form(value, operands, weights, result, OPS[node.op].folds and all(weights))
             result_types[node], constant[node] = result, form.constant
             answer.append(forms(form))
         return tuple(answer)

@@ -117,7 +117,7 @@ class _Encoder:
             raise NotEncodable(f"{expr} is a tuple from outside")
         scalar = _scalar(expr)
         if scalar is not None:
-            return self.graph.add("full", scalar, (), constant=True)
+            return self.graph.add("full", scalar, ())
         leaf = Term("leaf", Leaf(len(self.result.leaves)), ())
         self.result.leaves.append(expr)
         constant = isinstance(expr, ir.GenericConst)
@@ -135,9 +135,8 @@ class _Encoder:
                     return parts
             result = static_type(call.ty)
             known = read_call(call, types, result) if result is not None else None
-            if known is not None and result is not None:
-                constant = all(self.graph.constant[index] for index in operands)
-                return self.graph.add_typed(Term(known[0], known[1], tuple(operands)), result, constant)
+            if known is not None:
+                return self.graph.add(*known, operands)
         if isinstance(call.op, relax.Var | relax.Function):
             raise NotEncodable("a call of a local function")
         places = iter(range(len(operands)))
@@ -163,16 +162,13 @@ class _Encoder:
         """An opaque term for each tensor of the result."""
         key = self.identity(expr, arguments)
         name = getattr(getattr(expr, "op", None), "name", type(expr).__name__)
-        constant = name.startswith("relax.") and all(self.graph.constant[index] for index in operands)
 
         def build(ty: Any, path: tuple[int, ...]) -> Tree:
             if isinstance(ty, relax.TupleType):
                 return tuple(build(item, (*path, i)) for i, item in enumerate(ty.fields))
             result = static_type(ty)
             attrs = Opaque(name, (key, *path), result or _unknown(ty), Template(expr, arguments, path))
-            return self.graph.add_typed(
-                Term("opaque", attrs, tuple(operands)), attrs.type, constant and result is not None
-            )
+            return self.graph.add_typed(Term("opaque", attrs, tuple(operands)), attrs.type, False)
 
         return build(expr.ty, ())
 

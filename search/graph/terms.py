@@ -198,12 +198,15 @@ class Op:
         Type of the attributes; NoneType for none.
     infer : callable
         (attrs, *argument types) -> type of the result; raises `NotTypeable`.
+    folds : bool
+        Whether it is computed ahead of time where it depends on weights alone (numpy has no convolution).
     """
 
     name: str
     arity: int | None
     attrs: type
     infer: Infer
+    folds: bool = True
 
 
 @dataclass(frozen=True)
@@ -236,8 +239,8 @@ class TermGraph:
     outputs: list[int] = field(default_factory=list)
     _index: dict[Term, int] = field(default_factory=dict, repr=False)
 
-    def add(self, op: str, attrs: Any, args: Sequence[int], *, constant: bool | None = None) -> int:
-        """The index of this term, which is added unless it is there. A leaf says whether it is `constant`.
+    def add(self, op: str, attrs: Any, args: Sequence[int]) -> int:
+        """The index of this term, which is added unless it is there.
 
         Raises NotTypeable when the arguments' types do not fit.
         """
@@ -246,10 +249,10 @@ class TermGraph:
         if found is not None:
             return found
         result_type = infer(op, attrs, *(self.types[i] for i in args))
-        return self.add_typed(term, result_type, all(self.constant[i] for i in args) if constant is None else constant)
+        return self.add_typed(term, result_type, OPS[op].folds and all(self.constant[i] for i in args))
 
     def add_typed(self, term: Term, result_type: TensorType, constant: bool) -> int:
-        """The same for a term whose type is known, as that of a leaf."""
+        """The same for a term whose type is given, as that of a leaf is, and whether it depends on weights alone."""
         found = self._index.get(term)
         if found is not None:
             return found
@@ -412,13 +415,13 @@ def _infer_opaque(attrs: Opaque, *types: TensorType) -> TensorType:
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
-        Op("leaf", 0, Leaf, _infer_leaf),
+        Op("leaf", 0, Leaf, _infer_leaf, folds=False),
         Op("full", 0, Full, _infer_full),
         Op("unary", 1, Kind, _infer_unary),
         Op("binary", 2, Kind, _infer_binary),
         Op("matmul", 2, type(None), _infer_matmul),
-        Op("conv2d", 2, Conv2d, _infer_conv2d),
-        Op("pool2d", 1, Pool2d, _infer_pool2d),
+        Op("conv2d", 2, Conv2d, _infer_conv2d, folds=False),
+        Op("pool2d", 1, Pool2d, _infer_pool2d, folds=False),
         Op("permute", 1, Permute, _infer_permute),
         Op("reshape", 1, Shape, _infer_reshape),
         Op("broadcast", 1, Shape, _infer_broadcast),
@@ -427,6 +430,6 @@ OPS: dict[str, Op] = {
         Op("pad", 1, Pad, _infer_pad),
         Op("reduce", 1, Reduce, _infer_reduce),
         Op("softmax", 1, Axis, _infer_softmax),
-        Op("opaque", None, Opaque, _infer_opaque),
+        Op("opaque", None, Opaque, _infer_opaque, folds=False),
     )
 }

@@ -92,7 +92,7 @@ def _grow(graph: TermGraph, generator: np.random.Generator, leaf: Any, x: int, y
     if choice == 6:
         return graph.add("reduce", Reduce(str(generator.choice(["sum", "mean", "max"])), (axis,), True), (x,))
     if choice == 7:
-        return graph.add("binary", Kind("multiply"), (x, graph.add("full", Full((), 0.5), (), constant=True)))
+        return graph.add("binary", Kind("multiply"), (x, graph.add("full", Full((), 0.5), ())))
     if choice == 8:
         return graph.add("softmax", Axis(axis), (x,))
     if choice == 9 and rank == 4:
