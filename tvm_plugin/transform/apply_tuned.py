@@ -23,6 +23,7 @@ __all__ = [
     "apply_schedules",
     "build_executable",
     "runner",
+    "schedule_kernels",
     "untuned_executable",
 ]
 
@@ -62,7 +63,7 @@ class ApplyTuned:
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Apply and pack. Raises RecordError for records that cannot be read or do not fit."""
         stored = {} if self._records is None else stored_schedules(self._records, self._context)
-        return pack_weights(apply_schedules(mod, {**stored, **self._schedules}))
+        return schedule_kernels(mod, {**stored, **self._schedules})
 
 
 def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
@@ -85,6 +86,19 @@ def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
     return result
 
 
+def schedule_kernels(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
+    """Apply schedules, pack weights, and make the scheduled kernels ready for TVM to lower.
+
+    In this order: TVM's packing pass expects the 64-bit indices that `prepare_for_lowering` narrows.
+    Raises RecordError when a trace does not fit the kernel that it is stored for.
+    """
+    result = pack_weights(apply_schedules(mod, schedules))
+    for variable, function in result.functions_items():
+        if isinstance(function, tirx.PrimFunc) and function.attrs and "tirx.is_scheduled" in function.attrs:
+            result.update_func(variable, prepare_for_lowering(function))
+    return result
+
+
 def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None = None) -> relax.VMExecutable:
     """Compile a module of kernels (`lower_to_kernels`) without fusing it again.
 
@@ -101,7 +115,7 @@ def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None 
         When a trace does not fit its kernel.
     """
     with target:
-        mod = pack_weights(apply_schedules(mod, schedules or {}))
+        mod = schedule_kernels(mod, schedules or {})
         mod = transform.Sequential(after_kernels())(mod)
     with transform.PassContext(opt_level=3, config=_BUILD_CONFIG):
         return relax.build(mod, target, relax_pipeline=None)
@@ -143,7 +157,7 @@ def runner(executable: relax.VMExecutable, device: Any = None) -> ModelRunner:
 def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:
     workload = as_workload(kernel)
     result = replay(schedule, workload) if isinstance(schedule, str) else schedule(workload)
-    function = prepare_for_lowering(result.mod["main"]).with_attr("tirx.is_scheduled", True)
+    function = result.mod["main"].with_attr("tirx.is_scheduled", True)
     if "global_symbol" in kernel.attrs:
         function = function.with_attr("global_symbol", kernel.attrs["global_symbol"])
     return function

@@ -9,6 +9,7 @@ from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 __all__ = [
+    "KERNEL_CALLS",
     "extents",
     "leaves",
     "map_functions",
@@ -18,6 +19,9 @@ __all__ = [
     "top_level_bindings",
     "use_counts",
 ]
+
+KERNEL_CALLS = frozenset({"relax.call_tir", "relax.call_tir_inplace"})
+"""Operators that call a kernel: its name is their first argument, its inputs the tuple that is the second."""
 
 
 def map_functions(mod: ir.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> ir.IRModule:

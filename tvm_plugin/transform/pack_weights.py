@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
 from .evaluate import Array, array_of, constant_of
-from .functions import map_functions, operator, rewrite_calls, top_level_bindings
+from .functions import KERNEL_CALLS, map_functions, operator, rewrite_calls, top_level_bindings
 from .packing import pack
 
 __all__ = ["pack_weights"]
@@ -40,9 +40,12 @@ def pack_weights(mod: ir.IRModule) -> ir.IRModule:
         for function in mod.functions.values()
         if isinstance(function, relax.Function)
         for binding in top_level_bindings(function)
-        if operator(binding.value) == "relax.call_tir"
+        if operator(binding.value) in KERNEL_CALLS
     ]
-    inputs = {call.args[0].name_hint: len(call.args[1].fields) for call in calls}
+    inputs = {
+        call.args[0].name_hint: len(call.args[1].fields) - (operator(call) == "relax.call_tir_inplace")
+        for call in calls
+    }
     splits = {name: split for name, count in inputs.items() if (split := _split(mod[name], count)) is not None}
     jobs: dict[tuple[Any, ...], tuple[_Split, list[ir.GenericConst]]] = {}
     for call in calls:
@@ -59,7 +62,7 @@ def pack_weights(mod: ir.IRModule) -> ir.IRModule:
 
     def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
         call = binding.value
-        split = splits.get(call.args[0].name_hint) if operator(call) == "relax.call_tir" else None
+        split = splits.get(call.args[0].name_hint) if operator(call) in KERNEL_CALLS else None
         weights = None if split is None else _weights(call, split)
         if split is None or weights is None:
             return binding

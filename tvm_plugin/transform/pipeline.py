@@ -11,12 +11,11 @@ from tvm import ir, target, transform
 from ..machine import describe_machine
 from ..tasks import Task, extract_tasks, lower_to_kernels
 from .analytic_schedules import analytic_schedules
-from .apply_tuned import after_kernels, apply_schedules
+from .apply_tuned import after_kernels, schedule_kernels
 from .batch_norm import FoldBatchNorm
 from .equality_saturation import EqualitySaturation
 from .fold_weights import FoldWeights
 from .layout import ChannelsLast
-from .pack_weights import pack_weights
 from .stored_schedules import stored_schedules
 
 __all__ = ["eqtune_pipeline"]
@@ -51,7 +50,7 @@ def eqtune_pipeline(
         mod = transform.Sequential([FoldWeights(), FoldBatchNorm(), FoldWeights(), *graph_passes])(mod)
         stored = stored_schedules(records, context) if records else {}
         lowered, schedules = _best_form(mod, machine, stored)
-        lowered = pack_weights(apply_schedules(lowered, schedules))
+        lowered = schedule_kernels(lowered, schedules)
         return transform.Sequential(after_kernels())(lowered)
 
     return transform.module_pass(pipeline, opt_level=0, name="EqtunePipeline")

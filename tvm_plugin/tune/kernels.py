@@ -11,7 +11,7 @@ from tvm import tirx
 
 from ..errors import InputError
 from ..tasks import Task, extract_tasks, task_of
-from ..transform.apply_tuned import apply_schedules
+from ..transform.apply_tuned import schedule_kernels
 from .loop import Variant
 from .result import KernelsResult, schedules_of
 from .session import Session, Settings
@@ -62,7 +62,7 @@ def tune_kernels(
         loop = session.search(tasks, [Variant("kernels", {task.workload_hash: task.calls for task in tasks})])
         results = session.accept(loop.kernels)
         session.save_spent()
-    return KernelsResult(apply_schedules(mod, schedules_of(results)), results, loop.interrupted)
+    return KernelsResult(schedule_kernels(mod, schedules_of(results)), results, loop.interrupted)
 
 
 def _as_module(kernels: Any) -> Any:
