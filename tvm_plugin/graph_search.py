@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm import ir, relax
+from tvm import ir, relax, transform
 
 from .errors import InputError, MismatchError
 from .search.graph.cost import TermCost
@@ -23,6 +23,7 @@ from .search.graph.extract import EXTRACTORS
 from .search.graph.rules import select
 from .search.graph.saturate import Limits
 from .search.graph.superoptimize import Replacement, SearchResult, superoptimize
+from .search.graph.terms import TermGraph
 
 __all__ = ["ExtractorReport", "GraphConfig", "GraphResult", "RuleReport", "optimize_graph"]
 
@@ -123,6 +124,8 @@ class GraphResult:
     extractors : dict of str to ExtractorReport
     replacements : list of Replacement
         Kernels that are computed in another way, and the rules that led there.
+    graphs : list of (TermGraph, TermGraph)
+        Each block that was searched, before and after.
     encode_s, explore_s, extract_s, decode_s, verify_s : float
         Seconds spent.
     """
@@ -142,6 +145,7 @@ class GraphResult:
     rules: dict[str, RuleReport] = field(default_factory=dict)
     extractors: dict[str, ExtractorReport] = field(default_factory=dict)
     replacements: list[Replacement] = field(default_factory=list)
+    graphs: list[tuple[TermGraph, TermGraph]] = field(default_factory=list)
     encode_s: float = 0.0
     explore_s: float = 0.0
     extract_s: float = 0.0
@@ -149,8 +153,8 @@ class GraphResult:
     verify_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the module, as a JSON object."""
-        skipped = {"mod"}
+        """Everything but the module and the graphs, as a JSON object."""
+        skipped = {"mod", "graphs"}
         fields = {name: value for name, value in vars(self).items() if name not in skipped}
         for name in ("rules", "extractors"):
             fields[name] = {key: asdict(value) for key, value in fields[name].items()}
@@ -168,8 +172,8 @@ def optimize_graph(
     """Search for an equal, cheaper graph of the module's "main".
 
     Anything that cannot be searched (no Relax "main", no dataflow block, symbolic shapes) is returned as it is; what
-    the rules do not know keeps its place. Signature, dtypes, names of parameters and other functions never change. Weights
-    are best given as constants, folded (`eqtune.transform.FoldWeights`); new weights are folded the same way.
+    the rules do not know keeps its place. Signature, dtypes, names of parameters and other functions never change.
+    Weights are best given as constants, folded (`eqtune.transform.FoldWeights`); new weights are folded the same way.
 
     Parameters
     ----------
@@ -242,6 +246,7 @@ def _search_block(block: Any, main: Any, config: GraphConfig, result: GraphResul
             extractors=config.extractors,
             extract_seconds=config.extract_seconds,
         )
+        result.graphs.append((encoded.graph, found.graph))
         _add_to_report(result, found)
         if found.cost_after_s >= found.cost_before_s * (1 - config.min_gain):
             return None
@@ -293,7 +298,7 @@ def _with_blocks(mod: ir.IRModule, main: Any, blocks: list[Any]) -> ir.IRModule:
     candidate.update_func(
         mod.get_global_var("main"), relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs, main.span)
     )
-    return FoldWeights()(candidate)
+    return transform.Sequential([FoldWeights()])(candidate)
 
 
 def _compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -346,10 +347,15 @@ def test_nasrnn_gets_cheaper() -> None:
     assert eqtune.GraphResult is type(result)
 
 
-def test_the_command_reports_rules_costs_and_why_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_rules_costs_and_why_it_stopped(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from eqtune.cli import main
 
-    assert main(["graph", "zoo:nasrnn", "--no-verify", "--explain"]) == 0
+    html = tmp_path / "graphs.html"
+    assert main(["graph", "zoo:nasrnn", "--no-verify", "--explain", "--html", str(html)]) == 0
+    drawing = html.read_text()
+    before, after = drawing.split("<h2>after</h2>")
+    assert before.count(">matmul<") == 72 > after.count(">matmul<") > 0
+    assert 'stroke="#d33"' in after
     text = capsys.readouterr().out
     for expected in ("merge-matmul-shared-input", "stopped by: saturated", "ilp", "us as given", "is now slice"):
         assert expected in text

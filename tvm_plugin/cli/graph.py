@@ -38,6 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--no-verify", action="store_true", help="do not compare outputs on random inputs")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (0)")
     parser.add_argument("--explain", action="store_true", help="list replaced kernels and the rules that led there")
+    parser.add_argument("--html", metavar="FILE", help="draw the graphs before and after, side by side")
     parser.add_argument("--output", metavar="FILE", help="write the resulting module as .json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     parser.set_defaults(run=run)
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..frontends import load_model
     from ..graph_search import GraphConfig, optimize_graph
+    from ..search.graph.draw import page
     from ..search.graph.extract import EXTRACTORS
     from ..search.graph.rules import RULES
     from ..search.graph.saturate import Limits
@@ -71,6 +73,12 @@ def run(args: argparse.Namespace) -> int:
         extractors=_names(args.extractors) or EXTRACTORS,
     )
     result = optimize_graph(simplify(load_model(args.model).mod), config)
+    if args.html:
+        if not result.graphs:
+            raise InputError(f"there is no graph to draw: {result.kept_because}")
+        Path(args.html).write_text(
+            "\n".join(page(args.model, before, after) for before, after in result.graphs), encoding="utf-8"
+        )
     if args.output:
         Path(args.output).write_text(str(tvm.ir.save_json(result.mod)), encoding="utf-8")
     if args.json:
