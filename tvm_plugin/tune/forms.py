@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ __all__ = ["Form", "Forms", "model_forms", "simplify"]
 
 LOGGER = logging.getLogger(__name__)
 
+REWRITTEN = "rewritten"
+
 
 @dataclass(frozen=True)
 class Form:
@@ -31,11 +33,14 @@ class Form:
     mod : tvm.ir.IRModule
         Fused kernels and the main function that calls them; not scheduled.
     tasks : list of Task
+    rewritten : bool
+        Whether the graph search changed it.
     """
 
     name: str
     mod: Any
     tasks: Sequence[Task]
+    rewritten: bool = False
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -45,7 +50,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Forms:
-    """All forms that compete, best guess first."""
+    """All forms that compete."""
 
     forms: Sequence[Form]
 
@@ -63,6 +68,25 @@ class Forms:
         """The forms that these variants stand for."""
         names = {variant.name for variant in variants}
         return [form for form in self.forms if form.name in names]
+
+    def shortlist(self, estimate_s: Callable[[Task], float], affordable: Callable[[int], bool]) -> Forms:
+        """The forms that are worth measuring under a budget, best first.
+
+        The first is the one of the given graph that is estimated to be fastest: what the graph search made is worth
+        its trials only beside it. The others follow by estimate while `affordable(number of distinct kernels)`.
+        """
+        estimates = {task.workload_hash: estimate_s(task) for task in self.tasks}
+        ranked = sorted(self.forms, key=lambda form: Variant(form.name, form.calls).latency_s(estimates))
+        first = next(form for form in ranked if not form.rewritten)
+        rewritten = [form for form in ranked if form.rewritten][:1]
+        others = [form for form in ranked if form is not first and form not in rewritten]
+        chosen = [first]
+        for form in [*rewritten, *others]:
+            if affordable(len(Forms([*chosen, form]).tasks)):
+                chosen.append(form)
+            else:
+                LOGGER.info("the budget does not reach for the form %r", form.name)
+        return Forms(chosen)
 
 
 def simplify(mod: Any) -> Any:
@@ -87,19 +111,19 @@ def model_forms(mod: Any, target: Any, graph: Any) -> tuple[Forms, Any]:
         # The tuned model is compared with the reference as a whole, and competes with the original on time.
         result = optimize_graph(mod, replace(config, verify=False))
         if result.changed:
-            graphs.insert(0, ("rewritten", simplify(result.mod)))
+            graphs.insert(0, (REWRITTEN, simplify(result.mod)))
     forms: list[Form] = []
     for name, candidate in graphs:
         last = ChannelsLast()(candidate)
         if not tvm_ffi.structural_equal(last, candidate):
-            forms.append(_lower(f"{name}, channels last", last, target))
-        forms.append(_lower(name, candidate, target))
+            forms.append(_lower(f"{name}, channels last", last, target, name == REWRITTEN))
+        forms.append(_lower(name, candidate, target, name == REWRITTEN))
     distinct = list({tuple(sorted(form.calls.items())): form for form in reversed(forms)}.values())[::-1]
     for form in distinct:
         LOGGER.info("form %r: %d kernels, %d calls", form.name, len(form.tasks), sum(t.calls for t in form.tasks))
     return Forms(distinct), result
 
 
-def _lower(name: str, mod: Any, target: Any) -> Form:
+def _lower(name: str, mod: Any, target: Any, rewritten: bool) -> Form:
     kernels = lower_to_kernels(mod, target)
-    return Form(name, kernels, extract_tasks(kernels))
+    return Form(name, kernels, extract_tasks(kernels), rewritten)

@@ -84,7 +84,7 @@ class TuningLoop:
         try:
             self._fit()
             while self.budget.allows(self._round_s):
-                self._drop_slow_variants()
+                self.drop_slow_variants()
                 index = self.allocation.next_task([kernel.status for kernel in self.kernels])
                 if index is None:
                     break
@@ -93,6 +93,7 @@ class TuningLoop:
             self.interrupted = True
             LOGGER.info("interrupted; the best so far is kept")
         finally:
+            self.drop_slow_variants()
             self.progress.close()
 
     @property
@@ -156,12 +157,24 @@ class TuningLoop:
             self.model.fit(np.concatenate(features), np.concatenate(latencies), _concatenate(tasks))
         self.measurer.overheads.model_s += time.monotonic() - started
 
-    def _drop_slow_variants(self, margin: float = 1.1) -> None:
-        if len(self.variants) < 2 or any(not k.status.history and not k.status.finished for k in self.kernels):
+    def drop_slow_variants(self) -> None:
+        """Give up the forms that are clearly slower: by 30 % after a first look at their kernels, by 10 % in the end."""
+        looked_at = {k.task.workload_hash for k in self.kernels if k.status.history or k.status.finished}
+        complete = [variant for variant in self.variants if variant.calls.keys() <= looked_at]
+        if not complete:
             return
         best = self.best_s
-        fastest = min(variant.latency_s(best) for variant in self.variants)
-        kept = [variant for variant in self.variants if variant.latency_s(best) <= margin * fastest]
+        fastest = min(variant.latency_s(best) for variant in complete)
+        out_of_budget = not self.budget.allows()
+        kept = [
+            variant
+            for variant in self.variants
+            if (
+                variant.latency_s(best) <= self._margin(variant) * fastest if variant in complete else not out_of_budget
+            )
+        ]
+        if len(kept) == len(self.variants):
+            return
         for variant in self.variants:
             if variant not in kept:
                 LOGGER.info(
@@ -175,6 +188,12 @@ class TuningLoop:
             kernel.status.calls = max((v.calls.get(kernel.task.workload_hash, 0) for v in kept), default=0)
             if not kernel.status.calls:
                 kernel.status.finished = "only a slower form of the model needs it"
+
+    def _margin(self, variant: Variant) -> float:
+        if not self.budget.allows(self._round_s):
+            return 1.1
+        rounds = [len(k.status.history) for k in self.kernels if k.task.workload_hash in variant.calls]
+        return 1.1 + 0.2 / max(1, min(rounds))
 
     def _record(self, kernel: KernelSearch, measurement: Measurement) -> Record:
         return Record(

@@ -118,6 +118,7 @@ def tune_model(
         reference = Reference(
             imported, session.target, session.work, seed, session.context_key, session.context.threads
         )
+        forms = forms.shortlist(session.estimate_s, session.affords)
         loop = session.search(forms.tasks, forms.variants)
         results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
         built = [_build(form, results, session) for form in _contenders(forms, loop, session)]

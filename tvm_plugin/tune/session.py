@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from .. import __version__, cost_model, measure
 from ..machine import describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
@@ -17,7 +19,8 @@ from ..records import Context
 from ..records.workload import serialize_workload
 from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
-from ..search.space import Hardware, build_space
+from ..search.space import Hardware, Space, build_space
+from ..search.strategies.moves import Moves
 from ..tasks.task import Task
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
@@ -54,6 +57,15 @@ class Settings:
     progress: bool = True
 
 
+FIRST_LOOK = 8
+"""Trials that tell roughly how fast a kernel will be."""
+
+TRIAL_S = 0.08
+"""What a trial takes, roughly, before any was measured: compiling dominates."""
+
+ESTIMATE_SAMPLES = 512
+
+
 class Session:
     """Opens the work directory, starts the workers, describes the machine; then searches. Use as a context manager."""
 
@@ -66,6 +78,7 @@ class Session:
         self.allocator = allocation.create(settings.allocator)
         self.target = detect_target(settings.threads) if settings.target is None else _as_target(settings.target)
         self.progress = Progress(settings.progress)
+        self._spaces: dict[str, Space] = {}
         self.work = WorkDirectory(settings.work_dir)
         try:
             # Before the workers start: they would share the cores with what is being measured.
@@ -97,6 +110,24 @@ class Session:
         self.progress.close()
         self.measurer.close()
         self.work.close()
+
+    def space(self, task: Task) -> Space:
+        """The kernel's search space, built once."""
+        if task.workload_hash not in self._spaces:
+            self._spaces[task.workload_hash] = build_space(task.mod, self.hardware)
+        return self._spaces[task.workload_hash]
+
+    def estimate_s(self, task: Task) -> float:
+        """Analytic seconds of one call: the best of some random candidates."""
+        space = self.space(task)
+        points = Moves(space).sample(np.random.default_rng(self.settings.seed), ESTIMATE_SAMPLES)
+        return float(space.latency_s(points).min(initial=np.inf))
+
+    def affords(self, kernels: int) -> bool:
+        """Whether half of the budget gives so many kernels a first look."""
+        seconds, trials = self.budget.seconds_left, self.settings.trials
+        needed = FIRST_LOOK * kernels
+        return (seconds is None or needed * TRIAL_S <= seconds / 2) and (trials is None or needed <= trials / 2)
 
     def search(self, tasks: Sequence[Task], variants: Sequence[Variant]) -> TuningLoop:
         """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records."""
@@ -131,6 +162,7 @@ class Session:
             loop.run()
         else:
             self._measure_baselines(kernels, only_known=True)
+            loop.drop_slow_variants()
         return loop
 
     @property
@@ -205,7 +237,7 @@ class Session:
     def _kernel(self, task: Task) -> KernelSearch:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
-        space = build_space(task.mod, self.hardware)
+        space = self.space(task)
         roofline_s = max(
             task.flops / self.hardware.peak_flops_per_s_all,
             task.bytes_moved / self.hardware.bandwidth_bytes_per_s,
