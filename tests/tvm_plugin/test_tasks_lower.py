@@ -193,3 +193,52 @@ def test_zoo(model):
     flops = sum(task.flops * task.calls for task in tasks)
     multiply_adds = zoo.MODELS[model].multiply_adds
     assert 0.9 * 2 * multiply_adds <= flops <= 1.3 * 2 * multiply_adds
+
+
+def inception(emit, x):
+    """Parts: two convolutions, a pooling, one that is read elsewhere too, one that is a constant; concat of concat."""
+
+    def branch(y, channels):
+        width = int(y.ty.shape[1])
+        return emit(op.nn.relu(emit(op.nn.conv2d(y, constant(channels, width, 1, 1)))))
+
+    shared = branch(x, 4)
+    inner = emit(op.concat([branch(shared, 3), emit(op.nn.max_pool2d(x, (3, 3), padding=1))], 1))
+    whole = emit(op.concat([shared, inner, branch(x, 5), constant(1, 2, 6, 6)], 1))
+    again = emit(op.concat([branch(whole, 4), branch(whole, 3)], -3))
+    return emit(op.nn.softmax(again, 1))
+
+
+def test_parts_of_a_concatenation_are_written_in_place():
+    mod = function((1, 8, 6, 6), inception)
+    plain, kernels = (lower_to_kernels(mod, TARGET, concat_in_place=flag) for flag in (False, True))
+    assert relax.analysis.check_well_formed(kernels)
+    assert sum(name.startswith("concatenate") for name in names(plain)) == 2
+    assert not any(name.startswith("concatenate") for name in names(kernels))
+    plain_names = [name.rstrip("0123456789") for name in names(kernels)]
+    assert plain_names.count("conv2d_relu_concat") == 4
+    assert plain_names.count("max_pool2d_concat") == 1
+    assert plain_names.count("copy_concat") == 2  # the shared part and the constant
+    assert_same_outputs(mod, kernels)
+    # What a run writes, the next one does not disturb.
+    run = ModelRunner(build_executable(kernels, TARGET))
+    first = run(np.ones((1, 8, 6, 6), "float32"))[0]
+    run(np.zeros((1, 8, 6, 6), "float32"))
+    np.testing.assert_array_equal(first, run(np.ones((1, 8, 6, 6), "float32"))[0])
+
+
+def test_bytes_of_a_slice_count_the_slice():
+    kernels = lower_to_kernels(function((1, 8, 6, 6), inception), TARGET, concat_in_place=True)
+    task = next(task for task in extract_tasks(kernels) if task.name == "max_pool2d_concat")
+    assert task.bytes_moved == 2 * 4 * 8 * 6 * 6
+
+
+def test_a_concatenation_of_inputs_stays_one_kernel():
+    def pair(emit, x):
+        return op.concat([x, constant(4, 3)], 1)
+
+    _, kernels = lower(function((4, 8), pair))
+    in_place = lower_to_kernels(function((4, 8), pair), TARGET, concat_in_place=True)
+    assert names(in_place) == names(kernels) == ["concatenate"]
+    (task,) = extract_tasks(in_place)
+    assert "eqtune" not in str(task.mod["main"].attrs)

@@ -10,6 +10,7 @@ from tvm import ir, relax, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
+from ..transform.functions import KERNEL_CALLS, operator
 from .flops import count_bytes, count_flops
 from .task import Task
 
@@ -55,7 +56,7 @@ def _called_kernels(function: relax.Function) -> list[str]:
     names: list[str] = []
 
     def visit(call: Any) -> None:
-        if isinstance(call.op, ir.Op) and call.op.name in ("relax.call_tir", "relax.call_tir_inplace"):
+        if operator(call) in KERNEL_CALLS:
             names.append(call.args[0].name_hint)
 
     tvm_ffi.structural_walk(function.body, (relax.Call, visit))

@@ -35,14 +35,26 @@ def count_flops(function: tirx.PrimFunc) -> float:
 
 
 def count_bytes(function: tirx.PrimFunc) -> float:
-    """Bytes of all tensor arguments of one call, inputs and outputs, each once."""
-    return float(
-        sum(
-            math.prod(int(extent) for extent in parameter.shape) * _bytes(str(parameter.dtype))
-            for parameter in function.params
-            if hasattr(parameter, "shape")
+    """Bytes of all tensor arguments of one call, inputs and outputs, each once.
+
+    Of an output that is written in part (its slice of a concatenation), only that part.
+    """
+    written: list[tuple[Any, int]] = []
+
+    def collect(block: s_tir.SBlock) -> None:
+        points = math.prod(
+            int(axis.dom.extent) for axis in block.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar
         )
-    )
+        written.extend((region.source, points) for region in block.writes)
+
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, collect))
+    total = 0.0
+    for parameter in function.params:
+        if hasattr(parameter, "shape"):
+            elements = math.prod(int(extent) for extent in parameter.shape)
+            stored = [points for buffer, points in written if buffer.same_as(parameter)]
+            total += min([elements, *([sum(stored)] if stored else [])]) * _bytes(str(parameter.dtype))
+    return total
 
 
 def _operations(body: Any) -> int:

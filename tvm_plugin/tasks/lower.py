@@ -15,11 +15,12 @@ from tvm.relax.pipeline import library_dispatch_passes
 from ..transform.evaluate import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
+from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 
 __all__ = ["lower_to_kernels"]
 
 
-def lower_to_kernels(mod: ir.IRModule, target: Any) -> ir.IRModule:
+def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = False) -> ir.IRModule:
     """Legalise and fuse a Relax module, as TVM's default pipeline does, without scheduling anything.
 
     Parameters
@@ -27,6 +28,8 @@ def lower_to_kernels(mod: ir.IRModule, target: Any) -> ir.IRModule:
     mod : tvm.ir.IRModule
         Simplified (FoldBatchNorm, FoldWeights): constants are not folded here.
     target : tvm.target.Target
+    concat_in_place : bool
+        Let kernels write their results into their slices of a concatenation (concat.py).
 
     Returns
     -------
@@ -42,7 +45,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any) -> ir.IRModule:
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
                 *library_dispatch_passes(target),
-                relax.transform.LegalizeOps(),
+                relax.transform.LegalizeOps({"relax.concat": legalize_concat}),
                 relax.transform.AnnotateTIROpPattern(),
                 relax.transform.FuseOps(),
                 relax.transform.FuseTIR(),
@@ -51,6 +54,8 @@ def lower_to_kernels(mod: ir.IRModule, target: Any) -> ir.IRModule:
         )(mod)
         mod = _reshape_outputs(mod)
         mod = _attach_layout_free(mod)
+        if concat_in_place:
+            mod = write_concats_in_place(mod)
     return _tidy(mod)
 
 
@@ -114,8 +119,9 @@ def _without_leftovers(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     A constant that no reduction reads (a bias, a state that happens to be constant) is read once: to choose its layout
     gains nothing.
     """
-    if "op_pattern" in kernel.attrs:
-        kernel = kernel.without_attr("op_pattern")
+    for name in ("op_pattern", CONCAT_AXIS):
+        if name in kernel.attrs:
+            kernel = kernel.without_attr(name)
     if "layout_free_buffers" in kernel.attrs:
         reduced = _reduced_arguments(kernel)
         free = [int(position) for position in kernel.attrs["layout_free_buffers"] if int(position) in reduced]

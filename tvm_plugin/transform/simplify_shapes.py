@@ -8,7 +8,7 @@ from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .evaluate import is_static_tensor
-from .functions import extents, map_functions, operator, top_level_bindings
+from .functions import extents, map_functions, operator, top_level_bindings, use_counts
 
 __all__ = ["SimplifyShapes", "permutation_of"]
 
@@ -25,6 +25,7 @@ class SimplifyShapes:
     - permute_dims(permute_dims(x)) -> permute_dims(x), reshape(reshape(x)) -> reshape(x)
     - permute_dims that moves axes of extent 1 only -> reshape, which is a view
     - permute_dims and reshape that change nothing -> x
+    - concat(concat(x, y), z) -> concat(x, y, z), where nothing else reads the inner one
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
@@ -33,10 +34,10 @@ class SimplifyShapes:
 
 
 def _simplify(function: relax.Function) -> relax.Function:
-    interesting = {"relax.split", "relax.permute_dims", *_RESHAPES}
+    interesting = {"relax.split", "relax.permute_dims", "relax.concat", *_RESHAPES}
     if not any(operator(binding.value) in interesting for binding in top_level_bindings(function)):
         return function
-    return relax.analysis.remove_all_unused(_Simplifier().visit_expr(function))
+    return relax.analysis.remove_all_unused(_Simplifier(function).visit_expr(function))
 
 
 def permutation_of(call: relax.Call) -> list[int]:
@@ -50,7 +51,16 @@ def permutation_of(call: relax.Call) -> list[int]:
 class _Simplifier(PyExprMutator):
     """Works on what the builder holds already: operands are simplified before their users."""
 
+    def __init__(self, function: relax.Function) -> None:
+        super().__init__()
+        self._uses = use_counts(function)
+        self._given = {binding.var: binding.value for binding in top_level_bindings(function)}
+
     def visit_call_(self, call: relax.Call) -> Any:
+        if operator(call) == "relax.concat" and isinstance(call.args[0], relax.Tuple):
+            parts = self._flat_parts(call)
+            if len(parts) > len(call.args[0].fields):
+                return relax.op.concat([self.visit_expr(part) for part in parts], int(call.attrs.axis))
         call = self.visit_expr_post_order(call)
         if not is_static_tensor(call.ty):
             return call
@@ -69,6 +79,23 @@ class _Simplifier(PyExprMutator):
         begin = sum(extents(call.ty.fields[before])[axis] for before in range(item.index))
         end = begin + extents(item.ty)[axis]
         return relax.op.strided_slice(call.args[0], axes=[axis], begin=[begin], end=[end])
+
+    def _flat_parts(self, call: relax.Call) -> list[Any]:
+        """The parts of a concat, with those of inner ones along the same axis in their place."""
+        parts: list[Any] = []
+        for part in call.args[0].fields:
+            inner: Any = self._given.get(part) if isinstance(part, relax.Var) and self._uses.get(part) == 1 else None
+            if (
+                operator(inner) == "relax.concat"
+                and isinstance(inner.args[0], relax.Tuple)
+                and call.attrs.axis is not None
+                and inner.attrs.axis is not None
+                and int(inner.attrs.axis) % inner.ty.ndim == int(call.attrs.axis) % call.ty.ndim
+            ):
+                parts += self._flat_parts(inner)
+            else:
+                parts.append(part)
+        return parts
 
     def _permute(self, call: relax.Call) -> Any:
         data, order = call.args[0], permutation_of(call)

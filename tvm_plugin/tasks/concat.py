@@ -1,0 +1,194 @@
+"""Concatenations without copies: each part is written where it belongs by the kernel that computes it.
+
+    a = k1(x); b = k2(y); c = concat(a, b)   ->   c' = k1'(x), the first slice; c = k2'(y, c'), the second, in place
+
+k1' is k1 with one more block at its end, which writes the part into its slice of the whole; schedules inline what
+comes before into it, so that nothing is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, s_tir, tirx
+
+from ..transform.evaluate import is_static_tensor
+from ..transform.functions import extents, operator, top_level_bindings, use_counts
+
+__all__ = ["CONCAT_AXIS", "legalize_concat", "write_concats_in_place"]
+
+CONCAT_AXIS = "eqtune.concat_axis"
+"""Attribute of a kernel that does nothing but concatenate: along which axis."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of a concatenation. `producer` is the binding that computes it for this use alone, if there is one."""
+
+    value: Any
+    begin: int
+    producer: Any
+
+
+def legalize_concat(builder: relax.BlockBuilder, call: relax.Call) -> Any:
+    """For `LegalizeOps`: as TVM does it, and the kernel says what it is."""
+    from tvm import topi
+
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    attributes = {} if axis is None else {CONCAT_AXIS: axis % call.ty.ndim}
+    tensors = call.args[0]
+    if not isinstance(tensors, relax.Tuple):
+        return call
+    return builder.call_te(
+        topi.concatenate, list(tensors.fields), axis, primfunc_name_hint="concatenate", primfunc_attrs=attributes
+    )
+
+
+def write_concats_in_place(mod: ir.IRModule) -> ir.IRModule:
+    """Rewrite the concatenations of a fused module (`FuseTIR`) whose parts are computed by kernels for them alone.
+
+    A part that is an input, a constant, or used elsewhere too is copied into its slice. A concatenation without a
+    single part of its own stays as it is.
+    """
+    builder = relax.BlockBuilder(mod)
+    rewritten = {
+        variable: _rewrite(function, mod, builder)
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+    }
+    result = builder.get()
+    for variable, function in rewritten.items():
+        result.update_func(variable, function)
+    return result
+
+
+def _rewrite(function: relax.Function, mod: ir.IRModule, builder: relax.BlockBuilder) -> relax.Function:
+    bindings = list(top_level_bindings(function))
+    order = {binding.var: place for place, binding in enumerate(bindings)}
+    uses = use_counts(function)
+    chains: dict[relax.Var, list[relax.VarBinding]] = {}
+    removed: set[relax.Var] = set()
+    for binding in bindings:
+        parts = _parts(binding, {b.var: b for b in bindings if b.var not in removed}, uses, mod)
+        own = [part for part in parts if part.producer is not None]
+        if not own:
+            continue
+        removed.update(part.producer.var for part in own)
+        removed.add(binding.var)
+        chain = sorted(parts, key=lambda part: order[part.producer.var] if part.producer else len(order))
+        whole: Any = None
+        for number, part in enumerate(chain):
+            last = number == len(chain) - 1
+            written = _write_slice(part, binding, mod, builder, whole)
+            var = binding.var if last else relax.DataflowVar(f"{binding.var.name}_{number}", binding.var.ty)
+            place = part.producer.var if part.producer else binding.var
+            chains.setdefault(place, []).append(relax.VarBinding(var, written))
+            whole = var
+    if not chains:
+        return function
+    blocks = []
+    for block in function.body.blocks:
+        kept = [
+            replacement
+            for binding in block.bindings
+            for replacement in chains.get(binding.var, [] if binding.var in removed else [binding])
+        ]
+        kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
+        blocks.append(kind(kept))
+    body = relax.SeqExpr(blocks, function.body.body)
+    return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+
+
+def _parts(
+    binding: Any, bound: Mapping[relax.Var, Any], uses: Mapping[relax.Var, int], mod: ir.IRModule
+) -> list[_Part]:
+    """The parts of a binding that only concatenates, in order; none for any other binding."""
+    if operator(binding.value) != "relax.call_tir" or not is_static_tensor(binding.var.ty):
+        return []
+    attributes = mod[binding.value.args[0]].attrs
+    if CONCAT_AXIS not in attributes:
+        return []
+    axis = int(attributes[CONCAT_AXIS])
+    parts, begin = [], 0
+    for value in binding.value.args[1].fields:
+        producer = bound.get(value) if isinstance(value, relax.DataflowVar) and uses.get(value) == 1 else None
+        parts.append(_Part(value, begin, producer if _can_write_slice(producer, mod) else None))
+        begin += extents(value.ty)[axis]
+    return parts
+
+
+def _can_write_slice(producer: Any, mod: ir.IRModule) -> bool:
+    if producer is None or operator(producer.value) != "relax.call_tir" or not is_static_tensor(producer.var.ty):
+        return False
+    kernel = mod[producer.value.args[0]]
+    return isinstance(kernel.body, s_tir.SBlockRealize) and CONCAT_AXIS not in kernel.attrs
+
+
+def _write_slice(
+    part: _Part, concat: relax.VarBinding, mod: ir.IRModule, builder: relax.BlockBuilder, whole: Any
+) -> relax.Call:
+    """The call that writes one part: it allocates the whole, or goes on with the `whole` that earlier calls began."""
+    axis = int(mod[concat.value.args[0]].attrs[CONCAT_AXIS])
+    shape = extents(concat.var.ty)
+    if part.producer is None:
+        name, arguments = "copy", [part.value]
+        kernel = _slice_kernel(None, part.value.ty, shape, axis, part.begin)
+    else:
+        call = part.producer.value
+        name, arguments = call.args[0].name_hint, list(call.args[1].fields)
+        kernel = _slice_kernel(mod[call.args[0]], part.value.ty, shape, axis, part.begin)
+    variable = builder.add_func(kernel, f"{name}_concat")
+    if whole is None:
+        written = relax.call_tir(variable, arguments, concat.var.ty)
+    else:
+        written = relax.op.call_tir_inplace(variable, [*arguments, whole], len(arguments), concat.var.ty)
+    return builder.normalize(written)
+
+
+def _slice_kernel(
+    kernel: tirx.PrimFunc | None, part: relax.TensorType, shape: Sequence[int], axis: int, begin: int
+) -> tirx.PrimFunc:
+    """`kernel` with its output written into a slice of a larger one; a copy kernel without one."""
+    dtype = str(part.dtype)
+    whole = tirx.decl_buffer([tirx.IntImm("int64", extent) for extent in shape], dtype, "T_concat")
+    if kernel is None:
+        source = tirx.decl_buffer([tirx.IntImm("int64", extent) for extent in extents(part)], dtype, "part")
+        parameters, statements, allocated = [source, whole], [], []
+        attributes = {"tirx.noalias": True}
+    else:
+        source = kernel.params[-1]
+        root = kernel.body.block
+        parameters = [*list(kernel.params)[:-1], whole]
+        statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+        allocated = [*root.alloc_buffers, source]
+        attributes = {key: value for key, value in kernel.attrs.items() if key != "op_pattern"}
+    statements.append(_copy(source, whole, extents(part), axis, begin))
+    body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+    block = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
+    function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, block))
+    for key, value in attributes.items():
+        function = function.with_attr(key, value)
+    return s_tir.renew_defs(function)
+
+
+def _copy(source: Any, target: Any, shape: Sequence[int], axis: int, begin: int) -> Any:
+    """Loops over a block that copies `source` to `target`, from `begin` on along `axis`."""
+    zero = tirx.IntImm("int64", 0)
+    ranges = [ir.Range.from_min_extent(zero, tirx.IntImm("int64", extent)) for extent in shape]
+    axes = [tirx.IterVar(r, tirx.Var(f"v_ax{i}", "int64"), tirx.IterVar.DataPar) for i, r in enumerate(ranges)]
+    inside = [iteration.var for iteration in axes]
+    outside = [var + begin if i == axis and begin else var for i, var in enumerate(inside)]
+    body: Any = tirx.BufferStore(target, tirx.BufferLoad(source, inside), outside)
+    loops = [tirx.Var(f"ax{i}", "int64") for i in range(len(shape))]
+    block = s_tir.SBlock(axes, [_point(source, inside)], [_point(target, outside)], "T_concat", body)
+    body = s_tir.SBlockRealize(loops, True, block)
+    for loop, extent in zip(reversed(loops), reversed(shape), strict=True):
+        body = tirx.For(loop, zero, tirx.IntImm("int64", extent), tirx.ForKind.SERIAL, body)
+    return body
+
+
+def _point(buffer: Any, indices: Sequence[Any]) -> Any:
+    one = tirx.IntImm("int64", 1)
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])
