@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -218,6 +218,8 @@ def optimize_graph(
 
 def _keep(result: GraphResult, reason: str) -> GraphResult:
     result.kept_because, result.cost_after_s = reason, result.cost_before_s
+    result.rules = {name: replace(rule, used=0) for name, rule in result.rules.items()}
+    result.replacements = []
     return result
 
 

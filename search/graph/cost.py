@@ -44,7 +44,8 @@ class TermCost(Protocol):
         result : TensorType
             Of the term.
         fused : bool
-            Whether some argument is computed by a kernel that could compute this term as well.
+            For an element-wise term: whether some argument is computed by a kernel, which could compute this term too.
+            For any other: whether some user is element-wise, in whose kernel this term could be computed.
         """
 
 
@@ -60,15 +61,17 @@ class AnalyticCost:
         """See `TermCost`."""
         if op in STARTS_NO_KERNEL:
             return 0.0
-        if op == "reshape":  # the same memory under another shape
-            return _A_NAME
+        if op == "reshape":
+            # The same memory under another shape; but an element-wise user must start a kernel of its own behind it.
+            return self.hardware.parallel_overhead_s + self._traffic_s(2 * result.size_bytes) if fused else _A_NAME
         activations = [ty.size_bytes for ty, weight in zip(types, weights, strict=True) if not weight]
         read_once = sum(ty.size_bytes for ty, weight in zip(types, weights, strict=True) if weight)
         if op in ELEMENTWISE and fused:
             return _A_NAME + self._traffic_s(sum(activations) - max(activations, default=0)) + self._stream_s(read_once)
         if op == "slice":
-            # It fuses with its consumers, whose kernel then cannot be that of what is cut: about half a kernel more.
-            return self.hardware.parallel_overhead_s / 2 + self._traffic_s(2 * result.size_bytes)
+            # In a user's kernel, which then cannot be that of what is cut and often serves several slices; else a copy.
+            kernels = 0.25 if fused else 1.0
+            return kernels * self.hardware.parallel_overhead_s + self._traffic_s(2 * result.size_bytes)
         traffic_s = self._traffic_s(sum(activations) + result.size_bytes) + self._stream_s(read_once)
         if op == "matmul":
             work_s = self._product_s(result.shape[-2], result.shape[-1], types[0].shape[-1], result)
@@ -88,10 +91,16 @@ class AnalyticCost:
         cached = min(size_bytes, self.hardware.l2_bytes)
         return cached / self.hardware.cache_bandwidth_bytes_per_s + self._stream_s(size_bytes - cached)
 
-    def _product_s(self, rows: int, columns: int, depth: int, result: TensorType) -> float:
-        """Arithmetic of a (batched or grouped) matrix product of rows x depth by depth x columns."""
+    def _product_s(self, rows: int, columns: int, depth: int, result: TensorType, *, either: bool = False) -> float:
+        """Arithmetic of a (batched or grouped) matrix product of rows x depth by depth x columns.
+
+        `either`: whether the rows could be vectorised as well as the columns.
+        """
         lanes = self.hardware.lanes(4)
-        fill = _fill(rows, 8) * _fill(columns, 2 * lanes) * depth / (depth + lanes)
+        fill = _fill(rows, 8) * _fill(columns, 2 * lanes)
+        if either:
+            fill = max(fill, _fill(columns, 8) * _fill(rows, 2 * lanes))
+        fill *= depth / (depth + lanes)
         flops = 2.0 * result.elements * depth
         return flops / (self.hardware.peak_flops_per_s_all * max(fill, 0.02) * _EFFICIENCY)
 
@@ -103,7 +112,7 @@ class AnalyticCost:
         if columns == 1:  # depthwise: vectorised over pixels, one load for every multiplication
             return 2.0 * result.elements * depth / (self.hardware.peak_flops_per_s_all * _DEPTHWISE_EFFICIENCY)
         pixels = result.elements // max(1, kernel["O"])
-        return self._product_s(pixels, columns, depth, result)
+        return self._product_s(pixels, columns, depth, result, either=True)
 
 
 _A_NAME = 1e-8
@@ -129,23 +138,29 @@ class MeasuredCost:
         self, op: str, attrs: Any, types: Sequence[TensorType], weights: Sequence[bool], result: TensorType, fused: bool
     ) -> float:
         """See `TermCost`."""
-        price = None if fused and op in ELEMENTWISE else self.prices_s.get((op, attrs, tuple(types)))
+        price = None if fused and op in (*ELEMENTWISE, "slice") else self.prices_s.get((op, attrs, tuple(types)))
         return self.otherwise.term_s(op, attrs, types, weights, result, fused) if price is None else price
 
 
 def graph_cost_s(graph: TermGraph, cost: TermCost) -> float:
     """Seconds of a graph: the sum of its terms' prices, each value once."""
+    live = [index for index in graph.live() if not graph.constant[index]]
+    joined = {
+        argument for index in live if graph.terms[index].op in ELEMENTWISE for argument in graph.terms[index].args
+    }
     total = 0.0
-    for index in graph.live():
+    for index in live:
         term = graph.terms[index]
-        if not graph.constant[index]:
-            types = [graph.types[argument] for argument in term.args]
-            weights = [graph.constant[argument] for argument in term.args]
+        types = [graph.types[argument] for argument in term.args]
+        weights = [graph.constant[argument] for argument in term.args]
+        if term.op in ELEMENTWISE:
             fused = any(is_computed(graph.terms[a].op) and not graph.constant[a] for a in term.args)
-            total += cost.term_s(term.op, term.attrs, types, weights, graph.types[index], fused)
+        else:
+            fused = index in joined
+        total += cost.term_s(term.op, term.attrs, types, weights, graph.types[index], fused)
     return total
 
 
 def is_computed(op: str) -> bool:
-    """Whether a kernel of this operator could compute an element-wise consumer as well."""
+    """Whether a kernel of this operator could compute an element-wise user as well."""
     return op not in ("leaf", "full", "opaque")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from ..cost import TermCost, is_computed
+from ..cost import ELEMENTWISE, TermCost, is_computed
 from ..egraph_view import EGraphView
 
 __all__ = ["Choice", "Problem", "cheapest_trees", "make_problem", "solution_cost"]
@@ -43,11 +43,20 @@ class Problem:
 def make_problem(view: EGraphView, cost: TermCost) -> Problem:
     """Price the nodes that roots can need; leave out self-loops and nodes that another of their class dominates."""
     computed = [any(is_computed(view.ops[node]) for node in nodes) for nodes in view.classes]
+    joined = {
+        child
+        for node, children in enumerate(view.children)
+        if view.ops[node] in ELEMENTWISE and not view.constant[view.node_class[node]]
+        for child in children
+    }
     prices: dict[object, float] = {}
 
     def price(node: int) -> float:
         children = view.children[node]
-        fused = any(computed[child] and not view.constant[child] for child in children)
+        if view.ops[node] in ELEMENTWISE:
+            fused = any(computed[child] and not view.constant[child] for child in children)
+        else:
+            fused = view.node_class[node] in joined
         key = (view.ops[node], view.forms[node], fused, *((view.types[c], view.constant[c]) for c in children))
         if key not in prices:
             types = [view.types[child] for child in children]
