@@ -7,7 +7,7 @@ the sum over a graph's terms is the cost that extraction minimises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,9 @@ TermKey = tuple[str, Any, tuple[TensorType, ...]]
 
 ELEMENTWISE = frozenset({"unary", "binary"})
 """Operators that TVM computes inside the kernel of their producer."""
+
+MOVES = frozenset({"permute", "concat", "pad", "broadcast"})
+"""Operators whose kernels can compute the slices that they read."""
 
 STARTS_NO_KERNEL = frozenset({"leaf", "full"})
 
@@ -45,7 +48,7 @@ class TermCost(Protocol):
             Of the term.
         fused : bool
             For an element-wise term: whether some argument is computed by a kernel, which could compute this term too.
-            For any other: whether some user is element-wise, in whose kernel this term could be computed.
+            For any other: whether some user could take this term into its kernel (see `users_that_join`).
         """
 
 
@@ -69,9 +72,9 @@ class AnalyticCost:
         if op in ELEMENTWISE and fused:
             return _A_NAME + self._traffic_s(sum(activations) - max(activations, default=0)) + self._stream_s(read_once)
         if op == "slice":
-            # In a user's kernel, which then cannot be that of what is cut and often serves several slices; else a copy.
-            kernels = 0.25 if fused else 1.0
-            return kernels * self.hardware.parallel_overhead_s + self._traffic_s(2 * result.size_bytes)
+            # In a user's kernel, which often serves several slices and may or may not have read its operand anyway.
+            kernels, passes = (0.25, 1) if fused else (1.0, 2)
+            return kernels * self.hardware.parallel_overhead_s + self._traffic_s(passes * result.size_bytes)
         traffic_s = self._traffic_s(sum(activations) + result.size_bytes) + self._stream_s(read_once)
         if op == "matmul":
             work_s = self._product_s(result.shape[-2], result.shape[-1], types[0].shape[-1], result)
@@ -145,9 +148,7 @@ class MeasuredCost:
 def graph_cost_s(graph: TermGraph, cost: TermCost) -> float:
     """Seconds of a graph: the sum of its terms' prices, each value once."""
     live = [index for index in graph.live() if not graph.constant[index]]
-    joined = {
-        argument for index in live if graph.terms[index].op in ELEMENTWISE for argument in graph.terms[index].args
-    }
+    joins = users_that_join((graph.terms[index].op, graph.terms[index].args, index) for index in live)
     total = 0.0
     for index in live:
         term = graph.terms[index]
@@ -156,9 +157,34 @@ def graph_cost_s(graph: TermGraph, cost: TermCost) -> float:
         if term.op in ELEMENTWISE:
             fused = any(is_computed(graph.terms[a].op) and not graph.constant[a] for a in term.args)
         else:
-            fused = index in joined
+            fused = joins(term.op, index)
         total += cost.term_s(term.op, term.attrs, types, weights, graph.types[index], fused)
     return total
+
+
+def users_that_join(nodes: Iterable[tuple[str, Sequence[int], int]]) -> Callable[[str, int], bool]:
+    """Whether a term, by its operator and value, has a user into whose kernel it fits.
+
+    Element-wise users count for any operator; for slices also those that move data, and those behind a reshape.
+
+    Parameters
+    ----------
+    nodes : iterable of (operator, operands, value)
+        Operands and values are indices, of terms or of classes.
+    """
+    elementwise: set[int] = set()
+    moving: set[int] = set()
+    views = []
+    for op, operands, value in nodes:
+        if op in ELEMENTWISE:
+            elementwise.update(operands)
+        elif op in MOVES:
+            moving.update(operands)
+        elif op == "reshape":
+            views.append((operands[0], value))
+    moving |= elementwise
+    moving |= {operand for operand, value in views if value in moving}
+    return lambda op, value: value in (moving if op == "slice" else elementwise)
 
 
 def is_computed(op: str) -> bool:

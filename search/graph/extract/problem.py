@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from ..cost import ELEMENTWISE, TermCost, is_computed
+from ..cost import ELEMENTWISE, TermCost, is_computed, users_that_join
 from ..egraph_view import EGraphView
 
 __all__ = ["Choice", "Problem", "cheapest_trees", "make_problem", "solution_cost"]
@@ -43,12 +43,11 @@ class Problem:
 def make_problem(view: EGraphView, cost: TermCost) -> Problem:
     """Price the nodes that roots can need; leave out self-loops and nodes that another of their class dominates."""
     computed = [any(is_computed(view.ops[node]) for node in nodes) for nodes in view.classes]
-    joined = {
-        child
-        for node, children in enumerate(view.children)
-        if view.ops[node] in ELEMENTWISE and not view.constant[view.node_class[node]]
-        for child in children
-    }
+    joins = users_that_join(
+        (op, children, c)
+        for op, children, c in zip(view.ops, view.children, view.node_class, strict=True)
+        if not view.constant[c]
+    )
     prices: dict[object, float] = {}
 
     def price(node: int) -> float:
@@ -56,7 +55,7 @@ def make_problem(view: EGraphView, cost: TermCost) -> Problem:
         if view.ops[node] in ELEMENTWISE:
             fused = any(computed[child] and not view.constant[child] for child in children)
         else:
-            fused = view.node_class[node] in joined
+            fused = joins(view.ops[node], view.node_class[node])
         key = (view.ops[node], view.forms[node], fused, *((view.types[c], view.constant[c]) for c in children))
         if key not in prices:
             types = [view.types[child] for child in children]
