@@ -158,7 +158,7 @@ class TuningLoop:
         self.measurer.overheads.model_s += time.monotonic() - started
 
     def drop_slow_variants(self) -> None:
-        """Give up the forms that are clearly slower: by 30 % after a first look at their kernels, by 10 % in the end."""
+        """Give up forms that are clearly slower: by 30 % after a first look at their kernels, by 10 % in the end."""
         looked_at = {k.task.workload_hash for k in self.kernels if k.status.history or k.status.finished}
         complete = [variant for variant in self.variants if variant.calls.keys() <= looked_at]
         if not complete:

@@ -238,15 +238,19 @@ class Session:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
-        roofline_s = max(
-            task.flops / self.hardware.peak_flops_per_s_all,
-            task.bytes_moved / self.hardware.bandwidth_bytes_per_s,
-        )
+        roofline_s = self._roofline_s(task)
         status = TaskStatus(task.name, task.calls, task.flops, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)
         kernel.resume(database.for_workload(task.workload_hash, self.context))
         return kernel
+
+    def _roofline_s(self, task: Task) -> float:
+        """Seconds that no schedule beats. Peaks of one core times cores: a busy machine measures less for all."""
+        machine = self.hardware
+        in_cache = task.bytes_moved <= machine.l3_bytes
+        bandwidth = machine.cache_bandwidth_bytes_per_s * machine.threads if in_cache else machine.bandwidth_bytes_per_s
+        return max(task.flops / (machine.peak_flops_per_s * machine.threads), task.bytes_moved / bandwidth)
 
     def _measure_baselines(self, kernels: Sequence[KernelSearch], only_known: bool = False) -> None:
         database, missing = self.work.database, []
