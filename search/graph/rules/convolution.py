@@ -26,7 +26,8 @@ __all__ = ["CONVOLUTION_LAWS", "CONVOLUTION_RULES"]
 
 x, y, p, q = tensors("x y p q")
 c = full("c")
-w, v, s = weights("w v s")
+w, v = tensors("w v")
+trained, s = weights("w s")
 
 
 def ungrouped(m: Match) -> bool:
@@ -97,9 +98,15 @@ def cuts_channels(m: Match) -> bool:
     return all((m.c.begin[i], m.c.end[i]) == (0, n) for i, n in enumerate(shape) if i != channels)
 
 
+def cuts_batch(m: Match) -> bool:
+    """The slice cuts the batch only."""
+    shape, batch = m.type(_CONVOLUTION).shape, m.a.out_layout.index("N")
+    return all((m.c.begin[i], m.c.end[i]) == (0, n) for i, n in enumerate(shape) if i != batch)
+
+
 def scales_channels(m: Match) -> bool:
     """s has one number for each output channel, or one for all."""
-    return _along(m.s.shape, m.type(_CONVOLUTION).shape, m.a.out_layout.index("C"))
+    return _along(m.s.shape, m.type(_TRAINED).shape, m.a.out_layout.index("C"))
 
 
 def scales_inputs(m: Match) -> bool:
@@ -144,6 +151,11 @@ def _inputs_of_second(m: Match) -> Slice:
     return box(m.w.shape, axis, m.x.shape[m.c.axis], m.w.shape[axis])
 
 
+def _batch_of_slice(m: Match) -> Slice:
+    batch = m.a.out_layout.index("N")
+    return box(m.x.shape, m.a.data_layout.index("N"), m.c.begin[batch], m.c.end[batch])
+
+
 def _outputs_of_slice(m: Match) -> Slice:
     channels = m.a.out_layout.index("C")
     return box(m.w.shape, m.a.kernel_layout.index("O"), m.c.begin[channels], m.c.end[channels])
@@ -151,7 +163,7 @@ def _outputs_of_slice(m: Match) -> Slice:
 
 def merge_shared_input(count: int) -> Rule:
     """conv(x, w1), ..., conv(x, wn) -> the channel blocks of conv(x, concat(w1, ..., wn))."""
-    parts = numbered(w, count)
+    parts = numbered(trained, count)
     merged = conv2d(x, concat(parts, kernel_axis("O")), "a")
     return Rule(
         f"merge-conv2d-shared-input-{count}",
@@ -166,10 +178,10 @@ def merge_shared_input(count: int) -> Rule:
 def merge_shared_weight(count: int) -> Rule:
     """conv(x1, w), ..., conv(xn, w) -> the batches of conv(concat(x1, ..., xn), w)."""
     parts = numbered(x, count)
-    merged = conv2d(concat(parts, data_axis("N")), w, "a")
+    merged = conv2d(concat(parts, data_axis("N")), trained, "a")
     return Rule(
         f"merge-conv2d-shared-weight-{count}",
-        before=tuple(conv2d(part, w, "a") for part in parts),
+        before=tuple(conv2d(part, trained, "a") for part in parts),
         after=tuple(block(merged, i, lambda m: m.a.out_layout.index("N")) for i in range(count)),
         reason="one convolution reads the weight once",
         source="TASO",
@@ -177,6 +189,7 @@ def merge_shared_weight(count: int) -> Rule:
 
 
 _CONVOLUTION = conv2d(x, w, "a")
+_TRAINED = conv2d(x, trained, "a")
 _MERGE_INPUT = "one convolution reads x once and fills the machine better"
 _FREE_SCALE = "weights absorb the scale ahead of time"
 
@@ -215,23 +228,23 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
     ),
     Rule(
         "scale-of-convolution",
-        before=multiply(_CONVOLUTION, s),
-        after=conv2d(x, multiply(w, reshape(s, _scale_along("O"))), "a"),
+        before=multiply(_TRAINED, s),
+        after=conv2d(x, multiply(trained, reshape(s, _scale_along("O"))), "a"),
         when=(scales_channels,),
         reason=_FREE_SCALE,
         source="TASO",
     ),
     Rule(
         "convolution-of-scaled",
-        before=conv2d(multiply(x, s), w, "a"),
-        after=conv2d(x, multiply(w, reshape(s, _scale_along("I"))), "a"),
+        before=conv2d(multiply(x, s), trained, "a"),
+        after=conv2d(x, multiply(trained, reshape(s, _scale_along("I"))), "a"),
         when=(scales_inputs,),
         reason=_FREE_SCALE,
         source="TASO",
     ),
     Group(
         "merge-conv2d-shared-input",
-        member=_CONVOLUTION,
+        member=_TRAINED,
         shared=("x", "a"),
         make=merge_shared_input,
         reason=_MERGE_INPUT,
@@ -239,7 +252,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
     ),
     Group(
         "merge-conv2d-shared-weight",
-        member=_CONVOLUTION,
+        member=_TRAINED,
         shared=("w", "a"),
         make=merge_shared_weight,
         reason="one convolution reads the weight once",
@@ -309,6 +322,13 @@ CONVOLUTION_LAWS: tuple[Rule, ...] = (
         before=slice_(_CONVOLUTION, "c"),
         after=conv2d(x, slice_(w, _outputs_of_slice), "a"),
         when=(ungrouped, cuts_channels),
+        reason="what is not needed is not computed",
+    ),
+    Rule(
+        "slice-of-convolution-batch",
+        before=slice_(_CONVOLUTION, "c"),
+        after=conv2d(slice_(x, _batch_of_slice), w, "a"),
+        when=(cuts_batch,),
         reason="what is not needed is not computed",
     ),
     Rule(

@@ -10,13 +10,13 @@ from typing import Any
 
 from ..terms import Axis, Conv2d, Pad, Shape, Slice, TensorType
 from .convolution import data_axis, joins_channels, kernel_axis, out_axis, same_inputs, same_kernels, ungrouped
-from .rule import Match, Pattern, Rule, concat, conv2d, matmul, pad, reshape, slice_, tensors, weights
+from .rule import Match, Pattern, Rule, concat, conv2d, matmul, pad, reshape, slice_, tensors
 from .shapes import box
 
 __all__ = ["KERNEL_LAWS", "KERNEL_RULES"]
 
 x, y = tensors("x y")
-w, v = weights("w v")
+w, v = tensors("w v")
 
 
 def both_ungrouped(m: Match) -> bool:

@@ -66,8 +66,15 @@ def rows_of_left(m: Match) -> bool:
 
 def keeps_rows(m: Match) -> bool:
     """The slice cuts columns only."""
-    rows = m.type(_PRODUCT).shape[:-1]
+    rows = m.type(_ANY_PRODUCT).shape[:-1]
     return bool(not any(m.s.begin[:-1]) and m.s.end[:-1] == rows)
+
+
+def keeps_columns(m: Match) -> bool:
+    """The slice cuts rows only."""
+    *batch, _, columns = m.type(_ANY_PRODUCT).shape
+    first, last = m.s.begin, m.s.end
+    return not any(first[:-2]) and list(last[:-2]) == batch and (first[-1], last[-1]) == (0, columns)
 
 
 def scales_columns(m: Match) -> bool:
@@ -109,6 +116,7 @@ def regroups_product_rows(m: Match) -> bool:
 
 
 _PRODUCT = matmul(x, w)
+_ANY_PRODUCT = matmul(x, y)
 
 
 def _column_of_s(m: Match) -> Shape:
@@ -132,8 +140,12 @@ def _columns_of_product(m: Match) -> Axis:
     return Axis(len(m.out[0].shape) - 1)
 
 
-def _columns_of_w(m: Match) -> Slice:
-    return box(m.w.shape, len(m.w.shape) - 1, m.s.begin[-1], m.s.end[-1])
+def _columns_of_y(m: Match) -> Slice:
+    return box(m.y.shape, len(m.y.shape) - 1, m.s.begin[-1], m.s.end[-1])
+
+
+def _rows_of_x(m: Match) -> Slice:
+    return box(m.x.shape, len(m.x.shape) - 2, m.s.begin[-2], m.s.end[-2])
 
 
 def merge_shared_input(count: int) -> Rule:
@@ -357,9 +369,16 @@ MATMUL_LAWS: tuple[Rule, ...] = (
     ),
     Rule(
         "slice-of-matmul-columns",
-        before=slice_(_PRODUCT, "s"),
-        after=matmul(x, slice_(w, _columns_of_w)),
+        before=slice_(_ANY_PRODUCT, "s"),
+        after=matmul(x, slice_(y, _columns_of_y)),
         when=(keeps_rows,),
+        reason="what is not needed is not computed",
+    ),
+    Rule(
+        "slice-of-matmul-rows",
+        before=slice_(_ANY_PRODUCT, "s"),
+        after=matmul(slice_(x, _rows_of_x), y),
+        when=(keeps_columns,),
         reason="what is not needed is not computed",
     ),
 )
