@@ -312,7 +312,10 @@ def _compare(
     if inputs is None:
         return "the outputs cannot be compared: an input has a symbolic shape or is no tensor"
     run = run or _run_untuned
-    expected, actual = run(mod, inputs), run(candidate, inputs)
+    try:
+        expected, actual = run(mod, inputs), run(candidate, inputs)
+    except (RuntimeError, ValueError, TypeError) as error:  # what TVM raises for a module it cannot compile or run
+        return f"the outputs cannot be compared: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}"
     result.verify_s = time.perf_counter() - started
     result.rel_err, allowed = 0.0, config.tolerance
     for before, after in zip(expected, actual, strict=True):

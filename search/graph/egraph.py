@@ -10,9 +10,10 @@ from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
+from egglog.bindings import EggSmolError
 from egglog.bindings import EGraph as Egglog
 
-from eqtune.errors import InputError
+from eqtune.errors import InputError, MismatchError
 
 from .compile_rule import CompiledRule, Form, Interner, Key, bind, compile_rule, constructor
 from .egraph_view import EGraphView, read_view
@@ -172,7 +173,10 @@ class EGraph:
         return read_view(self._egglog, self._state.constructors, self.forms.values, self._tags, self.roots)
 
     def _run(self, program: str) -> list[Any]:
-        return self._egglog.run_program(*self._egglog.parse_program(program))
+        try:
+            return self._egglog.run_program(*self._egglog.parse_program(program))
+        except EggSmolError as error:
+            raise MismatchError(f"egglog refused a program of the graph search: {error}") from error
 
     def _run_all(self, commands: Sequence[str]) -> None:
         for start in range(0, len(commands), _COMMANDS_A_PROGRAM):

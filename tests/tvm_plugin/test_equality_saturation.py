@@ -137,6 +137,17 @@ def test_a_module_with_other_outputs_is_refused() -> None:
     assert "differs by" in result.kept_because
 
 
+def test_a_module_that_cannot_be_run_is_refused() -> None:
+    def fails(candidate: tvm.IRModule, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        raise RuntimeError("CodeGenVM cannot emit this")
+
+    result = optimize_graph(chain_of_products(), run=fails)
+    assert not result.changed
+    assert "CodeGenVM cannot emit this" in result.kept_because
+    assert result.cost_after_s == result.cost_before_s
+    assert not any(rule.used for rule in result.rules.values())
+
+
 def test_a_module_that_is_not_faster_is_refused() -> None:
     mod = chain_of_products()
     slower = optimize_graph(mod, FAST, timer=lambda candidate: 1.0 if candidate.same_as(mod) else 1.1)
