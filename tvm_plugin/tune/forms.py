@@ -12,7 +12,9 @@ import tvm_ffi
 
 from ..errors import InputError
 from ..tasks import Task, extract_tasks, lower_to_kernels
-from ..transform import ChannelsLast, FoldBatchNorm, FoldWeights
+from ..transform.batch_norm import FoldBatchNorm
+from ..transform.fold_weights import FoldWeights
+from ..transform.layout import ChannelsLast
 from .loop import Variant
 
 __all__ = ["Form", "Forms", "model_forms", "simplify"]
