@@ -22,7 +22,7 @@ from .loop import TuningLoop
 from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
 from .session import Session, Settings
-from .summarize import summarize
+from .summarize import command_line, summarize
 
 __all__ = ["tune_model"]
 
@@ -147,6 +147,7 @@ def tune_model(
             max_abs_error=absolute if verify else math.nan,
             max_rel_error=relative if verify else math.nan,
             graph={"form": tuned.form.name},
+            command=command_line(model, settings),
             interrupted=loop.interrupted,
         )
         session.work.write_json("summary.json", summary.to_json())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 from collections.abc import Sequence
 from importlib import metadata
 
 from ..report.summary import KernelRow, RunSummary, with_records
 from .result import TaskResult
-from .session import Session
+from .session import Session, Settings
 
-__all__ = ["summarize"]
+__all__ = ["command_line", "summarize"]
 
 
 def summarize(
@@ -24,6 +26,7 @@ def summarize(
     max_abs_error: float = math.nan,
     max_rel_error: float = math.nan,
     graph: dict[str, object] | None = None,
+    command: str = "",
     interrupted: bool = False,
 ) -> RunSummary:
     """All that the table and the page show. Latencies in seconds; errors are NaN when nothing was checked."""
@@ -60,10 +63,29 @@ def summarize(
         },
         wall_s=wall_s,
         graph=graph or {},
+        command=command,
         seed=session.settings.seed,
         interrupted=interrupted,
     )
     return with_records(summary, session.work.database.all(context=session.context))
+
+
+def command_line(model: object, settings: Settings) -> str:
+    """The `eqtune tune` command that does this again; "" for a model that is no file or name."""
+    if not isinstance(model, (str, os.PathLike)):
+        return ""
+    options = {
+        "--work-dir": settings.work_dir,
+        "--trials": settings.trials,
+        "--budget": settings.time_budget_s,
+        "--threads": settings.threads,
+        "--seed": settings.seed,
+    }
+    words = ["eqtune", "tune", os.fspath(model)]
+    for name, value in options.items():
+        if value is not None:
+            words += [name, str(value)]
+    return shlex.join(words)
 
 
 def _version(package: str) -> str:
