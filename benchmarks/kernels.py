@@ -25,10 +25,10 @@ PEERS = ("onednn", "onnxruntime", "metaschedule")
 def measure(case: Case, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """One row."""
     import eqtune
-    from eqtune.machine import copy_bandwidth_bytes_per_s, describe_machine, detect_target
+    from eqtune.machine import describe_machine, detect_target
 
     target = detect_target(threads)
-    hardware = describe_machine(target, threads=threads)
+    hardware = describe_machine(target, threads=threads)  # measured once, before the clock starts
     with tempfile.TemporaryDirectory() as work_dir:
         started = time.monotonic()
         result = eqtune.tune_model(
@@ -49,7 +49,8 @@ def measure(case: Case, threads: int, args: argparse.Namespace) -> dict[str, Any
         row["peak_fraction"] = case.flops / latency_s / hardware.peak_flops_per_s_all
     else:
         row["gbytes_per_s"] = case.bytes_moved / latency_s / 1e9
-        row["peak_fraction"] = case.bytes_moved / latency_s / copy_bandwidth_bytes_per_s(case.bytes_moved, threads)
+        copied = in_own_process("benchmarks.peers.copy", nbytes=case.bytes_moved, threads=threads)
+        row["peak_fraction"] = case.bytes_moved / latency_s / copied["bytes_per_s"]
     row.update(wall_s=wall_s, trials=sum(task.trials for task in result.tasks), rel_err=result.max_rel_error)
     arguments = {"kernel": case.name, "threads": threads, "seed": args.seed}
     for peer in args.peers:

@@ -6,6 +6,7 @@ environment, once a process, and takes half the cores where nothing is set.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -51,8 +52,13 @@ def measure_speeds(target: Mapping[str, Any], hardware: Hardware) -> dict[str, f
     SetupError
         When TVM cannot compile or run the kernels here.
     """
-    question = json.dumps({"target": dict(target), "hardware": hardware.to_json()})
-    environment = {**os.environ, "TVM_NUM_THREADS": str(hardware.threads), "TVM_DEVICE_BACKEND_AUTOLOAD": "0"}
+    return dict(_asked(json.dumps({"target": dict(target), "hardware": hardware.to_json()}), hardware.threads))
+
+
+@functools.cache
+def _asked(question: str, threads: int) -> dict[str, float]:
+    """The speeds, measured once in the life of this process."""
+    environment = {**os.environ, "TVM_NUM_THREADS": str(threads), "TVM_DEVICE_BACKEND_AUTOLOAD": "0"}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "eqtune.measure.peaks"],
