@@ -17,7 +17,7 @@ __all__ = ["load_model"]
 
 KINDS = (
     "a Relax IRModule, a torch.nn.Module with example_inputs, a torch.export.ExportedProgram, an onnx.ModelProto, "
-    'the path of a .onnx, .pt2 or .json file, or "zoo:NAME"'
+    'the path of a .onnx, .pt2, .json or .relay file, the text of a Relay program, or "zoo:NAME"'
 )
 
 
@@ -36,12 +36,13 @@ def load_model(
     ----------
     model
         A Relax IRModule; a torch.nn.Module; a torch.export.ExportedProgram; an onnx.ModelProto; a path ending in .onnx,
-        .pt2 (torch.export.save) or .json (tvm.ir.save_json); or "zoo:NAME" (`eqtune.zoo`), with options as in
-        "zoo:bert_base:sequence_length=128".
+        .pt2 (torch.export.save), .relay (`mod.astext()` of a Relay module) or .json (tvm.ir.save_json of a Relax
+        module, or of a Relay module by TVM 0.8 to 0.19); the text of a Relay program; or "zoo:NAME" (`eqtune.zoo`),
+        with options as in "zoo:bert_base:sequence_length=128".
     example_inputs
         Positional inputs of a torch.nn.Module, for torch.export.
     params
-        Weights by name, for a Relax module that takes them as parameters.
+        Weights by name, for a Relax module or a Relay program that takes them as parameters.
     shapes
         Concrete shapes by input name, for inputs with symbolic dimensions.
 
@@ -61,6 +62,10 @@ def load_model(
         return from_relax(model, params, shapes)
     if isinstance(model, str) and model.startswith("zoo:"):
         return _zoo_model(model)
+    if isinstance(model, str) and model.lstrip().startswith("#[version"):
+        from .relay_model import from_relay_text
+
+        return from_relay_text(model, params, shapes)
     if isinstance(model, str | Path):
         return _load_file(Path(model), params, shapes)
     if _derives_from(model, "torch", "Module"):
@@ -108,10 +113,15 @@ def _onnx_door() -> ModuleType:
 def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
     if not path.is_file():
         raise InputError(f"no file {path}; give {KINDS}")
+    if path.suffix == ".relay":
+        from .relay_model import from_relay_file
+
+        return from_relay_file(path, params, shapes)
     if path.suffix == ".json":
         from .relax_model import from_relax_json
+        from .relay_model import from_relay_json_file, is_relay_json
 
-        return from_relax_json(path, params, shapes)
+        return (from_relay_json_file if is_relay_json(path) else from_relax_json)(path, params, shapes)
     if path.suffix == ".onnx":
         return _onnx_door().from_onnx_file(path, shapes)
     if path.suffix == ".pt2":

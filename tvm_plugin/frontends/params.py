@@ -15,7 +15,9 @@ __all__ = ["load_params"]
 
 
 def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
-    """Arrays by name from a .npz file (`numpy.savez`); pickled objects in it are refused.
+    """Arrays by name from a .npz file (`numpy.savez`) or a .params file (`relay.save_param_dict`).
+
+    Pickled objects in a .npz file are refused.
 
     Raises
     ------
@@ -25,6 +27,10 @@ def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no file {path} with weights; write one with numpy.savez({str(path)!r}, NAME=array)")
+    if path.suffix == ".params":
+        from ..relay import load_params as load_tvm_params
+
+        return load_tvm_params(path.read_bytes())
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):

@@ -1,13 +1,15 @@
 """A Relay program as data: types, expressions and functions.
 
-Expressions form a graph. A graph variable (`%0`) is not a node: its uses share one object, as in Relay itself.
-Positions are offsets into the text, or -1 for programs that were read from JSON.
+Expressions form a graph, and each has a number that is larger than those of its parts: the order of the text. A graph
+variable (`%0`) is no node: its uses share one object, as in Relay itself. Positions are offsets into the text, or -1
+for programs that were read from JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -70,6 +72,13 @@ class FunctionType:
     result: Type | None
 
 
+_SERIALS = count()
+
+
+def _serial() -> Any:
+    return field(default_factory=_SERIALS.__next__)
+
+
 Type: TypeAlias = TensorType | TupleType | FunctionType
 
 
@@ -80,6 +89,7 @@ class Var:
     name: str
     type: Type | None
     position: int = -1
+    serial: int = _serial()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -88,6 +98,7 @@ class Constant:
 
     value: NDArray[Any]
     position: int = -1
+    serial: int = _serial()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -96,6 +107,7 @@ class GlobalRef:
 
     name: str
     position: int = -1
+    serial: int = _serial()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -104,6 +116,7 @@ class Tuple:
 
     fields: list[Expr]
     position: int = -1
+    serial: int = _serial()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -113,6 +126,7 @@ class TupleItem:
     value: Expr
     index: int
     position: int = -1
+    serial: int = _serial()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -123,6 +137,7 @@ class Call:
     args: list[Expr]
     attrs: dict[str, Any]
     position: int = -1
+    serial: int = _serial()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -133,6 +148,7 @@ class If:
     then: Expr
     otherwise: Expr
     position: int = -1
+    serial: int = _serial()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -143,6 +159,7 @@ class Let:
     value: Expr
     body: Expr
     position: int = -1
+    serial: int = _serial()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -154,6 +171,7 @@ class Function:
     result: Type | None
     attrs: dict[str, Any] = field(default_factory=dict)
     position: int = -1
+    serial: int = _serial()
 
 
 Expr: TypeAlias = Var | Constant | GlobalRef | Tuple | TupleItem | Call | If | Let | Function

@@ -75,7 +75,15 @@ class ValueReader:
             return self._metadata.attribute(self._tokens.advance(), self._tokens)
         if token.text in ("[", "(", "{"):
             return self._attribute_list()
-        return self._scalar().item()
+        return self._plain_number()
+
+    def _plain_number(self) -> bool | int | float:
+        """A number of an attribute, which is a double or a whole number whatever its suffix says."""
+        token = self._tokens.current
+        value = self._scalar().item()
+        if isinstance(value, float) and token.kind == "number":
+            return float(token.text.partition("f")[0]) if token.text[0].isdigit() else value
+        return value
 
     def _attribute_list(self) -> list[Any]:
         start = self._tokens.advance()

@@ -1,0 +1,41 @@
+"""Relay functions compiled by TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from eqtune import relay
+
+Array = NDArray[Any]
+
+
+def definition(name: str, body: str, inputs: tuple[Array, ...]) -> str:
+    types = [
+        f"Tensor[({', '.join(map(str, array.shape))}), {array.dtype}]" if array.shape else str(array.dtype)
+        for array in inputs
+    ]
+    params = ", ".join(f"%{letter}: {ty}" for letter, ty in zip("abcdefgh", types, strict=False))
+    return f"def @{name}({params}) {{ {body} }}\n"
+
+
+@pytest.fixture(scope="session")
+def compile_cases() -> Callable[..., dict[str, Callable[..., Array]]]:
+    """Functions by name, of cases with `body` and `inputs`: all in one module, which is compiled once."""
+
+    def compile_all(cases: Mapping[str, Any], metadata: str = "") -> dict[str, Callable[..., Array]]:
+        text = [definition(f"case{i}", case.body, case.inputs) for i, case in enumerate(cases.values())]
+        mod = relay.from_text('#[version = "0.0.5"]\n' + "".join(text) + metadata)
+        machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+
+        def runner(index: int) -> Callable[..., Array]:
+            return lambda *inputs: machine[f"case{index}"](*map(tvm.runtime.tensor, inputs)).numpy()
+
+        return {name: runner(index) for index, name in enumerate(cases)}
+
+    return compile_all

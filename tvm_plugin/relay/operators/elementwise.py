@@ -1,0 +1,173 @@
+"""Arithmetic, functions, comparisons, casts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from tvm.relax import op
+
+from ..builder import Builder
+from .operator import Convert, Operator, row
+
+__all__ = ["ELEMENTWISE"]
+
+
+def unary(function: Callable[[Any], Any]) -> Convert:
+    """One tensor, no attributes."""
+    return lambda b, args, attrs: function(args[0])
+
+
+def binary(function: Callable[[Any, Any], Any]) -> Convert:
+    """Two tensors that broadcast."""
+    return lambda b, args, attrs: function(args[0], args[1])
+
+
+def _scaled_log(base: float) -> Convert:
+    def convert(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+        return op.multiply(b.emit(op.log(args[0])), b.like(1 / math.log(base), args[0]))
+
+    return convert
+
+
+def _is_float(b: Builder, value: Any) -> bool:
+    return "float" in b.dtype(value)
+
+
+def _divide(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    """Relay's divide of whole numbers truncates."""
+    if _is_float(b, args[0]):
+        return op.divide(*args)
+    return _truncating(b, args)
+
+
+def _truncating(b: Builder, args: Sequence[Any]) -> Any:
+    """sign * floor(|a| / |b|)."""
+    quotient = b.emit(op.floor_divide(b.emit(op.abs(args[0])), b.emit(op.abs(args[1]))))
+    signs = b.emit(op.multiply(b.emit(op.sign(args[0])), b.emit(op.sign(args[1]))))
+    return op.multiply(signs, quotient)
+
+
+def _trunc_divide(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    return op.trunc(b.emit(op.divide(*args))) if _is_float(b, args[0]) else _truncating(b, args)
+
+
+def _trunc_mod(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    quotient = b.emit(_trunc_divide(b, args, attrs))
+    return op.subtract(args[0], b.emit(op.multiply(quotient, args[1])))
+
+
+def _cast(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    return args[0] if b.dtype(args[0]) == attrs.dtype else op.astype(args[0], attrs.dtype)
+
+
+def _cast_like(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    return op.astype(args[0], b.dtype(args[1]))
+
+
+def _clip(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    if _is_float(b, args[0]):
+        return op.clip(args[0], attrs.a_min, attrs.a_max)
+    return op.clip(args[0], math.ceil(attrs.a_min), math.floor(attrs.a_max))
+
+
+def _identity(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    return args[0]
+
+
+def _fixed_point_multiply(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    """x * multiplier * 2^(shift - 31), rounded half up; the multiplier is a Q31 fraction."""
+    wide = b.emit(op.astype(args[0], "float64"))
+    scaled = b.emit(op.multiply(wide, b.constant(attrs.multiplier * 2.0 ** (attrs.shift - 31), "float64")))
+    return op.astype(b.emit(op.floor(b.emit(op.add(scaled, b.constant(0.5, "float64"))))), b.dtype(args[0]))
+
+
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "abs": op.abs,
+    "acos": op.acos,
+    "acosh": op.acosh,
+    "asin": op.asin,
+    "asinh": op.asinh,
+    "atan": op.atan,
+    "atanh": op.atanh,
+    "bitwise_not": op.bitwise_not,
+    "ceil": op.ceil,
+    "cos": op.cos,
+    "cosh": op.cosh,
+    "erf": op.erf,
+    "exp": op.exp,
+    "fast_erf": op.erf,
+    "fast_exp": op.exp,
+    "fast_tanh": op.tanh,
+    "floor": op.floor,
+    "isfinite": op.isfinite,
+    "isinf": op.isinf,
+    "isnan": op.isnan,
+    "log": op.log,
+    "logical_not": op.logical_not,
+    "negative": op.negative,
+    "nn.relu": op.nn.relu,
+    "round": op.round,
+    "rsqrt": op.rsqrt,
+    "sigmoid": op.sigmoid,
+    "sign": op.sign,
+    "sin": op.sin,
+    "sinh": op.sinh,
+    "sqrt": op.sqrt,
+    "tan": op.tan,
+    "tanh": op.tanh,
+    "trunc": op.trunc,
+    "zeros_like": op.zeros_like,
+    "ones_like": op.ones_like,
+}
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": op.add,
+    "atan2": op.atan2,
+    "bitwise_and": op.bitwise_and,
+    "bitwise_or": op.bitwise_or,
+    "bitwise_xor": op.bitwise_xor,
+    "equal": op.equal,
+    "floor_divide": op.floor_divide,
+    "floor_mod": op.floor_mod,
+    "greater": op.greater,
+    "greater_equal": op.greater_equal,
+    "left_shift": op.left_shift,
+    "less": op.less,
+    "less_equal": op.less_equal,
+    "logical_and": op.logical_and,
+    "logical_or": op.logical_or,
+    "logical_xor": op.logical_xor,
+    "maximum": op.maximum,
+    "minimum": op.minimum,
+    "multiply": op.multiply,
+    "not_equal": op.not_equal,
+    "power": op.power,
+    "right_shift": op.right_shift,
+    "subtract": op.subtract,
+}
+
+ELEMENTWISE: list[Operator] = [
+    *(row(name, 1, "", unary(function)) for name, function in _UNARY.items()),
+    *(row(name, 2, "", binary(function)) for name, function in _BINARY.items()),
+    row("divide", 2, "", _divide),
+    row("trunc_divide", 2, "", _trunc_divide),
+    row("mod", 2, "", _trunc_mod),
+    row("trunc_mod", 2, "", _trunc_mod),
+    row("log2", 1, "", _scaled_log(2)),
+    row("log10", 1, "", _scaled_log(10)),
+    row("cast", 1, "CastAttrs", _cast),
+    row("cast_like", 2, "", _cast_like),
+    row("clip", 1, "ClipAttrs", _clip),
+    row("where", 3, "", lambda b, args, attrs: op.where(*args)),
+    row("fixed_point_multiply", 1, "FixedPointMultiplyAttrs", _fixed_point_multiply),
+    row("copy", 1, "", _identity),
+    row("device_copy", 1, "DeviceCopyAttrs", _identity),
+    row("on_device", 1, "OnDeviceAttrs", _identity),
+    row("annotation.checkpoint", 1, "", _identity),
+    row("annotation.compiler_begin", 1, "CompilerAttrs", _identity),
+    row("annotation.compiler_end", 1, "CompilerAttrs", _identity),
+    row("annotation.stop_fusion", 1, "", _identity),
+]

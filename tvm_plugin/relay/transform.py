@@ -1,0 +1,308 @@
+"""Passes under their Relay names, for `tvm.transform.Sequential` over a module that `from_text` made.
+
+Each is a pass of Relax, or one of ours, that does for Relax what its namesake did for Relay. Options that only steered
+Relay's implementation are not taken. A pass without a counterpart raises InputError and names the nearest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from tvm import ir, relax, transform
+
+from ..errors import InputError
+from ..transform.batch_norm import FoldBatchNorm
+from ..transform.equality_saturation import EqualitySaturation
+from ..transform.fold_weights import FoldWeights
+from ..transform.lowering import LowerToKernels
+from ..transform.simplify_shapes import SimplifyShapes
+
+__all__ = [
+    "AutoSchedule",
+    "BatchingOps",
+    "CanonicalizeCast",
+    "CanonicalizeOps",
+    "CombineParallelBatchMatmul",
+    "CombineParallelConv2D",
+    "CombineParallelDense",
+    "ConvertLayout",
+    "DeadCodeElimination",
+    "DynamicToStatic",
+    "EliminateCommonSubexpr",
+    "EqualitySaturation",
+    "FastMath",
+    "FoldConstant",
+    "FoldExplicitPadding",
+    "FoldScaleAxis",
+    "FuseOps",
+    "InferType",
+    "Inline",
+    "LambdaLift",
+    "Legalize",
+    "RemoveUnusedFunctions",
+    "SimplifyExpr",
+    "SimplifyInference",
+    "ToANormalForm",
+    "ToBasicBlockNormalForm",
+    "ToMixedPrecision",
+]
+
+_KERNEL_LAYOUTS = {
+    "NCW": "OIW",
+    "NWC": "WIO",
+    "NCHW": "OIHW",
+    "NHWC": "HWIO",
+    "NCDHW": "OIDHW",
+    "NDHWC": "DHWIO",
+}
+
+
+def _sequence(name: str, *passes: Any) -> transform.Pass:
+    return transform.Sequential(list(passes), name=name)
+
+
+# Types and forms. Relax is always in A-normal form, and typed.
+
+
+def InferType() -> transform.Pass:
+    """Types are inferred when a module is converted; this normalises what was added since."""
+    return _sequence("InferType", relax.transform.Normalize())
+
+
+def ToANormalForm() -> transform.Pass:
+    """Relax's own form."""
+    return _sequence("ToANormalForm", relax.transform.Normalize())
+
+
+def ToBasicBlockNormalForm() -> transform.Pass:
+    """Relax's own form."""
+    return _sequence("ToBasicBlockNormalForm", relax.transform.Normalize())
+
+
+def CanonicalizeOps() -> transform.Pass:
+    """Operators such as bias_add are made of simpler ones at conversion; this tidies the bindings."""
+    return _sequence("CanonicalizeOps", relax.transform.CanonicalizeBindings())
+
+
+def CanonicalizeCast() -> transform.Pass:
+    """Common casts are computed once."""
+    return _sequence("CanonicalizeCast", relax.transform.EliminateCommonSubexpr())
+
+
+def DynamicToStatic() -> transform.Pass:
+    """Shapes are static after conversion; what was computed from them is folded."""
+    return _sequence("DynamicToStatic", FoldWeights(), relax.transform.Normalize())
+
+
+def Inline() -> transform.Pass:
+    """Calls of functions are inlined at conversion; private functions that were added since are inlined here."""
+    return _sequence("Inline", relax.transform.InlinePrivateFunctions())
+
+
+def LambdaLift() -> transform.Pass:
+    """Closures become functions of the module."""
+    return _sequence("LambdaLift", relax.transform.LambdaLift())
+
+
+# Simplification
+
+
+def SimplifyInference() -> transform.Pass:
+    """Batch norms with constant statistics become a scale and a shift, inside the weights where there are some."""
+    return _sequence("SimplifyInference", FoldBatchNorm(), relax.transform.DeadCodeElimination())
+
+
+def FoldConstant() -> transform.Pass:
+    """Everything that depends on weights alone is computed, with numpy."""
+    return _sequence("FoldConstant", FoldWeights(), relax.transform.DeadCodeElimination())
+
+
+def FoldScaleAxis() -> transform.Pass:
+    """Scales of channels move into the weights of convolutions and products: batch norms at once, others by search."""
+    rules = ("scale-of-convolution", "convolution-of-scaled", "scale-of-matmul", "matmul-of-scaled", "multiply-weights")
+    return _sequence("FoldScaleAxis", FoldBatchNorm(), FoldWeights(), _search(*rules), FoldWeights())
+
+
+def FoldExplicitPadding() -> transform.Pass:
+    """A pad before a convolution or pooling becomes that operator's padding."""
+    rules = ("convolution-of-padded", "average-of-padded", "max-pool-of-padded", "pad-pad", "pad-identity")
+    return _sequence("FoldExplicitPadding", _search(*rules))
+
+
+def SimplifyExpr() -> transform.Pass:
+    """Reshapes, transposes and slices that cancel or merge disappear."""
+    return _sequence("SimplifyExpr", SimplifyShapes(), relax.transform.CanonicalizeBindings())
+
+
+def EliminateCommonSubexpr() -> transform.Pass:
+    """Equal expressions are computed once."""
+    return _sequence("EliminateCommonSubexpr", relax.transform.EliminateCommonSubexpr())
+
+
+def DeadCodeElimination() -> transform.Pass:
+    """What no result needs is removed."""
+    return _sequence("DeadCodeElimination", relax.transform.DeadCodeElimination())
+
+
+def RemoveUnusedFunctions() -> transform.Pass:
+    """Functions that "main" does not call are removed."""
+    return _sequence("RemoveUnusedFunctions", relax.transform.DeadCodeElimination(["main"]))
+
+
+def FastMath() -> transform.Pass:
+    """exp, tanh and erf are approximated."""
+    return _sequence("FastMath", relax.transform.FastMathTransform())
+
+
+# Merging. The graph search merges where it pays, by the rules of these names.
+
+
+def CombineParallelConv2D() -> transform.Pass:
+    """Convolutions of one input become one."""
+    return _sequence("CombineParallelConv2D", _search("merge-conv2d-shared-input", "concat-of-slices-2"))
+
+
+def CombineParallelDense() -> transform.Pass:
+    """Products of one input with several weights become one."""
+    rules = ("merge-matmul-shared-input", "concat-of-matmuls-shared-input")
+    return _sequence("CombineParallelDense", FoldWeights(), _search(*rules))
+
+
+def CombineParallelBatchMatmul() -> transform.Pass:
+    """As CombineParallelDense; batches are axes like others."""
+    rules = ("merge-matmul-shared-input", "concat-of-matmuls-shared-input")
+    return _sequence("CombineParallelBatchMatmul", FoldWeights(), _search(*rules))
+
+
+def BatchingOps() -> transform.Pass:
+    """All three of the above."""
+    return _sequence("BatchingOps", CombineParallelConv2D(), CombineParallelDense(), CombineParallelBatchMatmul())
+
+
+def _search(*rules: str) -> transform.Pass:
+    from ..graph_search import GraphConfig
+
+    return EqualitySaturation(GraphConfig(rules=rules, verify=False))
+
+
+# Layouts, precision, lowering
+
+
+def ConvertLayout(desired_layouts: Mapping[str, Sequence[str]]) -> transform.Pass:
+    """Convert convolutions to other layouts: `{"nn.conv2d": ["NHWC", "default"]}`.
+
+    Parameters
+    ----------
+    desired_layouts
+        By operator: the layouts of data and weights; "default" is the weights' usual layout for that of the data.
+    """
+    wanted = {}
+    for operator, layouts in desired_layouts.items():
+        data, kernel = [*layouts, "default"][:2]
+        if data not in _KERNEL_LAYOUTS:
+            raise InputError(f"ConvertLayout to {data!r}; choose from {', '.join(_KERNEL_LAYOUTS)}")
+        wanted[f"relax.{operator}"] = [data, _KERNEL_LAYOUTS[data] if kernel == "default" else kernel]
+    return _sequence("ConvertLayout", relax.transform.ConvertLayout(wanted), FoldWeights())
+
+
+def ToMixedPrecision(mixed_precision_type: str = "float16") -> transform.Pass:
+    """Compute convolutions and products in float16, and give results in float32."""
+    if mixed_precision_type != "float16":
+        raise InputError(f"ToMixedPrecision to {mixed_precision_type!r}; Relax has float16 only")
+    return _sequence("ToMixedPrecision", relax.transform.ToMixedPrecision(out_dtype="float16"))
+
+
+def Legalize() -> transform.Pass:
+    """Operators become calls of TensorIR functions."""
+    return _sequence("Legalize", relax.transform.LegalizeOps())
+
+
+def FuseOps(target: Any = None) -> transform.Pass:
+    """Operators become fused kernels, unscheduled; graph passes must come before.
+
+    Parameters
+    ----------
+    target
+        A tvm.target.Target; the current one unless given.
+    """
+    return _sequence("FuseOps", LowerToKernels(target))
+
+
+@transform.module_pass(opt_level=0, name="AutoSchedule")
+class AutoSchedule:
+    """Fuse, search the schedule of every kernel by measuring, and apply the best: `eqtune.tune_kernels` as a pass.
+
+    Nothing but `tvm.compile` may follow. `eqtune.tune_model` does this and more: it compares layouts and graphs, and
+    checks and times the result.
+
+    Parameters
+    ----------
+    target : tvm.target.Target, optional
+        The current target, or else this machine's CPU.
+    trials : int, optional
+        Measurements in all; until no kernel improves unless given.
+    time_budget_s : float, optional
+        Wall clock; whichever ends first.
+    work_dir : path
+        Records and logs; running again resumes.
+    **options
+        Others of `eqtune.tune_kernels`: strategy, cost_model, allocator, measure, threads, seed, progress.
+    """
+
+    def __init__(
+        self,
+        target: Any = None,
+        trials: int | None = None,
+        time_budget_s: float | None = None,
+        work_dir: str | os.PathLike[str] = "eqtune-work",
+        **options: Any,
+    ) -> None:
+        self._target = target
+        self._options = {"trials": trials, "time_budget_s": time_budget_s, "work_dir": work_dir, **options}
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Lower and tune. Raises what `eqtune.tune_kernels` raises."""
+        from tvm.target import Target
+
+        from ..machine import detect_target
+        from ..tune import tune_kernels
+
+        target = self._target or Target.current(allow_none=True) or detect_target()
+        mod = transform.Sequential([FoldBatchNorm(), FoldWeights(), LowerToKernels(target)])(mod)
+        return tune_kernels(mod, target=target, **self._options).mod
+
+
+_NEAREST = {
+    "AlterOpLayout": "ConvertLayout; eqtune.tune_model chooses layouts by measuring",
+    "AnnotateSpans": "nothing: errors of from_text have lines and columns",
+    "AnnotateTarget": "tvm.relax.transform.FuseOpsByPattern(patterns, annotate_codegen=True)",
+    "DefuseOps": "run it before FuseOps",
+    "Defunctionalization": "nothing: functions are inlined at conversion",
+    "EtaExpand": "nothing: functions are inlined at conversion",
+    "FakeQuantizationToInteger": "convert the model with its qnn operators",
+    "FirstOrderGradient": "tvm.relax.transform.Gradient",
+    "FlattenAtrousConv": "nothing: conv2d has a dilation",
+    "LazyGradientInit": "tvm.relax.transform.Gradient",
+    "ManifestLifetimes": "tvm.relax.transform.KillAfterLastUse",
+    "MergeCompilerRegions": "tvm.relax.transform.MergeCompositeFunctions",
+    "MergeComposite": "tvm.relax.transform.FuseOpsByPattern",
+    "PartialEvaluate": "FoldConstant",
+    "PartitionGraph": "tvm.relax.transform.MergeCompositeFunctions",
+    "PlanDevices": "tvm.relax.transform.RealizeVDevice",
+    "RemoveStandaloneReshapes": "tvm.relax.transform.RewriteDataflowReshape",
+    "SplitArgs": "nothing: kernels take as many arguments as they need",
+    "ToCPS": "Normalize",
+    "ToGraphNormalForm": "nothing: Relax is always in A-normal form",
+}
+
+
+def __getattr__(name: str) -> Callable[..., NoReturn]:
+    if name not in _NEAREST:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+
+    def refuse(*args: Any, **options: Any) -> NoReturn:
+        raise InputError(f"relay.transform.{name} has no counterpart for Relax; the nearest is: {_NEAREST[name]}")
+
+    return refuse
