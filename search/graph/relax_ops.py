@@ -232,6 +232,8 @@ def _write_pool2d(a: Pool2d, x: Any, *, types: Any, result: TensorType) -> Any:
 
 def _write_slice(a: Slice, x: Any, *, types: Sequence[TensorType], result: TensorType) -> Any:
     shape = types[0].shape
+    if not shape:  # a scalar has nothing to cut, and no axis to name
+        return x
     cut = [i for i, size in enumerate(shape) if (a.begin[i], a.end[i]) != (0, size)] or [0]
     return relax.op.strided_slice(x, cut, [a.begin[i] for i in cut], [a.end[i] for i in cut])
 

@@ -352,8 +352,12 @@ def _infer_pool2d(attrs: Pool2d, x: TensorType) -> TensorType:
     data = dict(zip(attrs.layout, x.shape, strict=True))
     (kh, kw), (sh, sw), (dh, dw) = attrs.pool_size, attrs.strides, attrs.dilation
     top, left, bottom, right = attrs.padding
-    data["H"] = _window(data["H"], kh, sh, dh, top + bottom, attrs.ceil_mode)
-    data["W"] = _window(data["W"], kw, sw, dw, left + right, attrs.ceil_mode)
+    height, width = data["H"], data["W"]
+    data["H"] = _window(height, kh, sh, dh, top + bottom, attrs.ceil_mode)
+    data["W"] = _window(width, kw, sw, dw, left + right, attrs.ceil_mode)
+    # Where rounding up adds a window that starts behind the data, TVM's types count it and its kernels do not.
+    starts_inside = (data["H"] - 1) * sh < height + top and (data["W"] - 1) * sw < width + left
+    _require(starts_inside or not attrs.ceil_mode, "a window that starts in the padding")
     return TensorType(tuple(data[letter] for letter in attrs.layout), x.dtype)
 
 

@@ -39,12 +39,12 @@ from eqtune.search.graph.verify import verify_rule
 
 a, b, c, d = tensors("a b c d")
 x, y, z, w = tensors("x y z w")
-k, l, dot = tensors("k l dot")
+k, j, dot = tensors("k j dot")
 p, q, r = tensors("p q r")
 mm, mul = matmul, multiply
 
 MATRIX, IMAGE, KERNEL = (4, 4), (4, 4, 6, 6), (4, 4, 3, 3)
-SHAPES = dict.fromkeys("abcd", MATRIX) | dict.fromkeys("xyzw", IMAGE) | dict.fromkeys("klpqr", KERNEL)
+SHAPES = dict.fromkeys("abcd", MATRIX) | dict.fromkeys("xyzw", IMAGE) | dict.fromkeys("kjpqr", KERNEL)
 SHAPES["dot"] = (4, 4, 1, 1)
 
 
@@ -123,9 +123,9 @@ SINGLE = [
     (fused(mul(p, mul(q, r)), mul(p, mul(q, r))), fused(mul(q, mul(r, p)), mul(q, mul(r, p)))),
     (mul(a, add(b, c)), add(mul(a, c), mul(a, b))),
     (mul(a, add(b, c)), add(mul(a, c), mul(b, a))),
-    (conv(x, add(k, l)), add(conv(x, k), conv(x, l))),
+    (conv(x, add(k, j)), add(conv(x, k), conv(x, j))),
     (conv(add(x, y), k), add(conv(x, k), conv(y, k))),
-    (conv(x, add(k, l)), add(conv(x, l), conv(x, k))),
+    (conv(x, add(k, j)), add(conv(x, j), conv(x, k))),
     (conv(add(x, y), k), add(conv(y, k), conv(x, k))),
     (relu(joined(1, x, conv(y, k))), joined(1, relu(x), fused(y, k))),
     (relu(joined(0, x, conv(y, k))), joined(0, relu(x), fused(y, k))),
@@ -158,9 +158,9 @@ SINGLE = [
     (joined(1, relu(x), relu(y)), relu(joined(1, x, y))),
     (joined(1, add(x, y), add(y, z)), add(joined(1, x, y), joined(1, y, z))),
     (joined(1, mul(x, y), mul(y, z)), mul(joined(1, x, y), joined(1, y, z))),
-    (add(conv(x, k), conv(y, l)), conv(joined(1, x, y), joined(1, k, l))),
-    (joined(1, conv(x, k), conv(y, l)), conv(joined(1, x, y), joined(0, k, l), 2)),
-    (joined(1, fused(x, k), fused(y, l)), fused(joined(1, x, y), joined(0, k, l), 2)),
+    (add(conv(x, k), conv(y, j)), conv(joined(1, x, y), joined(1, k, j))),
+    (joined(1, conv(x, k), conv(y, j)), conv(joined(1, x, y), joined(0, k, j), 2)),
+    (joined(1, fused(x, k), fused(y, j)), fused(joined(1, x, y), joined(0, k, j), 2)),
     (joined(1, add(x, y), add(y, z)), add(joined(1, y, z), joined(1, x, y))),
     (joined(1, mul(x, y), mul(y, z)), mul(joined(1, y, z), joined(1, x, y))),
     (add(joined(1, x, y), joined(1, z, w)), add(joined(1, z, y), joined(1, x, w))),
@@ -192,8 +192,8 @@ SINGLE = [
     (joined(0, mul(x, y), mul(y, z)), mul(joined(0, x, y), joined(0, y, z))),
     (joined(0, add(x, y), add(y, z)), add(joined(0, y, z), joined(0, x, y))),
     (joined(0, mul(x, y), mul(y, z)), mul(joined(0, y, z), joined(0, x, y))),
-    (joined(1, conv(x, k), conv(x, l)), conv(x, joined(0, k, l))),
-    (joined(1, fused(x, k), fused(x, l)), fused(x, joined(0, k, l))),
+    (joined(1, conv(x, k), conv(x, j)), conv(x, joined(0, k, j))),
+    (joined(1, fused(x, k), fused(x, j)), fused(x, joined(0, k, j))),
     (joined(0, joined(1, x, y), joined(1, y, z)), joined(1, joined(0, x, y), joined(0, y, z))),
 ]
 
@@ -209,8 +209,8 @@ MULTI = [
     ((conv(x, k), conv(y, k)), (half(0, conv(joined(0, x, y), k), 0), half(0, conv(joined(0, x, y), k), 1))),
     ((fused(x, k), fused(y, k)), (half(0, fused(joined(0, x, y), k), 0), half(0, fused(joined(0, x, y), k), 1))),
     ((relu(x), relu(y)), (half(0, relu(joined(0, x, y)), 0), half(0, relu(joined(0, x, y)), 1))),
-    ((conv(x, k), conv(x, l)), (half(1, conv(x, joined(0, k, l)), 0), half(1, conv(x, joined(0, k, l)), 1))),
-    ((fused(x, k), fused(x, l)), (half(1, fused(x, joined(0, k, l)), 0), half(1, fused(x, joined(0, k, l)), 1))),
+    ((conv(x, k), conv(x, j)), (half(1, conv(x, joined(0, k, j)), 0), half(1, conv(x, joined(0, k, j)), 1))),
+    ((fused(x, k), fused(x, j)), (half(1, fused(x, joined(0, k, j)), 0), half(1, fused(x, joined(0, k, j)), 1))),
     *(
         (
             (act(conv2d(x, dot, Conv2d())), act(conv(x, k))),
@@ -228,8 +228,8 @@ CASES = [
 NEED_A_CONDITION = {
     (conv(add(x, y), k), add(conv(x, k), conv(y, k))): "x and y have the same shape",
     (conv(add(x, y), k), add(conv(y, k), conv(x, k))): "x and y have the same shape",
-    (joined(1, conv(x, k), conv(y, l)), conv(joined(1, x, y), joined(0, k, l), 2)): "k and l have the same shape",
-    (joined(1, fused(x, k), fused(y, l)), fused(joined(1, x, y), joined(0, k, l), 2)): "k and l have the same shape",
+    (joined(1, conv(x, k), conv(y, j)), conv(joined(1, x, y), joined(0, k, j), 2)): "k and j have the same shape",
+    (joined(1, fused(x, k), fused(y, j)), fused(joined(1, x, y), joined(0, k, j), 2)): "k and j have the same shape",
 }
 
 LAWS = [rule for rule in EXTENDED_RULES if not isinstance(rule, Group)]

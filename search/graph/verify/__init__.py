@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .verify import Counterexample, Verdict, verify_rule
+from .verify import Counterexample, Verdict, instances_of, verify_rule
 
-__all__ = ["Counterexample", "Verdict", "verify_rule"]
+__all__ = ["Counterexample", "Verdict", "instances_of", "verify_rule"]

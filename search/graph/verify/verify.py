@@ -20,7 +20,7 @@ from .field import PRIMES, Field
 from .floats import Floats
 from .sample import sample_match
 
-__all__ = ["Counterexample", "Verdict", "verify_rule"]
+__all__ = ["Counterexample", "Verdict", "instances_of", "verify_rule"]
 
 SURVIVAL_LOG2 = -60.0
 """Trials go on until an instance for which the rule is wrong would have shown it, except with probability 2**this."""
@@ -39,7 +39,7 @@ _WEAKEST_TRIAL_LOG2 = -4.0
 _POSITIVE = frozenset({"divide", "log", "power", "rsqrt", "sqrt"})
 """Functions that are not defined, or not tame, everywhere."""
 
-Instance = tuple[Mapping[str, TensorType], Mapping[str, Any]]
+Choice = tuple[Mapping[str, TensorType], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -152,17 +152,22 @@ def verify_rule(rule: Rule | Group, seed: int = 0, *, instances: int = INSTANCES
     )
 
 
+def instances_of(rule: Rule, seed: int = 0) -> Iterator[tuple[TermGraph, TermGraph]]:
+    """Random pairs of graphs that the rule says are equal, with the same leaves: what `verify_rule` compares."""
+    for _, graphs in _instances(rule, Random(f"{seed} {rule.name}")):
+        if graphs is not None:
+            yield graphs
+
+
 def _verify(rule: Rule, random: Random, instances: int) -> Verdict:
     verdict = Verdict(rule.name)
     tolerance = FAST_MATH_TOLERANCE if rule.fast_math else TOLERANCE
     worst = -float("inf")
-    for choice in _choices(rule, random):
-        try:
-            graphs = term_graphs(rule, *choice)
-        except NotTypeable:
+    for choice, graphs in _instances(rule, random):
+        if graphs is None:
             verdict = replace(verdict, refused=verdict.refused + 1)
             continue
-        if graphs is None or survival_log2(*graphs, min(PRIMES)) > _WEAKEST_TRIAL_LOG2:
+        if survival_log2(*graphs, min(PRIMES)) > _WEAKEST_TRIAL_LOG2:
             continue
         survival, trials, output = _exact(graphs, random)
         if output is not None:
@@ -170,9 +175,8 @@ def _verify(rule: Rule, random: Random, instances: int) -> Verdict:
             return replace(verdict, counterexample=example)
         error, output = _rounding(graphs, random)
         if error > tolerance:
-            return replace(
-                verdict, counterexample=Counterexample(rule.name, *choice, output, f"in float32, by {error}")
-            )
+            example = Counterexample(rule.name, *choice, output, f"in float32, by {error}")
+            return replace(verdict, counterexample=example)
         worst = max(worst, survival)
         verdict = replace(
             verdict,
@@ -186,15 +190,23 @@ def _verify(rule: Rule, random: Random, instances: int) -> Verdict:
     return verdict
 
 
-def _choices(rule: Rule, random: Random) -> Iterator[Instance]:
-    """Types and attributes that fit the pattern, from the rule's own examples and from the general sampler."""
+def _instances(rule: Rule, random: Random) -> Iterator[tuple[Choice, tuple[TermGraph, TermGraph] | None]]:
+    """Types and attributes that fit the pattern and the conditions, from the rule's own examples and at random.
+
+    With the two sides, or None where the result has no type or another one.
+    """
     for attempt in range(ATTEMPTS):
-        if rule.example is not None and attempt % 2:
-            yield rule.example(random)
-        else:
-            choice = sample_match(rule, random)
-            if choice is not None:
-                yield choice
+        own = rule.example is not None and attempt % 2
+        choice = rule.example(random) if own and rule.example is not None else sample_match(rule, random)
+        if choice is None:
+            continue
+        try:
+            graphs = term_graphs(rule, *choice)
+        except NotTypeable:
+            yield choice, None
+            continue
+        if graphs is not None:
+            yield choice, graphs
 
 
 def _exact(graphs: tuple[TermGraph, TermGraph], random: Random) -> tuple[float, int, int | None]:
