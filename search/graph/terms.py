@@ -36,6 +36,7 @@ __all__ = [
     "TensorType",
     "Term",
     "TermGraph",
+    "Tiles",
     "infer",
 ]
 
@@ -160,6 +161,25 @@ class Pad:
 
     before: tuple[int, ...]
     after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Attributes of `tiles`: from an image (N, C, H, W), overlapping squares as (size * size, N * down * across, C).
+
+    Neighbouring tiles are `stride` apart, and there are as many as cover every window of size - stride + 1 rows and
+    columns of the padded image; the last ones may reach beyond it, into zeros. Padding is (top, left, bottom, right).
+    """
+
+    size: int
+    stride: int
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Tiles down and across an image."""
+        top, left, bottom, right = self.padding
+        overlap = self.size - self.stride
+        return -((overlap - height - top - bottom) // self.stride), -((overlap - width - left - right) // self.stride)
 
 
 @dataclass(frozen=True)
@@ -401,6 +421,15 @@ def _infer_pad(attrs: Pad, x: TensorType) -> TensorType:
     return TensorType(tuple(map(sum, zip(attrs.before, x.shape, attrs.after, strict=True))), x.dtype)
 
 
+def _infer_tiles(attrs: Tiles, x: TensorType) -> TensorType:
+    _require(len(x.shape) == 4, "tiles need four dimensions")
+    _require(0 < attrs.size - attrs.stride <= attrs.stride, f"{attrs}: tiles overlap by at most their stride")
+    batch, channels, height, width = x.shape
+    down, across = attrs.grid(height, width)
+    _require(min(down, across) > 0, f"no tile of {attrs} fits {x.shape}")
+    return TensorType((attrs.size**2, batch * down * across, channels), x.dtype)
+
+
 def _infer_reduce(attrs: Reduce, x: TensorType) -> TensorType:
     _require(all(0 <= axis < len(x.shape) for axis in attrs.axes), f"axes {attrs.axes} of shape {x.shape}")
     kept = [(1 if i in attrs.axes else n) for i, n in enumerate(x.shape) if attrs.keepdims or i not in attrs.axes]
@@ -432,6 +461,7 @@ OPS: dict[str, Op] = {
         Op("slice", 1, Slice, _infer_slice),
         Op("concat", None, Axis, _infer_concat),
         Op("pad", 1, Pad, _infer_pad),
+        Op("tiles", 1, Tiles, _infer_tiles),
         Op("reduce", 1, Reduce, _infer_reduce),
         Op("softmax", 1, Axis, _infer_softmax),
         Op("opaque", None, Opaque, _infer_opaque, folds=False),

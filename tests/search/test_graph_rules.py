@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from eqtune.errors import InputError
@@ -21,10 +22,14 @@ from eqtune.search.graph.rules.rule import (
     reshape,
     softmax,
     tensors,
+    term_graphs,
     unary,
 )
-from eqtune.search.graph.terms import Axis, Kind, Permute, Pool2d, Reduce
+from eqtune.search.graph.rules.winograd import WINOGRAD_RULES
+from eqtune.search.graph.terms import Axis, Conv2d, Kind, Permute, Pool2d, Reduce, TensorType
 from eqtune.search.graph.verify import verify_rule
+from eqtune.search.graph.verify.evaluate import evaluate
+from eqtune.search.graph.verify.floats import Floats
 
 x, y, z = tensors("x y z")
 
@@ -126,3 +131,18 @@ def test_order_of_a_reduction_may_change_but_not_its_axis() -> None:
     assert verify_rule(swapped).sound
     assert not verify_rule(replace(swapped, after=reduce(x, Reduce("max", (0,))))).sound
     assert not verify_rule(replace(swapped, before=softmax(x, Axis(0)), after=softmax(x, Axis(1)))).sound
+
+
+@pytest.mark.parametrize(("rule", "bound"), [(WINOGRAD_RULES[0], 1e-6), (WINOGRAD_RULES[1], 1e-5)], ids=["2x2", "4x4"])
+def test_error_that_winograd_adds(rule: Rule, bound: float) -> None:
+    """In float32, for 64 channels of normally distributed numbers, relative to the largest result."""
+    types = {"x": TensorType((1, 64, 28, 28)), "w": TensorType((64, 64, 3, 3))}
+    graphs = term_graphs(rule, types, {"a": Conv2d(padding=(1, 1, 1, 1))})
+    assert graphs is not None
+    generator = np.random.default_rng(0)
+    leaves = [generator.standard_normal(ty.shape) for ty in types.values()]
+    (exact,) = evaluate(graphs[0], leaves, Floats(np.float64))
+    (direct,), (fast,) = (evaluate(g, [v.astype(np.float32) for v in leaves], Floats(np.float32)) for g in graphs)
+    scale = np.abs(exact).max()
+    assert np.abs(direct - exact).max() / scale < 1e-6
+    assert np.abs(fast - exact).max() / scale < bound

@@ -17,6 +17,7 @@ from .matmul import MATMUL_LAWS, MATMUL_RULES
 from .pooling import POOLING_LAWS, POOLING_RULES
 from .reduction import REDUCTION_RULES
 from .rule import Group, Rule
+from .winograd import WINOGRAD_RULES
 
 __all__ = ["EXTENDED_RULES", "RULES", "Group", "Rule", "select"]
 
@@ -24,6 +25,7 @@ RULES: tuple[Rule | Group, ...] = (
     *MATMUL_RULES,
     *CONVOLUTION_RULES,
     *KERNEL_RULES,
+    *WINOGRAD_RULES,
     *POOLING_RULES,
     *ATTENTION_RULES,
     *REDUCTION_RULES,

@@ -66,6 +66,7 @@ from ..terms import (
     TensorType,
     Term,
     TermGraph,
+    Tiles,
     infer,
 )
 
@@ -101,6 +102,7 @@ __all__ = [
     "subtract",
     "tensors",
     "term_graphs",
+    "tiles",
     "unary",
     "weights",
 ]
@@ -428,6 +430,11 @@ def concat(parts: Sequence[Pattern], attrs: str | Attr | Axis | Callable[[Match]
 def pad(x: Pattern, attrs: str | Attr | Pad | Callable[[Match], Pad]) -> Node:
     """Zeros around a tensor."""
     return Node("pad", _attrs(attrs), (x,))
+
+
+def tiles(x: Pattern, attrs: str | Attr | Tiles | Callable[[Match], Tiles]) -> Node:
+    """Overlapping squares of an image."""
+    return Node("tiles", _attrs(attrs), (x,))
 
 
 def reduce(x: Pattern, attrs: str | Attr | Reduce | Callable[[Match], Reduce]) -> Node:

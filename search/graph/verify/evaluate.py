@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..terms import Conv2d, Full, Pool2d, TermGraph
+from ..terms import Conv2d, Full, Pool2d, TermGraph, Tiles
 
 __all__ = ["Algebra", "Array", "evaluate"]
 
@@ -133,6 +133,16 @@ def _pad(outside: Any, x: Array, before: Sequence[int], after: Sequence[int]) ->
     return result
 
 
+def _tiles(algebra: Algebra, a: Tiles, x: Array) -> Array:
+    batch, channels, height, width = x.shape
+    (down, across), (top, left) = a.grid(height, width), a.padding[:2]
+    reach = [(count - 1) * a.stride + a.size for count in (down, across)]
+    after = (0, 0, max(0, reach[0] - height - top), max(0, reach[1] - width - left))
+    padded = _pad(algebra.constant(0), x, (0, 0, top, left), after)
+    seen = _windows(padded, (a.size, a.size), (a.stride, a.stride), (1, 1), (down, across))
+    return seen.transpose(4, 5, 0, 2, 3, 1).reshape(a.size**2, batch * down * across, channels)
+
+
 def _along(x: Array, axes: Sequence[int], function: Callable[[Array], Array]) -> Array:
     """A reduction along several axes: they become the last one."""
     kept = [i for i in range(x.ndim) if i not in axes]
@@ -162,6 +172,7 @@ _OPERATORS: Mapping[str, Callable[..., Array]] = {
     "slice": lambda algebra, a, x: x[tuple(map(slice, a.begin, a.end))],
     "concat": lambda algebra, a, *parts: np.concatenate(parts, a.axis),
     "pad": lambda algebra, a, x: _pad(algebra.constant(0), x, a.before, a.after),
+    "tiles": _tiles,
     "reduce": _reduce,
     "softmax": _softmax,
 }
