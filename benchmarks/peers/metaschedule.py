@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.builder.builder import BuilderResult, PyBuilder
@@ -39,7 +38,7 @@ class PersistentBuilder(PyBuilder):
 def _build(build_input: Any) -> Any:
     try:
         return BuilderResult(default_export(default_build(build_input.mod, build_input.target, None)), None)
-    except (tvm.error.TVMError, ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         return BuilderResult(None, str(error)[:500])
 
 
