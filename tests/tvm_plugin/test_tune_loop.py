@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,3 +172,19 @@ def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
         loop_over([kernel(n, s) for n, s in sketches.items()], measurer, tmp_path / str(run)).run()
         asked.append(measurer.asked)
     assert asked[0] == asked[1]
+
+
+def test_ctrl_c_inside_a_callback_that_swallows_it_still_ends_the_search(tmp_path: Path) -> None:
+    sketches = {K0: ToySketch(1.0, 5)}
+    loop = loop_over([kernel(K0, sketches[K0])], LookUp(sketches), tmp_path)
+    fit = loop.model.fit
+
+    def interrupted_fit(*arguments: Any) -> None:
+        fit(*arguments)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    loop.model.fit = interrupted_fit  # type: ignore[method-assign]
+    loop.run()
+    assert loop.interrupted
+    assert loop.kernels[0].status.trials == 16

@@ -17,6 +17,7 @@ from ..measure.base import Measurement, Measurer
 from ..records import Context, Record, RecordDatabase
 from ..search.allocation.base import Allocation
 from .budget import Budget
+from .interrupt import Interrupt
 from .kernel_search import KernelSearch
 from .progress import Progress
 
@@ -81,20 +82,22 @@ class TuningLoop:
 
     def run(self) -> None:
         """Measure until the budget is spent or no kernel has anything left. Ctrl-C ends it early, keeping all."""
-        try:
-            self._fit()
-            while self.budget.allows(self._round_s):
-                self.drop_slow_variants()
-                index = self.allocation.next_task([kernel.status for kernel in self.kernels])
-                if index is None:
-                    break
-                self._round(self.kernels[index])
-        except KeyboardInterrupt:
-            self.interrupted = True
+        with Interrupt() as interrupt:
+            try:
+                self._fit()
+                while self.budget.allows(self._round_s) and not interrupt.happened:
+                    self.drop_slow_variants()
+                    index = self.allocation.next_task([kernel.status for kernel in self.kernels])
+                    if index is None:
+                        break
+                    self._round(self.kernels[index])
+            except KeyboardInterrupt:
+                interrupt.happened = True
+        self.interrupted = interrupt.happened
+        if self.interrupted:
             LOGGER.info("interrupted; the best so far is kept")
-        finally:
-            self.drop_slow_variants()
-            self.progress.close()
+        self.drop_slow_variants()
+        self.progress.close()
 
     @property
     def best_s(self) -> dict[str, float]:
