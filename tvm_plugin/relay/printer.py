@@ -19,7 +19,7 @@ from .arrays import array_to_bytes
 from .attributes import REQUIRED, attribute_class
 from .errors import RelayError, UnsupportedRelayError
 from .operators import OPERATORS
-from .printing_rows import ROWS
+from .printing_rows import ROWS, coordinates_last
 
 __all__ = ["astext", "astext_and_params"]
 
@@ -201,12 +201,16 @@ class _Function:
     # What one operator of Relay stands for in two of Relax
 
     def _find_inlined(self) -> Iterator[Any]:
-        """Variables that are printed within their only use: W^T of nn.dense, and argmax before its cast."""
+        """Variables that are part of their only use: W^T of nn.dense, argmax before its cast, moved indices."""
         for value in self._values.values():
             if operator(value) == "relax.matmul" and self._transposed_weight(value) is not None:
                 yield value.args[1]
             elif operator(value) == "relax.astype" and self._position(value) is not None:
                 yield value.args[0]
+            elif operator(value) in ("relax.gather_nd", "relax.scatter_nd") and coordinates_last(
+                self._once(value.args[1])
+            ):
+                yield value.args[1]
 
     def _once(self, expr: Any) -> Any:
         return self._values.get(expr) if isinstance(expr, relax.Var) and self._uses.get(expr) == 1 else None
@@ -258,6 +262,10 @@ class _Function:
             named = f"{whole}.{expr.index}"[1:] in self._taken
             return f"({whole}).{expr.index}" if named else f"{whole}.{expr.index}"
         raise RelayError(f"{type(expr).__name__} cannot be printed as Relay")
+
+    def definition(self, expr: Any) -> Any:
+        """What a variable is bound to; None for anything else."""
+        return self._values.get(expr) if isinstance(expr, relax.Var) else None
 
     def call(self, name: str, args: Sequence[Any], **attrs: Any) -> str:
         """A call, without the attributes that have their defaults."""

@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import tvm
 
-from ..transform.functions import extents
+from ..transform.functions import extents, operator
 
-__all__ = ["ROWS", "Writer", "write_matmul"]
+__all__ = ["ROWS", "Writer", "coordinates_last"]
 
 
 class Writer(Protocol):
@@ -19,6 +19,9 @@ class Writer(Protocol):
 
     def value(self, expr: Any) -> str:
         """An argument: a variable, a literal, or a reference to the metadata."""
+
+    def definition(self, expr: Any) -> Any:
+        """What a variable is bound to; None for anything else."""
 
     def call(self, name: str, args: Sequence[Any], **attrs: Any) -> str:
         """A call of a Relay operator; arguments are expressions, or text that is written already."""
@@ -213,9 +216,19 @@ def _take(w: Writer, call: Any) -> str:
     return w.call("take", call.args, axis=_optional(call.attrs.axis), mode=str(call.attrs.mode))
 
 
+def coordinates_last(value: Any) -> bool:
+    """Whether an expression moves the coordinates of indices from the first axis, Relay's, to the last, Relax's."""
+    if operator(value) != "relax.permute_dims" or value.attrs.axes is None:
+        return False
+    rank = value.ty.ndim
+    return _numbers(value.attrs.axes) == [*range(1, rank), 0]
+
+
 def _index_first(w: Writer, indices: Any) -> Any:
-    """Relax has the coordinates of an index on the last axis, Relay on the first."""
-    rank = indices.ty.ndim
+    """Indices as Relay has them."""
+    rank, moved = indices.ty.ndim, w.definition(indices)
+    if coordinates_last(moved):
+        return moved.args[0]
     return w.call("transpose", [indices], axes=[rank - 1, *range(rank - 1)]) if rank > 1 else indices
 
 
@@ -323,6 +336,42 @@ def _resize(name: str) -> Write:
     return write
 
 
+def _grid_sample(w: Writer, call: Any) -> str:
+    attrs = call.attrs
+    return w.call(
+        "image.grid_sample",
+        call.args,
+        method=str(attrs.method),
+        layout=str(attrs.layout),
+        padding_mode=str(attrs.padding_mode),
+        align_corners=bool(attrs.align_corners),
+    )
+
+
+def _region(name: str, align: bool) -> Write:
+    def write(w: Writer, call: Any) -> str:
+        attrs = call.attrs
+        if align and attrs.aligned:
+            raise ValueError("aligned=True")
+        extra = {"sample_ratio": int(attrs.sample_ratio), "mode": str(attrs.mode)} if align else {}
+        return w.call(
+            name,
+            call.args,
+            pooled_size=_numbers(attrs.pooled_size),
+            spatial_scale=float(attrs.spatial_scale),
+            layout=str(attrs.layout),
+            **extra,
+        )
+
+    return write
+
+
+def _affine_grid(w: Writer, call: Any) -> str:
+    if not call.attrs.align_corners:
+        raise ValueError("align_corners=False")
+    return w.call("image.affine_grid", call.args[:1], target_shape=_integers(call.args[1]))
+
+
 def _gelu(w: Writer, call: Any) -> str:
     """x * (0.5 + erf(x / sqrt(2)) / 2), as the importers of Relay wrote it."""
     x = call.args[0]
@@ -340,7 +389,7 @@ def _literal(value: float, like: Any) -> Any:
     return tvm.ir.GenericConst(tvm.runtime.tensor(np.asarray(value, dtype)), tvm.relax.TensorType((), dtype))
 
 
-def write_matmul(w: Writer, call: Any) -> str:
+def _matmul(w: Writer, call: Any) -> str:
     """nn.matmul for weights, nn.batch_matmul for batches; more axes are reshaped to one batch axis and back."""
     left, right = call.args
     shapes = extents(left.ty), extents(right.ty)
@@ -394,9 +443,11 @@ ROWS: dict[str, Write] = {
     "full_like": lambda w, call: w.call("full_like", call.args),
     "gather_elements": lambda w, call: w.call("gather", call.args, axis=int(call.attrs.axis)),
     "gather_nd": _gather_nd,
+    "image.affine_grid": _affine_grid,
+    "image.grid_sample": _grid_sample,
     "image.resize2d": _resize("image.resize2d"),
     "image.resize3d": _resize("image.resize3d"),
-    "matmul": write_matmul,
+    "matmul": _matmul,
     "meshgrid": lambda w, call: w.call("meshgrid", call.args, indexing=str(call.attrs.indexing)),
     "nn.batch_flatten": _reshape,
     "nn.batch_norm": _batch_norm,
@@ -438,6 +489,8 @@ ROWS: dict[str, Write] = {
     "tril": _triangle(upper=False),
     "triu": _triangle(upper=True),
     "variance": _moment(root=False),
+    "vision.roi_align": _region("vision.roi_align", align=True),
+    "vision.roi_pool": _region("vision.roi_pool", align=False),
     "zeros": _filled("zeros"),
 }
 """By the operator's name without "relax."."""

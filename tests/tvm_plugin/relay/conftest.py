@@ -25,13 +25,22 @@ def definition(name: str, body: str, inputs: tuple[Array, ...]) -> str:
 
 
 @pytest.fixture(scope="session")
-def compile_cases() -> Callable[..., dict[str, Callable[..., Array]]]:
-    """Functions by name, of cases with `body` and `inputs`: all in one module, which is compiled once."""
+def convert_cases() -> Callable[..., tvm.IRModule]:
+    """One module of functions case0, case1, ... from cases with `body` and `inputs`."""
+
+    def convert_all(cases: Mapping[str, Any], metadata: str = "") -> tvm.IRModule:
+        text = [definition(f"case{i}", case.body, case.inputs) for i, case in enumerate(cases.values())]
+        return relay.from_text('#[version = "0.0.5"]\n' + "".join(text) + metadata)
+
+    return convert_all
+
+
+@pytest.fixture(scope="session")
+def compile_cases(convert_cases: Callable[..., tvm.IRModule]) -> Callable[..., dict[str, Callable[..., Array]]]:
+    """The same as functions of numpy arrays by name: the module is compiled once."""
 
     def compile_all(cases: Mapping[str, Any], metadata: str = "") -> dict[str, Callable[..., Array]]:
-        text = [definition(f"case{i}", case.body, case.inputs) for i, case in enumerate(cases.values())]
-        mod = relay.from_text('#[version = "0.0.5"]\n' + "".join(text) + metadata)
-        machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+        machine = relax.VirtualMachine(tvm.compile(convert_cases(cases, metadata), "llvm"), tvm.cpu())
 
         def runner(index: int) -> Callable[..., Array]:
             return lambda *inputs: machine[f"case{index}"](*map(tvm.runtime.tensor, inputs)).numpy()

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import tvm
+import tvm_ffi
 from numpy.typing import NDArray
 from scipy import special
 
+from eqtune import relay
 from eqtune.relay.operators import OPERATORS
 
 Array = NDArray[Any]
@@ -547,3 +550,14 @@ def test_every_operator_that_is_not_quantized_has_a_case() -> None:
     plain = {name for name in OPERATORS if not name.startswith("qnn.")}
     assert plain - set(ALL) == set()
     assert len(OPERATORS) >= 120
+
+
+def test_printed_operators_are_read_back_as_the_same(convert_cases: Callable[..., tvm.IRModule]) -> None:
+    mod = convert_cases(ALL, METADATA)
+    again = relay.from_text(relay.astext(mod))
+    different = [
+        name
+        for index, name in enumerate(ALL)
+        if not tvm_ffi.structural_equal(mod[f"case{index}"], again[f"case{index}"])
+    ]
+    assert different == []

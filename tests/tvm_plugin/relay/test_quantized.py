@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import tvm
+import tvm_ffi
 from numpy.typing import NDArray
 from scipy import special
 
+from eqtune import relay
 from eqtune.relay.operators import OPERATORS
 
 Array = NDArray[Any]
@@ -151,3 +154,14 @@ def test_operator_computes_what_its_reference_computes(name: str, functions: dic
 
 def test_every_quantized_operator_has_a_case() -> None:
     assert {name for name in OPERATORS if name.startswith("qnn.")} - set(CASES) == set()
+
+
+def test_printed_operators_are_read_back_as_the_same(convert_cases: Callable[..., tvm.IRModule]) -> None:
+    mod = convert_cases(CASES)
+    again = relay.from_text(relay.astext(mod))
+    different = [
+        name
+        for index, name in enumerate(CASES)
+        if not tvm_ffi.structural_equal(mod[f"case{index}"], again[f"case{index}"])
+    ]
+    assert different == []

@@ -45,7 +45,8 @@ def _centered(b: Builder, data: Any, zero_point: Any, axis: int, dtype: str) -> 
 def _saturate(b: Builder, value: Any, dtype: str) -> Any:
     """Clip to the range of `dtype`, and cast."""
     limits = np.iinfo(dtype)
-    return b.emit(op.astype(b.emit(op.clip(value, int(limits.min), int(limits.max))), dtype))
+    number = float if "float" in b.dtype(value) else int
+    return b.emit(op.astype(b.emit(op.clip(value, number(limits.min), number(limits.max))), dtype))
 
 
 def dequantize(b: Builder, data: Any, scale: Any, zero_point: Any, axis: int = -1, dtype: str = "float32") -> Any:
@@ -176,7 +177,7 @@ def _through_float(function: Convert) -> Convert:
 
 def _hardswish(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     """x * clip(x + 3, 0, 6) / 6."""
-    shifted = b.emit(op.clip(b.emit(op.add(args[0], b.like(3, args[0]))), 0, 6))
+    shifted = b.emit(op.clip(b.emit(op.add(args[0], b.like(3, args[0]))), 0.0, 6.0))
     return op.multiply(b.emit(op.multiply(args[0], shifted)), b.like(1 / 6, args[0]))
 
 

@@ -18,7 +18,7 @@ __all__ = ["REDUCE"]
 
 def _reduce(function: Callable[..., Any]) -> Convert:
     def convert(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-        axes = b.axes(attrs.axis, args[0], attrs.exclude)
+        axes = b.axes(attrs.axis, args[0], attrs.exclude) if attrs.axis else None
         return function(args[0], axis=axes, keepdims=attrs.keepdims)
 
     return convert

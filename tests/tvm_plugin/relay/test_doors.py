@@ -1,0 +1,72 @@
+"""Relay programs through the doors that every model takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+import eqtune
+from eqtune.frontends import load_model
+
+TEXT = """#[version = "0.0.5"]
+def @main(%x: Tensor[(16, 64), float32], %w: Tensor[(64, 64), float32]) -> Tensor[(16, 64), float32] {
+  nn.relu(nn.dense(%x, %w, units=64))
+}
+"""
+WEIGHT = np.random.default_rng(0).standard_normal((64, 64)).astype("float32")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    program, params = tmp_path / "layer.relay", tmp_path / "layer.params"
+    program.write_text(TEXT)
+    params.write_bytes(tvm.runtime.save_param_dict({"w": tvm.runtime.tensor(WEIGHT)}))
+    return program, params
+
+
+def test_a_file_and_its_text_are_loaded_alike(files: tuple[Path, Path]) -> None:
+    for model, name in ((TEXT, "relay"), (files[0], "layer"), (str(files[0]), "layer")):
+        loaded = load_model(model, params={"w": WEIGHT})
+        assert (loaded.name, loaded.source) == (name, "relay")
+        assert [info.name for info in loaded.inputs] == ["x"]
+
+
+def test_shapes_fill_in_what_the_program_leaves_open() -> None:
+    loaded = load_model(TEXT.replace("(16, 64)", "(?, 64)"), params={"w": WEIGHT}, shapes={"x": (3, 64)})
+    assert loaded.inputs[0].shape == (3, 64)
+
+
+@pytest.mark.slow
+def test_tune_model_takes_relay_text(tmp_path: Path) -> None:
+    result = eqtune.tune_model(
+        TEXT, params={"w": WEIGHT}, trials=4, work_dir=tmp_path / "work", graph="off", threads=1, progress=False
+    )
+    data = np.random.default_rng(1).standard_normal((16, 64)).astype("float32")
+    output = result.run(data)
+    actual = output[0] if isinstance(output, list) else output
+    np.testing.assert_allclose(actual, np.maximum(data @ WEIGHT.T, 0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_command_line_takes_a_program_and_its_parameters(files: tuple[Path, Path], tmp_path: Path) -> None:
+    program, params = files
+    command = [sys.executable, "-m", "eqtune", "tune", str(program), "--params", str(params), "--json"]
+    options = ["--trials", "2", "--graph", "off", "--threads", "1", "--work-dir", str(tmp_path / "work")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kernels"]
+
+
+def test_a_program_with_a_mistake_is_bad_input_to_the_command_line(tmp_path: Path) -> None:
+    program = tmp_path / "broken.relay"
+    program.write_text(TEXT.replace("nn.relu", "nn.reloo"))
+    command = [sys.executable, "-m", "eqtune", "tune", str(program), "--work-dir", str(tmp_path / "work")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "line 3, column 3: 1 operator cannot be converted to Relax: nn.reloo (1 time" in done.stderr

@@ -1,0 +1,168 @@
+"""Passes under their Relay names, in the pipelines that people wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from eqtune import relay
+from eqtune.errors import InputError
+from eqtune.relay import transform
+from eqtune.transform.apply_tuned import runner, untuned_executable
+
+TEXT = """#[version = "0.0.5"]
+def @main(%x: Tensor[(1, 4, 8, 8), float32], %w1: Tensor[(8, 4, 3, 3), float32], %w2: Tensor[(8, 4, 3, 3), float32],
+          %g: Tensor[(8), float32], %b: Tensor[(8), float32], %m: Tensor[(8), float32], %v: Tensor[(8), float32]) {
+  %0 = nn.conv2d(%x, %w1, padding=[1, 1, 1, 1], channels=8, kernel_size=[3, 3]);
+  %1 = nn.batch_norm(%0, %g, %b, %m, %v);
+  %2 = nn.relu(%1.0);
+  %3 = nn.conv2d(%x, %w2, padding=[1, 1, 1, 1], channels=8, kernel_size=[3, 3]);
+  %4 = nn.relu(%3);
+  concatenate((%2, %4), axis=1)
+}
+"""
+RNG = np.random.default_rng(0)
+PARAMS = {
+    **{name: RNG.standard_normal((8, 4, 3, 3)).astype("float32") for name in ("w1", "w2")},
+    **{name: RNG.uniform(0.5, 1.5, 8).astype("float32") for name in ("g", "b", "m", "v")},
+}
+TARGET = tvm.target.Target("llvm")
+
+
+@pytest.fixture
+def mod() -> tvm.IRModule:
+    return relay.from_text(TEXT, PARAMS)
+
+
+def operators(mod: tvm.IRModule) -> list[str]:
+    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    return [b.value.op.name.removeprefix("relax.") for b in bindings if isinstance(b.value, relax.Call)]
+
+
+def outputs(mod: tvm.IRModule) -> NDArray[Any]:
+    data = np.random.default_rng(1).standard_normal((1, 4, 8, 8)).astype("float32")
+    return runner(untuned_executable(mod, TARGET))(data)[0]
+
+
+def test_the_pipeline_of_the_documentation_merges_convolutions_and_stays_right(mod: tvm.IRModule) -> None:
+    pipeline = tvm.transform.Sequential(
+        [
+            relay.transform.InferType(),
+            relay.transform.SimplifyInference(),
+            relay.transform.FoldConstant(),
+            relay.transform.FoldScaleAxis(),
+            relay.transform.EqualitySaturation(),
+            relay.transform.DeadCodeElimination(),
+        ]
+    )
+    optimized = pipeline(mod)
+    assert "nn.batch_norm" not in operators(optimized)
+    np.testing.assert_allclose(outputs(optimized), outputs(mod), rtol=1e-4, atol=1e-4)
+
+
+def test_fold_scale_axis_leaves_no_scale_beside_the_weights(mod: tvm.IRModule) -> None:
+    folded = transform.FoldScaleAxis()(mod)
+    assert "multiply" not in operators(folded)
+    assert "nn.batch_norm" not in operators(folded)
+
+
+def test_combine_parallel_conv2d_makes_one_convolution(mod: tvm.IRModule) -> None:
+    simplified = transform.SimplifyInference()(mod)
+    combined = transform.FoldConstant()(transform.CombineParallelConv2D()(simplified))
+    assert operators(simplified).count("nn.conv2d") == 2
+    assert operators(combined).count("nn.conv2d") == 1
+    np.testing.assert_allclose(outputs(combined), outputs(mod), rtol=1e-4, atol=1e-4)
+
+
+def test_combine_parallel_dense_makes_one_product() -> None:
+    text = (
+        '#[version = "0.0.5"]\ndef @main(%x: Tensor[(16, 64), float32], %w: Tensor[(64, 64), float32], '
+        "%v: Tensor[(64, 64), float32]) { nn.dense(%x, %w) + tanh(nn.dense(%x, %v)) }"
+    )
+    weights = RNG.standard_normal((2, 64, 64)).astype("float32")
+    mod = relay.from_text(text, {"w": weights[0], "v": weights[1]})
+    assert operators(mod).count("matmul") == 2
+    assert operators(transform.CombineParallelDense()(mod)).count("matmul") == 1
+
+
+def test_convert_layout_moves_convolutions_to_channels_last(mod: tvm.IRModule) -> None:
+    converted = transform.ConvertLayout({"nn.conv2d": ["NHWC", "default"]})(mod)
+    bindings = [b for block in converted["main"].body.blocks for b in block.bindings]
+    layouts = {
+        (str(b.value.attrs.data_layout), str(b.value.attrs.kernel_layout))
+        for b in bindings
+        if isinstance(b.value, relax.Call) and b.value.op.name == "relax.nn.conv2d"
+    }
+    assert layouts == {("NHWC", "HWIO")}
+    with pytest.raises(InputError, match="choose from NCW, NWC, NCHW"):
+        transform.ConvertLayout({"nn.conv2d": ["NCHW16c"]})
+
+
+def test_mixed_precision_computes_in_float16(mod: tvm.IRModule) -> None:
+    mixed = transform.ToMixedPrecision("float16")(transform.SimplifyInference()(mod))
+    assert "float16" in mixed.script()
+    with pytest.raises(InputError, match="float16 only"):
+        transform.ToMixedPrecision("bfloat16")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in transform.__all__
+        if name not in ("AutoSchedule", "ConvertLayout", "FuseOps", "EqualitySaturation")
+    ],
+)
+def test_every_pass_runs_in_a_sequential_and_leaves_a_well_formed_module(name: str, mod: tvm.IRModule) -> None:
+    result = tvm.transform.Sequential([getattr(relay.transform, name)()])(mod)
+    assert relax.analysis.check_well_formed(result)
+
+
+def test_common_subexpressions_are_computed_once() -> None:
+    text = '#[version = "0.0.5"]\ndef @main(%x: float32) { %0 = exp(%x); %1 = exp(%x); add(%0, %1) }'
+    assert operators(transform.EliminateCommonSubexpr()(relay.from_text(text))) == ["exp", "add"]
+
+
+def test_simplify_expr_cancels_transposes() -> None:
+    text = (
+        '#[version = "0.0.5"]\ndef @main(%x: Tensor[(2, 3), float32]) '
+        "{ exp(transpose(transpose(%x, axes=[1, 0]), axes=[1, 0])) }"
+    )
+    assert operators(transform.SimplifyExpr()(relay.from_text(text))) == ["exp"]
+
+
+def test_fuse_ops_makes_kernels_for_a_target(mod: tvm.IRModule) -> None:
+    fused = transform.FuseOps(TARGET)(transform.SimplifyInference()(mod))
+    assert set(operators(fused)) <= {"call_tir", "reshape"}
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("AnnotateTarget", "FuseOpsByPattern"), ("AlterOpLayout", "ConvertLayout")]
+)
+def test_a_pass_without_a_counterpart_names_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=f"{name} has no counterpart for Relax; the nearest is: .*{nearest}"):
+        getattr(relay.transform, name)("dnnl")
+    with pytest.raises(AttributeError, match="no attribute 'FoldScaleAxes'; it has"):
+        relay.transform.FoldScaleAxes  # noqa: B018
+
+
+@pytest.mark.slow
+def test_auto_schedule_measures_and_applies(tmp_path: Path) -> None:
+    text = (
+        '#[version = "0.0.5"]\ndef @main(%x: Tensor[(16, 64), float32], %w: Tensor[(64, 64), float32]) '
+        "{ nn.relu(nn.dense(%x, %w, units=64)) }"
+    )
+    weight = RNG.standard_normal((64, 64)).astype("float32")
+    mod = relay.from_text(text, {"w": weight})
+    scheduled = transform.AutoSchedule(trials=4, work_dir=tmp_path / "work", threads=1, progress=False)(mod)
+    assert (tmp_path / "work" / "records.sqlite").exists()
+    machine = relax.VirtualMachine(tvm.compile(scheduled, "llvm"), tvm.cpu())
+    data = RNG.standard_normal((16, 64)).astype("float32")
+    actual = machine["main"](tvm.runtime.tensor(data)).numpy()
+    np.testing.assert_allclose(actual, np.maximum(data @ weight.T, 0), rtol=1e-4, atol=1e-4)
