@@ -138,13 +138,13 @@ def bind(rule: Rule, matched: Sequence[Form]) -> tuple[dict[str, TensorType], di
 
     None where the forms of `rule.before_nodes` do not match the pattern: another attribute than the one asked for, two
     values for one variable, a tensor that should be a weight and is not. What depends on weights alone as a whole does
-    not match either: it is free as it is, and rewriting it would only grow the e-graph.
+    not match either, unless the rule is `on_weights`: it is free as it is, and rewriting it would grow the e-graph.
     """
     types: dict[str, TensorType] = {}
     attrs: dict[str, Any] = {}
     weight: dict[str, bool] = {}
     for node, form in zip(rule.before_nodes, matched, strict=True):
-        if node in rule.roots and form.constant:
+        if node in rule.roots and form.constant and not rule.on_weights:
             return None
         expected = attrs.setdefault(node.attrs.name, form.attrs) if isinstance(node.attrs, Attr) else node.attrs
         if expected != form.attrs:

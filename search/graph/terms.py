@@ -461,7 +461,7 @@ OPS: dict[str, Op] = {
         Op("slice", 1, Slice, _infer_slice),
         Op("concat", None, Axis, _infer_concat),
         Op("pad", 1, Pad, _infer_pad),
-        Op("tiles", 1, Tiles, _infer_tiles),
+        Op("tiles", 1, Tiles, _infer_tiles, folds=False),
         Op("reduce", 1, Reduce, _infer_reduce),
         Op("softmax", 1, Axis, _infer_softmax),
         Op("opaque", None, Opaque, _infer_opaque, folds=False),

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from eqtune.errors import InputError
-from eqtune.search.graph.rules import EXTENDED_RULES, Group, Rule
+from eqtune.search.graph.egraph import EGraph
+from eqtune.search.graph.rules import EXTENDED_RULES, Group, Rule, select
+from eqtune.search.graph.rules.channels_last import CHANNELS_LAST_RULES
 from eqtune.search.graph.rules.rule import (
     add,
     concat,
@@ -26,7 +28,19 @@ from eqtune.search.graph.rules.rule import (
     unary,
 )
 from eqtune.search.graph.rules.winograd import WINOGRAD_RULES
-from eqtune.search.graph.terms import Axis, Conv2d, Kind, Permute, Pool2d, Reduce, TensorType
+from eqtune.search.graph.saturate import Limits, saturate
+from eqtune.search.graph.terms import (
+    Axis,
+    Conv2d,
+    Kind,
+    Leaf,
+    Permute,
+    Pool2d,
+    Reduce,
+    TensorType,
+    Term,
+    TermGraph,
+)
 from eqtune.search.graph.verify import verify_rule
 from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats
@@ -146,3 +160,20 @@ def test_error_that_winograd_adds(rule: Rule, bound: float) -> None:
     scale = np.abs(exact).max()
     assert np.abs(direct - exact).max() / scale < 1e-6
     assert np.abs(fast - exact).max() / scale < bound
+
+
+def test_orders_of_dimensions_saturate() -> None:
+    """A bias that goes to another order of dimensions and back is the same bias: the e-graph does not grow for ever."""
+    graph = TermGraph()
+    image = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((1, 8, 9, 9)), False)
+    kernel = graph.add_typed(Term("leaf", Leaf(1), ()), TensorType((8, 8, 3, 3)), True)
+    bias = graph.add_typed(Term("leaf", Leaf(2), ()), TensorType((8, 1, 1)), True)
+    value = image
+    for _ in range(2):
+        value = graph.add("binary", Kind("add"), (graph.add("conv2d", Conv2d(), (value, kernel)), bias))
+        value = graph.add("unary", Kind("relu"), (value,))
+    graph.outputs = [graph.add("pool2d", Pool2d("max", (2, 2)), (value,))]
+    rules = (*select(), *CHANNELS_LAST_RULES)
+    found = saturate(EGraph(graph, rules), rules, Limits())
+    assert found.stop_reason == "saturated"
+    assert found.matches["convolution-channels-last"] >= 2

@@ -133,14 +133,22 @@ _TIDY = "nothing to do"
 _MEET = "lets copies meet and cancel"
 
 LAYOUT_RULES: tuple[Rule, ...] = (
-    Rule("permute-permute", permute(permute(x, "inner"), "outer"), permute(x, _composed), _ONE_COPY, source="TASO"),
-    Rule("permute-identity", _MOVED, x, _TIDY, when=(keeps_order,)),
+    Rule(
+        "permute-permute",
+        permute(permute(x, "inner"), "outer"),
+        permute(x, _composed),
+        _ONE_COPY,
+        source="TASO",
+        on_weights=True,
+    ),
+    Rule("permute-identity", _MOVED, x, _TIDY, when=(keeps_order,), on_weights=True),
     Rule(
         "permute-as-reshape",
         before=_MOVED,
         after=reshape(x, lambda m: Shape(m.out[0].shape)),
         when=(moves_units_only,),
         worth=(changes_order,),
+        on_weights=True,
         reason="a reshape copies nothing",
     ),
     Rule(
@@ -148,8 +156,9 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         reshape(reshape(x, "inner"), "outer"),
         reshape(x, lambda m: Shape(m.outer.shape)),
         "only the last shape counts",
+        on_weights=True,
     ),
-    Rule("reshape-identity", reshape(x, "s"), x, _TIDY, when=(keeps_shape,)),
+    Rule("reshape-identity", reshape(x, "s"), x, _TIDY, when=(keeps_shape,), on_weights=True),
     Rule("broadcast-identity", broadcast(x, "s"), x, _TIDY, when=(keeps_shape,)),
     Rule("broadcast-broadcast", broadcast(broadcast(x, "inner"), "outer"), broadcast(x, "outer"), _ONE_COPY),
     Rule(

@@ -184,6 +184,9 @@ class Rule:
         Equal over the reals but less accurate in floating point; used only where the configuration permits.
     worth : tuple of functions of the match
         Must hold as well, but are not needed for the sides to be equal: they keep the rule to where it may pay.
+    on_weights : bool
+        Whether it also rewrites what depends on weights alone, which is free as it is: so that what other rules make
+        of a weight has one form, and is recognised when they come by it again.
     example : callable or None
         random.Random -> (types, attributes) that fit the pattern and the conditions, for verification of rules whose
         pattern random choices seldom fit.
@@ -197,6 +200,7 @@ class Rule:
     when: tuple[Condition, ...] = ()
     fast_math: bool = False
     worth: tuple[Condition, ...] = ()
+    on_weights: bool = False
     example: Callable[[Random], tuple[Mapping[str, TensorType], Mapping[str, Any]]] | None = None
 
     def __post_init__(self) -> None:
