@@ -90,9 +90,12 @@ def test_a_larger_budget_goes_on_and_measures_nothing_twice(tuned: tuple[eqtune.
     assert len(set(decisions)) == len(decisions)
 
 
-def test_the_exported_library_runs(tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path) -> None:
+def test_the_exported_library_runs(
+    tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     result, _ = tuned
     library = tvm.runtime.load_module(str(result.export(tmp_path / "model.so")))
+    assert capfd.readouterr().err == ""
     x = np.ones((1, 4, 24, 24), dtype=np.float32)
     got = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     np.testing.assert_array_equal(got, result.run(x)[0])

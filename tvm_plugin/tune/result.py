@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,7 +137,8 @@ class TuneResult:
         """
         path = check_export_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._executable.export_library(str(path))
+        with _quiet_native_stderr():
+            self._executable.export_library(str(path))
         return path
 
     def report(self, path: str | os.PathLike[str]) -> Path:
@@ -146,6 +149,21 @@ class TuneResult:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_html(self.summary, path)
         return path
+
+
+@contextlib.contextmanager
+def _quiet_native_stderr() -> Iterator[None]:
+    """TVM's C++ prints a line for every weight that it saves; nothing that Python can switch off."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(silence, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(silence)
+        os.close(kept)
 
 
 def check_export_path(path: str | os.PathLike[str]) -> Path:
