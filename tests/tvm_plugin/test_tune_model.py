@@ -94,8 +94,9 @@ def test_the_exported_library_runs(
     tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result, _ = tuned
-    library = tvm.runtime.load_module(str(result.export(tmp_path / "model.so")))
+    path = result.export(tmp_path / "model.so")
     assert capfd.readouterr().err == ""
+    library = tvm.runtime.load_module(str(path))
     x = np.ones((1, 4, 24, 24), dtype=np.float32)
     got = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     np.testing.assert_array_equal(got, result.run(x)[0])
