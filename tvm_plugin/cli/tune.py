@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         description="Search equal graphs and the schedules of every kernel, check the result, and say what was gained.",
     )
     parser.add_argument("model", help="a .onnx, .pt2, .relay or .json file, or zoo:NAME (zoo:squeezenet)")
-    parser.add_argument("--params", metavar="FILE", help="weights by parameter name: a .npz file, or a .params file of TVM")
+    parser.add_argument("--params", metavar="FILE", help="weights by parameter name: a .npz or a TVM .params file")
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="the shape of a symbolic input"
     )
