@@ -40,6 +40,7 @@ _HOMES = {
 _SUBPACKAGES = (
     "cost_model",
     "frontends",
+    "machine",
     "measure",
     "records",
     "relay",

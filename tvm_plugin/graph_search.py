@@ -321,10 +321,10 @@ def _compare(
     for before, after in zip(expected, actual, strict=True):
         if before.shape != after.shape or before.dtype != after.dtype:
             return f"an output changed from {before.dtype}{before.shape} to {after.dtype}{after.shape}"
-        error = _relative_error(before, after)
-        result.rel_err = max(result.rel_err, error)
-        if error > allowed * (100 if before.dtype == np.float16 else 1):
-            return f"an output differs by {error:.2e} relative to its largest element; {allowed:g} is allowed"
+        difference = _relative_error(before, after)
+        result.rel_err = max(result.rel_err, difference)
+        if difference > allowed * (100 if before.dtype == np.float16 else 1):
+            return f"an output differs by {difference:.2e} relative to its largest element; {allowed:g} is allowed"
     return ""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import relay
 from ..errors import InputError
+from ..relay.unflatten import UnflattenProducts
 from .imported import ImportedModel, check_shapes, imported_model
 
 __all__ = ["from_relay_file", "from_relay_json_file", "from_relay_text", "is_relay_json"]
@@ -27,7 +28,7 @@ def from_relay_text(
 ) -> ImportedModel:
     """Convert a program; see `eqtune.relay.from_text`."""
     check_shapes(shapes, list(shapes))
-    return imported_model(relay.from_text(text, params, shapes), name, "relay")
+    return imported_model(UnflattenProducts()(relay.from_text(text, params, shapes)), name, "relay")
 
 
 def from_relay_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
@@ -46,7 +47,7 @@ def from_relay_json_file(
 ) -> ImportedModel:
     """Load a .json file of TVM 0.8 to 0.19; errors as `from_relay_file`."""
     check_shapes(shapes, list(shapes))
-    return imported_model(relay.from_json(_read(path), params, shapes), path.stem, "relay")
+    return imported_model(UnflattenProducts()(relay.from_json(_read(path), params, shapes)), path.stem, "relay")
 
 
 def _read(path: Path) -> str:

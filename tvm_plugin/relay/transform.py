@@ -18,6 +18,7 @@ from ..transform.equality_saturation import EqualitySaturation
 from ..transform.fold_weights import FoldWeights
 from ..transform.lowering import LowerToKernels
 from ..transform.simplify_shapes import SimplifyShapes
+from .unflatten import UnflattenProducts
 
 __all__ = [
     "AutoSchedule",
@@ -82,8 +83,8 @@ def ToBasicBlockNormalForm() -> transform.Pass:
 
 
 def CanonicalizeOps() -> transform.Pass:
-    """Operators such as bias_add are made of simpler ones at conversion; this tidies the bindings."""
-    return _sequence("CanonicalizeOps", relax.transform.CanonicalizeBindings())
+    """Products over a flattened tensor become products over its axes; bias_add is an add since the conversion."""
+    return _sequence("CanonicalizeOps", UnflattenProducts(), relax.transform.CanonicalizeBindings())
 
 
 def CanonicalizeCast() -> transform.Pass:

@@ -116,7 +116,7 @@ def model_forms(mod: Any, target: Any, graph: Any) -> tuple[Forms, Any]:
             graphs.insert(0, (REWRITTEN, simplify(result.mod)))
     forms: list[Form] = []
     for name, candidate in graphs:
-        last = ChannelsLast()(candidate)
+        last = tvm.transform.Sequential([ChannelsLast()])(candidate)
         if not tvm_ffi.structural_equal(last, candidate):
             forms.append(_lower(f"{name}, channels last", last, target, name == REWRITTEN))
         forms.append(_lower(name, candidate, target, name == REWRITTEN))
