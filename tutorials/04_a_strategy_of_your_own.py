@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import eqtune
-from eqtune.search.strategies import Moves
 from eqtune.search.strategies.conformance import check_strategy
+from eqtune.search.strategies.moves import Moves
 
 
 class HillClimbing:
@@ -34,7 +34,7 @@ class HillClimbingSearch:
     def ask(self, count, score):
         pool = self.moves.sample(self.rng, 32 * count)
         if self.best is not None:
-            pool = np.concatenate([self.moves.neighbours(self.best), pool])
+            pool = np.concatenate([self.moves.neighbours(self.best[None]), pool])
         pool = np.unique(pool, axis=0)
         pool = pool[[point.tobytes() not in self.seen for point in pool]]
         chosen = pool[np.argsort(-score(pool), kind="stable")[:count]]
