@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tvm
+
 from .. import relay
 from ..errors import InputError
 from ..relay.unflatten import UnflattenProducts
@@ -28,7 +30,7 @@ def from_relay_text(
 ) -> ImportedModel:
     """Convert a program; see `eqtune.relay.from_text`."""
     check_shapes(shapes, list(shapes))
-    return imported_model(UnflattenProducts()(relay.from_text(text, params, shapes)), name, "relay")
+    return _imported(relay.from_text(text, params, shapes), name)
 
 
 def from_relay_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
@@ -47,7 +49,11 @@ def from_relay_json_file(
 ) -> ImportedModel:
     """Load a .json file of TVM 0.8 to 0.19; errors as `from_relay_file`."""
     check_shapes(shapes, list(shapes))
-    return imported_model(UnflattenProducts()(relay.from_json(_read(path), params, shapes)), path.stem, "relay")
+    return _imported(relay.from_json(_read(path), params, shapes), path.stem)
+
+
+def _imported(mod: tvm.IRModule, name: str) -> ImportedModel:
+    return imported_model(tvm.transform.Sequential([UnflattenProducts()])(mod), name, "relay")
 
 
 def _read(path: Path) -> str:

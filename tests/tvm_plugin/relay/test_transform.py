@@ -137,6 +137,30 @@ def test_simplify_expr_cancels_transposes() -> None:
     assert operators(transform.SimplifyExpr()(relay.from_text(text))) == ["exp"]
 
 
+def test_canonicalize_ops_takes_products_out_of_flattened_tensors() -> None:
+    text = """#[version = "0.0.5"]
+    def @main(%x: Tensor[(1, 6, 8), float32], %w: Tensor[(5, 8), float32], %b: Tensor[(5), float32]) {
+      %0 = nn.dense(reshape(%x, newshape=[-1, 8]), %w, units=5);
+      add(reshape(%0, newshape=[1, 6, 5]), %b)
+    }"""
+    weights = {"w": RNG.standard_normal((5, 8)).astype("float32"), "b": RNG.standard_normal(5).astype("float32")}
+    mod = relay.from_text(text, weights)
+    tidy = transform.CanonicalizeOps()(mod)
+    assert operators(tidy) == ["permute_dims", "matmul", "add"]
+    data = RNG.standard_normal((1, 6, 8)).astype("float32")
+    expected, actual = (runner(untuned_executable(module, TARGET))(data)[0] for module in (mod, tidy))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_flattened_product_that_is_read_twice_stays() -> None:
+    text = """#[version = "0.0.5"]
+    def @main(%x: Tensor[(1, 6, 8), float32], %w: Tensor[(8, 5), float32]) {
+      %0 = nn.matmul(reshape(%x, newshape=[6, 8]), %w, units=5);
+      (reshape(%0, newshape=[1, 6, 5]), %0)
+    }"""
+    assert operators(transform.CanonicalizeOps()(relay.from_text(text))) == ["reshape", "matmul", "reshape"]
+
+
 def test_fuse_ops_makes_kernels_for_a_target(mod: tvm.IRModule) -> None:
     fused = transform.FuseOps(TARGET)(transform.SimplifyInference()(mod))
     assert set(operators(fused)) <= {"call_tir", "reshape"}
