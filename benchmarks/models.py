@@ -42,7 +42,7 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
         progress=not args.quiet,
     )
     tune_s = time.monotonic() - started
-    overheads = result.summary.overheads
+    overheads = result.summary.overheads_s
     row: dict[str, Any] = {
         "model": model,
         "eqtune_ms": result.latency_s * 1e3,
@@ -54,7 +54,7 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
         "threads": args.threads,
         "kernels": len(result.tasks),
         "untuned_kernels": sum(not task.tuned for task in result.tasks),
-        "overhead_share": 1.0 - (overheads["build_s"] + overheads["run_s"]) / tune_s,
+        "overhead_share": 1.0 - (overheads["build"] + overheads["run"]) / tune_s,
     }
     for name in args.peers:
         module, extra = PEERS[name]
