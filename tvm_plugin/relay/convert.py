@@ -19,6 +19,7 @@ from .errors import RelayError
 from .operators import OPERATORS
 from .program import MAX_DEPTH, Program
 from .survey import Survey, refuse_unknown_operators, survey
+from .type_check import fits, is_static, relax_type, relay_type
 
 __all__ = ["convert"]
 
@@ -149,7 +150,7 @@ class _Converter:
                 self._check_type(value, annotation, param.position, f"params has for %{param.name}")
                 frame.set(param, value)
             else:
-                inputs.append(relax.Var(param.name, _relax_type(annotation)))
+                inputs.append(relax.Var(param.name, relax_type(annotation)))
                 frame.set(param, inputs[-1])
         result = self._value(function.body, frame)
         self._refuse_closure(result, function.body.position)
@@ -164,10 +165,10 @@ class _Converter:
         if annotation is None:
             raise self._program.error(param.position, f"the parameter %{param.name} needs a type, as in %x: float32")
         if isinstance(annotation, ir.TensorType) and extents is not None:
-            fits = len(extents) == len(annotation.shape) and all(
+            suits = len(extents) == len(annotation.shape) and all(
                 own in (None, given) for own, given in zip(annotation.shape, extents, strict=True)
             )
-            if not fits:
+            if not suits:
                 raise self._program.error(
                     param.position, f"%{param.name} is {annotation}, which the shape {tuple(extents)} does not fit"
                 )
@@ -178,7 +179,7 @@ class _Converter:
                 f"%{param.name} is {annotation}, of dynamic shape; give the extents: "
                 f'shapes={{"{param.name}": (1, ...)}}, or --shape {param.name}=1,...',
             )
-        if not _is_full(annotation):
+        if not is_static(annotation):
             raise self._program.unsupported(
                 param.position, f"the parameter %{param.name} must be a tensor, or a tuple of tensors, of static shape"
             )
@@ -314,8 +315,8 @@ class _Converter:
     def _check_type(self, value: Any, annotation: ir.Type | None, position: int, what: str) -> None:
         if annotation is not None:
             self._refuse_closure(value, position)
-            found = _relay_type(value)
-            if not _fits(found, annotation):
+            found = relay_type(value)
+            if not fits(found, annotation):
                 raise self._program.error(position, f"{what} {found}, expected {annotation}")
 
 
@@ -367,48 +368,6 @@ def _check_names(function: ir.Function, params: Mapping[str, Any], shapes: Mappi
 
 def _array(value: Any) -> NDArray[Any]:
     return value.numpy() if isinstance(value, tvm.runtime.Tensor) else np.asarray(value)
-
-
-def _is_full(annotation: ir.Type | None) -> bool:
-    if isinstance(annotation, ir.TupleType):
-        return all(_is_full(part) for part in annotation.fields)
-    return isinstance(annotation, ir.TensorType) and None not in annotation.shape
-
-
-def _relax_type(annotation: ir.Type | None) -> Any:
-    if isinstance(annotation, ir.TupleType):
-        return relax.TupleType([_relax_type(part) for part in annotation.fields])
-    assert isinstance(annotation, ir.TensorType)  # _is_full
-    return relax.TensorType(annotation.shape, annotation.dtype)
-
-
-def _relay_type(value: Any) -> ir.Type:
-    """The type of a converted value."""
-    if isinstance(value, list):
-        return ir.TupleType(tuple(_relay_type(part) for part in value))
-    return _from_relax(value.ty)
-
-
-def _from_relax(ty: Any) -> ir.Type:
-    if isinstance(ty, relax.TupleType):
-        return ir.TupleType(tuple(_from_relax(part) for part in ty.fields))
-    return ir.TensorType(tuple(int(extent) for extent in ty.shape), str(ty.dtype))
-
-
-def _fits(found: ir.Type, annotation: ir.Type | None) -> bool:
-    if annotation is None:
-        return True
-    if isinstance(found, ir.TupleType) and isinstance(annotation, ir.TupleType):
-        return len(found.fields) == len(annotation.fields) and all(
-            part is not None and _fits(part, own) for part, own in zip(found.fields, annotation.fields, strict=True)
-        )
-    if not isinstance(found, ir.TensorType) or not isinstance(annotation, ir.TensorType):
-        return False
-    return (
-        found.dtype == annotation.dtype
-        and len(found.shape) == len(annotation.shape)
-        and all(own in (None, extent) for extent, own in zip(found.shape, annotation.shape, strict=True))
-    )
 
 
 def _leaf_count(value: Any) -> int:

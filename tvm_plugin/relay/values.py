@@ -14,11 +14,13 @@ from .tokens import Token, Tokens, shown
 
 __all__ = ["ValueReader"]
 
-_DTYPES = frozenset(
-    {"bool", "bfloat16"}
-    | {f"{kind}{bits}" for kind in ("int", "uint") for bits in (1, 4, 8, 16, 32, 64)}
-    | {f"float{bits}" for bits in (16, 32, 64)}
-)
+_DTYPES = {
+    **{name: name for name in ("bool", "bfloat16", "float16", "float32", "float64")},
+    **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (1, 4, 8, 16, 32, 64)},
+    **{kind: f"{kind}32" for kind in ("int", "uint", "float")},
+}
+"""What TVM reads from a name; 32 bits where it gives none."""
+
 _T = TypeVar("_T")
 
 
@@ -141,7 +143,7 @@ class ValueReader:
             raise self._tokens.error(
                 token.position, f"found {shown(token)}, expected a dtype, as in float32, int64 or bool"
             )
-        return token.text
+        return _DTYPES[token.text]
 
     def _shape(self) -> tuple[int | None, ...]:
         return tuple(self._list("(", self._extent, ")"))

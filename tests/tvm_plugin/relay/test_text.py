@@ -199,6 +199,11 @@ def test_parameters_become_constants_and_extents_are_filled_in() -> None:
     assert int(mod["main"].attrs["num_input"]) == 1
 
 
+def test_a_dtype_without_bits_has_32() -> None:
+    mod = relay.from_text(HEADER + "def @main(%a: int, %b: Tensor[(2), float]) { (%a, %b) }")
+    assert [str(param.ty.dtype) for param in mod["main"].params] == ["int32", "float32"]
+
+
 def test_every_function_that_no_other_calls_is_converted() -> None:
     text = (
         f"{HEADER}def @a(%x: float32) {{ exp(%x) }} def @b(%x: float32) {{ @c(%x) }} def @c(%x: float32) {{ tanh(%x) }}"

@@ -366,6 +366,7 @@ SHAPE: list[Operator] = [
     row("reverse", 1, "ReverseAttrs", _reverse),
     row("layout_transform", 1, "LayoutTransformAttrs", _layout_transform),
     row("shape_of", 1, "ShapeOfAttrs", _shape_of),
+    row("vm.shape_of", 1, "ShapeOfAttrs", _shape_of),
     row("ndarray_size", 1, "NdarraySizeAttrs", _size),
     row("nn.depth_to_space", 1, "SubPixelAttrs", lambda b, args, attrs: _blocks(b, args, attrs, True)),
     row("nn.space_to_depth", 1, "SubPixelAttrs", lambda b, args, attrs: _blocks(b, args, attrs, False)),
