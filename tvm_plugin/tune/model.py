@@ -21,7 +21,7 @@ from .forms import Form, Forms, model_forms
 from .loop import TuningLoop
 from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
-from .session import Session, Settings
+from .session import FINISH_S, Session, Settings
 from .summarize import command_line, summarize
 
 __all__ = ["tune_model"]
@@ -114,7 +114,7 @@ def tune_model(
         session.progress.say(session.describe())
         forms, graph_result = model_forms(imported.mod, session.target, graph)
         if session.budget.time_s is not None:
-            session.budget.reserve_s = min(0.25 * session.budget.time_s, 5.0 + 0.1 * len(forms.tasks))
+            session.budget.reserve_s = min(0.3 * session.budget.time_s, FINISH_S + 0.2 * len(forms.tasks))
         reference = Reference(
             imported, session.target, session.work, seed, session.context_key, session.context.threads
         )

@@ -66,6 +66,10 @@ TRIAL_S = 0.08
 ESTIMATE_SAMPLES = 512
 
 
+FINISH_S = 8.0
+"""What compiling, checking and timing the whole model takes, roughly: no kernel is timed again later than this."""
+
+
 class Session:
     """Opens the work directory, starts the workers, describes the machine; then searches. Use as a context manager."""
 
@@ -225,7 +229,9 @@ class Session:
     def _choose(self, kernel: KernelSearch) -> tuple[Measurement, float] | None:
         """The fastest candidate and its latency in seconds; contenders are timed again, side by side."""
         finalists = [m for m in kernel.finalists(FINALISTS) if m.latency_s <= CONTENDER * kernel.best_s]
-        if len(finalists) < 2:
+        seconds_left = self.budget.seconds_left
+        too_late = seconds_left is not None and seconds_left + self.budget.reserve_s < FINISH_S
+        if len(finalists) < 2 or too_late:
             return (finalists[0], finalists[0].latency_s) if finalists else None
         again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
         best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
