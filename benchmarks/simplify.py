@@ -2,8 +2,8 @@
 
     python -m benchmarks.simplify --json out.json
 
-`first_s` is in a process that never touched the memory of the results (page faults dominate large weights), `again_s` the
-minimum of three more.
+`first_s` is in a process that never touched the memory of the results (page faults dominate large weights),
+`again_s` the minimum of three more.
 """
 
 from __future__ import annotations

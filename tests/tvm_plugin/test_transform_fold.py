@@ -1,6 +1,5 @@
 """FoldBatchNorm and FoldWeights: same outputs, fewer operators, untouched signature."""
 
-import time
 
 import numpy as np
 import pytest
