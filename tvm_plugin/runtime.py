@@ -93,6 +93,8 @@ def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
     def configure() -> None:
         cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
         names = [cores[index % len(cores)] for index in range(threads)]
+        # Its own core, for good: the pool's other threads are bound to the others (measure/affinity.py).
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         tvm.get_global_func("runtime.config_threadpool")(AFFINITY_BIG_CORES, threads, names)
 
     return ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import SetupError
 from ..search.space.hardware import Hardware
+from .affinity import on_first_core
 
 __all__ = ["measure_speeds"]
 
@@ -135,7 +136,8 @@ def main() -> None:
     import tvm
 
     question = json.loads(sys.stdin.read())
-    speeds = _measure(tvm.target.Target(question["target"]), Hardware.from_json(question["hardware"]))
+    with on_first_core():
+        speeds = _measure(tvm.target.Target(question["target"]), Hardware.from_json(question["hardware"]))
     print(json.dumps(speeds))
 
 

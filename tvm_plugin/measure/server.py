@@ -24,6 +24,7 @@ from ..records.workload import deserialize_workload
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
 from ..search.space.lowering import prepare_for_lowering
+from .affinity import on_first_core
 from .arguments import Interface
 from .bench import Bench
 from .build import (
@@ -85,7 +86,10 @@ class Server:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to one request."""
         try:
-            return self._build(request) if request["op"] == "build" else self._run(request)
+            if request["op"] == "build":
+                return self._build(request)
+            with on_first_core():
+                return self._run(request)
         except Exception as error:  # noqa: BLE001 - TVM and generated code raise anything; it is the candidate's failure
             return _failure(error, "build_error" if request["op"] == "build" else "crash")
 
