@@ -121,6 +121,7 @@ def tune_model(
         forms = forms.shortlist(session.estimate_s, session.affords)
         loop = session.search(forms.tasks, forms.variants)
         results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
+        session.measurer.close()  # idle workers' thread pools spin for a while, and the model is timed next
         built = [_build(form, results, session) for form in _contenders(forms, loop, session)]
         tuned, latency_s = _fastest(built, reference.inputs)
         session.work.database.put_json(session.form_key, {"form": tuned.form.name})
