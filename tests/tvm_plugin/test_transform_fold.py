@@ -1,6 +1,5 @@
 """FoldBatchNorm and FoldWeights: same outputs, fewer operators, untouched signature."""
 
-
 import numpy as np
 import pytest
 import tvm
