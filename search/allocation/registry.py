@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from eqtune.errors import InputError
-
+from ..registry import resolve
 from .base import Allocator
 from .gradient import Gradient
 from .round_robin import RoundRobin
@@ -21,19 +20,5 @@ def names() -> list[str]:
 
 
 def create(allocator: str | Allocator) -> Allocator:
-    """An allocator by name, with its default constants; an instance is returned as it is.
-
-    Raises
-    ------
-    InputError
-        When the name is unknown (the message lists those there are), or the instance is no allocator.
-    """
-    if isinstance(allocator, str):
-        if allocator not in _ALLOCATORS:
-            raise InputError(f"unknown allocator {allocator!r}; there are {', '.join(names())}")
-        return _ALLOCATORS[allocator]()
-    if isinstance(allocator, type) or not callable(getattr(allocator, "begin", None)):
-        raise InputError(
-            f"an allocator is a name ({', '.join(names())}) or an object with begin(seed), not {allocator!r}"
-        )
-    return allocator
+    """An allocator by name or as an instance; raises InputError for anything else (`resolve`)."""
+    return resolve(allocator, _ALLOCATORS, "an allocator", "begin(seed)")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from eqtune.errors import InputError
-
+from ..registry import resolve
 from .annealed_evolution import AnnealedEvolution
 from .annealing import Annealing
 from .base import Strategy
@@ -26,19 +25,5 @@ def names() -> list[str]:
 
 
 def create(strategy: str | Strategy) -> Strategy:
-    """A strategy by name, with its default constants; an instance is returned as it is.
-
-    Raises
-    ------
-    InputError
-        When the name is unknown (the message lists those there are), or the instance is no strategy.
-    """
-    if isinstance(strategy, str):
-        if strategy not in _STRATEGIES:
-            raise InputError(f"unknown strategy {strategy!r}; there are {', '.join(names())}")
-        return _STRATEGIES[strategy]()
-    if isinstance(strategy, type) or not callable(getattr(strategy, "begin", None)):
-        raise InputError(
-            f"a strategy is a name ({', '.join(names())}) or an object with begin(space, seed), not {strategy!r}"
-        )
-    return strategy
+    """A strategy by name or as an instance; raises InputError for anything else (`resolve`)."""
+    return resolve(strategy, _STRATEGIES, "a strategy", "begin(space, seed)")
