@@ -33,10 +33,14 @@ class KernelSearch:
         The strategy's search over `space`.
     status : TaskStatus
         `status.history` holds the best latency after each round.
-    best : Measurement or None
-        The fastest candidate so far.
-    finalists : dict
-        Decision key to measurement, of the fastest few: they are timed again before one is believed.
+    baseline_s : float
+        Seconds of one call of the untuned kernel; NaN while unknown.
+    failed : int
+        Candidates that failed, in all runs.
+    measured_now : int
+        Candidates measured in this run.
+    measurements : dict
+        `decision_key` to the fastest measurement of that decision, failures left out.
     """
 
     task: Task
@@ -47,7 +51,6 @@ class KernelSearch:
     failed: int = 0
     measured_now: int = 0
     measurements: dict[str, Measurement] = field(default_factory=dict)
-    _points: list[Points] = field(default_factory=list)
     _latencies: list[NDArray[np.float64]] = field(default_factory=list)
     _features: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -63,7 +66,7 @@ class KernelSearch:
         return math.inf if best is None else best.latency_s
 
     def finalists(self, count: int) -> list[Measurement]:
-        """The `count` fastest candidates, fastest first."""
+        """The `count` fastest candidates, fastest first: they are timed again before one is believed."""
         return sorted(self.measurements.values(), key=lambda m: m.latency_s)[:count]
 
     def ask(self, count: int, score: Score) -> list[Decision]:
@@ -110,7 +113,6 @@ class KernelSearch:
 
     def _add(self, points: Points, latencies_s: NDArray[np.float64]) -> None:
         self.search.tell(points, latencies_s)
-        self._points.append(points)
         self._latencies.append(latencies_s)
         self._features.append(self.space.features(points))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -10,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cost_model import BlendedScore, CostModel
 from ..measure.base import Measurement, Measurer
@@ -18,7 +16,7 @@ from ..records import Context, Record, RecordDatabase
 from ..search.allocation.base import Allocation
 from .budget import Budget
 from .interrupt import Interrupt
-from .kernel_search import KernelSearch
+from .kernel_search import KernelSearch, decision_key
 from .progress import Progress
 
 __all__ = ["TuningLoop", "Variant"]
@@ -157,7 +155,7 @@ class TuningLoop:
                 latencies.append(y)
                 tasks.append(np.full(len(y), index, dtype=np.int64))
         if features:
-            self.model.fit(np.concatenate(features), np.concatenate(latencies), _concatenate(tasks))
+            self.model.fit(np.concatenate(features), np.concatenate(latencies), np.concatenate(tasks))
         self.measurer.overheads.model_s += time.monotonic() - started
 
     def drop_slow_variants(self) -> None:
@@ -168,14 +166,10 @@ class TuningLoop:
             return
         best = self.best_s
         fastest = min(variant.latency_s(best) for variant in complete)
-        out_of_budget = not self.budget.allows()
-        kept = [
-            variant
-            for variant in self.variants
-            if (
-                variant.latency_s(best) <= self._margin(variant) * fastest if variant in complete else not out_of_budget
-            )
-        ]
+        in_race = [variant for variant in complete if variant.latency_s(best) <= self._margin(variant) * fastest]
+        if self.budget.allows():
+            in_race += [variant for variant in self.variants if variant not in complete]
+        kept = [variant for variant in self.variants if variant in in_race]
         if len(kept) == len(self.variants):
             return
         for variant in self.variants:
@@ -201,7 +195,7 @@ class TuningLoop:
     def _record(self, kernel: KernelSearch, measurement: Measurement) -> Record:
         return Record(
             workload_hash=kernel.task.workload_hash,
-            decision=json.dumps(measurement.decision.to_json(), sort_keys=True),
+            decision=decision_key(measurement.decision),
             trace=measurement.trace,
             context=self.context,
             latencies_s=measurement.latencies_s,
@@ -215,7 +209,3 @@ class TuningLoop:
 
 def _or_inf(value: float) -> float:
     return math.inf if math.isnan(value) else value
-
-
-def _concatenate(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate(arrays)

@@ -39,6 +39,18 @@ FINALISTS = 3
 CONTENDER = 1.05
 """... if they are this close to the fastest: one that is ahead of all others by more needs no second look."""
 
+FIRST_LOOK = 8
+"""Trials that tell roughly how fast a kernel will be."""
+
+TRIAL_S = 0.08
+"""What a trial takes, roughly, before any was measured: compiling dominates."""
+
+ESTIMATE_SAMPLES = 512
+"""Random candidates whose best analytic estimate stands for a kernel that was not measured."""
+
+FINISH_S = 8.0
+"""What compiling, checking and timing the whole model takes, roughly: no kernel is timed again later than this."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -57,21 +69,16 @@ class Settings:
     progress: bool = True
 
 
-FIRST_LOOK = 8
-"""Trials that tell roughly how fast a kernel will be."""
-
-TRIAL_S = 0.08
-"""What a trial takes, roughly, before any was measured: compiling dominates."""
-
-ESTIMATE_SAMPLES = 512
-
-
-FINISH_S = 8.0
-"""What compiling, checking and timing the whole model takes, roughly: no kernel is timed again later than this."""
-
-
 class Session:
-    """Opens the work directory, starts the workers, describes the machine; then searches. Use as a context manager."""
+    """Opens the work directory, starts the workers, describes the machine; then searches. Use as a context manager.
+
+    Attributes
+    ----------
+    resumed_trials : int
+        Measurements of earlier runs that the search started from.
+    run_key : str
+        Where the spent budget of this set of kernels is kept; "" before `search`.
+    """
 
     def __init__(self, settings: Settings) -> None:
         # Everything that can be refused is refused before a worker starts or a file is written.
@@ -82,6 +89,8 @@ class Session:
         self.allocator = allocation.create(settings.allocator)
         self.target = detect_target(settings.threads) if settings.target is None else _as_target(settings.target)
         self.progress = Progress(settings.progress)
+        self.resumed_trials = 0
+        self.run_key = ""
         self._spaces: dict[str, Space] = {}
         self.work = WorkDirectory(settings.work_dir)
         try:
