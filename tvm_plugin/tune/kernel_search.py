@@ -41,6 +41,8 @@ class KernelSearch:
         Candidates measured in this run.
     measurements : dict
         `decision_key` to the fastest measurement of that decision, failures left out.
+    suggestions : Points
+        Legal points that the first batch begins with, shape [n, 1 + knobs].
     """
 
     task: Task
@@ -51,6 +53,7 @@ class KernelSearch:
     failed: int = 0
     measured_now: int = 0
     measurements: dict[str, Measurement] = field(default_factory=dict)
+    suggestions: Points | None = None
     _latencies: list[NDArray[np.float64]] = field(default_factory=list)
     _features: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -70,8 +73,13 @@ class KernelSearch:
         return sorted(self.measurements.values(), key=lambda m: m.latency_s)[:count]
 
     def ask(self, count: int, score: Score) -> list[Decision]:
-        """The next candidates to measure, best first; empty when the space is exhausted."""
-        return [self.space.decision(point) for point in self.search.ask(count, score)]
+        """The next candidates to measure, suggestions first; empty when the space is exhausted."""
+        first: list[Decision] = []
+        if self.suggestions is not None:
+            first = [self.space.decision(point) for point in self.suggestions[:count]]
+            self.suggestions = None
+        own = [self.space.decision(point) for point in self.search.ask(count - len(first), score)]
+        return first + [decision for decision in own if decision not in first]
 
     def tell(self, measurements: Sequence[Measurement], new: bool = True) -> None:
         """Take results in; `new` counts them as a round of this run."""

@@ -18,6 +18,7 @@ from .budget import Budget
 from .interrupt import Interrupt
 from .kernel_search import KernelSearch, decision_key
 from .progress import Progress
+from .transfer import Transfer
 
 __all__ = ["TuningLoop", "Variant"]
 
@@ -60,6 +61,8 @@ class TuningLoop:
         The parts, as their protocols say.
     seed : int
         Noted in the records.
+    transfer : Transfer or None
+        Suggests the first candidates of each kernel.
     """
 
     kernels: Sequence[KernelSearch]
@@ -73,6 +76,7 @@ class TuningLoop:
     progress: Progress
     seed: int
     eqtune_version: str
+    transfer: Transfer | None = None
     on_round: Callable[[], None] = lambda: None
     interrupted: bool = False
     _round_s: float = field(default=0.0, init=False)
@@ -110,6 +114,8 @@ class TuningLoop:
 
     def _round(self, kernel: KernelSearch) -> None:
         started = time.monotonic()
+        if self.transfer is not None and not kernel.status.trials:
+            kernel.suggestions = self.transfer.suggest(kernel, self.kernels)
         decisions = kernel.ask(self._batch(), self._score(kernel))
         self.measurer.overheads.search_s += time.monotonic() - started
         if not decisions:

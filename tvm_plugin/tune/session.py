@@ -27,6 +27,7 @@ from .kernel_search import KernelSearch, decision_key
 from .loop import TuningLoop, Variant
 from .progress import Progress
 from .result import TaskResult
+from .transfer import Transfer
 from .workdir import WorkDirectory
 
 __all__ = ["Session", "Settings"]
@@ -168,6 +169,7 @@ class Session:
             progress=self.progress,
             seed=self.settings.seed,
             eqtune_version=__version__,
+            transfer=Transfer(self.work.database, self.context),
             on_round=self.save_spent,
         )
         if self.budget.allows():
