@@ -46,6 +46,11 @@ class Packing:
     key: str
 
     @property
+    def symbol(self) -> str:
+        """Name of the compiled function."""
+        return f"packing_{self.key}"
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the packed weights."""
         return sum(spec.nbytes for spec in self.packed)
@@ -65,6 +70,8 @@ class Program:
         How its weights are repacked.
     pack : tvm.runtime.Function or None
         The compiled `packing.function`.
+    pack_module : tvm.runtime.Module or None
+        Holds `pack`.
     checked : bool
         Whether its outputs were compared with the reference.
     """
@@ -73,6 +80,7 @@ class Program:
     symbol: str
     packing: Packing | None = None
     pack: Any = None
+    pack_module: Any = None
     checked: bool = False
 
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,56 +17,37 @@ import psutil
 from ..errors import InputError
 from ..machine import core_count, describe_machine, device_name, target_json
 from ..records.workload import serialize_workload
-from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
 from ..tasks.task import Task
 from .base import Measurement, Overheads
 from .pool import Config, Handle, Request, WorkerPool
 from .timing import BASELINE, LONG, QUICK, Effort
+from .trial import (
+    BASELINE_LIMIT_FACTOR,
+    RETIME_ROUNDS,
+    SHARED_MODULE,
+    SPACE_BUILDER,
+    Candidate,
+    Trial,
+    candidate_spec,
+    chunks_of,
+    to_measurement,
+    without_reference,
+)
 
 __all__ = ["Candidate", "LocalMeasurer"]
 
 _T = TypeVar("_T")
 
-Candidate = Decision | str
-"""A decision, or a schedule's trace as TVM's JSON (for imported records, which have no decision)."""
-
-SHARED_MODULE = 8
-"""Candidates compiled in one module: 18 ms each instead of 30 alone; more gain nothing and make failures dearer."""
-
-RETIME_ROUNDS = 5
-"""Finalists are timed in turns, so that a slow moment of the machine hits all of them."""
-
-BASELINE_LIMIT_FACTOR = 12.0
-"""An untuned kernel may take this many times the limit of a candidate: it is run once and is the reference."""
-
 MEMORY_SHARE = 0.6
 """Of the machine's memory, what one worker may take."""
 
-SPACE_BUILDER = "eqtune.search.space:build_space"
-
 
 @dataclass
-class _Trial:
-    """One candidate on its way: scheduled and compiled in a worker, then run there."""
+class _Trial(Trial):
+    """With the worker that built it and will run it."""
 
-    spec: dict[str, Any]
     handle: Handle | None = None
-    program: str = ""
-    trace: str = ""
-    failure: dict[str, Any] = field(default_factory=dict)
-    answer: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def task(self) -> str:
-        return str(self.spec["task"])
-
-    def take(self, handle: Handle, built: dict[str, Any]) -> None:
-        self.trace = str(built.get("trace", ""))
-        if "error" in built:
-            self.failure = built
-        else:
-            self.handle, self.program = handle, str(built["program"])
 
 
 class LocalMeasurer:
@@ -168,6 +149,17 @@ class LocalMeasurer:
         self.baseline([task])
         return self._guarded(lambda: self._retime(task, decisions))
 
+    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]]) -> list[float]:
+        """Seconds of the fastest candidate of each task; `inf` where none ran.
+
+        For rough prices: nothing is compared, so that the untuned kernels, which take seconds, need not run.
+        """
+        trials = [
+            [self._trial(task, candidate_spec(task.workload_hash, decision)) for decision in decisions]
+            for task, decisions in candidates
+        ]
+        return self._guarded(lambda: self._price(trials)) if candidates else []
+
     def close(self) -> None:
         """Stop all workers and delete the reference outputs. May be repeated."""
         self._close()
@@ -213,7 +205,7 @@ class LocalMeasurer:
         )
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> None:
-        trials = [self._trial(task, {"untuned": True}) for task in tasks]
+        trials = [self._trial(task, {"task": task.workload_hash, "untuned": True}) for task in tasks]
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
         self._build(trials, limit_s)
         for trial in self._in_turn(trials, limit_s):
@@ -229,9 +221,9 @@ class LocalMeasurer:
                 self._unreferenced[trial.task] = str(trial.failure["detail"])
 
     def _measure(self, task: Task, candidates: Sequence[Candidate], best_s: float) -> list[Measurement]:
-        trials = [self._trial(task, _spec(candidate)) for candidate in candidates]
+        trials = [self._trial(task, candidate_spec(task.workload_hash, candidate)) for candidate in candidates]
         if task.workload_hash not in self._domains:
-            return self._without_reference(task, candidates)
+            return without_reference(candidates, self._unreferenced[task.workload_hash])
         self._build(trials, self._timeout_s)
         for trial in self._in_turn(trials, self._timeout_s):
             answer = self._outcomes.get(trial.program)
@@ -242,37 +234,37 @@ class LocalMeasurer:
                     self._outcomes[trial.program] = answer
             trial.answer = answer
             best_s = min(best_s, *answer.get("latencies_s", ()), math.inf)
-        return [_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
+        return [to_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
+
+    def _price(self, trials: Sequence[Sequence[_Trial]]) -> list[float]:
+        every = [trial for trials_of_task in trials for trial in trials_of_task]
+        if every:
+            self._build(every, self._timeout_s)
+        best = {trial.task: math.inf for trial in every}
+        for trial in self._in_turn(every, self._timeout_s):
+            trial.answer = self._run(trial, QUICK, best[trial.task], check=False)
+            best[trial.task] = min(best[trial.task], *trial.answer.get("latencies_s", ()), math.inf)
+        return [best[of_task[0].task] if of_task else math.inf for of_task in trials]
 
     def _retime(self, task: Task, candidates: Sequence[Candidate]) -> list[Measurement]:
-        trials = [self._trial(task, _spec(candidate)) for candidate in candidates]
+        trials = [self._trial(task, candidate_spec(task.workload_hash, candidate)) for candidate in candidates]
         if task.workload_hash not in self._domains:
-            return self._without_reference(task, candidates)
+            return without_reference(candidates, self._unreferenced[task.workload_hash])
         self._build(trials, self._timeout_s, shared=len(trials))
         for _ in range(RETIME_ROUNDS):
             for trial in self._in_turn(trials, self._timeout_s):
-                answer = self._run(trial, LONG)
-                if "error" in answer:
-                    trial.failure = answer
-                else:
-                    latencies_s = [*trial.answer.get("latencies_s", ()), *answer["latencies_s"]]
-                    trial.answer = {"latencies_s": latencies_s}
-        return [_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
+                trial.add_round(self._run(trial, LONG))
+        return [to_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
 
     def _trial(self, task: Task, spec: dict[str, Any]) -> _Trial:
         if task.workload_hash not in self._workloads:
             self._workloads[task.workload_hash] = serialize_workload(task.mod)
-        return _Trial({"task": task.workload_hash, **spec})
-
-    def _without_reference(self, task: Task, candidates: Sequence[Candidate]) -> list[Measurement]:
-        detail = f"there is no reference: the untuned kernel failed: {self._unreferenced[task.workload_hash]}"
-        return [Measurement(_decision(candidate), error="build_error", detail=detail[:300]) for candidate in candidates]
+        return _Trial(spec)
 
     def _build(self, trials: Sequence[_Trial], limit_s: float, shared: int = SHARED_MODULE) -> None:
         """Schedule and compile, `shared` at most in a module; where a worker hangs or dies on several, one by one."""
         started = time.monotonic()
-        size = min(shared, math.ceil(len(trials) / min(len(self._pool), len(trials))))
-        chunks = [trials[start : start + size] for start in range(0, len(trials), size)]
+        chunks = chunks_of(trials, len(self._pool), shared)
         while chunks:
             requests = [
                 Request(
@@ -286,7 +278,8 @@ class LocalMeasurer:
             for chunk, (handle, answer) in zip(chunks, self._pool.map(requests), strict=True):
                 if "built" in answer:
                     for trial, built in zip(chunk, answer["built"], strict=True):
-                        trial.take(handle, built)
+                        trial.handle = handle
+                        trial.take(built)
                 elif len(chunk) == 1:
                     chunk[0].failure = answer
                 else:
@@ -313,6 +306,7 @@ class LocalMeasurer:
         best_s: float = math.inf,
         limit_s: float | None = None,
         save: bool = False,
+        check: bool = True,
     ) -> dict[str, Any]:
         assert trial.handle is not None
         started = time.monotonic()
@@ -324,30 +318,11 @@ class LocalMeasurer:
             "effort": asdict(effort),
             "best_s": best_s,
             "save": save,
+            "check": check,
         }
         answer = self._pool.ask(trial.handle, Request(message, limit_s or self._timeout_s))
         self.overheads.run_s += time.monotonic() - started
         return answer
-
-
-def _decision(candidate: Candidate) -> Decision:
-    return Decision("", {}) if isinstance(candidate, str) else candidate
-
-
-def _spec(candidate: Candidate) -> dict[str, Any]:
-    return {"trace": candidate} if isinstance(candidate, str) else {"decision": candidate.to_json()}
-
-
-def _measurement(candidate: Candidate, trial: _Trial) -> Measurement:
-    outcome = trial.failure or trial.answer
-    return Measurement(
-        _decision(candidate),
-        latencies_s=() if "error" in outcome else tuple(outcome["latencies_s"]),
-        error=str(outcome.get("error", "")),
-        detail=str(outcome.get("detail", "")),
-        trace=trial.trace,
-        given_up=bool(outcome.get("given_up", False)),
-    )
 
 
 def _close(pool: WorkerPool, directory: tempfile.TemporaryDirectory[str]) -> None:

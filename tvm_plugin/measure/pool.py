@@ -45,6 +45,8 @@ class Config:
         Directory of the reference outputs, shared by all workers.
     memory_bytes : int
         What the worker may allocate beyond what it needs itself.
+    export : str
+        "so" or "tar": write programs as libraries of this kind, to be run elsewhere; "" keeps them in the worker.
     """
 
     target: dict[str, Any]
@@ -53,6 +55,7 @@ class Config:
     seed: int
     references: str
     memory_bytes: int
+    export: str = ""
 
 
 @dataclass(frozen=True)

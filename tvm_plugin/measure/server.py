@@ -1,12 +1,15 @@
 """What a worker answers.
 
     {"op": "build", "batch": n, "workloads": {hash: text}, "candidates": [candidate, ...]}
-        -> {"built": [{"program": key, "trace": text} or an error, ...]}
-    {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds, "save": bool}
+        -> {"built": [{"program": key, "trace": text} or an error, ...]}; exported programs also say what
+           `exported.py` needs to load them elsewhere
+    {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds,
+     "save": bool, "check": bool}
         -> {"latencies_s": [...], "given_up": bool, "domain": ...} or an error
 
 A candidate is {"task": hash} with one of "decision", "trace" and "untuned". An error is {"error": kind, "detail": ...}.
-A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone.
+A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone;
+without "check" they are not compared with it.
 """
 
 from __future__ import annotations
@@ -36,12 +39,11 @@ from .build import (
     program_key,
     split_packing,
 )
+from .exported import export_programs
 from .pool import Config
-from .timing import Effort, time_kernel
+from .run import MAX_DETAIL, run_program
 
 __all__ = ["Server"]
-
-MAX_DETAIL = 300
 
 
 @dataclass
@@ -65,7 +67,7 @@ class _Scheduled:
 
     @property
     def packing_symbol(self) -> str:
-        return f"packing_{self.packing.key}" if self.packing else ""
+        return self.packing.symbol if self.packing else ""
 
 
 class Server:
@@ -107,10 +109,15 @@ class Server:
             except Exception as error:  # noqa: BLE001 - a sketch that does not fit raises anything
                 scheduled.append(_failure(error, "build_error"))
         new = {s.key: s for s in scheduled if isinstance(s, _Scheduled) and s.key not in self._programs}
-        failures = self._compile(list(new.values()))
+        results = self._compile(list(new.values()))
+        if self.config.export:
+            compiled = {
+                s.key: self._programs[s.key] for s in scheduled if isinstance(s, _Scheduled) and s.key not in results
+            }
+            results |= export_programs(compiled, Path(self.config.references), self.config.export)
         return {
             "built": [
-                s if isinstance(s, dict) else {"program": s.key, "trace": s.trace} | failures.get(s.key, {})
+                s if isinstance(s, dict) else {"program": s.key, "trace": s.trace} | results.get(s.key, {})
                 for s in scheduled
             ]
         }
@@ -147,36 +154,12 @@ class Server:
                 failures[s.key] = _failure(error, "build_error")
                 continue
             pack = packing_module.get_function(s.packing_symbol) if packing_module else None
-            self._programs[s.key] = Program(module, s.symbol, s.packing, pack)
+            self._programs[s.key] = Program(module, s.symbol, s.packing, pack, packing_module)
         return failures
 
     def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Call, check and time one program."""
-        task, program = str(request["task"]), self._programs[request["program"]]
-        bench = self._load(task, request["domain"])
-        if request["save"]:
-            first_s = bench.call(program)
-            if not bench.finite():
-                other = self._load(task, "positive")
-                first_s = other.call(program)
-                bench = other if other.finite() else self._load(task, request["domain"])
-                if bench is not other:
-                    first_s = bench.call(program)
-            bench.save()
-        else:
-            first_s = bench.call(program)
-            if not program.checked:
-                wrong = bench.mismatch()
-                if wrong:
-                    return {"error": "wrong_result", "detail": wrong[:MAX_DETAIL]}
-        program.checked = True
-        latencies_s, given_up = time_kernel(
-            lambda number, repeat: bench.evaluate(program, number, repeat),
-            first_s,
-            Effort(**request["effort"]),
-            float(request["best_s"]),
-        )
-        return {"latencies_s": latencies_s, "given_up": given_up, "domain": bench.domain}
+        task = str(request["task"])
+        return run_program(lambda domain: self._load(task, domain), self._programs[request["program"]], request)
 
     def _load(self, task: str, domain: Any) -> Bench:
         """The buffers of a kernel; those of only one kernel are kept."""

@@ -1,0 +1,119 @@
+"""One candidate on its way to a `Measurement`: what the measurers of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ..search.space.base import Decision
+from .base import Measurement
+
+__all__ = [
+    "BASELINE_LIMIT_FACTOR",
+    "RETIME_ROUNDS",
+    "SHARED_MODULE",
+    "SPACE_BUILDER",
+    "Candidate",
+    "Trial",
+    "candidate_spec",
+    "chunks_of",
+    "to_measurement",
+    "without_reference",
+]
+
+Candidate = Decision | str
+"""A decision, or a schedule's trace as TVM's JSON (for imported records, which have no decision)."""
+
+SHARED_MODULE = 8
+"""Candidates compiled in one module: 18 ms each instead of 30 alone; more gain nothing and make failures dearer."""
+
+RETIME_ROUNDS = 5
+"""Finalists are timed in turns, so that a slow moment of the machine hits all of them."""
+
+BASELINE_LIMIT_FACTOR = 12.0
+"""An untuned kernel may take this many times the limit of a candidate: it is run once and is the reference."""
+
+SPACE_BUILDER = "eqtune.search.space:build_space"
+
+T = TypeVar("T", bound="Trial")
+
+
+@dataclass
+class Trial:
+    """One candidate: what is built, what came of it, and what running it gave.
+
+    Attributes
+    ----------
+    spec : dict
+        The candidate as `server.py` reads it.
+    program : str
+        Key of the program once it is built; equal for equal programs.
+    trace : str
+        The schedule's trace.
+    failure : dict
+        Error kind and detail, where building or the last run failed.
+    answer : dict
+        What the last run gave.
+    """
+
+    spec: dict[str, Any]
+    program: str = ""
+    trace: str = ""
+    failure: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """Hash of the kernel."""
+        return str(self.spec["task"])
+
+    def take(self, built: dict[str, Any]) -> None:
+        """Note what the builder answered."""
+        self.trace = str(built.get("trace", ""))
+        if "error" in built:
+            self.failure = built
+        else:
+            self.program = str(built["program"])
+
+    def add_round(self, answer: dict[str, Any]) -> None:
+        """Note one more round of timing."""
+        if "error" in answer:
+            self.failure = answer
+        else:
+            self.answer = {"latencies_s": [*self.answer.get("latencies_s", ()), *answer["latencies_s"]]}
+
+
+def chunks_of(trials: Sequence[T], workers: int, shared: int = SHARED_MODULE) -> list[Sequence[T]]:
+    """What is compiled in one module each: `shared` trials at most, fewer where that keeps all `workers` busy."""
+    size = max(1, min(shared, -(-len(trials) // max(1, workers))))
+    return [trials[start : start + size] for start in range(0, len(trials), size)]
+
+
+def candidate_spec(task: str, candidate: Candidate) -> dict[str, Any]:
+    """The candidate as `server.py` reads it."""
+    what = {"trace": candidate} if isinstance(candidate, str) else {"decision": candidate.to_json()}
+    return {"task": task, **what}
+
+
+def to_measurement(candidate: Candidate, trial: Trial) -> Measurement:
+    """What became of it."""
+    outcome = trial.failure or trial.answer
+    return Measurement(
+        _decision(candidate),
+        latencies_s=() if "error" in outcome else tuple(outcome["latencies_s"]),
+        error=str(outcome.get("error", "")),
+        detail=str(outcome.get("detail", "")),
+        trace=trial.trace,
+        given_up=bool(outcome.get("given_up", False)),
+    )
+
+
+def without_reference(candidates: Sequence[Candidate], reason: str) -> list[Measurement]:
+    """Failures of candidates that cannot be checked, because the untuned kernel failed with `reason`."""
+    detail = f"there is no reference: the untuned kernel failed: {reason}"
+    return [Measurement(_decision(candidate), error="build_error", detail=detail[:300]) for candidate in candidates]
+
+
+def _decision(candidate: Candidate) -> Decision:
+    return Decision("", {}) if isinstance(candidate, str) else candidate
