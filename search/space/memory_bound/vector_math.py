@@ -1,226 +1,127 @@
-"""Transcendental functions in a form that vectorises.
+"""Replaces transcendental functions in scheduled kernels by forms that vectorise (math_forms.py).
 
-LLVM has no vector `exp`, `tanh`, `erf` or `log` of its own: on a vector of 16 floats it calls libm 16 times, at 2 to
-10 ns each. The forms here are additions, multiplications, comparisons and shifts only, so that any vector length, and
-LLVM's own vectoriser too, can use them.
+The forms name intermediate values with `Let`. While generating code, TVM simplifies the value of each `Let` with all
+that it depends on put in, so that every level of nested calls multiplies the compile time: 0.06 s with one, more than a
+minute with the four of NasRNN's cells. Therefore the result of each call is stored in a buffer of one vector, which
+LLVM keeps in a register:
 
-Sources of the approximations: exp and log, S. Moshier, Cephes (expf, logf); tanh and erf, the rational minimax
-approximations of Eigen (MathFunctionsImpl.h, generic_fast_tanh_float and erf). Measured largest errors are in
-tests/search/test_memory_bound_math.py.
+    for j in vectorized(16):                    t = alloc_buffer(16)
+        y[i + j] = tanh(a * sigmoid(x[i + j]))  ->  for j in vectorized(16):
+                                                        t[j] = 1 / (1 + exp form of -x[i + j])
+                                                        y[i + j] = tanh form of a * t[j]
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir.expr import TensorLoad
+
+from .math_forms import math_form
 
 __all__ = ["vectorizable_math"]
-
-_FLOAT = "float32"
-_INT = "int32"
-_MANTISSA_BITS = 23
-
-MOST_NESTED = 1
-"""Calls inside one another that are replaced. While generating code, TVM simplifies the value of each `Let` with all
-that it depends on put in, so that every level multiplies the time: a kernel that compiles in 0.06 s with one takes
-1.5 s with two, and more than a minute with the four of NasRNN's cells.
-"""
-
-_TANH_ODD = (
-    4.89352455891786e-03,
-    6.37261928875436e-04,
-    1.48572235717979e-05,
-    5.12229709037114e-08,
-    -8.60467152213735e-11,
-    2.00018790482477e-13,
-    -2.76076847742355e-16,
-)
-_TANH_EVEN = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
-_ERF_ODD = (
-    -1.60960333262415e-02,
-    -2.95459980854025e-03,
-    -7.34990630326855e-04,
-    -5.69250639462346e-05,
-    -2.10102402082508e-06,
-    2.77068142495902e-08,
-    -2.72614225801306e-10,
-)
-_ERF_EVEN = (
-    -1.42647390514189e-02,
-    -7.37332916720468e-03,
-    -1.68282697438203e-03,
-    -2.13374055278905e-04,
-    -1.45660718464996e-05,
-)
-_EXP = (5.0000001201e-1, 1.6666665459e-1, 4.1665795894e-2, 8.3334519073e-3, 1.3981999507e-3, 1.9875691500e-4)
-_LOG = (
-    3.3333331174e-1,
-    -2.4999993993e-1,
-    2.0000714765e-1,
-    -1.6668057665e-1,
-    1.4249322787e-1,
-    -1.2420140846e-1,
-    1.1676998740e-1,
-    -1.1514610310e-1,
-    7.0376836292e-2,
-)
 
 
 def vectorizable_math(func: Any) -> Any:
     """Replace float32 `exp`, `tanh`, `sigmoid`, `erf`, `log` and small integer powers by forms that vectorise.
 
     Results differ from libm's by a few units in the last place; infinities and NaN are kept. Results of `exp` below
-    2^-125 (1.7e-38 at most) become zero. Calls of other types stay as they are, and so do those around others.
+    2^-125 (1.7e-38 at most) become zero. Calls of other types stay as they are. Where a condition guards a load
+    (padding, concatenation) nothing may be computed ahead of it: of nested calls only the innermost is replaced.
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
+        Scheduled: its blocks may hold several statements afterwards, which TVM's schedules do not take.
 
     Returns
     -------
     tvm.tirx.PrimFunc, the same object when there was nothing to replace.
     """
 
-    levels: dict[Any, int] = {}
+    def vector_loop(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.VECTORIZED:
+            return loop
+        buffers: list[Any] = []
+        body = tvm_ffi.structural_map(loop.body, (tirx.BufferStore, _staging(buffers, loop.extent, loop.loop_var)))
+        if body.same_as(loop.body):
+            return loop
+        loop = tirx.For(
+            loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations, step=loop.step
+        )
+        return _allocated(buffers, loop)
 
-    def replace(call: Any) -> Any:
-        form = _FORMS.get(getattr(call.op, "name", ""))
-        if form is None or str(call.ty.dtype) != _FLOAT:
-            return call
-        level = 1 + max((levels.get(let, 0) for let in _lets(call)), default=0)
-        replacement = form(*call.args) if level <= MOST_NESTED else None
-        if replacement is None:
-            return call
-        levels.update({let: level for let in _lets(replacement) if let not in levels})
-        return replacement
+    def scalar_store(store: Any) -> Any:
+        buffers: list[Any] = []
+        return _allocated(buffers, _staging(buffers, 1, 0)(store))
 
-    body = tvm_ffi.structural_map(func.body, (ir.Call, replace))
+    body = tvm_ffi.structural_map(func.body, (tirx.For, vector_loop))
+    body = tvm_ffi.structural_map(body, (tirx.BufferStore, scalar_store))
     return func if body.same_as(func.body) else func.with_body(body)
 
 
-def _lets(expression: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (tirx.Let, found.append))
-    return found
+def _allocated(buffers: list[Any], statement: Any) -> Any:
+    return tirx.SeqStmt([*map(tirx.AllocBuffer, buffers), statement]) if buffers else statement
 
 
-def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
-    """Name a value that the form uses more than once."""
-    var = tirx.Var("v", dtype)
-    return tirx.Let(var, value, body(var))
+def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any]:
+    """Rewrites a store into stores of the results of its calls, each at `place` of a new buffer, and of its value."""
+
+    def staged(store: Any) -> Any:
+        if _guards_calls(store.value):
+            value = tvm_ffi.structural_map(store.value, (ir.Call, _replace_innermost))
+            return store if value.same_as(store.value) else tirx.BufferStore(store.buffer, value, store.indices)
+        before: list[Any] = []
+        results: list[tuple[Any, Any]] = []
+
+        def replace(call: Any) -> Any:
+            form = math_form(call)
+            if form is None:
+                return call
+            for known, result in results:
+                if tvm_ffi.structural_equal(known, call):
+                    return result
+            buffer = tirx.decl_buffer([extent], str(call.ty.dtype), "math", scope="local")
+            buffers.append(buffer)
+            before.append(tirx.BufferStore(buffer, form, [place]))
+            results.append((call, tirx.BufferLoad(buffer, [place])))
+            return results[-1][1]
+
+        value = tvm_ffi.structural_map(store.value, (ir.Call, replace))
+        if not before:
+            return store
+        return tirx.SeqStmt([*before, tirx.BufferStore(store.buffer, value, store.indices)])
+
+    return staged
 
 
-def _f(value: float) -> Any:
-    return tirx.const(value, _FLOAT)
+def _replace_innermost(call: Any) -> Any:
+    nested: list[Any] = []
+    tvm_ffi.structural_walk(call, (tirx.Let, nested.append))
+    form = None if nested else math_form(call)
+    return call if form is None else form
 
 
-def _i(value: int) -> Any:
-    return tirx.const(value, _INT)
+def _guards_calls(expression: Any) -> bool:
+    """Whether a condition decides if a load happens at all, and a call with a vectorising form depends on it."""
+    guarded: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if not isinstance(node, ir.Call) or getattr(node.op, "name", "").endswith(".if_then_else"):
+            guarded.append(node)
+
+    tvm_ffi.structural_walk(expression, ((ir.Call, tirx.And, tirx.Or), visit))
+    return any(_has(node, ir.Call, _has_form) and _has(node, TensorLoad) for node in guarded)
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
-    """Horner's rule; coefficients from the constant term upwards."""
-    result = _f(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        result = result * x + _f(coefficient)
-    return result
+def _has_form(call: Any) -> bool:
+    return math_form(call) is not None
 
 
-def _power_of_two_minus_one(exponent: Any) -> Any:
-    """2^(n - 1) of a whole float n in [-126, 128], as bits; the minus one keeps n = 128 finite."""
-    bits = (exponent.astype(_INT) + _i(126)) << _i(_MANTISSA_BITS)
-    return tirx.reinterpret(_FLOAT, bits)
-
-
-def _exp(x: Any) -> Any:
-    """e^x = 2^n * e^r with n = round(x / ln 2), |r| <= ln 2 / 2."""
-    largest, smallest = 88.72283, -87.33654
-
-    def scaled(x: Any, n: Any) -> Any:
-        def finish(r: Any) -> Any:
-            e_to_r = _polynomial(r, _EXP) * (r * r) + r + _f(1.0)
-            return (e_to_r + e_to_r) * _power_of_two_minus_one(n)
-
-        # ln 2 in two parts, the first with few enough bits that n * 0.693359375 is exact.
-        return _let((x - n * _f(0.693359375)) - n * _f(-2.12194440e-4), finish)
-
-    def clamped(x: Any) -> Any:
-        # Constants first: a comparison with NaN is false, so that NaN goes through.
-        low = tirx.Select(_f(smallest) > x, _f(smallest), x)
-        return _let(low, lambda c: _let(tirx.nearbyint(c * _f(1.4426950408889634)), lambda n: scaled(c, n)))
-
-    return _let(x, lambda v: tirx.Select(v > _f(largest), _f(math.inf), clamped(v)))
-
-
-def _rational(x: Any, odd: Sequence[float], even: Sequence[float], bound: float) -> Any:
-    """x * odd(x^2) / even(x^2) for x clamped to [-bound, bound]."""
-
-    def quotient(c: Any) -> Any:
-        return _let(c * c, lambda s: c * _polynomial(s, odd) / _polynomial(s, even))
-
-    def clamped(v: Any) -> Any:
-        above = tirx.Select(_f(-bound) > v, _f(-bound), v)
-        return tirx.Select(v > _f(bound), _f(bound), above)
-
-    return _let(x, lambda v: _let(clamped(v), quotient))
-
-
-def _log(x: Any) -> Any:
-    """log(2^e * m) = e * ln 2 + log(m), sqrt(1/2) <= m < sqrt(2)."""
-    smallest_normal = 1.17549435e-38
-
-    def of_mantissa(v: Any, e: Any, f: Any) -> Any:
-        def finish(square: Any) -> Any:
-            tail = _polynomial(f, _LOG) * f * square + e * _f(-2.12194440e-4) - square * _f(0.5)
-            return f + tail + e * _f(0.693359375)
-
-        special = tirx.Select(v == _f(0.0), _f(-math.inf), _f(math.nan))
-        return tirx.Select(v > _f(0.0), tirx.Select(v < _f(math.inf), _let(f * f, finish), _f(math.inf)), special)
-
-    def of_normal(v: Any) -> Any:
-        tiny = v < _f(smallest_normal)
-        bits = tirx.reinterpret(_INT, tirx.Select(tiny, v * _f(2.0**23), v))
-        return _let(bits, lambda i: split(v, tiny, i), _INT)
-
-    def split(v: Any, tiny: Any, i: Any) -> Any:
-        sqrt_half = 0x3F3504F3
-        shift = _i(_MANTISSA_BITS)
-        return _let(
-            (i - _i(sqrt_half)) >> shift,
-            lambda e: _let(
-                tirx.reinterpret(_FLOAT, i - (e << shift)) - _f(1.0),
-                lambda f: of_mantissa(v, e.astype(_FLOAT) - tirx.Select(tiny, _f(23.0), _f(0.0)), f),
-            ),
-            _INT,
-        )
-
-    return _let(x, of_normal)
-
-
-def _pow(x: Any, exponent: Any) -> Any | None:
-    """x * x, x * x * x and so on for a constant whole exponent up to 4."""
-    value = float(exponent.value) if isinstance(exponent, tirx.FloatImm) else math.nan
-    if value not in (1.0, 2.0, 3.0, 4.0):
-        return None
-
-    def product(v: Any) -> Any:
-        result = v
-        for _ in range(int(value) - 1):
-            result = result * v
-        return result
-
-    return _let(x, product)
-
-
-_FORMS: dict[str, Callable[..., Any]] = {
-    "tirx.exp": _exp,
-    "tirx.sigmoid": lambda x: _f(1.0) / (_f(1.0) + _exp(_f(0.0) - x)),
-    "tirx.tanh": lambda x: _rational(x, _TANH_ODD, _TANH_EVEN, 9.0),
-    "tirx.erf": lambda x: _rational(x, _ERF_ODD, _ERF_EVEN, 4.0),
-    "tirx.log": _log,
-    "tirx.pow": _pow,
-}
+def _has(expression: Any, kind: Any, condition: Callable[[Any], bool] = lambda _: True) -> bool:
+    found: list[bool] = []
+    tvm_ffi.structural_walk(expression, (kind, lambda node: found.append(condition(node))))
+    return any(found)
