@@ -121,11 +121,12 @@ class Block:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether it has no reduction and writes each element at its own axes, in order."""
+        """Whether it has no reduction and writes each element at its own axes, in order, perhaps into a larger buffer.
+
+        A part of a concatenation is written at its axes plus where the part begins.
+        """
         return not self.is_reduction and all(
-            index is not None
-            and index.offset == 0
-            and (index.coefficients == {position: 1} or (not index.coefficients and extent == 1))
+            index is not None and (index.coefficients == {position: 1} or (not index.coefficients and extent == 1))
             for position, (index, extent) in enumerate(
                 zip(self.write.indices, (axis.extent for axis in self.axes), strict=False)
             )

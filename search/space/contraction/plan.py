@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..access import Access, Axis, Block, dtype_bytes
 from ..analysis import Contraction, Kernel
@@ -250,11 +250,8 @@ def _reads_in_place(block: Block, kernel: Kernel) -> bool:
     """Whether an epilogue block reads what derives from the contraction at its own axes, unpermuted."""
     derived = {kernel.contraction.block.write.buffer} if kernel.contraction else set()
     derived |= {other.write.buffer for other in kernel.epilogue}
-    return all(
-        read.shape == block.write.shape and read.indices == block.write.indices
-        for read in block.reads
-        if read.buffer in derived
-    )
+    own = tuple(index and replace(index, offset=0) for index in block.write.indices)
+    return all(read.shape == block.extents and read.indices == own for read in block.reads if read.buffer in derived)
 
 
 def _in_window(axis: Axis, contraction: Contraction) -> bool:
