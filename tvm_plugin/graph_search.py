@@ -9,20 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, transform
 
 from .errors import InputError, MismatchError
-from .search.graph.cost import TermCost
+from .search.graph.cost import Pricing, TermCost
 from .search.graph.decode import decode_block
 from .search.graph.encode import NotEncodable, encode_block
 from .search.graph.extract import EXTRACTORS
 from .search.graph.rules import select
 from .search.graph.saturate import Limits
-from .search.graph.superoptimize import Replacement, SearchResult, superoptimize
+from .search.graph.superoptimize import Candidate, Replacement, SearchResult, superoptimize
 from .search.graph.terms import TermGraph
 
 __all__ = ["ExtractorReport", "GraphConfig", "GraphResult", "RuleReport", "optimize_graph"]
@@ -30,6 +30,16 @@ __all__ = ["ExtractorReport", "GraphConfig", "GraphResult", "RuleReport", "optim
 Outputs = list[NDArray[Any]]
 Runner = Callable[[ir.IRModule, Sequence[NDArray[Any]]], Outputs]
 Timer = Callable[[ir.IRModule], float]
+
+MOST_CANDIDATES = 3
+"""Of the extracted graphs, how many are lowered and priced kernel by kernel."""
+
+
+class Prices(Pricing, Protocol):
+    """Prices of terms and of modules, for example `eqtune.graph_prices.GraphPrices`."""
+
+    def module_s(self, mod: ir.IRModule) -> float:
+        """Seconds of one run of a module, the sum of its fused kernels."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +119,12 @@ class GraphResult:
         Whether `mod` is another module than the one given.
     kept_because : str
         Why the given module was kept; "" when it was not.
+    alternatives : list of tvm.ir.IRModule
+        Other equal modules that cost less than the given one, cheapest first; with `prices` only.
     cost_before_s, cost_after_s : float
-        Estimated seconds of one run.
+        Estimated seconds of one run: the sum of the terms' prices.
+    price_before_s, price_after_s : float or None
+        Seconds of one run as the sum of the fused kernels' measured prices; with `prices` only.
     latency_before_s, latency_after_s : float or None
         Measured seconds of one run, where a timer was given.
     rel_err : float or None
@@ -126,13 +140,16 @@ class GraphResult:
         Kernels that are computed in another way, and the rules that led there.
     graphs : list of (TermGraph, TermGraph)
         Each block that was searched, before and after.
-    encode_s, explore_s, extract_s, decode_s, verify_s : float
+    encode_s, explore_s, extract_s, measure_s, decode_s, verify_s : float
         Seconds spent.
     """
 
     mod: Any
     changed: bool = False
     kept_because: str = ""
+    alternatives: list[Any] = field(default_factory=list)
+    price_before_s: float | None = None
+    price_after_s: float | None = None
     cost_before_s: float = 0.0
     cost_after_s: float = 0.0
     latency_before_s: float | None = None
@@ -149,12 +166,13 @@ class GraphResult:
     encode_s: float = 0.0
     explore_s: float = 0.0
     extract_s: float = 0.0
+    measure_s: float = 0.0
     decode_s: float = 0.0
     verify_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the module and the graphs, as a JSON object."""
-        skipped = {"mod", "graphs"}
+        skipped = {"mod", "alternatives", "graphs"}
         fields = {name: value for name, value in vars(self).items() if name not in skipped}
         for name in ("rules", "extractors"):
             fields[name] = {key: asdict(value) for key, value in fields[name].items()}
@@ -168,6 +186,7 @@ def optimize_graph(
     *,
     run: Runner | None = None,
     timer: Timer | None = None,
+    prices: Prices | None = None,
 ) -> GraphResult:
     """Search for an equal, cheaper graph of the module's "main".
 
@@ -183,6 +202,9 @@ def optimize_graph(
         (module, inputs) -> outputs, all numpy arrays; to compare outputs. By default TVM without schedules.
     timer : callable
         module -> seconds of one run. With it, the original is kept unless the new module is faster.
+    prices : Prices
+        Where prices come from, instead of `config.cost`. With it, the best few graphs are also lowered and priced
+        kernel by kernel, and the original is kept unless one of them is cheaper.
 
     Raises
     ------
@@ -195,14 +217,16 @@ def optimize_graph(
     if main is None:
         result.kept_because = "the module has no Relax function named 'main'"
         return result
-    blocks, changed = [], False
-    for block in main.body.blocks:
-        new = _search_block(block, main, config, result) if isinstance(block, relax.DataflowBlock) else None
-        changed |= new is not None
-        blocks.append(block if new is None else new)
-    if not changed:
+    found = [
+        _search_block(block, main, config, prices, result) if isinstance(block, relax.DataflowBlock) else []
+        for block in main.body.blocks
+    ]
+    choices = _choices(mod, main, found)
+    if prices is not None:
+        choices = _cheaper_modules(mod, choices, prices, config, result)
+    if not choices:
         return _keep(result, result.kept_because or "nothing cheaper was found")
-    candidate = _with_blocks(mod, main, blocks)
+    candidate, chosen = choices[0]
     if not relax.analysis.check_well_formed(candidate):
         return _keep(result, "the new module is not well-formed")
     reason = _compare(mod, candidate, config, run, result) if config.verify else ""
@@ -213,13 +237,68 @@ def optimize_graph(
     if reason:
         return _keep(result, reason)
     result.mod, result.changed = candidate, True
+    result.alternatives = [other for other, _ in choices[1:] if relax.analysis.check_well_formed(other)]
+    _report_choice(result, chosen)
     return result
+
+
+@dataclass(frozen=True)
+class _Rewritten:
+    """One cheaper block."""
+
+    block: Any
+    before: TermGraph
+    candidate: Candidate
+    saved_s: float
+
+
+_Choice = tuple[Any, list[_Rewritten]]
+"""A module, and the blocks in it that are new."""
+
+
+def _choices(mod: ir.IRModule, main: Any, found: Sequence[Sequence[_Rewritten]]) -> list[_Choice]:
+    """Modules with new blocks, the cheapest first: the i-th has the i-th of each block's candidates."""
+    choices = []
+    for rank in range(max(map(len, found), default=0)):
+        chosen = [candidates[min(rank, len(candidates) - 1)] if candidates else None for candidates in found]
+        blocks = [old if new is None else new.block for old, new in zip(main.body.blocks, chosen, strict=True)]
+        choices.append((_with_blocks(mod, main, blocks), [new for new in chosen if new is not None]))
+    return choices
+
+
+def _cheaper_modules(
+    mod: ir.IRModule, choices: Sequence[_Choice], prices: Prices, config: GraphConfig, result: GraphResult
+) -> list[_Choice]:
+    """The modules whose fused kernels cost less than the given module's, the cheapest first."""
+    if not choices:
+        return []
+    started = time.perf_counter()
+    result.price_before_s = prices.module_s(mod)
+    priced = sorted(((prices.module_s(module), i) for i, (module, _) in enumerate(choices)))
+    result.measure_s += time.perf_counter() - started
+    result.price_after_s = min(priced[0][0], result.price_before_s)
+    enough_s = result.price_before_s * (1 - config.min_gain)
+    if priced[0][0] >= enough_s:
+        result.kept_because = (
+            f"priced kernel by kernel, the best new graph takes {priced[0][0] * 1e6:.1f} us, "
+            f"the given one {result.price_before_s * 1e6:.1f} us"
+        )
+    return [choices[i] for price_s, i in priced if price_s < enough_s]
+
+
+def _report_choice(result: GraphResult, chosen: Sequence[_Rewritten]) -> None:
+    """Note which rules made the chosen blocks."""
+    result.cost_after_s = result.cost_before_s - sum(new.saved_s for new in chosen)
+    for new in chosen:
+        result.graphs = [(b, new.candidate.graph if b is new.before else after) for b, after in result.graphs]
+        result.replacements += new.candidate.replacements
+        for name, used in new.candidate.rules_used.items():
+            rule = result.rules.get(name, RuleReport(0, 0.0, 0))
+            result.rules[name] = replace(rule, used=rule.used + used)
 
 
 def _keep(result: GraphResult, reason: str) -> GraphResult:
     result.kept_because, result.cost_after_s = reason, result.cost_before_s
-    result.rules = {name: replace(rule, used=0) for name, rule in result.rules.items()}
-    result.replacements = []
     return result
 
 
@@ -230,14 +309,16 @@ def _main_function(mod: ir.IRModule) -> Any:
     return None
 
 
-def _search_block(block: Any, main: Any, config: GraphConfig, result: GraphResult) -> Any:
-    """The cheaper block, or None; fills `result`."""
+def _search_block(
+    block: Any, main: Any, config: GraphConfig, prices: Prices | None, result: GraphResult
+) -> list[_Rewritten]:
+    """Cheaper blocks, the cheapest first; fills `result`."""
     started = time.perf_counter()
     try:
         encoded = encode_block(block)
     except NotEncodable as error:
         result.kept_because = f"a dataflow block was left as it is: {error}"
-        return None
+        return []
     result.encode_s += time.perf_counter() - started
     try:
         found = superoptimize(
@@ -245,20 +326,30 @@ def _search_block(block: Any, main: Any, config: GraphConfig, result: GraphResul
             select(config.rules, fast_math=config.fast_math),
             limits=config.limits,
             cost=config.cost,
+            pricing=prices,
             extractors=config.extractors,
             extract_seconds=config.extract_seconds,
         )
-        result.graphs.append((encoded.graph, found.graph))
+        result.graphs.append((encoded.graph, encoded.graph))
         _add_to_report(result, found)
-        if found.cost_after_s >= found.cost_before_s * (1 - config.min_gain):
-            return None
         started = time.perf_counter()
-        new = decode_block(encoded, found.graph, list(main.params))
+        # Where whole modules are priced afterwards, terms need not promise much; else they alone decide.
+        least_gain, most = (0.0, MOST_CANDIDATES) if prices is not None else (config.min_gain, 1)
+        rewritten = [
+            _Rewritten(
+                decode_block(encoded, candidate.graph, list(main.params)),
+                encoded.graph,
+                candidate,
+                found.cost_before_s - candidate.cost_s,
+            )
+            for candidate in found.candidates[:most]
+            if candidate.cost_s < found.cost_before_s * (1 - least_gain)
+        ]
     except MismatchError as error:
         result.kept_because = f"the search contradicts itself: {error}"
-        return None
+        return []
     result.decode_s += time.perf_counter() - started
-    return new
+    return rewritten
 
 
 def _add_to_report(result: GraphResult, found: SearchResult) -> None:
@@ -269,17 +360,15 @@ def _add_to_report(result: GraphResult, found: SearchResult) -> None:
     result.e_classes += found.classes
     result.iterations = max(result.iterations, saturation.iterations)
     result.cost_before_s += found.cost_before_s
-    result.cost_after_s += found.cost_after_s
+    result.cost_after_s += found.cost_before_s
     result.explore_s += found.load_s + found.explore_s
     result.extract_s += found.extract_s
-    result.replacements += found.replacements
+    result.measure_s += found.price_s
     for name, matches in saturation.matches.items():
         before = result.rules.get(name, RuleReport(0, 0.0, 0))
         seconds = before.seconds + saturation.rule_seconds.get(name, 0.0)
         if matches or before.matches:
-            result.rules[name] = RuleReport(
-                before.matches + matches, seconds, before.used + found.rules_used.get(name, 0)
-            )
+            result.rules[name] = RuleReport(before.matches + matches, seconds, before.used)
     for extraction in found.extractions:
         old = result.extractors.get(extraction.extractor, ExtractorReport(0.0, 0.0, None))
         gaps = [gap for gap in (old.gap, extraction.gap) if gap is not None]

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from ..space.hardware import Hardware
 from .terms import Conv2d, TensorType, TermGraph
 
-__all__ = ["AnalyticCost", "MeasuredCost", "TermCost", "TermKey", "graph_cost_s"]
+__all__ = ["AnalyticCost", "MeasuredCost", "Pricing", "TermCost", "TermKey", "graph_cost_s", "term_keys"]
 
-TermKey = tuple[str, Any, tuple[TensorType, ...]]
-"""What a measured price is filed under: operator, attributes, types of the arguments."""
+TermKey = tuple[str, Any, tuple[TensorType, ...], tuple[bool, ...]]
+"""What a measured price is filed under: operator, attributes, types of the arguments, which of them are weights."""
 
 ELEMENTWISE = frozenset({"unary", "binary"})
 """Operators that TVM computes inside the kernel of their producer."""
@@ -50,6 +50,19 @@ class TermCost(Protocol):
             For an element-wise term: whether some argument is computed by a kernel, which could compute this term too.
             For any other: whether some user could take this term into its kernel (see `users_that_join`).
         """
+
+
+class Pricing(Protocol):
+    """A source of prices that learns those of the terms it is shown, for example by measuring their kernels."""
+
+    @property
+    def cost(self) -> TermCost:
+        """What is known so far. Terms whose price is unknown should be priced too low rather than too high: they are
+        then extracted, shown, and learned.
+        """
+
+    def learn(self, graphs: Sequence[TermGraph]) -> bool:
+        """Find the prices of these graphs' terms; whether any was new."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +154,21 @@ class MeasuredCost:
         self, op: str, attrs: Any, types: Sequence[TensorType], weights: Sequence[bool], result: TensorType, fused: bool
     ) -> float:
         """See `TermCost`."""
-        price = None if fused and op in (*ELEMENTWISE, "slice") else self.prices_s.get((op, attrs, tuple(types)))
+        key = (op, attrs, tuple(types), tuple(weights))
+        price = None if fused and op in (*ELEMENTWISE, "slice") else self.prices_s.get(key)
         return self.otherwise.term_s(op, attrs, types, weights, result, fused) if price is None else price
+
+
+def term_keys(graph: TermGraph) -> Mapping[TermKey, TensorType]:
+    """What a graph's terms are priced by, and the types of their results; without those that need no kernel."""
+    keys: dict[TermKey, TensorType] = {}
+    for index in graph.live():
+        term = graph.terms[index]
+        if not graph.constant[index] and term.op not in STARTS_NO_KERNEL:
+            types = tuple(graph.types[argument] for argument in term.args)
+            weights = tuple(graph.constant[argument] for argument in term.args)
+            keys[term.op, term.attrs, types, weights] = graph.types[index]
+    return keys
 
 
 def graph_cost_s(graph: TermGraph, cost: TermCost) -> float:

@@ -6,8 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from .cost import AnalyticCost, TermCost, graph_cost_s
+from .cost import AnalyticCost, Pricing, TermCost, graph_cost_s
 from .egraph import EGraph
 from .egraph_view import EGraphView
 from .extract import EXTRACTORS, Extraction, extract
@@ -15,7 +16,10 @@ from .rules import Group, Rule
 from .saturate import Limits, Saturation, saturate
 from .terms import TermGraph
 
-__all__ = ["Replacement", "SearchResult", "superoptimize"]
+__all__ = ["Candidate", "Replacement", "SearchResult", "superoptimize"]
+
+ROUNDS = 6
+"""How often prices are learned and graphs extracted again: most models need two or three."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,26 @@ class Replacement:
     original: str
     replacement: str
     rules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One extracted graph.
+
+    Attributes
+    ----------
+    graph : TermGraph
+    cost_s : float
+        Its cost, by the prices that were known in the end.
+    rules_used : dict of str to int
+        How many of its terms each rule made.
+    replacements : tuple of Replacement
+    """
+
+    graph: TermGraph
+    cost_s: float
+    rules_used: Mapping[str, int]
+    replacements: tuple[Replacement, ...]
 
 
 @dataclass
@@ -39,13 +63,15 @@ class SearchResult:
         Estimated run time of the original and of `graph`, in seconds.
     saturation : Saturation
     extractions : list of Extraction
+        Of each extractor, with the prices that were known in the end.
+    candidates : list of Candidate
+        The distinct graphs that were extracted and are cheaper than the original, cheapest first.
     classes : int
         Number of e-classes.
-    rules_used : dict of str to int
-        How many terms of `graph` each rule made.
-    replacements : list of Replacement
-    load_s, explore_s, extract_s : float
-        Seconds spent.
+    load_s, explore_s, extract_s, price_s : float
+        Seconds spent; `extract_s` is that of the last extraction.
+    price_rounds : int
+        How often prices were learned.
     """
 
     graph: TermGraph
@@ -53,12 +79,23 @@ class SearchResult:
     cost_after_s: float
     saturation: Saturation
     extractions: list[Extraction] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     classes: int = 0
-    rules_used: dict[str, int] = field(default_factory=dict)
-    replacements: list[Replacement] = field(default_factory=list)
     load_s: float = 0.0
     explore_s: float = 0.0
     extract_s: float = 0.0
+    price_s: float = 0.0
+    price_rounds: int = 0
+
+    @property
+    def rules_used(self) -> Mapping[str, int]:
+        """How many terms of `graph` each rule made."""
+        return self.candidates[0].rules_used if self.candidates else {}
+
+    @property
+    def replacements(self) -> Sequence[Replacement]:
+        """Kernels that `graph` computes in another way."""
+        return self.candidates[0].replacements if self.candidates else ()
 
 
 def superoptimize(
@@ -67,10 +104,14 @@ def superoptimize(
     *,
     limits: Limits | None = None,
     cost: TermCost | None = None,
+    pricing: Pricing | None = None,
     extractors: Sequence[str] = EXTRACTORS,
     extract_seconds: float = 10.0,
 ) -> SearchResult:
     """Search for a cheaper graph that is equal to `graph` by `rules`.
+
+    With `pricing`, extraction and learning alternate: the prices of what was extracted are learned, and graphs are
+    extracted again, until nothing new turns up. An e-graph has thousands of terms; dozens of them are ever priced.
 
     Parameters
     ----------
@@ -81,41 +122,60 @@ def superoptimize(
         Of the exploration.
     cost : TermCost
         Prices of terms; analytic by default.
+    pricing : Pricing
+        Where better prices come from; `cost` is not used then.
     extractors : sequence of str
         Names in `extract.EXTRACTORS`; the cheapest result wins.
     extract_seconds : float
         Limit of the integer program.
     """
     limits, cost = limits or Limits(), cost or AnalyticCost()
-    before = graph_cost_s(graph, cost)
     started = time.perf_counter()
     if limits.e_nodes <= len(graph.terms) or limits.seconds <= 0 or limits.iterations <= 0 or not rules:
         reason = "e_nodes" if limits.e_nodes <= len(graph.terms) else "seconds" if limits.seconds <= 0 else "iterations"
+        before = graph_cost_s(graph, cost)
         return SearchResult(graph, before, before, Saturation(reason, 0, len(graph.terms), 0.0))
     egraph = EGraph(graph, rules)
     loaded = time.perf_counter()
     saturation = saturate(egraph, rules, limits)
     view = egraph.view()
-    explored = time.perf_counter()
-    extractions = extract(view, cost, extractors, time_limit_s=extract_seconds)
-    result = SearchResult(
-        graph,
-        before,
-        before,
-        saturation,
-        extractions,
-        len(view.classes),
-        load_s=loaded - started,
-        explore_s=explored - loaded,
-        extract_s=time.perf_counter() - explored,
-    )
-    best = min(extractions, key=lambda extraction: extraction.cost_s)
-    if best.cost_s < before * (1 - 1e-9):
-        result.graph, result.cost_after_s = best.graph, graph_cost_s(best.graph, cost)
-        needed = _needed(view, best.choice)
-        result.rules_used = dict(Counter(view.made_by[best.choice[c]] for c in needed if view.made_by[best.choice[c]]))
-        result.replacements = _replacements(view, best.choice, needed)
+    result = SearchResult(graph, 0.0, 0.0, saturation, classes=len(view.classes), load_s=loaded - started)
+    result.explore_s = time.perf_counter() - loaded
+    found: dict[tuple[Any, ...], Extraction] = {}
+    while True:
+        started = time.perf_counter()
+        cost = pricing.cost if pricing is not None else cost
+        result.extractions = extract(view, cost, extractors, time_limit_s=extract_seconds)
+        result.extract_s = time.perf_counter() - started
+        for extraction in result.extractions:
+            found.setdefault((tuple(extraction.graph.terms), tuple(extraction.graph.outputs)), extraction)
+        if pricing is None or result.price_rounds == ROUNDS:
+            break
+        started = time.perf_counter()
+        new = pricing.learn([graph, *(extraction.graph for extraction in result.extractions)])
+        result.price_s += time.perf_counter() - started
+        if not new:
+            break
+        result.price_rounds += 1
+    result.cost_before_s = result.cost_after_s = graph_cost_s(graph, cost)
+    result.candidates = _cheaper(view, list(found.values()), cost, result.cost_before_s)
+    if result.candidates:
+        result.graph, result.cost_after_s = result.candidates[0].graph, result.candidates[0].cost_s
     return result
+
+
+def _cheaper(view: EGraphView, found: Sequence[Extraction], cost: TermCost, before_s: float) -> list[Candidate]:
+    """The extracted graphs that cost less than `before_s`, cheapest first."""
+    candidates = []
+    for extraction in found:
+        cost_s = graph_cost_s(extraction.graph, cost)
+        if cost_s < before_s * (1 - 1e-9):
+            needed = _needed(view, extraction.choice)
+            rules_used = Counter(view.made_by[extraction.choice[c]] for c in needed)
+            del rules_used[""]
+            replacements = _replacements(view, extraction.choice, needed)
+            candidates.append(Candidate(extraction.graph, cost_s, rules_used, tuple(replacements)))
+    return sorted(candidates, key=lambda candidate: candidate.cost_s)
 
 
 def _needed(view: EGraphView, choice: Mapping[int, int]) -> list[int]:

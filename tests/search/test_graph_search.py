@@ -240,7 +240,7 @@ def test_a_choice_with_a_cycle_or_a_hole_is_refused() -> None:
 def test_measured_prices_come_before_estimated_ones() -> None:
     graph = projections(1)
     term = graph.terms[2]
-    key = (term.op, term.attrs, (graph.types[0], graph.types[1]))
+    key = (term.op, term.attrs, (graph.types[0], graph.types[1]), (graph.constant[0], graph.constant[1]))
     cost = MeasuredCost({key: 1.0})
     assert graph_cost_s(graph, cost) > 1.0 > graph_cost_s(graph, AnalyticCost())
 

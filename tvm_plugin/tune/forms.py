@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 import tvm_ffi
@@ -16,6 +16,9 @@ from ..transform.batch_norm import FoldBatchNorm
 from ..transform.fold_weights import FoldWeights
 from ..transform.layout import ChannelsLast
 from .loop import Variant
+
+if TYPE_CHECKING:
+    from ..graph_search import Prices
 
 __all__ = ["Form", "Forms", "model_forms", "simplify"]
 
@@ -96,10 +99,11 @@ def simplify(mod: Any) -> Any:
     return tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(mod)
 
 
-def model_forms(mod: Any, target: Any, graph: Any) -> tuple[Forms, Any]:
+def model_forms(mod: Any, target: Any, graph: Any, prices: Prices | None = None) -> tuple[Forms, Any]:
     """The forms of a Relax module with weights as constants, and the graph search's result (None when it is off).
 
-    Raises InputError for an unknown value of `graph`.
+    `prices` are what the graph search goes by; its best two graphs compete then. Raises InputError for an unknown value
+    of `graph`.
     """
     mod = simplify(mod)
     graphs = [("as given", mod)]
@@ -111,15 +115,16 @@ def model_forms(mod: Any, target: Any, graph: Any) -> tuple[Forms, Any]:
             raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")
         config = graph if isinstance(graph, GraphConfig) else GraphConfig()
         # The tuned model is compared with the reference as a whole, and competes with the original on time.
-        result = optimize_graph(mod, replace(config, verify=False))
+        result = optimize_graph(mod, replace(config, verify=False), prices=prices)
         if result.changed:
-            graphs.insert(0, (REWRITTEN, simplify(result.mod)))
+            others = [(f"{REWRITTEN} otherwise", simplify(other)) for other in result.alternatives[:1]]
+            graphs = [(REWRITTEN, simplify(result.mod)), *others, *graphs]
     forms: list[Form] = []
     for name, candidate in graphs:
         last = tvm.transform.Sequential([ChannelsLast()])(candidate)
         if not tvm_ffi.structural_equal(last, candidate):
-            forms.append(_lower(f"{name}, channels last", last, target, name == REWRITTEN))
-        forms.append(_lower(name, candidate, target, name == REWRITTEN))
+            forms.append(_lower(f"{name}, channels last", last, target, name.startswith(REWRITTEN)))
+        forms.append(_lower(name, candidate, target, name.startswith(REWRITTEN)))
     distinct = list({tuple(sorted(form.calls.items())): form for form in reversed(forms)}.values())[::-1]
     for form in distinct:
         LOGGER.info("form %r: %d kernels, %d calls", form.name, len(form.tasks), sum(t.calls for t in form.tasks))

@@ -112,7 +112,7 @@ def tune_model(
     with Session(settings) as session:
         imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
         session.progress.say(session.describe())
-        forms, graph_result = model_forms(imported.mod, session.target, graph)
+        forms, graph_result = model_forms(imported.mod, session.target, graph, session.graph_prices())
         if session.budget.time_s is not None:
             session.budget.reserve_s = min(0.3 * session.budget.time_s, FINISH_S + 0.2 * len(forms.tasks))
         reference = Reference(

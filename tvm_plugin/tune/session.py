@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__, cost_model, measure
+from ..graph_prices import GraphPrices
 from ..machine import describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
 from ..records import Context
@@ -25,6 +26,7 @@ from ..tasks.task import Task
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
 from .loop import TuningLoop, Variant
+from .prices import KernelPrices
 from .progress import Progress
 from .result import TaskResult
 from .transfer import Transfer
@@ -48,6 +50,12 @@ TRIAL_S = 0.08
 
 ESTIMATE_SAMPLES = 512
 """Random candidates whose best analytic estimate stands for a kernel that was not measured."""
+
+PRICES_SHARE = 0.1
+"""Of the budget, what the graph search may spend on measuring kernels that it only considers..."""
+
+PRICES_S = 30.0
+"""... and seconds at most."""
 
 FINISH_S = 8.0
 """What compiling, checking and timing the whole model takes, roughly: no kernel is timed again later than this."""
@@ -136,6 +144,13 @@ class Session:
         space = self.space(task)
         points = Moves(space).sample(np.random.default_rng(self.settings.seed), ESTIMATE_SAMPLES)
         return float(space.latency_s(points).min(initial=np.inf))
+
+    def graph_prices(self) -> GraphPrices:
+        """What the graph search goes by; measuring takes at most `PRICES_SHARE` of the budget, and `PRICES_S`."""
+        kernels = KernelPrices(self.work.database, self.context, self.context_key, self.space, self.measurer)
+        if self.budget.time_s is not None:
+            kernels.budget_s = min(PRICES_SHARE * self.budget.time_s, PRICES_S)
+        return GraphPrices(kernels, self.target, self.hardware)
 
     def affords(self, kernels: int) -> bool:
         """Whether half of the budget gives so many kernels a first look."""
@@ -238,12 +253,19 @@ class Session:
         )
 
     def _choose(self, kernel: KernelSearch) -> tuple[Measurement, float] | None:
-        """The fastest candidate and its latency in seconds; contenders are timed again, side by side."""
-        finalists = [m for m in kernel.finalists(FINALISTS) if m.latency_s <= CONTENDER * kernel.best_s]
+        """The fastest candidate and its latency in seconds; contenders are timed again, side by side.
+
+        So are all finalists where the untuned kernel seems to be faster: it was timed at another moment, perhaps a
+        quieter one.
+        """
+        loses = kernel.best_s > kernel.baseline_s
+        finalists = [m for m in kernel.finalists(FINALISTS) if loses or m.latency_s <= CONTENDER * kernel.best_s]
         seconds_left = self.budget.seconds_left
         too_late = seconds_left is not None and seconds_left + self.budget.reserve_s < FINISH_S
-        if len(finalists) < 2 or too_late:
-            return (finalists[0], finalists[0].latency_s) if finalists else None
+        if not finalists:
+            return None
+        if too_late or (len(finalists) < 2 and not loses):
+            return finalists[0], finalists[0].latency_s
         again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
         best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
         if retimed.error:

@@ -1,0 +1,139 @@
+"""The graph search goes by prices of kernels: from records, else measured, else estimated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune import GraphConfig, optimize_graph
+from eqtune.graph_prices import GraphPrices
+from eqtune.machine import detect_target
+from eqtune.measure import LocalMeasurer
+from eqtune.records import Context, Record, RecordDatabase
+from eqtune.search.space import Hardware, build_space
+from eqtune.search.space.base import Decision
+from eqtune.tasks import Task, extract_tasks, lower_to_kernels
+from eqtune.tune.prices import KernelPrices, defaults
+
+CONTEXT = Context('{"kind": "llvm"}', "here", 1, "0.27")
+CONFIG = GraphConfig(verify=False)
+
+
+def two_products() -> tvm.IRModule:
+    """x @ a and x @ b: two kernels, or one and slices of its result."""
+    rng = np.random.default_rng(0)
+    a, b = (relax.const(rng.standard_normal((64, 64)).astype("float32")) for _ in range(2))
+    x = relax.Var("x", relax.TensorType((8, 64), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            left, right = builder.emit(relax.op.matmul(x, a)), builder.emit(relax.op.matmul(x, b))
+            result = builder.emit_output(relax.op.multiply(relax.op.tanh(left), right))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def prices(price_s: Callable[[Task], float]) -> GraphPrices:
+    def kernels(tasks: Sequence[Task]) -> list[float]:
+        return [price_s(task) for task in tasks]
+
+    return GraphPrices(kernels, detect_target(1), Hardware())
+
+
+def product(task: Task) -> float:
+    """A millisecond for a product of any size; little for anything else."""
+    return 1e-3 if task.flops >= 2 * 8 * 64 * 64 else 1e-4
+
+
+def wide(task: Task) -> bool:
+    """Whether it is the merged product, 8 x 64 by 64 x 128."""
+    return task.flops >= 2 * 8 * 64 * 128
+
+
+def test_what_kernels_cost_decides_which_graph_is_chosen() -> None:
+    merged = optimize_graph(two_products(), CONFIG, prices=prices(product))
+    assert merged.changed
+    assert "merge-matmul-shared-input" in {n for n, rule in merged.rules.items() if rule.used}
+    assert merged.price_after_s is not None
+    assert merged.price_before_s is not None
+    assert merged.price_after_s < merged.price_before_s
+    kept = optimize_graph(two_products(), CONFIG, prices=prices(lambda task: 1.0 if wide(task) else product(task)))
+    assert not kept.changed
+
+
+def test_a_graph_whose_fused_kernels_cost_more_is_refused() -> None:
+    # By itself the merged product is cheap; what it is fused with, the slices, makes it dear.
+    def price_s(task: Task) -> float:
+        return 1.0 if "slice" in task.name else product(task)
+
+    result = optimize_graph(two_products(), CONFIG, prices=prices(price_s))
+    assert not result.changed
+    assert "priced kernel by kernel" in result.kept_because
+
+
+def kernel() -> Task:
+    return max(extract_tasks(lower_to_kernels(two_products(), detect_target(1))), key=lambda task: task.flops)
+
+
+class Watch:
+    """A measurer that prices everything the same and counts."""
+
+    def __init__(self, price_s: float) -> None:
+        self.price_s, self.asked = price_s, 0
+
+    def price(self, candidates: Sequence[tuple[Task, Sequence[Decision]]]) -> list[float]:
+        assert all(decisions for _, decisions in candidates)
+        self.asked += len(candidates)
+        return [self.price_s] * len(candidates)
+
+
+def source(database: RecordDatabase, measurer: Any, **settings: float) -> KernelPrices:
+    return KernelPrices(database, CONTEXT, "here", lambda task: build_space(task.mod, Hardware()), measurer, **settings)
+
+
+def test_records_come_before_measurements_and_those_before_estimates(tmp_path: Path) -> None:
+    task = kernel()
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        assert 0 < source(database, None)([task])[0] < 1e-3
+        watch = Watch(0.25)
+        assert source(database, watch)([task, task]) == [0.25, 0.25]
+        assert source(database, watch)([task]) == [0.25]
+        assert watch.asked == 1, "a price is measured once, also in another session"
+        database.add([Record(task.workload_hash, "{}", "", CONTEXT, (0.5, 0.125))])
+        assert source(database, watch)([task]) == [0.125]
+
+
+def test_without_time_left_prices_are_estimated(tmp_path: Path) -> None:
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        watch = Watch(0.25)
+        late = source(database, watch, budget_s=0.0)
+        assert late([kernel()])[0] < 0.25
+        assert not watch.asked
+        assert (late.measured, late.estimated) == (0, 1)
+
+
+def test_a_candidate_that_does_not_run_is_priced_by_the_estimate(tmp_path: Path) -> None:
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        failing = source(database, Watch(math.inf))
+        assert math.isfinite(failing([kernel()])[0])
+
+
+@pytest.mark.slow
+def test_prices_are_measured_without_running_the_untuned_kernel() -> None:
+    task = kernel()
+    decisions, estimate_s = defaults(build_space(task.mod, Hardware()))
+    assert len(decisions) > 1
+    assert estimate_s > 0
+    with LocalMeasurer(detect_target(1), hardware=Hardware(), threads=1, workers=1) as measurer:
+        (price_s,) = measurer.price([(task, decisions)])
+        assert 0 < price_s < 1e-2
+        assert measurer.price([(task, [])]) == [math.inf]
+        (measured,) = measurer.measure(task, decisions[:1])
+        assert not measured.error, "it is compared with the reference all the same"

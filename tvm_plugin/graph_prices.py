@@ -1,0 +1,130 @@
+"""Measured prices for the graph search: of terms, to extract by, and of whole graphs, to choose by.
+
+A term is priced as the kernel that it becomes by itself; what is nearly free inside another's kernel (element-wise
+functions, slices, reshapes) keeps its analytic price. That is only to find good graphs: they are then lowered, fused
+and priced kernel by kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, transform
+
+from .search.graph.cost import AnalyticCost, MeasuredCost, TermCost, TermKey, term_keys
+from .search.graph.relax_ops import write_term
+from .search.graph.terms import TensorType, TermGraph
+from .search.space.hardware import Hardware
+from .tasks import Task, extract_tasks, lower_to_kernels
+from .transform.evaluate import constant_of
+from .transform.layout import ChannelsLast
+
+__all__ = ["GraphPrices"]
+
+PriceKernels = Callable[[Sequence[Task]], list[float]]
+"""Tasks -> seconds of one call of each."""
+
+PRICED = frozenset({"matmul", "conv2d", "pool2d", "softmax"})
+"""Terms whose kernels are measured. What only moves data is estimated: by itself it is seldom what it is when fused."""
+
+IMAGES = frozenset({"conv2d", "pool2d"})
+"""Terms whose kernels are wanted with channels last: what only moves data to get there is not theirs to pay."""
+
+MOST_WEIGHTS_BYTES = 1 << 30
+"""A term with larger weights keeps its analytic price: only its shape is wanted, but TVM holds the weights."""
+
+
+@dataclass
+class GraphPrices:
+    """A `Pricing` of terms, and the price of a module, both as sums over kernels.
+
+    Parameters
+    ----------
+    kernels : callable
+        Tasks -> seconds of one call of each, for example `eqtune.tune.prices.KernelPrices`.
+    target : tvm.target.Target
+    hardware : Hardware
+        Of the target: what is not measured is estimated for it.
+    """
+
+    kernels: PriceKernels
+    target: Any
+    hardware: Hardware
+    _prices_s: dict[TermKey, float] = field(default_factory=dict)
+    _unpriced: set[TermKey] = field(default_factory=set)
+
+    @property
+    def cost(self) -> TermCost:
+        """See `Pricing`."""
+        return MeasuredCost(dict(self._prices_s), AnalyticCost(self.hardware))
+
+    def learn(self, graphs: Sequence[TermGraph]) -> bool:
+        """See `Pricing`. All new kernels are measured together."""
+        new: dict[TermKey, list[Task]] = {}
+        for key, result in _merged(term_keys(graph) for graph in graphs).items():
+            if key[0] in PRICED and key not in self._prices_s and key not in self._unpriced:
+                tasks = self._tasks(key, result)
+                if tasks is None:
+                    self._unpriced.add(key)
+                else:
+                    new[key] = tasks
+        prices = iter(self.kernels([task for tasks in new.values() for task in tasks]))
+        for key, tasks in new.items():
+            self._prices_s[key] = sum(task.calls * next(prices) for task in tasks)
+        return bool(new)
+
+    def module_s(self, mod: Any) -> float:
+        """Seconds of one run of a module, in channels last where it has convolutions, each kernel by its price.
+
+        Parameters
+        ----------
+        mod : tvm.ir.IRModule
+            Simplified: batch norms and weights folded.
+        """
+        tasks = extract_tasks(lower_to_kernels(_channels_last(mod), self.target))
+        return sum(task.calls * price_s for task, price_s in zip(tasks, self.kernels(tasks), strict=True))
+
+    def _tasks(self, key: TermKey, result: TensorType) -> list[Task] | None:
+        """The kernels of one term; None where it has none that can be priced."""
+        op, attrs, types, weights = key
+        weight_bytes = sum(ty.size_bytes for ty, weight in zip(types, weights, strict=True) if weight)
+        if weight_bytes > MOST_WEIGHTS_BYTES or min(math.prod(ty.shape) for ty in (*types, result)) == 0:
+            return None
+        mod = _module(op, attrs, types, weights, result)
+        if op not in IMAGES:
+            return extract_tasks(lower_to_kernels(mod, self.target))
+        tasks = extract_tasks(lower_to_kernels(_channels_last(mod), self.target))
+        return [task for task in tasks if task.flops] or tasks
+
+
+def _merged(mappings: Any) -> Mapping[TermKey, TensorType]:
+    return {key: result for mapping in mappings for key, result in mapping.items()}
+
+
+def _channels_last(mod: Any) -> Any:
+    return transform.Sequential([ChannelsLast()])(mod)
+
+
+def _module(
+    op: str, attrs: Any, types: Sequence[TensorType], weights: Sequence[bool], result: TensorType
+) -> tvm.ir.IRModule:
+    """A function of one term: weights are constants, everything else is a parameter."""
+    builder = relax.BlockBuilder()
+    params: list[Any] = []
+    arguments: list[Any] = []
+    for position, (ty, weight) in enumerate(zip(types, weights, strict=True)):
+        if weight:
+            arguments.append(constant_of(np.zeros(ty.shape, ty.dtype)))
+        else:
+            params.append(relax.Var(f"x{position}", relax.TensorType(ty.shape, ty.dtype)))
+            arguments.append(params[-1])
+    with builder.function("main", params):
+        with builder.dataflow():
+            output = builder.emit_output(builder.normalize(write_term(op, attrs, arguments, types, result)))
+        builder.emit_func_output(output)
+    return builder.get()
