@@ -81,6 +81,7 @@ _ROWS = {
     "MatmulAttrs": "units:Integer=None out_dtype:DataType=None transpose_a:bool=false transpose_b:bool=false",
     "DenseAttrs": "units:Integer=None out_dtype:DataType=None auto_scheduler_rewritten_layout:string= "
     "meta_schedule_original_shape:Array=None",
+    "DensePackAttrs": "units:Integer=None out_dtype:DataType=None weight_layout:string=NC",
     "BatchMatmulAttrs": "out_dtype:DataType=None transpose_a:bool=false transpose_b:bool=false "
     "auto_scheduler_rewritten_layout:string= meta_schedule_original_shape:Array=None",
     "SoftmaxAttrs": "axis:int=-1",
@@ -93,11 +94,11 @@ _ROWS = {
     "GroupNormAttrs": f"num_groups:int=0 axis:int=1 {_NORM}",
     "LRNAttrs": "size:int=5 axis:int=1 bias:double=2 alpha:double=0.0001 beta:double=0.75",
     "L2NormalizeAttrs": "eps:double axis:Array=None",
-    "PadAttrs": "pad_width:Array pad_mode:string=constant",
+    "PadAttrs": "pad_width:Array=None pad_mode:string=constant",
     "MirrorPadAttrs": "mode:string=SYMMETRIC pad_width:Array",
-    "UpSamplingAttrs": "scale_h:double scale_w:double layout:string=NCHW method:string=nearest_neighbor "
+    "UpSamplingAttrs": "scale_h:double=0 scale_w:double=0 layout:string=NCHW method:string=nearest_neighbor "
     "align_corners:bool=false",
-    "UpSampling3DAttrs": "scale_d:double scale_h:double scale_w:double layout:string=NCDHW "
+    "UpSampling3DAttrs": "scale_d:double=0 scale_h:double=0 scale_w:double=0 layout:string=NCDHW "
     "method:string=nearest_neighbor coordinate_transformation_mode:string=half_pixel",
     "SubPixelAttrs": "block_size:int=1 layout:string=NCHW mode:string=DCR",
     "SpaceToBatchNDAttrs": "block_shape:Array=[1,1] paddings:Array pad_value:double=0",
@@ -108,7 +109,7 @@ _ROWS = {
     "ArgReduceAttrs": "axis:Array=None keepdims:bool=false select_last_index:bool=false exclude:bool=false",
     "VarianceAttrs": "axis:Array=None keepdims:bool=false exclude:bool=false unbiased:bool=false",
     "ArgsortAttrs": "axis:int=-1 is_ascend:bool=true dtype:DataType=None",
-    "TopKAttrs": "k:Integer=None axis:int=-1 ret_type:string=both is_ascend:bool=false dtype:DataType=None",
+    "TopkAttrs": "k:Integer=None axis:int=-1 ret_type:string=both is_ascend:bool=false dtype:DataType=None",
     "ScanopAttrs": "axis:Integer=None dtype:DataType=None exclusive:Bool=false",
     # shapes and indexing
     "CastAttrs": "dtype:DataType",
@@ -143,6 +144,10 @@ _ROWS = {
     "NdarraySizeAttrs": "dtype:DataType=None",
     "SequenceMaskAttrs": "mask_value:double=0 axis:int=0",
     "OneHotAttrs": "depth:int=1 axis:int=-1 dtype:DataType=None",
+    "SearchSortedAttrs": "right:bool=false dtype:DataType=int32",
+    "MatrixSetDiagAttrs": "k1:int=0 k2:int=0 super_diag_right_align:bool=true sub_diag_right_align:bool=false",
+    "SparseToDenseAttrs": "output_shape:Array",
+    "ReshapeTensorAttrs": "newshape:Array=None",
     "EinsumAttrs": "equation:string",
     "TriluAttrs": "upper:bool=true",
     # images and detection
@@ -153,6 +158,9 @@ _ROWS = {
     "AffineGridAttrs": "target_shape:Array=None",
     "ROIAlignAttrs": "pooled_size:Array spatial_scale:double sample_ratio:int=-1 layout:string=NCHW mode:string=avg",
     "ROIPoolAttrs": "pooled_size:Array spatial_scale:double layout:string=NCHW",
+    "NonMaximumSuppressionAttrs": "force_suppress:bool=false top_k:int=-1 coord_start:int=2 score_index:int=1 "
+    "id_index:int=0 return_indices:bool=true invalid_to_bottom:bool=false",
+    "GetValidCountsAttrs": "score_threshold:any=None id_index:int=0 score_index:int=1",
     # quantized
     "QuantizeAttrs": f"out_dtype:DataType=int8 {_QUANTIZED_AXIS}",
     "DequantizeAttrs": f"out_dtype:DataType=float32 {_QUANTIZED_AXIS}",
@@ -160,8 +168,10 @@ _ROWS = {
     "BroadcastAttrs": "lhs_axis:int=-1 rhs_axis:int=-1",
     # what only marks or places code
     "CompilerAttrs": "compiler:string=",
-    "OnDeviceAttrs": "virtual_device:any=None constrain_result:bool=false constrain_body:bool=true",
-    "DeviceCopyAttrs": "src_virtual_device:any=None dst_virtual_device:any=None",
+    "OnDeviceAttrs": "virtual_device:any=None constrain_result:bool=false constrain_body:bool=true "
+    "device_type:int=0 is_fixed:bool=false",
+    "DeviceCopyAttrs": "src_virtual_device:any=None dst_virtual_device:any=None src_dev_type:int=0 dst_dev_type:int=0",
+    "CastHintAttrs": "dtype:DataType",
     "": "",
 }
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
+from .operators.refused import reason_of
 from .program import Call, Expr, Function, GlobalRef, If, Let, Program, Tuple, TupleItem
 
 __all__ = ["Survey", "refuse_unknown_operators", "survey"]
@@ -83,8 +84,9 @@ def refuse_unknown_operators(program: Program, surveys: list[Survey], known: Con
         return
     entries = []
     for name, count in counts.most_common():
-        place = program.place(first[name])
-        entries.append(f"{name} ({count} time{'s' if count > 1 else ''}{', first at ' + place if place else ''})")
+        place, reason = program.place(first[name]), reason_of(name)
+        times = f"{count} time{'s' if count > 1 else ''}"
+        entries.append(f"{name} ({times}{', first at ' + place if place else ''}{'; ' + reason if reason else ''})")
     raise program.unsupported(
         min(first.values()),
         f"{len(entries)} operator{'s' if len(entries) > 1 else ''} cannot be converted to Relax: {', '.join(entries)}",

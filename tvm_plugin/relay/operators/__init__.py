@@ -1,7 +1,10 @@
 """Relay's operators, one row each: the arguments and attributes they take, and what they are in Relax."""
 
+from .convolution import CONVOLUTION
+from .detection import DETECTION
 from .elementwise import ELEMENTWISE
 from .image import IMAGE
+from .indexing import INDEXING
 from .nn import NN
 from .operator import Operator
 from .quantized import QUANTIZED
@@ -10,5 +13,7 @@ from .shape import SHAPE
 
 __all__ = ["OPERATORS", "Operator"]
 
-OPERATORS: dict[str, Operator] = {row.name: row for row in [*ELEMENTWISE, *NN, *SHAPE, *REDUCE, *IMAGE, *QUANTIZED]}
+_TABLES = [ELEMENTWISE, CONVOLUTION, NN, SHAPE, REDUCE, INDEXING, IMAGE, DETECTION, QUANTIZED]
+
+OPERATORS: dict[str, Operator] = {row.name: row for table in _TABLES for row in table}
 """By name."""

@@ -166,6 +166,7 @@ ELEMENTWISE: list[Operator] = [
     row("copy", 1, "", _identity),
     row("device_copy", 1, "DeviceCopyAttrs", _identity),
     row("on_device", 1, "OnDeviceAttrs", _identity),
+    row("annotation.cast_hint", 1, "CastHintAttrs", _identity),
     row("annotation.checkpoint", 1, "", _identity),
     row("annotation.compiler_begin", 1, "CompilerAttrs", _identity),
     row("annotation.compiler_end", 1, "CompilerAttrs", _identity),

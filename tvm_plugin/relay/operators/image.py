@@ -1,4 +1,4 @@
-"""Images: resizing, upsampling, sampling by a grid, regions of interest."""
+"""Images: resizing, upsampling, sampling by a grid."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from tvm.relax import op
 
 from ..builder import Builder
+from .layouts import change_layout, plain_layout
 from .operator import Operator, row
 
 __all__ = ["IMAGE"]
@@ -49,27 +50,45 @@ _METHODS = {"nearest_neighbor": "nearest_neighbor", "bilinear": "linear", "bicub
 
 
 def _upsampling(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    """A resize to the rounded product of extents and scales."""
-    scales = {"H": attrs.scale_h, "W": attrs.scale_w}
-    extents = dict(zip(attrs.layout, b.shape(args[0]), strict=True))
-    size = [round(extents[axis] * scale) for axis, scale in scales.items()]
-    nearest = attrs.method == "nearest_neighbor"
-    mode = "asymmetric" if nearest else "align_corners" if attrs.align_corners else "half_pixel"
-    return op.image.resize2d(
-        args[0],
-        size,
-        layout=attrs.layout,
-        method=_method(attrs.method),
-        coordinate_transformation_mode=mode,
-        rounding_method="floor" if nearest else "",
+    """A resize to the rounded product of extents and scales, which are constants; grids meet at the first element."""
+    scales = [attrs.scale_h, attrs.scale_w] if len(args) == 1 else _scales(b, args[1:])
+    mode = "align_corners" if attrs.align_corners else "asymmetric"
+    return _scaled(b, op.image.resize2d, args[0], dict(zip("HW", scales, strict=True)), attrs, mode)
+
+
+def _upsampling3d(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    scales = [attrs.scale_d, attrs.scale_h, attrs.scale_w] if len(args) == 1 else _scales(b, args[1:])
+    mode = attrs.coordinate_transformation_mode
+    return _scaled(b, op.image.resize3d, args[0], dict(zip("DHW", scales, strict=True)), attrs, mode)
+
+
+def _scales(b: Builder, args: Sequence[Any]) -> list[float]:
+    scales = [b.known(arg) for arg in args]
+    if any(scale is None for scale in scales):
+        raise ValueError("the scales are computed when the program runs; only static shapes can be converted")
+    return [float(scale.reshape(())) for scale in scales if scale is not None]
+
+
+def _scaled(
+    b: Builder, resize: Any, data: Any, scales: dict[str, float], attrs: SimpleNamespace, coordinates: str
+) -> Any:
+    if attrs.method not in _METHODS:
+        raise ValueError(f"method is {attrs.method!r}, expected {', '.join(_METHODS)}")
+    if any(scale <= 0 for scale in scales.values()):
+        raise ValueError(f"the scales are {list(scales.values())}, which must be positive")
+    plain = plain_layout(attrs.layout)
+    data = change_layout(b, data, attrs.layout, plain)
+    extents = dict(zip(plain, b.shape(data), strict=True))
+    result = resize(
+        data,
+        [round(extents[axis] * scale) for axis, scale in scales.items()],
+        layout=plain,
+        method=_METHODS[attrs.method],
+        coordinate_transformation_mode=coordinates,
+        rounding_method="",
         cubic_alpha=-0.5,
     )
-
-
-def _method(name: str) -> str:
-    if name not in _METHODS:
-        raise ValueError(f"method is {name!r}, expected {', '.join(_METHODS)}")
-    return _METHODS[name]
+    return result if plain == attrs.layout else change_layout(b, b.emit(result), plain, attrs.layout)
 
 
 def _grid_sample(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -87,28 +106,6 @@ def _affine_grid(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any
     return op.image.affine_grid(args[0], [int(extent) for extent in attrs.target_shape])
 
 
-def _roi_align(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    return op.vision.roi_align(
-        args[0],
-        args[1],
-        pooled_size=[int(extent) for extent in attrs.pooled_size],
-        spatial_scale=attrs.spatial_scale,
-        sample_ratio=attrs.sample_ratio,
-        layout=attrs.layout,
-        mode=attrs.mode,
-    )
-
-
-def _roi_pool(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    return op.vision.roi_pool(
-        args[0],
-        args[1],
-        pooled_size=[int(extent) for extent in attrs.pooled_size],
-        spatial_scale=attrs.spatial_scale,
-        layout=attrs.layout,
-    )
-
-
 IMAGE: list[Operator] = [
     row("image.resize1d", 1, "Resize1DAttrs", _resize1d),
     row("image.resize2d", 1, "Resize2DAttrs", _resize2d),
@@ -117,6 +114,7 @@ IMAGE: list[Operator] = [
     row("image.grid_sample", 2, "GridSampleAttrs", _grid_sample),
     row("image.affine_grid", 1, "AffineGridAttrs", _affine_grid),
     row("nn.upsampling", 1, "UpSamplingAttrs", _upsampling),
-    row("vision.roi_align", 2, "ROIAlignAttrs", _roi_align),
-    row("vision.roi_pool", 2, "ROIPoolAttrs", _roi_pool),
+    row("dyn.nn.upsampling", 3, "UpSamplingAttrs", _upsampling),
+    row("nn.upsampling3d", 1, "UpSampling3DAttrs", _upsampling3d),
+    row("dyn.nn.upsampling3d", 4, "UpSampling3DAttrs", _upsampling3d),
 ]

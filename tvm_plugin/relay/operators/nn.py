@@ -1,4 +1,4 @@
-"""Layers: convolutions, products, pooling, normalisation, padding."""
+"""Layers: products, pooling, normalisation, padding."""
 
 from __future__ import annotations
 
@@ -11,104 +11,33 @@ import numpy as np
 from tvm.relax import op
 
 from ..builder import Builder
+from .convolution import SPATIAL
+from .layouts import change_layout, plain_layout
 from .operator import Convert, Operator, row
 
-__all__ = ["NN", "convolve", "transposed_product"]
+__all__ = ["NN", "pack_product", "pool", "spread", "transposed_product"]
 
 
-def _kernel(b: Builder, weight: Any, layout: str, plain: str, groups: int) -> Any:
-    """The weights in the layout `plain` (OIHW), with all output channels on its O axis.
+def _in_plain_layout(convert: Convert) -> Convert:
+    """Do what `convert` does without blocks of channels (NCHW16c), which pooling leaves alone, and block the result."""
 
-    Relay's depthwise weights have an axis of input channels and one of multipliers: (C, multiplier, H, W) in OIHW.
-    """
-    if sorted(layout) != sorted(plain):
-        raise ValueError(f"the kernel layout {layout}; only orders of {plain} can be converted")
-    if layout != plain:
-        weight = b.emit(op.permute_dims(weight, [layout.index(letter) for letter in plain]))
-    shape = b.shape(weight)
-    outputs, inputs = plain.index("O"), plain.index("I")
-    if groups == shape[outputs] > 1 and shape[inputs] > 1 and outputs == 0:
-        weight = b.emit(op.reshape(weight, [shape[0] * shape[1], 1, *shape[2:]]))
-    return weight
+    def unblocked(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+        layout, plain = attrs.layout, plain_layout(attrs.layout)
+        if layout == plain:
+            return convert(b, args, attrs)
+        data = change_layout(b, args[0], layout, plain)
+        result = convert(b, [data], SimpleNamespace(**{**vars(attrs), "layout": plain}))
+        return change_layout(b, b.emit(result), plain, layout)
+
+    return unblocked
 
 
-def convolve(spatial: str) -> Convert:
-    """A convolution over the axes `spatial`; also of whole numbers, with `out_dtype`."""
-    function = {"W": op.nn.conv1d, "HW": op.nn.conv2d, "DHW": op.nn.conv3d}[spatial]
-    plain = f"OI{spatial}"
+def pool(function: Callable[..., Any], spatial: str, average: bool) -> Convert:
+    """A pooling over the axes `spatial`."""
 
     def convert(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-        _check_layout(attrs.data_layout, f"NC{spatial}")
-        layout = attrs.kernel_layout
-        depthwise = attrs.groups > 1 and "I" in layout and b.shape(args[1])[layout.index("I")] > 1
-        weight = args[1]
-        if layout not in (plain, f"{spatial}IO") or depthwise:
-            weight, layout = _kernel(b, weight, layout, plain, attrs.groups), plain
-        _check_kernel(b, weight, layout, attrs)
-        return function(
-            args[0],
-            weight,
-            strides=attrs.strides,
-            padding=attrs.padding,
-            dilation=attrs.dilation,
-            groups=attrs.groups,
-            data_layout=attrs.data_layout,
-            kernel_layout=layout,
-            out_layout=attrs.out_layout or attrs.data_layout,
-            out_dtype=attrs.out_dtype or b.dtype(args[0]),
-        )
-
-    return convert
-
-
-def _check_layout(layout: str, plain: str) -> None:
-    if sorted(layout) != sorted(plain):
-        raise ValueError(f"the layout {layout}; only orders of {plain} can be converted")
-
-
-def _check_kernel(b: Builder, weight: Any, layout: str, attrs: SimpleNamespace) -> None:
-    """Refuse attributes that contradict the weights; Relax does not know them."""
-    shape = b.shape(weight)
-    if len(shape) != len(layout):
-        raise ValueError(f"weights of shape {tuple(shape)} in the layout {layout}")
-    size = [shape[axis] for axis, letter in enumerate(layout) if letter not in "OI"]
-    if attrs.kernel_size and list(attrs.kernel_size) != size:
-        raise ValueError(f"kernel_size is {attrs.kernel_size}, the weights are {tuple(shape)} in {layout}")
-    channels = shape[layout.index("O")]
-    if attrs.channels is not None and attrs.channels != channels:
-        raise ValueError(f"channels is {attrs.channels}, the weights are {tuple(shape)} in {layout}")
-
-
-def _transposed_convolve(spatial: str) -> Convert:
-    function = {"W": op.nn.conv1d_transpose, "HW": op.nn.conv2d_transpose, "DHW": op.nn.conv3d_transpose}[spatial]
-    plain = f"IO{spatial}"
-
-    def convert(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-        if attrs.data_layout != f"NC{spatial}":
-            raise ValueError(f"the layout {attrs.data_layout}; only NC{spatial} can be converted")
-        layout = attrs.kernel_layout
-        if layout == f"OI{spatial}":
-            # Importers write OIHW and mean the same array; TVM's operator always reads its first axis as the input's.
-            layout = plain
-        return function(
-            args[0],
-            _kernel(b, args[1], layout, plain, 1),
-            strides=attrs.strides,
-            padding=attrs.padding,
-            output_padding=attrs.output_padding,
-            dilation=attrs.dilation,
-            groups=attrs.groups,
-            data_layout=attrs.data_layout,
-            kernel_layout=plain,
-            out_dtype=attrs.out_dtype or b.dtype(args[0]),
-        )
-
-    return convert
-
-
-def _pool(function: Callable[..., Any], spatial: str, average: bool) -> Convert:
-    def convert(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-        _check_layout(attrs.layout, f"NC{spatial}")
+        if sorted(attrs.layout) != sorted(f"NC{spatial}"):
+            raise ValueError(f"the layout {attrs.layout}; only orders of NC{spatial} can be converted")
         extra = {"count_include_pad": attrs.count_include_pad} if average else {}
         return function(
             args[0],
@@ -121,7 +50,7 @@ def _pool(function: Callable[..., Any], spatial: str, average: bool) -> Convert:
             **extra,
         )
 
-    return convert
+    return _in_plain_layout(convert)
 
 
 def _global_average(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -139,20 +68,25 @@ def _adaptive_average(function: Callable[..., Any], rank: int) -> Convert:
             size = size * rank
         return function(args[0], size, layout=attrs.layout)
 
-    return convert
+    return _in_plain_layout(convert)
 
 
 def _adaptive_max(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    """Windows that divide evenly become a max pooling; Relax has no adaptive one."""
-    size = [int(extent) for extent in attrs.output_size]
+    """Relax has none. Window i of n goes from floor(i * extent / n) to ceil((i + 1) * extent / n)."""
     axes = [axis for axis, letter in enumerate(attrs.layout) if letter in "DHW"]
     extents = [b.shape(args[0])[axis] for axis in axes]
+    size = [int(extent) for extent in attrs.output_size]
     size = size * len(axes) if len(size) == 1 else size or extents
-    if any(extent % wanted for extent, wanted in zip(extents, size, strict=True)):
-        raise ValueError(f"extents {extents} into {size} windows of different sizes")
-    window = [extent // wanted for extent, wanted in zip(extents, size, strict=True)]
-    function = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}[len(axes)]
-    return function(args[0], pool_size=window, strides=window, layout=attrs.layout)
+    if not any(extent % wanted for extent, wanted in zip(extents, size, strict=True)):
+        window = [extent // wanted for extent, wanted in zip(extents, size, strict=True)]
+        function = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}[len(axes)]
+        return function(args[0], pool_size=window, strides=window, layout=attrs.layout)
+    data = args[0]
+    for axis, extent, wanted in zip(axes, extents, size, strict=True):
+        bounds = [(i * extent // wanted, -(-(i + 1) * extent // wanted)) for i in range(wanted)]
+        parts = [b.emit(op.strided_slice(data, axes=[axis], begin=[begin], end=[end])) for begin, end in bounds]
+        data = b.emit(op.concat([b.emit(op.max(part, axis=axis, keepdims=True)) for part in parts], axis=axis))
+    return data
 
 
 def transposed_product(b: Builder, left: Any, right: Any, attrs: SimpleNamespace) -> Any:
@@ -173,6 +107,12 @@ def _dense(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
         raise ValueError(f"units is {attrs.units}, the weights are {tuple(b.shape(args[1]))}")
     choice = SimpleNamespace(transpose_a=False, transpose_b=True, out_dtype=attrs.out_dtype)
     return transposed_product(b, args[0], args[1], choice)
+
+
+def pack_product(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    """As `_dense`, with weights in blocks of outputs: (units / 16, K, 16) in NC16n."""
+    weight = change_layout(b, args[1], attrs.weight_layout, "NC")
+    return _dense(b, [args[0], weight], attrs)
 
 
 def _matmul(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -284,9 +224,9 @@ def pad_by_index(b: Builder, data: Any, widths: Sequence[tuple[int, int]], mode:
     return data
 
 
-def pad_widths(b: Builder, data: Any, widths: Sequence[Any]) -> list[tuple[int, int]]:
+def pad_widths(b: Builder, data: Any, widths: Sequence[Any] | None) -> list[tuple[int, int]]:
     """(before, after) for each axis."""
-    pairs = [tuple(int(width) for width in pair) for pair in widths if isinstance(pair, list) and len(pair) == 2]
+    pairs = [tuple(int(width) for width in pair) for pair in widths or () if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) != b.rank(data) or any(width < 0 for pair in pairs for width in pair):
         raise ValueError(f"pad_width is {widths}, expected [before, after] for each of {b.rank(data)} axes")
     return [(before, after) for before, after in pairs]
@@ -302,6 +242,13 @@ def _pad(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if value is None:
         raise ValueError("the padding value is computed when the program runs; only a constant can be converted")
     return op.nn.pad(args[0], [width for pair in widths for width in pair], pad_value=float(value.reshape(())))
+
+
+def _dyn_pad(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    """The widths are the second argument, flat or in pairs, the value the third."""
+    flat = b.integers(args[1], "pad_width")
+    pairs = [list(pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+    return _pad(b, [args[0], args[2]], SimpleNamespace(pad_width=pairs, pad_mode=attrs.pad_mode))
 
 
 def _mirror_pad(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -331,27 +278,22 @@ def _batch_flatten(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> A
     return op.reshape(args[0], [shape[0], math.prod(shape[1:])])
 
 
-_SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 _MAX_POOLS = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}
 _AVG_POOLS = {1: op.nn.avg_pool1d, 2: op.nn.avg_pool2d, 3: op.nn.avg_pool3d}
 _ADAPTIVE_POOLS = {1: op.nn.adaptive_avg_pool1d, 2: op.nn.adaptive_avg_pool2d, 3: op.nn.adaptive_avg_pool3d}
 
 NN: list[Operator] = [
-    *(row(f"nn.conv{n}d", 2, f"Conv{n}DAttrs", convolve(axes)) for n, axes in _SPATIAL.items()),
-    *(
-        row(f"nn.conv{n}d_transpose", 2, f"Conv{n}DTransposeAttrs", _transposed_convolve(axes))
-        for n, axes in _SPATIAL.items()
-    ),
-    *(row(f"nn.max_pool{n}d", 1, f"MaxPool{n}DAttrs", _pool(_MAX_POOLS[n], s, False)) for n, s in _SPATIAL.items()),
-    *(row(f"nn.avg_pool{n}d", 1, f"AvgPool{n}DAttrs", _pool(_AVG_POOLS[n], s, True)) for n, s in _SPATIAL.items()),
+    *(row(f"nn.max_pool{n}d", 1, f"MaxPool{n}DAttrs", pool(_MAX_POOLS[n], s, False)) for n, s in SPATIAL.items()),
+    *(row(f"nn.avg_pool{n}d", 1, f"AvgPool{n}DAttrs", pool(_AVG_POOLS[n], s, True)) for n, s in SPATIAL.items()),
     *(
         row(f"nn.adaptive_avg_pool{n}d", 1, f"AdaptivePool{n}DAttrs", _adaptive_average(_ADAPTIVE_POOLS[n], n))
-        for n in _SPATIAL
+        for n in SPATIAL
     ),
-    *(row(f"nn.adaptive_max_pool{n}d", 1, f"AdaptivePool{n}DAttrs", _adaptive_max) for n in _SPATIAL),
-    row("nn.global_avg_pool2d", 1, "GlobalPool2DAttrs", _global_average),
-    row("nn.global_max_pool2d", 1, "GlobalPool2DAttrs", _global_max),
+    *(row(f"nn.adaptive_max_pool{n}d", 1, f"AdaptivePool{n}DAttrs", _adaptive_max) for n in SPATIAL),
+    row("nn.global_avg_pool2d", 1, "GlobalPool2DAttrs", _in_plain_layout(_global_average)),
+    row("nn.global_max_pool2d", 1, "GlobalPool2DAttrs", _in_plain_layout(_global_max)),
     row("nn.dense", 2, "DenseAttrs", _dense),
+    row("nn.contrib_dense_pack", 2, "DensePackAttrs", pack_product),
     row("nn.matmul", 2, "MatmulAttrs", _matmul),
     row("nn.batch_matmul", 2, "BatchMatmulAttrs", _batch_matmul),
     row("nn.bias_add", 2, "BiasAddAttrs", _bias_add),
@@ -368,6 +310,7 @@ NN: list[Operator] = [
     row("nn.prelu", 2, "PReluAttrs", _prelu),
     row("nn.dropout", 1, "DropoutAttrs", _dropout),
     row("nn.pad", (1, 2), "PadAttrs", _pad),
+    row("dyn.nn.pad", 3, "PadAttrs", _dyn_pad),
     row("nn.mirror_pad", 1, "MirrorPadAttrs", _mirror_pad),
     row("nn.batch_flatten", 1, "", _batch_flatten),
     row("nn.cross_entropy", 2, "", _cross_entropy(logits=False)),

@@ -15,7 +15,8 @@ import numpy as np
 from tvm.relax import op
 
 from ..builder import Builder
-from .nn import convolve, spread, transposed_product
+from .convolution import convolve, transposed_convolve
+from .nn import pack_product, pool, spread, transposed_product
 from .operator import Convert, Operator, row
 
 __all__ = ["QUANTIZED"]
@@ -165,6 +166,13 @@ def _concatenate(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any
     return op.concat(parts, axis=b.axis(attrs.axis, parts[0]))
 
 
+def _average_pool(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    """In int32, in the scale of the output. Arguments: data, its scale and zero point, those of the output."""
+    wide = requantize(b, args[0], (args[1], args[2]), (args[3], args[4]), "int32")
+    average = b.emit(pool(op.nn.avg_pool2d, "HW", average=True)(b, [wide], attrs))
+    return _saturate(b, average, b.dtype(args[0]))
+
+
 def _through_float(function: Convert) -> Convert:
     """Dequantize, compute, quantize. Arguments: data, its scale and zero point, the output's scale and zero point."""
 
@@ -202,8 +210,11 @@ QUANTIZED: list[Operator] = [
     row("qnn.dequantize", 3, "DequantizeAttrs", _dequantize),
     row("qnn.requantize", 5, "RequantizeAttrs", _requantize),
     row("qnn.conv2d", 6, "Conv2DAttrs", _accumulating(convolve("HW"), _output_axis)),
+    row("qnn.conv2d_transpose", 6, "Conv2DTransposeAttrs", _accumulating(transposed_convolve("HW"), _output_axis)),
+    row("qnn.contrib_dense_pack", 6, "DensePackAttrs", _accumulating(pack_product, lambda attrs: 0)),
     row("qnn.dense", 6, "DenseAttrs", _accumulating(_product, lambda attrs: 0)),
     row("qnn.batch_matmul", 6, "BatchMatmulAttrs", _accumulating(_product, lambda attrs: -1)),
+    row("qnn.avg_pool2d", 5, "AvgPool2DAttrs", _average_pool),
     row("qnn.add", 8, "BroadcastAttrs", _binary("add")),
     row("qnn.subtract", 8, "BroadcastAttrs", _binary("subtract")),
     row("qnn.mul", 8, "BroadcastAttrs", _binary("multiply")),

@@ -11,6 +11,7 @@ import numpy as np
 from tvm.relax import op
 
 from ..builder import Builder
+from .layouts import change_layout
 from .operator import Convert, Operator, row
 
 __all__ = ["SHAPE"]
@@ -68,6 +69,10 @@ def _reshape(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if attrs.reverse:
         return op.reshape(args[0], new_shape(shape[::-1], wanted[::-1])[::-1])
     return op.reshape(args[0], new_shape(shape, wanted, attrs.allowzero))
+
+
+def _reshape_tensor(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    return op.reshape(args[0], b.integers(args[1], "the new shape"))
 
 
 def _reverse_reshape(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -199,11 +204,19 @@ def _broadcast_to_like(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) 
 
 
 def _collapse_sum(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    return _sum_to(b, args[0], b.shape(args[1]))
+
+
+def _collapse_sum_to(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    return _sum_to(b, args[0], b.integers(args[1], "the shape"))
+
+
+def _sum_to(b: Builder, data: Any, target: list[int]) -> Any:
     """Sum over the axes along which the target was broadcast."""
-    shape, target = b.shape(args[0]), b.shape(args[1])
+    shape = b.shape(data)
     lead = len(shape) - len(target)
     axes = [*range(lead), *(lead + i for i, extent in enumerate(target) if extent == 1 and shape[lead + i] != 1)]
-    total = b.emit(op.sum(args[0], axis=axes, keepdims=True)) if axes else args[0]
+    total = b.emit(op.sum(data, axis=axes, keepdims=True)) if axes else data
     return op.reshape(total, target)
 
 
@@ -248,10 +261,7 @@ def _reverse(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 
 
 def _layout_transform(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    source, target = attrs.src_layout, attrs.dst_layout
-    if sorted(source) != sorted(target) or len(source) != b.rank(args[0]):
-        raise ValueError(f"from {source} to {target}; only orders of the same axes can be converted")
-    return op.permute_dims(args[0], [source.index(letter) for letter in target])
+    return change_layout(b, args[0], attrs.src_layout, attrs.dst_layout)
 
 
 def _shape_of(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -334,6 +344,7 @@ def _batch_to_space(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> 
 SHAPE: list[Operator] = [
     row("reshape", (1, 2), "ReshapeAttrs", _reshape),
     row("dyn.reshape", 2, "ReshapeAttrs", _reshape),
+    row("vm.reshape_tensor", 2, "ReshapeTensorAttrs", _reshape_tensor),
     row("contrib_reverse_reshape", 1, "ReshapeAttrs", _reverse_reshape),
     row("reshape_like", 2, "ReshapeLikeAttrs", _reshape_like),
     row("transpose", 1, "TransposeAttrs", _transpose),
@@ -351,6 +362,7 @@ SHAPE: list[Operator] = [
     row("dyn.broadcast_to", 2, "InitOpAttrs", _broadcast_to),
     row("broadcast_to_like", 2, "", _broadcast_to_like),
     row("collapse_sum_like", 2, "", _collapse_sum),
+    row("collapse_sum_to", 2, "InitOpAttrs", _collapse_sum_to),
     row("full", (1, 2), "InitOpAttrs", _full),
     row("dyn.full", 2, "InitOpAttrs", _full),
     row("full_like", 2, "", _full_like),
