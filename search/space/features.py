@@ -38,4 +38,12 @@ FEATURES: tuple[str, ...] = (
     "memory_share",  # analytic memory time / analytic latency
     "log_latency",  # analytic latency in seconds
     "variant",  # which of a sketch's forms (where the epilogue, padding or packing is computed), an index
+    # GPUs only:
+    "occupancy",  # resident warps / most that a multiprocessor can hold
+    "coalescing",  # useful share of the bytes in the memory transactions of a warp
+    "bank_conflicts",  # shared-memory passes a warp's access takes, 1 when there are no conflicts
+    "arithmetic_intensity",  # log2 of FLOP for each byte that a block loads
+    "log_threads",  # threads of a block
+    "waves",  # log2 of (blocks / blocks that are resident at once)
+    "stages",  # shared-memory buffers that loads run ahead in
 )

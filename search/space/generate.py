@@ -7,6 +7,8 @@ from typing import Any
 from .analysis import analyze
 from .base import Space
 from .contraction import contraction_sketches
+from .gpu.generate import build_gpu_space
+from .gpu.hardware import GpuHardware
 from .hardware import Hardware
 from .memory_bound import memory_bound_sketches
 
@@ -21,13 +23,15 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     mod : tvm.ir.IRModule
         One fused function named "main".
     hardware : Hardware
-        What the constraints and the analytic estimates read.
+        What the constraints and the analytic estimates read; a `GpuHardware` gives sketches for that GPU.
 
     Raises
     ------
     ValueError
         When a shape is symbolic.
     """
+    if isinstance(hardware, GpuHardware):
+        return build_gpu_space(mod, hardware)
     try:
         kernel = analyze(mod)
     except (

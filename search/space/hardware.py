@@ -56,11 +56,21 @@ class Hardware:
         """Elements of `dtype_bytes` bytes that fill one vector register."""
         return max(1, self.vector_bytes // dtype_bytes)
 
+    def least_latency_s(self, flops: float, bytes_moved: float) -> float:
+        """Seconds that no schedule beats. Peaks of one core times cores: a busy machine measures less for all."""
+        in_cache = bytes_moved <= self.l3_bytes
+        bandwidth = self.cache_bandwidth_bytes_per_s * self.threads if in_cache else self.bandwidth_bytes_per_s
+        return max(flops / (self.peak_flops_per_s * self.threads), bytes_moved / bandwidth)
+
     def to_json(self) -> dict[str, Any]:
         """The fields as a JSON object."""
         return asdict(self)
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Hardware:
-        """The inverse of `to_json`; raises TypeError for an unknown field."""
+        """The inverse of `to_json`, for GPUs too; raises TypeError for an unknown field."""
+        if "warp_size" in fields:
+            from .gpu.hardware import GpuHardware
+
+            return GpuHardware(**fields)
         return Hardware(**fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import tvm_ffi
 from tvm import IRModule, tirx
 
 from .memory_bound.vector_math import vectorizable_math
@@ -33,6 +34,18 @@ def prepare_for_lowering(function: Any) -> Any:
     """A scheduled PrimFunc as it should be given to TVM: functions that vectorise, 32-bit indices.
 
     Whoever compiles a schedule of these spaces calls this first, on the kernel and on its packing function alike.
-    Neither step is part of the schedule, so a trace replays on the kernel as it was extracted.
+    Neither step is part of the schedule, so a trace replays on the kernel as it was extracted. GPUs have `exp` and the
+    like in hardware: where loops are bound to threads, functions stay.
     """
-    return narrow_indices(vectorizable_math(function))
+    return narrow_indices(function if _has_threads(function) else vectorizable_math(function))
+
+
+def _has_threads(function: Any) -> bool:
+    bound: list[Any] = []
+
+    def visit(loop: Any) -> None:
+        if loop.thread_binding is not None:
+            bound.append(loop)
+
+    tvm_ffi.structural_walk(function.body, (tirx.For, visit))
+    return bool(bound)

@@ -1,0 +1,239 @@
+"""The tiled matrix product as a sketch: knobs, constraints, and an analytic estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..access import dtype_bytes
+from ..base import Knob, Sketch
+from .hardware import GpuHardware
+from .matrix import MatrixForm, Operand
+from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
+from .tiled import schedule_tiles, shared_padding
+
+__all__ = ["MatrixSketch"]
+
+FAMILY = 20
+OTHER_REGISTERS = 40
+"""Addresses, predicates, loop counters: what a thread needs beside its sums and operands."""
+
+SHARED_BYTES_PER_CLOCK = 128
+LOAD_LATENCY = 600.0
+"""Clocks from a load to its value in DRAM or L2, roughly."""
+
+LARGEST_BODY = 512
+"""Multiply-adds a step of the reduction and thread; beyond this, instruction caches overflow and nvcc takes seconds."""
+
+
+class MatrixSketch(Sketch):
+    """Tiles of a contraction in matrix form.
+
+    Knobs: `ti` x `tj` threads, `vi` x `vj` virtual threads, registers `ri` x `rj` of each, `bk` steps of the reduction
+    in shared memory, `stages` (2: the next tiles are loaded while these are used), `split` of the reduction over
+    blocks, with a second kernel that adds the parts.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+    form : MatrixForm
+    hardware : GpuHardware
+    """
+
+    name = "gpu_tiled"
+
+    def __init__(self, mod: Any, form: MatrixForm, hardware: GpuHardware) -> None:
+        self.form = form
+        self._mod = mod
+        self._hardware = hardware
+        _, rows, columns, reduction = form.shape
+        self.knobs = (
+            Knob("vi", (1, 2)),
+            Knob("ti", _powers(1, 32, rows)),
+            Knob("ri", _powers(1, 8, rows)),
+            Knob("vj", (1, 2)),
+            Knob("tj", _powers(1, 32, columns)),
+            Knob("rj", _powers(1, 8, columns)),
+            Knob("bk", _powers(min(4, reduction), 64, reduction)),
+            Knob("stages", (1, 2)),
+            Knob("split", tuple(s for s in (1, 2, 4, 8, 16, 32) if s == 1 or reduction >= 64 * s)),
+        )
+
+    def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whole warps, enough of them; registers and shared memory suffice; little padding; tiles are worth it."""
+        v = self._columns(values)
+        _, rows, columns, reduction = self.form.shape
+        launch = self._launch(v)
+        tile_i, tile_j = v["vi"] * v["ti"] * v["ri"], v["vj"] * v["tj"] * v["rj"]
+        ok = occupancy(self._hardware, launch).legal
+        ok &= (launch.threads % self._hardware.warp_size == 0) & (launch.threads >= 32)
+        # Half a tile of padding at most, unless the whole extent is smaller than the least tile.
+        ok &= (tile_i < 2 * rows) & (tile_j < 2 * columns) & (v["bk"] * v["split"] < 2 * reduction)
+        ok &= v["vi"] * v["ri"] * v["vj"] * v["rj"] * v["bk"] <= LARGEST_BODY * 4
+        ok &= (v["stages"] == 1) | (np.ceil(reduction / (v["bk"] * v["split"])) >= 3)
+        # Every thread has something to fetch.
+        ok &= (tile_i * v["bk"] >= launch.threads) & (tile_j * v["bk"] >= launch.threads)
+        ok &= (v["split"] == 1) | (launch.blocks / v["split"] < 2 * self._hardware.multiprocessors)
+        result: NDArray[np.bool_] = ok
+        return result
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `features.FEATURES`."""
+        v = self._columns(values)
+        launch = self._launch(v)
+        fit = occupancy(self._hardware, launch)
+        c = self._cost(v, launch, fit)
+        flops, moved = self.form.contraction.flops, self.form.kernel.bytes_moved
+        tile_i, tile_j = v["vi"] * v["ti"] * v["ri"], v["vj"] * v["tj"] * v["rj"]
+        batch, rows, columns, reduction = self.form.shape
+        return feature_table(
+            len(values),
+            {
+                "log_flops": np.log2(flops),
+                "log_bytes": np.log2(moved),
+                "family": float(FAMILY),
+                "accumulators": v["vi"] * v["ri"] * v["vj"] * v["rj"],
+                "register_pressure": launch.registers / self._hardware.vector_registers,
+                "log_tile_m": np.log2(v["vi"] * v["ri"]),
+                "log_tile_n": np.log2(v["vj"] * v["rj"]),
+                "log_block_m": np.log2(tile_i),
+                "log_block_n": np.log2(tile_j),
+                "log_block_k": np.log2(v["bk"]),
+                "log_unrolled_body": np.log2(v["vi"] * v["ri"] * v["vj"] * v["rj"] * v["bk"]),
+                "tail_waste": c["padding"] - 1.0,
+                "log_parallel_chunks": np.log2(launch.blocks),
+                "imbalance": 1.0 / fit.busy,
+                "log_chunk_flops": np.log2(flops / launch.blocks),
+                "l1_footprint": launch.shared_bytes / self._hardware.shared_bytes_per_multiprocessor,
+                "l2_footprint": moved / self._hardware.l2_bytes,
+                "log_l2_traffic": np.log2(c["fetched"]),
+                "log_memory_traffic": np.log2(moved),
+                "log_reduction": np.log2(reduction),
+                "compute_share": c["compute_s"] / c["latency_s"],
+                "memory_share": c["memory_s"] / c["latency_s"],
+                "log_latency": np.log2(c["latency_s"]),
+                "variant": np.log2(v["split"]),
+                "occupancy": fit.share,
+                "coalescing": c["coalescing"],
+                "bank_conflicts": c["conflicts"],
+                "arithmetic_intensity": np.log2(2.0 * batch * rows * columns * reduction / c["fetched"]),
+                "log_threads": np.log2(launch.threads),
+                "waves": np.log2(fit.waves),
+                "stages": v["stages"],
+            },
+        )
+
+    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The analytic estimate, shape [n]."""
+        v = self._columns(values)
+        launch = self._launch(v)
+        return self._cost(v, launch, occupancy(self._hardware, launch))["latency_s"]
+
+    def apply(self, values: Mapping[str, int]) -> Any:
+        """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
+        return schedule_tiles(self._mod, self.form, values)
+
+    def _columns(self, values: NDArray[np.int64]) -> dict[str, Array]:
+        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
+
+    def _launch(self, v: Mapping[str, Array]) -> Launch:
+        batch, rows, columns, _ = self.form.shape
+        tile_i, tile_j = v["vi"] * v["ti"] * v["ri"], v["vj"] * v["tj"] * v["rj"]
+        threads = v["ti"] * v["tj"]
+        sums = v["vi"] * v["ri"] * v["vj"] * v["rj"] * dtype_bytes(self.form.accumulator) / 4
+        operands = v["vi"] * v["ri"] + v["vj"] * v["rj"]
+        ahead = np.where(v["stages"] > 1, (tile_i + tile_j) * v["bk"] * self.form.a.item_bytes / 4 / threads, 0.0)
+        shared = sum(
+            (tile + (shared_padding(operand.item_bytes) if operand.along_reduction else 0))
+            * v["bk"]
+            * operand.item_bytes
+            for tile, operand in ((tile_i, self.form.a), (tile_j, self.form.b))
+        )
+        return Launch(
+            blocks=batch * v["split"] * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
+            threads=threads,
+            registers=sums + operands + ahead + OTHER_REGISTERS,
+            shared_bytes=np.asarray(shared * np.where(v["stages"] > 1, 2.0, 1.0)),
+        )
+
+    def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
+        hardware, form = self._hardware, self.form
+        batch, rows, columns, reduction = form.shape
+        tile_i, tile_j = v["vi"] * v["ti"] * v["ri"], v["vj"] * v["tj"] * v["rj"]
+        steps = np.ceil(reduction / (v["bk"] * v["split"]))
+        padded = steps * v["bk"] * v["split"]
+        padding = (
+            np.ceil(rows / tile_i) * tile_i / rows * np.ceil(columns / tile_j) * tile_j / columns * padded / reduction
+        )
+        # One step of the reduction, of one warp: multiply-adds on 32 lanes beside reads of shared memory.
+        height, width = v["vi"] * v["ri"], v["vj"] * v["rj"]
+        conflicts = _conflicts(v["tj"], v["rj"]) + _conflicts(v["ti"], v["ri"])
+        reads = v["vi"] * np.ceil(v["ri"] / 4) * _words(v["ti"], v["tj"], v["ri"], False)
+        reads = reads + v["vj"] * np.ceil(v["rj"] / 4) * _words(v["ti"], v["tj"], v["rj"], True)
+        per_clock = hardware.peak_flops_per_s / hardware.clock_hz / 2.0
+        fma_clocks = height * width * hardware.warp_size / per_clock
+        issue_clocks = (height * width + v["vi"] * np.ceil(v["ri"] / 4) + v["vj"] * np.ceil(v["rj"] / 4)) / 4.0
+        step_clocks = np.maximum(np.maximum(fma_clocks, reads), issue_clocks) + 0.25 * np.minimum(fma_clocks, reads)
+        warps = launch.threads / hardware.warp_size
+        # A warp alone cannot issue all the time: its multiply-adds wait for each other and for shared memory.
+        parallel = np.minimum(1.0, warps * fit.resident * np.sqrt(height * width) / 32.0)
+        fetch_items = (tile_i + tile_j) * v["bk"]
+        fetch_clocks = fetch_items / np.maximum(1.0, _vectors(form.a, tile_i, v["bk"], launch.threads)) / 8.0
+        waiting = LOAD_LATENCY * np.where(v["stages"] > 1, 0.15, 1.0) / np.maximum(fit.resident, 1.0)
+        block_clocks = (
+            steps * (v["bk"] * step_clocks * warps / np.maximum(parallel, 0.05) + fetch_clocks + waiting)
+            + 2.0 * LOAD_LATENCY
+        )
+        spread = np.ceil(launch.blocks / hardware.multiprocessors)
+        compute_s = spread * block_clocks / hardware.clock_hz
+        fetched = launch.blocks * steps * v["bk"] * (tile_i * form.a.item_bytes + tile_j * form.b.item_bytes)
+        coalescing = np.minimum(_coalesced(form.a, v["bk"], tile_i), _coalesced(form.b, v["bk"], tile_j))
+        l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
+        partial = np.where(v["split"] > 1, 2.0 * v["split"] * batch * rows * columns * 4.0, 0.0)
+        memory_s = (fetched / coalescing + partial) / (l2 * np.minimum(1.0, 0.2 + fit.busy))
+        memory_s = np.maximum(memory_s, form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s)
+        launches = hardware.parallel_overhead_s * np.where(v["split"] > 1, 2.0, 1.0)
+        latency_s = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s) + launches
+        return {
+            "compute_s": compute_s,
+            "memory_s": memory_s,
+            "latency_s": latency_s,
+            "fetched": fetched,
+            "padding": padding,
+            "coalescing": coalescing,
+            "conflicts": conflicts,
+        }
+
+
+def _powers(least: int, most: int, extent: int) -> tuple[int, ...]:
+    """Powers of two from `least` to `most`, none of twice the extent or more."""
+    values = [1 << i for i in range(7) if least <= 1 << i <= most and 1 << i < 2 * extent]
+    return tuple(values) or (1,)
+
+
+def _vectors(operand: Operand, tile: Array, steps: Array, threads: Array) -> Array:
+    return np.array(
+        [operand.vector(int(x * k), int(t)) for x, k, t in zip(tile, steps, threads, strict=True)], dtype=np.float64
+    )
+
+
+def _coalesced(operand: Operand, steps: Array, tile: Array) -> Array:
+    """Useful share of the 32-byte sectors that a warp's loads touch."""
+    run = np.minimum(steps if operand.along_reduction else tile, max(operand.run, 32 if operand.stride == 1 else 1))
+    run_bytes = run * operand.item_bytes / operand.stride
+    return np.clip(run_bytes / 32.0, operand.item_bytes / 32.0, 1.0)
+
+
+def _words(ti: Array, tj: Array, registers: Array, columns: bool) -> Array:
+    """Clocks of one shared-memory read by a warp whose threads run along the columns first; equal addresses are one."""
+    lanes = np.minimum(tj, 32.0) if columns else np.maximum(32.0 / tj, 1.0)
+    distinct = lanes * np.minimum(registers, 4.0) * 4.0
+    return np.maximum(1.0, distinct / SHARED_BYTES_PER_CLOCK)
+
+
+def _conflicts(threads: Array, registers: Array) -> Array:
+    """Passes of a read in which neighbours are `registers` words apart, at four words a thread."""
+    return np.maximum(1.0, np.minimum(threads, 8.0) * registers / 32.0)

@@ -1,0 +1,137 @@
+"""Kernels without reductions, and the fallback: one thread for one or a few elements of each stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Knob
+from ..memory_bound.kernel import Kernel, Stage
+from .bind import bind_elementwise, fuse_all
+from .memory_bound import GpuWork, MemoryBoundGpuSketch, coalesced_share, powers, stage_instructions
+from .occupancy import Array
+
+__all__ = ["ElementwiseGpuSketch", "StagesGpuSketch"]
+
+WIDEST_ACCESS_BYTES = 16
+
+
+class ElementwiseGpuSketch(MemoryBoundGpuSketch):
+    """The last stage with vectors and several elements a thread; earlier ones one element a thread.
+
+    Knobs: `threads` of a block, `vector` elements of one access, `repeat` vectors of a thread, a block apart, so that
+    several loads are under way.
+    """
+
+    family = "gpu_elementwise"
+    family_index = 30
+
+    @staticmethod
+    def fits(kernel: Kernel) -> bool:
+        """Whether nothing is reduced."""
+        return all(stage.regular and not stage.is_reduction for stage in kernel.stages)
+
+    @property
+    def main(self) -> Stage:
+        """The output's stage."""
+        return self.kernel.stages[-1]
+
+    def _knobs(self) -> tuple[Knob, ...]:
+        stage = self.main
+        axes = tuple(range(len(stage.extents)))
+        count = stage.run(axes) if axes else 0
+        run = math.prod(stage.extents[len(axes) - count :]) if count else 1
+        # A condition on the last axis may change inside a vector.
+        guards = stage.guards.get(len(axes) - 1, ()) if axes else ()
+        common = math.gcd(run, *guards)
+        widest = max(1, WIDEST_ACCESS_BYTES // stage.writes[0].item_bytes)
+        vectors = tuple(v for v in powers(1, widest) if common % v == 0)
+        most = max(32, min(1024, stage.iterations))
+        return (
+            Knob("threads", powers(32, most)),
+            Knob("vector", vectors),
+            Knob("repeat", tuple(r for r in (1, 2, 4, 8) if r == 1 or stage.iterations >= 256 * r)),
+        )
+
+    def _work(self, v: Mapping[str, Array]) -> GpuWork:
+        stage = self.main
+        ones = np.ones_like(v["threads"])
+        elements = v["vector"] * v["repeat"]
+        threads = np.ceil(stage.iterations / elements)
+        scratch = sum(2.0 * s.rows * s.writes[0].item_bytes for s in self.kernel.stages[:-1])
+        axis = len(stage.extents) - 1 if stage.extents else None
+        total = sum(stage_instructions(s) for s in self.kernel.stages)
+        accesses = stage.iterations * (len(stage.reads) + len(stage.writes))
+        return GpuWork(
+            blocks=np.ceil(threads / v["threads"]),
+            threads=v["threads"],
+            moved_bytes=ones * (self.kernel.argument_bytes + scratch),
+            coalescing=ones * coalesced_share(stage, axis),
+            # Address arithmetic is shared by a vector.
+            instructions=total - accesses * (1.0 - 1.0 / v["vector"]) + 8.0 * stage.iterations / v["vector"],
+            chain=ones + 0.1 * v["repeat"],
+            shared_bytes=0.0 * ones,
+            kernels=ones * len(self.kernel.stages),
+            registers=16.0 + elements * (1.0 + len(stage.reads)),
+        )
+
+    def _possible(self, v: Mapping[str, Array]) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = v["threads"] * v["vector"] * v["repeat"] <= max(32, 2 * self.main.iterations)
+        return result
+
+    def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
+        block = schedule.get_sblock(self.main.name)
+        loops = schedule.get_loops(block)
+        if loops:
+            fused = fuse_all(schedule, loops)
+            factors = [None, values["repeat"], values["threads"], values["vector"]]
+            blocks, repeat, threads, lane = schedule.split(fused, factors)
+            schedule.bind(blocks, "blockIdx.x")
+            schedule.reorder(threads, repeat)
+            schedule.bind(threads, "threadIdx.x")
+            schedule.unroll(repeat)
+            if values["vector"] > 1:
+                schedule.vectorize(lane)
+        bind_elementwise(schedule)
+
+
+class StagesGpuSketch(MemoryBoundGpuSketch):
+    """Every stage a kernel of its own, one thread for each of its results. Takes any kernel that has loops.
+
+    Knob: `threads` of a block.
+    """
+
+    family = "gpu_stages"
+    family_index = 31
+
+    @staticmethod
+    def fits(kernel: Kernel) -> bool:
+        """Whether there is anything to bind."""
+        return bool(kernel.stages)
+
+    def _knobs(self) -> tuple[Knob, ...]:
+        return (Knob("threads", (64, 128, 256, 512)),)
+
+    def _work(self, v: Mapping[str, Array]) -> GpuWork:
+        ones = np.ones_like(v["threads"])
+        largest = max(self.kernel.stages, key=lambda stage: stage.iterations)
+        scratch = sum(2.0 * s.rows * s.writes[0].item_bytes for s in self.kernel.stages[:-1])
+        axis = largest.spatial[-1] if largest.spatial else None
+        return GpuWork(
+            blocks=np.ceil(largest.rows / v["threads"]),
+            threads=np.minimum(v["threads"], max(largest.rows, 1)),
+            moved_bytes=ones * (self.kernel.argument_bytes + scratch),
+            coalescing=ones * coalesced_share(largest, axis),
+            instructions=ones * 2.0 * sum(stage_instructions(s) for s in self.kernel.stages),
+            chain=ones * max(1.0, largest.iterations / max(1, largest.rows) / 4.0),
+            shared_bytes=0.0 * ones,
+            kernels=ones * len(self.kernel.stages),
+            registers=32.0 * ones,
+        )
+
+    def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
+        bind_elementwise(schedule, values["threads"])

@@ -1,0 +1,64 @@
+"""From a kernel to its search space on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.s_tir import ScheduleError
+
+from ..analysis import analyze
+from ..base import Sketch, Space
+from ..memory_bound import _kept
+from ..memory_bound.kernel import inlined, read_kernel, start
+from ..memory_bound.stages import UntouchedSketch
+from .contraction import MatrixSketch
+from .elementwise import ElementwiseGpuSketch, StagesGpuSketch
+from .hardware import GpuHardware
+from .matrix import MatrixForm, matrix_form
+from .memory_bound import MemoryBoundGpuSketch, works
+from .reduction import ReductionGpuSketch
+from .rows import RowsGpuSketch
+from .transpose import TransposeGpuSketch
+
+__all__ = ["build_gpu_space"]
+
+_FAMILIES: tuple[type[MemoryBoundGpuSketch], ...] = (
+    ElementwiseGpuSketch,
+    TransposeGpuSketch,
+    RowsGpuSketch,
+    ReductionGpuSketch,
+)
+
+
+def build_gpu_space(mod: Any, hardware: GpuHardware) -> Space:
+    """The sketches that fit `mod["main"]`, each of which was applied at a few of its points.
+
+    Raises
+    ------
+    ValueError
+        When a shape is symbolic.
+    """
+    try:
+        whole = read_kernel(start(mod))
+    except ScheduleError:  # no blocks: a hand-written or library routine (sort, cumsum)
+        return Space([UntouchedSketch(mod)])
+    sketches: list[Sketch] = []
+    form = _matrix_form(mod)
+    if form is not None:
+        sketches.append(MatrixSketch(mod, form, hardware))
+    for number, keep in enumerate(_kept(whole)):
+        kernel = read_kernel(inlined(mod, keep))
+        suffix = f"-{number}" if number else ""
+        fitting = [family for family in _FAMILIES if family.fits(kernel)] or [StagesGpuSketch]
+        sketches += [family(mod, keep, kernel, hardware, suffix) for family in fitting]
+    found = [sketch for sketch in sketches if works(sketch)]
+    if not found and StagesGpuSketch.fits(whole):
+        found = [StagesGpuSketch(mod, frozenset(), read_kernel(inlined(mod, ())), hardware)]
+    return Space(found or [UntouchedSketch(mod)])
+
+
+def _matrix_form(mod: Any) -> MatrixForm | None:
+    try:
+        return matrix_form(analyze(mod))
+    except ValueError:  # a block that the analysis does not read, such as one that stores two values
+        return None

@@ -1,0 +1,295 @@
+"""Any contraction as a batch of matrix products: `C[b, i, j] += A[b, i, k] * B[b, j, k]`.
+
+Convolutions become implicit matrix products (Chetlur et al., "cuDNN", 2014): rows are the pixels of the output, the
+reduction runs over the window and the channels, and nothing is copied but the tiles in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from ..access import Access, Axis, dtype_bytes
+from ..analysis import Contraction, Kernel
+
+__all__ = ["MatrixForm", "Normalized", "Operand", "inline_producers", "matrix_form"]
+
+WIDEST_ACCESS_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One factor as a matrix.
+
+    Attributes
+    ----------
+    access : Access
+    along_reduction : bool
+        Whether neighbours in memory follow the reduction (else the rows or columns).
+    run : int
+        Elements that lie one after another there, at aligned addresses and under one condition.
+    stride : int
+        Elements between neighbours along the faster axis; 1 when loads coalesce.
+    """
+
+    access: Access
+    along_reduction: bool
+    run: int
+    stride: int
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return dtype_bytes(self.access.dtype)
+
+    def vector(self, elements: int, threads: int) -> int:
+        """Elements of one load when `threads` threads fetch a tile of `elements`: the widest that is legal."""
+        widest = max(1, WIDEST_ACCESS_BYTES // self.item_bytes)
+        while widest > 1 and (self.run % widest or elements % (widest * threads)):
+            widest //= 2
+        return widest
+
+
+@dataclass(frozen=True)
+class MatrixForm:
+    """The roles of a contraction's axes on a GPU; `columns` hold the output's contiguous axis.
+
+    Attributes
+    ----------
+    kernel : Kernel
+    contraction : Contraction
+    rows, columns : tuple of Axis
+        Of the operands A and B.
+    a, b : Operand
+    """
+
+    kernel: Kernel
+    contraction: Contraction
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    a: Operand
+    b: Operand
+
+    @property
+    def groups(self) -> int:
+        """Runs of a grouped convolution's channels; they count as a batch axis."""
+        return self.contraction.groups
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Extents of batch, rows, columns and reduction."""
+        batch = math.prod(axis.extent for axis in self.contraction.batch) * self.groups
+        rows, columns = (math.prod(axis.extent for axis in axes) for axes in (self.rows, self.columns))
+        if self._grouped_rows:
+            rows //= self.groups
+        else:
+            columns //= self.groups
+        return batch, rows, columns, math.prod(axis.extent for axis in self.contraction.reduction)
+
+    @property
+    def _grouped_rows(self) -> bool:
+        return self.groups > 1 and self.contraction.columns[0] in self.rows
+
+    @property
+    def accumulator(self) -> str:
+        """Dtype of the sums."""
+        return self.contraction.block.write.dtype
+
+    def normalize(self, mod: Any, padding: Sequence[int]) -> Normalized:
+        """Start a schedule in which the contraction's loops are batch, row, column and reduction.
+
+        Parameters
+        ----------
+        mod : tvm.ir.IRModule
+        padding : sequence of int
+            What rows, columns and reduction are padded to multiples of.
+
+        Raises
+        ------
+        tvm.s_tir.ScheduleError
+            When TVM cannot bring the kernel into this form.
+        """
+        sch = Schedule(mod, error_render_level="none")
+        block = sch.get_sblock(self.contraction.block.name)
+        for stage in self.kernel.epilogue[:-1]:
+            with contextlib.suppress(ScheduleError):
+                sch.compute_inline(sch.get_sblock(stage.name))
+        names = [str(region.source.name) for region in sch.get(block).reads]
+        places = [names.index(self.kernel.buffers[operand.access.buffer]) for operand in (self.a, self.b)]
+        copies = [sch.reindex(block, ("read", place)) for place in places]
+        result = sch.reindex(block, ("write", 0))
+        sblock = sch.get(block)
+        index_dtype = str(sblock.iter_vars[0].var.ty.dtype)
+        maps = _Maps(self, [v.var for v in sblock.iter_vars], index_dtype)
+        sch.transform_layout(copies[0], ("write", 0), maps.of_region(sblock.reads[places[0]], "bik"))
+        sch.transform_layout(copies[1], ("write", 0), maps.of_region(sblock.reads[places[1]], "bjk"))
+        sch.transform_layout(result, ("read", 0), maps.of_region(sblock.writes[0], "bij"))
+        sch.transform_block_layout(block, maps.of_positions(list(range(len(sblock.iter_vars))), "bijk"))
+        sch.pad_einsum(block, [1, *padding])
+        return Normalized(sch, block, places, index_dtype)
+
+
+@dataclass
+class Normalized:
+    """A schedule whose contraction is in matrix form; `places` are those of A and B among what the block reads."""
+
+    schedule: Any
+    block: Any
+    places: list[int]
+    index_dtype: str
+
+    def take_epilogue(self) -> Any:
+        """Fold what follows into the block that writes the sums back, as far as possible; that block."""
+        sch = self.schedule
+        (writer,) = sch.get_consumers(self.block)
+        while True:
+            consumers = sch.get_consumers(writer)
+            if len(consumers) != 1:
+                return writer
+            try:
+                sch.reverse_compute_inline(consumers[0])
+            except ScheduleError:  # it reads the sums twice, or in another order: a kernel of its own
+                return writer
+
+
+class _Maps:
+    """Index maps from the axes of a contraction to those of its matrix form."""
+
+    def __init__(self, form: MatrixForm, variables: list[Any], index_dtype: str) -> None:
+        self._variables = variables
+        self._dtype = index_dtype
+        self._extents = [axis.extent for axis in form.contraction.block.axes]
+        self._roles: dict[int, str] = {}
+        for role, axes in (
+            ("b", form.contraction.batch),
+            ("i", form.rows),
+            ("j", form.columns),
+            ("k", form.contraction.reduction),
+        ):
+            self._roles.update({axis.position: role for axis in axes})
+        self._groups = form.groups
+        self._grouped = form.contraction.columns[0].position if form.groups > 1 else -1
+
+    def of_region(self, region: Any, roles: str) -> Any:
+        """For a reindexed buffer, whose every index is one of the block's variables or zero."""
+        positions = [
+            next((p for p, variable in enumerate(self._variables) if variable.same_as(r.min)), None)
+            for r in region.region
+        ]
+        return self.of_positions(positions, roles)
+
+    def of_positions(self, positions: Sequence[int | None], roles: str) -> Any:
+        """For indices that stand for the axes at `positions`; one result index for each of `roles`."""
+
+        def result(*index: Any) -> list[Any]:
+            parts: dict[str, list[tuple[Any, int]]] = {role: [] for role in roles}
+            for value, position in zip(index, positions, strict=True):
+                if position is None:
+                    continue
+                extent = self._extents[position]
+                if position == self._grouped:
+                    extent //= self._groups
+                    parts["b"].append((value // extent, self._groups))
+                    value = value % extent
+                parts[self._roles[position]].append((value, extent))
+            return [self._flat(parts[role]) for role in roles]
+
+        return tirx.IndexMap.from_func(result, ndim=len(positions), index_dtype=self._dtype)
+
+    def _flat(self, parts: list[tuple[Any, int]]) -> Any:
+        if not parts:
+            return tirx.const(0, self._dtype)
+        flat = parts[0][0]
+        for value, extent in parts[1:]:
+            flat = flat * extent + value
+        return flat
+
+
+def matrix_form(kernel: Kernel) -> MatrixForm | None:
+    """The kernel's contraction as a matrix product; None where there is none, or it has no rows or no columns."""
+    contraction = kernel.contraction
+    if contraction is None or len(kernel.outputs) != 1:
+        return None
+    rows, columns = contraction.rows, contraction.columns
+    left, right = contraction.left.access, contraction.right.access
+    if any(axis.position not in left.axes() | _quotient_axes(left) for axis in rows if axis.extent > 1):
+        return None
+    if contraction.contiguous in rows:
+        rows, columns, left, right = columns, rows, right, left
+    if any(math.prod(axis.extent for axis in axes) == 1 for axes in (rows, columns)):
+        return None
+    reduction = contraction.reduction
+    return MatrixForm(
+        kernel,
+        contraction,
+        rows,
+        columns,
+        _operand(left, rows, reduction, kernel),
+        _operand(right, columns, reduction, kernel),
+    )
+
+
+def _quotient_axes(access: Access) -> frozenset[int]:
+    return frozenset(axis for index in access.indices if index is not None for axis in index.quotients)
+
+
+def _operand(access: Access, outer: tuple[Axis, ...], reduction: tuple[Axis, ...], kernel: Kernel) -> Operand:
+    """How the operand lies in memory, seen through the padding that is computed on the way."""
+    source = access
+    writer = kernel.writer(access.buffer)
+    padded = False
+    if writer is not None and writer.reads:
+        source = max(writer.reads, key=lambda read: read.elements)
+        padded = source.shape != access.shape
+    strides = {a.position: access.stride(a.position) for a in (*outer, *reduction)}
+
+    def run_of(axes: tuple[Axis, ...]) -> int:
+        """Elements one after another along the last of `axes`, and the one before where it goes on."""
+        run = 1
+        for axis in reversed(axes):
+            if axis.extent == 1:
+                continue
+            if strides[axis.position] != run or (run > 1 and padded):
+                break
+            run *= axis.extent
+        if run == 1:
+            return 1
+        last = access.shape[-1]
+        if padded and (source.shape[-1:] != access.shape[-1:]):
+            return 1
+        others = [s for s in strides.values() if s is not None and s >= run] + [last if padded else run]
+        return math.gcd(run, *others)
+
+    along = {True: run_of(reduction), False: run_of(outer)}
+    steps = {True: _last_stride(reduction, strides), False: _last_stride(outer, strides)}
+    along_reduction = min((False, True), key=lambda side: (steps[side], -along[side]))
+    usable = writer is None or len(writer.reads) == 1
+    return Operand(access, along_reduction, along[along_reduction] if usable else 1, steps[along_reduction])
+
+
+def _last_stride(axes: tuple[Axis, ...], strides: dict[int, int | None]) -> int:
+    """Elements between neighbours along the fastest axis; a large number when unknown."""
+    moving = [axis for axis in axes if axis.extent > 1]
+    if not moving:
+        return 1 << 30
+    return strides[moving[-1].position] or (1 << 20)
+
+
+def inline_producers(schedule: Any, block: Any) -> None:
+    """Compute everything that `block` reads where it is read, as far as TVM can."""
+    progress = True
+    while progress:
+        progress = False
+        for producer in schedule.get_producers(block):
+            try:
+                schedule.compute_inline(producer)
+                progress = True
+            except ScheduleError:
+                continue

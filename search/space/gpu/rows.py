@@ -1,0 +1,114 @@
+"""Several stages over the same rows in one kernel: softmax, layer, group and RMS norm. One block, or one warp, a row.
+
+Each reduction runs across the row's threads; what stages hand to each other stays in shared memory, so that the row is
+read once from DRAM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Knob
+from ..memory_bound.kernel import Kernel
+from ..memory_bound.rows import RowsSketch, _row_prefix
+from .bind import constant_extent, fuse_all, split_kinds
+from .memory_bound import GpuWork, MemoryBoundGpuSketch, powers, stage_instructions
+from .occupancy import Array
+
+__all__ = ["RowsGpuSketch"]
+
+
+class RowsGpuSketch(MemoryBoundGpuSketch):
+    """Knobs: `threads` of a row, `rows` of a block."""
+
+    family = "gpu_rows"
+    family_index = 33
+
+    @staticmethod
+    def fits(kernel: Kernel) -> bool:
+        """Whether all reductions have the same rows, and the output walks the rows in order."""
+        return RowsSketch.fits(kernel) and all(stage.combiners == 1 for stage in kernel.stages)
+
+    def _knobs(self) -> tuple[Knob, ...]:
+        reductions = [stage for stage in self.kernel.stages if stage.is_reduction]
+        self.rows = reductions[0].rows
+        # The rows of a block are a box of every stage's axes.
+        last = math.gcd(*(stage.extents[stage.spatial[-1]] if stage.spatial else 1 for stage in reductions))
+        self.length = max(stage.iterations // stage.rows for stage in reductions)
+        return (
+            Knob("threads", powers(32, max(32, min(1024, self.length)))),
+            Knob("rows", tuple(r for r in (1, 2, 4, 8) if last % r == 0)),
+        )
+
+    def _possible(self, v: Mapping[str, Array]) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = (v["threads"] * v["rows"] <= 1024) & ((v["rows"] == 1) | (v["threads"] <= 128))
+        return result
+
+    def _work(self, v: Mapping[str, Array]) -> GpuWork:
+        ones = np.ones_like(v["threads"])
+        kept = sum(
+            stage.iterations // self.rows * stage.writes[0].item_bytes
+            for stage in self.kernel.stages[:-1]
+            if not stage.is_reduction
+        )
+        reductions = sum(stage.is_reduction for stage in self.kernel.stages)
+        combine = np.where(v["threads"] > 32, 60.0, 30.0) * reductions
+        read = [s for s in self.kernel.stages if s.iterations >= self.rows * self.length]
+        return GpuWork(
+            blocks=np.ceil(self.rows / v["rows"]),
+            threads=v["threads"] * v["rows"],
+            # The first pass reads DRAM, the others L1 or L2.
+            moved_bytes=ones * (self.kernel.argument_bytes * (1.0 + 0.2 * max(0, len(read) - 1))),
+            coalescing=ones,
+            instructions=sum(stage_instructions(s) for s in self.kernel.stages) + self.rows * v["threads"] * combine,
+            chain=len(self.kernel.stages) * (0.5 + np.ceil(self.length / v["threads"]) / 6.0) + combine / 100.0,
+            shared_bytes=(kept + 8.0 * reductions + 4.0 * v["threads"]) * v["rows"],
+            kernels=ones,
+            registers=32.0 * ones,
+        )
+
+    def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
+        output, stage = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1]
+        loops = list(schedule.get_loops(output))
+        count, inner = _row_prefix(stage, self.rows) or (0, 1)
+        rows = loops[:count]
+        if inner > 1:
+            outer, _ = schedule.split(loops[count], [inner, None])
+            rows.append(outer)
+        row = fuse_all(schedule, rows) if rows else schedule.add_unit_loop(loops[0])
+        blocks, row = schedule.split(row, [None, values["rows"]])
+        schedule.bind(blocks, "blockIdx.x")
+        schedule.bind(row, "threadIdx.y")
+        in_order = schedule.get_child_blocks(schedule.get_sblock("root"))
+        own = next(i for i, b in enumerate(in_order) if schedule.get_sref(b).same_as(schedule.get_sref(output)))
+        for block in reversed(in_order[:own]):
+            schedule.set_scope(block, 0, "shared")
+            # At the block's loop, not the row's: what is in shared memory belongs to all of a block's threads.
+            schedule.compute_at(block, blocks, preserve_unit_loops=True)
+        for block in in_order[:own]:
+            _bind_inside(schedule, block, schedule.get_loops(block)[1:], values)
+        inside = schedule.get_loops(output)[2:] or [schedule.add_unit_loop(output)]
+        _, thread = schedule.split(fuse_all(schedule, inside), [None, values["threads"]])
+        schedule.bind(thread, "threadIdx.x")
+
+
+def _bind_inside(schedule: Any, block: Any, inside: list[Any], values: Mapping[str, int]) -> None:
+    """Share a stage's loops inside a block among its threads: rows along y, the reduction or the columns along x."""
+    spatial, reduced = split_kinds(schedule, block, inside)
+    spatial = spatial or [schedule.add_unit_loop(reduced[0])]
+    schedule.reorder(*spatial, *reduced)
+    rows = fuse_all(schedule, spatial)
+    if reduced:
+        _, across = schedule.split(fuse_all(schedule, reduced), [None, values["threads"]])
+        if constant_extent(schedule, rows) != values["rows"]:
+            raise ValueError(f"a stage has {constant_extent(schedule, rows)} rows in a block of {values['rows']}")
+    else:
+        rows, across = schedule.split(rows, [values["rows"], None])
+        _, across = schedule.split(across, [None, values["threads"]])
+    schedule.bind(rows, "threadIdx.y")
+    schedule.bind(across, "threadIdx.x")

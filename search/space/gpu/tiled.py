@@ -1,0 +1,137 @@
+"""The tiled matrix product on CUDA cores: tiles in shared memory, sub-tiles in registers.
+
+The loop nest is Ansor's SSSRRS (Zheng et al., OSDI 2020) over the matrix form: blocks, virtual threads, threads; steps
+of the reduction, whose tiles are fetched together by all threads; and an unrolled register tile. Virtual threads
+interleave a thread's columns with its neighbours', which keeps shared-memory reads free of bank conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import tirx
+
+from ..access import dtype_bytes
+from .bind import THREADS, bind_elementwise
+from .matrix import MatrixForm, Normalized, Operand, inline_producers
+
+__all__ = ["schedule_tiles", "shared_padding"]
+
+MAX_UNROLLED = 1024
+
+
+def shared_padding(item_bytes: int) -> int:
+    """Elements that follow each line of a tile in shared memory: 16 bytes, so that vectors stay aligned."""
+    return 16 // item_bytes
+
+
+def schedule_tiles(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
+    """Apply the sketch; `v` holds every knob of `contraction.MatrixSketch`.
+
+    Raises
+    ------
+    tvm.s_tir.ScheduleError
+        When TVM finds a step impossible for this kernel.
+    """
+    tile_i, tile_j = v["vi"] * v["ti"] * v["ri"], v["vj"] * v["tj"] * v["rj"]
+    normalized = form.normalize(mod, [tile_i, tile_j, v["bk"] * v["split"]])
+    sch, block = normalized.schedule, normalized.block
+    if v["split"] > 1:
+        block = _split_reduction(normalized, v["split"])
+        batch = sch.fuse(*sch.get_loops(block)[:2])
+        i, j, k = sch.get_loops(block)[1:]
+        writer = sch.cache_write(block, 0, "local")
+    else:
+        sch.set_scope(block, 0, "local")
+        writer = normalized.take_epilogue()
+        batch, i, j, k = sch.get_loops(block)
+    i0, i1, i2, i3 = sch.split(i, [None, v["vi"], v["ti"], v["ri"]])
+    j0, j1, j2, j3 = sch.split(j, [None, v["vj"], v["tj"], v["rj"]])
+    k0, k1 = sch.split(k, [None, v["bk"]])
+    sch.reorder(batch, i0, j0, i1, j1, i2, j2, k0, k1, i3, j3)
+    thread = sch.fuse(i2, j2)
+    sch.bind(sch.fuse(batch, i0, j0), "blockIdx.x")
+    sch.bind(sch.fuse(i1, j1), "vthread.x")
+    sch.bind(thread, "threadIdx.x")
+    sch.reverse_compute_at(writer, thread, preserve_unit_loops=True)
+    _write_back(sch, writer, form, v)
+    threads = v["ti"] * v["tj"]
+    for operand, place, extent in ((form.a, normalized.places[0], tile_i), (form.b, normalized.places[1], tile_j)):
+        fetch_tile(sch, block, place, operand, k0, (extent, v["bk"]), threads, normalized.index_dtype, v["stages"] > 1)
+    for loop in (i3, j3):
+        sch.unroll(loop)
+    sch.annotate(k0, "pragma_auto_unroll_max_step", MAX_UNROLLED)
+    sch.annotate(k0, "pragma_unroll_explicit", 0)
+    if v["stages"] > 1:
+        # Fetch the next tiles into registers, compute with these, then store the next ones.
+        sch.annotate(k0, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        sch.annotate(k0, "software_pipeline_order", [0, 3, 1, 4, 2])
+    sch.decompose_reduction(block, k0)
+    bind_elementwise(sch)
+    return sch
+
+
+def _split_reduction(normalized: Normalized, parts: int) -> Any:
+    """Sum parts of the reduction apart; a second kernel adds them. The block of the partial sums."""
+    sch = normalized.schedule
+    k = sch.get_loops(normalized.block)[-1]
+    part, _ = sch.split(k, [parts, None])
+    partial = sch.rfactor(part, 0)
+    loops = sch.get_loops(partial)
+    sch.reorder(loops[3], *loops[:3])
+    sch.set_scope(normalized.block, 0, "local")
+    writer = normalized.take_epilogue()
+    elements = sch.get_loops(writer)
+    blocks, threads = sch.split(sch.fuse(*elements), [None, THREADS])
+    sch.bind(blocks, "blockIdx.x")
+    sch.bind(threads, "threadIdx.x")
+    sch.compute_at(normalized.block, threads, preserve_unit_loops=True)
+    return partial
+
+
+def fetch_tile(
+    sch: Any,
+    block: Any,
+    place: int,
+    operand: Operand,
+    step: Any,
+    tile: tuple[int, int],
+    threads: int,
+    index_dtype: str,
+    through_registers: bool,
+) -> Any:
+    """Copy one operand's tile to shared memory in every `step`, by all threads, in the widest loads that are legal."""
+    copy = sch.cache_read(block, place, "shared.dyn")
+    layout = tirx.IndexMap.from_func(lambda b, x, k: [b, k, x], index_dtype=index_dtype)
+    sch.transform_layout(copy, ("write", 0), layout)
+    sch.compute_at(copy, step, preserve_unit_loops=True)
+    inline_producers(sch, copy)
+    outer, k = sch.get_loops(copy)[-2:]
+    if not operand.along_reduction:
+        sch.reorder(k, outer)
+        outer, k = k, outer
+    vector = operand.vector(tile[0] * tile[1], threads)
+    _, thread, lane = sch.split(sch.fuse(outer, k), [None, threads, vector])
+    sch.bind(thread, "threadIdx.x")
+    if vector > 1:
+        sch.vectorize(lane)
+    if operand.along_reduction:  # threads store down the lines
+        sch.storage_align(copy, 0, axis=-2, factor=128 // operand.item_bytes, offset=shared_padding(operand.item_bytes))
+    if through_registers:
+        sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+    return copy
+
+
+def _write_back(sch: Any, writer: Any, form: MatrixForm, v: Mapping[str, int]) -> None:
+    """Write a thread's sums, in vectors where its columns are contiguous, aligned and never cut by the edge."""
+    loops = sch.get_loops(writer)
+    width = max(1, 16 // dtype_bytes(form.kernel.arguments[form.kernel.outputs[0]][1]))
+    while v["rj"] % width:
+        width //= 2
+    output_run = form.shape[2]
+    last = [axis for axis in form.columns if axis.extent > 1][-1]
+    inner = sch.get(loops[-1]).extent
+    constant = isinstance(inner, tirx.IntImm) and int(inner) % width == 0
+    if width > 1 and constant and output_run % width == 0 and last.extent % width == 0:
+        sch.vectorize(sch.split(loops[-1], [None, width])[1])
