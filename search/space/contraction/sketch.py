@@ -30,8 +30,9 @@ __all__ = ["TiledContraction"]
 FAMILIES = ("columns", "rows", "channels")
 """Forms in the order of the `family` feature."""
 
-LARGEST_BODY = 112
-"""Multiply-adds in an unrolled body: beyond this compiling takes longer than it pays."""
+LARGEST_BODY = 56
+"""Multiply-adds in an unrolled body: more run no faster and take up to three times as long to compile. Much smaller
+bodies are unrolled by LLVM, which takes as long, and now and then spills."""
 
 LARGEST_SCALAR_BODY = 64
 """The same for a body whose vectors are computed element by element, counting its copies for other ragged tails."""
