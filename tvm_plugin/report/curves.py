@@ -43,8 +43,10 @@ def convergence(
     Returns
     -------
     Curve
-        Begins with trial 0, all untuned.
+        Begins with trial 0, all untuned. Empty without kernels: the untuned model was kept.
     """
+    if not calls:
+        return ()
     best = dict(baselines_s)
     total = sum(calls[workload] * best[workload] for workload in calls)
     points = [(0, total)]

@@ -196,7 +196,7 @@ class TuningLoop:
         if not self.budget.allows(self._round_s):
             return 1.1
         rounds = [len(k.status.history) for k in self.kernels if k.task.workload_hash in variant.calls]
-        return 1.1 + 0.2 / max(1, min(rounds))
+        return 1.1 + 0.2 / max(1, min(rounds, default=1))
 
     def _record(self, kernel: KernelSearch, measurement: Measurement) -> Record:
         return Record(
