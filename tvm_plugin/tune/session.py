@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__, cost_model, measure
+from ..errors import SetupError
 from ..graph_prices import GraphPrices
 from ..machine import describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
@@ -304,9 +306,15 @@ class Session:
             baselines = self.measurer.baseline([kernel.task for kernel in missing])
             for kernel, latency_s in zip(missing, baselines, strict=True):
                 kernel.baseline_s = latency_s
-                database.put_json(
-                    f"baseline:{kernel.task.workload_hash}:{self.context_key}",
-                    {"latency_s": latency_s},
+                if math.isfinite(latency_s):
+                    database.put_json(
+                        f"baseline:{kernel.task.workload_hash}:{self.context_key}",
+                        {"latency_s": latency_s},
+                    )
+            if kernels and all(math.isinf(kernel.baseline_s) for kernel in kernels):
+                raise SetupError(
+                    f"no kernel compiled for {self.context.target} runs on this machine; leave out the target to tune "
+                    "for this machine's CPU, or give `measure` a machine that has the target"
                 )
 
     def _describe_machine(self) -> Hardware:
