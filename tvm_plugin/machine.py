@@ -66,7 +66,7 @@ def detect_target(threads: int | None = None) -> Any:
     Raises
     ------
     InputError
-        When `threads` is not positive.
+        When `threads` is not positive, or more than this machine has.
     SetupError
         When this TVM has no LLVM.
     """
@@ -181,6 +181,8 @@ def _threads(threads: int | None) -> int:
     if threads is not None:
         if threads < 1:
             raise InputError(f"threads must be at least 1, got {threads}")
+        if threads > (os.cpu_count() or threads):
+            raise InputError(f"threads must be at most {os.cpu_count()}, this machine's logical cores, got {threads}")
         return threads
     return core_count()
 

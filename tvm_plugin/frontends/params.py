@@ -40,4 +40,6 @@ def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} is not a .npz file of plain arrays: {error}") from error
+        raise InputError(
+            f"{path} is not a .npz file of plain arrays; write one with numpy.savez({str(path)!r}, NAME=array)"
+        ) from error

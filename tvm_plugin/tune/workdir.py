@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,12 +16,19 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, RecordError
 from ..records import RecordDatabase
 
 __all__ = ["WorkDirectory"]
 
 LOGGER = logging.getLogger("eqtune")
+
+
+class _Log(logging.FileHandler):
+    """A log that stops growing where the disk is full; Python's own prints a traceback for every line lost."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Lose the line."""
 
 
 class WorkDirectory:
@@ -39,7 +47,7 @@ class WorkDirectory:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handler = logging.FileHandler(self.path / "eqtune.log", encoding="utf-8")
+            handler = _Log(self.path / "eqtune.log", encoding="utf-8")
         except OSError as error:
             raise InputError(
                 f"the work directory {str(self.path)!r} cannot be written ({error.strerror}); "
@@ -67,11 +75,11 @@ class WorkDirectory:
         self._handler.close()
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> Path:
-        """Write `value` to the file `name`, atomically."""
+        """Write `value` to the file `name`, atomically. Raises RecordError where that fails; an older file stays."""
         path = self.path / name
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        os.replace(temporary, path)
+        text = json.dumps(value, indent=1)
+        with self._replacing(path, path.with_suffix(".tmp")) as temporary:
+            temporary.write_text(text, encoding="utf-8")
         return path
 
     def load_reference(self, key: str) -> list[NDArray[Any]] | None:
@@ -89,9 +97,21 @@ class WorkDirectory:
     def save_reference(self, key: str, outputs: list[NDArray[Any]]) -> None:
         """Keep the untuned model's outputs, so that a resumed run need not wait for them."""
         path = self._reference_path(key)
-        temporary = path.with_suffix(".tmp.npz")
-        np.savez(temporary, **{f"output{index:04d}": value for index, value in enumerate(outputs)})  # type: ignore[arg-type]
-        os.replace(temporary, path)
+        with self._replacing(path, path.with_suffix(".tmp.npz")) as temporary:
+            np.savez(temporary, **{f"output{index:04d}": value for index, value in enumerate(outputs)})  # type: ignore[arg-type]
+
+    @contextmanager
+    def _replacing(self, path: Path, temporary: Path) -> Iterator[Path]:
+        """`temporary`, to be written and then moved to `path`."""
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise RecordError(
+                f"{path} cannot be written ({error.strerror or error}); what was measured is kept: run again to go on"
+            ) from error
 
     def _reference_path(self, key: str) -> Path:
         return self.path / f"reference-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.npz"
