@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, SetupError
 from ..report.summary import RunSummary
 
 __all__ = ["KernelsResult", "TaskResult", "TuneResult"]
@@ -133,11 +133,11 @@ class TuneResult:
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the executable as a shared library that `tvm.runtime.load_module` loads. Returns the path.
 
-        Raises InputError unless the path ends in ".so" (or ".tar").
+        Raises InputError unless the path ends in ".so" (or ".tar") and can be written to, SetupError when the library
+        cannot be linked.
         """
         path = check_export_path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _quiet_native_stderr():
+        with _writing(path), _quiet_native_stderr():
             self._executable.export_library(str(path))
         return path
 
@@ -164,6 +164,25 @@ def _quiet_native_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(silence)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Make room for a library at `path`; what goes wrong while it is written becomes one line."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise InputError(f"the tuned model cannot be written to {str(path)!r}: {error.strerror}") from error
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        path.unlink(missing_ok=True)
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise SetupError(
+            f"the tuned model could not be linked to {str(path)!r} ({reason[:200]}); a .so needs g++ and space on the "
+            "disk, a .tar needs no compiler"
+        ) from error
 
 
 def check_export_path(path: str | os.PathLike[str]) -> Path:
