@@ -204,8 +204,10 @@ def attribute_class(name: str) -> Mapping[str, Attribute] | None:
 
 
 def decode_attributes(graph: JsonGraph, index: int) -> dict[str, Any]:
-    """The attributes in a JSON node, those that the class declares."""
-    fields = attribute_class(graph.type_key(index)) or {}
+    """The attributes in a JSON node; of a class that is not known, its name alone, which `check_attributes` refuses."""
+    fields = attribute_class(graph.type_key(index))
+    if fields is None:
+        return {"attrs_type_key": graph.type_key(index)}
     values = {}
     for name, attribute in fields.items():
         text = graph.field(index, name)
@@ -235,6 +237,8 @@ def check_attributes(operator: str, class_name: str, given: Mapping[str, Any]) -
         One is unknown, missing, or of another kind.
     """
     fields = _CLASSES[class_name]
+    if attribute_class(str(given.get("attrs_type_key", ""))) is None:
+        raise ValueError(f"{operator} has attributes of the class {given['attrs_type_key']}, expected {class_name}")
     for name in given:
         if name not in fields and name != "attrs_type_key":
             known = ", ".join(fields) or "none"

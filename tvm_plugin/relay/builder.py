@@ -90,12 +90,22 @@ class Builder:
         self._bindings = outer
 
     def body(self, value: Any) -> relax.SeqExpr:
-        """The bindings so far, and their result."""
+        """The bindings so far that the result needs, and the result."""
         value = self.materialize(value)
         result = relax.Var("gv", value.ty)
         kind = relax.DataflowBlock if self._dataflow else relax.BindingBlock
-        block = kind([*self._bindings, relax.VarBinding(result, value)])
+        block = kind([*self._needed(value), relax.VarBinding(result, value)])
         return self._block_builder.normalize(relax.SeqExpr([block], result))
+
+    def _needed(self, value: Any) -> list[relax.VarBinding]:
+        """Without masks of dropout, and what else an operator gives that the program does not read."""
+        used = set(relax.analysis.free_vars(value))
+        kept = []
+        for binding in reversed(self._bindings):
+            if binding.var in used:
+                kept.append(binding)
+                used.update(relax.analysis.free_vars(binding.value))
+        return kept[::-1]
 
     # Asking
 

@@ -23,7 +23,8 @@ from .errors import RelayError
 __all__ = ["JsonGraph"]
 
 _STRINGS = frozenset({"runtime.String", "StringImm", "tir.StringImm"})
-_NUMBERS = frozenset({"IntImm", "FloatImm", "tir.IntImm", "tir.FloatImm", "runtime.BoxInt", "runtime.BoxFloat"})
+_NUMBERS = frozenset({"IntImm", "FloatImm", "tir.IntImm", "tir.FloatImm"})
+_BOXES = frozenset({"runtime.BoxInt", "runtime.BoxFloat", "runtime.BoxBool"})  # since 0.17, with "repr_str"
 
 
 class JsonGraph:
@@ -115,6 +116,9 @@ class JsonGraph:
             return None
         if key in _NUMBERS:
             return number(self.field(index, "value"))
+        if key in _BOXES:
+            text = self.text(index)
+            return text == "true" if key == "runtime.BoxBool" else number(text)
         if key in _STRINGS:
             return self.text(index)
         return key

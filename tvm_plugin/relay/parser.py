@@ -38,8 +38,6 @@ _OPERATORS = {
 }
 _UNSUPPORTED = {
     "match": "pattern matching",
-    "type": "an algebraic data type",
-    "extern": "an external type",
     "ref": "a reference cell",
 }
 
@@ -90,12 +88,16 @@ class _Parser(ValueReader):
         super().__init__(text, metadata)
         self._scopes = _Scopes()
         self._graph: dict[str, ir.Expr] = {}
+        self._free: list[ir.Var] | None = None
+        self._constructors: set[str] = set()
 
     # Module
 
     def program(self) -> Program:
         """The whole text."""
         self._version()
+        if not self._at_definition():
+            return Program({"main": self._open_expression()}, self._tokens.text)
         functions: dict[str, ir.Function] = {}
         while self._tokens.current.kind != "end":
             token = self._tokens.current
@@ -107,8 +109,8 @@ class _Parser(ValueReader):
                 if name.text[1:] in functions:
                     raise self._tokens.error(name.position, f"{name.text} is defined twice")
                 functions[name.text[1:]] = self._function(name)
-            elif token.kind == "keyword" and token.text in _UNSUPPORTED:
-                self._unsupported(token)
+            elif token.text in ("type", "extern"):
+                self._skip_type()
             else:
                 self._fail("def @NAME(...)")
         if not functions:
@@ -116,11 +118,45 @@ class _Parser(ValueReader):
         return Program(functions, self._tokens.text)
 
     def _version(self) -> None:
+        """The first line. `print(mod)` leaves it out, `mod.astext()` does not."""
         token = self._tokens.current
         if token.kind == "header" and "".join(token.text.split()) == "".join(_VERSION.split()):
             self._tokens.advance()
-        else:
+        elif token.kind not in ("keyword", "graph"):
             self._fail(f"{_VERSION} as the first line; text of another version must be converted with the TVM it is of")
+
+    def _at_definition(self) -> bool:
+        token = self._tokens.current
+        return token.text in ("def", "fn", "type", "extern") or token.kind not in ("keyword", "graph")
+
+    def _skip_type(self) -> None:
+        """type List[A] { Cons(A, List[A]), Nil, }, which PyTorch's importer left in modules that do not use it."""
+        self._accept("extern")
+        self._expect("type")
+        self._expect_kind("name", "the type's name")
+        depth = 0
+        while self._tokens.current.kind != "end":
+            token = self._tokens.advance()
+            if token.text in ("{", "[", "("):
+                depth += 1
+            elif token.text in ("}", "]", ")"):
+                depth -= 1
+            elif depth == 1 and token.kind == "name":
+                self._constructors.add(token.text)
+            following = self._tokens.current
+            if depth == 0 and (token.text == "}" or following.text in ("def", "type", "extern")):
+                return
+        if depth:
+            self._fail("} at the end of the type")
+
+    def _open_expression(self) -> ir.Function:
+        """An expression with free variables, as `expr.astext()` prints it: a function of them."""
+        start = self._tokens.current
+        self._free = []
+        body = self._statements()
+        if self._tokens.current.kind != "end":
+            self._fail("the end of the text")
+        return ir.Function(self._free, body, None, {}, start.position)
 
     def _function(self, start: Token) -> ir.Function:
         """[T](%x: T, name=value) -> U { body }."""
@@ -205,12 +241,16 @@ class _Parser(ValueReader):
         self._expect(";")
         return self._bind(token, annotation), value
 
-    def _free_variable(self) -> NoReturn:
+    def _free_variable(self) -> None:
+        """free_var %x: T; which is a parameter where the whole text is an expression."""
         token = self._tokens.advance()
         name = self._expect_kind("local", "a variable, as in free_var %x")
-        raise self._tokens.error(
-            token.position, f"{name.text} is a free variable; make it a parameter of the function that uses it"
-        )
+        if self._free is None:
+            raise self._tokens.error(
+                token.position, f"{name.text} is a free variable; make it a parameter of the function that uses it"
+            )
+        self._free.append(self._bind(name, self._type() if self._accept(":") else None))
+        self._expect(";")
 
     def _binary(self) -> ir.Expr:
         """Infix operators by precedence; all associate to the left."""
@@ -231,6 +271,8 @@ class _Parser(ValueReader):
         """An atom, with any number of projections and argument lists after it."""
         token = self._tokens.current
         value: ir.Expr
+        if token.kind == "name" and token.text in self._constructors:
+            raise self._unsupported_error(token, f"{token.text}, a value of an algebraic data type,")
         if token.kind == "name" and token.text not in ("True", "False"):
             self._tokens.advance()
             if self._tokens.current.text != "(":

@@ -21,6 +21,9 @@ _DTYPES = {
 }
 """What TVM reads from a name; 32 bits where it gives none."""
 
+_SHAPE_VARIABLES = ("tir.Any", "tir.SizeVar", "tir.Var")
+"""Classes of extents that are not known, as meta[tir.SizeVar][0] refers to them; `?` otherwise."""
+
 _T = TypeVar("_T")
 
 
@@ -37,9 +40,16 @@ class ValueReader:
     def _scalar(self) -> Any:
         """A number with its dtype: 1 is int32 (int64 where it must be), 1f float32, 2i64, 3f16, True."""
         start = self._tokens.current
+        return self._signed(start, self._sign())
+
+    def _sign(self) -> bool:
+        """Whether what follows is negative, after any number of minus signs."""
         negative = False
         while self._accept("-"):
             negative = not negative
+        return negative
+
+    def _signed(self, start: Token, negative: bool) -> Any:
         token = self._tokens.current
         if token.text in ("True", "False") and not negative:
             return np.bool_(self._tokens.advance().text == "True")
@@ -81,11 +91,14 @@ class ValueReader:
 
     def _plain_number(self) -> bool | int | float:
         """A number of an attribute, which is a double or a whole number whatever its suffix says."""
+        start = self._tokens.current
+        negative = self._sign()
         token = self._tokens.current
-        value = self._scalar().item()
-        if isinstance(value, float) and token.kind == "number":
-            return float(token.text.partition("f")[0]) if token.text[0].isdigit() else value
-        return value
+        digits, mark, _ = token.text.partition("f")
+        if token.kind == "number" and digits[0].isdigit() and (mark or not digits.isdigit()) and "i" not in digits:
+            self._tokens.advance()
+            return -float(digits) if negative else float(digits)
+        return self._signed(start, negative).item()  # type: ignore[no-any-return]
 
     def _attribute_list(self) -> list[Any]:
         start = self._tokens.advance()
@@ -153,6 +166,8 @@ class ValueReader:
         if self._accept("?"):
             return None
         value = self._metadata.attribute(self._tokens.advance(), self._tokens) if token.kind == "meta" else None
+        if value in _SHAPE_VARIABLES:
+            return None
         if token.kind == "number":
             value = self._scalar().item()
         if not isinstance(value, int) or not 0 <= value < 1 << 40:

@@ -12,6 +12,7 @@ from eqtune import relay
 from eqtune.errors import InputError, UnsupportedModelError
 from eqtune.frontends import load_model
 from eqtune.relay import RelayError, UnsupportedRelayError
+from eqtune.relay.tokens import Tokens
 
 HEADER = '#[version = "0.0.5"]\n'
 GOOD = (
@@ -20,11 +21,27 @@ GOOD = (
 )
 
 
-@pytest.mark.parametrize("end", range(0, len(GOOD) - 3, 7))
+def ends_of_tokens(text: str) -> list[int]:
+    """Where the text can be cut so that no token is cut; the closing brace left out, every cut breaks the program."""
+    tokens, ends = Tokens(text.rstrip().removesuffix("}")), [0]
+    while tokens.current.kind != "end":
+        token = tokens.advance()
+        ends.append(token.position + len(token.text))
+    return ends
+
+
+# Cuts within the words, and after every token.
+@pytest.mark.parametrize("end", sorted({*range(len(HEADER), len(GOOD) - 3, 7), *ends_of_tokens(GOOD)}))
 def test_truncated_text_is_refused_at_a_position(end: int) -> None:
     with pytest.raises(RelayError) as caught:
         relay.from_text(GOOD[:end])
     assert caught.value.line is not None
+
+
+@pytest.mark.parametrize("end", range(1, len(HEADER) - 1))
+def test_a_truncated_version_line_is_refused(end: int) -> None:
+    with pytest.raises(RelayError, match="line 1, column 1: "):
+        relay.from_text(GOOD[:end])
 
 
 @pytest.mark.parametrize(
@@ -55,6 +72,7 @@ def test_truncated_text_is_refused_at_a_position(end: int) -> None:
         ("relu(%0)", "relu(%0) /* /* */", 4, 15, "this comment is not closed"),
         ("relu(%0)", "relu(%0) $", 4, 15, "found '\\$', which starts nothing"),
         ("relu(%0)", "relu(meta[relay.Constant][0])", 4, 11, "print the module with its metadata"),
+        ("nn.relu(%0)", "Some(%0) }\ntype Option[A] { Some(A), None, }\ndef @f() { Some(1)", 6, 12, "Some, a value"),
         ("%0)\n}", "%0)\n}\ndef @main() { 1 }", 6, 5, "@main is defined twice"),
         ("nn.relu(%0)", "@f(%0)", 2, 5, "@main calls @f, which is not defined"),
         ("nn.relu(%0)", "@main(%x, %w)", 2, 5, "recursion"),
@@ -67,7 +85,7 @@ def test_truncated_text_is_refused_at_a_position(end: int) -> None:
         ("nn.relu(%0)", "if (sum(%0) < 1f) { %0 } else { %x }", 4, 3, "the branches of if have different types"),
         ("nn.relu(%0)", "ref(%0)", 4, 3, "a reference cell has no counterpart in Relax"),
         ("nn.relu(%0)", "match (%0) { _ => %0 }", 4, 3, "pattern matching has no counterpart in Relax"),
-        ("def @main", "type List[A] { Nil, }\ndef @main", 2, 1, "an algebraic data type has no counterpart"),
+        ("def @main", "type List[A] { Nil, ", 6, 1, "found the end of the text, expected } at the end of the type"),
         ("nn.relu(%0)", "reshape(%0, newshape=[5, -1])", 4, 3, "cannot be applied to the shape"),
         ("nn.relu(%0)", "split(%0, indices_or_sections=5)", 4, 3, "into 5 equal parts"),
         ("nn.relu(%0)", "add(%0, 1)", 4, 3, "add: "),

@@ -268,3 +268,42 @@ def test_truncated_parameters_are_refused(end: int) -> None:
     assert end < len(data)
     with pytest.raises(RelayError, match=r"truncated|not parameters"):
         relay.load_params(data[:end])
+
+
+def split_of(attributes: str, extra: list[dict[str, Any]]) -> str:
+    """A function that splits its parameter (6,), with `attributes` in place of the sections."""
+    nodes: list[dict[str, Any]] = [
+        {"type_key": ""},
+        {"type_key": "relay.Function", "attrs": {"params": "2", "body": "7", "ret_type": "0", "attrs": "0"}},
+        {"type_key": "Array", "data": [3]},
+        {"type_key": "relay.Var", "attrs": {"vid": "4", "type_annotation": "5"}},
+        {"type_key": "relay.Id", "attrs": {"name_hint": "8"}},
+        {"type_key": "relay.TensorType", "attrs": {"dtype": "float32", "shape": "6"}},
+        {"type_key": "Array", "data": [9]},
+        {"type_key": "relay.Call", "attrs": {"op": "10", "args": "2", "attrs": "11", "type_args": "0"}},
+        {"type_key": "runtime.String", "repr_str": "x"},
+        {"type_key": "IntImm", "attrs": {"dtype": "int32", "value": "6"}},
+        {"type_key": "Op", "repr_str": "split"},
+        {"type_key": attributes, "attrs": {"axis": "0", "indices_or_sections": "12"}},
+        *extra,
+    ]
+    return json.dumps({"root": 1, "nodes": nodes, "b64ndarrays": []})
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        [{"type_key": "IntImm", "attrs": {"dtype": "int32", "value": "2"}}],
+        [{"type_key": "runtime.BoxInt", "repr_str": "2"}],
+        [{"type_key": "Array", "data": [13]}, {"type_key": "runtime.BoxInt", "repr_str": "3"}],
+    ],
+)
+def test_numbers_may_be_boxed_as_tvm_0_17_does(sections: list[dict[str, Any]]) -> None:
+    mod = relay.from_json(split_of("relay.attrs.SplitAttrs", sections))
+    assert [int(field.shape[0]) for field in mod["main"].ret_ty.fields] == [3, 3]
+
+
+def test_attributes_of_a_class_that_is_not_known_are_refused() -> None:
+    sections = [{"type_key": "runtime.BoxInt", "repr_str": "2"}]
+    with pytest.raises(RelayError, match=r"class relay\.attrs\.Slices, expected SplitAttrs"):
+        relay.from_json(split_of("relay.attrs.Slices", sections))

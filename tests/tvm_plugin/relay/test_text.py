@@ -2,7 +2,9 @@
 
 The format: "Language Reference, Relay Core IR" and "Relay expressions" of TVM's documentation up to 0.19, and the
 programs in its tests (tests/python/relay/test_ir_parser.py, test_ir_text_printer.py), whose constructs are met here one
-by one.
+by one. What programs in the wild have besides (type definitions that nothing uses, a comment as the last argument,
+splits into one part) was found in models/*.relay of github.com/gussmith23/glenside and in the documentation of TVM's
+contributed backends.
 """
 
 from __future__ import annotations
@@ -209,3 +211,67 @@ def test_every_function_that_no_other_calls_is_converted() -> None:
         f"{HEADER}def @a(%x: float32) {{ exp(%x) }} def @b(%x: float32) {{ @c(%x) }} def @c(%x: float32) {{ tanh(%x) }}"
     )
     assert {var.name_hint for var in relay.from_text(text).get_global_vars()} == {"a", "b"}
+
+
+def test_print_leaves_out_the_version_line() -> None:
+    main = relay.from_text("def @main(%x: float32) { exp(%x) }")["main"]
+    assert [param.name for param in main.params] == ["x"]
+
+
+def test_an_expression_with_free_variables_is_a_function_of_them() -> None:
+    text = """free_var %x: Tensor[(2, 3), float32] /* ty=Tensor[(2, 3), float32] */;
+    %0 = exp(%x);
+    free_var %y: Tensor[(2, 3), float32];
+    add(%0, %y)"""
+    for version in (HEADER, ""):
+        main = relay.from_text(version + text)["main"]
+        assert [param.name for param in main.params] == ["x", "y"]
+
+
+def test_types_that_nothing_uses_are_skipped() -> None:
+    text = """type List[A] {
+      Cons(A, List[A]),
+      Nil,
+    }
+    extern type Storage
+    type Either[A, B] { Left(A), Right(B) }
+    def @main(%x: float32) { exp(%x) }
+    type tensor_t { tensor0(Tensor[(?), float32]), }"""
+    assert operators(text) == ["exp"]
+
+
+def test_an_extent_may_be_a_variable_of_the_metadata() -> None:
+    text = HEADER + (
+        "def @main(%x: Tensor[(meta[tir.SizeVar][0], 3i64), float32]) { exp(%x) }\n#[metadata]\n"
+        '{"root": 1, "nodes": [{"type_key": ""}, {"type_key": "Map", "keys": ["tir.SizeVar"], "data": [2]},'
+        '{"type_key": "Array", "data": [3]},'
+        '{"type_key": "tir.SizeVar", "attrs": {"dtype": "int32", "name": "4", "span": "0", "type_annotation": "0"}},'
+        '{"type_key": "runtime.String", "repr_str": "n"}], "b64ndarrays": []}'
+    )
+    assert [int(extent) for extent in relay.from_text(text, shapes={"x": (5, 3)})["main"].ret_ty.shape] == [5, 3]
+
+
+@pytest.mark.parametrize("bound", ["1e+300", "3.4028234663852886e+38", "0.1"])
+def test_doubles_keep_their_digits_with_either_sign(bound: str) -> None:
+    main = relay.from_text(f"{HEADER}def @main(%x: float32) {{ clip(%x, a_min=-{bound}f, a_max={bound}f) }}")["main"]
+    _, least, most = main.body.blocks[0].bindings[0].value.args
+    assert (float(least.value), float(most.value)) == (-float(bound), float(bound))
+
+
+def test_spans_and_comments_stand_wherever_the_printer_puts_them() -> None:
+    text = """def @main(%data.1: Tensor[(1, 3), float32] /* ty=Tensor[(1, 3), float32] span=aten::linear_0.data:0:0 */,
+        output_tensor_names=["out"]) -> Tensor[(1, 3), float32] {
+      %0 = nn.relu(%data.1, /* en_id=420 */) /* ty=Tensor[(1, 3), float32] span=aten::relu_0:0:0 */;
+      add(%0, -1f /* ty=float32 span=const:0:0 */) /* ty=Tensor[(1, 3), float32] */
+    } /* ty=fn (Tensor[(1, 3), float32]) -> Tensor[(1, 3), float32] */
+    /* For debugging purposes the metadata section has been omitted. */"""
+    assert operators(text) == ["nn.relu", "add"]
+
+
+def test_what_an_operator_gives_and_nobody_reads_disappears() -> None:
+    assert operators("def @main(%x: Tensor[(3), float32]) { %0 = nn.dropout(%x, rate=0.5f); exp(%0.0) }") == ["exp"]
+
+
+def test_a_split_into_one_part_is_a_tuple_of_one() -> None:
+    text = "def @main(%x: Tensor[(3), float32]) { %0 = split(%x, indices_or_sections=1); exp(%0.0) }"
+    assert operators(text) == ["exp"]

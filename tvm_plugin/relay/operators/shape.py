@@ -132,11 +132,15 @@ def _split(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if isinstance(sections, int):
         if sections < 1 or extent % sections:
             raise ValueError(f"axis {axis} of extent {extent} into {sections} equal parts")
+        if sections == 1:  # Relax gives the tensor, not a tuple of it
+            return [args[0]]
         return op.split(args[0], sections, axis=axis)
     if not isinstance(sections, list) or not all(isinstance(index, int) for index in sections):
         raise ValueError(f"indices_or_sections is {sections!r}, expected a number or a list of numbers")
     if sections != sorted(sections) or any(not 0 <= index <= extent for index in sections):
         raise ValueError(f"the indices {sections} along axis {axis} of extent {extent}")
+    if not sections:
+        return [args[0]]
     return op.split(args[0], sections, axis=axis)
 
 
