@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..access import Access
 from ..features import FEATURES
 from ..hardware import Hardware
-from .plan import Plan
+from .plan import Plan, whole_width
 from .tiled import AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_ROOT, PAD_INLINE, UNPACKED
 
 __all__ = ["Tiles", "columns_of_features", "latency_s", "tiles"]
@@ -69,6 +69,10 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     widths = [plan.vector_width(int(choice), lanes) for choice in choices]
     width = np.array([w for w, _ in widths], dtype=np.float64)[which]
     scalar_tail = np.array([scalar for _, scalar in widths])[which]
+    pads = np.array([plan.pads_columns(int(choice), lanes) for choice in choices])[which]
+    padded = pads & (v["pack"] != UNPACKED)
+    whole = np.array([whole_width(int(choice), lanes) for choice in choices], dtype=np.float64)[which]
+    width = np.where(padded, whole, width)
     vectors = nr // width
     sums = m2 * mr * vectors
     operands = np.where(m2 * mr > 1, vectors, 1) + 1
@@ -78,7 +82,7 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     column_tiles = -(-plan.vector_extent // nr)
     lines = -(-plan.second_extent // m2)
     ragged_rows = plan.unrolled_extent % mr != 0
-    ragged_columns = plan.vector_extent % nr != 0
+    ragged_columns = (plan.vector_extent % nr != 0) & ~padded
     ragged_lines = plan.second_extent % m2 != 0
     outer = [axis.extent for axis in plan.outer] + ([plan.groups] if plan.groups > 1 else [])
     ones = np.ones(len(nr))
@@ -168,7 +172,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     tail = np.where(t.ragged_rows, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero), 0.0)
     column_rest = plan.vector_extent % v["nr"]
     narrow = tile_s(rows, column_rest // t.width, column_rest % t.width)
-    whole_columns = np.floor(plan.vector_extent / v["nr"])
+    whole_columns = np.where(t.ragged_columns, np.floor(plan.vector_extent / v["nr"]), t.column_tiles)
     whole_rows = np.floor(plan.unrolled_extent / v["mr"])
     per_column = whole_rows * full + tail
     share = np.where(whole_rows * v["mr"] > 0, plan.unrolled_extent / np.maximum(whole_rows * v["mr"], 1), 1.0)
@@ -240,7 +244,8 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         extra_s=extra_s,
         latency_s=latency,
         efficiency=ideal_s / work_s,
-        tail_waste=1.0 - (whole_columns * v["nr"] / plan.vector_extent) * (whole_rows * v["mr"] / plan.unrolled_extent),
+        tail_waste=1.0
+        - _share(whole_columns * v["nr"] / plan.vector_extent) * (whole_rows * v["mr"] / plan.unrolled_extent),
         imbalance=imbalance,
         panel_bytes=panel_bytes,
         block_bytes=block_bytes,
@@ -248,6 +253,11 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         memory_bytes=from_l3,
         pack_bytes=pack_bytes,
     )
+
+
+def _share(ratio: Column) -> Column:
+    """What two extents have in common, relative to the larger one."""
+    return np.minimum(ratio, 1.0 / np.maximum(ratio, 1e-12))
 
 
 def _rows_first(plan: Plan) -> bool:

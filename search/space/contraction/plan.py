@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..access import Access, Axis, Block, dtype_bytes
 from ..analysis import Contraction, Kernel
 
-__all__ = ["Plan", "make_plans"]
+__all__ = ["Plan", "make_plans", "whole_width"]
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,23 @@ class Plan:
 
         A tail of whole, narrower vectors costs little: widths down to a quarter of a register are used for that.
         """
-        width, extent = lanes, self.vector_extent
-        while nr % width:
-            width //= 2
+        width, extent = whole_width(nr, lanes), self.vector_extent
         if extent % nr == 0:
             return width, False
         narrow = width
         while extent % narrow:
             narrow //= 2
         return (narrow, False) if 4 * narrow >= lanes else (width, True)
+
+    def pads_columns(self, nr: int, lanes: int) -> bool:
+        """Whether packed tiles of `nr` compute the ragged last one whole: else all vectors would have to be narrower.
+
+        The panel has zeros there; narrow vectors write back what exists.
+        """
+        if self.panel is None or self.groups > 1:
+            return False
+        width, scalar = self.vector_width(nr, lanes)
+        return not scalar and width < whole_width(nr, lanes)
 
     @property
     def outer_extent(self) -> int:
@@ -136,6 +144,14 @@ class Plan:
     def scattered(self) -> bool:
         """Whether vectors are written across the output's contiguous axis, element by element."""
         return self.contraction.block.write.stride(self.vector.position) != 1 and self.vector.extent > 1
+
+
+def whole_width(extent: int, lanes: int) -> int:
+    """Elements of the widest vector, at most `lanes`, that divides an extent: a power of two."""
+    width = lanes
+    while extent % width:
+        width //= 2
+    return width
 
 
 def _dimension(access: Access, axis: Axis) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from .plan import Plan
+from .plan import Plan, whole_width
 
 __all__ = ["schedule_tiles"]
 
@@ -65,7 +65,7 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
             _write_vectors(sch, writer, plan, lanes, values)
     if panel is not None and values["pack"] == AT_CHUNK:
         sch.compute_at(panel, loops["outer"], preserve_unit_loops=True)
-        sch.vectorize(_lane_loop(sch, sch.get_loops(panel)[-1], values["nr"], lanes))
+        sch.vectorize(_split_lanes(sch, sch.get_loops(panel)[-1], lanes, values["nr"])[1])
     if staged is not None and values["pad"] in (PAD_AT_OUTER, PAD_AT_CHUNK):
         sch.compute_at(staged, loops["outer" if values["pad"] == PAD_AT_OUTER else "chunk"], preserve_unit_loops=True)
         _schedule_padding(sch, staged, plan, lanes, False)
@@ -157,11 +157,17 @@ def _write_vectors(sch: Any, writer: Any, plan: Plan, lanes: int, values: Mappin
     width, _ = plan.vector_width(values["nr"], lanes)
     vectors, lane = sch.split(columns, [None, width])
     sch.vectorize(lane)
-    sch.annotate(vectors, "pragma_loop_partition_hint", 1)
+    if not _padded(plan, lanes, values):
+        sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     operations = 0 if plan.scattered else sum(block.operations for block in plan.kernel.epilogue)
     if operations <= UNROLLED_EPILOGUE:
         for loop in (*rows, vectors):
             sch.unroll(loop)
+
+
+def _padded(plan: Plan, lanes: int, values: Mapping[str, int]) -> bool:
+    """Whether the last column tile is computed whole, though ragged."""
+    return values["pack"] != UNPACKED and plan.pads_columns(values["nr"], lanes)
 
 
 def _index_map(sch: Any, block: Any, function: Any, rank: int) -> Any:
@@ -192,7 +198,8 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     sch.reorder(*outer, *([second] if second is not None else []), unrolled, vector, *reduction)
     rows, row = sch.split(unrolled, [None, values["mr"]])
     chunk, rows = sch.split(rows, [None, values["chunk"]])
-    columns, column = sch.split(vector, [None, values["nr"]])
+    padded = _padded(plan, lanes, values)
+    columns, column = sch.split(vector, [None, values["nr"]], disable_predication=padded)
     image: list[Any] = []
     inner: list[Any] = []
     if second is not None:
@@ -202,34 +209,30 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     row_loops = [*outer, *image, chunk]
     order = [columns, *row_loops] if values["order"] == 0 else [*row_loops, columns]
     sch.reorder(*order, rows, *reduction[:-1], steps, step, *inner, row, column)
-    width, _ = plan.vector_width(values["nr"], lanes)
-    vectors, lane = sch.split(column, [None, width])
+    if padded:
+        vectors, lane = _split_lanes(sch, column, lanes)
+    else:
+        width, _ = plan.vector_width(values["nr"], lanes)
+        vectors, lane = sch.split(column, [None, width])
     sch.vectorize(lane)
     for unroll in (step, *inner, row, vectors):
         sch.unroll(unroll)
-    if plan.vector_extent % values["nr"]:
+    if plan.vector_extent % values["nr"] and not padded:
         sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     first = reduction[0] if len(reduction) > 1 else steps
     depth = min(values["depth"], len(order))
     outermost = order[0] if depth <= 1 else sch.fuse(*order[:depth], preserve_unit_iters=True)
     inside = order.index(chunk) < depth
-    for partitioned in (*image, chunk, rows, columns):
+    for partitioned in (*image, chunk, rows, *([] if padded else [columns])):
         if partitioned not in order[: max(depth, 1)] or depth <= 1:
             sch.annotate(partitioned, "pragma_loop_partition_hint", 1)
     return {"outer": outermost, "chunk": outermost if inside else chunk, "tile": rows, "reduction": first}
 
 
-def _lane_loop(sch: Any, loop: Any, extent: int, lanes: int) -> Any:
-    """Split a loop of known extent into whole vectors; returns the loop over the lanes of one."""
-    width = lanes
-    while extent % width:
-        width //= 2
-    return sch.split(loop, [None, width])[1]
-
-
-def _split_lanes(sch: Any, loop: Any, lanes: int) -> Any:
-    """The innermost loop of a copy, split into vectors that divide its extent."""
-    return _lane_loop(sch, loop, int(sch.get(loop).extent), lanes)
+def _split_lanes(sch: Any, loop: Any, lanes: int, extent: int | None = None) -> Any:
+    """Split a loop into whole vectors that divide its extent: the loop over vectors, and the one over lanes."""
+    extent = int(sch.get(loop).extent) if extent is None else extent
+    return sch.split(loop, [None, whole_width(extent, lanes)])
 
 
 def _schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: bool) -> None:
@@ -246,13 +249,13 @@ def _schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: b
         for loop in own[-3:-1] if whole_vectors else own[-2:]:
             sch.annotate(loop, "pragma_loop_partition_hint", 1)
     if whole_vectors or not conditional:
-        sch.vectorize(_split_lanes(sch, own[-1], lanes))
+        sch.vectorize(_split_lanes(sch, own[-1], lanes)[1])
 
 
 def _schedule_copy(sch: Any, block: Any, lanes: int, parallel: bool) -> None:
     """An element-wise block on its own: outer loops parallel, innermost vectorised."""
     loops = sch.get_loops(block)
-    lane = _split_lanes(sch, loops[-1], lanes)
+    _, lane = _split_lanes(sch, loops[-1], lanes)
     if parallel and len(loops) > 1:
         sch.parallel(sch.fuse(*loops[:-1]) if len(loops) > 2 else loops[0])
     sch.vectorize(lane)
