@@ -19,7 +19,14 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--target", help="a TVM target tag or JSON object (default: this machine's CPU, fully described)"
     )
     where.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use (default: all cores)")
-    where.add_argument("--measure", default="local", help="local (default), or another way to measure")
+    where.add_argument(
+        "--measure",
+        default="local",
+        metavar="WHERE",
+        help="local (default), or rpc://HOST:PORT/KEY: the servers that registered under KEY with TVM's RPC tracker "
+        "(python -m eqtune.measure.rpc_server). TVM's RPC executes what it is sent, without a password: use it on the "
+        "loopback interface or a private network only",
+    )
     where.add_argument(
         "--work-dir", default="eqtune-work", metavar="DIR", help="records and log; running again resumes (eqtune-work)"
     )

@@ -1,4 +1,4 @@
-"""Building and running candidates: on this machine (`LocalMeasurer`), or from records (`ReplayMeasurer`)."""
+"""Building and running candidates: on this machine (`LocalMeasurer`), elsewhere (`RpcMeasurer`), or from records."""
 
 from __future__ import annotations
 
@@ -10,20 +10,32 @@ from .base import ERROR_KINDS, Measurement, Measurer, Overheads
 
 if TYPE_CHECKING:
     from ..search.space.hardware import Hardware
+    from .compile_only import CompileOnlyMeasurer
     from .local import LocalMeasurer
     from .replay import ReplayMeasurer
+    from .rpc import RpcMeasurer
 
 __all__ = [
     "ERROR_KINDS",
+    "CompileOnlyMeasurer",
     "LocalMeasurer",
     "Measurement",
     "Measurer",
     "Overheads",
     "ReplayMeasurer",
+    "RpcMeasurer",
     "create",
 ]
 
-_HOMES = {"LocalMeasurer": ".local", "ReplayMeasurer": ".replay"}
+FORMS = ("local", "rpc://HOST:PORT/KEY", "compile-only")
+"""What a `measure=` text may be."""
+
+_HOMES = {
+    "CompileOnlyMeasurer": ".compile_only",
+    "LocalMeasurer": ".local",
+    "ReplayMeasurer": ".replay",
+    "RpcMeasurer": ".rpc",
+}
 
 
 def create(
@@ -39,7 +51,9 @@ def create(
     Parameters
     ----------
     measure : str or Measurer
-        "local", or an instance, which is returned as it is.
+        "local"; "rpc://HOST:PORT/KEY", the servers that registered under KEY with TVM's RPC tracker; "compile-only",
+        which judges candidates for a GPU by compiling them, without one; or an instance, which is returned as it is.
+        TVM's RPC executes what it is sent, without a password: loopback or private networks only.
     target : tvm.target.Target, optional
         What to compile for; by default, this machine's CPU.
     hardware : Hardware, optional
@@ -53,6 +67,8 @@ def create(
     ------
     InputError
         For another name, or for something that cannot measure.
+    SetupError
+        When there is no tracker, or no server.
     """
     if measure == "local":
         from ..machine import detect_target
@@ -60,11 +76,22 @@ def create(
 
         target = detect_target(threads) if target is None else target
         return LocalMeasurer(target, hardware=hardware, threads=threads, seed=seed)
+    if measure == "compile-only":
+        from ..gpu_machine import resolve_target
+        from .compile_only import CompileOnlyMeasurer
+
+        return CompileOnlyMeasurer(resolve_target("cuda" if target is None else target), hardware)
     if isinstance(measure, str):
-        known = "'local', or an instance with the methods of eqtune.measure.Measurer"
-        if measure.startswith("rpc://"):
-            raise InputError(f"measuring over RPC ({measure}) is not available in this version; give {known}")
-        raise InputError(f"unknown measurer {measure!r}; give {known}")
+        if measure.startswith("rpc:"):
+            from ..machine import detect_target
+            from .rpc import RpcMeasurer
+
+            target = detect_target(threads) if target is None else target
+            return RpcMeasurer(measure, target, hardware=hardware, threads=threads, seed=seed)
+        raise InputError(
+            f"unknown way to measure, {measure!r}; give {', '.join(FORMS)}, or (in Python) an instance with the "
+            "methods of eqtune.measure.Measurer"
+        )
     missing = [name for name in ("baseline", "measure", "retime", "close", "describe") if not hasattr(measure, name)]
     if missing:
         raise InputError(f"{type(measure).__name__} is no measurer: it has no {', '.join(missing)}")

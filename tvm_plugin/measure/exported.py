@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .arguments import BufferSpec
+from .arguments import BufferSpec, Interface
 from .build import Packing, Program
 
-__all__ = ["export_programs", "libraries_of", "load_program"]
+__all__ = ["export_programs", "interface_fields", "interface_of", "libraries_of", "load_program"]
 
 _SERIAL = itertools.count()
 
@@ -68,10 +68,29 @@ def load_program(fields: Mapping[str, Any], load: Callable[[str], Any]) -> Progr
     module = load(fields["library"])
     if packing_fields is None:
         return Program(module, fields["symbol"])
-    packed = tuple(BufferSpec(tuple(shape), dtype) for shape, dtype in packing_fields["packed"])
+    packed = _specs(packing_fields["packed"])
     packing = Packing(None, tuple(packing_fields["sources"]), packed, packing_fields["key"])
     pack_module = load(packing_fields["library"])
     return Program(module, fields["symbol"], packing, pack_module.get_function(packing_fields["symbol"]), pack_module)
+
+
+def interface_fields(interface: Interface) -> dict[str, Any]:
+    """The interface of a kernel as JSON."""
+    return {
+        "params": [[list(spec.shape), spec.dtype] for spec in interface.params],
+        "outputs": list(interface.outputs),
+        "index_bound": interface.index_bound,
+        "reduction": interface.reduction,
+    }
+
+
+def interface_of(fields: Mapping[str, Any]) -> Interface:
+    """The inverse of `interface_fields`."""
+    return Interface(_specs(fields["params"]), tuple(fields["outputs"]), fields["index_bound"], fields["reduction"])
+
+
+def _specs(fields: Sequence[Sequence[Any]]) -> tuple[BufferSpec, ...]:
+    return tuple(BufferSpec(tuple(shape), dtype) for shape, dtype in fields)
 
 
 def _packing_fields(packing: Packing) -> dict[str, Any]:

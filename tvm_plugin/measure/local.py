@@ -24,6 +24,7 @@ from .pool import Config, Handle, Request, WorkerPool
 from .timing import BASELINE, LONG, QUICK, Effort
 from .trial import (
     BASELINE_LIMIT_FACTOR,
+    MEMORY_SHARE,
     RETIME_ROUNDS,
     SHARED_MODULE,
     SPACE_BUILDER,
@@ -38,9 +39,6 @@ from .trial import (
 __all__ = ["Candidate", "LocalMeasurer"]
 
 _T = TypeVar("_T")
-
-MEMORY_SHARE = 0.6
-"""Of the machine's memory, what one worker may take."""
 
 
 @dataclass

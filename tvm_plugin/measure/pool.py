@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import SetupError
 from .process import WorkerProcess
 
-__all__ = ["Config", "Handle", "Request", "WorkerPool"]
+__all__ = ["START_LIMIT_S", "Config", "Handle", "Request", "WorkerPool", "worker_environment"]
 
 START_LIMIT_S = 120.0
 """TVM is imported in a second or two; a machine under load may take much longer."""
@@ -85,6 +85,18 @@ class Handle:
     generation: int
 
 
+def worker_environment(threads: int) -> dict[str, str]:
+    """Environment of a process that runs kernels on so many threads."""
+    return {
+        **os.environ,
+        "TVM_NUM_THREADS": str(threads),
+        # Of the libraries that a worker loads, none but TVM's own thread pool may compete with the kernel.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TVM_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
+
+
 class WorkerPool:
     """A fixed number of workers. They start at once; the first request, after `configure`, waits until they are ready.
 
@@ -110,14 +122,7 @@ class WorkerPool:
         self._configuration: Mapping[str, Any] | None = None
         self._directory = directory
         self._workloads = workloads
-        self._environment = {
-            **os.environ,
-            "TVM_NUM_THREADS": str(threads),
-            # Of the libraries that a worker loads, none but TVM's own thread pool may compete with the kernel.
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "TVM_DEVICE_BACKEND_AUTOLOAD": "0",
-        }
+        self._environment = worker_environment(threads)
         self._generations = [0] * count
         self._workers = [self._start(index) for index in range(count)]
 

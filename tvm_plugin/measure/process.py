@@ -114,13 +114,18 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self._stdin.close()
 
+    def kill(self) -> None:
+        """Kill it and all it started. Unlike `end`, from any thread: whoever receives from it sees it gone."""
+        if not self.dead:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def end(self, grace_s: float = 0.0) -> None:
         """Make sure that it has ended, killing it after `grace_s` seconds, and leave no zombie. May be repeated."""
         self.hang_up()
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            self.kill()
             self._process.wait()
         self._stdout.close()

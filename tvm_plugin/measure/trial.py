@@ -11,6 +11,7 @@ from .base import Measurement
 
 __all__ = [
     "BASELINE_LIMIT_FACTOR",
+    "MEMORY_SHARE",
     "RETIME_ROUNDS",
     "SHARED_MODULE",
     "SPACE_BUILDER",
@@ -33,6 +34,9 @@ RETIME_ROUNDS = 5
 
 BASELINE_LIMIT_FACTOR = 12.0
 """An untuned kernel may take this many times the limit of a candidate: it is run once and is the reference."""
+
+MEMORY_SHARE = 0.6
+"""Of the machine's memory, what one worker may take."""
 
 SPACE_BUILDER = "eqtune.search.space:build_space"
 

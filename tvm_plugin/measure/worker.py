@@ -14,31 +14,51 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-__all__ = ["main"]
+__all__ = ["limit_memory", "main", "restore_crash_signals", "serve"]
 
 PR_SET_PDEATHSIG = 1
 
 
+Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
 def main() -> None:
     """Serve until the parent closes the pipe."""
+    serve(_start)
+
+
+def serve(start: Callable[[Mapping[str, Any]], Answer]) -> None:
+    """Answer requests until the parent closes the pipe.
+
+    Parameters
+    ----------
+    start : callable
+        Takes the configuration, returns what answers requests.
+    """
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     replies = _protect_stdout()
     # The FFI imports torch, where installed, to exchange tensors with it: a second of start-up that is no use here.
     sys.modules["torch"] = None  # type: ignore[assignment]
+    answer = start(json.loads(sys.stdin.readline()))
+    restore_crash_signals()
+    _reply(replies, {"ready": True})
+    for line in sys.stdin:
+        _reply(replies, answer(json.loads(line)))
+
+
+def _start(fields: Mapping[str, Any]) -> Answer:
     from .pool import Config
     from .server import Server
 
-    config = Config(**json.loads(sys.stdin.readline()))
+    config = Config(**fields)
     server = Server(config)
-    _limit_memory(config.memory_bytes)
-    _reply(replies, {"ready": True})
-    for line in sys.stdin:
-        _reply(replies, server.answer(json.loads(line)))
+    limit_memory(config.memory_bytes)
+    return server.answer
 
 
 def _die_with_parent() -> None:
@@ -57,7 +77,12 @@ def _protect_stdout() -> TextIO:
     return os.fdopen(pipe, "w", encoding="utf-8")
 
 
-def _limit_memory(memory_bytes: int) -> None:
+def restore_crash_signals() -> None:
+    """Die at once of a segmentation fault: the backtrace that TVM prints first takes seconds, and nobody reads it."""
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+
+
+def limit_memory(memory_bytes: int) -> None:
     """Refuse allocations beyond `memory_bytes` more than the imports took: one candidate must not take all."""
     status = Path("/proc/self/statm")
     if status.exists():

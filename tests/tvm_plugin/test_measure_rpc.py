@@ -1,0 +1,242 @@
+"""Candidates are timed on servers elsewhere; servers come and go, and no candidate is lost."""
+
+from __future__ import annotations
+
+import math
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tvm import te
+
+from eqtune.errors import InputError, SetupError
+from eqtune.machine import detect_target
+from eqtune.measure import LocalMeasurer, RpcMeasurer, create
+from eqtune.measure.rpc_tracker import RpcAddress, rpc_status
+from eqtune.records.workload import as_workload, workload_hash
+from eqtune.search.space.base import Decision
+from eqtune.tasks.task import Task
+
+SPACE = "measure_spaces:build"
+FAULTS = {"raises": 0, "run hangs": 4, "run crashes": 5, "wrong": 6}  # by position in measure_spaces.FAULTS
+
+
+def matmul(size=64):
+    a, b = te.placeholder((size, size), name="A"), te.placeholder((size, size), name="B")
+    k = te.reduce_axis((0, size), name="k")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="C")
+    mod = as_workload(te.create_prim_func([a, b, c]))
+    return Task("matmul", mod, workload_hash(mod), calls=1, flops=1.0, bytes_moved=1.0)
+
+
+def tiled(rows=4, columns=32, unused=0):
+    return Decision("tiled", {"rows": rows, "columns": columns, "unused": unused})
+
+
+def faulty(name):
+    return Decision("faulty", {"fault": FAULTS[name]})
+
+
+DECISIONS = [tiled(rows, columns) for rows in (2, 4, 8) for columns in (16, 32)]
+
+SIZES = 8
+
+
+class Farm:
+    """A tracker and servers on the loopback interface, each a process."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"rpc://127.0.0.1:{self.port}/cpu"
+        self.processes = []
+        ports = ("--port", str(self.port), "--port-end", str(self.port + 1))
+        self._start("tvm.exec.rpc_tracker", "--host", "127.0.0.1", *ports, "--silent")
+
+    def add_server(self) -> subprocess.Popen[bytes]:
+        return self._start(
+            "eqtune.measure.rpc_server", "--tracker", f"127.0.0.1:{self.port}", "--key", "cpu", "--threads", "1"
+        )
+
+    def wait_for(self, servers: int) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                if rpc_status(RpcAddress.parse(self.url))["servers"] >= servers:
+                    return
+            except SetupError:
+                pass  # the tracker is not there yet
+            time.sleep(0.1)
+        raise TimeoutError(f"{servers} servers did not register")
+
+    def close(self) -> None:
+        for process in self.processes:
+            kill(process)
+
+    def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.DEVNULL)
+        self.processes.append(process)
+        return process
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """With the sessions that it has forked."""
+    if process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def farm():
+    farm = Farm()
+    try:
+        farm.add_server()
+        farm.add_server()
+        farm.wait_for(2)
+        yield farm
+    finally:
+        farm.close()
+
+
+@pytest.fixture(scope="module")
+def measurer(farm):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        with RpcMeasurer(
+            farm.url, detect_target(1), threads=1, workers=2, timeout_s=2.0, space_builder=SPACE
+        ) as measurer:
+            yield measurer
+
+
+def test_results_are_checked_and_ordered_as_local_ones_are(measurer):
+    task = matmul()
+    decisions = [*DECISIONS, faulty("wrong"), faulty("raises"), tiled(2, 16, unused=1)]
+    (baseline_s,) = measurer.baseline([task])
+    measured = measurer.measure(task, decisions)
+    with LocalMeasurer(detect_target(1), threads=1, workers=1, space_builder=SPACE) as local:
+        here = local.measure(task, decisions)
+    assert [m.decision for m in measured] == decisions
+    assert [m.error for m in measured] == [m.error for m in here] == [""] * 6 + ["wrong_result", "build_error", ""]
+    assert [m.trace for m in measured] == [m.trace for m in here]
+    assert measured[-1].latencies_s == measured[0].latencies_s, "the same program was run twice"
+    assert min(m.latency_s for m in measured) < baseline_s < math.inf
+
+
+def test_records_of_elsewhere_do_not_pass_for_local_ones(measurer):
+    there = measurer.describe()
+    with LocalMeasurer(detect_target(1), threads=1, workers=1) as local:
+        here = local.describe()
+    assert there.keys() == here.keys()
+    assert there["device"] == f"{here['device']} over rpc, key cpu"
+    assert (there["target"], there["threads"]) == (here["target"], here["threads"])
+
+
+def test_a_crash_and_a_hang_over_there_are_failed_candidates(measurer):
+    """Both servers are lost to each of them, and come back."""
+    measured = measurer.measure(matmul(), [tiled(2), faulty("run crashes"), faulty("run hangs"), tiled(4)])
+    assert [m.error for m in measured] == ["", "crash", "timeout", ""]
+    (after,) = measurer.measure(matmul(64), [tiled(8, 16)])
+    assert after.error == ""
+
+
+def test_finalists_are_timed_again(measurer):
+    (once,) = measurer.measure(matmul(), [tiled()])
+    first, bad = measurer.retime(matmul(), [tiled(), faulty("wrong")])
+    assert len(first.latencies_s) > len(once.latencies_s)
+    assert bad.error == "wrong_result"
+
+
+def test_a_server_killed_in_the_middle_loses_no_candidate(farm, measurer):
+    """And one that registers later joins in."""
+    servers = farm.processes[1:3]
+    deadline = time.monotonic() + 60
+    while not all(psutil.Process(server.pid).children() for server in servers):
+        assert time.monotonic() < deadline, "only one server is used"
+        measurer.measure(matmul(64), DECISIONS)
+        time.sleep(0.1)
+    losses = measurer.losses
+    killer = threading.Timer(0.3, kill, [servers[0]])
+    killer.start()
+    for size in range(96, 96 + 32 * SIZES, 32):
+        measured = measurer.measure(matmul(size), DECISIONS)
+        assert [m.decision for m in measured] == DECISIONS
+        assert [m.error for m in measured] == [""] * len(DECISIONS)
+        if measurer.losses > losses:
+            break
+    killer.join()
+    assert measurer.losses > losses, "the server was killed while nothing ran"
+    farm.add_server()
+    farm.wait_for(2)
+    assert [m.error for m in measurer.measure(matmul(64), DECISIONS)] == [""] * len(DECISIONS)
+
+
+def test_a_price_needs_no_reference(measurer):
+    task = matmul(160)
+    price_s, none = measurer.price([(task, DECISIONS[:2]), (matmul(192), [])])
+    assert 0 < price_s < 1e-2
+    assert none == math.inf
+
+
+def test_rpc_status_counts_servers(farm, measurer):
+    status = rpc_status(RpcAddress.parse(farm.url))
+    assert status["servers"] == 2
+    assert rpc_status(RpcAddress("127.0.0.1", farm.port, "other"))["servers"] == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["rpc://", "rpc://localhost/cpu", "rpc://localhost:9190", "rpc://localhost:99999/cpu", "rpc:localhost:1/k"]
+)
+def test_a_malformed_address_is_refused(url):
+    with pytest.raises(InputError, match="rpc://HOST:PORT/KEY"):
+        create(url, target=detect_target(1))
+
+
+def test_no_tracker_is_one_error_that_says_what_to_start():
+    with pytest.raises(SetupError, match=r"python -m tvm.exec.rpc_tracker --host 127.0.0.1 --port 1 "):
+        create("rpc://127.0.0.1:1/cpu", target=detect_target(1))
+
+
+def test_what_is_no_tracker_is_recognised():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet():
+            client, _ = other.accept()
+            with client:
+                client.sendall(b"SSH-2.0-")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(SetupError, match="no RPC tracker"):
+            rpc_status(RpcAddress("127.0.0.1", other.getsockname()[1], "cpu"))
+        thread.join()
+
+
+def test_no_server_under_the_key_is_one_error_that_says_what_to_start(farm):
+    url = f"rpc://127.0.0.1:{farm.port}/other"
+    with pytest.raises(SetupError, match=rf"rpc_server --tracker 127.0.0.1:{farm.port} --key other"):
+        RpcMeasurer(url, detect_target(1), wait_s=0.2)
+
+
+def test_a_server_with_another_number_of_threads_is_refused(farm, measurer):
+    with pytest.raises(SetupError, match="runs kernels on 1 threads, not on 2"):
+        RpcMeasurer(farm.url, detect_target(2), threads=2, wait_s=1.0, timeout_s=1.0)
+
+
+def test_close_may_be_repeated_and_ends_everything(farm):
+    before = set(psutil.Process().children())
+    measurer = RpcMeasurer(farm.url, detect_target(1), threads=1, workers=1)
+    assert set(psutil.Process().children()) - before
+    measurer.close()
+    measurer.close()
+    deadline = time.monotonic() + 10
+    while set(psutil.Process().children()) - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert {p.pid for p in set(psutil.Process().children()) - before if p.status() != psutil.STATUS_ZOMBIE} == set()

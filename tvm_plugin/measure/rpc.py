@@ -1,0 +1,259 @@
+"""Measure on other machines: `measure="rpc://HOST:PORT/KEY"`, through TVM's RPC tracker.
+
+Candidates are built here, in the workers of `LocalMeasurer`, and sent to every server that registered under the key.
+
+Warning: TVM's RPC executes what it is sent, for everyone who can connect, without a password. Keep tracker and servers
+on the loopback interface (the default of `eqtune.measure.rpc_server`), or on a private network or an SSH tunnel.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..errors import InputError, SetupError
+from ..machine import core_count, describe_machine, is_host, target_json
+from ..search.space.hardware import Hardware
+from .elsewhere import ElsewhereMeasurer, FarTrial
+from .fleet import DeviceLost, Fleet
+from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
+from .process import WorkerProcess
+from .rpc_tracker import RpcAddress, rpc_status
+from .rpc_worker import RpcConfig, lifetime_s
+from .trial import MEMORY_SHARE, SPACE_BUILDER
+
+__all__ = ["RpcMeasurer"]
+
+TRANSFER_LIMIT_S = 60.0
+"""What sending a program and its inputs may take: hundreds of megabytes on a slow network."""
+
+_COMMAND = (sys.executable, "-m", "eqtune.measure.rpc_worker")
+
+
+class RpcMeasurer(ElsewhereMeasurer):
+    """Measures on the servers that registered with TVM's RPC tracker under a key. A `Measurer`.
+
+    Servers are used side by side, and must be alike. One that is lost, or hangs, is let go, and what it was running is
+    run on another; servers that register later are used from the next batch on. Inputs are made from the seed here
+    and uploaded, outputs are downloaded and compared here: exactly the checks of `LocalMeasurer`.
+
+    Parameters
+    ----------
+    url : str
+        "rpc://HOST:PORT/KEY" of the tracker.
+    target : tvm.target.Target
+        What to compile for: the servers' device.
+    hardware : Hardware, optional
+        What spaces are built from; by default, tables for `target`.
+    threads : int, optional
+        Threads that a kernel may use; by default, those of `hardware`. The servers must have been started for them.
+    timeout_s : float
+        How long a candidate may take to compile, and to run.
+    seed : int
+        Of the random inputs.
+    wait_s : float
+        How long to wait for a server: the first, or another once all are lost.
+    workers : int, optional
+        Processes that compile; by default, one a core.
+    space_builder : str
+        "module:function" that the workers import: (IRModule, Hardware) -> Space.
+
+    Raises
+    ------
+    InputError
+        For a malformed address, or numbers out of range.
+    SetupError
+        When there is no tracker, or no server under the key within `wait_s`, or none that can run `target`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        target: Any,
+        hardware: Hardware | None = None,
+        threads: int | None = None,
+        timeout_s: float = 10.0,
+        seed: int = 0,
+        wait_s: float = 30.0,
+        workers: int | None = None,
+        space_builder: str = SPACE_BUILDER,
+    ) -> None:
+        address = RpcAddress.parse(url)
+        advice = f"start servers, one a device, with\n  {address.how_to_start_server}"
+        super().__init__(target, Fleet(wait_s, advice), timeout_s, seed)
+        hardware = describe_machine(target, threads, measure=False) if hardware is None else hardware
+        threads = hardware.threads if threads is None else threads
+        workers = core_count() if workers is None else workers
+        for name, value in (("threads", threads), ("workers", workers), ("wait_s", wait_s)):
+            if not value > 0:
+                raise InputError(f"{name} must be positive, got {value!r}")
+        self._address = address
+        self._advice = advice
+        self._wait_for_server(wait_s)
+        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-rpc-", ignore_cleanup_errors=True)
+        directory = Path(self._directory.name)
+        self._pool = WorkerPool(workers, threads, directory, self._workloads)
+        self._close = weakref.finalize(self, _close, self._fleet, self._pool, self._directory)
+        plain_target = json.loads(target_json(target))
+        self._pool.configure(
+            Config(
+                target=plain_target,
+                hardware=hardware.to_json(),
+                space_builder=space_builder,
+                seed=seed,
+                references=str(directory),
+                memory_bytes=int(psutil.virtual_memory().total * MEMORY_SHARE),
+                # Linked here where the linker knows the target, else there.
+                export="so" if is_host(target) else "tar",
+            )
+        )
+        self._config = RpcConfig(
+            address.host, address.port, address.key, wait_s, plain_target, threads, str(directory), seed
+        )
+        try:
+            self._device = {"device": self._first_device(), "threads": threads}
+            # A server whose kernel hangs is back only when its session ends.
+            self._fleet.patience_s += lifetime_s(timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> RpcMeasurer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the builders and end the sessions. May be repeated."""
+        self._close()
+
+    @property
+    def _builders(self) -> int:
+        return len(self._pool)
+
+    def _build_all(self, chunks: Sequence[Sequence[FarTrial]], limit_s: float) -> list[dict[str, Any]]:
+        requests = [
+            Request(
+                {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
+                limit_s,
+                tuple({trial.task for trial in chunk}),
+            )
+            for chunk in chunks
+        ]
+        try:
+            return [answer for _, answer in self._pool.map(requests)]
+        except BaseException:
+            self._pool.abandon()
+            raise
+
+    def _refresh(self) -> None:
+        for kind in ("so", "tar"):
+            for library in Path(self._directory.name).glob(f"*.{kind}"):
+                library.unlink()
+        try:
+            servers = rpc_status(self._address)["servers"]
+        except SetupError:
+            return  # sessions outlive their tracker; without any, the fleet will say so
+        while len(self._fleet) < servers:
+            self._add_device()
+
+    def _wait_for_server(self, wait_s: float) -> None:
+        end = time.monotonic() + wait_s
+        while not rpc_status(self._address)["servers"]:
+            if time.monotonic() >= end:
+                raise SetupError(
+                    f"no server has registered under the key {self._address.key!r} with the RPC tracker on "
+                    f"{self._address.host}:{self._address.port} within {wait_s:g} s; {self._advice}"
+                )
+            time.sleep(min(0.5, wait_s))
+
+    def _first_device(self) -> str:
+        """Open one session; the device's name, with the way to it: records made here never pass for local ones."""
+        self._add_device()
+        found: list[str] = []
+        self._fleet.run([[0]], lambda _: {"describe": True}, lambda _, answer: found.append(answer["device"]))
+        return found[0]
+
+    def _add_device(self) -> None:
+        log = Path(self._directory.name) / f"rpc-{len(self._fleet)}.log"
+        self._fleet.add(_RpcDevice(self._config, self._timeout_s, log, self._device.get("device")))
+
+
+class _RpcDevice:
+    """A server, through a process that can be killed (`rpc_worker.py`). A `Device`."""
+
+    def __init__(self, config: RpcConfig, timeout_s: float, log: Path, expected: str | None) -> None:
+        self._config = config
+        self._timeout_s = timeout_s
+        self._log = log
+        self._expected = expected
+        self._process: WorkerProcess | None = None
+
+    def open(self) -> None:
+        if self._process is None:
+            self._process = WorkerProcess(_COMMAND, worker_environment(1), self._log)
+            self._ask(asdict(self._config), START_LIMIT_S)
+        limit_s = self._config.wait_s + TRANSFER_LIMIT_S
+        name = self._ask({"op": "connect", "limit_s": self._timeout_s}, limit_s)["device"]
+        device = f"{name} over rpc, key {self._config.key}"
+        if self._expected not in (None, device):
+            raise DeviceLost("crash", f"a server under the key {self._config.key!r} is another device: {device}")
+        self._expected = device
+
+    def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if "describe" in request:
+            return {"device": self._expected}
+        failure = self._ask({**request, "op": "load"}, TRANSFER_LIMIT_S)
+        return failure or self._ask({**request, "op": "run"}, request["limit_s"])
+
+    def close(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def release(self) -> None:
+        self._end()
+
+    def _ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        process.send(message)
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            readable, _, _ = select.select([process], [], [], max(0.0, end - time.monotonic()))
+            if not readable:
+                break
+            try:
+                answer = process.receive()
+            except EOFError:
+                failure = process.autopsy()
+                self._end()
+                raise DeviceLost(failure["error"], f"the RPC client: {failure['detail']}") from None
+            if answer is not None and "lost" in answer:
+                raise DeviceLost("crash", f"the RPC server was lost: {answer['lost']}")
+            if answer is not None:
+                return answer
+        self._end()
+        raise DeviceLost("timeout", f"no result after {limit_s:g} s")
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+        self._process = None
+
+
+def _close(fleet: Fleet, pool: WorkerPool, directory: tempfile.TemporaryDirectory[str]) -> None:
+    fleet.close()
+    pool.close()
+    directory.cleanup()

@@ -1,0 +1,131 @@
+"""Offer this machine for measuring: `python -m eqtune.measure.rpc_server --tracker HOST:PORT --key KEY`.
+
+TVM's RPC server, with what measuring needs: it survives kernels that crash (TVM's own stops listening after the
+first), runs them on all cores (TVM's takes half of the logical processors), tells the device's name, and listens on the
+loopback interface unless told otherwise.
+
+Warning: TVM's RPC executes what it is sent, for everyone who can connect, without a password. Never let tracker and
+server listen on an interface that strangers can reach; across machines use a private network or an SSH tunnel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+
+from ..errors import InputError
+from ..machine import core_count, detect_target, device_name
+from .trial import MEMORY_SHARE
+from .worker import limit_memory, restore_crash_signals
+
+__all__ = ["main", "serve"]
+
+LOOPBACK = "127.0.0.1"
+FIRST_PORT, LAST_PORT = 9390, 9490
+
+
+def serve(tracker: tuple[str, int], key: str, threads: int | None = None, host: str = LOOPBACK) -> None:
+    """Serve in this process, for ever.
+
+    Parameters
+    ----------
+    tracker : tuple of str and int
+        Host and port of the tracker; it may be started later.
+    key : str
+        What clients ask the tracker for; servers under one key must be alike.
+    threads : int, optional
+        Threads that kernels may use; by default, all cores.
+    host : str
+        Interface to listen on. See the warning above before giving another than the loopback interface.
+
+    Raises
+    ------
+    InputError
+        When `threads` is not positive.
+    """
+    threads = core_count() if threads is None else threads
+    if threads < 1:
+        raise InputError(f"threads must be at least 1, got {threads}")
+    os.environ["TVM_NUM_THREADS"] = str(threads)  # the only way to more threads than TVM's default
+    from tvm.rpc import server
+
+    _offer_functions()
+    server._serving = _outlive_crashes(server._serving)
+    state = server.PopenRPCServerState(
+        host,
+        FIRST_PORT,
+        LAST_PORT,
+        tracker_addr=tracker,
+        key=key,
+        # Clients reach it where it listens; what the tracker would guess is the address the server came from.
+        custom_addr=None if host in ("0.0.0.0", "::") else host,
+        silent=True,
+    )
+    print(f"serving {key} on {host}:{state.port}, {threads} threads, tracker {tracker[0]}:{tracker[1]}", flush=True)
+    state.thread.join()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eqtune.measure.rpc_server",
+        description="Offer this machine to `eqtune tune --measure rpc://HOST:PORT/KEY`.",
+        epilog="Warning: TVM's RPC executes what it is sent, without a password. Listen only on the loopback interface "
+        "or on a private network.",
+    )
+    parser.add_argument("--tracker", required=True, metavar="HOST:PORT", help="where the tracker listens")
+    parser.add_argument("--key", required=True, help="what clients ask for; servers under one key must be alike")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a kernel (default: all cores)")
+    parser.add_argument("--host", default=LOOPBACK, help=f"interface to listen on (default: {LOOPBACK})")
+    options = parser.parse_args(arguments)
+    host, _, port = options.tracker.rpartition(":")
+    if not host or not port.isdecimal():
+        parser.error(f"--tracker takes HOST:PORT, got {options.tracker!r}")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process, which has nothing to tidy up, at once
+    try:
+        serve((host, int(port)), options.key, options.threads, options.host)
+    except InputError as error:
+        parser.error(str(error))
+
+
+def _outlive_crashes(serve_one: Callable[..., None]) -> Callable[..., None]:
+    """TVM's server raises where a kernel crashed its session's process, which would end the thread that listens."""
+
+    def serve_and_go_on(sock: Any, addr: Any, opts: Any, load_library: Any) -> None:
+        directory = os.getcwd()
+        try:
+            serve_one(sock, addr, opts, load_library)
+        except RuntimeError as error:
+            print(f"{error}; going on", file=sys.stderr, flush=True)
+        finally:
+            sock.close()
+            os.chdir(directory)
+
+    return serve_and_go_on
+
+
+def _offer_functions() -> None:
+    """What `rpc_worker.py` asks for besides TVM's own functions. Sessions are forked and find them, too."""
+    import tvm_ffi
+
+    name = device_name(detect_target())
+    tvm_ffi.register_global_func("eqtune.device_name", lambda: name, override=True)
+    tvm_ffi.register_global_func("eqtune.prepare_session", _prepare_session, override=True)
+
+
+def _prepare_session() -> None:
+    """The same conditions as in a local worker, for the rest of the session."""
+    restore_crash_signals()
+    limit_memory(int(psutil.virtual_memory().total * MEMORY_SHARE))
+    if hasattr(os, "sched_setaffinity"):  # as `affinity.on_first_core`
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+if __name__ == "__main__":
+    main()

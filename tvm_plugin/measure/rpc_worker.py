@@ -1,0 +1,213 @@
+"""Holds one RPC session, for one parent process: `python -m eqtune.measure.rpc_worker`.
+
+A process of its own, because a call over RPC cannot be given up: when a server hangs, this process is killed. The
+protocol is that of `worker.py`: the first line is `RpcConfig`; then
+
+    {"op": "connect"}                 -> {"device": name, "address": [host, port]}
+    {"op": "load", a runner request}  -> {}
+    {"op": "run", the same request}   -> as `server.py`'s "run"
+
+Each may be answered by an error, or by {"lost": reason} when there is no server, or no more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .rpc_tracker import RpcAddress
+from .worker import Answer, serve
+
+__all__ = ["RpcConfig", "lifetime_s", "main"]
+
+AFFINITY_BIG_CORES = 1
+MAX_DETAIL = 300
+
+LIFETIME_FACTOR = 2.0
+MIN_LIFETIME_S = 10.0
+"""A server ends a session after this long: only so does it get rid of a kernel that hangs after its client has gone."""
+
+SPARE_S = 2.0
+"""What a session must have left beyond the limit of a run."""
+
+
+@dataclass(frozen=True)
+class RpcConfig:
+    """What the process is told when it starts.
+
+    Attributes
+    ----------
+    host, port, key
+        As `RpcAddress`.
+    wait_s : float
+        How long to wait for a free server.
+    target : dict
+        What was compiled for.
+    threads : int
+        Threads that a kernel may use.
+    references : str
+        Directory of the reference outputs, on this machine.
+    seed : int
+        Of the inputs.
+    """
+
+    host: str
+    port: int
+    key: str
+    wait_s: float
+    target: dict[str, Any]
+    threads: int
+    references: str
+    seed: int
+
+
+class _Unsuitable(Exception):
+    """The server cannot run what is compiled for the target."""
+
+
+class _Client:
+    """The session, and the runner that works through it."""
+
+    def __init__(self, config: RpcConfig) -> None:
+        import tvm
+
+        self._config = config
+        self._target = tvm.target.Target(config.target)
+        self._session: Any = None
+        self._runner: Any = None
+        self._until_s = 0.0
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to one request."""
+        operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "connect": self._connect,
+            "load": self._load,
+            "run": lambda request: dict(self._runner.run(request)),
+        }
+        try:
+            return operations[request["op"]](request)
+        except _Unsuitable as error:
+            self._drop()
+            return {"lost": str(error)}
+        except Exception as error:  # noqa: BLE001 - the far side raises anything: its own faults and the candidates'
+            text = (str(error).strip() or type(error).__name__).splitlines()[-1][:MAX_DETAIL]
+            if self._session is None or not self._alive():
+                self._drop()
+                return {"lost": text}
+            return {"error": "crash" if request["op"] == "run" else "build_error", "detail": text}
+
+    def _connect(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        from .runner import Runner
+
+        self._drop()
+        config = self._config
+        address = RpcAddress(config.host, config.port, config.key)
+        seconds = lifetime_s(request["limit_s"])
+        self._session = _request_session(address, seconds, config.wait_s)
+        self._until_s = time.monotonic() + seconds
+        kind = str(self._target.kind.name)
+        device = self._session.device("cpu" if kind == "llvm" else kind, 0)
+        description = _check_server(self._session, device, self._target, config.threads)
+        self._runner = Runner(device, self._module, Path(config.references), config.seed)
+        return description
+
+    def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._until_s - time.monotonic() < request["limit_s"] + SPARE_S:
+            self._connect(request)
+        self._runner.load(request)
+        return {}
+
+    def _module(self, path: str) -> Any:
+        self._session.upload(path)
+        return self._session.load_module(Path(path).name)
+
+    def _alive(self) -> bool:
+        try:
+            self._session.get_function("runtime.NumThreads")()
+        except Exception:  # noqa: BLE001 - whatever it is, the session is of no use
+            return False
+        return True
+
+    def _drop(self) -> None:
+        """End the session: it lasts as long as anything refers to it."""
+        self._runner = None
+        self._session = None
+
+
+def main() -> None:
+    """Serve until the parent closes the pipe."""
+    serve(_start)
+
+
+def _start(fields: Mapping[str, Any]) -> Answer:
+    return _Client(RpcConfig(**fields)).answer
+
+
+def lifetime_s(limit_s: float) -> float:
+    """Seconds after which the server ends a session whose runs may take `limit_s`."""
+    return max(MIN_LIFETIME_S, LIFETIME_FACTOR * (limit_s + SPARE_S))
+
+
+def _request_session(address: RpcAddress, session_s: float, wait_s: float) -> Any:
+    from tvm import rpc
+
+    tracker = rpc.connect_tracker(address.host, address.port)
+    try:
+        tracker._sock.settimeout(wait_s)  # TVM's client would wait for ever
+        return tracker.request(address.key, session_timeout=session_s, max_retry=1)
+    except RuntimeError as error:
+        if "timed out" in str(error):
+            raise RuntimeError(f"no server under the key {address.key!r} was free within {wait_s:g} s") from error
+        raise
+    finally:
+        tracker.close()
+
+
+def _check_server(session: Any, device: Any, target: Any, threads: int) -> dict[str, Any]:
+    """What the server calls its device. Raises _Unsuitable when it cannot run what is compiled for `target`."""
+    if str(target.kind.name) != "llvm":
+        if not device.exist:
+            raise _Unsuitable(f"the server has no {target.kind.name} device")
+        return {"device": str(device.device_name)}
+    cpu = str(_optional(session, "target.llvm_get_system_cpu") or "")
+    missing = _missing_features(cpu, target)
+    if missing:
+        raise _Unsuitable(
+            f"the server's CPU, {cpu}, lacks {', '.join(missing[:5])} of the target {target.attrs.get('mcpu', '')}; "
+            f'give its own: --target \'{{"kind": "llvm", "mcpu": "{cpu}"}}\''
+        )
+    session.get_function("runtime.config_threadpool")(AFFINITY_BIG_CORES, threads)
+    found = int(session.get_function("runtime.NumThreads")())
+    if found != threads:
+        raise _Unsuitable(
+            f"the server runs kernels on {found} threads, not on {threads}: start it with TVM_NUM_THREADS={threads}, "
+            f"or ask for --threads {found}"
+        )
+    _optional(session, "eqtune.prepare_session")
+    return {"device": str(_optional(session, "eqtune.device_name") or cpu or target.attrs.get("mcpu", "cpu"))}
+
+
+def _optional(session: Any, name: str) -> Any:
+    """What the server's function returns; None where the server does not have it."""
+    try:
+        return session.get_function(name)()
+    except AttributeError:
+        return None
+
+
+def _missing_features(cpu: str, target: Any) -> list[str]:
+    """Instruction sets that the target uses and `cpu` does not have."""
+    from tvm.target import Target, codegen
+
+    if not cpu:
+        return []
+    fields = {name: value for name, value in target.export().items() if name in ("kind", "mtriple")}
+    far = {str(feature) for feature in codegen.llvm_get_cpu_features(Target({**fields, "mcpu": cpu}))}
+    return sorted({str(feature) for feature in codegen.llvm_get_cpu_features(target)} - far)
+
+
+if __name__ == "__main__":
+    main()
