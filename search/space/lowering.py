@@ -8,6 +8,7 @@ from typing import Any
 import tvm_ffi
 from tvm import IRModule, tirx
 
+from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 
 __all__ = ["narrow_indices", "prepare_for_lowering"]
@@ -31,13 +32,15 @@ def narrow_indices(function: Any) -> Any:
 
 
 def prepare_for_lowering(function: Any) -> Any:
-    """A scheduled PrimFunc as it should be given to TVM: functions that vectorise, 32-bit indices.
+    """A scheduled PrimFunc as it should be given to TVM: tiles and functions in vectors, 32-bit indices.
 
     Whoever compiles a schedule of these spaces calls this first, on the kernel and on its packing function alike.
-    Neither step is part of the schedule, so a trace replays on the kernel as it was extracted. GPUs have `exp` and the
+    No step is part of the schedule, so a trace replays on the kernel as it was extracted. GPUs have `exp` and the
     like in hardware: where loops are bound to threads, functions stay.
     """
-    return narrow_indices(function if _has_threads(function) else vectorizable_math(function))
+    if not _has_threads(function):
+        function = vectorizable_math(transpose_in_registers(function))
+    return narrow_indices(function)
 
 
 def _has_threads(function: Any) -> bool:

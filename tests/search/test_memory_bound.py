@@ -268,3 +268,33 @@ def test_symbolic_shapes_are_refused_by_name() -> None:
     mod = kernel(emit(op.nn.relu), [(n, 4)])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"symbolic extent n"):
         memory_bound_sketches(mod, HARDWARE)
+
+
+TILES: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray]]] = {
+    "inner axes": (emit(op.permute_dims, [0, 2, 1]), [(3, 32, 48)], lambda x: x.transpose(0, 2, 1)),
+    "channels last": (emit(op.permute_dims, [0, 2, 3, 1]), [(1, 24, 4, 16)], lambda x: x.transpose(0, 2, 3, 1)),
+    "with operands": (
+        lambda builder, x, y: builder.emit(
+            op.nn.relu(builder.emit(op.add(builder.emit(op.permute_dims(x, [1, 0])), y)))
+        ),
+        [(16, 32), (32, 16)],
+        lambda x, y: np.maximum(x.T + y, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_transposed_in_registers_are_right(name: str) -> None:
+    build, shapes, reference = TILES[name]
+    mod = kernel(build, shapes)
+    space = Space(memory_bound_sketches(mod, HARDWARE))
+    points = legal_points(space, 1000, seed=0)
+    points = points[[space.decision(point).values.get("vector") == 2 for point in points]]
+    sizes = {space.decision(point).values["read_tile"] for point in points}
+    assert {4, 8} <= sizes <= {4, 8, 16}
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    func = prepare_for_lowering(space.apply(space.decision(points[0])).mod["main"])
+    assert "T.Shuffle(" in func.script()
+    for point, result in zip(points, run_points(mod, space, points, inputs), strict=True):
+        np.testing.assert_array_equal(result, reference(*inputs), err_msg=str(space.decision(point)))

@@ -14,6 +14,7 @@ from .cost import Work
 from .kernel import Kernel, Stage
 from .nest import parallelize
 from .sketch import MemoryBoundSketch, Values, worker_counts
+from .transpose_tiles import TRANSPOSE_TILE
 
 __all__ = ["TransposeSketch"]
 
@@ -24,8 +25,9 @@ _WAYS = 8
 class TransposeSketch(MemoryBoundSketch):
     """Tiles of `read_tile` elements along the axis that is contiguous in the input, `write_tile` in the output.
 
-    Knobs: the two tile sizes, `inner` (0: the innermost loop runs along the output, 1: along the input), `vector`
-    (whether it becomes one vector statement or is left to LLVM), `workers`.
+    Knobs: the two tile sizes, `inner` (0: the innermost loop runs along the output, 1: along the input), `vector` (0:
+    it is left to LLVM, 1: it becomes one vector statement, 2: the tile is square and transposed in registers, and
+    `inner` is the innermost loop over tiles), `workers`.
     """
 
     family = "transpose"
@@ -48,7 +50,7 @@ class TransposeSketch(MemoryBoundSketch):
             Knob("read_tile", _tiles(read)),
             Knob("write_tile", _tiles(write)),
             Knob("inner", (0, 1)),
-            Knob("vector", (0,) if guarded else (0, 1)),
+            Knob("vector", (0,) if guarded else (0, 1, 2)),
             Knob("workers", worker_counts(self.hardware, self.stage.iterations // 64)),
         )
 
@@ -58,7 +60,8 @@ class TransposeSketch(MemoryBoundSketch):
         inner = np.where(knobs["inner"] == 0, knobs["write_tile"], knobs["read_tile"])
         lanes = self.hardware.lanes(self.stage.writes[0].item_bytes)
         tile = knobs["read_tile"] * knobs["write_tile"]
-        ok = (knobs["vector"] == 0) | (inner <= 2 * lanes)
+        square = (knobs["read_tile"] == knobs["write_tile"]) & (tile & (tile - 1) == 0) & (inner <= lanes)
+        ok = np.where(knobs["vector"] == 2, square, (knobs["vector"] == 0) | (inner <= 2 * lanes))
         ok &= 2 * tile * self.stage.writes[0].item_bytes <= self.hardware.l1_bytes
         return ok & (self.stage.iterations // tile >= knobs["workers"])
 
@@ -69,17 +72,18 @@ class TransposeSketch(MemoryBoundSketch):
         inner = np.where(knobs["inner"] == 0, write, read)
         # A vector is put together from shuffled lines; LLVM alone moves single elements.
         per_element = self.stage.operations / lanes + 1.0 / np.minimum(inner, lanes) + 6.0 / (read * write)
-        per_element = per_element + np.where(knobs["vector"] == 1, 1.2, 6.0)
+        moves = [np.full_like(read, 6.0), np.full_like(read, 1.2), (2.0 + np.log2(read)) / read]
+        per_element = per_element + np.choose(knobs["vector"], moves)
         # The innermost loop touches a line an element on one side; lines a multiple of the page apart share eight
         # places of the first cache (1024 x 1024: 400 us with 8 lines, 2000 to 3000 us with 16 or more).
         step = max(abs(a.strides[self.write_axis] or 0) * a.item_bytes for a in self.stage.reads)
         thrash = 16.0 if step % _PAGE_BYTES == 0 else 1.0
         run = item * np.maximum(np.minimum(read, write), 4.0 * knobs["vector"]) * 2.0
-        run = np.where(inner > _WAYS, run / thrash, run)
+        run = np.where(knobs["vector"] == 2, item * read, np.where(inner > _WAYS, run / thrash, run))
         ones = np.ones_like(read)
         return Work(
             instructions=self.stage.iterations * per_element,
-            lanes=np.where(knobs["vector"] == 1, np.minimum(inner, lanes), ones),
+            lanes=np.where(knobs["vector"] >= 1, np.minimum(inner, lanes), ones),
             efficiency=ones,
             unrolled=ones,
             workers=knobs["workers"].astype(np.float64),
@@ -95,9 +99,15 @@ class TransposeSketch(MemoryBoundSketch):
         read_outer, read_inner = schedule.split(loops[self.read_axis], [None, values["read_tile"]])
         write_outer, write_inner = schedule.split(loops[self.write_axis], [None, values["write_tile"]])
         loops[self.read_axis], loops[self.write_axis] = read_outer, write_outer
-        inner = [read_inner, write_inner] if values["inner"] == 0 else [write_inner, read_inner]
+        inner = [read_inner, write_inner]
+        if values["inner"] == 1 and values["vector"] == 2:
+            loops.append(loops.pop(self.read_axis))
+        elif values["inner"] == 1:
+            inner.reverse()
         schedule.reorder(*loops, *inner)
-        if values["vector"]:
+        if values["vector"] == 2:
+            schedule.annotate(read_inner, TRANSPOSE_TILE, _source(self.stage, self.read_axis))
+        elif values["vector"] == 1:
             schedule.vectorize(inner[-1])
         parallelize(schedule, loops, values["workers"], self.hardware.threads)
 
@@ -114,6 +124,12 @@ def _axes(stage: Stage) -> tuple[int, int] | None:
         return None
     read = max(candidates, key=lambda axis: candidates[axis])
     return None if read == write else (read, write)
+
+
+def _source(stage: Stage, axis: int) -> int:
+    """Position of the largest of the loads that are contiguous along `axis`."""
+    sizes = [access.buffer_bytes if access.strides[axis] == 1 else 0 for access in stage.reads]
+    return sizes.index(max(sizes))
 
 
 def _tiles(extent: int) -> tuple[int, ...]:

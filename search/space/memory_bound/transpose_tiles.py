@@ -1,0 +1,95 @@
+"""Square tiles that are transposed in vector registers.
+
+A schedule marks the outer of two innermost loops with `TRANSPOSE_TILE`: a tile of `n` by `n` elements, a power of two,
+read along the first loop and written along the second. LLVM would move its elements one by one. Before lowering, the
+tile becomes `n` vector loads, log2(n) rounds of shuffles on pairs of vectors, and `n` vector stores:
+
+    for i in range(4):                                       t0..t3 = x[0..3, 0:4]; log2(4) rounds of shuffles
+        for j in range(4):                               ->  y[i, 0:4] = t_i for each i
+            y[i, j] = x[j, i]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir.expr import TensorLoad
+
+__all__ = ["TRANSPOSE_TILE", "transpose_in_registers"]
+
+TRANSPOSE_TILE = "eqtune.transpose_tile"
+"""Annotation of a loop of extent n around one of the same extent; its value, the position of the load to shuffle."""
+
+
+def transpose_in_registers(func: Any) -> Any:
+    """Rewrite the marked tiles of a scheduled PrimFunc; the same object when there is none.
+
+    A tile stays two loops where its block has a condition, or anything but one store.
+    """
+
+    def tile(loop: Any) -> Any:
+        return (_rewritten(loop) or loop) if TRANSPOSE_TILE in loop.annotations else loop
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, tile))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _rewritten(along_read: Any) -> Any | None:
+    along_write = along_read.body
+    if not isinstance(along_write, tirx.For) or not isinstance(along_write.body, s_tir.SBlockRealize):
+        return None
+    realize, size = along_write.body, int(along_read.extent)
+    store, predicate = realize.block.body, realize.predicate
+    always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
+    if not always or not isinstance(store, tirx.BufferStore) or int(along_write.extent) != size:
+        return None
+    binding = [(v.var, value) for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)]
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(store.value, (TensorLoad, loads.append))
+    source = loads[int(along_read.annotations[TRANSPOSE_TILE])]
+    statements: list[Any] = []
+
+    def register() -> Any:
+        buffer = tirx.decl_buffer([size], str(source.ty.dtype), "tile", scope="local")
+        statements.append(tirx.AllocBuffer(buffer))
+        return buffer
+
+    def vector_loop(loop: Any, other: Any, place: int, target: Any, indices: Any, value: Any) -> None:
+        """`target[indices] = value` for all of `loop` in one vector, at one `place` of the `other` loop."""
+        lane = tirx.Var("lane", str(loop.loop_var.ty.dtype))
+        at = [(loop.loop_var, lane), (other.loop_var, tirx.IntImm(str(lane.ty.dtype), place))]
+
+        def bound(expression: Any) -> Any:
+            return _substitute(_substitute(expression, binding), at)
+
+        body = tirx.BufferStore(target, bound(value), [bound(index) for index in indices])
+        statements.append(
+            tirx.For(lane, tirx.IntImm(str(lane.ty.dtype), 0), loop.extent, tirx.ForKind.VECTORIZED, body)
+        )
+
+    rows = [register() for _ in range(size)]
+    for place, row in enumerate(rows):
+        vector_loop(along_read, along_write, place, row, [along_read.loop_var], source)
+    whole = tirx.Ramp(0, 1, size)
+    for distance in (size >> n for n in range(1, size.bit_length())):
+        rows, before = [register() for _ in rows], rows
+        for place in (place for place in range(size) if not place & distance):
+            pair = [tirx.BufferLoad(row, [whole]) for row in (before[place], before[place + distance])]
+            # Squares of `distance` off the diagonal change places; lanes of the second vector count from `size`.
+            kept = [lane + (size - distance) * bool(lane & distance) for lane in range(size)]
+            for row, lanes in ((rows[place], kept), (rows[place + distance], [lane + distance for lane in kept])):
+                statements.append(tirx.BufferStore(row, tirx.Shuffle(pair, lanes), [whole]))
+    for place, row in enumerate(rows):
+        shuffled = tirx.BufferLoad(row, [along_write.loop_var])
+        value = tvm_ffi.structural_map(store.value, (TensorLoad, lambda x, y=shuffled: y if x.same_as(source) else x))
+        vector_loop(along_write, along_read, place, store.buffer, store.indices, value)
+    return tirx.SeqStmt(statements)
+
+
+def _substitute(expression: Any, values: list[tuple[Any, Any]]) -> Any:
+    def value_of(var: Any) -> Any:
+        return next((value for known, value in values if known.same_as(var)), var)
+
+    return tvm_ffi.structural_map(expression, (ir.Var, value_of))
