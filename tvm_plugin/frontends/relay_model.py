@@ -10,6 +10,7 @@ import tvm
 
 from .. import relay
 from ..errors import InputError
+from ..relay.activations import RecognizeActivations
 from ..relay.unflatten import UnflattenProducts
 from .imported import ImportedModel, check_shapes, imported_model
 
@@ -53,7 +54,7 @@ def from_relay_json_file(
 
 
 def _imported(mod: tvm.IRModule, name: str) -> ImportedModel:
-    return imported_model(tvm.transform.Sequential([UnflattenProducts()])(mod), name, "relay")
+    return imported_model(tvm.transform.Sequential([UnflattenProducts(), RecognizeActivations()])(mod), name, "relay")
 
 
 def _read(path: Path) -> str:

@@ -18,6 +18,7 @@ from ..transform.equality_saturation import EqualitySaturation
 from ..transform.fold_weights import FoldWeights
 from ..transform.lowering import LowerToKernels
 from ..transform.simplify_shapes import SimplifyShapes
+from .activations import RecognizeActivations
 from .unflatten import UnflattenProducts
 
 __all__ = [
@@ -83,8 +84,13 @@ def ToBasicBlockNormalForm() -> transform.Pass:
 
 
 def CanonicalizeOps() -> transform.Pass:
-    """Products over a flattened tensor become products over its axes; bias_add is an add since the conversion."""
-    return _sequence("CanonicalizeOps", UnflattenProducts(), relax.transform.CanonicalizeBindings())
+    """Products over a flattened tensor become products over its axes, GELU and SiLU one operator each.
+
+    What Relay's pass did, bias_add into add, is done at conversion.
+    """
+    return _sequence(
+        "CanonicalizeOps", UnflattenProducts(), RecognizeActivations(), relax.transform.CanonicalizeBindings()
+    )
 
 
 def CanonicalizeCast() -> transform.Pass:

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import tvm
 
 import eqtune
 from eqtune.frontends import load_model
+from eqtune.tasks import extract_tasks, lower_to_kernels
+from eqtune.tune.forms import simplify
 
 TEXT = """#[version = "0.0.5"]
 def @main(%x: Tensor[(16, 64), float32], %w: Tensor[(64, 64), float32]) -> Tensor[(16, 64), float32] {
@@ -40,6 +43,33 @@ def test_a_file_and_its_text_are_loaded_alike(files: tuple[Path, Path]) -> None:
 def test_shapes_fill_in_what_the_program_leaves_open() -> None:
     loaded = load_model(TEXT.replace("(16, 64)", "(?, 64)"), params={"w": WEIGHT}, shapes={"x": (3, 64)})
     assert loaded.inputs[0].shape == (3, 64)
+
+
+def test_kernels_are_those_of_the_same_model_from_pytorch() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)).eval()
+    text = """#[version = "0.0.5"]
+    def @main(%x: Tensor[(1, 8, 32), float32],
+              %v0.weight: Tensor[(64, 32), float32], %v0.bias: Tensor[(64), float32],
+              %v2.weight: Tensor[(32, 64), float32], %v2.bias: Tensor[(32), float32]) {
+      %0 = reshape(%x, newshape=[-1, 32]);
+      %1 = reshape(nn.dense(%0, %v0.weight, units=64), newshape=[1, 8, 64]);
+      %2 = add(%1, %v0.bias);
+      %3 = multiply(%2, add(0.5f, multiply(erf(multiply(%2, 0.707106781f)), 0.5f)));
+      %4 = reshape(nn.dense(reshape(%3, newshape=[-1, 64]), %v2.weight, units=32), newshape=[1, 8, 32]);
+      add(%4, %v2.bias)
+    }"""
+    params = {f"v{name}": tensor.numpy() for name, tensor in module.state_dict().items()}
+    kernels = []
+    models = (
+        load_model(text, params=params),
+        load_model(module, example_inputs=[torch.zeros(1, 8, 32)]),
+    )
+    for model in models:
+        lowered = lower_to_kernels(simplify(model.mod), tvm.target.Target("llvm"))
+        kernels.append({task.workload_hash for task in extract_tasks(lowered)})
+    assert len(kernels[0]) == 2
+    assert kernels[0] == kernels[1]
 
 
 @pytest.mark.slow

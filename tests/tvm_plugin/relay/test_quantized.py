@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 import tvm
 from scipy import special
+from tvm import relax
 
+from eqtune import relay
 from eqtune.relay.operators import OPERATORS
 
 from .cases import Array, Case, assert_computes, f32, i32, not_read_back
@@ -157,3 +159,46 @@ def test_every_quantized_operator_has_a_case() -> None:
 
 def test_printed_operators_are_read_back_as_the_same(convert_cases: Callable[..., tvm.IRModule]) -> None:
     assert not_read_back(convert_cases(CASES), CASES) == []
+
+
+def rescale(accumulated: Array, ratio: float, zero: int) -> Array:
+    """As integer arithmetic has it: round half up after the product, then add the zero point and saturate."""
+    return np.clip(np.floor(accumulated * ratio + 0.5) + zero, -128, 127).astype("int8")
+
+
+def test_a_quantized_network_gives_the_integers_of_its_reference() -> None:
+    """Convolution, bias and rescaling, with one scale for each channel; a residual; pooling; a product."""
+    weight, bias = i32(4, 4, 3, 3, low=-127, high=128, dtype="int8"), i32(4, low=-2000, high=2000)
+    classes = i32(5, 4, low=-127, high=128, dtype="int8")
+    scales = np.array([0.001, 0.002, 0.003, 0.004])
+    data = i32(1, 4, 6, 6, low=-128, high=128, dtype="int8")
+    text = """#[version = "0.0.5"]
+    def @main(%x: Tensor[(1, 4, 6, 6), int8], %w: Tensor[(4, 4, 3, 3), int8], %b: Tensor[(4), int32],
+              %s: Tensor[(4), float32], %c: Tensor[(5, 4), int8]) -> Tensor[(1, 5), int8] {
+      %0 = nn.pad(%x, 3f, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]);
+      %1 = qnn.conv2d(%0, %w, 3, 0, 0.5f, %s, channels=4, kernel_size=[3, 3], out_dtype="int32");
+      %2 = nn.bias_add(%1, %b);
+      %3 = qnn.requantize(%2, %s, 0, 1f, -5, axis=1, out_dtype="int8");
+      %4 = clip(%3, a_min=-5f, a_max=127f);
+      %5 = qnn.add(%4, %x, 0.5f, -5, 0.25f, 3, 0.5f, -7);
+      %6 = nn.avg_pool2d(cast(%5, dtype="int32"), pool_size=[6, 6]);
+      %7 = cast(clip(reshape(%6, newshape=[1, 4]), a_min=-128f, a_max=127f), dtype="int8");
+      %8 = qnn.dense(%7, %c, -7, 0, 0.5f, 0.01f, units=5, out_dtype="int32");
+      qnn.requantize(%8, 0.005f, 0, 0.0625f, 4, out_dtype="int8")
+    }"""
+    params = {"w": weight, "b": bias, "s": scales.astype("float32"), "c": classes}
+    machine = relax.VirtualMachine(tvm.compile(relay.from_text(text, params), "llvm"), tvm.cpu())
+    actual = machine["main"](tvm.runtime.tensor(data)).numpy()
+
+    wide = torch.from_numpy(np.pad(data.astype("int64") - 3, [(0, 0), (0, 0), (1, 1), (1, 1)]))
+    sums = F.conv2d(wide, torch.from_numpy(weight.astype("int64"))).numpy() + bias[:, None, None]
+    ratios = scales.astype("float32").astype("float64")[:, None, None]
+    layer = np.maximum(rescale(sums, ratios, -5), -5).astype("int64")
+    left = np.floor((layer + 5) * 1.0 + 0.5) - 7
+    right = np.floor((data.astype("int64") - 3) * 0.5 + 0.5) - 7
+    added = np.clip(left + right + 7, -128, 127).astype("int64")
+    pooled = np.trunc(added.sum((2, 3)) / 36).astype("int64")
+    logits = (pooled + 7) @ classes.astype("int64").T
+    expected = rescale(logits, float(np.float32(0.005)) / 0.0625, 4)
+    assert len(np.unique(layer)) > 20
+    np.testing.assert_array_equal(actual, expected)

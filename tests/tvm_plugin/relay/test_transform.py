@@ -50,6 +50,13 @@ def outputs(mod: tvm.IRModule) -> NDArray[Any]:
     return runner(untuned_executable(mod, TARGET))(data)[0]
 
 
+def test_the_example_of_three_passes_runs_as_it_is_written(mod: tvm.IRModule) -> None:
+    seq = tvm.transform.Sequential(
+        [relay.transform.InferType(), relay.transform.FoldScaleAxis(), relay.transform.EqualitySaturation()]
+    )
+    np.testing.assert_allclose(outputs(seq(mod)), outputs(mod), rtol=1e-4, atol=1e-4)
+
+
 def test_the_pipeline_of_the_documentation_merges_convolutions_and_stays_right(mod: tvm.IRModule) -> None:
     pipeline = tvm.transform.Sequential(
         [
@@ -159,6 +166,44 @@ def test_a_flattened_product_that_is_read_twice_stays() -> None:
       (reshape(%0, newshape=[1, 6, 5]), %0)
     }"""
     assert operators(transform.CanonicalizeOps()(relay.from_text(text))) == ["reshape", "matmul", "reshape"]
+
+
+GELUS = {
+    "pytorch": "%0 = erf(multiply(%x, 0.707107f)); %1 = add(0.5f, multiply(%0, 0.5f)); multiply(%x, %1)",
+    "onnx": "%0 = divide(%x, 1.41421356f); %1 = add(erf(%0), 1f); %2 = multiply(%x, %1); multiply(%2, 0.5f)",
+    "tensorflow": "(0.5f * %x) * (1f + erf(%x * 0.70710678f))",
+}
+NOT_GELUS = {
+    "other width": "%x * (0.5f + 0.5f * erf(%x * 0.7f))",
+    "other half": "%x * (0.4f + 0.5f * erf(%x * 0.70710678f))",
+    "mirrored": "%x * (0.5f + 0.5f * erf(%x * -0.70710678f))",
+    "other data": "%x * (0.5f + 0.5f * erf(exp(%x) * 0.70710678f))",
+    "wider result": "%x * (0.5f + 0.5f * erf(%x * reshape(0.70710678f, newshape=[1, 1, 1])))",
+}
+
+
+def activation(body: str) -> list[str]:
+    mod = relay.from_text(f'#[version = "0.0.5"]\ndef @main(%x: Tensor[(4, 8), float32]) {{ {body} }}')
+    tidy = transform.CanonicalizeOps()(transform.FoldConstant()(mod))
+    data = RNG.standard_normal((4, 8)).astype("float32")
+    expected, actual = (runner(untuned_executable(module, TARGET))(data)[0] for module in (mod, tidy))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    return operators(tidy)
+
+
+@pytest.mark.parametrize("importer", GELUS)
+def test_canonicalize_ops_finds_the_gelu_of_every_importer(importer: str) -> None:
+    assert activation(GELUS[importer]) == ["nn.gelu"]
+
+
+@pytest.mark.parametrize("difference", NOT_GELUS)
+def test_what_is_almost_a_gelu_stays(difference: str) -> None:
+    assert "nn.gelu" not in activation(NOT_GELUS[difference])
+
+
+def test_canonicalize_ops_finds_silu() -> None:
+    assert activation("multiply(sigmoid(%x), %x)") == ["nn.silu"]
+    assert "nn.silu" not in activation("multiply(sigmoid(%x), exp(%x))")
 
 
 def test_fuse_ops_makes_kernels_for_a_target(mod: tvm.IRModule) -> None:
