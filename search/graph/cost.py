@@ -94,7 +94,7 @@ class AnalyticCost:
         elif op == "conv2d":
             work_s = self._conv2d_s(attrs, types[1], result)
         else:
-            work_s = {"softmax": 1.0, "permute": 1.0, "opaque": 1.0}.get(op, 0.0) * traffic_s
+            work_s = {"softmax": 1.0, "permute": 1.0, "winograd_data": 1.0, "opaque": 1.0}.get(op, 0.0) * traffic_s
             traffic_s += work_s
         return self.hardware.parallel_overhead_s + max(work_s, traffic_s)
 

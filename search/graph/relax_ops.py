@@ -29,9 +29,11 @@ from .terms import (
     Shape,
     Slice,
     TensorType,
-    Tiles,
+    WinogradData,
+    WinogradResult,
     infer,
 )
+from .winograd_ops import winograd_data, winograd_result
 
 __all__ = ["read_call", "static_type", "write_term"]
 
@@ -243,19 +245,12 @@ def _write_pad(a: Pad, x: Any, *, types: Any, result: TensorType) -> Any:
     return relax.op.nn.pad(x, [width for pair in zip(a.before, a.after, strict=True) for width in pair])
 
 
-def _write_tiles(a: Tiles, x: Any, *, types: Sequence[TensorType], result: TensorType) -> Any:
-    """Blocks of stride x stride that do not overlap, each with the first rows and columns of its neighbours behind."""
-    (batch, channels, height, width), step, overlap = types[0].shape, a.stride, a.size - a.stride
-    down, across = a.grid(height, width)
-    top, left = a.padding[:2]
-    below, behind = (down + 1) * step - height - top, (across + 1) * step - width - left
-    padded = relax.op.nn.pad(x, [0, 0, 0, 0, top, below, left, behind])
-    blocks = relax.op.reshape(padded, (batch, channels, down + 1, step, across + 1, step))
-    for axis, count in ((2, down), (4, across)):
-        whole = relax.op.strided_slice(blocks, [axis], [0], [count])
-        next_ones = relax.op.strided_slice(blocks, [axis, axis + 1], [1, 0], [count + 1, overlap])
-        blocks = relax.op.concat([whole, next_ones], axis + 1)
-    return relax.op.reshape(relax.op.permute_dims(blocks, [3, 5, 0, 2, 4, 1]), result.shape)
+def _write_winograd_data(a: WinogradData, x: Any, *, types: Any, result: TensorType) -> Any:
+    return winograd_data(relax.op.permute_dims(x, [0, 2, 3, 1]), a.outputs, a.padding)
+
+
+def _write_winograd_result(a: WinogradResult, x: Any, *, types: Any, result: TensorType) -> Any:
+    return relax.op.permute_dims(winograd_result(x, a.outputs, a.height, a.width), [0, 3, 1, 2])
 
 
 def _write_reduce(a: Reduce, x: Any, *, types: Any, result: TensorType) -> Any:
@@ -278,7 +273,8 @@ WRITERS: dict[str, Write] = {
     "slice": _write_slice,
     "concat": lambda a, *parts, **_: relax.op.concat(list(parts), a.axis),
     "pad": _write_pad,
-    "tiles": _write_tiles,
+    "winograd_data": _write_winograd_data,
+    "winograd_result": _write_winograd_result,
     "reduce": _write_reduce,
     "softmax": lambda a, x, **_: relax.op.nn.softmax(x, a.axis),
     "unary": _write_unary,

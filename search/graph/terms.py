@@ -36,7 +36,8 @@ __all__ = [
     "TensorType",
     "Term",
     "TermGraph",
-    "Tiles",
+    "WinogradData",
+    "WinogradResult",
     "infer",
 ]
 
@@ -164,22 +165,38 @@ class Pad:
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """Attributes of `tiles`: from an image (N, C, H, W), overlapping squares as (size * size, N * down * across, C).
+class WinogradData:
+    """Attributes of `winograd_data`: B' d B of each tile d of an image (N, C, H, W), as (size**2, tiles, C).
 
-    Neighbouring tiles are `stride` apart, and there are as many as cover every window of size - stride + 1 rows and
-    columns of the padded image; the last ones may reach beyond it, into zeros. Padding is (top, left, bottom, right).
+    `outputs` is m of F(m x m, 3 x 3) (minimal_filtering.py). Tiles have m + 2 rows and columns, are m apart, and as
+    many as cover every window of the padded image; the last ones may reach beyond it, into zeros. Padding is (top,
+    left, bottom, right).
     """
 
-    size: int
-    stride: int
+    outputs: int
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Tiles down and across an image."""
         top, left, bottom, right = self.padding
-        overlap = self.size - self.stride
-        return -((overlap - height - top - bottom) // self.stride), -((overlap - width - left - right) // self.stride)
+        return -((2 - height - top - bottom) // self.outputs), -((2 - width - left - right) // self.outputs)
+
+
+@dataclass(frozen=True)
+class WinogradResult:
+    """Attributes of `winograd_result`: from (size**2, tiles, C) products M, the image (N, C, height, width) of A' M A.
+
+    `outputs` is m of F(m x m, 3 x 3). What the last tiles compute beyond the image is dropped.
+    """
+
+    outputs: int
+    height: int
+    width: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles down and across the image."""
+        return -(-self.height // self.outputs), -(-self.width // self.outputs)
 
 
 @dataclass(frozen=True)
@@ -421,13 +438,19 @@ def _infer_pad(attrs: Pad, x: TensorType) -> TensorType:
     return TensorType(tuple(map(sum, zip(attrs.before, x.shape, attrs.after, strict=True))), x.dtype)
 
 
-def _infer_tiles(attrs: Tiles, x: TensorType) -> TensorType:
-    _require(len(x.shape) == 4, "tiles need four dimensions")
-    _require(0 < attrs.size - attrs.stride <= attrs.stride, f"{attrs}: tiles overlap by at most their stride")
+def _infer_winograd_data(attrs: WinogradData, x: TensorType) -> TensorType:
+    _require(len(x.shape) == 4, "an image has four dimensions")
     batch, channels, height, width = x.shape
     down, across = attrs.grid(height, width)
     _require(min(down, across) > 0, f"no tile of {attrs} fits {x.shape}")
-    return TensorType((attrs.size**2, batch * down * across, channels), x.dtype)
+    return TensorType(((attrs.outputs + 2) ** 2, batch * down * across, channels), x.dtype)
+
+
+def _infer_winograd_result(attrs: WinogradResult, x: TensorType) -> TensorType:
+    _require(len(x.shape) == 3 and x.shape[0] == (attrs.outputs + 2) ** 2, f"{attrs} of {x.shape}")
+    tiles = prod(attrs.grid)
+    _require(tiles > 0 and x.shape[1] % tiles == 0, f"{attrs} of {x.shape[1]} tiles")
+    return TensorType((x.shape[1] // tiles, x.shape[2], attrs.height, attrs.width), x.dtype)
 
 
 def _infer_reduce(attrs: Reduce, x: TensorType) -> TensorType:
@@ -461,7 +484,8 @@ OPS: dict[str, Op] = {
         Op("slice", 1, Slice, _infer_slice),
         Op("concat", None, Axis, _infer_concat),
         Op("pad", 1, Pad, _infer_pad),
-        Op("tiles", 1, Tiles, _infer_tiles, folds=False),
+        Op("winograd_data", 1, WinogradData, _infer_winograd_data, folds=False),
+        Op("winograd_result", 1, WinogradResult, _infer_winograd_result, folds=False),
         Op("reduce", 1, Reduce, _infer_reduce),
         Op("softmax", 1, Axis, _infer_softmax),
         Op("opaque", None, Opaque, _infer_opaque, folds=False),

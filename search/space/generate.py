@@ -11,6 +11,7 @@ from .gpu.generate import build_gpu_space
 from .gpu.hardware import GpuHardware
 from .hardware import Hardware
 from .memory_bound import memory_bound_sketches
+from .winograd import winograd_sketches
 
 __all__ = ["build_space"]
 
@@ -32,6 +33,9 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     """
     if isinstance(hardware, GpuHardware):
         return build_gpu_space(mod, hardware)
+    special = winograd_sketches(mod, hardware)
+    if special:
+        return Space(special)
     try:
         kernel = analyze(mod)
     except (

@@ -51,7 +51,7 @@ class ChannelsLast:
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
-        """Convert every Relax function that has a convolution."""
+        """Convert every Relax function that has a convolution, or what the graph search makes of one."""
         if not any(_has_convolution(function) for function in mod.functions.values()):
             return mod
         simplify = [FoldWeights(), SimplifyShapes()]
@@ -71,7 +71,7 @@ class ChannelsLast:
 
 def _has_convolution(function: Any) -> bool:
     return isinstance(function, relax.Function) and any(
-        operator(binding.value) == "relax.nn.conv2d" for binding in top_level_bindings(function)
+        operator(binding.value) in ("relax.nn.conv2d", "eqtune.winograd_data") for binding in top_level_bindings(function)
     )
 
 

@@ -66,7 +66,8 @@ from ..terms import (
     TensorType,
     Term,
     TermGraph,
-    Tiles,
+    WinogradData,
+    WinogradResult,
     infer,
 )
 
@@ -102,9 +103,10 @@ __all__ = [
     "subtract",
     "tensors",
     "term_graphs",
-    "tiles",
     "unary",
     "weights",
+    "winograd_data",
+    "winograd_result",
 ]
 
 
@@ -436,9 +438,14 @@ def pad(x: Pattern, attrs: str | Attr | Pad | Callable[[Match], Pad]) -> Node:
     return Node("pad", _attrs(attrs), (x,))
 
 
-def tiles(x: Pattern, attrs: str | Attr | Tiles | Callable[[Match], Tiles]) -> Node:
-    """Overlapping squares of an image."""
-    return Node("tiles", _attrs(attrs), (x,))
+def winograd_data(x: Pattern, attrs: str | Attr | WinogradData | Callable[[Match], WinogradData]) -> Node:
+    """Transformed tiles of an image."""
+    return Node("winograd_data", _attrs(attrs), (x,))
+
+
+def winograd_result(x: Pattern, attrs: str | Attr | WinogradResult | Callable[[Match], WinogradResult]) -> Node:
+    """The image of transformed products."""
+    return Node("winograd_result", _attrs(attrs), (x,))
 
 
 def reduce(x: Pattern, attrs: str | Attr | Reduce | Callable[[Match], Reduce]) -> Node:

@@ -1,10 +1,9 @@
 """Winograd's minimal filtering: a 3x3 convolution as products of transformed tiles.
 
-F(m x m, 3 x 3) computes m * m outputs from a tile of (m + 2)**2 inputs, Y = A'[(G g G') * (B' d B)]A, with (m + 2)**2
-multiplications for each pair of channels instead of 9 m**2: 2.25 times fewer for m = 2, 4 times for m = 4 (Winograd;
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016). All tiles and channels together make a
-batch of (m + 2)**2 matrix products. The transforms of a flattened tile are products with Kronecker squares of A', B'
-and G; that of the weight is computed ahead of time.
+F(m x m, 3 x 3) computes m * m outputs from a tile of (m + 2)**2 inputs (minimal_filtering.py), with (m + 2)**2
+multiplications for each pair of channels instead of 9 m**2: 2.25 times fewer for m = 2, 4 times for m = 4. All tiles
+and channels together make a batch of (m + 2)**2 matrix products. The transforms of data and results are a kernel each;
+that of the weight, a product with the Kronecker square of G, is computed ahead of time.
 
 The transforms lose accuracy as their entries grow with m, hence `fast_math`. In float32, for 64 channels, the error is
 5e-7 of the largest result directly, 3e-7 for m = 2 and 6e-6 for m = 4 (tests/search/test_graph_rules.py).
@@ -12,46 +11,29 @@ The transforms lose accuracy as their entries grow with m, hence `fast_math`. In
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from ..terms import Axis, Full, Permute, Shape, Slice, Tiles
-from .rule import Match, Pattern, Rule, concat, conv2d, full, matmul, multiply, permute, reshape, slice_, tensors, tiles
+from ..minimal_filtering import MATRICES, Matrix
+from ..terms import Axis, Full, Permute, Shape, WinogradData, WinogradResult
+from .rule import (
+    Match,
+    Pattern,
+    Rule,
+    concat,
+    conv2d,
+    full,
+    matmul,
+    multiply,
+    permute,
+    reshape,
+    tensors,
+    winograd_data,
+    winograd_result,
+)
 from .rule import weights as trained
 
 __all__ = ["WINOGRAD_RULES"]
 
 (x,) = tensors("x")
 (w,) = trained("w")
-
-Matrix = Sequence[Sequence[float]]
-
-F2: tuple[Matrix, Matrix, Matrix] = (
-    ((1, 1, 1, 0), (0, 1, -1, -1)),
-    ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-    ((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
-)
-"""A', B' and G of F(2, 3)."""
-
-F4: tuple[Matrix, Matrix, Matrix] = (
-    ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)),
-    (
-        (4, 0, -5, 0, 1, 0),
-        (0, -4, -4, 1, 1, 0),
-        (0, 4, -4, -1, 1, 0),
-        (0, -2, -1, 2, 1, 0),
-        (0, 2, -1, -2, 1, 0),
-        (0, 4, 0, -5, 0, 1),
-    ),
-    (
-        (1 / 4, 0, 0),
-        (-1 / 6, -1 / 6, -1 / 6),
-        (-1 / 6, 1 / 6, -1 / 6),
-        (1 / 24, 1 / 12, 1 / 6),
-        (1 / 24, -1 / 12, 1 / 6),
-        (0, 0, 1),
-    ),
-)
-"""A', B' and G of F(4, 3), from the points 0, 1, -1, 2, -2."""
 
 FEWEST_CHANNELS = 16
 """With fewer inputs or outputs, the transforms cost more than the products save."""
@@ -100,59 +82,22 @@ def _kronecker_square(rows: Matrix) -> Pattern:
     return reshape(multiply(outer, inner), Shape((height**2, width**2)))
 
 
-def winograd(outputs: int, matrices: tuple[Matrix, Matrix, Matrix]) -> Rule:
+def winograd(outputs: int) -> Rule:
     """conv(x, w) -> products of tiles that have outputs x outputs results each."""
-    of_result, of_data, of_weight = matrices
     size = outputs + 2
-
-    def cut(m: Match) -> Tiles:
-        return Tiles(size, outputs, m.a.padding)
-
-    def count(m: Match) -> tuple[int, int]:
-        return cut(m).grid(*m.x.shape[2:])
-
-    def image(m: Match) -> tuple[int, int, int, int]:
-        down, across = count(m)
-        return (m.x.shape[0], m.w.shape[0], down * outputs, across * outputs)
-
-    def products(m: Match, channels: int) -> tuple[int, int, int]:
-        down, across = count(m)
-        return (size**2, m.x.shape[0] * down * across, channels)
-
-    def flat(which: int) -> Callable[[Match], Shape]:
-        """Tiles, or products, with what is transformed in front and everything else behind it."""
-
-        def shape(m: Match) -> Shape:
-            squares, tile_count, channels = products(m, m.w.shape[which])
-            return Shape((squares, tile_count * channels))
-
-        return shape
-
-    def squares_of_result(m: Match) -> Shape:
-        down, across = count(m)
-        return Shape((outputs, outputs, m.x.shape[0], down, across, m.w.shape[0]))
-
-    data = reshape(
-        matmul(_kronecker_square(of_data), reshape(tiles(x, cut), flat(1))),
-        lambda m: Shape(products(m, m.w.shape[1])),
-    )
     columns = permute(reshape(w, lambda m: Shape((m.w.shape[0] * m.w.shape[1], 9))), Permute((1, 0)))
     weight = permute(
         reshape(
-            matmul(_kronecker_square(of_weight), columns),
+            matmul(_kronecker_square(MATRICES[outputs].weight), columns),
             lambda m: Shape((size**2, *m.w.shape[:2])),
         ),
         Permute((0, 2, 1)),
     )
-    result = matmul(_kronecker_square(of_result), reshape(matmul(data, weight), flat(0)))
-    placed = permute(reshape(result, squares_of_result), Permute((2, 5, 3, 0, 4, 1)))
+    data = winograd_data(x, lambda m: WinogradData(outputs, m.a.padding))
     return Rule(
         f"winograd-{outputs}x{outputs}",
         before=conv2d(x, w, "a"),
-        after=slice_(
-            reshape(placed, lambda m: Shape(image(m))),
-            lambda m: Slice((0, 0, 0, 0), m.out[0].shape),
-        ),
+        after=winograd_result(matmul(data, weight), lambda m: WinogradResult(outputs, *m.out[0].shape[2:])),
         when=(three_by_three, slides_by_one, ungrouped, channels_first),
         worth=(many_channels,),
         fast_math=True,
@@ -161,4 +106,4 @@ def winograd(outputs: int, matrices: tuple[Matrix, Matrix, Matrix]) -> Rule:
     )
 
 
-WINOGRAD_RULES: tuple[Rule, ...] = (winograd(2, F2), winograd(4, F4))
+WINOGRAD_RULES: tuple[Rule, ...] = (winograd(2), winograd(4))

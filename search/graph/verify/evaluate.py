@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..terms import Conv2d, Full, Pool2d, TermGraph, Tiles
+from ..minimal_filtering import MATRICES, Matrix
+from ..terms import Conv2d, Full, Pool2d, TermGraph, WinogradData, WinogradResult
 
 __all__ = ["Algebra", "Array", "evaluate"]
 
@@ -133,14 +134,31 @@ def _pad(outside: Any, x: Array, before: Sequence[int], after: Sequence[int]) ->
     return result
 
 
-def _tiles(algebra: Algebra, a: Tiles, x: Array) -> Array:
+def _winograd_data(algebra: Algebra, a: WinogradData, x: Array) -> Array:
     batch, channels, height, width = x.shape
-    (down, across), (top, left) = a.grid(height, width), a.padding[:2]
-    reach = [(count - 1) * a.stride + a.size for count in (down, across)]
+    (down, across), (top, left), size = a.grid(height, width), a.padding[:2], a.outputs + 2
+    reach = [(count - 1) * a.outputs + size for count in (down, across)]
     after = (0, 0, max(0, reach[0] - height - top), max(0, reach[1] - width - left))
     padded = _pad(algebra.constant(0), x, (0, 0, top, left), after)
-    seen = _windows(padded, (a.size, a.size), (a.stride, a.stride), (1, 1), (down, across))
-    return seen.transpose(4, 5, 0, 2, 3, 1).reshape(a.size**2, batch * down * across, channels)
+    seen = _windows(padded, (size, size), (a.outputs, a.outputs), (1, 1), (down, across))
+    tiles = seen.transpose(4, 5, 0, 2, 3, 1).reshape(size**2, batch * down * across * channels)
+    result = algebra.matmul(_square(algebra, MATRICES[a.outputs].data), tiles)
+    return result.reshape(size**2, batch * down * across, channels)
+
+
+def _winograd_result(algebra: Algebra, a: WinogradResult, x: Array) -> Array:
+    (down, across), channels = a.grid, x.shape[2]
+    tiles = algebra.matmul(_square(algebra, MATRICES[a.outputs].result), x.reshape(x.shape[0], -1))
+    squares = tiles.reshape(a.outputs, a.outputs, -1, down, across, channels).transpose(2, 5, 3, 0, 4, 1)
+    image = squares.reshape(-1, channels, down * a.outputs, across * a.outputs)
+    return image[:, :, : a.height, : a.width]
+
+
+def _square(algebra: Algebra, matrix: Matrix) -> Array:
+    """The Kronecker square: it transforms both dimensions of flattened squares."""
+    outer = np.stack([np.stack([algebra.constant(value) for value in row]) for row in matrix])
+    products = algebra.binary("multiply", *np.broadcast_arrays(outer[:, None, :, None], outer[None, :, None, :]))
+    return products.reshape(len(matrix) ** 2, len(matrix[0]) ** 2)
 
 
 def _along(x: Array, axes: Sequence[int], function: Callable[[Array], Array]) -> Array:
@@ -172,7 +190,8 @@ _OPERATORS: Mapping[str, Callable[..., Array]] = {
     "slice": lambda algebra, a, x: x[tuple(map(slice, a.begin, a.end))],
     "concat": lambda algebra, a, *parts: np.concatenate(parts, a.axis),
     "pad": lambda algebra, a, x: _pad(algebra.constant(0), x, a.before, a.after),
-    "tiles": _tiles,
+    "winograd_data": _winograd_data,
+    "winograd_result": _winograd_result,
     "reduce": _reduce,
     "softmax": _softmax,
 }

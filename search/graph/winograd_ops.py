@@ -1,0 +1,157 @@
+"""The transforms of Winograd's minimal filtering as Relax operators, with channels last.
+
+    eqtune.winograd_data(image (N, H, W, C), (m, top, left, bottom, right)) -> (size * size, tiles, C)
+    eqtune.winograd_result(products (size * size, tiles, C), (m, height, width)) -> image (N, height, width, C)
+
+Each is one kernel: tiles are cut, padded and transformed in registers; what follows the second, a bias or a relu, is
+fused into it. As matrix products, or as padding, slices and concatenations, they take longer than the convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.ir import Op, register_op_attr
+
+from .minimal_filtering import MATRICES, Matrix
+from .terms import TensorType, WinogradData, WinogradResult, infer
+
+__all__ = ["winograd_data", "winograd_result"]
+
+DATA, RESULT = "eqtune.winograd_data", "eqtune.winograd_result"
+
+FUSES_WITH_USERS, FUSES_WITH_NOTHING = 4, 8
+"""TVM's kOutEWiseFusable and kOpaque."""
+
+
+def winograd_data(x: Any, outputs: int, padding: Sequence[int]) -> relax.Call:
+    """B' d B of each tile d of an image (N, H, W, C)."""
+    return relax.Call(Op.get(DATA), [x, relax.ShapeExpr([outputs, *padding])])
+
+
+def winograd_result(x: Any, outputs: int, height: int, width: int) -> relax.Call:
+    """The image (N, height, width, C) of A' M A of all products M."""
+    return relax.Call(Op.get(RESULT), [x, relax.ShapeExpr([outputs, height, width])])
+
+
+def _numbers(call: relax.Call) -> list[int]:
+    return [int(value) for value in call.args[1].values]
+
+
+def _data_attrs(call: relax.Call) -> WinogradData:
+    outputs, top, left, bottom, right = _numbers(call)
+    return WinogradData(outputs, (top, left, bottom, right))
+
+
+def _result_attrs(call: relax.Call) -> WinogradResult:
+    return WinogradResult(*_numbers(call))
+
+
+def _static(ty: Any) -> TensorType:
+    return TensorType(tuple(int(extent) for extent in ty.shape.values), str(ty.dtype))
+
+
+def _data_type(call: relax.Call, _builder: Any) -> relax.TensorType:
+    image = _static(call.args[0].ty)
+    batch, height, width, channels = image.shape
+    result = infer("winograd_data", _data_attrs(call), TensorType((batch, channels, height, width), image.dtype))
+    return relax.TensorType(result.shape, result.dtype)
+
+
+def _result_type(call: relax.Call, _builder: Any) -> relax.TensorType:
+    result = infer("winograd_result", _result_attrs(call), _static(call.args[0].ty))
+    batch, channels, height, width = result.shape
+    return relax.TensorType((batch, height, width, channels), result.dtype)
+
+
+def _data_kernel(x: te.Tensor, a: WinogradData) -> te.Tensor:
+    batch, height, width, channels = (int(extent) for extent in x.shape)
+    size, matrix = a.outputs + 2, MATRICES[a.outputs].data
+    (down, across), (top, left) = a.grid(height, width), a.padding[:2]
+    tiles = batch * down * across
+
+    def pixel(tile: Any, row: Any, column: Any, channel: Any) -> Any:
+        y = tile // across % down * a.outputs + row - top
+        z = tile % across * a.outputs + column - left
+        inside = tirx.all(y >= 0, y < height, z >= 0, z < width)
+        return tirx.if_then_else(inside, x[tile // (down * across), y, z, channel], tirx.const(0.0, x.dtype))
+
+    cut = te.compute((tiles, size, size, channels), pixel, name="winograd_tile")
+    rows = te.compute(
+        (tiles, size, size, channels),
+        lambda t, i, j, c: _row(matrix, i, lambda k: cut[t, k, j, c]),
+        name="winograd_rows",
+    )
+    return te.compute(
+        (size**2, tiles, channels),
+        lambda e, t, c: _row(matrix, e % size, lambda k: rows[t, e // size, k, c]),
+        name="winograd_data",
+    )
+
+
+def _result_kernel(products: te.Tensor, a: WinogradResult) -> te.Tensor:
+    _, tiles, channels = (int(extent) for extent in products.shape)
+    size, matrix, (down, across) = a.outputs + 2, MATRICES[a.outputs].result, a.grid
+    rows = te.compute(
+        (tiles, a.outputs, size, channels),
+        lambda t, i, j, c: _row(matrix, i, lambda k: products[k * size + j, t, c]),
+        name="winograd_rows",
+    )
+
+    def pixel(n: Any, y: Any, z: Any, c: Any) -> Any:
+        tile = (n * down + y // a.outputs) * across + z // a.outputs
+        return _row(matrix, z % a.outputs, lambda k: rows[tile, y % a.outputs, k, c])
+
+    return te.compute((tiles // (down * across), a.height, a.width, channels), pixel, name="winograd_result")
+
+
+def _row(matrix: Matrix, index: Any, read: Callable[[int], Any]) -> Any:
+    """The sum of row `index` of a matrix of constants times what is read. Once `index` is unrolled, one row is left."""
+    sums = [_sum(row, read) for row in matrix]
+    result = sums[-1]
+    for i in range(len(sums) - 2, -1, -1):
+        result = tirx.Select(index == i, sums[i], result)
+    return result
+
+
+def _sum(row: Sequence[float], read: Callable[[int], Any]) -> Any:
+    result: Any = None
+    for k, factor in enumerate(row):
+        if factor:
+            value, dtype = read(k), str(read(k).dtype)
+            scaled = value if abs(factor) == 1 else value * tirx.const(float(abs(factor)), dtype)
+            if result is None:
+                result = scaled if factor > 0 else tirx.const(0.0, dtype) - scaled
+            else:
+                result = result + scaled if factor > 0 else result - scaled
+    return result
+
+
+def _legalize(
+    kernel: Callable[[te.Tensor, Any], te.Tensor], attrs: Callable[[relax.Call], Any], pattern: int
+) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
+    def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        name = str(call.op.name).removeprefix("eqtune.")
+        return builder.call_te(
+            lambda x: kernel(x, attrs(call)),
+            call.args[0],
+            primfunc_name_hint=name,
+            primfunc_attrs={"op_pattern": pattern},
+        )
+
+    return legalize
+
+
+def _register() -> None:
+    for name, of_type, kernel, attrs, pattern in (
+        (DATA, _data_type, _data_kernel, _data_attrs, FUSES_WITH_NOTHING),
+        (RESULT, _result_type, _result_kernel, _result_attrs, FUSES_WITH_USERS),
+    ):
+        register_op_attr(name, "FInferType", of_type)
+        register_op_attr(name, "FPurity", True)
+        register_op_attr(name, "FLegalize", _legalize(kernel, attrs, pattern))
+
+
+_register()

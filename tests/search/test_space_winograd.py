@@ -1,0 +1,73 @@
+"""Winograd's transforms get a sketch of their own, and every candidate computes what the unscheduled kernel does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.machine import detect_target
+from eqtune.search.graph.winograd_ops import winograd_data, winograd_result
+from eqtune.search.space import Hardware, build_space
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.tasks import Task, extract_tasks, lower_to_kernels
+
+HARDWARE = Hardware(threads=2)
+
+
+def kernel(shape: Sequence[int], outputs: int, *, image: tuple[int, int] | None = None) -> Task:
+    """The transform of an image of this shape; or of products of it into an image, with a bias and a relu."""
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            if image is None:
+                result = builder.emit(winograd_data(x, outputs, (1, 1, 1, 1)))
+            else:
+                bias = relax.const(np.arange(shape[-1], dtype="float32") - 3)
+                result = builder.emit(winograd_result(x, outputs, *image))
+                result = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(result, bias))))
+            result = builder.emit_output(result)
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), detect_target(2)))
+    return task
+
+
+def run(function: Any, arguments: Sequence[np.ndarray[Any, Any]], result: Sequence[int]) -> np.ndarray[Any, Any]:
+    library = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), detect_target(2))
+    output = tvm.runtime.tensor(np.full(result, np.nan, dtype="float32"))
+    library["main"](*(tvm.runtime.tensor(argument) for argument in arguments), output)
+    return output.numpy()
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize(
+    ("shape", "image"),
+    [((1, 12, 12, 16), None), ((2, 7, 9, 24), None), ((9, 16), (12, 12)), ((20, 24), (7, 13))],
+    ids=["data", "ragged data", "result", "ragged result"],
+)
+def test_every_candidate_computes_the_same(shape: tuple[int, ...], image: tuple[int, int] | None, outputs: int) -> None:
+    if image is not None:
+        tiles = -(-image[0] // outputs) * -(-image[1] // outputs)
+        shape = ((outputs + 2) ** 2, tiles, shape[1])
+    task = kernel(shape, outputs, image=image)
+    space = build_space(task.mod, HARDWARE)
+    assert [sketch.name for sketch in space.sketches] == ["winograd"]
+    (sketch,) = space.sketches
+    shapes = [[int(extent) for extent in parameter.shape] for parameter in task.mod["main"].params]
+    rng = np.random.default_rng(0)
+    arguments = [rng.standard_normal(extents).astype("float32") for extents in shapes[:-1]]
+    expected = run(prepare_for_lowering(task.mod["main"]), arguments, shapes[-1])
+    assert np.isfinite(expected).all()
+    values = np.stack(np.meshgrid(*(knob.values for knob in sketch.knobs), indexing="ij"), -1).reshape(-1, 3)
+    values = values[sketch.legal(values)]
+    assert len(values) > 4
+    assert np.isfinite(sketch.latency_s(values)).all()
+    for row in values:
+        schedule = sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
+        actual = run(prepare_for_lowering(schedule.mod["main"]), arguments, shapes[-1])
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
