@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Context", "Record", "Workload"]
+__all__ = ["NOT_MEASURED", "Context", "Record", "Workload"]
+
+NOT_MEASURED = "estimated by compiling, not measured"
+"""Part of the device's name where nothing was run: such records never pass for measurements."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class Context:
     device: str
     threads: int
     tvm_version: str
+
+    @property
+    def measured(self) -> bool:
+        """False when latencies are estimates: nothing was run."""
+        return NOT_MEASURED not in self.device
 
 
 @dataclass(frozen=True)

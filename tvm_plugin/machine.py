@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from .errors import InputError, SetupError
+from .gpu_machine import describe_gpu, is_gpu
 from .search.space.hardware import Hardware
 
 __all__ = ["core_count", "describe_machine", "detect_target", "device_name", "is_host", "target_json"]
@@ -85,6 +86,7 @@ def describe_machine(
 ) -> Hardware:
     """The limits and speeds of the machine behind `target`.
 
+    A GPU target gives a `GpuHardware`: of the device where it is this machine's, else from a table of products.
     Vector registers come from the target, cache sizes from the operating system, speeds from about a second of
     measuring. For a target that is not this machine, sizes and speeds come from a table of processors.
 
@@ -105,6 +107,8 @@ def describe_machine(
         For a field that `Hardware` does not have, or `threads` that are not positive.
     """
     target = detect_target(threads) if target is None else target
+    if is_gpu(target):
+        return describe_gpu(target, **overrides)
     host = is_host(target)
     cores = target.attrs.get("num-cores", None) if hasattr(target.attrs, "get") else None
     count = _threads(int(cores) if threads is None and cores else threads)
@@ -157,6 +161,8 @@ def is_host(target: Any) -> bool:
 def device_name(target: Any) -> str:
     """What the device calls itself, for example "AMD EPYC (znver4)"; for other machines, the target's processor."""
     mcpu = str(target.attrs.get("mcpu", "")) or "generic"
+    if is_gpu(target):
+        return describe_gpu(target).name
     if str(target.kind.name) != "llvm":
         return str(target.attrs.get("arch", "") or target.kind.name)
     return f"{_cpu_model()} ({mcpu})" if is_host(target) else mcpu

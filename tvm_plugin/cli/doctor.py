@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import importlib.util
 import json
 import math
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -156,8 +156,33 @@ def _extras() -> Iterator[Finding]:
 
 
 def _gpu() -> Iterator[Finding]:
-    import tvm
+    """The GPU, what compiles for it, and for which architectures."""
+    from ..gpu_machine import find_compiler, local_gpu, supported_archs
 
-    exists, compiler = bool(tvm.cuda(0).exist), shutil.which("nvcc")
-    yield Finding("gpu", "ok" if exists else "absent", "NVIDIA GPU found" if exists else "no NVIDIA GPU")
-    yield Finding("nvcc", "ok" if compiler else "absent", compiler or "not on PATH")
+    found, compiler = local_gpu(), find_compiler()
+    if found is not None:
+        detail = (
+            f"{found.name} ({found.arch}), {found.multiprocessors} multiprocessors at {found.clock_hz / 1e9:.2f} GHz"
+        )
+        yield Finding("gpu", "ok", f"{detail}, {found.bandwidth_bytes_per_s / 1e9:.0f} GB/s")
+    elif ctypes.util.find_library("cuda") is None:
+        advice = "kernels can still be tuned for one by compiling: --target nvidia/nvidia-h100 --measure compile-only"
+        yield Finding("gpu", "absent", "no NVIDIA driver (libcuda)", advice)
+    else:
+        yield Finding("gpu", "absent", "a driver, but no NVIDIA GPU that TVM can use", "look at nvidia-smi")
+    if compiler is None:
+        yield Finding(
+            "cuda",
+            "absent",
+            "neither nvcc nor nvrtc",
+            'to compile for GPUs: install the CUDA toolkit (nvcc), or pip install "eqtune[cuda]" for nvrtc',
+        )
+        return
+    archs = sorted(supported_archs(compiler), key=lambda arch: (len(arch), arch))
+    yield Finding("cuda", "ok", f"{compiler.kind} {compiler.version} at {compiler.path}" + _archs(archs))
+    if found is not None and archs and found.arch not in archs:
+        yield Finding("cuda arch", "problem", f"nvcc does not know {found.arch}", "install a newer CUDA toolkit")
+
+
+def _archs(archs: list[str]) -> str:
+    return f"; {archs[0]} to {archs[-1]}" if archs else ""

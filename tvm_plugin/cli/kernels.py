@@ -75,6 +75,7 @@ def _kernels(source: str, target: str | None, threads: int | None) -> dict[str, 
     from tvm import tirx
 
     from ..frontends import load_model
+    from ..gpu_machine import resolve_target
     from ..machine import detect_target
     from ..tasks import lower_to_kernels
     from ..tune.forms import simplify
@@ -87,17 +88,20 @@ def _kernels(source: str, target: str | None, threads: int | None) -> dict[str, 
             raise InputError(f"{source} is not a module saved with tvm.ir.save_json") from error
     if mod is None or any(isinstance(function, tvm.relax.Function) for function in mod.functions.values()):
         chosen = parse_target(target)
-        chosen = detect_target(threads) if chosen is None else tvm.target.Target(chosen)
+        chosen = detect_target(threads) if chosen is None else resolve_target(chosen)
         mod = lower_to_kernels(simplify(load_model(source if mod is None else mod).mod), chosen)
     return {v.name_hint: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
 
 
 def _describe(kernels: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    from ..gpu_machine import resolve_target
     from ..machine import describe_machine
     from ..search.space import build_space
     from ..tasks import task_of
 
-    hardware = describe_machine(threads=args.threads, measure=False)
+    chosen = parse_target(args.target)
+    target = None if chosen is None else resolve_target(chosen)
+    hardware = describe_machine(target, threads=args.threads, measure=False)
     rows = []
     for name, kernel in kernels.items():
         task = task_of(name, kernel)

@@ -92,10 +92,13 @@ def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 def curve_svg(curve: Curve, baseline_s: float, title: str, size: Size | None = None) -> str:
     """An `<svg>` element that draws `layout`; colours come from the page's style. "" for an empty curve."""
+    curve = tuple((trial, latency_s) for trial, latency_s in curve if math.isfinite(latency_s))
     if not curve:
         return ""
     size = size or Size()
-    drawn = layout(curve, baseline_s, size)
+    # Where nothing was run there is no untuned time.
+    known = math.isfinite(baseline_s)
+    drawn = layout(curve, baseline_s if known else curve[0][1], size)
     right, bottom = size.width - size.right, size.height - size.bottom
     corners = " ".join(f"{x:g},{y:g}" for x, y in drawn.path)
     parts = [
@@ -110,7 +113,8 @@ def curve_svg(curve: Curve, baseline_s: float, title: str, size: Size | None = N
         parts.append(f'<text class="tick" x="{x:g}" y="{size.height - 8:g}" text-anchor="{anchor}">{label}</text>')
     parts.append(f'<line class="axis" x1="{size.left:g}" x2="{right:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
     level = f"{drawn.baseline_y:g}"
-    parts.append(f'<line class="untuned" x1="{size.left:g}" x2="{right:g}" y1="{level}" y2="{level}"/>')
+    if known:
+        parts.append(f'<line class="untuned" x1="{size.left:g}" x2="{right:g}" y1="{level}" y2="{level}"/>')
     parts.append(f'<polyline class="tuned" points="{corners}"/>')
     end_x, end_y = drawn.path[-1]
     parts.append(f'<circle class="end" cx="{end_x:g}" cy="{end_y:g}" r="3.5"/></svg>')

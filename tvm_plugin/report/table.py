@@ -41,6 +41,11 @@ def kernel_table(summary: RunSummary) -> str:
 def closing_lines(summary: RunSummary) -> list[str]:
     """What follows the table: the whole model, the check, failures, and where the time went."""
     lines = []
+    if not summary.context.measured:
+        lines.append(
+            f"NOT MEASURED: nothing was run. Latencies are estimates for {printable(summary.context.device)}"
+            + (f"; all kernels together {duration(summary.tuned_s)}" if summary.tuned_s else "")
+        )
     if summary.baseline_s is not None and summary.tuned_s is not None:
         lines.append(
             f"{printable(summary.model)}: untuned {duration(summary.baseline_s)}, tuned {duration(summary.tuned_s)}, "

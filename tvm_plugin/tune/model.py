@@ -17,6 +17,7 @@ from ..frontends import load_model
 from ..frontends.verify import compare
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import build_executable
+from .estimate import estimated_result
 from .forms import Form, Forms, model_forms
 from .loop import TuningLoop
 from .reference import Reference
@@ -121,6 +122,9 @@ def tune_model(
         forms = forms.shortlist(session.estimate_s, session.affords)
         loop = session.search(forms.tasks, forms.variants)
         results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
+        if not session.runs:
+            command = command_line(model, settings)
+            return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
         session.measurer.close()  # idle workers' thread pools spin for a while, and the model is timed next
         built = [_build(form, results, session) for form in _contenders(forms, loop, session)]
         tuned, latency_s = _fastest(built, reference.inputs)

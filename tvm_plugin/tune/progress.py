@@ -24,6 +24,11 @@ class Progress:
         Standard error unless given.
     every_s : float
         Seconds between plain lines.
+
+    Attributes
+    ----------
+    note : str
+        What every line of progress starts with.
     """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None, every_s: float = 10.0) -> None:
@@ -32,6 +37,7 @@ class Progress:
         self._every_s = every_s
         self._last = -every_s
         self._bar: tqdm | None = None
+        self.note = ""
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -46,7 +52,7 @@ class Progress:
             return
         left = budget.seconds_left
         text = (
-            f"{stage} | best {latency_s * 1e3:.3f} ms | {trials}"
+            f"{self.note}{stage} | best {latency_s * 1e3:.3f} ms | {trials}"
             + ("" if budget.trials is None else f"/{budget.trials}")
             + f" trials, {failed} failed | "
             + (f"{budget.elapsed_s:.0f} s" if left is None else f"{max(0.0, left):.0f} s left")

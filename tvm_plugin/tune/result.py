@@ -117,17 +117,31 @@ class TuneResult:
     _run: Callable[..., list[NDArray[Any]]] | None = field(repr=False, default=None)
 
     @property
+    def measured(self) -> bool:
+        """False after `measure="compile-only"`: latencies are estimates, nothing was run or compared."""
+        return self.summary.context.measured
+
+    @property
     def speedup(self) -> float:
         """How many times faster than untuned."""
         return self.baseline_latency_s / self.latency_s
 
     def compile(self) -> Any:
-        """The executable (`tvm.relax.VMExecutable`): give it to `relax.VirtualMachine`."""
+        """The executable (`tvm.relax.VMExecutable`): give it to `relax.VirtualMachine`.
+
+        Raises SetupError when the model was tuned without its device.
+        """
+        if self._executable is None:
+            raise SetupError(
+                "the model was tuned by compiling only, without its device: build `result.mod` where the device is, "
+                "with tvm.compile(result.mod, target)"
+            )
         return self._executable
 
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Run the tuned model on numpy arrays; returns its outputs, in order."""
-        assert self._run is not None
+        if self._run is None:
+            raise SetupError("the model was tuned by compiling only: there is no device here to run it on")
         return self._run(*(np.asarray(value) for value in inputs))
 
     def export(self, path: str | os.PathLike[str]) -> Path:
@@ -138,7 +152,7 @@ class TuneResult:
         """
         path = check_export_path(path)
         with _writing(path), _quiet_native_stderr():
-            self._executable.export_library(str(path))
+            self.compile().export_library(str(path))
         return path
 
     def report(self, path: str | os.PathLike[str]) -> Path:

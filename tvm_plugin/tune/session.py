@@ -15,14 +15,17 @@ import numpy as np
 
 from .. import __version__, cost_model, measure
 from ..errors import SetupError
+from ..gpu_machine import resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
 from ..records import Context
+from ..records.record import NOT_MEASURED
 from ..records.workload import serialize_workload
 from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
 from ..search.space import Hardware, Space, build_space
+from ..search.space.gpu.hardware import GpuHardware
 from ..search.strategies.moves import Moves
 from ..tasks.task import Task
 from .budget import Budget
@@ -98,7 +101,7 @@ class Session:
         self.strategy = strategies.create(settings.strategy)
         self.model = cost_model.create(settings.cost_model, seed=settings.seed)
         self.allocator = allocation.create(settings.allocator)
-        self.target = detect_target(settings.threads) if settings.target is None else _as_target(settings.target)
+        self.target = detect_target(settings.threads) if settings.target is None else resolve_target(settings.target)
         self.progress = Progress(settings.progress)
         self.resumed_trials = 0
         self.run_key = ""
@@ -117,6 +120,8 @@ class Session:
         except BaseException:
             self.work.close()
             raise
+        self.runs = bool(getattr(self.measurer, "runs", True))
+        self.progress.note = "" if self.runs else "estimates, not measured | "
         device = self.measurer.describe()
         self.context = Context(
             target=str(device["target"]),
@@ -205,6 +210,13 @@ class Session:
     def describe(self) -> str:
         """A line on the machine, for people."""
         machine = self.hardware
+        if isinstance(machine, GpuHardware):
+            return (
+                f"{machine.name} ({machine.arch}), {machine.multiprocessors} multiprocessors: "
+                f"{machine.peak_flops_per_s_all / 1e12:.1f} TFLOPS float32, "
+                f"{machine.tensor_peak('float16') / 1e12:.0f} float16 on tensor cores, "
+                f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s" + ("" if self.runs else f"; {NOT_MEASURED}")
+            )
         caches = (machine.l1_bytes // 1024, machine.l2_bytes // 1024, machine.l3_bytes // 1024)
         return (
             f"{machine.name}, {machine.threads} threads: {machine.peak_flops_per_s_all / 1e9:.0f} GFLOPS and "
@@ -279,21 +291,18 @@ class Session:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
-        roofline_s = self._roofline_s(task)
+        roofline_s = self.hardware.least_latency_s(task.flops, task.bytes_moved)
         status = TaskStatus(task.name, task.calls, task.flops, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)
         kernel.resume(database.for_workload(task.workload_hash, self.context))
         return kernel
 
-    def _roofline_s(self, task: Task) -> float:
-        """Seconds that no schedule beats. Peaks of one core times cores: a busy machine measures less for all."""
-        machine = self.hardware
-        in_cache = task.bytes_moved <= machine.l3_bytes
-        bandwidth = machine.cache_bandwidth_bytes_per_s * machine.threads if in_cache else machine.bandwidth_bytes_per_s
-        return max(task.flops / (machine.peak_flops_per_s * machine.threads), task.bytes_moved / bandwidth)
-
     def _measure_baselines(self, kernels: Sequence[KernelSearch], only_known: bool = False) -> None:
+        if not self.runs:
+            for kernel in kernels:
+                kernel.baseline_s = math.inf
+            return
         database, missing = self.work.database, []
         for kernel in kernels:
             known = database.get_json(f"baseline:{kernel.task.workload_hash}:{self.context_key}")
@@ -325,23 +334,6 @@ class Session:
         hardware = describe_machine(self.target, threads=self.settings.threads)
         self.work.database.put_json(key, hardware.to_json())
         return hardware
-
-
-def _as_target(target: Any) -> Any:
-    import tvm
-
-    from ..errors import InputError
-
-    if isinstance(target, tvm.target.Target):
-        return target
-    try:
-        return tvm.target.Target(target)
-    except (ValueError, TypeError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"unknown target {target!r}: give a tag such as 'nvidia/nvidia-h100', or a dict such as "
-            f"{{'kind': 'llvm', 'mcpu': 'znver4'}} (TVM says: {reason[:200]})"
-        ) from error
 
 
 def _context_key(context: Context) -> str:

@@ -75,6 +75,8 @@ def command_line(model: object, settings: Settings) -> str:
     if not isinstance(model, (str, os.PathLike)):
         return ""
     options = {
+        "--target": settings.target if isinstance(settings.target, str) else None,
+        "--measure": settings.measure if settings.measure == "compile-only" else None,
         "--work-dir": settings.work_dir,
         "--trials": settings.trials,
         "--budget": settings.time_budget_s,

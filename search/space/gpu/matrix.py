@@ -121,13 +121,17 @@ class MatrixForm:
         for stage in self.kernel.epilogue[:-1]:
             with contextlib.suppress(ScheduleError):
                 sch.compute_inline(sch.get_sblock(stage.name))
+        index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
+        maps = _Maps(self, index_dtype)
+        if self.groups > 1:
+            # First, so that the data's indices follow the run of channels and not each of them.
+            sch.transform_block_layout(block, maps.split_groups())
         names = [str(region.source.name) for region in sch.get(block).reads]
         places = [names.index(self.kernel.buffers[operand.access.buffer]) for operand in (self.a, self.b)]
         copies = [sch.reindex(block, ("read", place)) for place in places]
         result = sch.reindex(block, ("write", 0))
         sblock = sch.get(block)
-        index_dtype = str(sblock.iter_vars[0].var.ty.dtype)
-        maps = _Maps(self, [v.var for v in sblock.iter_vars], index_dtype)
+        maps.variables = [v.var for v in sblock.iter_vars]
         sch.transform_layout(copies[0], ("write", 0), maps.of_region(sblock.reads[places[0]], "bik"))
         sch.transform_layout(copies[1], ("write", 0), maps.of_region(sblock.reads[places[1]], "bjk"))
         sch.transform_layout(result, ("read", 0), maps.of_region(sblock.writes[0], "bij"))
@@ -160,27 +164,43 @@ class Normalized:
 
 
 class _Maps:
-    """Index maps from the axes of a contraction to those of its matrix form."""
+    """Index maps from the axes of a contraction to those of its matrix form. `variables` are the block's, in order."""
 
-    def __init__(self, form: MatrixForm, variables: list[Any], index_dtype: str) -> None:
-        self._variables = variables
+    def __init__(self, form: MatrixForm, index_dtype: str) -> None:
+        self.variables: list[Any] = []
         self._dtype = index_dtype
-        self._extents = [axis.extent for axis in form.contraction.block.axes]
-        self._roles: dict[int, str] = {}
+        self._form = form
+        roles: dict[int, str] = {}
         for role, axes in (
             ("b", form.contraction.batch),
             ("i", form.rows),
             ("j", form.columns),
             ("k", form.contraction.reduction),
         ):
-            self._roles.update({axis.position: role for axis in axes})
-        self._groups = form.groups
+            roles.update({axis.position: role for axis in axes})
         self._grouped = form.contraction.columns[0].position if form.groups > 1 else -1
+        self._axes: list[tuple[str, int]] = []
+        for axis in form.contraction.block.axes:
+            if axis.position == self._grouped:
+                self._axes += [("b", form.groups), (roles[axis.position], axis.extent // form.groups)]
+            else:
+                self._axes.append((roles[axis.position], axis.extent))
+
+    def split_groups(self) -> Any:
+        """The axis of a grouped convolution's output channels as two: which group, and which channel of it."""
+        within = self._axes[self._grouped + 1][1]
+
+        def result(*index: Any) -> list[Any]:
+            channel = index[self._grouped]
+            return [*index[: self._grouped], channel // within, channel % within, *index[self._grouped + 1 :]]
+
+        count = len(self._form.contraction.block.axes)
+        return tirx.IndexMap.from_func(result, ndim=count, index_dtype=self._dtype)
 
     def of_region(self, region: Any, roles: str) -> Any:
         """For a reindexed buffer, whose every index is one of the block's variables or zero."""
         positions = [
-            next((p for p, variable in enumerate(self._variables) if variable.same_as(r.min)), None)
+            next((p for p, variable in enumerate(self.variables) if variable.same_as(r.min)), None)
             for r in region.region
         ]
         return self.of_positions(positions, roles)
@@ -189,27 +209,14 @@ class _Maps:
         """For indices that stand for the axes at `positions`; one result index for each of `roles`."""
 
         def result(*index: Any) -> list[Any]:
-            parts: dict[str, list[tuple[Any, int]]] = {role: [] for role in roles}
+            flat = dict.fromkeys(roles, tirx.const(0, self._dtype))
             for value, position in zip(index, positions, strict=True):
-                if position is None:
-                    continue
-                extent = self._extents[position]
-                if position == self._grouped:
-                    extent //= self._groups
-                    parts["b"].append((value // extent, self._groups))
-                    value = value % extent
-                parts[self._roles[position]].append((value, extent))
-            return [self._flat(parts[role]) for role in roles]
+                if position is not None:
+                    role, extent = self._axes[position]
+                    flat[role] = flat[role] * extent + value
+            return list(flat.values())
 
         return tirx.IndexMap.from_func(result, ndim=len(positions), index_dtype=self._dtype)
-
-    def _flat(self, parts: list[tuple[Any, int]]) -> Any:
-        if not parts:
-            return tirx.const(0, self._dtype)
-        flat = parts[0][0]
-        for value, extent in parts[1:]:
-            flat = flat * extent + value
-        return flat
 
 
 def matrix_form(kernel: Kernel) -> MatrixForm | None:

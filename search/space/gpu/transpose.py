@@ -4,6 +4,7 @@ Micikevicius, "Optimizing Matrix Transpose in CUDA", 2009), so that both sides c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from ..base import Knob
 from ..memory_bound.kernel import Kernel
 from ..memory_bound.transpose import _axes
-from .bind import fuse_all
+from .bind import constant_extent, fuse_all
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, powers, stage_instructions
 from .occupancy import Array
 
@@ -89,6 +90,9 @@ class TransposeGpuSketch(MemoryBoundGpuSketch):
         copy = schedule.cache_read(block, names.index(turned), "shared")
         schedule.compute_at(copy, tile, preserve_unit_loops=True)
         inside = schedule.get_loops(copy)[1:]
+        copied = math.prod(constant_extent(schedule, loop) for loop in inside)
+        if copied > values["read_tile"] * values["write_tile"]:
+            raise ValueError(f"a tile needs {copied} elements of what is read: it is no box there")
         _, thread = schedule.split(fuse_all(schedule, inside), [None, values["threads"]])
         schedule.bind(thread, "threadIdx.x")
         if len(inside) > 1:

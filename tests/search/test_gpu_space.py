@@ -1,0 +1,157 @@
+"""GPU sketches: what they compute, what they ask the device for, and that TVM turns them into CUDA."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm import te, tirx, topi
+
+from eqtune.gpu_machine import gpu_target
+from eqtune.measure.cuda_code import cuda_source, launch_problem
+from eqtune.records.workload import as_workload
+from eqtune.search.space import Hardware, build_space
+from eqtune.search.space.features import FEATURES
+from eqtune.search.space.gpu.hardware import DEVICES, GpuHardware
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.strategies.moves import Moves
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gpu_on_cpu import outputs, serial
+
+H100 = DEVICES["nvidia/nvidia-h100"].hardware()
+T4 = DEVICES["nvidia/nvidia-t4"].hardware()
+
+
+def workload(*tensors):
+    return as_workload(te.create_prim_func(list(tensors)))
+
+
+def matmul(m, n, k, batch=None):
+    lead = () if batch is None else (batch,)
+    a, b = te.placeholder((*lead, m, k), name="a"), te.placeholder((*lead, k, n), name="b")
+    r = te.reduce_axis((0, k), name="k")
+    c = te.compute((*lead, m, n), lambda *i: te.sum(a[(*i[:-1], r)] * b[(*i[:-2], r, i[-1])], axis=r), name="c")
+    return workload(a, b, te.compute(c.shape, lambda *i: c(*i) + 1.0, name="d"))
+
+
+def convolution(layout, groups=1, stride=1):
+    data = te.placeholder((1, 9, 9, 8) if layout == "NHWC" else (1, 8, 9, 9), name="data")
+    if layout == "NHWC":
+        weight = te.placeholder((3, 3, 8, 12), name="weight")
+        return workload(data, weight, topi.nn.relu(topi.nn.conv2d_nhwc(data, weight, stride, 1, 1)))
+    weight = te.placeholder((12 if groups < 8 else 8, 8 // groups, 3, 3), name="weight")
+    made = topi.nn.group_conv2d_nchw(data, weight, stride, 1, 1, groups)
+    return workload(data, weight, topi.nn.relu(made))
+
+
+def unary(shape, function):
+    x = te.placeholder([tirx.IntImm("int64", extent) for extent in shape], name="x")  # as Relax's kernels have them
+    return workload(x, function(x))
+
+
+KERNELS = {
+    "matmul_ragged": lambda: matmul(20, 36, 52),
+    "matmul_batched": lambda: matmul(16, 24, 32, batch=3),
+    "matrix_vector": lambda: matmul(1, 40, 64),
+    "convolution_nhwc": lambda: convolution("NHWC"),
+    "convolution_nchw_strided": lambda: convolution("NCHW", stride=2),
+    "convolution_grouped": lambda: convolution("NCHW", groups=2),
+    "depthwise": lambda: convolution("NCHW", groups=8),
+    "transpose": lambda: unary((2, 20, 24), lambda x: topi.transpose(x, (0, 2, 1))),
+    "relu": lambda: unary((3, 5, 8), topi.nn.relu),
+    "row_sums": lambda: unary((6, 40), lambda x: topi.sum(x, axis=-1)),
+    "column_sums": lambda: unary((40, 6), lambda x: topi.sum(x, axis=0)),
+    "max_pool": lambda: unary((1, 4, 9, 9), lambda x: topi.nn.pool2d(x, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), "max")),
+    "center_rows": lambda: unary((4, 32), lambda x: topi.subtract(x, topi.sum(x, axis=-1, keepdims=True))),
+}
+
+
+def sample(space, count, seed=0):
+    points = Moves(space).sample(np.random.default_rng(seed), count)
+    return [space.decision(point) for point in points]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_candidates_compute_the_kernel_and_become_cuda(name):
+    mod = KERNELS[name]()
+    space = build_space(mod, H100)
+    expected = outputs(mod)
+    for sketch in space.sketches:
+        decisions = [d for d in sample(space, 200) if d.sketch == sketch.name][:2]
+        assert decisions, f"no legal candidate of {sketch.name}"
+        for decision in decisions:
+            schedule = space.apply(decision)
+            np.testing.assert_array_equal(outputs(serial(schedule.mod)), expected, err_msg=str(decision))
+            function = prepare_for_lowering(schedule.mod["main"])
+            assert launch_problem(function, H100) == ""
+            assert "__global__" in cuda_source({"kernel": function}, gpu_target(H100))
+
+
+def test_contractions_get_tiles_and_normalisations_one_kernel():
+    assert next(s.name for s in build_space(KERNELS["matmul_ragged"](), H100).sketches) == "gpu_tiled"
+    softmax = build_space(unary((64, 128), topi.nn.softmax), H100)
+    assert "gpu_rows" in [s.name for s in softmax.sketches]
+    decision = next(d for d in sample(softmax, 50) if d.sketch == "gpu_rows")
+    source = cuda_source({"k": prepare_for_lowering(softmax.apply(decision).mod["main"])}, gpu_target(H100))
+    assert source.count("__global__") == 2  # declared, defined: one kernel
+    assert "__shfl" in source
+    assert "expf(" in source  # in hardware, not the polynomial that CPUs get
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hardware", [H100, T4], ids=["h100", "t4"])
+def test_nearly_all_sampled_candidates_can_be_launched(hardware):
+    mod = matmul(256, 384, 512)
+    space = build_space(mod, hardware)
+    problems = []
+    for decision in sample(space, 40, seed=1):
+        problem = launch_problem(prepare_for_lowering(space.apply(decision).mod["main"]), hardware)
+        problems += [problem] if problem else []
+    assert len(problems) <= 2, problems
+
+
+def test_constraints_follow_the_device():
+    mod = matmul(512, 512, 512)
+    wide, narrow = build_space(mod, H100).sketches[0], build_space(mod, T4).sketches[0]
+    names = [knob.name for knob in wide.knobs]
+    tile = {"vi": 2, "ti": 16, "ri": 4, "vj": 2, "tj": 16, "rj": 4, "bk": 32, "stages": 2, "split": 1}
+    values = np.array([[tile[name] for name in names]])
+    assert wide.legal(values)[0]
+    assert not narrow.legal(values)[0]  # 128 KiB of shared memory, where a T4 has 64
+    too_many = np.array([[(tile | {"ti": 32, "tj": 32, "ri": 8, "rj": 8})[name] for name in names]])
+    assert not wide.legal(too_many)[0]  # 1024 threads with 256 sums each
+
+
+def test_the_estimate_prefers_reuse_and_respects_the_roofline():
+    space = build_space(matmul(2048, 2048, 2048), H100)
+    points = Moves(space).sample(np.random.default_rng(0), 500)
+    points = points[points[:, 0] == 0]
+    latency_s = space.latency_s(points)
+    best, worst = (space.decision(points[i]).values for i in (np.argmin(latency_s), np.argmax(latency_s)))
+    sums = [v["vi"] * v["ri"] * v["vj"] * v["rj"] for v in (best, worst)]
+    assert sums[0] >= 32 > sums[1]
+    assert latency_s.min() > 2 * 2048**3 / H100.peak_flops_per_s_all
+
+
+def test_features_are_finite_where_they_apply():
+    space = build_space(matmul(128, 128, 128), H100)
+    points = Moves(space).sample(np.random.default_rng(0), 64)
+    table = space.features(points)
+    assert table.shape == (len(points), len(FEATURES))
+    for name in ("occupancy", "coalescing", "log_threads", "waves", "log_latency"):
+        assert np.isfinite(table[:, FEATURES.index(name)]).all(), name
+    assert (table[:, FEATURES.index("occupancy")] <= 1).all()
+
+
+def test_a_description_survives_json():
+    restored = Hardware.from_json(H100.to_json())
+    assert isinstance(restored, GpuHardware)
+    assert restored == H100
+
+
+def test_peaks_of_tensor_cores_by_dtype():
+    assert H100.tensor_peak("float16") == pytest.approx(989e12)
+    assert T4.tensor_peak("bfloat16") == 0.0

@@ -1,0 +1,67 @@
+"""Which GPU is meant, without having one."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+
+from eqtune import gpu_machine
+from eqtune.errors import InputError
+from eqtune.gpu_machine import describe_gpu, gpu_target, resolve_target
+from eqtune.machine import describe_machine, device_name, target_json
+from eqtune.search.space.gpu.hardware import ALIASES, ARCHITECTURES, DEVICES
+
+
+@pytest.mark.parametrize("tag", [*DEVICES, *ALIASES])
+def test_every_tag_gives_a_full_target(tag):
+    target = resolve_target(tag)
+    hardware = describe_machine(target)
+    assert hardware.name == DEVICES[ALIASES.get(tag, tag)].name
+    for limit in ("max_threads_per_block", "max_shared_memory_per_block", "thread_warp_size", "registers_per_block"):
+        assert int(target.attrs[limit]) > 0
+    assert device_name(target) == hardware.name
+    assert target_json(resolve_target(tag)) == target_json(target)
+
+
+def test_peaks_agree_with_the_data_sheets():
+    published = {
+        "nvidia/nvidia-h100": 66.9,
+        "nvidia/nvidia-a100": 19.5,
+        "nvidia/nvidia-l4": 30.3,
+        "nvidia/nvidia-t4": 8.1,
+    }
+    for tag, tflops in published.items():
+        assert DEVICES[tag].hardware().peak_flops_per_s_all / 1e12 == pytest.approx(tflops, rel=0.02)
+    assert all(device.arch in ARCHITECTURES for device in DEVICES.values())
+
+
+def test_a_bare_arch_is_described_by_its_limits():
+    hardware = describe_gpu(tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}))
+    assert hardware.name == "generic sm_90"
+    assert hardware.shared_bytes_per_block == 227 * 1024
+
+
+def test_fields_can_be_overridden_and_unknown_ones_are_refused():
+    target = resolve_target("nvidia/nvidia-h100")
+    assert describe_machine(target, clock_hz=1e9).clock_hz == 1e9
+    with pytest.raises(InputError, match="clock_hz"):
+        describe_machine(target, speed=1)
+
+
+def test_an_unknown_tag_lists_those_there_are():
+    with pytest.raises(InputError, match="nvidia/nvidia-h200"):
+        resolve_target("nvidia/unheard-of")
+
+
+def test_cuda_without_a_gpu_is_refused_with_the_tags(monkeypatch):
+    monkeypatch.setattr(gpu_machine, "local_gpu", lambda: None)
+    with pytest.raises(InputError, match="give a tag"):
+        resolve_target("cuda")
+
+
+def test_cuda_is_this_machines_gpu(monkeypatch):
+    own = DEVICES["nvidia/nvidia-l4"].hardware()
+    monkeypatch.setattr(gpu_machine, "local_gpu", lambda: own)
+    target = resolve_target("cuda")
+    assert describe_gpu(target) == own
+    assert target_json(target) == target_json(gpu_target(own))

@@ -1,0 +1,251 @@
+"""Which GPU: targets by tag or from the device, their limits and speeds, and the compiler that is there for them."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .search.space.gpu.hardware import ALIASES, ARCHITECTURES, DEVICES, Device, GpuHardware
+
+__all__ = [
+    "Compiler",
+    "describe_gpu",
+    "find_compiler",
+    "gpu_target",
+    "is_gpu",
+    "local_gpu",
+    "resolve_target",
+    "supported_archs",
+]
+
+DRIVER_ATTRIBUTES = {"memory_clock_khz": 36, "memory_bus_bits": 37}
+"""CUdevice_attribute numbers that TVM does not ask for (cuda.h)."""
+
+
+def is_gpu(target: Any) -> bool:
+    """Whether the target is an NVIDIA GPU."""
+    return str(target.kind.name) == "cuda"
+
+
+def gpu_target(hardware: GpuHardware) -> Any:
+    """The target with every limit that TVM's passes read. `arch` decides what the compiler emits."""
+    import tvm
+
+    return tvm.target.Target(
+        {
+            "kind": "cuda",
+            "arch": hardware.arch,
+            "max_num_threads": hardware.threads_per_block,
+            "max_threads_per_block": hardware.threads_per_block,
+            "thread_warp_size": hardware.warp_size,
+            "registers_per_block": hardware.registers_per_multiprocessor,
+            "max_shared_memory_per_block": hardware.shared_bytes_per_block,
+            "l2_cache_size_bytes": hardware.l2_bytes,
+            "tag": _tag_of(hardware),
+        }
+    )
+
+
+def _tag_of(hardware: GpuHardware) -> str:
+    return next((tag for tag, device in DEVICES.items() if device.name == hardware.name), "")
+
+
+def resolve_target(target: Any) -> Any:
+    """A `tvm.target.Target` from what users write: a target, a dict, or a tag of TVM's or of `DEVICES`.
+
+    "cuda" means the GPU of this machine.
+
+    Raises
+    ------
+    InputError
+        For anything else; the message lists the tags of GPUs.
+    """
+    import tvm
+
+    if isinstance(target, tvm.target.Target):
+        return target
+    if isinstance(target, str):
+        tag = ALIASES.get(target, target)
+        if tag in DEVICES:
+            return gpu_target(DEVICES[tag].hardware())
+        if tag == "cuda":
+            found = local_gpu()
+            if found is None:
+                raise InputError(
+                    "the target 'cuda' means the GPU of this machine, and there is none; give a tag: "
+                    + ", ".join(DEVICES)
+                )
+            return gpu_target(found)
+    try:
+        return tvm.target.Target(target)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"unknown target {target!r}: give a tag such as 'nvidia/nvidia-h100' ({', '.join(DEVICES)}), or a dict "
+            f"such as {{'kind': 'llvm', 'mcpu': 'znver4'}} (TVM says: {reason[:200]})"
+        ) from error
+
+
+def describe_gpu(target: Any, **overrides: Any) -> GpuHardware:
+    """Limits and speeds of the GPU behind a target: of the device where it is this machine's, else from the table.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        Of the kind "cuda".
+    **overrides
+        Fields of `GpuHardware` that are known better.
+
+    Raises
+    ------
+    InputError
+        For a field that `GpuHardware` does not have, or an architecture without an entry in the table.
+    """
+    arch = base_arch(str(target.attrs.get("arch", "")))
+    local = local_gpu()
+    tag = str(getattr(target, "tag", "") or "")
+    if local is not None and local.arch == arch and tag in ("", _tag_of(local)):
+        found = local
+    elif tag in DEVICES:
+        found = DEVICES[tag].hardware()
+    else:
+        found = _of_arch(arch)
+    shared = target.attrs.get("max_shared_memory_per_block", None)
+    # TVM's own tags say 48 KiB, which is what a block has without asking; the table knows what it can have.
+    if shared is not None and int(shared) != 48 * 1024:
+        found = replace(found, shared_bytes_per_block=int(shared))
+    unknown = sorted(overrides.keys() - GpuHardware.__dataclass_fields__.keys())
+    if unknown:
+        raise InputError(f"unknown fields {unknown}; GpuHardware has {sorted(GpuHardware.__dataclass_fields__)}")
+    return replace(found, **overrides)
+
+
+def base_arch(arch: str) -> str:
+    """ "sm_90a" -> "sm_90": the letter adds instructions and changes no limit."""
+    return arch.rstrip("abcdefghijklmnopqrstuvwxyz") if arch.startswith("sm_") else arch
+
+
+def _of_arch(arch: str) -> GpuHardware:
+    known: Device | None = next((device for device in DEVICES.values() if device.arch == arch), None)
+    if known is None:
+        raise InputError(
+            f"no description of the GPU architecture {arch!r}; give a target with an arch of {sorted(ARCHITECTURES)}, "
+            f"or a tag: {', '.join(DEVICES)}"
+        )
+    return replace(known.hardware(), name=f"generic {arch}")
+
+
+@functools.cache
+def local_gpu() -> GpuHardware | None:
+    """The first GPU of this machine as its driver describes it; None when there is none that can be used."""
+    import tvm
+
+    device = tvm.cuda(0)
+    if not device.exist:
+        return None
+    name = str(device.device_name)
+    arch = "sm_" + str(device.compute_version).replace(".", "")
+    listed = next((entry for entry in DEVICES.values() if _same_product(entry.name, name)), None)
+    base = listed.hardware() if listed is not None else _of_arch(arch if arch in ARCHITECTURES else "sm_90")
+    clock_hz = float(device.max_clock_rate) * 1e3
+    multiprocessors = int(device.multi_processor_count)
+    peak = base.peak_flops_per_s / base.clock_hz * clock_hz
+    scale = clock_hz * multiprocessors / (base.clock_hz * base.multiprocessors)
+    bandwidth = _driver_bandwidth() or base.bandwidth_bytes_per_s
+    l2 = int(getattr(device, "l2_cache_size_bytes", 0) or base.l2_bytes)
+    return replace(
+        base,
+        name=name,
+        arch=arch,
+        threads=multiprocessors,
+        clock_hz=clock_hz,
+        peak_flops_per_s=peak,
+        peak_flops_per_s_all=peak * multiprocessors,
+        tensor_flops_per_s=tuple(value * scale for value in base.tensor_flops_per_s),
+        warp_size=int(device.warp_size),
+        threads_per_block=int(device.max_threads_per_block),
+        bandwidth_bytes_per_s=bandwidth,
+        cache_bandwidth_bytes_per_s=base.cache_bandwidth_bytes_per_s * bandwidth / base.bandwidth_bytes_per_s,
+        l2_bytes=l2,
+        l3_bytes=l2,
+    )
+
+
+def _same_product(listed: str, name: str) -> bool:
+    """ "NVIDIA H100 80GB HBM3" is the "NVIDIA H100 SXM" of the table: the model's word decides."""
+    words = set(name.replace("-", " ").split())
+    return all(word in words for word in listed.split() if word not in ("NVIDIA", "SXM", "80GB", "GeForce", "RTX"))
+
+
+def _driver_bandwidth() -> float:
+    """Bytes a second from the memory's clock and bus, as the driver gives them; 0 when it does not."""
+    library = ctypes.util.find_library("cuda")
+    if library is None:
+        return 0.0
+    cuda = ctypes.CDLL(library)
+    values = {}
+    for key, number in DRIVER_ATTRIBUTES.items():
+        value = ctypes.c_int(0)
+        if cuda.cuInit(0) or cuda.cuDeviceGetAttribute(ctypes.byref(value), number, 0):
+            return 0.0
+        values[key] = value.value
+    return 2.0 * values["memory_clock_khz"] * 1e3 * values["memory_bus_bits"] / 8
+
+
+class Compiler:
+    """What turns CUDA source into machine code here.
+
+    Attributes
+    ----------
+    kind : str
+        "nvcc" or "nvrtc": what the environment variable `TVM_CUDA_COMPILE_MODE` should say.
+    path : str
+        The executable, or the Python package.
+    version : str
+    """
+
+    def __init__(self, kind: str, path: str, version: str) -> None:
+        self.kind, self.path, self.version = kind, path, version
+
+
+@functools.cache
+def find_compiler() -> Compiler | None:
+    """nvcc on PATH or in CUDA_HOME, else nvrtc by the packages that TVM uses it through; None without either."""
+    places: list[str | None] = [shutil.which("nvcc")]
+    places += [
+        str(Path(os.environ[name]) / "bin" / "nvcc") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ
+    ]
+    for place in places:
+        if place and Path(place).exists():
+            said = subprocess.run([place, "--version"], capture_output=True, text=True, check=False).stdout
+            version = next(
+                (line.partition("release ")[2].partition(",")[0] for line in said.splitlines() if "release" in line), ""
+            )
+            return Compiler("nvcc", place, version)
+    if _has_module("cuda.bindings.nvrtc"):
+        return Compiler("nvrtc", "cuda-bindings", "")
+    return None
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def supported_archs(compiler: Compiler) -> frozenset[str]:
+    """Architectures that nvcc can compile for; empty when it does not tell."""
+    if compiler.kind != "nvcc":
+        return frozenset()
+    said = subprocess.run([compiler.path, "--list-gpu-code"], capture_output=True, text=True, check=False).stdout
+    return frozenset(said.split())

@@ -1,0 +1,199 @@
+"""From scheduled kernels to CUDA source, and from source to what ptxas says of it. Needs no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from ..gpu_machine import Compiler
+from ..search.space.gpu.hardware import GpuHardware
+
+__all__ = ["Resources", "cuda_source", "launch_problem", "ptxas_resources"]
+
+CONFIG = {"tirx.disable_assert": True}
+
+NVCC_FLAGS = (
+    "-O3",
+    "--use_fast_math",
+    "--expt-relaxed-constexpr",
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-Xptxas=-v",
+)
+"""What TVM's runtime compiles with (tvm.support.nvcc), so that the resources are those that a run would have."""
+
+COMPILE_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one CUDA kernel takes, as ptxas reports it.
+
+    Attributes
+    ----------
+    registers : int
+        Of a thread.
+    spill_bytes : int
+        Stored to and loaded from local memory because registers ran out, both together.
+    static_shared_bytes : int
+        Shared memory that the kernel declares; dynamic shared memory is asked for at launch.
+    threads : int
+        Of a block, from its launch bounds; 0 when it has none.
+    """
+
+    registers: int
+    spill_bytes: int
+    static_shared_bytes: int
+    threads: int
+
+
+def cuda_source(functions: Mapping[str, Any], target: Any) -> str:
+    """The CUDA source of scheduled PrimFuncs by symbol. Raises what TVM raises when one cannot be lowered."""
+    mod = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
+    with target, tvm.transform.PassContext(opt_level=3, config=CONFIG):
+        library = tvm.compile(mod, target)
+    return "\n".join(str(module.inspect_source()) for module in library.mod.imports)
+
+
+def launch_problem(function: Any, hardware: GpuHardware) -> str:
+    """Why a scheduled PrimFunc could not be launched: threads, shared memory, vectors; "" when it can.
+
+    Lowers as TVM's own check for tuned kernels does, and applies its `verify_gpu_code`. Dynamic shared memory, which
+    that does not count, is counted here.
+    """
+    passes = [
+        s_tir.transform.LowerCrossThreadReduction(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.LiftThreadBinding(),
+        s_tir.transform.ManifestSharedMemoryLocalStage(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.LowerAutoCopy(),
+        s_tir.transform.UnifyThreadBinding(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.InjectSoftwarePipeline(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.BF16ComputeLegalize(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        s_tir.transform.InjectVirtualThread(),
+        tirx.transform.StorageRewrite(),
+        s_tir.transform.MergeSharedMemoryAllocations(),
+    ]
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)})
+    with tvm.transform.PassContext(opt_level=3):
+        lowered = tvm.transform.Sequential(passes)(mod)["main"]
+    limits = {
+        "max_threads_per_block": hardware.threads_per_block,
+        # Static shared memory has this limit on every GPU; more must be dynamic.
+        "max_shared_memory_per_block": 48 * 1024,
+        "max_vthread": 8,
+        "max_vector_bytes": 16,
+    }
+    if not s_tir.analysis.verify_gpu_code(lowered, limits):
+        return f"more than the limits {limits}"
+    dynamic = _dynamic_shared_bytes(lowered)
+    if dynamic > hardware.shared_bytes_per_block:
+        return f"{dynamic} bytes of dynamic shared memory, where a block can have {hardware.shared_bytes_per_block}"
+    return ""
+
+
+def _dynamic_shared_bytes(function: Any) -> int:
+    """The largest sum of dynamic shared buffers of one kernel: merged, they are one allocation each."""
+    sizes: list[int] = []
+
+    def visit(allocation: Any) -> None:
+        buffer = allocation.buffer
+        if str(buffer.scope()) == "shared.dyn":
+            elements = 1
+            for extent in buffer.shape:
+                elements *= int(extent)
+            sizes.append(elements * max(1, int(tvm_ffi.dtype(str(buffer.dtype)).itemsize)))
+
+    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, visit))
+    return max(sizes, default=0)
+
+
+def ptxas_resources(source: str, arch: str, compiler: Compiler, cache: Path | None = None) -> dict[str, Resources]:
+    """Compile with nvcc and read what ptxas reports of every kernel.
+
+    Parameters
+    ----------
+    source : str
+        CUDA source.
+    arch : str
+        For example "sm_90".
+    compiler : Compiler
+        An nvcc.
+    cache : Path, optional
+        A directory that keeps cubins and reports by hash of source, flags and compiler.
+
+    Raises
+    ------
+    ValueError
+        When nvcc refuses the source; the message ends with what it said.
+    """
+    key = hashlib.blake2b("\n".join([source, arch, compiler.version, *NVCC_FLAGS]).encode(), digest_size=16).hexdigest()
+    kept = None if cache is None else cache / f"{key}.json"
+    if kept is not None and kept.exists():
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        return {name: Resources(**fields) for name, fields in known.items()}
+    with tempfile.TemporaryDirectory(prefix="eqtune-nvcc-") as directory:
+        file, cubin = Path(directory) / "kernels.cu", Path(directory) / "kernels.cubin"
+        file.write_text(source, encoding="utf-8")
+        command = [compiler.path, "-cubin", f"-arch={arch}", *NVCC_FLAGS, "-o", str(cubin), str(file)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ValueError(f"nvcc took longer than {COMPILE_LIMIT_S:g} s") from error
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise ValueError(
+                "nvcc: " + next((line for line in said if "error" in line), said[-1] if said else "failed")
+            )
+        found = _parse(done.stderr + done.stdout, source)
+        if cache is not None and kept is not None:
+            cache.mkdir(parents=True, exist_ok=True)
+            (cache / f"{key}.cubin").write_bytes(cubin.read_bytes())
+            text = json.dumps({name: asdict(resources) for name, resources in found.items()})
+            kept.write_text(text, encoding="utf-8")
+    return found
+
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_BOUNDS = re.compile(r"__launch_bounds__\((\d+)[^)]*\)\s+(\w+)\(")
+
+
+def _parse(report: str, source: str) -> dict[str, Resources]:
+    threads = {name: int(count) for count, name in _BOUNDS.findall(source)}
+    found: dict[str, Resources] = {}
+    name, spills = "", 0
+    for line in report.splitlines():
+        if entry := _ENTRY.search(line):
+            name, spills = entry.group(1), 0
+        elif spilled := _SPILLS.search(line):
+            spills = int(spilled.group(1)) + int(spilled.group(2))
+        elif name and (used := _REGISTERS.search(line)):
+            shared = _SHARED.search(line)
+            found[name] = Resources(
+                int(used.group(1)), spills, int(shared.group(1)) if shared else 0, threads.get(name, 0)
+            )
+    return found
