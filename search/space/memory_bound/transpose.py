@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..base import Knob
 from .cost import Work
 from .kernel import Kernel, Stage
-from .nest import parallelize
+from .nest import fuse, parallelize
 from .sketch import MemoryBoundSketch, Values, worker_counts
 from .transpose_tiles import TRANSPOSE_TILE
 
@@ -44,7 +44,9 @@ class TransposeSketch(MemoryBoundSketch):
     def _knobs(self) -> tuple[Knob, ...]:
         self.stage = self.kernel.stages[0]
         self.read_axis, self.write_axis = _axes(self.stage) or (0, 0)
+        self.fused = _fused(self.stage, self.read_axis, self.write_axis)
         read, write = self.stage.extents[self.read_axis], self.stage.extents[self.write_axis]
+        read *= math.prod(self.stage.extents[self.read_axis - self.fused : self.read_axis])
         guarded = {self.read_axis, self.write_axis} & self.stage.guards.keys()
         return (
             Knob("read_tile", _tiles(read)),
@@ -96,12 +98,15 @@ class TransposeSketch(MemoryBoundSketch):
 
     def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
         loops = list(schedule.get_loops(schedule.get_sblock(self.stage.name)))
-        read_outer, read_inner = schedule.split(loops[self.read_axis], [None, values["read_tile"]])
+        run = fuse(schedule, loops[self.read_axis - self.fused : self.read_axis + 1])
+        read_outer, read_inner = schedule.split(run, [None, values["read_tile"]])
         write_outer, write_inner = schedule.split(loops[self.write_axis], [None, values["write_tile"]])
         loops[self.read_axis], loops[self.write_axis] = read_outer, write_outer
+        place = self.read_axis - self.fused
+        del loops[place : self.read_axis]
         inner = [read_inner, write_inner]
         if values["inner"] == 1 and values["vector"] == 2:
-            loops.append(loops.pop(self.read_axis))
+            loops.append(loops.pop(place))
         elif values["inner"] == 1:
             inner.reverse()
         schedule.reorder(*loops, *inner)
@@ -124,6 +129,12 @@ def _axes(stage: Stage) -> tuple[int, int] | None:
         return None
     read = max(candidates, key=lambda axis: candidates[axis])
     return None if read == write else (read, write)
+
+
+def _fused(stage: Stage, read: int, write: int) -> int:
+    """How many axes before the one that is read along continue it in every access: rows of an image."""
+    first = write + 1 if write < read else 0
+    return stage.run(tuple(range(first, read + 1))) - 1
 
 
 def _source(stage: Stage, axis: int) -> int:
