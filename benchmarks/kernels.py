@@ -5,6 +5,8 @@
 
 `peak_fraction` is speed over the measured FMA peak for compute-bound kernels, and over the copy bandwidth at the
 kernel's working set for the others. `wall_s` counts from after the imports to the accepted schedule. Records are fresh.
+With peers, eqtune's schedule and the peers take turns for several rounds, each in processes of its own, and the minimum
+counts; `*_start_ns` tells the state of the machine around it (benchmarks/peers/parallel_start.py).
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import argparse
 import os
 import tempfile
 import time
+from functools import partial
 from typing import Any
 
 from benchmarks.output import table, write
-from benchmarks.peers.timing import in_own_process
+from benchmarks.peers.timing import Timed, alternating, in_own_process
 from benchmarks.suites import Case, suite
 
 PEERS = ("onednn", "onnxruntime", "metaschedule")
@@ -42,7 +45,13 @@ def measure(case: Case, threads: int, args: argparse.Namespace) -> dict[str, Any
             progress=False,
         )
         wall_s = time.monotonic() - started
-    latency_s = sum(task.calls * task.latency_s for task in result.tasks)
+    arguments = {"kernel": case.name, "threads": threads, "seed": args.seed}
+    runs = {"eqtune": lambda: {"latency_s": _latency_s(result, target, threads)}}
+    for peer in args.peers:
+        if peer != "metaschedule":
+            runs[peer] = partial(in_own_process, f"benchmarks.peers.{peer}_kernel", **arguments)
+    timed = alternating(runs, args.rounds, threads) if args.peers else {}
+    latency_s = timed["eqtune"].latency_s if timed else sum(task.calls * task.latency_s for task in result.tasks)
     row: dict[str, Any] = {"kernel": case.name, "threads": threads, "us": latency_s * 1e6}
     if case.compute_bound:
         row["gflops"] = case.flops / latency_s / 1e9
@@ -52,15 +61,30 @@ def measure(case: Case, threads: int, args: argparse.Namespace) -> dict[str, Any
         copied = in_own_process("benchmarks.peers.copy", nbytes=case.bytes_moved, threads=threads)
         row["peak_fraction"] = case.bytes_moved / latency_s / copied["bytes_per_s"]
     row.update(wall_s=wall_s, trials=sum(task.trials for task in result.tasks), rel_err=result.max_rel_error)
-    arguments = {"kernel": case.name, "threads": threads, "seed": args.seed}
+    if "metaschedule" in args.peers:  # it tunes, once; what it finds is timed by its own runner
+        tuned = in_own_process("benchmarks.peers.metaschedule_kernel", **arguments, trials=args.trials)
+        timed["metaschedule"] = Timed(tuned["latency_s"], answer=tuned)
+        row["metaschedule_wall_s"] = tuned["wall_s"]
     for peer in args.peers:
-        extra = {"trials": args.trials} if peer == "metaschedule" else {}
-        measured = in_own_process(f"benchmarks.peers.{peer}_kernel", **arguments, **extra)
-        row[f"{peer}_us"] = measured["latency_s"] * 1e6
-        row[f"vs_{peer}"] = measured["latency_s"] / latency_s
-        if "wall_s" in measured:
-            row[f"{peer}_wall_s"] = measured["wall_s"]
+        row[f"{peer}_us"] = timed[peer].latency_s * 1e6
+        row[f"vs_{peer}"] = timed[peer].latency_s / latency_s
+    row |= {f"{name}_start_ns": one.start_ns for name, one in timed.items() if name != "metaschedule"}
     return row
+
+
+def _latency_s(result: Any, target: Any, threads: int) -> float:
+    """Seconds of all the kernel's calls, in a worker process that ends with it."""
+    from eqtune.measure import LocalMeasurer
+    from eqtune.tasks import extract_tasks
+
+    traces = {task.workload_hash: task.trace for task in result.tasks if task.tuned}
+    seconds = 0.0
+    with LocalMeasurer(target, threads=threads, workers=1) as measurer:
+        for task in extract_tasks(result.mod):
+            trace = traces.get(task.workload_hash)
+            (baseline_s,) = measurer.baseline([task])
+            seconds += task.calls * (baseline_s if trace is None else measurer.retime(task, [trace])[0].latency_s)
+    return seconds
 
 
 def main() -> None:
@@ -72,6 +96,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, help="seconds of tuning a kernel")
     parser.add_argument("--threads", default=str(os.cpu_count() or 1), help="comma-separated numbers of threads")
     parser.add_argument("--peers", default="", help=f"of {','.join(PEERS)}")
+    parser.add_argument("--rounds", type=int, default=3, help="in which eqtune and the peers take turns (3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write rows here")
     args = parser.parse_args()

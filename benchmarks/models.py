@@ -2,8 +2,10 @@
 
     python -m benchmarks.models --models squeezenet --budget 60 --json out.json
 
-Latencies are the minimum over some seconds, each runtime in a process of its own with the same number of threads.
-Records are fresh unless --work-dir is given.
+Latencies are the minimum over several rounds of some seconds each, in which the runtimes take turns, one at a time, all
+with the same number of threads; the peers in processes of their own. `*_start_ns` is what starting a parallel region
+cost around the round that counts (benchmarks/peers/parallel_start.py): figures taken in different states of the machine
+say little about each other. The untuned model is timed once. Records are fresh unless --work-dir is given.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import argparse
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.output import table, write
-from benchmarks.peers.timing import in_own_process
+from benchmarks.peers.timing import alternating, in_own_process
 
 PEERS = {
     "torch": ("benchmarks.peers.torch_model", {}),
@@ -30,11 +33,15 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
     import eqtune
     from eqtune import zoo
 
+    trials = args.trials
+    if args.trials_per_kernel:
+        trials = len_tasks(model) * args.trials_per_kernel
+    mod = zoo.relax(model, seed=args.seed)
     started = time.monotonic()
     result = eqtune.tune_model(
-        zoo.relax(model, seed=args.seed),
+        mod,
         time_budget_s=args.budget,
-        trials=args.trials or (len_tasks(model) * args.trials_per_kernel if args.trials_per_kernel else None),
+        trials=trials,
         work_dir=work_dir / model,
         graph=args.graph,
         threads=args.threads,
@@ -43,11 +50,20 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
     )
     tune_s = time.monotonic() - started
     overheads = result.summary.overheads_s
-    row: dict[str, Any] = {
+    arguments = {"model": model, "threads": args.threads, "seed": args.seed}
+    runs = {"eqtune": lambda: {"latency_s": _latency_s(result, model, args)}}
+    for name in args.peers:
+        module, extra = PEERS[name]
+        runs[name] = partial(in_own_process, module, **arguments, **extra)
+    timed = alternating(runs, args.rounds, args.threads)
+    latencies_ms = {name.replace("-", "_"): 1e3 * one.latency_s for name, one in timed.items()}
+    return {
         "model": model,
-        "eqtune_ms": result.latency_s * 1e3,
+        "eqtune_ms": latencies_ms["eqtune"],
         "untuned_ms": result.baseline_latency_s * 1e3,
-        **{f"{name.replace('-', '_')}_ms": None for name in PEERS if name in args.peers},
+        "torch_ms": latencies_ms.get("torch"),
+        "onnxruntime_ms": latencies_ms.get("onnxruntime"),
+        **({"torch_compile_ms": latencies_ms["torch_compile"]} if "torch_compile" in latencies_ms else {}),
         "rel_err": result.max_rel_error,
         "tune_s": tune_s,
         "trials": sum(task.trials for task in result.tasks),
@@ -55,12 +71,17 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
         "kernels": len(result.tasks),
         "untuned_kernels": sum(not task.tuned for task in result.tasks),
         "overhead_share": 1.0 - (overheads["build"] + overheads["run"]) / tune_s,
+        **{f"{name.replace('-', '_')}_start_ns": one.start_ns for name, one in timed.items()},
     }
-    for name in args.peers:
-        module, extra = PEERS[name]
-        seconds = in_own_process(module, model=model, threads=args.threads, seed=args.seed, **extra)["latency_s"]
-        row[f"{name.replace('-', '_')}_ms"] = seconds * 1e3
-    return row
+
+
+def _latency_s(result: Any, model: str, args: argparse.Namespace) -> float:
+    """Seconds of one run of the tuned model: the minimum over two seconds."""
+    from eqtune import zoo
+    from eqtune.runtime import ModelRunner, time_side_by_side
+
+    runner = ModelRunner(result.compile(), threads=args.threads)
+    return time_side_by_side([runner], list(zoo.inputs(model, seed=args.seed).values()), budget_s=2.0, at_least=5)[0]
 
 
 def len_tasks(model: str) -> int:
@@ -84,6 +105,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--graph", default="saturate", help="saturate or off")
     parser.add_argument("--peers", default="torch,onnxruntime", help=f"of {', '.join(PEERS)}; empty for none")
+    parser.add_argument("--rounds", type=int, default=3, help="in which the runtimes take turns (3)")
     parser.add_argument("--work-dir", help="keep records here (default: a temporary directory)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-q", "--quiet", action="store_true")

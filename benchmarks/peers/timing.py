@@ -7,10 +7,57 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["in_own_process", "minimum_s"]
+__all__ = ["Timed", "alternating", "in_own_process", "minimum_s"]
+
+
+@dataclass
+class Timed:
+    """A runtime's rounds.
+
+    Attributes
+    ----------
+    latency_s : float
+        The minimum over all rounds.
+    start_ns : float
+        What starting a parallel region cost around that round (`parallel_start.py`), the larger of before and after.
+    answer : dict
+        All that the round with the minimum answered.
+    """
+
+    latency_s: float = float("inf")
+    start_ns: float = float("nan")
+    answer: dict[str, Any] = field(default_factory=dict)
+
+
+def alternating(runs: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, threads: int) -> dict[str, Timed]:
+    """Time several runtimes in turn, `rounds` times, so that the machine's moods meet all of them.
+
+    Parameters
+    ----------
+    runs : mapping of str to callable
+        Each returns a mapping with "latency_s", in seconds, measured by itself.
+    rounds : int
+    threads : int
+        What the probe of the machine's state uses.
+    """
+    timed = {name: Timed() for name in runs}
+
+    def probe() -> float:
+        return float(in_own_process("benchmarks.peers.parallel_start", threads=threads)["parallel_start_ns"])
+
+    before = probe()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            answer = run()
+            after = probe()
+            if answer["latency_s"] < timed[name].latency_s:
+                timed[name] = Timed(float(answer["latency_s"]), max(before, after), answer)
+            before = after
+    return timed
 
 
 def minimum_s(run: Callable[[], Any], budget_s: float = 2.0, at_least: int = 5) -> float:
