@@ -23,9 +23,10 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--measure",
         default="local",
         metavar="WHERE",
-        help="local (default), or rpc://HOST:PORT/KEY: the servers that registered under KEY with TVM's RPC tracker "
-        "(python -m eqtune.measure.rpc_server). TVM's RPC executes what it is sent, without a password: use it on the "
-        "loopback interface or a private network only",
+        help="local (default); rpc://HOST:PORT/KEY, the servers that registered under KEY with TVM's RPC tracker "
+        "(python -m eqtune.measure.rpc_server; it executes what it is sent, without a password: loopback or private "
+        "networks only); ray, a Ray cluster that is running, or a local one (extra ray); compile-only, no GPU needed: "
+        "candidates for a GPU are judged by compiling them",
     )
     where.add_argument(
         "--work-dir", default="eqtune-work", metavar="DIR", help="records and log; running again resumes (eqtune-work)"

@@ -1,4 +1,4 @@
-"""Building and running candidates: on this machine (`LocalMeasurer`), elsewhere (`RpcMeasurer`), or from records."""
+"""Building and running candidates: on this machine, elsewhere (over RPC, on a Ray cluster), or from records."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..search.space.hardware import Hardware
     from .compile_only import CompileOnlyMeasurer
     from .local import LocalMeasurer
+    from .ray_cluster import RayMeasurer
     from .replay import ReplayMeasurer
     from .rpc import RpcMeasurer
 
@@ -22,17 +23,19 @@ __all__ = [
     "Measurement",
     "Measurer",
     "Overheads",
+    "RayMeasurer",
     "ReplayMeasurer",
     "RpcMeasurer",
     "create",
 ]
 
-FORMS = ("local", "rpc://HOST:PORT/KEY", "compile-only")
+FORMS = ("local", "rpc://HOST:PORT/KEY", "ray", "compile-only")
 """What a `measure=` text may be."""
 
 _HOMES = {
     "CompileOnlyMeasurer": ".compile_only",
     "LocalMeasurer": ".local",
+    "RayMeasurer": ".ray_cluster",
     "ReplayMeasurer": ".replay",
     "RpcMeasurer": ".rpc",
 }
@@ -51,9 +54,9 @@ def create(
     Parameters
     ----------
     measure : str or Measurer
-        "local"; "rpc://HOST:PORT/KEY", the servers that registered under KEY with TVM's RPC tracker; "compile-only",
-        which judges candidates for a GPU by compiling them, without one; or an instance, which is returned as it is.
-        TVM's RPC executes what it is sent, without a password: loopback or private networks only.
+        "local"; "rpc://HOST:PORT/KEY", the servers that registered under KEY with TVM's RPC tracker; "ray", the
+        nodes of a Ray cluster; "compile-only", which judges candidates for a GPU by compiling them, without one; or an
+        instance, which is returned as it is. TVM's RPC executes what it is sent, without a password: loopback or private networks only.
     target : tvm.target.Target, optional
         What to compile for; by default, this machine's CPU.
     hardware : Hardware, optional
@@ -82,6 +85,12 @@ def create(
 
         return CompileOnlyMeasurer(resolve_target("cuda" if target is None else target), hardware)
     if isinstance(measure, str):
+        if measure == "ray":
+            from ..machine import detect_target
+            from .ray_cluster import RayMeasurer
+
+            target = detect_target(threads) if target is None else target
+            return RayMeasurer(target, hardware=hardware, threads=threads, seed=seed)
         if measure.startswith("rpc:"):
             from ..machine import detect_target
             from .rpc import RpcMeasurer

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from .arguments import BufferSpec, Interface
 from .build import Packing, Program
 
 __all__ = ["export_programs", "interface_fields", "interface_of", "libraries_of", "load_program"]
-
-_SERIAL = itertools.count()
 
 
 def export_programs(programs: Mapping[str, Program], directory: Path, kind: str) -> dict[str, dict[str, Any]]:
@@ -38,7 +35,7 @@ def export_programs(programs: Mapping[str, Program], directory: Path, kind: str)
 
     def library(module: Any) -> str:
         if id(module) not in paths:
-            path = directory / f"{os.getpid()}-{next(_SERIAL)}.{kind}"
+            path = directory / f"{uuid.uuid4().hex}.{kind}"
             module.export_library(str(path))
             paths[id(module)] = str(path)
         return paths[id(module)]

@@ -76,13 +76,20 @@ class Fleet:
         How long work waits while there is no device at all. May be assigned.
     advice : str
         What to do when there is none; ends the error.
+
+    Attributes
+    ----------
+    devices : list of Device
+        Those that were added.
+    losses : int
+        How often a device was lost with a request.
     """
 
     def __init__(self, patience_s: float, advice: str) -> None:
         self.patience_s = patience_s
         self._advice = advice
         self._changed = threading.Condition()
-        self._devices: list[Device] = []
+        self.devices: list[Device] = []
         self._threads: list[threading.Thread] = []
         self._open: set[int] = set()
         self._absent: set[int] = set()
@@ -94,12 +101,12 @@ class Fleet:
 
     def __len__(self) -> int:
         """Devices that were added, those that are lost at the moment included."""
-        return len(self._devices)
+        return len(self.devices)
 
     def add(self, device: Device) -> None:
         """Use one more device."""
-        self._devices.append(device)
-        index = len(self._devices) - 1
+        self.devices.append(device)
+        index = len(self.devices) - 1
         thread = threading.Thread(target=self._serve, args=(index, device), name=f"eqtune-device-{index}", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -148,14 +155,14 @@ class Fleet:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for device in self._devices:
+        for device in self.devices:
             device.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(CLOSE_LIMIT_S)
 
     def _check_patience(self) -> None:
-        being_opened = len(self._devices) - len(self._open) - len(self._absent)
+        being_opened = len(self.devices) - len(self._open) - len(self._absent)
         if self._open:
             self._last_open_s = time.monotonic()
         elif not being_opened and time.monotonic() - self._last_open_s > self.patience_s:
@@ -166,7 +173,7 @@ class Fleet:
         batch.cancelled = True
         self._queue = deque(job for job in self._queue if job.batch is not batch)
         for index in batch.running:
-            self._devices[index].close()
+            self.devices[index].close()
 
     def _serve(self, index: int, device: Device) -> None:
         while not self._closed:

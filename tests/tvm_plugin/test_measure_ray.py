@@ -1,0 +1,77 @@
+"""Candidates are built and timed on a Ray cluster; an actor that is killed loses none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from eqtune.errors import MissingExtraError
+from eqtune.machine import detect_target
+from eqtune.measure import create, ray_cluster
+
+SCRIPT = """
+    import json
+    import threading
+
+    import ray
+    from tvm import te
+
+    from eqtune.machine import detect_target
+    from eqtune.measure import LocalMeasurer, RayMeasurer
+    from eqtune.records.workload import as_workload, workload_hash
+    from eqtune.search.space.base import Decision
+    from eqtune.tasks.task import Task
+
+    a, b = te.placeholder((64, 64), name="A"), te.placeholder((64, 64), name="B")
+    k = te.reduce_axis((0, 64), name="k")
+    c = te.compute((64, 64), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="C")
+    mod = as_workload(te.create_prim_func([a, b, c]))
+    task = Task("matmul", mod, workload_hash(mod), calls=1, flops=1.0, bytes_moved=1.0)
+    tiled = [Decision("tiled", {"rows": r, "columns": n, "unused": 0}) for r in (2, 4, 8) for n in (16, 32)]
+    raises, crashes, wrong = (Decision("faulty", {"fault": fault}) for fault in (0, 5, 6))
+    decisions = [*tiled[:3], raises, wrong, crashes, *tiled[3:]]
+
+    with RayMeasurer(detect_target(1), threads=1, space_builder="measure_spaces:build") as measurer:
+        (baseline_s,) = measurer.baseline([task])
+        ray.kill(measurer.actors[0])
+        measured = measurer.measure(task, decisions)
+        found = {
+            "baseline_s": baseline_s,
+            "errors": [m.error for m in measured],
+            "latencies_s": [m.latency_s for m in measured if not m.error],
+            "losses": measurer.losses,
+            "device": measurer.describe()["device"],
+            "in order": [m.decision for m in measured] == decisions,
+        }
+    print("FOUND", json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ray_cluster.ray_available(), reason="needs the extra: pip install 'eqtune[ray]'")
+def test_a_killed_actor_loses_no_candidate():
+    """In a process of its own: Ray warns of much that pytest would turn into errors."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT)], env=environment, capture_output=True, text=True, timeout=280
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stderr[-3000:]
+    found = json.loads(lines[0].removeprefix("FOUND "))
+    assert found["in order"]
+    assert found["errors"] == ["", "", "", "build_error", "wrong_result", "crash", "", "", ""]
+    assert max(found["latencies_s"]) < found["baseline_s"]
+    assert found["losses"] == 3, "the killed actor, and two that the crashing kernel took along"
+    assert found["device"].endswith(" on ray")
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "ray_available", lambda: False)
+    with pytest.raises(MissingExtraError, match=r"eqtune\[ray\]"):
+        create("ray", target=detect_target(1))

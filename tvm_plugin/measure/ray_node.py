@@ -1,0 +1,135 @@
+"""What runs on the nodes of a Ray cluster: tasks that build candidates, and the actor that owns a device.
+
+Loaded by Ray's workers, never by a program that does not use Ray. eqtune must be installed on every node.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .affinity import on_first_core
+from .exported import libraries_of
+from .pool import Config
+from .runner import Runner
+from .server import Server
+from .worker import restore_crash_signals
+
+__all__ = ["DeviceActor", "build"]
+
+MAX_DETAIL = 300
+
+FIRST_BUILD_S = 30.0
+"""What the first build of a process may take beyond its limit: it imports the rest of TVM."""
+
+
+class _Builder:
+    """The builder of one Ray worker process: it lives from task to task."""
+
+    def __init__(self, config_text: str) -> None:
+        restore_crash_signals()
+        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
+        fields = json.loads(config_text) | {"references": self._directory.name}
+        self._server = Server(Config(**fields))
+        self._known: set[str] = set()
+        self.fresh = True
+
+    def build(self, batch: int, workloads: Mapping[str, str], specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        new = {task: text for task, text in workloads.items() if task not in self._known}
+        answer = self._server.answer({"op": "build", "batch": batch, "workloads": new, "candidates": specs})
+        self._known |= new.keys()
+        built = [fields for fields in answer.get("built", ()) if "error" not in fields]
+        paths = {path for fields in built for path in libraries_of(fields)}
+        answer["libraries"] = {path: Path(path).read_bytes() for path in sorted(paths)}
+        for path in paths:
+            Path(path).unlink()
+        return answer
+
+
+@functools.lru_cache(maxsize=1)
+def _builder(config_text: str) -> _Builder:
+    return _Builder(config_text)
+
+
+def build(
+    config_text: str, batch: int, workloads: Mapping[str, str], specs: Sequence[Mapping[str, Any]], limit_s: float
+) -> dict[str, Any]:
+    """Build candidates; a build that takes longer than `limit_s` seconds ends the process.
+
+    Returns
+    -------
+    dict
+        What `server.py` answers, and "libraries": the bytes of each library by its path.
+    """
+    builder = _builder(config_text)
+    faulthandler.dump_traceback_later(limit_s + FIRST_BUILD_S * builder.fresh, exit=True)
+    try:
+        return builder.build(batch, workloads, specs)
+    finally:
+        builder.fresh = False
+        faulthandler.cancel_dump_traceback_later()
+
+
+class DeviceActor:
+    """Runs programs on a device of its node.
+
+    Parameters
+    ----------
+    target : dict
+        What programs are compiled for.
+    seed : int
+        Of the inputs.
+    """
+
+    def __init__(self, target: Mapping[str, Any], seed: int) -> None:
+        import tvm
+
+        restore_crash_signals()
+        self._target = tvm.target.Target(dict(target))
+        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
+        device = tvm.device(self._target.get_target_device_type(), 0)
+        self._runner = Runner(device, self._module, Path(self._directory.name), seed)
+
+    def describe(self) -> str:
+        """The device's name."""
+        from ..machine import device_name
+
+        return device_name(self._target)
+
+    def load(
+        self, request: Mapping[str, Any], libraries: Mapping[str, bytes], references: Mapping[str, bytes]
+    ) -> dict[str, Any]:
+        """Bring program, inputs and reference outputs to the device; {} or an error."""
+        for path, data in (*libraries.items(), *references.items()):
+            if not self._place(path).exists():  # a library that is loaded must not be written to
+                self._place(path).write_bytes(data)
+        try:
+            self._runner.load(request)
+        except Exception as error:  # noqa: BLE001 - TVM raises anything; it is the candidate's failure
+            return {"error": "build_error", "detail": str(error)[-MAX_DETAIL:]}
+        return {}
+
+    def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """As `server.py`'s "run"; where outputs were saved, "references" holds their files by name."""
+        try:
+            with on_first_core():
+                answer = self._runner.run(request)
+        except Exception as error:  # noqa: BLE001 - generated code raises anything; it is the candidate's failure
+            return {"error": "crash", "detail": str(error)[-MAX_DETAIL:]}
+        if request["save"]:
+            files = sorted(Path(self._directory.name).glob(f"{request['task']}.*.npy"))
+            answer["references"] = {file.name: file.read_bytes() for file in files}
+        return answer
+
+    def _module(self, path: str) -> Any:
+        import tvm
+
+        return tvm.runtime.load_module(str(self._place(path)))
+
+    def _place(self, path: str) -> Path:
+        return Path(self._directory.name) / Path(path).name
