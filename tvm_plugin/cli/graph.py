@@ -30,6 +30,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--list-rules", action="store_true", help="list the rules and exit")
     parser.add_argument("--extractors", metavar="NAME,NAME", help="greedy, greedy-dag, ilp (default: all three)")
     parser.add_argument("--fast-math", action="store_true", help="permit rules that lose floating-point accuracy")
+    parser.add_argument(
+        "--measure", action="store_true", help="go by kernels measured on this machine, not by an analytic model"
+    )
+    parser.add_argument("--work-dir", default="eqtune-work", metavar="DIR", help="where prices are kept (eqtune-work)")
     limits = parser.add_argument_group("limits of the exploration")
     limits.add_argument("--e-nodes", type=int, default=50_000, metavar="N", help="e-nodes (50000)")
     limits.add_argument("--iterations", type=int, default=15, metavar="N", help="rounds (15)")
@@ -55,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from ..search.graph.rules import RULES
     from ..search.graph.saturate import Limits
     from ..tune.forms import simplify
+    from ..tune.session import Session, Settings
 
     if args.list_rules:
         rows = [{"rule": rule.name, "reason": rule.reason, "source": rule.source} for rule in RULES]
@@ -72,7 +77,12 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         extractors=_names(args.extractors) or EXTRACTORS,
     )
-    result = optimize_graph(simplify(load_model(args.model).mod), config)
+    mod = simplify(load_model(args.model).mod)
+    if args.measure:
+        with Session(Settings(work_dir=args.work_dir, seed=args.seed, progress=False)) as session:
+            result = optimize_graph(mod, config, prices=session.graph_prices())
+    else:
+        result = optimize_graph(mod, config)
     if args.html:
         if not result.graphs:
             raise InputError(f"there is no graph to draw: {result.kept_because}")
@@ -108,6 +118,11 @@ def _lines(result: GraphResult, *, explain: bool) -> list[str]:
     for name, extractor in result.extractors.items():
         gap = "" if extractor.gap is None else ", optimal" if extractor.gap == 0 else f", gap {extractor.gap:.1%}"
         lines.append(f"  {name:22s} {extractor.cost_s * 1e6:12.1f} us in {extractor.seconds:.2f} s{gap}")
+    if result.price_before_s is not None and result.price_after_s is not None:
+        lines.append(
+            f"{'measured kernels':24s} {result.price_before_s * 1e6:12.1f} us as given, "
+            f"{result.price_after_s * 1e6:.1f} us with the new graph; priced in {result.measure_s:.1f} s"
+        )
     if result.rel_err is not None:
         lines.append(f"outputs agree to {result.rel_err:.1e} (relative to the largest element)")
     lines.append(f"the given graph is kept: {result.kept_because}" if result.kept_because else "the new graph is used")
