@@ -1,0 +1,134 @@
+"""Full disks, places that cannot be written to, moments that were too busy: one clear line, and nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import eqtune
+from eqtune.measure import LocalMeasurer
+from eqtune.measure.base import Measurement
+from eqtune.report.curves import convergence
+from eqtune.tune.workdir import WorkDirectory
+
+
+def model(identity: bool = False) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((64, 256), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(x if identity else relax.op.nn.softmax(x))
+        builder.emit_func_output(y)
+    return builder.finalize()
+
+
+def eqtune_command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "eqtune", *map(str, arguments)], capture_output=True, text=True, cwd=cwd
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--work-dir", "file"), "cannot be written"),
+        (("--work-dir", "file/below"), "cannot be written"),
+        (("--threads", 100_000), "threads must be at most"),
+        (("--params", "file"), "is not a .npz file of plain arrays; write one"),
+        (("--budget", "nan"), "more than 0"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: tuple[object, ...], message: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = eqtune_command("tune", "zoo:nasrnn", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_target_that_does_not_run_here_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(eqtune.SetupError, match=r"no kernel compiled for .*aarch64.* runs on this machine"):
+        eqtune.tune_kernels(
+            eqtune.tasks.lower_to_kernels(model(), tvm.target.Target("llvm")),
+            target={"kind": "llvm", "mtriple": "aarch64-linux-gnu"},
+            trials=1,
+            work_dir=tmp_path / "work",
+            progress=False,
+        )
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_keeps_the_older_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WorkDirectory(tmp_path) as work:
+        path = work.write_json("summary.json", {"run": 1})
+        monkeypatch.setattr(Path, "write_text", full)
+        with pytest.raises(eqtune.RecordError, match=r"No space left on device.*run again"):
+            work.write_json("summary.json", {"run": 2})
+        monkeypatch.setattr(np, "savez", full)
+        with pytest.raises(eqtune.RecordError, match="No space left on device"):
+            work.save_reference("key", [np.zeros(3)])
+    assert path.read_text() == '{\n "run": 1\n}'
+
+
+def test_a_full_disk_does_not_make_the_log_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with WorkDirectory(tmp_path):
+        (handler,) = (h for h in logging.getLogger("eqtune").handlers if isinstance(h, logging.FileHandler))
+        handler.stream.close()
+        handler.stream = open("/dev/full", "w")  # noqa: SIM115 - the handler closes it
+        logging.getLogger("eqtune").info("lost")
+        with pytest.raises(OSError, match="No space"):
+            handler.stream.close()
+        handler.stream = open(os.devnull, "w")  # noqa: SIM115
+    assert capfd.readouterr().err == ""
+
+
+class BusyMoment(LocalMeasurer):
+    """Something else runs whenever candidates are measured for the first time."""
+
+    def measure(self, *arguments: Any, **keywords: Any) -> list[Measurement]:
+        measured = super().measure(*arguments, **keywords)
+        return [replace(m, latencies_s=tuple(1e3 * s for s in m.latencies_s)) for m in measured]
+
+
+def test_a_schedule_that_was_measured_at_a_bad_moment_is_looked_at_again(tmp_path: Path) -> None:
+    target = eqtune.machine.detect_target()
+    measurer = BusyMoment(target)
+    kernels = eqtune.tasks.lower_to_kernels(model(), target)
+    result = eqtune.tune_kernels(kernels, trials=8, work_dir=tmp_path / "work", measure=measurer, progress=False)
+    assert all(task.tuned for task in result.tasks)
+    assert all(task.latency_s <= task.baseline_latency_s for task in result.tasks)
+
+
+def test_a_model_without_kernels_is_returned_as_it_is(tmp_path: Path) -> None:
+    result = eqtune.tune_model(model(identity=True), work_dir=tmp_path / "work", trials=4, progress=False)
+    x = np.arange(64 * 256, dtype=np.float32).reshape(64, 256)
+    np.testing.assert_array_equal(result.run(x)[0], x)
+    assert result.report(tmp_path / "report.html").exists()
+
+
+def test_a_library_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    result = eqtune.tune_model(model(identity=True), work_dir=tmp_path / "work", trials=4, progress=False)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(eqtune.InputError, match="cannot be written"):
+        result.export(tmp_path / "file" / "model.so")
+
+
+def test_a_model_that_was_kept_untuned_has_no_curve() -> None:
+    trials: Sequence[tuple[str, float]] = [("a" * 16, 1e-3)]
+    assert convergence(trials, calls={}, baselines_s={}) == ()
