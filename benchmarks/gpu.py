@@ -1,0 +1,132 @@
+"""GPU kernels: does every sketch of every kernel of the zoo build for a GPU, and can be launched. Needs no GPU.
+
+    python -m benchmarks.gpu --compile-only --json out.json
+    python -m benchmarks.gpu --compile-only --models squeezenet --target nvidia/nvidia-a100 --samples 4 --ptxas
+
+A row a model: distinct `kernels` (of both layouts), `sketches` that fit them, `candidates` that were tried (of each
+sketch the one with the best estimate, and `--samples` random legal ones), how many were `built` to CUDA source and are
+`launchable` within the device's limits, and what failed. With `--ptxas`, sources become cubins, and `spilling` counts
+kernels that spill registers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.output import table, write
+
+__all__ = ["check_model", "main"]
+
+
+def check_model(name: str, target: Any, hardware: Any, samples: int, compiler: Any, seed: int) -> dict[str, Any]:
+    """One row: build candidates of every sketch of every kernel of a model, in both layouts."""
+    from eqtune import zoo
+    from eqtune.tune.forms import model_forms
+
+    started = time.monotonic()
+    counts: Counter[str] = Counter(kernels=0, sketches=0, candidates=0, built=0, launchable=0)
+    failures: list[str] = []
+    forms, _ = model_forms(zoo.relax(name), target, "off")
+    for task in forms.tasks:
+        counts["kernels"] += 1
+        counts += _check_kernel(task, target, hardware, samples, compiler, seed, failures)
+    covered = counts["kernels"] - counts["uncovered"]
+    return {
+        "model": name,
+        "kernels": counts["kernels"],
+        "covered": covered,
+        **{key: counts[key] for key in ("sketches", "candidates", "built", "launchable")},
+        **({"cuda_kernels": counts["cuda_kernels"], "spilling": counts["spilling"]} if compiler else {}),
+        "wall_s": time.monotonic() - started,
+        "failures": failures,
+    }
+
+
+def _check_kernel(
+    task: Any, target: Any, hardware: Any, samples: int, compiler: Any, seed: int, failures: list[str]
+) -> Counter[str]:
+    from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
+    from eqtune.search.space import build_space
+    from eqtune.search.space.lowering import prepare_for_lowering
+    from eqtune.search.strategies.moves import Moves
+
+    counts: Counter[str] = Counter()
+    rng = np.random.default_rng(seed)
+    space = build_space(task.mod, hardware)
+    points = Moves(space).sample(rng, 256)
+    latency_s = space.latency_s(points)
+    good = 0
+    for index, sketch in enumerate(space.sketches):
+        rows = np.flatnonzero(points[:, 0] == index)
+        if not rows.size:
+            continue
+        counts["sketches"] += 1
+        best = rows[np.argmin(latency_s[rows])]
+        chosen = [best, *rng.choice(rows, min(samples, rows.size), replace=False)]
+        functions = {}
+        for number, row in enumerate(chosen):
+            decision = space.decision(points[row])
+            counts["candidates"] += 1
+            try:
+                function = prepare_for_lowering(space.apply(decision).mod["main"])
+                problem = launch_problem(function, hardware)
+                cuda_source({"kernel": function}, target)
+            except Exception as error:  # noqa: BLE001 - TVM raises many kinds; each is a row of the report
+                said = str(error).strip().splitlines() or [type(error).__name__]
+                failures.append(f"{task.name}: {sketch.name} {dict(decision.values)}: {said[-1][:160]}")
+                continue
+            counts["built"] += 1
+            if problem:
+                failures.append(f"{task.name}: {sketch.name} {dict(decision.values)}: {problem}")
+                continue
+            counts["launchable"] += 1
+            good += 1
+            functions[f"k{number}"] = function
+        if compiler is not None and functions:
+            for resources in ptxas_resources(cuda_source(functions, target), hardware.arch, compiler).values():
+                counts["cuda_kernels"] += 1
+                counts["spilling"] += resources.spill_bytes > 0
+    counts["uncovered"] += not good
+    return counts
+
+
+def main() -> None:
+    """Parse arguments, build, print, write. Exit code 1 when a kernel has no candidate that can be launched."""
+    from eqtune import zoo
+    from eqtune.gpu_machine import describe_gpu, find_compiler, resolve_target
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compile-only", action="store_true", required=True, help="build, and run nothing")
+    parser.add_argument("--target", default="nvidia/nvidia-h100", help="a tag, see `eqtune doctor`")
+    parser.add_argument("--models", default="all", help="comma-separated names of the zoo, or all")
+    parser.add_argument("--samples", type=int, default=1, help="random candidates of each sketch, beside the best")
+    parser.add_argument("--ptxas", action="store_true", help="compile to cubins with nvcc, too")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write rows here")
+    args = parser.parse_args()
+    target = resolve_target(args.target)
+    hardware = describe_gpu(target)
+    compiler = find_compiler() if args.ptxas else None
+    if args.ptxas and (compiler is None or compiler.kind != "nvcc"):
+        parser.error("--ptxas needs nvcc (the CUDA toolkit) on PATH")
+    rows = []
+    for name in zoo.names() if args.models == "all" else args.models.split(","):
+        rows.append(check_model(name, target, hardware, args.samples, compiler, args.seed))
+        write(rows, args.json)
+        shown = {key: value for key, value in rows[-1].items() if key != "failures"}
+        print(table([shown]), flush=True)
+        for failure in rows[-1]["failures"]:
+            print(f"  {failure}", flush=True)
+    total = {key: sum(row[key] for row in rows) for key in ("kernels", "covered", "candidates", "built", "launchable")}
+    print(f"on {hardware.name}, {hardware.arch}: " + ", ".join(f"{value} {key}" for key, value in total.items()))
+    sys.exit(0 if total["covered"] == total["kernels"] else 1)
+
+
+if __name__ == "__main__":
+    main()
