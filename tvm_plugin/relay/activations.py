@@ -90,8 +90,10 @@ class _Recognizer(PyExprMutator):
             if number is None or not math.isclose(scale * number, 0.5, rel_tol=_TOLERANCE):
                 continue
             factors, weight = self._factors(term)
-            error = self._value(factors[0]) if len(factors) == 1 else None
-            if operator(error) != "relax.erf" or not math.isclose(scale * weight, 0.5, rel_tol=_TOLERANCE):
+            if len(factors) != 1 or not math.isclose(scale * weight, 0.5, rel_tol=_TOLERANCE):
+                continue
+            error = self._value(factors[0])
+            if operator(error) != "relax.erf":
                 continue
             inner, width = self._factors(error.args[0])
             if len(inner) == 1 and inner[0].same_as(data) and math.isclose(width**2, 0.5, rel_tol=_TOLERANCE):

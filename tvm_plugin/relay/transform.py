@@ -1,7 +1,8 @@
 """Passes under their Relay names, for `tvm.transform.Sequential` over a module that `from_text` made.
 
-Each is a pass of Relax, or one of ours, that does for Relax what its namesake did for Relay. Options that only steered
-Relay's implementation are not taken. A pass without a counterpart raises InputError and names the nearest.
+Each is a pass of Relax, or one of ours, that does for Relax what its namesake did for Relay, and takes the arguments of
+its namesake so that pipelines run as they were written; where an argument only steered Relay's implementation, it says
+so. A pass without a counterpart raises InputError and names the nearest.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .unflatten import UnflattenProducts
 
 __all__ = [
     "AutoSchedule",
+    "BackwardFoldScaleAxis",
     "BatchingOps",
     "CanonicalizeCast",
     "CanonicalizeOps",
@@ -38,6 +40,7 @@ __all__ = [
     "FoldConstant",
     "FoldExplicitPadding",
     "FoldScaleAxis",
+    "ForwardFoldScaleAxis",
     "FuseOps",
     "InferType",
     "Inline",
@@ -121,15 +124,38 @@ def SimplifyInference() -> transform.Pass:
     return _sequence("SimplifyInference", FoldBatchNorm(), relax.transform.DeadCodeElimination())
 
 
-def FoldConstant() -> transform.Pass:
-    """Everything that depends on weights alone is computed, with numpy."""
+def FoldConstant(fold_qnn: bool = False) -> transform.Pass:
+    """Everything that depends on weights alone is computed, with numpy.
+
+    Parameters
+    ----------
+    fold_qnn
+        Quantized operators are folded either way: they are plain ones since the conversion.
+    """
     return _sequence("FoldConstant", FoldWeights(), relax.transform.DeadCodeElimination())
 
 
 def FoldScaleAxis() -> transform.Pass:
     """Scales of channels move into the weights of convolutions and products: batch norms at once, others by search."""
-    rules = ("scale-of-convolution", "convolution-of-scaled", "scale-of-matmul", "matmul-of-scaled", "multiply-weights")
-    return _sequence("FoldScaleAxis", FoldBatchNorm(), FoldWeights(), _search(*rules), FoldWeights())
+    return _fold_scales("FoldScaleAxis", *_SCALES_AFTER, *_SCALES_BEFORE)
+
+
+def BackwardFoldScaleAxis() -> transform.Pass:
+    """Scales after convolutions and products move into their weights."""
+    return _fold_scales("BackwardFoldScaleAxis", *_SCALES_AFTER)
+
+
+def ForwardFoldScaleAxis() -> transform.Pass:
+    """Scales before convolutions and products move into their weights."""
+    return _fold_scales("ForwardFoldScaleAxis", *_SCALES_BEFORE)
+
+
+_SCALES_AFTER = ("scale-of-convolution", "scale-of-matmul")
+_SCALES_BEFORE = ("convolution-of-scaled", "matmul-of-scaled")
+
+
+def _fold_scales(name: str, *rules: str) -> transform.Pass:
+    return _sequence(name, FoldBatchNorm(), FoldWeights(), _search(*rules, "multiply-weights"), FoldWeights())
 
 
 def FoldExplicitPadding() -> transform.Pass:
@@ -143,19 +169,49 @@ def SimplifyExpr() -> transform.Pass:
     return _sequence("SimplifyExpr", SimplifyShapes(), relax.transform.CanonicalizeBindings())
 
 
-def EliminateCommonSubexpr() -> transform.Pass:
-    """Equal expressions are computed once."""
+def EliminateCommonSubexpr(fskip: None = None) -> transform.Pass:
+    """Equal expressions are computed once.
+
+    Parameters
+    ----------
+    fskip
+        A function of Relay expressions cannot be asked about Relax: only None is taken.
+    """
+    if fskip is not None:
+        raise InputError("EliminateCommonSubexpr with fskip; it is a function of Relay expressions, give None")
     return _sequence("EliminateCommonSubexpr", relax.transform.EliminateCommonSubexpr())
 
 
-def DeadCodeElimination() -> transform.Pass:
-    """What no result needs is removed."""
+def DeadCodeElimination(inline_once: bool = False, ignore_impurity: bool = False) -> transform.Pass:
+    """What no result needs is removed.
+
+    Parameters
+    ----------
+    inline_once, ignore_impurity
+        Without effect: functions are inlined at conversion, and nothing that is converted is impure.
+    """
     return _sequence("DeadCodeElimination", relax.transform.DeadCodeElimination())
 
 
-def RemoveUnusedFunctions() -> transform.Pass:
-    """Functions that "main" does not call are removed."""
-    return _sequence("RemoveUnusedFunctions", relax.transform.DeadCodeElimination(["main"]))
+def RemoveUnusedFunctions(entry_functions: Sequence[str] | None = None) -> transform.Pass:
+    """Functions that no entry function ("main") calls are removed."""
+    entries = list(entry_functions or ["main"])
+    return _sequence("RemoveUnusedFunctions", _OnlyPublic(entries), relax.transform.DeadCodeElimination(entries))
+
+
+@transform.module_pass(opt_level=0, name="OnlyPublic")
+class _OnlyPublic:
+    """Make all functions private but for some: Relax keeps every function that has a symbol."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        functions = {
+            var: function if var.name_hint in self._names else function.without_attr("global_symbol")
+            for var, function in mod.functions_items()
+        }
+        return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def FastMath() -> transform.Pass:
@@ -163,21 +219,22 @@ def FastMath() -> transform.Pass:
     return _sequence("FastMath", relax.transform.FastMathTransform())
 
 
-# Merging. The graph search merges where it pays, by the rules of these names.
+# Merging. The graph search merges where it pays, by the rules of these names: min_num_branches, from which number of
+# branches on Relay merged, is taken and left to the search.
 
 
-def CombineParallelConv2D() -> transform.Pass:
+def CombineParallelConv2D(min_num_branches: int = 3) -> transform.Pass:
     """Convolutions of one input become one."""
     return _sequence("CombineParallelConv2D", _search("merge-conv2d-shared-input", "concat-of-slices-2"))
 
 
-def CombineParallelDense() -> transform.Pass:
-    """Products of one input with several weights become one."""
+def CombineParallelDense(min_num_branches: int = 3, to_batch: bool = True) -> transform.Pass:
+    """Products of one input with several weights become one, never a batch (`to_batch`), which is slower."""
     rules = ("merge-matmul-shared-input", "concat-of-matmuls-shared-input")
     return _sequence("CombineParallelDense", FoldWeights(), _search(*rules))
 
 
-def CombineParallelBatchMatmul() -> transform.Pass:
+def CombineParallelBatchMatmul(min_num_branches: int = 3) -> transform.Pass:
     """As CombineParallelDense; batches are axes like others."""
     rules = ("merge-matmul-shared-input", "concat-of-matmuls-shared-input")
     return _sequence("CombineParallelBatchMatmul", FoldWeights(), _search(*rules))
@@ -191,7 +248,8 @@ def BatchingOps() -> transform.Pass:
 def _search(*rules: str) -> transform.Pass:
     from ..graph_search import GraphConfig
 
-    return EqualitySaturation(GraphConfig(rules=rules, verify=False))
+    # A pass that is asked for by its name does what it can, however little that gains.
+    return EqualitySaturation(GraphConfig(rules=rules, verify=False, min_gain=0.0))
 
 
 # Layouts, precision, lowering
@@ -214,8 +272,16 @@ def ConvertLayout(desired_layouts: Mapping[str, Sequence[str]]) -> transform.Pas
     return _sequence("ConvertLayout", relax.transform.ConvertLayout(wanted), FoldWeights())
 
 
-def ToMixedPrecision(mixed_precision_type: str = "float16") -> transform.Pass:
-    """Compute convolutions and products in float16, and give results in float32."""
+def ToMixedPrecision(mixed_precision_type: str = "float16", missing_op_mode: int = 1) -> transform.Pass:
+    """Compute convolutions and products in float16, and give results in float32.
+
+    Parameters
+    ----------
+    mixed_precision_type
+        Only "float16".
+    missing_op_mode
+        Without effect: what Relax does not know how to convert stays in float32.
+    """
     if mixed_precision_type != "float16":
         raise InputError(f"ToMixedPrecision to {mixed_precision_type!r}; Relax has float16 only")
     return _sequence("ToMixedPrecision", relax.transform.ToMixedPrecision(out_dtype="float16"))
@@ -226,15 +292,17 @@ def Legalize() -> transform.Pass:
     return _sequence("Legalize", relax.transform.LegalizeOps())
 
 
-def FuseOps(target: Any = None) -> transform.Pass:
+def FuseOps(fuse_opt_level: int = -1, target: Any = None) -> transform.Pass:
     """Operators become fused kernels, unscheduled; graph passes must come before.
 
     Parameters
     ----------
+    fuse_opt_level
+        0: every operator is a kernel of its own. Any other: fuse.
     target
         A tvm.target.Target; the current one unless given.
     """
-    return _sequence("FuseOps", LowerToKernels(target))
+    return _sequence("FuseOps", relax.transform.LegalizeOps() if fuse_opt_level == 0 else LowerToKernels(target))
 
 
 @transform.module_pass(opt_level=0, name="AutoSchedule")
@@ -285,23 +353,40 @@ _NEAREST = {
     "AlterOpLayout": "ConvertLayout; eqtune.tune_model chooses layouts by measuring",
     "AnnotateSpans": "nothing: errors of from_text have lines and columns",
     "AnnotateTarget": "tvm.relax.transform.FuseOpsByPattern(patterns, annotate_codegen=True)",
-    "DefuseOps": "run it before FuseOps",
+    "CapturePostDfsIndexInSpans": "nothing: errors of from_text have lines and columns",
+    "ChangeBatch": "from_text(..., shapes=...) of the program with ? for the batch",
+    "CollagePartition": "tvm.relax.transform.FuseOpsByPattern",
+    "Conv2dToSparse": "nothing: Relax has no sparse operators",
+    "Conv2dToSparse2": "nothing: Relax has no sparse operators",
     "Defunctionalization": "nothing: functions are inlined at conversion",
+    "DefuseOps": "run it before FuseOps",
+    "DenseToSparse": "nothing: Relax has no sparse operators",
+    "DivToMul": "EqualitySaturation",
     "EtaExpand": "nothing: functions are inlined at conversion",
     "FakeQuantizationToInteger": "convert the model with its qnn operators",
     "FirstOrderGradient": "tvm.relax.transform.Gradient",
     "FlattenAtrousConv": "nothing: conv2d has a dilation",
+    "FoldConstantExpr": "FoldConstant, of a module",
+    "FunctionPass": "tvm.relax.transform.FunctionPass",
+    "InferTypeLocal": "InferType, of a module",
+    "InlineCompilerFunctionsBoundTo": "tvm.relax.transform.InlinePrivateFunctions",
     "LazyGradientInit": "tvm.relax.transform.Gradient",
     "ManifestLifetimes": "tvm.relax.transform.KillAfterLastUse",
+    "MarkCompilerFunctionsAsExtern": "tvm.relax.transform.RunCodegen",
     "MergeCompilerRegions": "tvm.relax.transform.MergeCompositeFunctions",
     "MergeComposite": "tvm.relax.transform.FuseOpsByPattern",
+    "OutlineCompilerFunctionsWithExistingGlobalSymbols": "tvm.relax.transform.RunCodegen",
     "PartialEvaluate": "FoldConstant",
     "PartitionGraph": "tvm.relax.transform.MergeCompositeFunctions",
     "PlanDevices": "tvm.relax.transform.RealizeVDevice",
     "RemoveStandaloneReshapes": "tvm.relax.transform.RewriteDataflowReshape",
+    "SimplifyFCTranspose": "FoldConstant, which transposes weights ahead of time",
     "SplitArgs": "nothing: kernels take as many arguments as they need",
+    "ToANormalFormExpr": "ToANormalForm, of a module",
     "ToCPS": "Normalize",
     "ToGraphNormalForm": "nothing: Relax is always in A-normal form",
+    "function_pass": "tvm.relax.transform.function_pass",
+    "recast": "ToMixedPrecision",
 }
 
 

@@ -98,7 +98,7 @@ class ValueReader:
         if token.kind == "number" and digits[0].isdigit() and (mark or not digits.isdigit()) and "i" not in digits:
             self._tokens.advance()
             return -float(digits) if negative else float(digits)
-        return self._signed(start, negative).item()  # type: ignore[no-any-return]
+        return self._signed(start, negative).item()
 
     def _attribute_list(self) -> list[Any]:
         start = self._tokens.advance()

@@ -207,8 +207,53 @@ def test_canonicalize_ops_finds_silu() -> None:
 
 
 def test_fuse_ops_makes_kernels_for_a_target(mod: tvm.IRModule) -> None:
-    fused = transform.FuseOps(TARGET)(transform.SimplifyInference()(mod))
+    fused = transform.FuseOps(target=TARGET)(transform.SimplifyInference()(mod))
     assert set(operators(fused)) <= {"call_tir", "call_tir_inplace", "reshape"}
+
+
+def test_without_fusion_every_operator_is_a_kernel(mod: tvm.IRModule) -> None:
+    def kernels(level: int) -> int:
+        lowered = transform.FuseOps(fuse_opt_level=level, target=TARGET)(transform.SimplifyInference()(mod))
+        return sum(1 for name in operators(lowered) if name.startswith("call_tir"))
+
+    assert kernels(0) > kernels(2)
+
+
+def test_scales_are_folded_in_the_direction_asked_for() -> None:
+    text = """#[version = "0.0.5"]
+    def @main(%x: Tensor[(2, 8), float32], %w: Tensor[(8, 8), float32], %s: Tensor[(8), float32]) {
+      nn.dense(%x, %w) * %s
+    }"""
+    weights = {"w": RNG.standard_normal((8, 8)).astype("float32"), "s": RNG.uniform(1, 2, 8).astype("float32")}
+    mod = relay.from_text(text, weights)
+    assert "multiply" in operators(transform.ForwardFoldScaleAxis()(mod))
+    assert "multiply" not in operators(transform.BackwardFoldScaleAxis()(mod))
+
+
+def test_entry_functions_are_kept() -> None:
+    text = '#[version = "0.0.5"]\ndef @main(%x: float32) { exp(%x) }\ndef @other(%x: float32) { tanh(%x) }'
+    for entries, kept in ((None, {"main"}), (["main", "other"], {"main", "other"})):
+        result = transform.RemoveUnusedFunctions(entries)(relay.from_text(text))
+        assert {var.name_hint for var in result.get_global_vars()} == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("CombineParallelBatchMatmul", {"min_num_branches": 2}),
+        ("CombineParallelConv2D", {"min_num_branches": 2}),
+        ("CombineParallelDense", {"min_num_branches": 2, "to_batch": False}),
+        ("DeadCodeElimination", {"inline_once": True, "ignore_impurity": True}),
+        ("EliminateCommonSubexpr", {"fskip": None}),
+        ("FoldConstant", {"fold_qnn": True}),
+        ("ToMixedPrecision", {"mixed_precision_type": "float16", "missing_op_mode": 2}),
+    ],
+)
+def test_pipelines_may_pass_the_arguments_that_relay_took(
+    name: str, options: dict[str, Any], mod: tvm.IRModule
+) -> None:
+    result = tvm.transform.Sequential([getattr(relay.transform, name)(**options)])(mod)
+    assert relax.analysis.check_well_formed(result)
 
 
 @pytest.mark.parametrize(
