@@ -59,6 +59,10 @@ def _tag_of(hardware: GpuHardware) -> str:
     return next((tag for tag, device in DEVICES.items() if device.name == hardware.name), "")
 
 
+KINDS = ("llvm", "cuda")
+"""Kinds of targets that there are search spaces for."""
+
+
 def resolve_target(target: Any) -> Any:
     """A `tvm.target.Target` from what users write: a target, a dict, or a tag of TVM's or of `DEVICES`.
 
@@ -72,7 +76,7 @@ def resolve_target(target: Any) -> Any:
     import tvm
 
     if isinstance(target, tvm.target.Target):
-        return target
+        return _checked(target)
     if isinstance(target, str):
         tag = ALIASES.get(target, target)
         if tag in DEVICES:
@@ -86,13 +90,28 @@ def resolve_target(target: Any) -> Any:
                 )
             return gpu_target(found)
     try:
-        return tvm.target.Target(target)
+        resolved = tvm.target.Target(target)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise InputError(
             f"unknown target {target!r}: give a tag such as 'nvidia/nvidia-h100' ({', '.join(DEVICES)}), or a dict "
             f"such as {{'kind': 'llvm', 'mcpu': 'znver4'}} (TVM says: {reason[:200]})"
         ) from error
+    return _checked(resolved)
+
+
+def _checked(target: Any) -> Any:
+    """The target, unless it is of a kind that cannot be tuned or names a CPU that LLVM would silently replace."""
+    from tvm.target import codegen
+
+    kind = str(target.kind.name)
+    if kind not in KINDS:
+        raise InputError(f"targets of the kind {kind!r} cannot be tuned; give one of {', '.join(KINDS)}")
+    cpu = str(target.attrs.get("mcpu", ""))
+    triple = str(target.attrs.get("mtriple", "")) or str(codegen.llvm_get_system_triple())
+    if kind == "llvm" and cpu and not codegen.llvm_is_valid_cpu(cpu, triple):
+        raise InputError(f"LLVM knows no CPU {cpu!r} for {triple}; `llc -mtriple={triple} -mcpu=help` lists them")
+    return target
 
 
 def describe_gpu(target: Any, **overrides: Any) -> GpuHardware:
