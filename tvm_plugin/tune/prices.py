@@ -28,8 +28,8 @@ CANDIDATES = 3
 """Defaults that are measured for a price: the estimate's first choice is now and then twice as slow as its third."""
 
 
-PRICE_S = 0.15
-"""What a price takes, roughly: compiling, and running on as many cores as a kernel wants."""
+CHUNK = 8
+"""Kernels that are priced together: enough to keep all cores compiling, few enough to stop in time."""
 
 
 @runtime_checkable
@@ -111,15 +111,15 @@ class KernelPrices:
     def _price(self, tasks: Sequence[Task]) -> None:
         candidates, estimates = zip(*(defaults(self.space(task)) for task in tasks), strict=True)
         measured = [float("inf")] * len(tasks)
-        affordable = int((self.budget_s - self.measure_s) / PRICE_S) if math.isfinite(self.budget_s) else len(tasks)
-        if isinstance(self.measurer, Pricer) and affordable > 0:
+        # What runs longest is worth its price first.
+        order = sorted(range(len(tasks)), key=lambda i: -estimates[i])
+        while order and isinstance(self.measurer, Pricer) and self.measure_s < self.budget_s:
+            chosen, order = order[:CHUNK], order[CHUNK:]
             started = time.monotonic()
-            # What runs longest is worth its price first.
-            chosen = sorted(range(len(tasks)), key=lambda i: -estimates[i])[:affordable]
             prices = self.measurer.price([(tasks[i], candidates[i]) for i in chosen])
+            self.measure_s += time.monotonic() - started
             for i, price_s in zip(chosen, prices, strict=True):
                 measured[i] = price_s
-            self.measure_s += time.monotonic() - started
         for task, measured_s, estimate_s in zip(tasks, measured, estimates, strict=True):
             if math.isfinite(measured_s):
                 self.database.put_json(self._key(task.workload_hash), {"latency_s": measured_s})
