@@ -58,6 +58,20 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: tuple[object
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"kind": "c"}, "of the kind 'c' cannot be tuned; give one of llvm, cuda"),
+        ({"kind": "llvm", "mcpu": "zen99"}, "LLVM knows no CPU 'zen99'"),
+        (tvm.target.Target({"kind": "opencl"}), "'opencl' cannot be tuned"),
+    ],
+)
+def test_a_target_that_cannot_be_tuned_is_refused(tmp_path: Path, target: object, message: str) -> None:
+    with pytest.raises(eqtune.InputError, match=message):
+        eqtune.tune_model(model(), target=target, work_dir=tmp_path / "work", progress=False)
+    assert not (tmp_path / "work").exists()
+
+
 @pytest.mark.slow
 def test_a_target_that_does_not_run_here_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(eqtune.SetupError, match=r"no kernel compiled for .*aarch64.* runs on this machine"):
