@@ -76,6 +76,10 @@ def _check(model: onnx.ModelProto, name: str) -> None:
             onnx.checker.check_model(model)
         except onnx.checker.ValidationError as error:
             raise InputError(f"{name} is not valid ONNX: {_first_line(error)}") from error
+    for value in _inputs(model.graph).values():
+        dtype = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
+        if dtype in ("string", "complex64", "complex128"):  # the importer's message would not name the input
+            raise UnsupportedModelError(f"input {value.name!r} has dtype {dtype}; tuning knows numbers and bool only")
 
 
 def _inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
