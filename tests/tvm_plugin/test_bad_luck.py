@@ -146,3 +146,13 @@ def test_a_library_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
 def test_a_model_that_was_kept_untuned_has_no_curve() -> None:
     trials: Sequence[tuple[str, float]] = [("a" * 16, 1e-3)]
     assert convergence(trials, calls={}, baselines_s={}) == ()
+
+
+@pytest.mark.parametrize("dtype", ["string", "complex64"])
+def test_an_onnx_input_of_a_foreign_dtype_is_refused_by_name(dtype: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    kind = onnx.TensorProto.DataType.Value(dtype.upper())
+    values = [onnx.helper.make_tensor_value_info(name, kind, [1, 4]) for name in ("words", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["words"], ["y"])], "g", values[:1], values[1:])
+    with pytest.raises(eqtune.UnsupportedModelError, match=f"input 'words' has dtype {dtype}"):
+        eqtune.frontends.load_model(onnx.helper.make_model(graph))
