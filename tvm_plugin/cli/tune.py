@@ -19,8 +19,13 @@ def add_parser(commands: Any) -> None:
         help="make a model faster",
         description="Search equal graphs and the schedules of every kernel, check the result, and say what was gained.",
     )
-    parser.add_argument("model", help="a .onnx, .pt2, .relay or .json file, or zoo:NAME (zoo:squeezenet)")
-    parser.add_argument("--params", metavar="FILE", help="weights by parameter name: a .npz or a TVM .params file")
+    parser.add_argument(
+        "model",
+        help="a .onnx, .pt2, .relay (Relay text) or .json (saved Relax or Relay) file, or zoo:NAME (zoo:squeezenet)",
+    )
+    parser.add_argument(
+        "--params", metavar="FILE", help="weights by parameter name: a .npz, or a .params file of relay.save_param_dict"
+    )
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="the shape of a symbolic input"
     )

@@ -62,7 +62,7 @@ def load_model(
         return from_relax(model, params, shapes)
     if isinstance(model, str) and model.startswith("zoo:"):
         return _zoo_model(model)
-    if isinstance(model, str) and model.lstrip().startswith("#[version"):
+    if isinstance(model, str) and model.lstrip().startswith(("#[version", "def @", "fn (", "free_var %")):
         from .relay_model import from_relay_text
 
         return from_relay_text(model, params, shapes)

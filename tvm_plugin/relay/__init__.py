@@ -45,6 +45,9 @@ def from_text(
 ) -> tvm.IRModule:
     """Convert a program in Relay's text format 0.0.5, as `mod.astext()` of TVM 0.8 to 0.19 prints it.
 
+    A single function (`fn (%x: float32) {...}`) or expression (`free_var %x: float32; exp(%x)`) becomes "main".
+    `print(mod)` leaves out the version line, which may be missing, and the constants, which may not.
+
     Parameters
     ----------
     text
