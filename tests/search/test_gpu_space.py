@@ -12,7 +12,7 @@ from tvm import te, tirx, topi
 from eqtune.gpu_machine import gpu_target
 from eqtune.measure.cuda_code import cuda_source, launch_problem
 from eqtune.records.workload import as_workload
-from eqtune.search.space import Hardware, build_space
+from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.gpu.hardware import DEVICES, GpuHardware
 from eqtune.search.space.lowering import prepare_for_lowering
@@ -155,3 +155,11 @@ def test_a_description_survives_json():
 def test_peaks_of_tensor_cores_by_dtype():
     assert H100.tensor_peak("float16") == pytest.approx(989e12)
     assert T4.tensor_peak("bfloat16") == 0.0
+
+
+def test_dynamic_shared_memory_may_exceed_what_a_kernel_declares():
+    space = build_space(matmul(256, 256, 512), H100)
+    tile = {"vi": 2, "ti": 16, "ri": 4, "vj": 2, "tj": 16, "rj": 4, "bk": 64, "stages": 1, "split": 1}
+    function = prepare_for_lowering(space.apply(Decision("gpu_tiled", tile)).mod["main"])
+    assert launch_problem(function, H100) == ""  # 65 KiB
+    assert launch_problem(function, T4)  # which has 64

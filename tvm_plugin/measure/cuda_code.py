@@ -37,6 +37,9 @@ NVCC_FLAGS = (
 
 COMPILE_LIMIT_S = 120.0
 
+STATIC_SHARED_BYTES = 48 * 1024
+"""What a kernel may declare, on every GPU; more must be dynamic."""
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -71,8 +74,8 @@ def cuda_source(functions: Mapping[str, Any], target: Any) -> str:
 def launch_problem(function: Any, hardware: GpuHardware) -> str:
     """Why a scheduled PrimFunc could not be launched: threads, shared memory, vectors; "" when it can.
 
-    Lowers as TVM's own check for tuned kernels does, and applies its `verify_gpu_code`. Dynamic shared memory, which
-    that does not count, is counted here.
+    Lowers as TVM's own check for tuned kernels does, and applies its `verify_gpu_code`, which counts static and dynamic
+    shared memory alike; the lower limit of the former is checked beside it.
     """
     passes = [
         s_tir.transform.LowerCrossThreadReduction(),
@@ -100,26 +103,26 @@ def launch_problem(function: Any, hardware: GpuHardware) -> str:
         lowered = tvm.transform.Sequential(passes)(mod)["main"]
     limits = {
         "max_threads_per_block": hardware.threads_per_block,
-        # Static shared memory has this limit on every GPU; more must be dynamic.
-        "max_shared_memory_per_block": 48 * 1024,
+        "max_shared_memory_per_block": hardware.shared_bytes_per_block,
         "max_vthread": 8,
         "max_vector_bytes": 16,
     }
     if not s_tir.analysis.verify_gpu_code(lowered, limits):
         return f"more than the limits {limits}"
-    dynamic = _dynamic_shared_bytes(lowered)
-    if dynamic > hardware.shared_bytes_per_block:
-        return f"{dynamic} bytes of dynamic shared memory, where a block can have {hardware.shared_bytes_per_block}"
+    for scope, most in (("shared", STATIC_SHARED_BYTES), ("shared.dyn", hardware.shared_bytes_per_block)):
+        asked = _shared_bytes(lowered, scope)
+        if asked > most:
+            return f"{asked} bytes of {scope} memory, where a block can have {most}"
     return ""
 
 
-def _dynamic_shared_bytes(function: Any) -> int:
-    """The largest sum of dynamic shared buffers of one kernel: merged, they are one allocation each."""
+def _shared_bytes(function: Any, scope: str) -> int:
+    """The largest allocation of a scope; dynamic ones were merged into one a kernel."""
     sizes: list[int] = []
 
     def visit(allocation: Any) -> None:
         buffer = allocation.buffer
-        if str(buffer.scope()) == "shared.dyn":
+        if str(buffer.scope()) == scope:
             elements = 1
             for extent in buffer.shape:
                 elements *= int(extent)
