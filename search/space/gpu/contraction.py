@@ -33,8 +33,8 @@ class MatrixSketch(Sketch):
     """Tiles of a contraction in matrix form.
 
     Knobs: `ti` x `tj` threads, `vi` x `vj` virtual threads, registers `ri` x `rj` of each, `bk` steps of the reduction
-    in shared memory, `stages` (2: the next tiles are loaded while these are used), `split` of the reduction over
-    blocks, with a second kernel that adds the parts.
+    in shared memory, `stages` (2: the next tiles are loaded into registers while these are used), `split` of the
+    reduction over blocks, with a second kernel that adds the parts.
 
     Parameters
     ----------
@@ -156,7 +156,8 @@ class MatrixSketch(Sketch):
             blocks=batch * v["split"] * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
             threads=threads,
             registers=sums + operands + ahead + OTHER_REGISTERS,
-            shared_bytes=np.asarray(shared * np.where(v["stages"] > 1, 2.0, 1.0)),
+            # The next tiles wait in registers: one buffer is enough.
+            shared_bytes=np.asarray(shared),
         )
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
