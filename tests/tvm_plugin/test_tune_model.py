@@ -122,7 +122,7 @@ def test_the_report_names_every_kernel(tuned: tuple[eqtune.TuneResult, Path], tm
         ({"strategy": "simulated-annealing"}, "annealed-evolution"),
         ({"cost_model": "gpt"}, "xgboost"),
         ({"allocator": "fair"}, "round-robin"),
-        ({"measure": "rpc://somewhere:1/key"}, "not available"),
+        ({"measure": "telepathy"}, "local"),
         ({"threads": 0}, "at least 1"),
         ({"graph": "taso"}, "saturate"),
     ],

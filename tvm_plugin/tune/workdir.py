@@ -27,7 +27,7 @@ LOGGER = logging.getLogger("eqtune")
 class _Log(logging.FileHandler):
     """A log that stops growing where the disk is full; Python's own prints a traceback for every line lost."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+    def handleError(self, record: logging.LogRecord) -> None:
         """Lose the line."""
 
 
