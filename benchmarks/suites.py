@@ -128,10 +128,7 @@ def _add(shape: Sequence[int]) -> Case:
 
 def _attention(heads: int, length: int, width: int) -> Case:
     def define(net: Network[Any]) -> Tensor[Any]:
-        q = net.input("q", (heads, length, width))
-        k = net.input("k", (heads, width, length))
-        v = net.input("v", (heads, length, width))
-        return net.matmul(net.softmax(net.scale(net.matmul(q, k), width**-0.5)), v)
+        return net.attention(*[net.input(name, (1, length, heads, width)) for name in ("q", "k", "v")])
 
     return Case(f"attention_{heads}x{length}x{width}", define)
 
@@ -212,7 +209,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
         _memory("global_avg_pool", (1, 2048, 7, 7), lambda net, x: net.global_avg_pool(x)),
         _memory("transpose", (1024, 1024), lambda net, x: net.permute(x, 1, 0)),
         _memory("transpose", (64, 12, 64), lambda net, x: net.permute(x, 1, 0, 2)),
-        _memory("concat", (1, 128, 27, 27), lambda net, x: net.concat([net.relu(x), net.scale(x, 2.0)])),
+        _memory("concat", (1, 128, 27, 27), lambda net, x: net.concat([net.relu(x), net.add(x, x)])),
     ),
     "attention": (_attention(12, 64, 64), _attention(12, 128, 64), _attention(16, 64, 64)),
 }

@@ -113,11 +113,13 @@ class OnnxBackend:
     def gelu(self, x: str) -> str:
         return self._node("Gelu", x)
 
+    def softmax(self, x: str) -> str:
+        return self._node("Softmax", x, axis=-1)
+
     def attention(self, query: str, key: str, value: str, width: int) -> str:
         scores = self.matmul(self.permute(query, (0, 2, 1, 3)), self.permute(key, (0, 2, 3, 1)))
         scores = self.mul(scores, self._constant(width**-0.5, np.float32))
-        weights = self._node("Softmax", scores, axis=-1)
-        return self.permute(self.matmul(weights, self.permute(value, (0, 2, 1, 3))), (0, 2, 1, 3))
+        return self.permute(self.matmul(self.softmax(scores), self.permute(value, (0, 2, 1, 3))), (0, 2, 1, 3))
 
     def concat(self, xs: Sequence[str], axis: int) -> str:
         return self._node("Concat", *xs, axis=axis)

@@ -121,11 +121,13 @@ class RelaxBackend:
     def gelu(self, x: relax.Expr) -> relax.Var:
         return self._emit(op.nn.gelu(x))
 
+    def softmax(self, x: relax.Expr) -> relax.Var:
+        return self._emit(op.nn.softmax(x, axis=-1))
+
     def attention(self, query: relax.Expr, key: relax.Expr, value: relax.Expr, width: int) -> relax.Var:
         scores = self.matmul(self.permute(query, (0, 2, 1, 3)), self.permute(key, (0, 2, 3, 1)))
         scores = self._emit(op.multiply(scores, relax.const(width**-0.5, "float32")))
-        weights = self._emit(op.nn.softmax(scores, axis=-1))
-        return self.permute(self.matmul(weights, self.permute(value, (0, 2, 1, 3))), (0, 2, 1, 3))
+        return self.permute(self.matmul(self.softmax(scores), self.permute(value, (0, 2, 1, 3))), (0, 2, 1, 3))
 
     def concat(self, xs: Sequence[relax.Expr], axis: int) -> relax.Var:
         return self._emit(op.concat(list(xs), axis=axis))

@@ -90,6 +90,9 @@ class TorchBackend:
     def gelu(self, x: Node) -> Node:
         return self._call(functional.gelu, x)
 
+    def softmax(self, x: Node) -> Node:
+        return self._call(torch.softmax, x, -1)
+
     def attention(self, query: Node, key: Node, value: Node, width: int) -> Node:
         heads_first = [self._call(torch.transpose, x, 1, 2) for x in (query, key, value)]
         return self._call(torch.transpose, self._call(functional.scaled_dot_product_attention, *heads_first), 1, 2)
