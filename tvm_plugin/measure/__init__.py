@@ -56,7 +56,8 @@ def create(
     measure : str or Measurer
         "local"; "rpc://HOST:PORT/KEY", the servers that registered under KEY with TVM's RPC tracker; "ray", the
         nodes of a Ray cluster; "compile-only", which judges candidates for a GPU by compiling them, without one; or an
-        instance, which is returned as it is. TVM's RPC executes what it is sent, without a password: loopback or private networks only.
+        instance, which is returned as it is. TVM's RPC executes what it is sent, without a password: loopback or
+        private networks only.
     target : tvm.target.Target, optional
         What to compile for; by default, this machine's CPU.
     hardware : Hardware, optional
