@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@# The folders have other names than the packages (docs/architecture.md), so types are checked where they are installed.
-	rm -rf build/typed && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/typed .
+	rm -rf build && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/typed .
 	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p eqtune
 
 tutorials: $(VENV)/.installed-dev ## run every tutorial

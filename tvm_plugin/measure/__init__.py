@@ -74,38 +74,42 @@ def create(
     SetupError
         When there is no tracker, or no server.
     """
-    if measure == "local":
-        from ..machine import detect_target
-        from .local import LocalMeasurer
-
-        target = detect_target(threads) if target is None else target
-        return LocalMeasurer(target, hardware=hardware, threads=threads, seed=seed)
-    if measure == "compile-only":
-        from ..gpu_machine import resolve_target
-        from .compile_only import CompileOnlyMeasurer
-
-        return CompileOnlyMeasurer(resolve_target("cuda" if target is None else target), hardware)
     if isinstance(measure, str):
-        if measure == "ray":
-            from ..machine import detect_target
-            from .ray_cluster import RayMeasurer
-
-            target = detect_target(threads) if target is None else target
-            return RayMeasurer(target, hardware=hardware, threads=threads, seed=seed)
-        if measure.startswith("rpc:"):
-            from ..machine import detect_target
-            from .rpc import RpcMeasurer
-
-            target = detect_target(threads) if target is None else target
-            return RpcMeasurer(measure, target, hardware=hardware, threads=threads, seed=seed)
-        raise InputError(
-            f"unknown way to measure, {measure!r}; give {', '.join(FORMS)}, or (in Python) an instance with the "
-            "methods of eqtune.measure.Measurer"
-        )
+        return _named_measurer(measure, target, hardware, threads, seed)
     missing = [name for name in ("baseline", "measure", "retime", "close", "describe") if not hasattr(measure, name)]
     if missing:
         raise InputError(f"{type(measure).__name__} is no measurer: it has no {', '.join(missing)}")
     return measure
+
+
+def _named_measurer(name: str, target: Any, hardware: Hardware | None, threads: int | None, seed: int) -> Measurer:
+    if name == "compile-only":
+        from ..gpu_machine import resolve_target
+        from ..search.space.gpu.hardware import GpuHardware
+        from .compile_only import CompileOnlyMeasurer
+
+        if not (hardware is None or isinstance(hardware, GpuHardware)):
+            raise InputError(f'measure="compile-only" is for GPUs, not for {hardware.name}; give target="nvidia/..."')
+        return CompileOnlyMeasurer(resolve_target("cuda" if target is None else target), hardware)
+    from ..machine import detect_target
+
+    target = detect_target(threads) if target is None else target
+    if name == "local":
+        from .local import LocalMeasurer
+
+        return LocalMeasurer(target, hardware=hardware, threads=threads, seed=seed)
+    if name == "ray":
+        from .ray_cluster import RayMeasurer
+
+        return RayMeasurer(target, hardware=hardware, threads=threads, seed=seed)
+    if name.startswith("rpc:"):
+        from .rpc import RpcMeasurer
+
+        return RpcMeasurer(name, target, hardware=hardware, threads=threads, seed=seed)
+    raise InputError(
+        f"unknown way to measure, {name!r}; give {', '.join(FORMS)}, or (in Python) an instance with the methods of "
+        "eqtune.measure.Measurer"
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -70,8 +70,9 @@ class ChannelsLast:
 
 
 def _has_convolution(function: Any) -> bool:
+    convolutions = ("relax.nn.conv2d", "eqtune.winograd_data")
     return isinstance(function, relax.Function) and any(
-        operator(binding.value) in ("relax.nn.conv2d", "eqtune.winograd_data") for binding in top_level_bindings(function)
+        operator(binding.value) in convolutions for binding in top_level_bindings(function)
     )
 
 
