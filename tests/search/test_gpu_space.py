@@ -163,3 +163,11 @@ def test_dynamic_shared_memory_may_exceed_what_a_kernel_declares():
     function = prepare_for_lowering(space.apply(Decision("gpu_tiled", tile)).mod["main"])
     assert launch_problem(function, H100) == ""  # 65 KiB
     assert launch_problem(function, T4)  # which has 64
+
+
+def test_splitting_the_reduction_of_a_convolution_can_be_launched():
+    data, weight = te.placeholder((1, 13, 13, 64), name="data"), te.placeholder((3, 3, 64, 256), name="weight")
+    mod = workload(data, weight, topi.nn.relu(topi.nn.conv2d_nhwc(data, weight, 1, 1, 1)))
+    tile = {"vi": 2, "ti": 4, "ri": 2, "vj": 2, "tj": 32, "rj": 2, "bk": 8, "stages": 1, "split": 2}
+    schedule = build_space(mod, H100).apply(Decision("gpu_tiled", tile))
+    assert launch_problem(prepare_for_lowering(schedule.mod["main"]), H100) == ""

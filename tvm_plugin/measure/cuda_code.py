@@ -85,6 +85,7 @@ def launch_problem(function: Any, hardware: GpuHardware) -> str:
         s_tir.transform.LiftThreadBinding(),
         s_tir.transform.ManifestSharedMemoryLocalStage(),
         s_tir.transform.CompactBufferAllocation(),
+        tirx.transform.StmtSimplify(),  # else flattening stumbles over the indices of buffers of one element
         s_tir.transform.LowerAutoCopy(),
         s_tir.transform.UnifyThreadBinding(),
         s_tir.transform.LowerMatchBuffer(),
@@ -93,6 +94,7 @@ def launch_problem(function: Any, hardware: GpuHardware) -> str:
         tirx.transform.FlattenBuffer(),
         tirx.transform.BF16ComputeLegalize(),
         tirx.transform.NarrowDataType(32),
+        tirx.transform.StmtSimplify(),
         tirx.transform.VectorizeLoop(True),
         s_tir.transform.InjectVirtualThread(),
         tirx.transform.StorageRewrite(),
