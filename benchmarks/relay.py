@@ -103,14 +103,15 @@ def read(text: str, params: dict[str, Array], module: Any, example: Any) -> dict
     from eqtune.machine import detect_target
     from eqtune.relay.convert import convert
     from eqtune.relay.parser import parse
-    from eqtune.transform.apply_tuned import runner, untuned_executable
+    from eqtune.runtime import ModelRunner
+    from eqtune.transform.apply_tuned import untuned_executable
 
     program = parse(text)
     mod = convert(program, params)
     with torch.no_grad():
         expected = module(example).numpy()
     mod = transform.FoldWeights()(mod)
-    (actual,) = runner(untuned_executable(mod, detect_target()))(example.numpy())
+    (actual,) = ModelRunner(untuned_executable(mod, detect_target()))(example.numpy())
     return {
         "lines": text.count("\n"),
         "parse_s": best_s(lambda: parse(text)),

@@ -396,6 +396,8 @@ def _compare(
     mod: ir.IRModule, candidate: ir.IRModule, config: GraphConfig, run: Runner | None, result: GraphResult
 ) -> str:
     """Why the candidate must not be used; "" when its outputs are the original's."""
+    from .frontends.verify import compare
+
     started = time.perf_counter()
     inputs = _random_inputs(_main_function(mod), config.seed)
     if inputs is None:
@@ -410,24 +412,11 @@ def _compare(
     for before, after in zip(expected, actual, strict=True):
         if before.shape != after.shape or before.dtype != after.dtype:
             return f"an output changed from {before.dtype}{before.shape} to {after.dtype}{after.shape}"
-        difference = _relative_error(before, after)
+        difference = compare([after], [before])[1]
         result.rel_err = max(result.rel_err, difference)
         if difference > allowed * (100 if before.dtype == np.float16 else 1):
             return f"an output differs by {difference:.2e} relative to its largest element; {allowed:g} is allowed"
     return ""
-
-
-def _relative_error(expected: NDArray[Any], actual: NDArray[Any]) -> float:
-    """Largest difference over the largest magnitude; 0 where both are NaN or the same infinity, else inf there."""
-    a, b = expected.astype(np.float64), actual.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    if same.all():
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(a - b)[~same]
-    scale = float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0))
-    worst = float(np.max(difference))
-    return worst / scale if scale > 0 and np.isfinite(worst) else float("inf")
 
 
 def _random_inputs(main: Any, seed: int) -> list[NDArray[Any]] | None:
@@ -448,8 +437,8 @@ def _random_inputs(main: Any, seed: int) -> list[NDArray[Any]] | None:
 
 def _run_untuned(mod: ir.IRModule, inputs: Sequence[NDArray[Any]]) -> Outputs:
     """Run "main" as TVM compiles it without schedules, on this machine's CPU."""
-    import tvm
+    from .machine import detect_target
+    from .runtime import ModelRunner
+    from .transform.apply_tuned import untuned_executable
 
-    from .transform.apply_tuned import runner, untuned_executable
-
-    return runner(untuned_executable(mod, tvm.target.Target("llvm")), tvm.cpu())(*inputs)
+    return ModelRunner(untuned_executable(mod, detect_target()))(*inputs)

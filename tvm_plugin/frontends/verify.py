@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 from numpy.typing import NDArray
-from tvm import relax
 
 from ..errors import MismatchError
+from ..machine import detect_target
+from ..runtime import ModelRunner
+from ..transform.apply_tuned import untuned_executable
 from .imported import ImportedModel
 
 __all__ = ["compare", "verify_import"]
@@ -47,7 +48,8 @@ def verify_import(
         return 0.0
     inputs = imported.random_inputs(seed)
     expected = imported.reference(*inputs)
-    absolute, relative = compare((run or _untuned(imported.mod))(*inputs), expected)
+    run = run or ModelRunner(untuned_executable(imported.mod, detect_target()))
+    absolute, relative = compare(run(*inputs), expected)
     if not relative <= tolerance:
         raise MismatchError(
             f"the import of {imported.name} computes something else than {imported.source}: outputs differ by "
@@ -74,14 +76,3 @@ def compare(outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -
         absolute = max(absolute, difference)
         relative = max(relative, difference / scale if scale else difference)
     return absolute, relative
-
-
-def _untuned(mod: tvm.IRModule) -> Callable[..., list[NDArray[Any]]]:
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-
-    def run(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
-        outputs = machine["main"](*[tvm.runtime.tensor(array) for array in arrays])
-        tensors = [outputs] if isinstance(outputs, tvm.runtime.Tensor) else list(outputs)
-        return [tensor.numpy() for tensor in tensors]
-
-    return run

@@ -11,7 +11,6 @@ from tvm import ir, relax, tirx, transform
 from eqtune.records.traces import replay
 from eqtune.records.workload import as_workload, workload_hash
 
-from ..runtime import ModelRunner
 from ..search.space.lowering import prepare_for_lowering
 from .fold_weights import FoldWeights
 from .pack_weights import pack_weights
@@ -22,7 +21,6 @@ __all__ = [
     "Schedules",
     "apply_schedules",
     "build_executable",
-    "runner",
     "schedule_kernels",
     "untuned_executable",
 ]
@@ -147,11 +145,6 @@ def untuned_executable(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
     with transform.PassContext(opt_level=3):
         mod = transform.Sequential([FoldWeights()])(mod)
         return relax.build(mod, target, relax_pipeline=relax.get_default_pipeline(target))
-
-
-def runner(executable: relax.VMExecutable, device: Any = None) -> ModelRunner:
-    """A function from a model's inputs to its outputs, as numpy arrays, on all cores; see `eqtune.runtime`."""
-    return ModelRunner(executable, device)
 
 
 def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:

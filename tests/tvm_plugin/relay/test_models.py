@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from eqtune import relay, zoo
 from eqtune.frontends import load_model
-from eqtune.transform.apply_tuned import runner, untuned_executable
+from eqtune.runtime import ModelRunner
+from eqtune.transform.apply_tuned import untuned_executable
 
 Array = NDArray[Any]
 
@@ -257,7 +258,7 @@ def test_a_program_as_importers_wrote_it_computes_what_pytorch_computes(
     model = load_model(net.program(result), params=net.params)
     (data,) = model.random_inputs()
     simplified = relay.transform.SimplifyInference()(model.mod)
-    (actual,) = runner(untuned_executable(simplified, tvm.target.Target("llvm")))(data)
+    (actual,) = ModelRunner(untuned_executable(simplified, tvm.target.Target("llvm")))(data)
     with torch.no_grad():
         expected = reference(torch.from_numpy(data)).numpy()
     assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()

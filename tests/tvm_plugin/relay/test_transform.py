@@ -14,7 +14,8 @@ from tvm import relax
 from eqtune import relay
 from eqtune.errors import InputError
 from eqtune.relay import transform
-from eqtune.transform.apply_tuned import runner, untuned_executable
+from eqtune.runtime import ModelRunner
+from eqtune.transform.apply_tuned import untuned_executable
 
 TEXT = """#[version = "0.0.5"]
 def @main(%x: Tensor[(1, 4, 8, 8), float32], %w1: Tensor[(8, 4, 3, 3), float32], %w2: Tensor[(8, 4, 3, 3), float32],
@@ -47,7 +48,7 @@ def operators(mod: tvm.IRModule) -> list[str]:
 
 def outputs(mod: tvm.IRModule) -> NDArray[Any]:
     data = np.random.default_rng(1).standard_normal((1, 4, 8, 8)).astype("float32")
-    return runner(untuned_executable(mod, TARGET))(data)[0]
+    return ModelRunner(untuned_executable(mod, TARGET))(data)[0]
 
 
 def test_the_example_of_three_passes_runs_as_it_is_written(mod: tvm.IRModule) -> None:
@@ -155,7 +156,7 @@ def test_canonicalize_ops_takes_products_out_of_flattened_tensors() -> None:
     tidy = transform.CanonicalizeOps()(mod)
     assert operators(tidy) == ["permute_dims", "matmul", "add"]
     data = RNG.standard_normal((1, 6, 8)).astype("float32")
-    expected, actual = (runner(untuned_executable(module, TARGET))(data)[0] for module in (mod, tidy))
+    expected, actual = (ModelRunner(untuned_executable(module, TARGET))(data)[0] for module in (mod, tidy))
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -186,7 +187,7 @@ def activation(body: str) -> list[str]:
     mod = relay.from_text(f'#[version = "0.0.5"]\ndef @main(%x: Tensor[(4, 8), float32]) {{ {body} }}')
     tidy = transform.CanonicalizeOps()(transform.FoldConstant()(mod))
     data = RNG.standard_normal((4, 8)).astype("float32")
-    expected, actual = (runner(untuned_executable(module, TARGET))(data)[0] for module in (mod, tidy))
+    expected, actual = (ModelRunner(untuned_executable(module, TARGET))(data)[0] for module in (mod, tidy))
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     return operators(tidy)
 
