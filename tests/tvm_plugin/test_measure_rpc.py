@@ -59,16 +59,16 @@ class Farm:
         ports = ("--port", str(self.port), "--port-end", str(self.port + 1))
         self._start("tvm.exec.rpc_tracker", "--host", "127.0.0.1", *ports, "--silent")
 
-    def add_server(self) -> subprocess.Popen[bytes]:
+    def add_server(self, key: str = "cpu") -> subprocess.Popen[bytes]:
         return self._start(
-            "eqtune.measure.rpc_server", "--tracker", f"127.0.0.1:{self.port}", "--key", "cpu", "--threads", "1"
+            "eqtune.measure.rpc_server", "--tracker", f"127.0.0.1:{self.port}", "--key", key, "--threads", "1"
         )
 
-    def wait_for(self, servers: int) -> None:
+    def wait_for(self, servers: int, key: str = "cpu") -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
-                if rpc_status(RpcAddress.parse(self.url))["servers"] >= servers:
+                if rpc_status(RpcAddress("127.0.0.1", self.port, key))["servers"] >= servers:
                     return
             except SetupError:
                 pass  # the tracker is not there yet
@@ -107,6 +107,14 @@ def farm():
 
 
 @pytest.fixture(scope="module")
+def spare(farm):
+    """The address of a server that `measurer` does not hold."""
+    farm.add_server("spare")
+    farm.wait_for(1, "spare")
+    return f"rpc://127.0.0.1:{farm.port}/spare"
+
+
+@pytest.fixture(scope="module")
 def measurer(farm):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
@@ -139,14 +147,6 @@ def test_records_of_elsewhere_do_not_pass_for_local_ones(measurer):
     assert (there["target"], there["threads"]) == (here["target"], here["threads"])
 
 
-def test_a_crash_and_a_hang_over_there_are_failed_candidates(measurer):
-    """Both servers are lost to each of them, and come back."""
-    measured = measurer.measure(matmul(), [tiled(2), faulty("run crashes"), faulty("run hangs"), tiled(4)])
-    assert [m.error for m in measured] == ["", "crash", "timeout", ""]
-    (after,) = measurer.measure(matmul(64), [tiled(8, 16)])
-    assert after.error == ""
-
-
 def test_finalists_are_timed_again(measurer):
     (once,) = measurer.measure(matmul(), [tiled()])
     first, bad = measurer.retime(matmul(), [tiled(), faulty("wrong")])
@@ -176,6 +176,14 @@ def test_a_server_killed_in_the_middle_loses_no_candidate(farm, measurer):
     farm.add_server()
     farm.wait_for(2)
     assert [m.error for m in measurer.measure(matmul(64), DECISIONS)] == [""] * len(DECISIONS)
+
+
+def test_a_crash_and_a_hang_over_there_are_failed_candidates(measurer):
+    """Both servers are lost to each of them, and come back. After the kill: until then, none of them is occupied."""
+    measured = measurer.measure(matmul(), [tiled(2), faulty("run crashes"), faulty("run hangs"), tiled(4)])
+    assert [m.error for m in measured] == ["", "crash", "timeout", ""]
+    (after,) = measurer.measure(matmul(64), [tiled(8, 16)])
+    assert after.error == ""
 
 
 def test_a_price_needs_no_reference(measurer):
@@ -225,14 +233,14 @@ def test_no_server_under_the_key_is_one_error_that_says_what_to_start(farm):
         RpcMeasurer(url, detect_target(1), wait_s=0.2)
 
 
-def test_a_server_with_another_number_of_threads_is_refused(farm, measurer):
+def test_a_server_with_another_number_of_threads_is_refused(spare):
     with pytest.raises(SetupError, match="runs kernels on 1 threads, not on 2"):
-        RpcMeasurer(farm.url, detect_target(2), threads=2, wait_s=1.0, timeout_s=1.0)
+        RpcMeasurer(spare, detect_target(2), threads=2, wait_s=1.0, timeout_s=1.0)
 
 
-def test_close_may_be_repeated_and_ends_everything(farm):
+def test_close_may_be_repeated_and_ends_everything(spare):
     before = set(psutil.Process().children())
-    measurer = RpcMeasurer(farm.url, detect_target(1), threads=1, workers=1)
+    measurer = RpcMeasurer(spare, detect_target(1), threads=1, workers=1)
     assert set(psutil.Process().children()) - before
     measurer.close()
     measurer.close()
