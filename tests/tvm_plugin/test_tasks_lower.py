@@ -130,6 +130,32 @@ def test_only_weights_of_a_reduction_are_free_to_change_layout():
     assert [int(i) for i in task.mod["main"].attrs["layout_free_buffers"]] == [1]
 
 
+def test_a_transposed_weight_and_its_product_are_one_kernel():
+    def linear(emit, x):
+        product = emit(op.matmul(x, emit(op.permute_dims(constant(600, 512)))))
+        return emit(op.nn.relu(emit(op.add(product, constant(600)))))
+
+    mod, kernels = lower(function((2, 3, 512), linear))
+    (task,) = extract_tasks(kernels)
+    assert task.name == "matmul_add_relu"
+    kernel = task.mod["main"]
+    assert [int(extent) for extent in kernel.params[1].shape] == [600, 512]
+    assert [int(i) for i in kernel.attrs["layout_free_buffers"]] == [1]
+    assert_same_outputs(mod, kernels)
+
+
+def test_transposed_weights_keep_the_dtype_that_they_are_summed_in():
+    def linear(emit, x):
+        weight = relax.const(np.random.default_rng(0).standard_normal((1200, 512)).astype("float16"))
+        half = emit(op.astype(x, "float16"))
+        return emit(op.matmul(half, emit(op.permute_dims(weight)), out_dtype="float32"))
+
+    mod, kernels = lower(function((2, 512), linear))
+    assert "permute_dims" in mod.script()
+    assert not any(task.name.startswith("transpose") for task in extract_tasks(kernels))
+    assert_same_outputs(mod, kernels)
+
+
 def test_weights_that_are_parameters_are_not_free():
     builder = relax.BlockBuilder()
     x, w = (relax.Var(name, relax.TensorType((8, 8), "float32")) for name in ("x", "w"))

@@ -37,6 +37,14 @@ def operators(mod):
     return sorted(names)
 
 
+def constants(mod):
+    found = []
+    relax.analysis.post_order_visit(
+        mod["main"], lambda expr: found.append(expr) if isinstance(expr, tvm.ir.GenericConst) else None
+    )
+    return found
+
+
 def run(mod, *arrays):
     mod = relax.transform.DecomposeOpsForInference()(mod)
     vm = relax.VirtualMachine(relax.build(mod, tvm.target.Target("llvm")), tvm.cpu())
@@ -163,6 +171,49 @@ def test_weight_only_work_is_done_once():
     assert_equal(before, after)
 
 
+def test_a_large_weight_that_a_product_reads_transposed_is_not_copied():
+    stored = constant(600, 512)
+
+    def make(emit, x):
+        return op.matmul(x, emit(op.permute_dims(stored)))
+
+    before = function([(2, 512)], make)
+    after = FoldWeights()(before)
+    assert operators(after) == ["matmul", "permute_dims"]
+    assert constants(after)[0].value.same_as(constants(before)[0].value)
+    assert operators(FoldWeights(transposes=True)(before)) == ["matmul"]
+    assert_equal(before, after)
+
+
+def test_what_a_product_reads_transposed_is_folded_up_to_the_transpose():
+    def make(emit, x):
+        return op.matmul(x, emit(op.permute_dims(emit(op.multiply(constant(600, 512), relax.const(2.0))))))
+
+    before = function([(2, 512)], make)
+    after = FoldWeights()(before)
+    assert operators(after) == ["matmul", "permute_dims"]
+    assert_equal(before, after)
+
+
+@pytest.mark.parametrize("reader", ["activation", "left operand", "vector", "output", "small"])
+def test_transposes_that_something_else_reads_too_are_folded(reader):
+    def make(emit, x):
+        weight = emit(op.permute_dims(constant(6 if reader == "small" else 600, 512)))
+        if reader == "vector":
+            return op.matmul(emit(op.reshape(x, (512,))), weight)
+        if reader == "left operand":
+            return op.matmul(weight, emit(op.broadcast_to(x, (600, 512))))
+        product = emit(op.matmul(x, weight))
+        if reader == "activation":
+            return op.add(emit(op.multiply(weight, emit(op.reshape(x, (512, 1))))), product)
+        return relax.Tuple([product, weight]) if reader == "output" else product
+
+    before = function([(1, 512)], make)
+    after = FoldWeights()(before)
+    assert "permute_dims" not in operators(after)
+    assert_equal(before, after)
+
+
 def test_outputs_that_are_weights_fold_too():
     def make(emit, x):
         return relax.Tuple([emit(op.nn.relu(x)), emit(op.negative(constant(3)))])
@@ -180,11 +231,7 @@ def test_a_scalar_is_not_stored_as_an_image():
 
     before = function([(1, 64, 56, 56)], make)
     after = FoldWeights()(before)
-    stored = []
-    relax.analysis.post_order_visit(
-        after["main"], lambda e: stored.append(e.value.shape) if isinstance(e, tvm.ir.GenericConst) else None
-    )
-    assert max(int(np.prod(shape)) for shape in stored) == 1
+    assert max(int(np.prod(c.value.shape)) for c in constants(after)) == 1
     assert_equal(before, after)
 
 

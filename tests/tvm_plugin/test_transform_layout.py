@@ -97,6 +97,19 @@ def test_flattening_before_a_linear_layer_costs_no_transpose():
     assert_same_outputs(before, after)
 
 
+def test_flattening_before_a_large_transposed_weight_costs_no_transpose_of_activations():
+    def network(emit, x):
+        y = emit(op.nn.relu(conv(emit, x, 3, 8)))
+        return emit(op.matmul(emit(op.reshape(y, (1, -1))), emit(op.permute_dims(constant(1400, 8 * 4 * 6)))))
+
+    before = function((1, 3, 4, 6), network)
+    after = ChannelsLast()(before)
+    assert operators(after).count("permute_dims") == 2  # of the image, and of the weight
+    tasks = extract_tasks(lower_to_kernels(after, TARGET))
+    assert sum("transpose" in task.name for task in tasks) == 1
+    assert_same_outputs(before, after)
+
+
 @pytest.mark.parametrize("keepdims", [True, False])
 def test_reductions_follow_the_layout(keepdims):
     def network(emit, x):

@@ -132,7 +132,7 @@ def FoldConstant(fold_qnn: bool = False) -> transform.Pass:
     fold_qnn
         Quantized operators are folded either way: they are plain ones since the conversion.
     """
-    return _sequence("FoldConstant", FoldWeights(), relax.transform.DeadCodeElimination())
+    return _sequence("FoldConstant", FoldWeights(transposes=True), relax.transform.DeadCodeElimination())
 
 
 def FoldScaleAxis() -> transform.Pass:

@@ -16,6 +16,7 @@ from ..transform.evaluate import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
+from .transposed import legalize_transposed_weights
 
 __all__ = ["lower_to_kernels"]
 
@@ -44,6 +45,10 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 SimplifyShapes(),
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
+            ]
+        )(mod)
+        mod = transform.Sequential(
+            [
                 *library_dispatch_passes(target),
                 relax.transform.LegalizeOps({"relax.concat": legalize_concat}),
                 relax.transform.AnnotateTIROpPattern(),
@@ -51,7 +56,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.FuseTIR(),
                 relax.transform.RewriteDataflowReshape(),
             ]
-        )(mod)
+        )(legalize_transposed_weights(mod))
         mod = _reshape_outputs(mod)
         mod = _attach_layout_free(mod)
         if concat_in_place:

@@ -143,7 +143,7 @@ def untuned_executable(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
     Weights are folded with numpy first, which only saves the minutes that FoldConstant may take.
     """
     with transform.PassContext(opt_level=3):
-        mod = transform.Sequential([FoldWeights()])(mod)
+        mod = transform.Sequential([FoldWeights(transposes=True)])(mod)
         return relax.build(mod, target, relax_pipeline=relax.get_default_pipeline(target))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .evaluate import array_of, constant_of, is_static_tensor
+from .evaluate import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
 from .fold_weights import FoldWeights
 from .functions import extents, map_functions, operator, top_level_bindings, use_counts
 from .simplify_shapes import SimplifyShapes, permutation_of
@@ -167,7 +168,10 @@ class _AbsorbFlattens:
 
 
 def _absorb_flattens(function: relax.Function) -> relax.Function:
-    """reshape(permute_dims(x)) @ W -> reshape(x) @ W', where one row of the reshape is one image of x."""
+    """reshape(permute_dims(x)) @ W -> reshape(x) @ W', where one row of the reshape is one image of x.
+
+    Likewise for permute_dims(W), which `FoldWeights` leaves where W is large.
+    """
     absorber = _Absorber(use_counts(function))
     return relax.analysis.remove_all_unused(absorber.visit_expr(function))
 
@@ -184,6 +188,9 @@ class _Absorber(PyExprMutator):
         if operator(permute) != "relax.permute_dims" or self._uses.get(call.args[0], 0) != 1:
             return self.visit_expr_post_order(call)
         order, weight = permutation_of(permute), call.args[1]
+        transpose: Any = self._value(weight)
+        transposed = operator(transpose) == "relax.permute_dims" and permutation_of(transpose) == [1, 0]
+        weight = transpose.args[0] if transposed else weight
         shape = extents(permute.ty)
         if (
             not isinstance(weight, ir.GenericConst)
@@ -192,11 +199,23 @@ class _Absorber(PyExprMutator):
             or extents(flat.ty) != [shape[0], math.prod(shape[1:])]
         ):
             return self.visit_expr_post_order(call)
-        rows = array_of(weight).reshape(*shape[1:], -1)
         inverse = [int(axis) - 1 for axis in np.argsort(order)[1:]]
-        reordered = rows.transpose(*inverse, len(inverse)).reshape(array_of(weight).shape)
+        reordered: Any = constant_of(_reorder(array_of(weight), int(transposed), shape[1:], inverse))
+        if transposed:
+            reordered = self.builder_.emit(relax.op.permute_dims(reordered))
         data = self.builder_.emit(relax.op.reshape(self.visit_expr(permute.args[0]), flat.ty.shape))
-        return relax.Call(call.op, [data, constant_of(reordered)], call.attrs)
+        return relax.Call(call.op, [data, reordered], call.attrs)
 
     def _value(self, expr: Any) -> Any:
         return self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+
+
+def _reorder(matrix: Array, axis: int, shape: Sequence[int], order: Sequence[int]) -> Array:
+    """A copy of a matrix one of whose axes holds tensors of `shape`: with theirs in another order."""
+    before = matrix.shape[:axis]
+    deep = matrix.reshape(*before, *shape, *matrix.shape[axis + 1 :])
+    inner = [axis + other for other in order]
+    view = deep.transpose(*range(axis), *inner, *range(axis + len(shape), deep.ndim))
+    copy = aligned_empty(view.shape, view.dtype)
+    copy_into(copy, view)
+    return copy.reshape(matrix.shape)
