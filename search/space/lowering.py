@@ -7,7 +7,9 @@ from typing import Any
 
 import tvm_ffi
 from tvm import IRModule, tirx
+from tvm.s_tir import SBlock
 
+from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 
@@ -25,6 +27,9 @@ def narrow_indices(function: Any) -> Any:
         shape = getattr(parameter.ty, "shape", ())
         if str(parameter.dtype).startswith("int64") or math.prod(int(extent) for extent in shape) >= 2**31:
             return function
+    if _is_tensorized(function):
+        # TVM would narrow the strides that an intrinsic sees, and not the indices that are made of them.
+        return function
     try:
         return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": function}))["main"]
     except RuntimeError:  # a loop or an index of its own goes beyond 32 bits
@@ -32,15 +37,22 @@ def narrow_indices(function: Any) -> Any:
 
 
 def prepare_for_lowering(function: Any) -> Any:
-    """A scheduled PrimFunc as it should be given to TVM: tiles and functions in vectors, 32-bit indices.
+    """A scheduled PrimFunc as it should be given to TVM: tiles, functions and sums of lanes in vectors, 32-bit indices.
 
     Whoever compiles a schedule of these spaces calls this first, on the kernel and on its packing function alike.
     No step is part of the schedule, so a trace replays on the kernel as it was extracted. GPUs have `exp` and the
     like in hardware: where loops are bound to threads, functions stay.
     """
     if not _has_threads(function):
-        function = vectorizable_math(transpose_in_registers(function))
+        function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(function)))
+        function = vectorizable_math(function)
     return narrow_indices(function)
+
+
+def _is_tensorized(function: Any) -> bool:
+    matched: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (SBlock, lambda block: matched.extend(block.match_buffers)))
+    return bool(matched)
 
 
 def _has_threads(function: Any) -> bool:

@@ -298,3 +298,14 @@ def test_tiles_transposed_in_registers_are_right(name: str) -> None:
     assert "T.Shuffle(" in func.script()
     for point, result in zip(points, run_points(mod, space, points, inputs), strict=True):
         np.testing.assert_array_equal(result, reference(*inputs), err_msg=str(space.decision(point)))
+
+
+def test_lanes_are_combined_as_a_tree_and_rows_multiplied_by_one_reciprocal() -> None:
+    mod = kernel(lambda b, x: b.emit(op.nn.softmax(x)), [(8, 64)])
+    space = Space(memory_bound_sketches(mod, HARDWARE))
+    sketch = next(s for s in space.sketches if s.name.startswith("rows"))
+    values = {knob.name: knob.values[0] for knob in sketch.knobs} | {"lanes": 16}
+    script = prepare_for_lowering(sketch.apply(values).mod["main"]).script()
+    assert script.count("T.Shuffle(") == 2 * 2 * 4  # two halves, of the maximum and of the sum, in log2(16) steps
+    assert "T.float32(1.0) / T_softmax_expsum" in script
+    assert 'scope="local"' not in script  # TVM would allocate it in every call

@@ -130,10 +130,9 @@ class ColumnsSketch(MemoryBoundSketch):
     def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
         reduction = schedule.get_sblock(self.reduction.name)
         if self.kernel.stages[-1] is self.reduction:
-            output = schedule.cache_write(reduction, 0, "local")
+            output = schedule.cache_write(reduction, 0, "global")
         else:
             output = schedule.get_sblock(self.kernel.stages[-1].name)
-            schedule.set_scope(reduction, 0, "local")
         loops = list(schedule.get_loops(output))
         outer, rest = loops[: self.column], loops[self.column + 1 :]
         lanes, unroll = values["lanes"], values["unroll"]

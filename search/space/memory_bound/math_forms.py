@@ -4,8 +4,9 @@ LLVM has no vector `exp`, `tanh`, `erf` or `log` of its own: on a vector of 16 f
 10 ns each. The forms here are additions, multiplications, comparisons and shifts only, so that any vector length, and
 LLVM's own vectoriser too, can use them.
 
-Sources of the approximations: exp and log, S. Moshier, Cephes (expf, logf); tanh and erf, the rational minimax
-approximations of Eigen (MathFunctionsImpl.h, generic_fast_tanh_float and erf). Measured largest errors are in
+Sources of the approximations: log and the reduction of exp, S. Moshier, Cephes (expf, logf), with a polynomial for
+e^r that is minimax in relative error (9e-8, constant term 1, fitted by Lawson's iteration); tanh and erf, the rational
+minimax approximations of Eigen (MathFunctionsImpl.h, generic_fast_tanh_float and erf). Measured largest errors are in
 tests/search/test_memory_bound_math.py.
 """
 
@@ -49,7 +50,10 @@ _ERF_EVEN = (
     -2.13374055278905e-04,
     -1.45660718464996e-05,
 )
-_EXP = (5.0000001201e-1, 1.6666665459e-1, 4.1665795894e-2, 8.3334519073e-3, 1.3981999507e-3, 1.9875691500e-4)
+_EXP = (1.0, 9.9999970631e-1, 4.9999147841e-1, 1.6667638127e-1, 4.1898159619e-2, 8.2902721117e-3)
+_LARGEST_EXP = 88.72283
+_LEAST_EXP = -87.33654  # of 2^-126, the smallest normal number
+_ROUNDING = 1.5 * 2.0**_MANTISSA_BITS
 _LOG = (
     3.3333331174e-1,
     -2.4999993993e-1,
@@ -94,30 +98,46 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     return result
 
 
-def _power_of_two_minus_one(exponent: Any) -> Any:
-    """2^(n - 1) of a whole float n in [-126, 128], as bits; the minus one keeps n = 128 finite."""
-    bits = (exponent.astype(_INT) + _i(126)) << _i(_MANTISSA_BITS)
-    return tirx.reinterpret(_FLOAT, bits)
+def _scaled_exp(x: Any) -> Any:
+    """e^x = 2^n * e^r with n = round(x / ln 2), |r| <= ln 2 / 2, for x in [_LEAST_EXP, _LARGEST_EXP].
+
+    Eight multiply-adds. Adding `_ROUNDING` rounds x / ln 2 to whole numbers and leaves n in the last bits of the sum,
+    from where it is added to the exponent of e^r; the sum of exponents stays finite at n = 128, where e^r < 1.
+    """
+
+    def finish(shifted: Any, r: Any) -> Any:
+        bits = tirx.reinterpret(_INT, _polynomial(r, _EXP)) + (tirx.reinterpret(_INT, shifted) << _i(_MANTISSA_BITS))
+        return tirx.reinterpret(_FLOAT, bits)
+
+    def reduced(v: Any, shifted: Any) -> Any:
+        def of(n: Any) -> Any:
+            # ln 2 in two parts, the first with few enough bits that n * 0.693359375 is exact.
+            return _let((v - n * _f(0.693359375)) - n * _f(-2.12194440e-4), lambda r: finish(shifted, r))
+
+        return _let(shifted - _f(_ROUNDING), of)
+
+    return _let(x, lambda v: _let(v * _f(1.4426950408889634) + _f(_ROUNDING), lambda shifted: reduced(v, shifted)))
 
 
 def _exp(x: Any) -> Any:
-    """e^x = 2^n * e^r with n = round(x / ln 2), |r| <= ln 2 / 2."""
-    largest, smallest = 88.72283, -87.33654
+    def edges(v: Any) -> Any:
+        # NaN fails both comparisons and comes out of the sum.
+        above = tirx.Select(v <= _f(_LARGEST_EXP), _scaled_exp(v), v + _f(math.inf))
+        return tirx.Select(v < _f(_LEAST_EXP), _f(0.0), above)
 
-    def scaled(x: Any, n: Any) -> Any:
-        def finish(r: Any) -> Any:
-            e_to_r = _polynomial(r, _EXP) * (r * r) + r + _f(1.0)
-            return (e_to_r + e_to_r) * _power_of_two_minus_one(n)
+    return _let(x, edges)
 
-        # ln 2 in two parts, the first with few enough bits that n * 0.693359375 is exact.
-        return _let((x - n * _f(0.693359375)) - n * _f(-2.12194440e-4), finish)
 
-    def clamped(x: Any) -> Any:
-        # Constants first: a comparison with NaN is false, so that NaN goes through.
-        low = tirx.Select(_f(smallest) > x, _f(smallest), x)
-        return _let(low, lambda c: _let(tirx.nearbyint(c * _f(1.4426950408889634)), lambda n: scaled(c, n)))
+def _sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x), of x clamped to [-_LARGEST_EXP, -_LEAST_EXP]."""
+    clamped = _let(_clamped(x, -_LARGEST_EXP, -_LEAST_EXP), lambda c: _scaled_exp(_f(0.0) - c))
+    return _f(1.0) / (_f(1.0) + clamped)
 
-    return _let(x, lambda v: tirx.Select(v > _f(largest), _f(math.inf), clamped(v)))
+
+def _clamped(x: Any, low: float, high: float) -> Any:
+    # Constants first: a comparison with NaN is false, so that NaN goes through.
+    above = _let(x, lambda v: tirx.Select(_f(low) > v, _f(low), v))
+    return _let(above, lambda v: tirx.Select(_f(high) < v, _f(high), v))
 
 
 def _rational(x: Any, odd: Sequence[float], even: Sequence[float], bound: float) -> Any:
@@ -126,11 +146,7 @@ def _rational(x: Any, odd: Sequence[float], even: Sequence[float], bound: float)
     def quotient(c: Any) -> Any:
         return _let(c * c, lambda s: c * _polynomial(s, odd) / _polynomial(s, even))
 
-    def clamped(v: Any) -> Any:
-        above = tirx.Select(_f(-bound) > v, _f(-bound), v)
-        return tirx.Select(v > _f(bound), _f(bound), above)
-
-    return _let(x, lambda v: _let(clamped(v), quotient))
+    return _let(_clamped(x, -bound, bound), quotient)
 
 
 def _log(x: Any) -> Any:
@@ -182,7 +198,7 @@ def _pow(x: Any, exponent: Any) -> Any | None:
 
 _FORMS: dict[str, Callable[..., Any]] = {
     "tirx.exp": _exp,
-    "tirx.sigmoid": lambda x: _f(1.0) / (_f(1.0) + _exp(_f(0.0) - x)),
+    "tirx.sigmoid": _sigmoid,
     "tirx.tanh": lambda x: _rational(x, _TANH_ODD, _TANH_EVEN, 9.0),
     "tirx.erf": lambda x: _rational(x, _ERF_ODD, _ERF_EVEN, 4.0),
     "tirx.log": _log,

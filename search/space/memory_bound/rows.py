@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..base import Knob
 from .cost import Work, instructions
 from .kernel import Kernel, Stage
+from .lane_trees import LANE_TREE
 from .nest import extent_of, fuse, vectorize
 from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
@@ -227,10 +228,10 @@ def _vector_sums(schedule: Any, block: Any, k: Any, dimensions: int, lanes: int,
     The cuts are even: `compute_at` loses the bounds check of a ragged one.
     """
     _, inner = schedule.split(k, [None, width])
-    schedule.set_scope(schedule.rfactor(inner, dimensions), 0, "local")
+    schedule.rfactor(inner, dimensions)
     if width > lanes:
         _, inner = schedule.split(schedule.get_loops(block)[-1], [None, lanes])
-        schedule.set_scope(schedule.rfactor(inner, dimensions), 0, "local")
+        schedule.rfactor(inner, dimensions)
 
 
 def _vectorize_run(schedule: Any, loops: Sequence[Any], lanes: int, unroll: int) -> None:
@@ -257,4 +258,6 @@ def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int) -> None
         schedule.vectorize(inner)
     elif narrow:
         schedule.reorder(*narrow, *reduced)
+        if lanes > 1 and extent_of(schedule, reduced[-1]) == lanes:
+            schedule.annotate(reduced[-1], LANE_TREE, 1)
     schedule.decompose_reduction(block, reduced[0])

@@ -52,7 +52,7 @@ def _rewritten(along_read: Any) -> Any | None:
     statements: list[Any] = []
 
     def register() -> Any:
-        buffer = tirx.decl_buffer([size], str(source.ty.dtype), "tile", scope="local")
+        buffer = tirx.decl_buffer([size], str(source.ty.dtype), "tile")
         statements.append(tirx.AllocBuffer(buffer))
         return buffer
 

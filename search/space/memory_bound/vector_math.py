@@ -3,7 +3,8 @@
 The forms name intermediate values with `Let`. While generating code, TVM simplifies the value of each `Let` with all
 that it depends on put in, so that every level of nested calls multiplies the compile time: 0.06 s with one, more than a
 minute with the four of NasRNN's cells. Therefore the result of each call is stored in a buffer of one vector, which
-LLVM keeps in a register:
+LLVM keeps in a register (TVM puts buffers of scope "global" under 1024 bytes on the stack; "local" ones would be
+allocated and freed in every call of the kernel):
 
     for j in vectorized(16):                    t = alloc_buffer(16)
         y[i + j] = tanh(a * sigmoid(x[i + j]))  ->  for j in vectorized(16):
@@ -84,7 +85,7 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
             for known, result in results:
                 if tvm_ffi.structural_equal(known, call):
                     return result
-            buffer = tirx.decl_buffer([extent], str(call.ty.dtype), "math", scope="local")
+            buffer = tirx.decl_buffer([extent], str(call.ty.dtype), "math")
             buffers.append(buffer)
             before.append(tirx.BufferStore(buffer, form, [place]))
             results.append((call, tirx.BufferLoad(buffer, [place])))

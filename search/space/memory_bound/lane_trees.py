@@ -1,0 +1,129 @@
+"""The lanes of a vector reduced to one value in log2(n) steps, and divisions that a vector loop repeats.
+
+A schedule marks the loop over the lanes of a partial result with `LANE_TREE`. One after another, 16 dependent
+additions take 48 cycles and more; halves are combined instead:
+
+    for i in range(16):                       t8 = part[0:8] + part[8:16]
+        total = total + part[i]           ->  t4 = t8[0:4] + t8[4:8]; t2 = ...; t1 = ...
+                                              total = total + t1
+
+A division by something that all vectors of a row share becomes one reciprocal and multiplications, which LLVM may not
+do by itself: the last bit can differ.
+
+    for j in vectorized(16):                  for j in vectorized(16):
+        y[i, j] = e[i, j] / total[i]      ->      y[i, j] = e[i, j] * (1 / total[i])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir.expr import TensorLoad
+
+__all__ = ["LANE_TREE", "multiply_by_reciprocals", "reduce_lanes_as_trees"]
+
+LANE_TREE = "eqtune.lane_tree"
+"""Annotation of a loop, of a power of two, around `out = out op part[..., lane]`."""
+
+_COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
+
+
+def reduce_lanes_as_trees(func: Any) -> Any:
+    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+
+    A loop stays as it is where its block has a condition, or anything but one store of the form above.
+    """
+
+    def tree(loop: Any) -> Any:
+        return (_tree(loop) or loop) if LANE_TREE in loop.annotations else loop
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, tree))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def multiply_by_reciprocals(func: Any) -> Any:
+    """In vectorised loops, `x / d` becomes `x * (1 / d)` where d is a float that all lanes share, but no constant."""
+
+    def vector_loop(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.VECTORIZED:
+            return loop
+        varying = [loop.loop_var]
+
+        def bind(realize: Any) -> None:
+            pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+            varying.extend(v.var for v, value in pairs if _uses(value, varying))
+
+        tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, bind))
+
+        def product(division: Any) -> Any:
+            divisor = division.b
+            shared = str(divisor.ty.dtype) == "float32" and not _uses(divisor, varying) and _loads(divisor)
+            return division.a * (tirx.const(1.0, "float32") / divisor) if shared else division
+
+        def store(statement: Any) -> Any:
+            value = tvm_ffi.structural_map(statement.value, (tirx.Div, product))
+            unchanged = value.same_as(statement.value)
+            return statement if unchanged else tirx.BufferStore(statement.buffer, value, statement.indices)
+
+        body = tvm_ffi.structural_map(loop.body, (tirx.BufferStore, store))
+        if body.same_as(loop.body):
+            return loop
+        return tirx.For(
+            loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations, step=loop.step
+        )
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, vector_loop))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _tree(loop: Any) -> Any | None:
+    realize, lanes = loop.body, int(loop.extent)
+    if not isinstance(realize, s_tir.SBlockRealize) or lanes & (lanes - 1):
+        return None
+    store, predicate = realize.block.body, realize.predicate
+    always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
+    if not always or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, _COMBINERS):
+        return None
+    binding = [(v.var, value) for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)]
+    total, part = store.value.a, _substitute(store.value.b, binding)
+    combine = type(store.value)
+    if not isinstance(part, TensorLoad) or not part.indices[-1].same_as(loop.loop_var):
+        return None
+    if not isinstance(total, TensorLoad) or _uses(total, [part.source.data]):
+        return None
+    statements: list[Any] = []
+    vector = tirx.BufferLoad(part.source, [*part.indices[:-1], tirx.Ramp(0, 1, lanes)])
+    for size in (lanes >> n for n in range(1, lanes.bit_length())):
+        halves = [tirx.Shuffle([vector], list(range(first, first + size))) for first in (0, size)]
+        buffer = tirx.decl_buffer([size], str(part.ty.dtype), "tree")
+        place = tirx.Ramp(0, 1, size) if size > 1 else 0
+        statements += [tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, combine(*halves), [place])]
+        vector = tirx.BufferLoad(buffer, [place])
+    indices = [_substitute(index, binding) for index in store.indices]
+    result = combine(_substitute(total, binding), vector)
+    return tirx.SeqStmt([*statements, tirx.BufferStore(store.buffer, result, indices)])
+
+
+def _substitute(expression: Any, values: list[tuple[Any, Any]]) -> Any:
+    def value_of(var: Any) -> Any:
+        return next((value for known, value in values if known.same_as(var)), var)
+
+    return tvm_ffi.structural_map(expression, (ir.Var, value_of))
+
+
+def _uses(expression: Any, variables: list[Any]) -> bool:
+    found: list[bool] = []
+
+    def visit(var: Any) -> None:
+        found.append(any(var.same_as(known) for known in variables))
+
+    tvm_ffi.structural_walk(expression, (ir.Var, visit))
+    return any(found)
+
+
+def _loads(expression: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (TensorLoad, found.append))
+    return bool(found)
