@@ -10,6 +10,7 @@ from tvm import IRModule, tirx
 from tvm.s_tir import SBlock
 
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
+from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 
@@ -44,7 +45,7 @@ def prepare_for_lowering(function: Any) -> Any:
     like in hardware: where loops are bound to threads, functions stay.
     """
     if not _has_threads(function):
-        function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(function)))
+        function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = vectorizable_math(function)
     return narrow_indices(function)
 

@@ -309,3 +309,30 @@ def test_lanes_are_combined_as_a_tree_and_rows_multiplied_by_one_reciprocal() ->
     assert script.count("T.Shuffle(") == 2 * 2 * 4  # two halves, of the maximum and of the sum, in log2(16) steps
     assert "T.float32(1.0) / T_softmax_expsum" in script
     assert 'scope="local"' not in script  # TVM would allocate it in every call
+
+
+@pytest.mark.parametrize("count_pad", [False, True])
+def test_windows_of_ragged_rows_are_whole_vectors_that_overlap(count_pad: bool) -> None:
+    def build(b: Any, x: Any) -> Any:
+        return b.emit(op.nn.avg_pool2d(x, pool_size=(3, 3), padding=(1, 1), count_include_pad=count_pad))
+
+    mod = kernel(build, [(1, 3, 10, 21)])
+    space = Space([s for s in memory_bound_sketches(mod, HARDWARE) if s.name.startswith("windows")])
+    points = legal_points(space, 8, seed=0)
+    x = np.random.default_rng(0).standard_normal((1, 3, 10, 21)).astype(np.float32)
+    window = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), (2, 3))
+    inside = np.lib.stride_tricks.sliding_window_view(np.pad(np.ones((10, 21)), 1), (3, 3)).sum((2, 3))
+    expected = window.sum((4, 5)) / (9.0 if count_pad else inside)
+    for result in run_points(mod, space, points, [x]):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+    script = prepare_for_lowering(space.apply(space.decision(points[0])).mod["main"]).script()
+    assert "T.where(" not in script
+
+
+def test_windows_serve_maxima_without_padding() -> None:
+    mod = kernel(lambda b, x: b.emit(op.nn.max_pool2d(x, pool_size=(2, 3))), [(2, 3, 9, 20)])
+    space = Space([s for s in memory_bound_sketches(mod, HARDWARE) if s.name.startswith("windows")])
+    x = np.random.default_rng(0).standard_normal((2, 3, 9, 20)).astype(np.float32)
+    expected = np.lib.stride_tricks.sliding_window_view(x, (2, 3), (2, 3)).max((4, 5))
+    for result in run_points(mod, space, legal_points(space, 8, seed=0), [x]):
+        np.testing.assert_array_equal(result, expected)

@@ -1,7 +1,7 @@
 """Sketches for kernels that are not contractions: element-wise, reductions, pooling, normalisation, data movement.
 
 `elementwise` and `transpose` move data, `rows` reduces along memory (softmax, norms), `columns` across it (pooling),
-`stages` takes whatever is left. Transcendental functions vectorise only in the form that `vector_math` gives them.
+`windows` pools with stride one, `stages` takes whatever is left. Transcendental functions vectorise only in the form that `vector_math` gives them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ from .sketch import MemoryBoundSketch
 from .stages import StagesSketch, UntouchedSketch
 from .transpose import TransposeSketch
 from .vector_math import vectorizable_math
+from .windows import WindowsSketch
 
 __all__ = ["memory_bound_sketches", "vectorizable_math"]
 
-_FAMILIES: tuple[type[MemoryBoundSketch], ...] = (ElementwiseSketch, TransposeSketch, RowsSketch, ColumnsSketch)
+_FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
+    ElementwiseSketch,
+    TransposeSketch,
+    RowsSketch,
+    ColumnsSketch,
+    WindowsSketch,
+)
 _EXPENSIVE = 8  # vector instructions of an element; below, recomputing is cheaper than storing
 _TRIED = 3
 

@@ -59,8 +59,14 @@ def multiply_by_reciprocals(func: Any) -> Any:
 
         def product(division: Any) -> Any:
             divisor = division.b
-            shared = str(divisor.ty.dtype) == "float32" and not _uses(divisor, varying) and _loads(divisor)
-            return division.a * (tirx.const(1.0, "float32") / divisor) if shared else division
+            if str(divisor.ty.dtype) != "float32":
+                return division
+            if not _uses(divisor, varying) and _loads(divisor):
+                return division.a * _reciprocal(divisor)
+            if isinstance(divisor, tirx.Cast) and isinstance(divisor.value, tirx.Mul) and not _loads(divisor):
+                across, along = divisor.value.a, divisor.value.b  # elements of a window at the border: rows x columns
+                return division.a * (_reciprocal(across) * _reciprocal(along))
+            return division
 
         def store(statement: Any) -> Any:
             value = tvm_ffi.structural_map(statement.value, (tirx.Div, product))
@@ -76,6 +82,10 @@ def multiply_by_reciprocals(func: Any) -> Any:
 
     body = tvm_ffi.structural_map(func.body, (tirx.For, vector_loop))
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _reciprocal(value: Any) -> Any:
+    return tirx.const(1.0, "float32") / value.astype("float32")
 
 
 def _tree(loop: Any) -> Any | None:

@@ -1,0 +1,72 @@
+"""Last vectors that overlap the ones before, where a row is no multiple of the vector.
+
+    for i in range(3):                                for i in range(3):
+        for j in vectorized(16):                  ->      for j in vectorized(16):
+            if i * 16 + j < 35:                               y[min(i * 16, 19) + j] = f(min(i * 16, 19) + j)
+                y[i * 16 + j] = f(i * 16 + j)
+
+Elements in both are computed twice, alike. A condition inside a vector would make TVM compute lane by lane.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+__all__ = ["OVERLAPPING_TAIL", "overlap_tails"]
+
+OVERLAPPING_TAIL = "eqtune.overlapping_tail"
+"""Annotation of a loop over vectors of a row, its value their length. Stores inside must not depend on earlier ones."""
+
+
+def overlap_tails(func: Any) -> Any:
+    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+
+    Raises
+    ------
+    ValueError
+        When the length of the row cannot be read off the conditions inside.
+    """
+
+    def overlapping(loop: Any) -> Any:
+        return _overlapping(loop) if OVERLAPPING_TAIL in loop.annotations else loop
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, overlapping))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _overlapping(loop: Any) -> Any:
+    lanes = int(loop.annotations[OVERLAPPING_TAIL])
+    dtype = str(loop.loop_var.ty.dtype)
+    length = _row_length(loop)
+
+    def start(product: Any) -> Any:
+        of_loop = product.a.same_as(loop.loop_var) and isinstance(product.b, tirx.IntImm) and int(product.b) == lanes
+        return tirx.Min(product, tirx.IntImm(dtype, length - lanes)) if of_loop else product
+
+    def unconditional(realize: Any) -> Any:
+        values = [tvm_ffi.structural_map(value, (tirx.Mul, start)) for value in realize.iter_values]
+        return s_tir.SBlockRealize(values, tirx.IntImm("bool", 1), realize.block)
+
+    body = tvm_ffi.structural_map(loop.body, (s_tir.SBlockRealize, unconditional))
+    annotations = {key: value for key, value in loop.annotations.items() if key != OVERLAPPING_TAIL}
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=annotations, step=loop.step)
+
+
+def _row_length(loop: Any) -> int:
+    lengths: set[int] = set()
+
+    def visit(realize: Any) -> None:
+        bound = realize.predicate
+        if isinstance(bound, tirx.LT) and isinstance(bound.b, tirx.IntImm):
+            used: list[Any] = []
+            tvm_ffi.structural_walk(bound.a, (ir.Var, used.append))
+            if any(var.same_as(loop.loop_var) for var in used):
+                lengths.add(int(bound.b))
+
+    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+    if len(lengths) != 1:
+        raise ValueError(f"the loop over {loop.loop_var} is marked as ragged but its blocks end at {sorted(lengths)}")
+    return lengths.pop()
