@@ -15,7 +15,7 @@ import tvm
 def serial(mod):
     text = mod.script()
     text = re.sub(r'T\.thread_binding\((.*?), thread="[^"]*"(, annotations=\{.*?\})?\)', r"T.serial(\1)", text)
-    text = re.sub(r', scope="(shared|shared\.dyn|local)"', "", text)
+    text = re.sub(r', scope="(shared|shared\.dyn|local|wmma\.\w+)"', "", text)
     text = re.sub(r"T\.sblock_attr\(.*manifest_shared_memory.*\)", "T.evaluate(0)", text)
     text = re.sub(r", annotations=\{[^}]*\}", "", text)
     text = re.sub(r"T\.(vectorized|unroll)\(", "T.serial(", text)
@@ -29,6 +29,7 @@ def outputs(mod, seed=0):
     arguments = [
         tvm.runtime.tensor(rng.integers(-3, 4, [int(e) for e in p.shape]).astype(str(p.dtype))) for p in function.params
     ]
-    arguments[-1].copyfrom(np.full_like(arguments[-1].numpy(), np.nan))
+    result = arguments[-1].numpy()
+    arguments[-1].copyfrom(np.full_like(result, np.nan if result.dtype.kind == "f" else np.iinfo(result.dtype).max))
     tvm.compile(tvm.IRModule({"main": function}), "llvm").jit()["main"](*arguments)
     return arguments[-1].numpy()

@@ -18,6 +18,8 @@ from .matrix import MatrixForm, matrix_form
 from .memory_bound import MemoryBoundGpuSketch, works
 from .reduction import ReductionGpuSketch
 from .rows import RowsGpuSketch
+from .tensor_core import supports
+from .tensor_sketch import TensorCoreSketch
 from .transpose import TransposeGpuSketch
 
 __all__ = ["build_gpu_space"]
@@ -45,6 +47,8 @@ def build_gpu_space(mod: Any, hardware: GpuHardware) -> Space:
     sketches: list[Sketch] = []
     form = _matrix_form(mod)
     if form is not None:
+        if supports(form) and hardware.tensor_peak(form.a.access.dtype.removeprefix("u")):
+            sketches.append(TensorCoreSketch(mod, form, hardware))
         sketches.append(MatrixSketch(mod, form, hardware))
     for number, keep in enumerate(_kept(whole)):
         kernel = read_kernel(inlined(mod, keep))

@@ -1,0 +1,134 @@
+"""The matrix product on tensor cores, through WMMA fragments.
+
+Blocks, warps, and fragments of a warp tile rows and columns; steps of the reduction are fetched to shared memory as in
+`tiled`, in the order in which the operand lies in memory: WMMA loads fragments of either order. Edges are padded with
+zeros on the way there. The sums go through shared memory, too, so that what follows is computed by whole warps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import tirx
+
+from ..access import dtype_bytes
+from .bind import bind_elementwise
+from .matrix import MatrixForm, Operand, inline_producers
+
+__all__ = ["FRAGMENT", "line_padding", "schedule_fragments", "supports"]
+
+FRAGMENT = 16
+WARP = 32
+
+_SUPPORTED = {("float16", "float16"), ("float16", "float32"), ("int8", "int32"), ("uint8", "int32")}
+"""Dtypes of operands and sums that TVM's code generator has fragments for."""
+
+
+def supports(form: MatrixForm) -> bool:
+    """Whether there are fragments for these dtypes."""
+    dtype = form.a.access.dtype
+    return dtype == form.b.access.dtype and (dtype, form.accumulator) in _SUPPORTED
+
+
+def line_padding(item_bytes: int) -> int:
+    """Elements that follow each line in shared memory: 16 bytes keep WMMA's alignment and spread lines over banks."""
+    return 16 // item_bytes
+
+
+def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
+    """Apply the sketch; `v` holds every knob of `tensor_sketch.TensorCoreSketch`.
+
+    Raises
+    ------
+    tvm.s_tir.ScheduleError
+        When TVM finds a step impossible for this kernel.
+    """
+    from .fragments import fragments  # parses five functions
+
+    intrinsics = fragments(form.a.access.dtype, form.accumulator)
+    tile_i, tile_j = v["wi"] * v["fi"] * FRAGMENT, v["wj"] * v["fj"] * FRAGMENT
+    warps = v["wi"] * v["wj"]
+    normalized = form.normalize(mod, [tile_i, tile_j, v["bk"]])
+    sch, inner = normalized.schedule, normalized.block
+    sch.set_scope(inner, 0, "shared.dyn")
+    writer = normalized.take_epilogue()
+    batch, i, j, k = sch.get_loops(inner)
+    (i, ii), (j, jj), (k, kk) = (sch.split(loop, [None, FRAGMENT]) for loop in (i, j, k))
+    sch.reorder(batch, i, j, k, ii, jj, kk)
+    outer = sch.blockize(ii)
+    i0, i1, i2 = sch.split(i, [None, v["wi"], v["fi"]])
+    j0, j1, j2 = sch.split(j, [None, v["wj"], v["fj"]])
+    k0, k1 = sch.split(k, [None, v["bk"] // FRAGMENT])
+    sch.reorder(batch, i0, j0, i1, j1, k0, k1, i2, j2)
+    block = sch.fuse(batch, i0, j0)
+    sch.bind(block, "blockIdx.x")
+    warp = sch.fuse(i1, j1)
+    sch.bind(warp, "threadIdx.y")
+    store = sch.cache_write(outer, 0, SUMS)
+    sch.reverse_compute_at(store, warp, preserve_unit_loops=True)
+    sch.reverse_compute_at(writer, block, preserve_unit_loops=True)
+    loads = []
+    for name, operand, place in zip("ab", (form.a, form.b), normalized.places, strict=True):
+        copy = sch.cache_read(outer, place, "shared.dyn")
+        fragment = sch.cache_read(outer, place, f"wmma.matrix_{name}")
+        sch.compute_at(fragment, k1, preserve_unit_loops=True)
+        _fetch(sch, copy, k0, operand, (tile_i if name == "a" else tile_j, v["bk"]), warps, normalized.index_dtype)
+        if v["stages"] > 1:
+            sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+        loads.append((fragment, intrinsics.load(name, not operand.along_reduction)))
+    if v["stages"] > 1:
+        # As in `tiled`: the next tiles wait in registers.
+        sch.annotate(k0, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        sch.annotate(k0, "software_pipeline_order", [0, 3, 1, 4, 2])
+    _write(sch, writer, form, warps)
+    fill = sch.decompose_reduction(outer, k0)
+    for part, intrinsic in (*loads, (store, intrinsics.store)):
+        sch.tensorize(_fragment_loops(sch, part), intrinsic)
+    sch.tensorize(sch.get_loops(sch.get_child_blocks(fill)[0])[-2], intrinsics.fill)
+    sch.tensorize(sch.get_loops(inner)[-3], intrinsics.compute)
+    bind_elementwise(sch)
+    return sch
+
+
+SUMS = "wmma.accumulator"
+
+
+def _fetch(
+    sch: Any, copy: Any, step: Any, operand: Operand, tile: tuple[int, int], warps: int, index_dtype: str
+) -> None:
+    """Copy one operand's tile to shared memory in every step, by all threads, in the widest loads that are legal."""
+    if not operand.along_reduction:
+        layout = tirx.IndexMap.from_func(lambda b, x, k: [b, k, x], index_dtype=index_dtype)
+        sch.transform_layout(copy, ("write", 0), layout)
+    sch.compute_at(copy, step, preserve_unit_loops=True)
+    inline_producers(sch, copy)
+    lines, items = sch.get_loops(copy)[-2:]
+    if not operand.along_reduction:
+        sch.reorder(items, lines)
+        lines, items = items, lines
+    vector = operand.vector(tile[0] * tile[1], warps * WARP)
+    _, y, x, lane = sch.split(sch.fuse(lines, items), [None, warps, WARP, vector])
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    if vector > 1:
+        sch.vectorize(lane)
+    sch.storage_align(copy, 0, axis=-2, factor=64 // operand.item_bytes, offset=line_padding(operand.item_bytes))
+
+
+def _write(sch: Any, writer: Any, form: MatrixForm, warps: int) -> None:
+    """Share the block's results, and what follows them, among all threads; neighbours write neighbours."""
+    sums = sch.get_producers(writer)
+    sch.storage_align(sums[0], 0, axis=-2, factor=32, offset=line_padding(dtype_bytes(form.accumulator)))
+    rows, columns = sch.get_loops(writer)[-2:]
+    _, y, x = sch.split(sch.fuse(rows, columns), [None, warps, WARP])
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+
+
+def _fragment_loops(sch: Any, block: Any) -> Any:
+    """Cut a block's last two loops in fragments; the loop over a fragment's rows."""
+    i, j = sch.get_loops(block)[-2:]
+    (i, ii), (j, jj) = (sch.split(loop, [None, FRAGMENT]) for loop in (i, j))
+    sch.reorder(i, j, ii, jj)
+    return ii

@@ -1,0 +1,205 @@
+"""The matrix product on tensor cores as a sketch: knobs, constraints, and an analytic estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..access import dtype_bytes
+from ..base import Knob, Sketch
+from .hardware import GpuHardware
+from .matrix import MatrixForm
+from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
+from .tensor_core import FRAGMENT, WARP, schedule_fragments
+
+__all__ = ["TensorCoreSketch"]
+
+FAMILY = 21
+OTHER_REGISTERS = 48
+"""Addresses, predicates and loop counters of a thread."""
+
+LOAD_LATENCY = 600.0
+"""Clocks from a load to its value in DRAM or L2, roughly."""
+
+WMMA_SHARE = 0.65
+"""Of the tensor cores' peak, what WMMA reaches at best: it does not use Hopper's wider instructions. An assumption."""
+
+SHARED_BYTES_PER_CLOCK = 128.0
+
+
+class TensorCoreSketch(Sketch):
+    """Tiles of a contraction in matrix form, of 16 x 16 x 16 fragments.
+
+    Knobs: `wi` x `wj` warps, `fi` x `fj` fragments of each, `bk` steps of the reduction in shared memory, `stages`
+    (2: the next tiles are loaded into registers while these are used).
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+    form : MatrixForm
+        One that `tensor_core.supports`.
+    hardware : GpuHardware
+    """
+
+    name = "gpu_tensor_core"
+
+    def __init__(self, mod: Any, form: MatrixForm, hardware: GpuHardware) -> None:
+        self.form = form
+        self._mod = mod
+        self._hardware = hardware
+        _, rows, columns, reduction = form.shape
+        self.knobs = (
+            Knob("wi", _counts(rows)),
+            Knob("fi", _counts(rows)),
+            Knob("wj", _counts(columns)),
+            Knob("fj", _counts(columns)),
+            Knob("bk", tuple(b for b in (16, 32, 64) if b == 16 or b < 2 * reduction)),
+            Knob("stages", (1, 2)),
+        )
+
+    def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Registers and shared memory suffice; little padding; every thread has something to fetch."""
+        v = self._columns(values)
+        _, rows, columns, reduction = self.form.shape
+        launch = self._launch(v)
+        tile_i, tile_j = _tiles(v)
+        ok = occupancy(self._hardware, launch).legal
+        # Half a tile of padding at most, unless the whole extent is smaller than a fragment.
+        ok &= (tile_i < 2 * max(rows, FRAGMENT)) & (tile_j < 2 * max(columns, FRAGMENT))
+        ok &= (v["stages"] == 1) | (np.ceil(reduction / v["bk"]) >= 3)
+        ok &= np.minimum(tile_i, tile_j) * v["bk"] >= launch.threads
+        result: NDArray[np.bool_] = ok & (v["wi"] * v["wj"] <= 16)
+        return result
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `features.FEATURES`."""
+        v = self._columns(values)
+        launch = self._launch(v)
+        fit = occupancy(self._hardware, launch)
+        c = self._cost(v, launch, fit)
+        flops, moved = self.form.contraction.flops, self.form.kernel.bytes_moved
+        tile_i, tile_j = _tiles(v)
+        batch, rows, columns, reduction = self.form.shape
+        return feature_table(
+            len(values),
+            {
+                "log_flops": np.log2(flops),
+                "log_bytes": np.log2(moved),
+                "family": float(FAMILY),
+                "accumulators": v["fi"] * v["fj"] * 8,
+                "register_pressure": launch.registers / self._hardware.vector_registers,
+                "log_tile_m": np.log2(v["fi"] * FRAGMENT),
+                "log_tile_n": np.log2(v["fj"] * FRAGMENT),
+                "log_block_m": np.log2(tile_i),
+                "log_block_n": np.log2(tile_j),
+                "log_block_k": np.log2(v["bk"]),
+                "tail_waste": c["padding"] - 1.0,
+                "log_parallel_chunks": np.log2(launch.blocks),
+                "imbalance": 1.0 / fit.busy,
+                "log_chunk_flops": np.log2(flops / launch.blocks),
+                "l1_footprint": launch.shared_bytes / self._hardware.shared_bytes_per_multiprocessor,
+                "l2_footprint": moved / self._hardware.l2_bytes,
+                "log_l2_traffic": np.log2(c["fetched"]),
+                "log_memory_traffic": np.log2(moved),
+                "log_reduction": np.log2(reduction),
+                "compute_share": c["compute_s"] / c["latency_s"],
+                "memory_share": c["memory_s"] / c["latency_s"],
+                "log_latency": np.log2(c["latency_s"]),
+                "occupancy": fit.share,
+                "arithmetic_intensity": np.log2(2.0 * batch * rows * columns * reduction / c["fetched"]),
+                "log_threads": np.log2(launch.threads),
+                "waves": np.log2(fit.waves),
+                "stages": v["stages"],
+            },
+        )
+
+    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The analytic estimate, shape [n]."""
+        v = self._columns(values)
+        launch = self._launch(v)
+        return self._cost(v, launch, occupancy(self._hardware, launch))["latency_s"]
+
+    def apply(self, values: Mapping[str, int]) -> Any:
+        """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
+        return schedule_fragments(self._mod, self.form, values)
+
+    def _columns(self, values: NDArray[np.int64]) -> dict[str, Array]:
+        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
+
+    def _launch(self, v: Mapping[str, Array]) -> Launch:
+        batch, rows, columns, _ = self.form.shape
+        tile_i, tile_j = _tiles(v)
+        threads = v["wi"] * v["wj"] * WARP
+        item = self.form.a.item_bytes
+        sums = 8.0 * v["fi"] * v["fj"] * dtype_bytes(self.form.accumulator) / 4
+        # A fragment of an operand is 16 x 16 elements over 32 threads; float16 is kept twice (CUDA, "wmma").
+        operands = (v["fi"] + v["fj"]) * (8.0 if item == 2 else 2.0)
+        ahead = np.where(v["stages"] > 1, (tile_i + tile_j) * v["bk"] * item / 4 / threads, 0.0)
+        inputs = sum(_staged(tile, v["bk"], operand.along_reduction) for tile, operand in self._staged_by(v)) * item
+        result = tile_i * (tile_j + 32) * dtype_bytes(self.form.accumulator)
+        return Launch(
+            blocks=batch * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
+            threads=threads,
+            registers=sums + operands + ahead + OTHER_REGISTERS,
+            # The sums need their place beside the operands': TVM merges the two only in part.
+            shared_bytes=np.asarray(inputs + result),
+        )
+
+    def _staged_by(self, v: Mapping[str, Array]) -> tuple[tuple[Array, Any], ...]:
+        tile_i, tile_j = _tiles(v)
+        return (tile_i, self.form.a), (tile_j, self.form.b)
+
+    def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
+        hardware, form = self._hardware, self.form
+        _, rows, columns, reduction = form.shape
+        tile_i, tile_j = _tiles(v)
+        steps = np.ceil(reduction / v["bk"])
+        blocks_i, blocks_j = np.ceil(rows / tile_i), np.ceil(columns / tile_j)
+        padding = blocks_i * tile_i / rows * blocks_j * tile_j / columns * steps * v["bk"] / reduction
+        item = form.a.item_bytes
+        dtype = form.a.access.dtype
+        peak = hardware.tensor_peak("int8" if dtype == "uint8" else dtype)
+        per_clock = WMMA_SHARE * peak / hardware.multiprocessors / hardware.clock_hz / 2.0
+        warps = v["wi"] * v["wj"]
+        # Of one step and block: multiply-adds on the tensor cores, beside reads of fragments from shared memory.
+        math_clocks = tile_i * tile_j * v["bk"] / per_clock
+        read_bytes = warps * (v["fi"] + v["fj"]) * FRAGMENT * v["bk"] * item
+        step_clocks = np.maximum(math_clocks, read_bytes / SHARED_BYTES_PER_CLOCK) + 0.2 * np.minimum(
+            math_clocks, read_bytes / SHARED_BYTES_PER_CLOCK
+        )
+        # Each of the four tensor cores wants a warp with several fragments in flight.
+        parallel = np.minimum(1.0, np.sqrt(warps * fit.resident * v["fi"] * v["fj"] / 32.0))
+        waiting = LOAD_LATENCY * np.where(v["stages"] > 1, 0.15, 1.0) / np.maximum(fit.resident, 1.0)
+        write_clocks = tile_i * tile_j * dtype_bytes(form.accumulator) / 32.0
+        block_clocks = steps * (step_clocks / np.maximum(parallel, 0.05) + waiting) + 2.0 * LOAD_LATENCY + write_clocks
+        compute_s = np.ceil(launch.blocks / hardware.multiprocessors) * block_clocks / hardware.clock_hz
+        fetched = launch.blocks * steps * v["bk"] * (tile_i + tile_j) * item
+        l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
+        memory_s = np.maximum(
+            fetched / (l2 * np.minimum(1.0, 0.2 + fit.busy)), form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s
+        )
+        latency_s = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s)
+        return {
+            "compute_s": compute_s,
+            "memory_s": memory_s,
+            "latency_s": latency_s + hardware.parallel_overhead_s,
+            "fetched": fetched,
+            "padding": padding,
+        }
+
+
+def _counts(extent: int) -> tuple[int, ...]:
+    return tuple(n for n in (1, 2, 4) if n == 1 or n * FRAGMENT < 2 * extent)
+
+
+def _tiles(v: Mapping[str, Array]) -> tuple[Array, Array]:
+    return v["wi"] * v["fi"] * FRAGMENT, v["wj"] * v["fj"] * FRAGMENT
+
+
+def _staged(tile: Array, steps: Array, along_reduction: bool) -> Array:
+    """Elements of a tile in shared memory with its padding."""
+    lines, items = (tile, steps) if along_reduction else (steps, tile)
+    return lines * (items + 64)

@@ -1,0 +1,107 @@
+"""Tensor-core sketches: what they compute, and that the compiled code has the instructions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm import s_tir, te, tirx, topi
+
+from eqtune.gpu_machine import find_compiler, gpu_target
+from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
+from eqtune.records.workload import as_workload
+from eqtune.search.space import Decision, build_space
+from eqtune.search.space.gpu.hardware import DEVICES
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.strategies.moves import Moves
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gpu_on_cpu import outputs, serial
+
+H100 = DEVICES["nvidia/nvidia-h100"].hardware()
+A100 = DEVICES["nvidia/nvidia-a100"].hardware()
+T4 = DEVICES["nvidia/nvidia-t4"].hardware()
+
+DTYPES = [("float16", "float16"), ("float16", "float32"), ("int8", "int32")]
+
+
+def matmul(m, n, k, dtype, sums, transposed=False):
+    m, n, k = (tirx.IntImm("int64", extent) for extent in (m, n, k))  # as Relax's kernels have them
+    a, b = te.placeholder((m, k), dtype, name="a"), te.placeholder((n, k) if transposed else (k, n), dtype, name="b")
+    r = te.reduce_axis((0, k), name="k")
+
+    def product(i, j):
+        left, right = a[i, r], b[j, r] if transposed else b[r, j]
+        return te.sum(left * right if dtype == sums else left.astype(sums) * right.astype(sums), axis=r)
+
+    c = te.compute((m, n), product, name="c")
+    d = te.compute((m, n), lambda i, j: tirx.max(c[i, j], tirx.const(0, sums)), name="d")
+    return as_workload(te.create_prim_func([a, b, d]))
+
+
+def convolution():
+    data, weight = te.placeholder((1, 9, 9, 16), "float16", "data"), te.placeholder((3, 3, 16, 24), "float16", "weight")
+    return as_workload(te.create_prim_func([data, weight, topi.nn.relu(topi.nn.conv2d_nhwc(data, weight, 1, 1, 1))]))
+
+
+def tensor_decisions(space, count, seed=0):
+    points = Moves(space).sample(np.random.default_rng(seed), 400)
+    found = [d for d in map(space.decision, points) if d.sketch == "gpu_tensor_core"]
+    assert found, "no candidate on tensor cores"
+    return found[:count]
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        *[pytest.param(lambda d=d, s=s: matmul(40, 56, 52, d, s), id=f"{d}-{s}") for d, s in DTYPES],
+        pytest.param(lambda: matmul(40, 56, 52, "float16", "float32", transposed=True), id="transposed"),
+        pytest.param(convolution, id="convolution"),
+    ],
+)
+def test_tiles_that_do_not_divide_compute_the_kernel(mod, monkeypatch):
+    mod = mod()
+    space = build_space(mod, H100)
+    decisions = tensor_decisions(space, 2)
+    # What an intrinsic replaces means the same as the intrinsic, and runs on a CPU.
+    monkeypatch.setattr(s_tir.Schedule, "tensorize", lambda *_: None)
+    expected = outputs(mod)
+    for decision in decisions:
+        np.testing.assert_array_equal(outputs(serial(space.apply(decision).mod)), expected, err_msg=str(decision))
+
+
+def test_only_devices_and_dtypes_with_fragments_get_the_sketch():
+    def names(mod, hardware):
+        return {sketch.name for sketch in build_space(mod, hardware).sketches}
+
+    assert "gpu_tensor_core" in names(matmul(64, 64, 64, "float16", "float32"), T4)
+    assert "gpu_tensor_core" not in names(matmul(64, 64, 64, "float32", "float32"), H100)
+
+
+def test_the_estimate_prefers_tensor_cores_for_large_products():
+    space = build_space(matmul(2048, 2048, 2048, "float16", "float32"), H100)
+    points = Moves(space).sample(np.random.default_rng(0), 1000)
+    latency_s = space.latency_s(points)
+    assert space.decision(points[np.argmin(latency_s)]).sketch == "gpu_tensor_core"
+    assert latency_s.min() > 2 * 2048**3 / H100.tensor_peak("float16")
+
+
+@pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
+@pytest.mark.parametrize("hardware", [A100, H100], ids=["sm_80", "sm_90"])
+@pytest.mark.parametrize(("dtype", "sums"), DTYPES)
+def test_compiled_code_uses_tensor_cores_and_spills_nothing(dtype, sums, hardware, tmp_path):
+    space = build_space(matmul(1000, 1000, 520, dtype, sums), hardware)
+    tile = {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 2}
+    function = prepare_for_lowering(space.apply(Decision("gpu_tensor_core", tile)).mod["main"])
+    assert launch_problem(function, hardware) == ""
+    source = cuda_source({"kernel": function}, gpu_target(hardware))
+    compiler = find_compiler()
+    (resources,) = ptxas_resources(source, hardware.arch, compiler).values()
+    assert resources.spill_bytes == 0
+    (tmp_path / "k.cu").write_text(source)
+    command = [compiler.path, "-ptx", f"-arch={hardware.arch}", "-o", str(tmp_path / "k.ptx"), str(tmp_path / "k.cu")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert "wmma.mma.sync" in (tmp_path / "k.ptx").read_text()
