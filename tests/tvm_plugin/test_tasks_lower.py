@@ -184,6 +184,32 @@ def test_equal_kernels_are_one_task_with_their_calls():
     assert task.bytes_moved == 4 * (4 * 8 + 8 * 8 + 4 * 8)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: op.nn.layer_norm(x, constant(8), constant(8), [-1]),
+        lambda x: op.nn.instance_norm(x, constant(4), constant(4), 1, [2]),
+        lambda x: op.variance(x, [-1]),
+        lambda x: op.mean(x, [1]),
+    ],
+    ids=["layer_norm", "instance_norm", "variance", "mean"],
+)
+def test_kernels_are_the_same_whatever_the_model_calls_its_variables(make):
+    hashes = set()
+    for name in ("x", "T", "hidden_mean", "x_var"):
+        builder = relax.BlockBuilder()
+        x = relax.Var(name, relax.TensorType((2, 4, 8), "float32"))
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                result = builder.emit_output(make(x))
+            builder.emit_func_output(result)
+        mod, kernels = lower(builder.get())
+        (task,) = extract_tasks(kernels)
+        hashes.add(task.workload_hash)
+        assert_same_outputs(mod, kernels)
+    assert len(hashes) == 1
+
+
 def test_flops_count_arithmetic_on_floats_alone():
     x = te.placeholder((1, 4, 8, 8), "float32", name="x")
     w = te.placeholder((16, 4, 3, 3), "float32", name="w")

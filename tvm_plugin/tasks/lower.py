@@ -20,6 +20,9 @@ from .transposed import legalize_transposed_weights
 
 __all__ = ["lower_to_kernels"]
 
+_NAMED_AFTER_INPUT = re.compile(r".+_(sum|mean|red_temp|red)(?:_?\d+)?")
+"""Blocks that TVM's operator library names after the variable that they read: lv24_var_sum, x_red_1."""
+
 
 def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True) -> ir.IRModule:
     """Legalise and fuse a Relax module, as TVM's default pipeline does, without scheduling anything.
@@ -119,7 +122,7 @@ def _tidy(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _without_leftovers(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Without the attributes that would tell apart kernels that are equal.
+    """Without the attributes and names that would tell apart kernels that are equal.
 
     A constant that no reduction reads (a bias, a state that happens to be constant) is read once: to choose its layout
     gains nothing.
@@ -131,7 +134,41 @@ def _without_leftovers(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
         reduced = _reduced_arguments(kernel)
         free = [int(position) for position in kernel.attrs["layout_free_buffers"] if int(position) in reduced]
         kernel = kernel.with_attr("layout_free_buffers", free) if free else kernel.without_attr("layout_free_buffers")
-    return kernel
+    return _with_plain_blocks(kernel)
+
+
+def _with_plain_blocks(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Block names without those of the model's variables, so that what is known of a kernel holds in every model."""
+    names: dict[str, str] = {}
+    counts: dict[str, int] = {}
+
+    def collect(block: s_tir.SBlock) -> None:
+        found = _NAMED_AFTER_INPUT.fullmatch(str(block.name_hint))
+        if found is not None:
+            count = counts[found[1]] = counts.get(found[1], -1) + 1
+            names[str(block.name_hint)] = f"T_{found[1]}_{count}" if count else f"T_{found[1]}"
+
+    def rename(block: s_tir.SBlock) -> s_tir.SBlock:
+        name = names.get(str(block.name_hint))
+        if name is None:
+            return block
+        return s_tir.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            name,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+            block.span,
+        )
+
+    tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, collect))
+    if not names:
+        return kernel
+    return kernel.with_body(tvm_ffi.structural_map(kernel.body, (s_tir.SBlock, rename)))
 
 
 def _reduced_arguments(kernel: tirx.PrimFunc) -> set[int]:
