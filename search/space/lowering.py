@@ -8,7 +8,6 @@ from typing import Any
 import tvm_ffi
 from tvm import IRModule, tirx
 from tvm.s_tir import SBlock
-from tvm.s_tir import SBlock
 
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.tails import overlap_tails
@@ -49,12 +48,6 @@ def prepare_for_lowering(function: Any) -> Any:
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = vectorizable_math(function)
     return narrow_indices(function)
-
-
-def _is_tensorized(function: Any) -> bool:
-    matched: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (SBlock, lambda block: matched.extend(block.match_buffers)))
-    return bool(matched)
 
 
 def _is_tensorized(function: Any) -> bool:
