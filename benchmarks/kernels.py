@@ -3,10 +3,14 @@
     python -m benchmarks.kernels --suite matmul --trials 64 --threads 1 --json out.json
     python -m benchmarks.kernels --suite all --peers onednn,onnxruntime,metaschedule --threads 1,2
 
-`peak_fraction` is speed over the measured FMA peak for compute-bound kernels, and over the copy bandwidth at the
-kernel's working set for the others. `wall_s` counts from after the imports to the accepted schedule. Records are fresh.
-With peers, eqtune's schedule and the peers take turns for several rounds, each in processes of its own, and the minimum
-counts; `*_start_ns` tells the state of the machine around it (benchmarks/peers/parallel_start.py).
+`peak_fraction` is speed over the measured FMA peak for compute-bound kernels. For the others it is the time that the
+slower of two limits takes, over the measured time, and `limit` tells which one it is: "bandwidth" of a copy of the same
+size (`bandwidth_fraction` is always over this one), or "arithmetic", the multiplications of functions such as exp at
+the FMA peak (`Case.multiplications`).
+
+`wall_s` counts from after the imports to the accepted schedule. Records are fresh. With peers, eqtune's schedule and
+the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
+state of the machine around it (benchmarks/peers/parallel_start.py).
 """
 
 from __future__ import annotations
@@ -59,7 +63,13 @@ def measure(case: Case, threads: int, args: argparse.Namespace) -> dict[str, Any
     else:
         row["gbytes_per_s"] = case.bytes_moved / latency_s / 1e9
         copied = in_own_process("benchmarks.peers.copy", nbytes=case.bytes_moved, threads=threads)
-        row["peak_fraction"] = case.bytes_moved / latency_s / copied["bytes_per_s"]
+        limits = {
+            "bandwidth": case.bytes_moved / copied["bytes_per_s"],
+            "arithmetic": case.arithmetic_s(hardware.peak_flops_per_s_all),
+        }
+        row["bandwidth_fraction"] = limits["bandwidth"] / latency_s
+        row["limit"] = max(limits, key=lambda name: limits[name])
+        row["peak_fraction"] = max(limits.values()) / latency_s
     row.update(wall_s=wall_s, trials=sum(task.trials for task in result.tasks), rel_err=result.max_rel_error)
     if "metaschedule" in args.peers:  # it tunes, once; what it finds is timed by its own runner
         tuned = in_own_process("benchmarks.peers.metaschedule_kernel", **arguments, trials=args.trials)

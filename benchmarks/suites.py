@@ -29,11 +29,16 @@ class Case:
         Emits the kernel on a `Network`; returns its output.
     compute_bound : bool
         Whether its speed is counted in FLOP/s (else in bytes/s).
+    multiplications : float
+        Of each output element, where functions are evaluated: multiplications, multiply-adds and divisions, one each,
+        in the shortest form known here with float32's accuracy. Additions and maxima run beside them and count
+        nothing, so that no kernel does better.
     """
 
     name: str
     define: Callable[[Network[Any]], Tensor[Any]]
     compute_bound: bool = True
+    multiplications: float = 0.0
 
     def relax(self, seed: int = 0) -> Any:
         """As an IRModule with weights as constants."""
@@ -80,6 +85,10 @@ class Case:
         values = sum(math.prod(spec.shape) for spec in network.inputs) + network.parameters + math.prod(output.shape)
         return 4.0 * values
 
+    def arithmetic_s(self, peak_flops_per_s: float) -> float:
+        """Seconds that the multiplications of a kernel take at a machine's FMA peak, where an FMA counts two FLOPs."""
+        return self.multiplications * math.prod(self.describe()[1].shape) / (0.5 * peak_flops_per_s)
+
 
 def _matmul(m: int, n: int, k: int, batch: int = 1) -> Case:
     lead = (batch,) if batch > 1 else ()
@@ -112,9 +121,17 @@ def _conv(
     )
 
 
-def _memory(name: str, shape: Sequence[int], body: Callable[[Network[Any], Tensor[Any]], Tensor[Any]]) -> Case:
+def _memory(
+    name: str,
+    shape: Sequence[int],
+    body: Callable[[Network[Any], Tensor[Any]], Tensor[Any]],
+    multiplications: float = 0.0,
+) -> Case:
     return Case(
-        f"{name}_{'x'.join(map(str, shape))}", lambda net: body(net, net.input("x", shape)), compute_bound=False
+        f"{name}_{'x'.join(map(str, shape))}",
+        lambda net: body(net, net.input("x", shape)),
+        compute_bound=False,
+        multiplications=multiplications,
     )
 
 
@@ -132,6 +149,12 @@ def _attention(heads: int, length: int, width: int) -> Case:
 
     return Case(f"attention_{heads}x{length}x{width}", define)
 
+
+# Multiplications of an element, multiply-adds included (search/space/memory_bound/math_forms.py).
+_EXP = 8  # round(x / ln 2): 1; the rest of x: 2; a polynomial of degree 5: 5
+_TANH = 12  # x^2, 6 and 3 for numerator and denominator, times x, a division
+_GELU = 16  # x / sqrt 2, its square, 6 and 4 for erf, times x, a division, the product with x / 2
+_NORM = 3  # the square of a difference, two to normalise
 
 SUITES: dict[str, tuple[Case, ...]] = {
     "matmul": (
@@ -196,14 +219,14 @@ SUITES: dict[str, tuple[Case, ...]] = {
     ),
     "memory": (
         _memory("relu", (1, 256, 56, 56), lambda net, x: net.relu(x)),
-        _memory("gelu", (64, 3072), lambda net, x: net.gelu(x)),
-        _memory("sigmoid", (64, 4096), lambda net, x: net.sigmoid(x)),
-        _memory("tanh", (64, 4096), lambda net, x: net.tanh(x)),
+        _memory("gelu", (64, 3072), lambda net, x: net.gelu(x), _GELU),
+        _memory("sigmoid", (64, 4096), lambda net, x: net.sigmoid(x), _EXP + 1),
+        _memory("tanh", (64, 4096), lambda net, x: net.tanh(x), _TANH),
         _add((1, 256, 56, 56)),
-        _memory("softmax", (12, 64, 64), lambda net, x: net.softmax(x)),
-        _memory("softmax", (1024, 1024), lambda net, x: net.softmax(x)),
-        _memory("layer_norm", (64, 768), lambda net, x: net.layer_norm(x, "norm", epsilon=1e-12)),
-        _memory("layer_norm", (512, 1024), lambda net, x: net.layer_norm(x, "norm", epsilon=1e-12)),
+        _memory("softmax", (12, 64, 64), lambda net, x: net.softmax(x), _EXP + 1),
+        _memory("softmax", (1024, 1024), lambda net, x: net.softmax(x), _EXP + 1),
+        _memory("layer_norm", (64, 768), lambda net, x: net.layer_norm(x, "norm", epsilon=1e-12), _NORM),
+        _memory("layer_norm", (512, 1024), lambda net, x: net.layer_norm(x, "norm", epsilon=1e-12), _NORM),
         _memory("max_pool3x3s2", (1, 64, 112, 112), lambda net, x: net.max_pool(x, 3, 2, 1)),
         _memory("avg_pool3x3", (1, 256, 35, 35), lambda net, x: net.avg_pool(x, 3, 1, 1)),
         _memory("global_avg_pool", (1, 2048, 7, 7), lambda net, x: net.global_avg_pool(x)),

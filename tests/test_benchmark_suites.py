@@ -25,3 +25,9 @@ def test_eqtune_and_onnx_runtime_get_the_same_kernel(case: Case) -> None:
     (expected,) = session.run(None, inputs)
     (actual,) = ModelRunner(untuned_executable(case.relax(), tvm.target.Target("llvm")))(*inputs.values())
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_functions_have_an_arithmetic_limit_and_copies_none() -> None:
+    by_name = {case.name: case for case in CASES}
+    assert by_name["relu_1x256x56x56"].arithmetic_s(1e11) == 0.0
+    assert by_name["sigmoid_64x4096"].arithmetic_s(2e9) == pytest.approx(9 * 64 * 4096 / 1e9)

@@ -1,7 +1,8 @@
 """Sketches for kernels that are not contractions: element-wise, reductions, pooling, normalisation, data movement.
 
 `elementwise` and `transpose` move data, `rows` reduces along memory (softmax, norms), `columns` across it (pooling),
-`windows` pools with stride one, `stages` takes whatever is left. Transcendental functions vectorise only in the form that `vector_math` gives them.
+`windows` pools with stride one, `stages` takes whatever is left. Transcendental functions vectorise only in the form
+that `vector_math` gives them.
 """
 
 from __future__ import annotations
