@@ -50,11 +50,14 @@ class GraphPrices:
     target : tvm.target.Target
     hardware : Hardware
         Of the target: what is not measured is estimated for it.
+    terms : callable or None
+        As `kernels`, for the terms that graphs are extracted by; None: terms are estimated, only modules measured.
     """
 
     kernels: PriceKernels
     target: Any
     hardware: Hardware
+    terms: PriceKernels | None
     _prices_s: dict[TermKey, float] = field(default_factory=dict)
     _unpriced: set[TermKey] = field(default_factory=set)
 
@@ -65,6 +68,8 @@ class GraphPrices:
 
     def learn(self, graphs: Sequence[TermGraph]) -> bool:
         """See `Pricing`. All new kernels are measured together."""
+        if self.terms is None:
+            return False
         new: dict[TermKey, list[Task]] = {}
         for key, result in _merged(term_keys(graph) for graph in graphs).items():
             if key[0] in PRICED and key not in self._prices_s and key not in self._unpriced:
@@ -73,7 +78,7 @@ class GraphPrices:
                     self._unpriced.add(key)
                 else:
                     new[key] = tasks
-        prices = iter(self.kernels([task for tasks in new.values() for task in tasks]))
+        prices = iter(self.terms([task for tasks in new.values() for task in tasks]))
         for key, tasks in new.items():
             self._prices_s[key] = sum(task.calls * next(prices) for task in tasks)
         return bool(new)

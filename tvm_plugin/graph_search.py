@@ -6,6 +6,7 @@ outputs are compared on random inputs, and with a timer the faster module is the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -56,6 +57,8 @@ class GraphConfig:
         Which extractors to run; the cheapest result wins.
     extract_seconds : float
         Limit of the integer program.
+    seconds : float
+        Limit of exploring, extracting and pricing together, roughly: a step that has begun is finished.
     cost : TermCost or None
         Prices of terms; None: an analytic roofline.
     fast_math : bool
@@ -75,6 +78,7 @@ class GraphConfig:
     limits: Limits = field(default_factory=Limits)
     extractors: tuple[str, ...] = EXTRACTORS
     extract_seconds: float = 10.0
+    seconds: float = math.inf
     cost: TermCost | None = None
     fast_math: bool = False
     min_gain: float = 0.01
@@ -86,6 +90,8 @@ class GraphConfig:
         unknown = set(self.extractors) - set(EXTRACTORS)
         if unknown or not self.extractors:
             raise InputError(f"extractors {list(self.extractors)}: choose from {list(EXTRACTORS)}")
+        if not (self.seconds >= 0 and self.extract_seconds >= 0):
+            raise InputError(f"seconds {self.seconds}, extract_seconds {self.extract_seconds}: must not be negative")
         select(self.rules)
 
 
@@ -274,7 +280,13 @@ def _cheaper_modules(
         return []
     started = time.perf_counter()
     result.price_before_s = prices.module_s(mod)
-    priced = sorted(((prices.module_s(module), i) for i, (module, _) in enumerate(choices)))
+    spent_s = result.explore_s + result.extract_s + result.measure_s
+    priced = []
+    for i, (module, _) in enumerate(choices):
+        if priced and spent_s + time.perf_counter() - started > config.seconds:
+            break
+        priced.append((prices.module_s(module), i))
+    priced.sort()
     result.measure_s += time.perf_counter() - started
     result.price_after_s = min(priced[0][0], result.price_before_s)
     enough_s = result.price_before_s * (1 - config.min_gain)
@@ -329,6 +341,7 @@ def _search_block(
             pricing=prices,
             extractors=config.extractors,
             extract_seconds=config.extract_seconds,
+            seconds=config.seconds,
         )
         result.graphs.append((encoded.graph, encoded.graph))
         _add_to_report(result, found)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .cost import AnalyticCost, Pricing, TermCost, graph_cost_s
@@ -107,6 +108,7 @@ def superoptimize(
     pricing: Pricing | None = None,
     extractors: Sequence[str] = EXTRACTORS,
     extract_seconds: float = 10.0,
+    seconds: float = math.inf,
 ) -> SearchResult:
     """Search for a cheaper graph that is equal to `graph` by `rules`.
 
@@ -128,9 +130,12 @@ def superoptimize(
         Names in `extract.EXTRACTORS`; the cheapest result wins.
     extract_seconds : float
         Limit of the integer program.
+    seconds : float
+        Of all together: half to explore, a quarter for an integer program; no prices are learned after three quarters.
     """
     limits, cost = limits or Limits(), cost or AnalyticCost()
-    started = time.perf_counter()
+    limits = replace(limits, seconds=min(limits.seconds, seconds / 2))
+    began = started = time.perf_counter()
     if limits.e_nodes <= len(graph.terms) or limits.seconds <= 0 or limits.iterations <= 0 or not rules:
         reason = "e_nodes" if limits.e_nodes <= len(graph.terms) else "seconds" if limits.seconds <= 0 else "iterations"
         before = graph_cost_s(graph, cost)
@@ -145,11 +150,12 @@ def superoptimize(
     while True:
         started = time.perf_counter()
         cost = pricing.cost if pricing is not None else cost
-        result.extractions = extract(view, cost, extractors, time_limit_s=extract_seconds)
+        result.extractions = extract(view, cost, extractors, time_limit_s=min(extract_seconds, seconds / 4))
         result.extract_s = time.perf_counter() - started
         for extraction in result.extractions:
             found.setdefault((tuple(extraction.graph.terms), tuple(extraction.graph.outputs)), extraction)
-        if pricing is None or result.price_rounds == ROUNDS:
+        too_late = time.perf_counter() - began > 0.75 * seconds
+        if pricing is None or result.price_rounds == ROUNDS or too_late:
             break
         started = time.perf_counter()
         new = pricing.learn([graph, *(extraction.graph for extraction in result.extractions)])

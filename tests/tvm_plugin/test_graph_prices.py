@@ -44,7 +44,7 @@ def prices(price_s: Callable[[Task], float]) -> GraphPrices:
     def kernels(tasks: Sequence[Task]) -> list[float]:
         return [price_s(task) for task in tasks]
 
-    return GraphPrices(kernels, detect_target(1), Hardware())
+    return GraphPrices(kernels, detect_target(1), Hardware(), kernels)
 
 
 def product(task: Task) -> float:
@@ -117,6 +117,19 @@ def test_without_time_left_prices_are_estimated(tmp_path: Path) -> None:
         assert late([kernel()])[0] < 0.25
         assert not watch.asked
         assert (late.measured, late.estimated) == (0, 1)
+
+
+def test_estimates_are_scaled_by_what_measuring_shows(tmp_path: Path) -> None:
+    task = kernel()
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        estimate_s = source(database, None).guess_s(task)
+        prices = source(database, Watch(0.25))
+        kernels = extract_tasks(lower_to_kernels(two_products(), detect_target(1)))
+        other = next(t for t in kernels if t.workload_hash != task.workload_hash)
+        assert prices([other]) == [0.25]
+        assert prices.guess_s(task) > 10 * estimate_s
+        assert prices.is_measured(other)
+        assert not prices.is_measured(task)
 
 
 def test_a_candidate_that_does_not_run_is_priced_by_the_estimate(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ ROUNDS = 16
 
 PATIENCE = 6
 """So many times the rounds, at most, while all threads together look slower than one: something else is running."""
+
+PATIENCE_S = 4.0
+"""And after so many seconds even rounds that are still missing are given up."""
 
 LIMIT_S = 120.0
 
@@ -103,10 +107,13 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
     calls = {"fma_one": 2, "fma_all": 2, "copy_memory": 1, "copy_cached": 100, "parallel": 200, "serial": 200}
     arguments = {name: _arguments(function) for name, function in functions.items()}
     seconds = dict.fromkeys(functions, float("inf"))
+    started = time.monotonic()
     for number_of_rounds in range(1, PATIENCE * ROUNDS + 1):
         for name, number in calls.items():
             timer = module.time_evaluator(name, tvm.cpu(), number=number, repeat=1)
             seconds[name] = min(seconds[name], *timer(*arguments[name]).results)
+        if time.monotonic() - started > PATIENCE_S:
+            break
         undisturbed = seconds["fma_all"] < 1.1 * seconds["fma_one"]
         if number_of_rounds >= ROUNDS and undisturbed:
             break

@@ -52,6 +52,11 @@ class Budget:
         return None if self.time_s is None else self.time_s - self.reserve_s - self.elapsed_s
 
     @property
+    def whole_seconds_left(self) -> float | None:
+        """Seconds until the result is due, the reserve included; None without a limit."""
+        return None if self.time_s is None else self.time_s - self.elapsed_s
+
+    @property
     def trials_left(self) -> int | None:
         """Measurements that are still allowed; None without a limit."""
         return None if self.trials is None else max(0, self.trials - self.spent_trials)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,12 @@ __all__ = ["Form", "Forms", "model_forms", "simplify"]
 LOGGER = logging.getLogger(__name__)
 
 REWRITTEN = "rewritten"
+
+CLEARLY = 0.95
+"""A rewritten graph that costs less than this share of the given one may do without it under a short budget..."""
+
+MOST_GUESSED = 0.2
+"""... unless more than this share of its cost is estimated, not measured."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +77,42 @@ class Forms:
         return [Variant(form.name, form.calls) for form in self.forms]
 
     def of(self, variants: Sequence[Variant]) -> list[Form]:
-        """The forms that these variants stand for."""
-        names = {variant.name for variant in variants}
-        return [form for form in self.forms if form.name in names]
+        """The forms that these variants stand for, in their order."""
+        by_name = {form.name: form for form in self.forms}
+        return [by_name[variant.name] for variant in variants]
 
-    def shortlist(self, estimate_s: Callable[[Task], float], affordable: Callable[[int], bool]) -> Forms:
+    @property
+    def given(self) -> Variant:
+        """A form of the given graph: the same one in every run, whatever the searches find."""
+        return next(variant for variant, form in zip(self.variants, self.forms, strict=True) if not form.rewritten)
+
+    def shortlist(
+        self,
+        price_s: Callable[[Task], float],
+        affordable: Callable[[int], bool],
+        is_measured: Callable[[Task], bool] = lambda task: False,
+        winner: str = "",
+    ) -> Forms:
         """The forms that are worth measuring under a budget, best first.
 
-        The first is the one of the given graph that is estimated to be fastest: what the graph search made is worth
-        its trials only beside it. The others follow by estimate while `affordable(number of distinct kernels)`.
+        The first is the one of the given graph whose kernels cost least, unless what the graph search made is clearly
+        cheaper by prices that were measured, or another form was the `winner` of an earlier run. The others follow by
+        price while `affordable(number of distinct kernels)`.
         """
-        estimates = {task.workload_hash: estimate_s(task) for task in self.tasks}
-        ranked = sorted(self.forms, key=lambda form: Variant(form.name, form.calls).latency_s(estimates))
-        first = next(form for form in ranked if not form.rewritten)
+        prices = {task.workload_hash: price_s(task) for task in self.tasks}
+        total_s = {form.name: Variant(form.name, form.calls).latency_s(prices) for form in self.forms}
+        ranked = sorted(self.forms, key=lambda form: total_s[form.name])
+        given = next(form for form in ranked if not form.rewritten)
         rewritten = [form for form in ranked if form.rewritten][:1]
-        others = [form for form in ranked if form is not first and form not in rewritten]
-        chosen = [first]
-        for form in [*rewritten, *others]:
-            if affordable(len(Forms([*chosen, form]).tasks)):
+        order = [given, *rewritten, *ranked]
+        for form in rewritten:
+            guessed_s = sum(t.calls * prices[t.workload_hash] for t in form.tasks if not is_measured(t))
+            if total_s[form.name] < CLEARLY * total_s[given.name] and guessed_s < MOST_GUESSED * total_s[form.name]:
+                order.insert(0, form)
+        order = [form for form in self.forms if form.name == winner] + order
+        chosen: list[Form] = []
+        for form in {form.name: form for form in order}.values():
+            if not chosen or affordable(len(Forms([*chosen, form]).tasks)):
                 chosen.append(form)
             else:
                 LOGGER.info("the budget does not reach for the form %r", form.name)
@@ -99,11 +124,13 @@ def simplify(mod: Any) -> Any:
     return tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(mod)
 
 
-def model_forms(mod: Any, target: Any, graph: Any, prices: Prices | None = None) -> tuple[Forms, Any]:
+def model_forms(
+    mod: Any, target: Any, graph: Any, prices: Prices | None = None, seconds: float = math.inf
+) -> tuple[Forms, Any]:
     """The forms of a Relax module with weights as constants, and the graph search's result (None when it is off).
 
-    `prices` are what the graph search goes by; its best two graphs compete then. Raises InputError for an unknown value
-    of `graph`.
+    `prices` are what the graph search goes by; its best two graphs compete then. It takes `seconds` at most, roughly; 0
+    leaves it out. Raises InputError for an unknown value of `graph`.
     """
     mod = simplify(mod)
     graphs = [("as given", mod)]
@@ -114,8 +141,9 @@ def model_forms(mod: Any, target: Any, graph: Any, prices: Prices | None = None)
         if not isinstance(graph, GraphConfig) and graph != "saturate":
             raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")
         config = graph if isinstance(graph, GraphConfig) else GraphConfig()
+        config = replace(config, verify=False, seconds=min(seconds, config.seconds))
         # The tuned model is compared with the reference as a whole, and competes with the original on time.
-        result = optimize_graph(mod, replace(config, verify=False), prices=prices)
+        result = optimize_graph(mod, config, prices=prices)
         if result.changed:
             others = [(f"{REWRITTEN} otherwise", simplify(other)) for other in result.alternatives[:1]]
             graphs = [(REWRITTEN, simplify(result.mod)), *others, *graphs]

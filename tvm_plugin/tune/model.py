@@ -113,30 +113,33 @@ def tune_model(
     with Session(settings) as session:
         imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
         session.progress.say(session.describe())
-        forms, graph_result = model_forms(imported.mod, session.target, graph, session.graph_prices())
-        if session.budget.time_s is not None:
-            session.budget.reserve_s = min(0.3 * session.budget.time_s, FINISH_S + 0.2 * len(forms.tasks))
         reference = Reference(
             imported, session.target, session.work, seed, session.context_key, session.context.threads
         )
-        forms = forms.shortlist(session.estimate_s, session.affords)
+        finish_s = reference.prepare() if session.budget.time_s is not None and session.runs else None
+        forms, graph_result = model_forms(
+            imported.mod, session.target, graph, session.graph_prices(), seconds=session.graph_s
+        )
+        session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
+        session.identify(forms.given)
+        forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner)
         loop = session.search(forms.tasks, forms.variants)
         results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
         if not session.runs:
             command = command_line(model, settings)
             return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
         session.measurer.close()  # idle workers' thread pools spin for a while, and the model is timed next
-        built = [_build(form, results, session) for form in _contenders(forms, loop, session)]
+        built = _built(_contenders(forms, loop, session), results, session)
         tuned, latency_s = _fastest(built, reference.inputs)
-        session.work.database.put_json(session.form_key, {"form": tuned.form.name})
-        absolute, relative = compare(tuned.run(*reference.inputs), reference.outputs())
+        session.remember_winner(tuned.form.name)
+        absolute, relative = compare(tuned.run(*reference.inputs), reference.outputs)
         if verify and not relative <= TOLERANCE:
             raise MismatchError(
                 f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
                 f"absolute, where {TOLERANCE:.0e} relative is allowed; nothing is returned. The records and the log "
                 f"are in {session.work.path}"
             )
-        baseline_s = reference.latency_s()
+        baseline_s = reference.latency_s
         if latency_s > baseline_s:
             LOGGER.warning("tuned %.3g s, untuned %.3g s: the untuned model is kept", latency_s, baseline_s)
             tuned = _Built(Form("untuned", imported.mod, ()), [], reference.executable, reference.run)
@@ -182,12 +185,25 @@ class _Built:
 
 
 def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
-    """The forms that are still in the race; the winner of an earlier run alone, when nothing was measured since."""
-    known = session.work.database.get_json(session.form_key)
-    remembered = [form for form in forms.forms if known and form.name == known.get("form")]
+    """The forms still in the race, best first; the winner of an earlier run alone, when nothing was measured since."""
+    remembered = [form for form in forms.forms if form.name == session.winner]
     if remembered and not any(kernel.measured_now for kernel in loop.kernels):
         return remembered
-    return forms.of(loop.variants)
+    best = loop.best_s
+    return forms.of(sorted(loop.variants, key=lambda variant: variant.latency_s(best)))
+
+
+def _built(forms: Sequence[Form], results: Sequence[TaskResult], session: Session) -> list[_Built]:
+    """The forms, compiled: the first, and what there is time for of the others."""
+    built: list[_Built] = []
+    for form in forms:
+        started = time.monotonic()
+        built.append(_build(form, results, session))
+        build_s = time.monotonic() - started
+        left_s = session.budget.whole_seconds_left
+        if left_s is not None and left_s < build_s + session.finish_s:
+            break
+    return built
 
 
 def _build(form: Form, results: Sequence[TaskResult], session: Session) -> _Built:

@@ -29,7 +29,10 @@ CANDIDATES = 3
 
 
 CHUNK = 8
-"""Kernels that are priced together: enough to keep all cores compiling, few enough to stop in time."""
+"""Kernels that are priced together: enough to keep all cores compiling, few enough to stop in time..."""
+
+FIRST_CHUNK = 2
+"""... and how many where time is short and nobody knows yet how long one takes."""
 
 
 @runtime_checkable
@@ -59,7 +62,8 @@ class KernelPrices:
 
     1. the fastest record of the kernel on this device, for this target, threads and version of TVM;
     2. measured: the best of the default candidates, tens of ms each; kept in the database beside the records;
-    3. the analytic estimate, once `budget_s` seconds were spent on measuring, or where `measurer` cannot price.
+    3. the analytic estimate, once `budget_s` seconds are over, or where `measurer` cannot price. It is scaled by how
+       far the estimates of measured kernels are off, so that prices of both kinds may be added up.
 
     Attributes
     ----------
@@ -69,7 +73,7 @@ class KernelPrices:
         Task to search space.
     measurer : Measurer or None
     budget_s : float
-        Seconds that may be spent on measuring prices in all.
+        Seconds from now on in which kernels are measured; what the caller does meanwhile counts.
     measure_s : float
         Seconds that were.
     measured, known, estimated : int
@@ -87,19 +91,44 @@ class KernelPrices:
     known: int = 0
     estimated: int = 0
     _prices_s: dict[str, float] = field(default_factory=dict)
+    _estimated: dict[str, tuple[list[Decision], float]] = field(default_factory=dict)
+    _errors: dict[str, float] = field(default_factory=dict)
+    _kernel_s: float = 0.0
+    _started: float = field(default_factory=time.monotonic)
 
     def __call__(self, tasks: Sequence[Task]) -> list[float]:
         """Seconds of one call of each kernel, measuring all that are unknown in one go."""
         unknown = {t.workload_hash: t for t in tasks if t.workload_hash not in self._prices_s}
-        for workload, _task in list(unknown.items()):
+        for workload in list(unknown):
             price_s = self._recorded_s(workload)
             if price_s is not None:
                 self._prices_s[workload] = price_s
                 self.known += 1
                 del unknown[workload]
-        if unknown:
-            self._price(list(unknown.values()))
-        return [self._prices_s[task.workload_hash] for task in tasks]
+        estimated = self._measure(list(unknown.values()))
+        self.estimated += len(estimated)
+        return [self.guess_s(task) for task in tasks]
+
+    def guess_s(self, task: Task) -> float:
+        """Seconds of one call of a kernel by what is known already: nothing is measured."""
+        workload = task.workload_hash
+        price_s = self._prices_s.get(workload)
+        if price_s is None:
+            price_s = self._recorded_s(workload)
+        return self._estimate(task)[1] * self._error if price_s is None else price_s
+
+    def is_measured(self, task: Task) -> bool:
+        """Whether the kernel's price is a measured one."""
+        return task.workload_hash in self._prices_s or self._recorded_s(task.workload_hash) is not None
+
+    @property
+    def _error(self) -> float:
+        """How many times as long as estimated a kernel takes: the median of those that were measured."""
+        return float(np.median(list(self._errors.values()))) if self._errors else 1.0
+
+    @property
+    def _seconds_left(self) -> float:
+        return self.budget_s - (time.monotonic() - self._started)
 
     def _recorded_s(self, workload: str) -> float | None:
         best = self.database.best(workload, self.context)
@@ -108,26 +137,49 @@ class KernelPrices:
         price = self.database.get_json(self._key(workload))
         return None if price is None else float(price["latency_s"])
 
-    def _price(self, tasks: Sequence[Task]) -> None:
-        candidates, estimates = zip(*(defaults(self.space(task)) for task in tasks), strict=True)
-        measured = [float("inf")] * len(tasks)
+    def _estimate(self, task: Task) -> tuple[list[Decision], float]:
+        if task.workload_hash not in self._estimated:
+            self._estimated[task.workload_hash] = defaults(self.space(task))
+        return self._estimated[task.workload_hash]
+
+    def _measure(self, tasks: Sequence[Task]) -> list[Task]:
+        """Measure what there is time for; returns the kernels without a price."""
+        unpriced: list[Task] = []
         # What runs longest is worth its price first.
-        order = sorted(range(len(tasks)), key=lambda i: -estimates[i])
-        while order and isinstance(self.measurer, Pricer) and self.measure_s < self.budget_s:
-            chosen, order = order[:CHUNK], order[CHUNK:]
+        order = sorted(tasks, key=lambda task: -self._estimate(task)[1])
+        while order and isinstance(self.measurer, Pricer):
+            count = self._chunk()
+            if not count:
+                break
+            chosen, order = order[:count], order[count:]
             started = time.monotonic()
-            prices = self.measurer.price([(tasks[i], candidates[i]) for i in chosen])
+            prices = self.measurer.price([(task, self._estimate(task)[0]) for task in chosen])
+            self._kernel_s = (time.monotonic() - started) / len(chosen)
             self.measure_s += time.monotonic() - started
-            for i, price_s in zip(chosen, prices, strict=True):
-                measured[i] = price_s
-        for task, measured_s, estimate_s in zip(tasks, measured, estimates, strict=True):
-            if math.isfinite(measured_s):
-                self.database.put_json(self._key(task.workload_hash), {"latency_s": measured_s})
-                self.measured += 1
-            else:
-                self.estimated += 1
-            self._prices_s[task.workload_hash] = measured_s if math.isfinite(measured_s) else estimate_s
-            LOGGER.debug("price of %s: %.3g s, estimated %.3g s", task.name, measured_s, estimate_s)
+            for task, price_s in zip(chosen, prices, strict=True):
+                if math.isfinite(price_s):
+                    self._learn(task, price_s)
+                else:
+                    unpriced.append(task)
+        return unpriced + order
+
+    def _chunk(self) -> int:
+        """How many kernels to measure next; 0 when time is over."""
+        left_s = self._seconds_left
+        if left_s == math.inf:
+            return CHUNK
+        if left_s <= 0:
+            return 0
+        return min(CHUNK, int(left_s / self._kernel_s)) if self._kernel_s else FIRST_CHUNK
+
+    def _learn(self, task: Task, price_s: float) -> None:
+        estimate_s = self._estimate(task)[1]
+        LOGGER.debug("price of %s: %.3g s, estimated %.3g s", task.name, price_s, estimate_s)
+        self.database.put_json(self._key(task.workload_hash), {"latency_s": price_s})
+        self._prices_s[task.workload_hash] = price_s
+        self.measured += 1
+        if estimate_s > 0:
+            self._errors[task.workload_hash] = price_s / estimate_s
 
     def _key(self, workload: str) -> str:
         return f"price:{workload}:{self.context_key}"

@@ -7,11 +7,10 @@ import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any
-
-import numpy as np
 
 from .. import __version__, cost_model, measure
 from ..errors import SetupError
@@ -26,7 +25,6 @@ from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
 from ..search.space import Hardware, Space, build_space
 from ..search.space.gpu.hardware import GpuHardware
-from ..search.strategies.moves import Moves
 from ..tasks.task import Task
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
@@ -53,17 +51,20 @@ FIRST_LOOK = 8
 TRIAL_S = 0.08
 """What a trial takes, roughly, before any was measured: compiling dominates."""
 
-ESTIMATE_SAMPLES = 512
-"""Random candidates whose best analytic estimate stands for a kernel that was not measured."""
+GRAPH_SHARE = 0.12
+"""Of the time budget, what the graph search may take, with measuring the kernels that it only considers..."""
 
-PRICES_SHARE = 0.1
-"""Of the budget, what the graph search may spend on measuring kernels that it only considers..."""
+GRAPH_S = 60.0
+"""... seconds at most..."""
 
-PRICES_S = 30.0
-"""... and seconds at most."""
+LEAST_GRAPH_S = 1.0
+"""... and seconds at least: with less it is left out."""
+
+TERMS_S = 8.0
+"""With fewer seconds than this, graphs are found by estimates, and only those that were found are measured."""
 
 FINISH_S = 8.0
-"""What compiling, checking and timing the whole model takes, roughly: no kernel is timed again later than this."""
+"""What compiling, checking and timing the whole model takes, roughly, where nothing tells better."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Session:
     resumed_trials : int
         Measurements of earlier runs that the search started from.
     run_key : str
-        Where the spent budget of this set of kernels is kept; "" before `search`.
+        Where the spent budget of this set of kernels is kept; "" before `identify` or `search`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -105,6 +106,7 @@ class Session:
         self.progress = Progress(settings.progress)
         self.resumed_trials = 0
         self.run_key = ""
+        self.finish_s = FINISH_S
         self._spaces: dict[str, Space] = {}
         self.work = WorkDirectory(settings.work_dir)
         try:
@@ -146,18 +148,34 @@ class Session:
             self._spaces[task.workload_hash] = build_space(task.mod, self.hardware)
         return self._spaces[task.workload_hash]
 
-    def estimate_s(self, task: Task) -> float:
-        """Analytic seconds of one call: the best of some random candidates."""
-        space = self.space(task)
-        points = Moves(space).sample(np.random.default_rng(self.settings.seed), ESTIMATE_SAMPLES)
-        return float(space.latency_s(points).min(initial=np.inf))
+    @cached_property
+    def prices(self) -> KernelPrices:
+        """What kernels cost before they are tuned; measured from now on while the graph search's time lasts."""
+        return KernelPrices(
+            self.work.database, self.context, self.context_key, self.space, self.measurer, budget_s=self.graph_s
+        )
 
     def graph_prices(self) -> GraphPrices:
-        """What the graph search goes by; measuring takes at most `PRICES_SHARE` of the budget, and `PRICES_S`."""
-        kernels = KernelPrices(self.work.database, self.context, self.context_key, self.space, self.measurer)
+        """What the graph search goes by. Half of its time may go into terms, the rest is for whole graphs."""
+        terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
+        return GraphPrices(self.prices, self.target, self.hardware, terms)
+
+    @cached_property
+    def graph_s(self) -> float:
+        """Seconds that the graph search may take; 0: it is not worth while."""
+        if self.budget.time_s is None:
+            return math.inf
+        share_s = min(GRAPH_SHARE * self.budget.time_s, GRAPH_S)
+        return share_s if share_s >= LEAST_GRAPH_S else 0.0
+
+    def keep_back(self, finish_s: float, kernels: int) -> None:
+        """Reserve time for what follows the search: `finish_s` for whole models, a moment for each kernel's finalists.
+
+        Never more than 0.4 of the budget.
+        """
+        self.finish_s = finish_s
         if self.budget.time_s is not None:
-            kernels.budget_s = min(PRICES_SHARE * self.budget.time_s, PRICES_S)
-        return GraphPrices(kernels, self.target, self.hardware)
+            self.budget.reserve_s = min(0.4 * self.budget.time_s, finish_s + 0.1 * kernels)
 
     def affords(self, kernels: int) -> bool:
         """Whether half of the budget gives so many kernels a first look."""
@@ -165,10 +183,15 @@ class Session:
         needed = FIRST_LOOK * kernels
         return (seconds is None or needed * TRIAL_S <= seconds / 2) and (trials is None or needed <= trials / 2)
 
+    def identify(self, variant: Variant) -> None:
+        """Name the set of kernels whose budget and winner are kept: of a model, one form that every run has."""
+        self.run_key = _run_key(variant, self.context)
+
     def search(self, tasks: Sequence[Task], variants: Sequence[Variant]) -> TuningLoop:
         """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records."""
+        if not self.run_key:
+            self.identify(variants[0])
         kernels = [self._kernel(task) for task in tasks]
-        self.run_key = _run_key(variants[0], self.context)
         spent = self.work.database.get_json(self.run_key) or {}
         self.budget.spent_s = float(spent.get("seconds", 0.0))
         self.budget.spent_trials = int(spent.get("trials", 0))
@@ -225,9 +248,14 @@ class Session:
         )
 
     @property
-    def form_key(self) -> str:
-        """Where the winning form of this model is kept."""
-        return f"form:{self.run_key}"
+    def winner(self) -> str:
+        """The form of this model that won in an earlier run; "" without one."""
+        known = self.work.database.get_json(f"form:{self.run_key}")
+        return str(known["form"]) if known else ""
+
+    def remember_winner(self, form: str) -> None:
+        """Note which form won."""
+        self.work.database.put_json(f"form:{self.run_key}", {"form": form})
 
     def save_spent(self) -> None:
         """Note how much of the budget is gone, so that the next run in this directory goes on from here."""
@@ -274,8 +302,8 @@ class Session:
         """
         loses = kernel.best_s > kernel.baseline_s
         finalists = [m for m in kernel.finalists(FINALISTS) if loses or m.latency_s <= CONTENDER * kernel.best_s]
-        seconds_left = self.budget.seconds_left
-        too_late = seconds_left is not None and seconds_left + self.budget.reserve_s < FINISH_S
+        seconds_left = self.budget.whole_seconds_left
+        too_late = seconds_left is not None and seconds_left < self.finish_s
         if not finalists:
             return None
         if too_late or (len(finalists) < 2 and not loses):

@@ -1,0 +1,126 @@
+"""Which equal forms of a model are worth measuring, and how long looking for them may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune import GraphConfig, optimize_graph
+from eqtune.machine import detect_target
+from eqtune.search.graph.terms import TermGraph
+from eqtune.tasks import Task
+from eqtune.tune.forms import Form, Forms, model_forms
+
+GIVEN, NEW, SHARED = "given", "new", "shared"
+
+
+def task(workload: str) -> Task:
+    return Task(name=workload, mod=None, workload_hash=workload, calls=1, flops=1.0, bytes_moved=1.0)
+
+
+FORMS = Forms(
+    [
+        Form("rewritten", None, [task(NEW), task(SHARED)], rewritten=True),
+        Form("as given, channels last", None, [task(GIVEN), task(SHARED)]),
+        Form("as given", None, [task("slow"), task(SHARED)]),
+    ]
+)
+
+
+def shortlist(prices: Mapping[str, float], kernels: int, measured: Collection[str] = (), winner: str = "") -> list[str]:
+    chosen = FORMS.shortlist(
+        lambda t: prices[t.workload_hash],
+        lambda count: count <= kernels,
+        lambda t: t.workload_hash in measured,
+        winner,
+    )
+    return [form.name for form in chosen.forms]
+
+
+FASTER = {GIVEN: 2.0, NEW: 1.0, SHARED: 1.0, "slow": 9.0}
+EVEN = {**FASTER, NEW: 1.95}
+
+
+def test_under_a_short_budget_a_new_graph_needs_clearly_better_measured_prices() -> None:
+    assert shortlist(FASTER, kernels=2, measured=[NEW, SHARED]) == ["rewritten"]
+    assert shortlist(FASTER, kernels=2, measured=[SHARED]) == ["as given, channels last"]
+    assert shortlist(EVEN, kernels=2, measured=[NEW, SHARED]) == ["as given, channels last"]
+
+
+def test_the_winner_of_an_earlier_run_comes_first_whatever_prices_say() -> None:
+    assert shortlist(FASTER, kernels=2, measured=[NEW, SHARED], winner="as given") == ["as given"]
+    assert shortlist(FASTER, kernels=2, winner="forgotten") == ["as given, channels last"]
+
+
+def test_all_forms_compete_where_the_budget_reaches() -> None:
+    assert shortlist(EVEN, kernels=3) == ["as given, channels last", "rewritten"]
+    assert shortlist(EVEN, kernels=9) == ["as given, channels last", "rewritten", "as given"]
+
+
+def two_products() -> tvm.IRModule:
+    rng = np.random.default_rng(0)
+    a, b = (relax.const(rng.standard_normal((64, 64)).astype("float32")) for _ in range(2))
+    x = relax.Var("x", relax.TensorType((8, 64), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            left, right = builder.emit(relax.op.matmul(x, a)), builder.emit(relax.op.matmul(x, b))
+            result = builder.emit_output(relax.op.multiply(relax.op.tanh(left), right))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+@dataclass
+class SlowPrices:
+    """Prices that take a while to learn, and always promise more."""
+
+    graphs: int = 0
+    modules: list[Any] = field(default_factory=list)
+
+    @property
+    def cost(self) -> Any:
+        from eqtune.search.graph.cost import AnalyticCost
+
+        return AnalyticCost()
+
+    def learn(self, graphs: list[TermGraph]) -> bool:
+        time.sleep(0.3)
+        self.graphs += 1
+        return True
+
+    def module_s(self, mod: Any) -> float:
+        self.modules.append(mod)
+        return 1.0 / len(self.modules)
+
+
+def test_the_graph_search_ends_in_time_and_prices_what_it_has_found() -> None:
+    slow = SlowPrices()
+    result = optimize_graph(two_products(), GraphConfig(verify=False, seconds=0.3), prices=slow)
+    assert slow.graphs <= 1
+    assert len(slow.modules) == 2
+    assert result.changed
+    patient = SlowPrices()
+    optimize_graph(two_products(), GraphConfig(verify=False), prices=patient)
+    assert patient.graphs > 1
+
+
+def test_without_time_there_is_no_graph_search() -> None:
+    forms, result = model_forms(two_products(), detect_target(1), "saturate", seconds=0.0)
+    assert [form.rewritten for form in forms.forms] == [False]
+    assert result.stop_reason == "seconds"
+    assert forms.given.name == "as given"
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_the_limit_of_seconds_is_checked(seconds: float) -> None:
+    from eqtune import InputError
+
+    with pytest.raises(InputError, match="seconds"):
+        GraphConfig(seconds=seconds)
