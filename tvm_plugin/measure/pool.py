@@ -110,6 +110,8 @@ class WorkerPool:
         For the workers' logs.
     workloads : mapping
         Text of every kernel by its hash; may grow.
+    command : sequence of str
+        What a worker runs; by default, `worker.py`.
     """
 
     def __init__(
@@ -118,7 +120,9 @@ class WorkerPool:
         threads: int,
         directory: Path,
         workloads: Mapping[str, str],
+        command: Sequence[str] = _COMMAND,
     ) -> None:
+        self._command = command
         self._configuration: Mapping[str, Any] | None = None
         self._directory = directory
         self._workloads = workloads
@@ -233,7 +237,7 @@ class WorkerPool:
             worker.end(max(0.0, end - time.monotonic()) if graceful else 0.0)
 
     def _start(self, index: int) -> WorkerProcess:
-        worker = WorkerProcess(_COMMAND, self._environment, self._directory / f"worker-{index}.log")
+        worker = WorkerProcess(self._command, self._environment, self._directory / f"worker-{index}.log")
         if self._configuration is not None:
             worker.send(self._configuration)
         return worker

@@ -1,0 +1,121 @@
+"""Measuring on GPUs: what is built, and what faults cost. A process that acts as a GPU stands in for one."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, topi
+
+from eqtune.errors import InputError, SetupError
+from eqtune.gpu_machine import find_compiler, resolve_target
+from eqtune.measure import cuda
+from eqtune.measure.cuda import CudaMeasurer
+from eqtune.measure.cuda_builder import compile_cubin
+from eqtune.records.workload import as_workload, workload_hash
+from eqtune.search.space import build_space
+from eqtune.search.strategies.moves import Moves
+from eqtune.tasks.task import Task
+
+FAKE = Path(__file__).parent / "fake_gpu.py"
+needs_nvcc = pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
+TARGET = resolve_target("nvidia/nvidia-h100")
+
+
+def make_task(rows):
+    x = te.placeholder((rows, 40), name="x")
+    mod = as_workload(te.create_prim_func([x, topi.nn.relu(x)]))
+    return Task(name="relu", mod=mod, workload_hash=workload_hash(mod), calls=1, flops=1.0, bytes_moved=1.0)
+
+
+def decisions_of(task, measurer, count):
+    space = build_space(task.mod, measurer.hardware)
+    points = Moves(space).sample(np.random.default_rng(0), count)
+    return [space.decision(point) for point in points]
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def write(*what):
+        (tmp_path / "plan").write_text("\n".join(what))
+
+    return write
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return lambda: [line.split() for line in (tmp_path / "runs").read_text().splitlines()]
+
+
+@pytest.fixture
+def measurer(tmp_path):
+    command = (sys.executable, str(FAKE), str(tmp_path))
+    with CudaMeasurer(TARGET, devices=[0], workers=1, timeout_s=5.0, runner=command) as made:
+        yield made
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_builds_here_and_runs_there(measurer, plan, runs):
+    task = make_task(16)
+    plan("5e-3", "2e-3", "1e-3")
+    assert measurer.baseline([task]) == [5e-3]
+    found = measurer.measure(task, decisions_of(task, measurer, 2))
+    assert [m.error for m in found] == ["", ""]
+    assert sorted(m.latency_s for m in found) == [1e-3, 2e-3]
+    assert all(m.trace for m in found)
+    assert measurer.describe()["device"] == "a GPU of paper"
+    assert len({pid for pid, *_ in runs()}) == 1
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("hang", "timeout"), ("die", "crash"), ("lost", "crash")], ids=["hang", "die", "lost"]
+)
+def test_a_fault_costs_its_process_and_its_candidate_only(fault, kind, tmp_path, plan, runs):
+    task = make_task(24)
+    command = (sys.executable, str(FAKE), str(tmp_path))
+    with CudaMeasurer(TARGET, devices=[0], workers=1, timeout_s=2.0, runner=command) as measurer:
+        plan("5e-3", fault, fault, "1e-3")  # it is tried twice: the device may be at fault
+        found = measurer.measure(task, decisions_of(task, measurer, 2))
+        assert measurer.losses == 2
+    assert sorted(m.error for m in found) == ["", kind]
+    assert min(m.latency_s for m in found) == 1e-3
+    assert len({pid for pid, *_ in runs()}) == 3
+
+
+def test_what_cannot_be_measured_is_refused(monkeypatch):
+    with pytest.raises(InputError, match="cuda"):
+        CudaMeasurer(tvm.target.Target("llvm"))
+    monkeypatch.setattr(cuda, "gpu_count", lambda: 0)
+    with pytest.raises(SetupError, match="compile-only"):
+        CudaMeasurer(TARGET)
+
+
+@needs_nvcc
+def test_cubins_are_kept_by_source(tmp_path, monkeypatch):
+    source = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] *= 2.0f; }'
+    code = compile_cubin(source, "sm_90", tmp_path)
+    assert code.startswith(b"\x7fELF")
+    (kept,) = tmp_path.glob("*.cubin")
+    kept.write_bytes(b"from the cache")
+    assert compile_cubin(source, "sm_90", tmp_path) == b"from the cache"
+    with pytest.raises(ValueError, match="nvcc"):
+        compile_cubin("not CUDA", "sm_90", tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("flush_l2", [False, True])
+def test_a_gpu_times_right_kernels(flush_l2):
+    target, task = resolve_target("cuda"), make_task(1024)
+    with CudaMeasurer(target, flush_l2=flush_l2) as measurer:
+        found = measurer.measure(task, decisions_of(task, measurer, 4))
+        assert [m.error for m in found] == [""] * 4
+        assert 0 < min(m.latency_s for m in found) < 1e-3
+        assert math.isfinite(measurer.baseline([task])[0])

@@ -1,0 +1,252 @@
+"""Measure on this machine's NVIDIA GPUs: build on all CPU cores, run in one process a GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import select
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..errors import InputError, SetupError
+from ..gpu_machine import describe_gpu, find_compiler, is_gpu
+from ..machine import core_count, target_json
+from ..search.space.gpu.hardware import GpuHardware
+from ..tasks.task import Task
+from .cuda_worker import CudaWorkerConfig
+from .elsewhere import ElsewhereMeasurer, FarTrial
+from .fleet import DeviceLost, Fleet
+from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
+from .process import WorkerProcess
+from .timing import BASELINE
+from .trial import BASELINE_LIMIT_FACTOR, MEMORY_SHARE, SPACE_BUILDER
+
+__all__ = ["CudaMeasurer", "gpu_count"]
+
+BUILDER = (sys.executable, "-m", "eqtune.measure.cuda_builder")
+RUNNER = (sys.executable, "-m", "eqtune.measure.cuda_worker")
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs that can be used here."""
+    import tvm
+
+    count = 0
+    while tvm.cuda(count).exist:
+        count += 1
+    return count
+
+
+class CudaMeasurer(ElsewhereMeasurer):
+    """A `Measurer` for NVIDIA GPUs; also a context manager.
+
+    A kernel is timed with CUDA events. One that faults or hangs costs its process, which is replaced by one with a new
+    context. Outputs are compared with the untuned kernel's on the CPU; the baseline is what dlight's default schedules
+    give. GPUs must be alike: a kernel is timed on any of them.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        What to compile for.
+    hardware : GpuHardware, optional
+        What spaces are built from; by default, of the target.
+    devices : sequence of int, optional
+        Which GPUs; by default, all.
+    workers : int, optional
+        Processes that compile; by default, one a core.
+    timeout_s : float
+        How long a candidate may take to compile, and to run.
+    seed : int
+        Of the random inputs.
+    flush_l2 : bool
+        Empty L2 before each timed call, so that inputs come from DRAM.
+    runner : sequence of str
+        The command of a GPU's process; it speaks as `cuda_worker.py` does.
+
+    Raises
+    ------
+    InputError
+        When the target is no GPU, or for numbers out of range.
+    SetupError
+        When there is no GPU, or no nvcc.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        hardware: GpuHardware | None = None,
+        devices: Sequence[int] | None = None,
+        workers: int | None = None,
+        timeout_s: float = 20.0,
+        seed: int = 0,
+        flush_l2: bool = False,
+        runner: Sequence[str] = RUNNER,
+    ) -> None:
+        if not is_gpu(target):
+            raise InputError(f"CudaMeasurer is for targets of the kind 'cuda', not {target.kind.name!r}")
+        chosen = list(range(gpu_count()) if devices is None else devices)
+        if not chosen:
+            raise SetupError(
+                "there is no NVIDIA GPU that can be used here (see `eqtune doctor`); measure='compile-only' tunes "
+                "without one"
+            )
+        compiler = find_compiler()
+        if compiler is None or compiler.kind != "nvcc":
+            raise SetupError("compiling for CUDA needs nvcc on PATH or in CUDA_HOME; install the CUDA toolkit")
+        super().__init__(target, Fleet(START_LIMIT_S, "see `eqtune doctor`"), timeout_s, seed)
+        workers = core_count() if workers is None else workers
+        if not workers > 0:
+            raise InputError(f"workers must be positive, got {workers!r}")
+        self.hardware = describe_gpu(target) if hardware is None else hardware
+        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-cuda-", ignore_cleanup_errors=True)
+        directory = Path(self._directory.name)
+        self._pool = WorkerPool(workers, 1, directory, self._workloads, BUILDER)
+        self._close = weakref.finalize(self, _close, self._fleet, self._pool, self._directory)
+        self._pool.configure(
+            Config(
+                target=json.loads(target_json(target)),
+                hardware=self.hardware.to_json(),
+                space_builder=SPACE_BUILDER,
+                seed=seed,
+                references=str(directory),
+                memory_bytes=int(psutil.virtual_memory().total * MEMORY_SHARE),
+                export="so",
+            )
+        )
+        flush_bytes = self.hardware.l2_bytes * 2 if flush_l2 else 0
+        for index in chosen:
+            config = CudaWorkerConfig(index, str(directory), seed, flush_bytes)
+            self._fleet.add(_GpuDevice(runner, config, directory / f"gpu-{index}.log"))
+        try:
+            found: list[dict[str, Any]] = []
+            self._fleet.run([[0]], lambda _: {"op": "describe"}, lambda _, answer: found.append(answer))
+        except BaseException:
+            self.close()
+            raise
+        self._device = {"device": found[0]["device"], "threads": self.hardware.multiprocessors}
+
+    def __enter__(self) -> CudaMeasurer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop all processes. May be repeated."""
+        self._close()
+
+    @property
+    def _builders(self) -> int:
+        return len(self._pool)
+
+    def _build_all(self, chunks: Sequence[Sequence[FarTrial]], limit_s: float) -> list[dict[str, Any]]:
+        return self._ask_builders(
+            [
+                Request(
+                    {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
+                    limit_s * len(chunk),
+                    tuple({trial.task for trial in chunk}),
+                )
+                for chunk in chunks
+            ]
+        )
+
+    def _ask_builders(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        try:
+            return [answer for _, answer in self._pool.map(requests)]
+        except BaseException:
+            self._pool.abandon()
+            raise
+
+    def _refresh(self) -> None:
+        for library in Path(self._directory.name).glob("*.so"):
+            library.unlink()
+
+    def _measure_baselines(self, tasks: Sequence[Task]) -> None:
+        """References from the CPU, then the times of dlight's kernels; `inf` where dlight has none that is right."""
+        limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
+        hashes = [self._know(task) for task in tasks]
+        started = time.monotonic()
+        answers = self._ask_builders([Request({"op": "reference", "task": h}, limit_s, (h,)) for h in hashes])
+        self.overheads.build_s += time.monotonic() - started
+        for workload_hash, answer in zip(hashes, answers, strict=True):
+            self._baselines[workload_hash] = math.inf
+            if "error" in answer:
+                self._unreferenced[workload_hash] = str(answer["detail"])
+            else:
+                self._domains[workload_hash] = answer["domain"]
+        specs = [{"task": h, "untuned": True} for h in hashes if h in self._domains]
+        built = [trial for trial in self._build(specs, limit_s) if not trial.failure]
+
+        def ask(number: int) -> Mapping[str, Any]:
+            return self._request(built[number], BASELINE, limit_s)
+
+        def note(number: int, answer: dict[str, Any]) -> None:
+            self._baselines[built[number].task] = min(answer.get("latencies_s", ()), default=math.inf)
+
+        self._run([[number] for number in range(len(built))], ask, note)
+
+
+class _GpuDevice:
+    """One GPU, through a process that can be killed. A `Device`."""
+
+    def __init__(self, command: Sequence[str], config: CudaWorkerConfig, log: Path) -> None:
+        self._command = command
+        self._config = config
+        self._log = log
+        self._process: WorkerProcess | None = None
+
+    def open(self) -> None:
+        if self._process is None:
+            self._process = WorkerProcess(self._command, worker_environment(1), self._log)
+            self._ask(asdict(self._config), START_LIMIT_S)
+
+    def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._ask({"op": "run", **request}, float(request.get("limit_s", START_LIMIT_S)))
+
+    def close(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def release(self) -> None:
+        self._end()
+
+    def _ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        process.send(message)
+        end = time.monotonic() + limit_s
+        while select.select([process], [], [], max(0.0, end - time.monotonic()))[0]:
+            try:
+                answer = process.receive()
+            except EOFError:
+                failure = process.autopsy()
+                self._end()
+                raise DeviceLost(failure["error"], failure["detail"]) from None
+            if answer is not None and "lost" in answer:
+                self._end()
+                raise DeviceLost("crash", str(answer["lost"]))
+            if answer is not None:
+                return answer
+        self._end()
+        raise DeviceLost("timeout", f"no result after {limit_s:g} s")
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+        self._process = None
+
+
+def _close(fleet: Fleet, pool: WorkerPool, directory: tempfile.TemporaryDirectory[str]) -> None:
+    fleet.close()
+    pool.close()
+    directory.cleanup()
