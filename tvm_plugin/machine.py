@@ -77,12 +77,16 @@ def detect_target(threads: int | None = None) -> Any:
     if codegen.llvm_version_major(allow_none=True) is None:
         raise SetupError("this TVM was built without LLVM and cannot compile for CPUs; install apache-tvm's wheel")
     return tvm.target.Target(
-        {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": _threads(threads)}
+        {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": _threads(threads, here=True)}
     )
 
 
 def describe_machine(
-    target: Any = None, threads: int | None = None, measure: bool = True, **overrides: Any
+    target: Any = None,
+    threads: int | None = None,
+    measure: bool = True,
+    limit_s: float | None = None,
+    **overrides: Any,
 ) -> Hardware:
     """The limits and speeds of the machine behind `target`.
 
@@ -98,6 +102,8 @@ def describe_machine(
         Threads that a kernel may use; by default what the target says, else all cores.
     measure : bool
         False takes the speeds from the table for this machine, too: instant, and a rough guess.
+    limit_s : float, optional
+        Give up measuring after so many seconds and take the speeds from the table.
     **overrides
         Fields of `Hardware` that are known better.
 
@@ -111,7 +117,7 @@ def describe_machine(
         return describe_gpu(target, **overrides)
     host = is_host(target)
     cores = target.attrs.get("num-cores", None) if hasattr(target.attrs, "get") else None
-    count = _threads(int(cores) if threads is None and cores else threads)
+    count = _threads(int(cores) if threads is None and cores else threads, here=host)
     mcpu = str(target.attrs.get("mcpu", ""))
     processor = PROCESSORS.get(mcpu, FALLBACK)
     vector_bytes, vector_registers = _vectors(target)
@@ -132,7 +138,7 @@ def describe_machine(
     if host and measure:
         from .measure.peaks import measure_speeds
 
-        fields |= measure_speeds(json.loads(target_json(target)), Hardware(**fields))
+        fields |= measure_speeds(json.loads(target_json(target)), Hardware(**fields), limit_s)
     unknown = sorted(overrides.keys() - Hardware.__dataclass_fields__.keys())
     if unknown:
         raise InputError(f"unknown fields {unknown}; Hardware has {sorted(Hardware.__dataclass_fields__)}")
@@ -183,11 +189,11 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value]
 
 
-def _threads(threads: int | None) -> int:
+def _threads(threads: int | None, here: bool) -> int:
     if threads is not None:
         if threads < 1:
             raise InputError(f"threads must be at least 1, got {threads}")
-        if threads > (os.cpu_count() or threads):
+        if here and threads > (os.cpu_count() or threads):
             raise InputError(f"threads must be at most {os.cpu_count()}, this machine's logical cores, got {threads}")
         return threads
     return core_count()
