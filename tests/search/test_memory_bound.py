@@ -336,3 +336,14 @@ def test_windows_serve_maxima_without_padding() -> None:
     expected = np.lib.stride_tricks.sliding_window_view(x, (2, 3), (2, 3)).max((4, 5))
     for result in run_points(mod, space, legal_points(space, 8, seed=0), [x]):
         np.testing.assert_array_equal(result, expected)
+
+
+def test_a_short_row_that_no_vector_divides_is_loaded_whole() -> None:
+    mod = kernel(lambda b, x: b.emit(op.nn.adaptive_avg_pool2d(x, output_size=(1, 1))), [(1, 33, 7, 7)])
+    space = Space([s for s in memory_bound_sketches(mod, HARDWARE) if s.name.startswith("rows")])
+    x = np.random.default_rng(0).standard_normal((1, 33, 7, 7)).astype(np.float32)
+    points = legal_points(space, 50, seed=0)
+    decisions = [space.decision(point).values for point in points]
+    assert any(values["lanes"] == 16 for values in decisions)  # 49 = 3 * 16 + 1
+    for result in run_points(mod, space, points, [x]):
+        np.testing.assert_allclose(result, x.mean((2, 3), keepdims=True), rtol=1e-5, atol=1e-6)

@@ -7,11 +7,15 @@ additions take 48 cycles and more; halves are combined instead:
         total = total + part[i]           ->  t4 = t8[0:4] + t8[4:8]; t2 = ...; t1 = ...
                                               total = total + t1
 
+Of a longer loop whole vectors are added first, and what is left of it one by one.
+
 A division by something that all vectors of a row share becomes one reciprocal and multiplications, which LLVM may not
 do by itself: the last bit can differ.
 
     for j in vectorized(16):                  for j in vectorized(16):
         y[i, j] = e[i, j] / total[i]      ->      y[i, j] = e[i, j] * (1 / total[i])
+
+So does one by the size of a window at the border, rows times columns: the reciprocal of either factor leaves a loop.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from tvm.ir.expr import TensorLoad
 __all__ = ["LANE_TREE", "multiply_by_reciprocals", "reduce_lanes_as_trees"]
 
 LANE_TREE = "eqtune.lane_tree"
-"""Annotation of a loop, of a power of two, around `out = out op part[..., lane]`."""
+"""Annotation of a loop around `out = out op part[..., lane]`, contiguous along it; its value, lanes of a vector."""
 
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 
@@ -44,7 +48,7 @@ def reduce_lanes_as_trees(func: Any) -> Any:
 
 
 def multiply_by_reciprocals(func: Any) -> Any:
-    """In vectorised loops, `x / d` becomes `x * (1 / d)` where d is a float that all lanes share, but no constant."""
+    """In vectorised loops, `x / d` becomes `x * (1 / d)` where all lanes share d, or d is a product of integers."""
 
     def vector_loop(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.VECTORIZED:
@@ -89,8 +93,8 @@ def _reciprocal(value: Any) -> Any:
 
 
 def _tree(loop: Any) -> Any | None:
-    realize, lanes = loop.body, int(loop.extent)
-    if not isinstance(realize, s_tir.SBlockRealize) or lanes & (lanes - 1):
+    realize, extent, lanes = loop.body, int(loop.extent), int(loop.annotations[LANE_TREE])
+    if not isinstance(realize, s_tir.SBlockRealize) or lanes & (lanes - 1) or lanes > extent:
         return None
     store, predicate = realize.block.body, realize.predicate
     always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
@@ -99,18 +103,26 @@ def _tree(loop: Any) -> Any | None:
     binding = [(v.var, value) for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)]
     total, part = store.value.a, _substitute(store.value.b, binding)
     combine = type(store.value)
-    if not isinstance(part, TensorLoad) or not part.indices[-1].same_as(loop.loop_var):
+    if not isinstance(part, TensorLoad) or not isinstance(total, TensorLoad) or _uses(total, [part.source.data]):
         return None
-    if not isinstance(total, TensorLoad) or _uses(total, [part.source.data]):
-        return None
+    *outer, begin = [_substitute(index, [(loop.loop_var, loop.min)]) for index in part.indices]
+
+    def load(start: int, count: int) -> Any:
+        place = begin + start if count == 1 else tirx.Ramp(begin + start, 1, count)
+        return tirx.BufferLoad(part.source, [*outer, place])
+
     statements: list[Any] = []
-    vector = tirx.BufferLoad(part.source, [*part.indices[:-1], tirx.Ramp(0, 1, lanes)])
+    vector = load(0, lanes)
+    for start in range(lanes, extent - lanes + 1, lanes):
+        vector = combine(vector, load(start, lanes))
     for size in (lanes >> n for n in range(1, lanes.bit_length())):
         halves = [tirx.Shuffle([vector], list(range(first, first + size))) for first in (0, size)]
         buffer = tirx.decl_buffer([size], str(part.ty.dtype), "tree")
         place = tirx.Ramp(0, 1, size) if size > 1 else 0
         statements += [tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, combine(*halves), [place])]
         vector = tirx.BufferLoad(buffer, [place])
+    for rest in range(extent - extent % lanes, extent):
+        vector = combine(vector, load(rest, 1))
     indices = [_substitute(index, binding) for index in store.indices]
     result = combine(_substitute(total, binding), vector)
     return tirx.SeqStmt([*statements, tirx.BufferStore(store.buffer, result, indices)])

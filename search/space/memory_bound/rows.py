@@ -2,7 +2,7 @@
 
 All stages of one row are computed at the row's loop, so that the row stays in the cache; rows are shared among threads.
 Each reduction runs in `accumulators` vectors (rfactor), which are added as vectors before the lanes of the last one are
-summed. A stage with an expensive value that is read twice (softmax's exp) keeps its row in a small buffer.
+summed (lane_trees.py). A stage with an expensive value that is read twice (softmax's exp) keeps its row in a small buffer.
 """
 
 from __future__ import annotations
@@ -58,6 +58,18 @@ class RowsSketch(MemoryBoundSketch):
         threads = self.hardware.threads
         lanes = sorted({v for v in (full // 2, full) if v > 1 and longest % v == 0})
         lanes = lanes or [v for v in divisors_up_to(longest, 2 * full) if v > 2][-2:]
+        # A short row that is no multiple of a vector is loaded whole, its last elements one by one.
+        self.short = (
+            len(self.kernel.stages) == 2
+            and not self.kernel.stages[-1].is_reduction
+            and longest % full != 0
+            and full < longest <= _MOST_LOADED * full
+            and len(self.reductions[0].reads) == 1
+            and self.reductions[0].operations <= 1
+            and _run_axes(self.reductions[0]) == len(self.reductions[0].reduction)
+        )
+        if self.short:
+            lanes = [*lanes, full]
         alone = len(self.kernel.stages) == 1 and self.rows < 4 * threads and len(self.reductions[0].reduction) == 1
         parts = [
             p for p in (threads, 2 * threads, 8 * threads, 32 * threads) if longest % p == 0 and longest // p >= full
@@ -72,6 +84,9 @@ class RowsSketch(MemoryBoundSketch):
             Knob("workers", worker_counts(self.hardware, self.rows * (max(parts) if alone and parts else 1))),
             Knob("parts", (1, *parts) if alone else (1,)),
         )
+
+    def _short(self, values: Mapping[str, int]) -> bool:
+        return self.short and values["lanes"] == self.full and values["parts"] == 1
 
     def _tail(self) -> int:
         """Elements of the contiguous run of the output inside one row; 1 when the output is a reduction."""
@@ -88,7 +103,8 @@ class RowsSketch(MemoryBoundSketch):
         knobs = self._columns(values)
         lanes, accumulators, parts = knobs["lanes"], knobs["accumulators"], knobs["parts"]
         ok = (lanes > 1) | ((accumulators == 1) & (knobs["unroll"] == 1))
-        ok &= max(self.lengths) // parts % (lanes * accumulators) == 0
+        whole = max(self.lengths) // parts % (lanes * accumulators) == 0
+        ok &= whole | (self.short & (lanes == self.full) & (accumulators == 1) & (parts == 1))
         ok &= (parts == 1) | (lanes > 1)
         ok &= (knobs["unroll"] == 1) | (self.tail % (lanes * knobs["unroll"]) == 0)
         return ok & (self.rows * parts >= knobs["workers"]) & ((parts == 1) | (knobs["workers"] > 1))
@@ -152,7 +168,7 @@ class RowsSketch(MemoryBoundSketch):
                 _vectorize_run(schedule, inner[len(inner) - count :], lanes, values["unroll"])
         for block in blocks[:own]:
             if any(int(v.iter_type) == _REDUCTION for v in schedule.get(block).iter_vars):
-                _finish_reduction(schedule, block, depth, lanes)
+                _finish_reduction(schedule, block, depth, lanes, self._short(values))
             elif lanes > 1:
                 inner = [x for x in schedule.get_loops(block)[depth:] if extent_of(schedule, x) > 1]
                 if inner:
@@ -181,6 +197,7 @@ class RowsSketch(MemoryBoundSketch):
         return row, 2
 
 
+_MOST_LOADED = 4  # vectors of a row without a loop
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 
 
@@ -241,7 +258,7 @@ def _vectorize_run(schedule: Any, loops: Sequence[Any], lanes: int, unroll: int)
         vectorize(schedule, run, lanes, _fitting(unroll, lanes, extent))
 
 
-def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int) -> None:
+def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int, short: bool) -> None:
     """Order the loops of a reduction inside a row: reduced ones outside, its vectors unrolled inside."""
     loops = schedule.get_loops(block)[depth:]
     kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
@@ -258,6 +275,7 @@ def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int) -> None
         schedule.vectorize(inner)
     elif narrow:
         schedule.reorder(*narrow, *reduced)
-        if lanes > 1 and extent_of(schedule, reduced[-1]) == lanes:
-            schedule.annotate(reduced[-1], LANE_TREE, 1)
+        reduced = [fuse(schedule, reduced)] if short else reduced
+        if lanes > 1 and (extent_of(schedule, reduced[-1]) == lanes or short):
+            schedule.annotate(reduced[-1], LANE_TREE, lanes)
     schedule.decompose_reduction(block, reduced[0])
