@@ -2,7 +2,8 @@
 
 All stages of one row are computed at the row's loop, so that the row stays in the cache; rows are shared among threads.
 Each reduction runs in `accumulators` vectors (rfactor), which are added as vectors before the lanes of the last one are
-summed (lane_trees.py). A stage with an expensive value that is read twice (softmax's exp) keeps its row in a small buffer.
+summed (lane_trees.py). A stage with an expensive value that is read twice (softmax's exp) keeps its row in a small
+buffer.
 """
 
 from __future__ import annotations
