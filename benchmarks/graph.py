@@ -52,11 +52,19 @@ COLUMNS = (
 def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, Any]:
     """One row."""
     from eqtune import GraphConfig, optimize_graph, zoo
+    from eqtune.machine import describe_machine
+    from eqtune.search.graph.cost import AnalyticCost
     from eqtune.search.graph.saturate import Limits
     from eqtune.tune.forms import simplify
 
     mod = simplify(zoo.relax(model, seed=args.seed))
-    config = GraphConfig(limits=Limits(e_nodes=args.e_nodes), verify=False, fast_math=args.fast_math, seed=args.seed)
+    config = GraphConfig(
+        limits=Limits(e_nodes=args.e_nodes),
+        verify=False,
+        fast_math=args.fast_math,
+        seed=args.seed,
+        cost=AnalyticCost(describe_machine(threads=args.threads)),
+    )
     timed = [optimize_graph(mod, config) for _ in range(args.repeats)]
     fastest = min(timed, key=lambda r: r.explore_s + r.extract_s)
     result = search(mod, replace(config, verify=args.verify), args, work_dir / "prices")

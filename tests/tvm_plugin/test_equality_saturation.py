@@ -358,6 +358,23 @@ def test_nasrnn_gets_cheaper() -> None:
     assert eqtune.GraphResult is type(result)
 
 
+@pytest.mark.slow
+def test_the_command_goes_by_measured_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from eqtune.cli import main
+
+    model = tmp_path / "products.json"
+    model.write_text(str(tvm.ir.save_json(chain_of_products())))
+    command = ["graph", str(model), "--measure", "--work-dir", str(tmp_path / "work"), "--explain"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    for expected in ("cost, measured terms", "cost, fused kernels", "kernels priced in", "the new graph is used"):
+        assert expected in text
+    assert main([*command, "--json"]) == 0
+    fields = json.loads(capsys.readouterr().out)
+    assert fields["changed"]
+    assert 0 < fields["price_after_s"] < fields["price_before_s"]
+
+
 def test_the_command_reports_rules_costs_and_why_it_stopped(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from eqtune.cli import main
 

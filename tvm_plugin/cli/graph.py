@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
     from ..frontends import load_model
     from ..graph_search import GraphConfig, optimize_graph
+    from ..machine import describe_machine
+    from ..search.graph.cost import AnalyticCost
     from ..search.graph.draw import page
     from ..search.graph.extract import EXTRACTORS
     from ..search.graph.rules import RULES
@@ -82,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         with Session(Settings(work_dir=args.work_dir, seed=args.seed, progress=False)) as session:
             result = optimize_graph(mod, config, prices=session.graph_prices())
     else:
-        result = optimize_graph(mod, config)
+        result = optimize_graph(mod, replace(config, cost=AnalyticCost(describe_machine())))
     if args.html:
         if not result.graphs:
             raise InputError(f"there is no graph to draw: {result.kept_because}")
@@ -95,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         json.dump({"model": args.model, **result.to_json()}, sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(_lines(result, explain=args.explain)))
+        print("\n".join(_lines(result, explain=args.explain, measured=args.measure)))
     return 0
 
 
@@ -103,7 +107,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _lines(result: GraphResult, *, explain: bool) -> list[str]:
+def _lines(result: GraphResult, *, explain: bool, measured: bool) -> list[str]:
     """The report for people."""
     lines = [f"{'rule':36s} {'matches':>8s} {'ms':>8s}  in the result"]
     for name, rule in sorted(result.rules.items(), key=lambda item: -item[1].used):
@@ -113,23 +117,27 @@ def _lines(result: GraphResult, *, explain: bool) -> list[str]:
         f"\n{result.e_nodes} e-nodes in {result.e_classes} e-classes after {result.iterations} rounds; "
         f"stopped by: {result.stop_reason or 'nothing to search'}"
     )
-    lines.append(f"explored in {result.explore_s:.2f} s, extracted in {result.extract_s:.2f} s\n")
-    lines.append(f"{'estimated cost':24s} {result.cost_before_s * 1e6:12.1f} us as given")
+    priced = f", kernels priced in {result.measure_s:.2f} s" if measured else ""
+    lines.append(f"explored in {result.explore_s:.2f} s, extracted in {result.extract_s:.2f} s{priced}\n")
+    lines.append(
+        f"{'cost, measured terms' if measured else 'estimated cost':24s} {result.cost_before_s * 1e6:12.1f} us as given"
+    )
     for name, extractor in result.extractors.items():
         gap = "" if extractor.gap is None else ", optimal" if extractor.gap == 0 else f", gap {extractor.gap:.1%}"
         lines.append(f"  {name:22s} {extractor.cost_s * 1e6:12.1f} us in {extractor.seconds:.2f} s{gap}")
     if result.price_before_s is not None and result.price_after_s is not None:
         lines.append(
-            f"{'measured kernels':24s} {result.price_before_s * 1e6:12.1f} us as given, "
-            f"{result.price_after_s * 1e6:.1f} us with the new graph; priced in {result.measure_s:.1f} s"
+            f"{'cost, fused kernels':24s} {result.price_before_s * 1e6:12.1f} us as given, "
+            f"{result.price_after_s * 1e6:.1f} us with the new graph"
         )
     if result.rel_err is not None:
         lines.append(f"outputs agree to {result.rel_err:.1e} (relative to the largest element)")
     lines.append(f"the given graph is kept: {result.kept_because}" if result.kept_because else "the new graph is used")
-    if explain and result.changed:
-        lines.append("")
-        for replacement in result.replacements:
+    if explain:
+        lines.append("" if result.changed else "nothing was replaced")
+        for replacement, count in Counter(result.replacements).items():
+            times = f"{count} x " if count > 1 else ""
             lines.append(
-                f"{replacement.original}\n  is now {replacement.replacement}, by {', '.join(replacement.rules)}"
+                f"{times}{replacement.original}\n  is now {replacement.replacement}, by {', '.join(replacement.rules)}"
             )
     return lines

@@ -6,7 +6,6 @@ environment, once a process, and takes half the cores where nothing is set.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -36,7 +35,7 @@ PATIENCE_S = 4.0
 LIMIT_S = 120.0
 
 
-def measure_speeds(target: Mapping[str, Any], hardware: Hardware) -> dict[str, float]:
+def measure_speeds(target: Mapping[str, Any], hardware: Hardware, limit_s: float | None = None) -> dict[str, float]:
     """Measure what `Hardware` calls measured, in one to two seconds.
 
     Each figure is the best of several runs: other processes can only make a machine look slower. "Copy" adds a
@@ -48,6 +47,8 @@ def measure_speeds(target: Mapping[str, Any], hardware: Hardware) -> dict[str, f
         A target of this machine as a JSON object.
     hardware : Hardware
         Vector width, threads and cache sizes.
+    limit_s : float, optional
+        Give up after so many seconds, with an empty answer.
 
     Returns
     -------
@@ -60,25 +61,32 @@ def measure_speeds(target: Mapping[str, Any], hardware: Hardware) -> dict[str, f
     SetupError
         When TVM cannot compile or run the kernels here.
     """
-    return dict(_asked(json.dumps({"target": dict(target), "hardware": hardware.to_json()}), hardware.threads))
+    question = json.dumps({"target": dict(target), "hardware": hardware.to_json()})
+    if question not in _KNOWN:
+        try:
+            _KNOWN[question] = _ask(question, hardware.threads, LIMIT_S if limit_s is None else limit_s)
+        except subprocess.TimeoutExpired as error:
+            if limit_s is None:
+                raise SetupError(f"measuring this machine took more than {LIMIT_S:g} s") from error
+            return {}
+    return dict(_KNOWN[question])
 
 
-@functools.cache
-def _asked(question: str, threads: int) -> dict[str, float]:
-    """The speeds, measured once in the life of this process."""
+_KNOWN: dict[str, dict[str, float]] = {}
+"""Answers by question: each is measured once in the life of this process."""
+
+
+def _ask(question: str, threads: int, limit_s: float) -> dict[str, float]:
     environment = {**os.environ, "TVM_NUM_THREADS": str(threads), "TVM_DEVICE_BACKEND_AUTOLOAD": "0"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "eqtune.measure.peaks"],
-            input=question,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SetupError(f"measuring this machine took more than {LIMIT_S:g} s") from error
+    done = subprocess.run(
+        [sys.executable, "-m", "eqtune.measure.peaks"],
+        input=question,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
     if done.returncode:
         said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
         raise SetupError(f"TVM cannot run a small kernel on this machine: {said}; try `eqtune doctor`")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,6 +51,12 @@ FIRST_LOOK = 8
 
 TRIAL_S = 0.08
 """What a trial takes, roughly, before any was measured: compiling dominates."""
+
+MACHINE_SHARE = 0.1
+"""Of the time budget, what measuring the speeds of the machine may take..."""
+
+MACHINE_S = 5.0
+"""... but this many seconds in any case; a machine that is too busy is described by a table."""
 
 GRAPH_SHARE = 0.12
 """Of the time budget, what the graph search may take, with measuring the kernels that it only considers..."""
@@ -359,8 +366,13 @@ class Session:
         known = self.work.database.get_json(key)
         if known is not None:
             return Hardware.from_json(known)
-        hardware = describe_machine(self.target, threads=self.settings.threads)
-        self.work.database.put_json(key, hardware.to_json())
+        limit_s = None if self.budget.time_s is None else max(MACHINE_S, MACHINE_SHARE * self.budget.time_s)
+        started = time.monotonic()
+        hardware = describe_machine(self.target, threads=self.settings.threads, limit_s=limit_s)
+        if limit_s is None or time.monotonic() - started < limit_s:
+            self.work.database.put_json(key, hardware.to_json())
+        else:
+            LOGGER.warning("the machine is too busy to measure its speeds in %.0f s: they are guessed", limit_s)
         return hardware
 
 
