@@ -28,7 +28,7 @@ LOGGER = logging.getLogger(__name__)
 REWRITTEN = "rewritten"
 
 BOTH_LAYOUTS_S = 10.0
-"""With fewer seconds for finding forms, only channels last compete: lowering takes its time, and they nearly always win."""
+"""With fewer seconds for finding forms, only channels last compete: they nearly always win, and lowering takes time."""
 
 CLEARLY = 0.95
 """A rewritten graph that costs less than this share of the given one may do without it under a short budget..."""
@@ -133,7 +133,8 @@ def model_forms(
     """The forms of a Relax module with weights as constants, and the graph search's result (None when it is off).
 
     `prices` are what the graph search goes by; its best two graphs compete then. It takes `seconds` at most, roughly; 0
-    leaves it out. With few seconds there are no forms with channels first where channels can be last. Raises InputError for an unknown value of `graph`.
+    leaves it out. With few seconds there are no forms with channels first where channels can be last. Raises InputError
+    for an unknown value of `graph`.
     """
     mod = simplify(mod)
     graphs = [("as given", mod)]
