@@ -341,7 +341,18 @@ def test_odd_modules_pass_through_or_improve(build: Callable[[], tvm.IRModule]) 
 
 @pytest.mark.parametrize(
     "build",
-    [several_outputs, calls_a_primitive_function, tuple_valued_operator, unknown_operator, branches, half_precision],
+    [
+        several_outputs,
+        calls_a_primitive_function,
+        tuple_valued_operator,
+        unknown_operator,
+        branches,
+        half_precision,
+        empty_tensor,
+        unused_parameter,
+        integers,
+        booleans,
+    ],
     ids=lambda build: build.__name__,
 )
 def test_odd_modules_compute_the_same_in_tvm(build: Callable[[], tvm.IRModule]) -> None:
