@@ -1,7 +1,10 @@
 """GPU kernels: does every sketch of every kernel of the zoo build for a GPU, and can be launched. Needs no GPU.
 
+With `--matmul` instead, square products are tuned and timed on this machine's GPU, beside cuBLAS and dlight.
+
     python -m benchmarks.gpu --compile-only --json out.json
     python -m benchmarks.gpu --compile-only --models squeezenet --target nvidia/nvidia-a100 --samples 4 --ptxas
+    python -m benchmarks.gpu --matmul 4096 --trials 500 --json out.json
 
 A row a model: distinct `kernels` (of both layouts), `sketches` that fit them, `candidates` that were tried (of each
 sketch the one with the best estimate, and `--samples` random legal ones), how many were `built` to CUDA source and are
@@ -22,6 +25,9 @@ import numpy as np
 from benchmarks.output import table, write
 
 __all__ = ["check_model", "main"]
+
+PRODUCTS = (("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("int8", "int32"))
+"""Dtypes of operands and sums."""
 
 
 def check_model(name: str, target: Any, hardware: Any, samples: int, compiler: Any, seed: int) -> dict[str, Any]:
@@ -96,13 +102,33 @@ def _check_kernel(
     return counts
 
 
+def _measure(args: argparse.Namespace) -> int:
+    """Print and write a row for each pair of dtypes; the exit code: 2 where there is no GPU."""
+    from benchmarks.gpu_measured import matmul_row, reason_to_skip
+
+    reason = reason_to_skip()
+    if reason:
+        print(f"skipped: {reason}", file=sys.stderr)
+        return 2
+    rows = []
+    for dtype, sums in PRODUCTS:
+        rows.append(matmul_row(args.matmul, dtype, sums, args.trials, args.seed, args.flush_l2))
+        write(rows, args.json)
+        print(table([rows[-1]]), flush=True)
+    return 0
+
+
 def main() -> None:
     """Parse arguments, build, print, write. Exit code 1 when a kernel has no candidate that can be launched."""
     from eqtune import zoo
     from eqtune.gpu_machine import describe_gpu, find_compiler, resolve_target
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compile-only", action="store_true", required=True, help="build, and run nothing")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--compile-only", action="store_true", help="build, and run nothing")
+    mode.add_argument("--matmul", type=int, metavar="SIZE", help="tune products of this size on this machine's GPU")
+    parser.add_argument("--trials", type=int, default=500, help="of each product")
+    parser.add_argument("--flush-l2", action="store_true", help="empty L2 before each timed call; without cuBLAS")
     parser.add_argument("--target", default="nvidia/nvidia-h100", help="a tag, see `eqtune doctor`")
     parser.add_argument("--models", default="all", help="comma-separated names of the zoo, or all")
     parser.add_argument("--samples", type=int, default=1, help="random candidates of each sketch, beside the best")
@@ -110,6 +136,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write rows here")
     args = parser.parse_args()
+    if args.matmul is not None:
+        sys.exit(_measure(args))
     target = resolve_target(args.target)
     hardware = describe_gpu(target)
     compiler = find_compiler() if args.ptxas else None

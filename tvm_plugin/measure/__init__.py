@@ -11,6 +11,7 @@ from .base import ERROR_KINDS, Measurement, Measurer, Overheads
 if TYPE_CHECKING:
     from ..search.space.hardware import Hardware
     from .compile_only import CompileOnlyMeasurer
+    from .cuda import CudaMeasurer
     from .local import LocalMeasurer
     from .ray_cluster import RayMeasurer
     from .replay import ReplayMeasurer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ERROR_KINDS",
     "CompileOnlyMeasurer",
+    "CudaMeasurer",
     "LocalMeasurer",
     "Measurement",
     "Measurer",
@@ -34,6 +36,7 @@ FORMS = ("local", "rpc://HOST:PORT/KEY", "ray", "compile-only")
 
 _HOMES = {
     "CompileOnlyMeasurer": ".compile_only",
+    "CudaMeasurer": ".cuda",
     "LocalMeasurer": ".local",
     "RayMeasurer": ".ray_cluster",
     "ReplayMeasurer": ".replay",
@@ -54,8 +57,9 @@ def create(
     Parameters
     ----------
     measure : str or Measurer
-        "local"; "rpc://HOST:PORT/KEY", the servers that registered under KEY with TVM's RPC tracker; "ray", the
-        nodes of a Ray cluster; "compile-only", which judges candidates for a GPU by compiling them, without one; or an
+        "local", this machine: its CPU, or for a GPU target its GPUs; "rpc://HOST:PORT/KEY", the servers that
+        registered under KEY with TVM's RPC tracker; "ray", the nodes of a Ray cluster; "compile-only", which judges
+        candidates for a GPU by compiling them, without one; or an
         instance, which is returned as it is. TVM's RPC executes what it is sent, without a password: loopback or
         private networks only.
     target : tvm.target.Target, optional
@@ -94,6 +98,13 @@ def _named_measurer(name: str, target: Any, hardware: Hardware | None, threads: 
     from ..machine import detect_target
 
     target = detect_target(threads) if target is None else target
+    if name == "local" and str(target.kind.name) == "cuda":
+        from ..search.space.gpu.hardware import GpuHardware
+        from .cuda import CudaMeasurer
+
+        if not (hardware is None or isinstance(hardware, GpuHardware)):
+            raise InputError(f"the target is a GPU, and the hardware is not: {hardware.name}")
+        return CudaMeasurer(target, hardware=hardware, seed=seed)
     if name == "local":
         from .local import LocalMeasurer
 

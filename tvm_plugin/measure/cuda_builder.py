@@ -8,28 +8,39 @@ candidate is what dlight, TVM's default schedules for GPUs, makes of the kernel.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm.backend.cuda import register_backend
 
 from ..gpu_machine import find_compiler
-from ..records.workload import deserialize_workload
-from .arguments import Domain, Interface
-from .bench import Bench
+from ..machine import describe_machine, detect_target, target_json
+from ..records.workload import deserialize_workload, serialize_workload
+from ..search.space import build_space
+from ..search.space.analysis import analyze
+from ..search.strategies.moves import Moves
+from .arguments import Interface
 from .build import CANDIDATE_CONFIG, Program
 from .cuda_code import COMPILE_LIMIT_S, NVCC_FLAGS
 from .pool import Config
 from .server import Server, _failure, _Scheduled, _Workload
+from .timing import BASELINE
 from .worker import Answer, limit_memory, serve
 
 __all__ = ["CudaBuilder", "compile_cubin", "default_schedule", "main"]
+
+
+SLOW_FLOPS = 2e9
+"""A contraction with more takes an unscheduled kernel seconds to minutes."""
 
 
 class CudaBuilder(Server):
@@ -37,6 +48,12 @@ class CudaBuilder(Server):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        host = detect_target(1)
+        self._cpu_hardware = describe_machine(host, 1, measure=False)
+        self._cpu = Server(
+            replace(config, target=json.loads(target_json(host)), hardware=self._cpu_hardware.to_json(), export="")
+        )
+        self._references_made = 0
         register_backend()  # workers import TVM without its back ends: most need none
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", self._cubin, override=True)
 
@@ -72,22 +89,38 @@ class CudaBuilder(Server):
         return failures
 
     def _reference(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the untuned kernel on the CPU, on positive inputs where normal ones give no finite outputs."""
+        """Run the kernel on the CPU and keep its outputs: unscheduled, or where that takes minutes, scheduled."""
         task = str(request["task"])
         for workload_hash, text in request["workloads"].items():
             mod = deserialize_workload(text)
             self._workloads[workload_hash] = _Workload(mod, Interface.of(mod["main"]))
-        workload = self._workloads[task]
-        mod = tvm.IRModule({"main": workload.mod["main"].with_attr("global_symbol", "main")})
-        program = Program(tvm.compile(mod, "llvm").jit(), "main")
-        domains: tuple[Domain, ...] = ("normal", "positive", "normal")
-        for attempt, domain in enumerate(domains):
-            bench = Bench(task, workload.interface, tvm.cpu(), Path(self.config.references), self.config.seed, domain)
-            bench.call(program)
-            if bench.finite() or attempt == len(domains) - 1:
-                bench.save()
-                return {"domain": domain}
-        raise AssertionError("the last attempt returns")
+        answer: dict[str, Any] = {}
+        for spec in self._reference_specs(task):
+            self._references_made += 1
+            build = {"op": "build", "batch": self._references_made, "candidates": [spec], "workloads": {}}
+            build["workloads"] = {task: serialize_workload(self._workloads[task].mod)}
+            (answer,) = self._cpu.answer(build)["built"]
+            if "error" not in answer:
+                run = {"op": "run", "task": task, "program": answer["program"], "domain": "normal"}
+                run |= {"effort": asdict(BASELINE), "best_s": 0.0, "save": True, "check": False}
+                answer = self._cpu.answer(run)
+            if "error" not in answer:
+                break
+        return answer
+
+    def _reference_specs(self, task: str) -> list[dict[str, Any]]:
+        untuned = {"task": task, "untuned": True}
+        mod = self._workloads[task].mod
+        try:
+            contraction = analyze(mod).contraction
+        except ValueError:  # a block that the analysis does not read
+            contraction = None
+        if contraction is None or contraction.flops < SLOW_FLOPS:
+            return [untuned]
+        space = build_space(mod, self._cpu_hardware)
+        points = Moves(space).sample(np.random.default_rng(0), 256)
+        best = space.decision(points[np.argmin(space.latency_s(points))])
+        return [{"task": task, "decision": best.to_json()}, untuned]
 
 
 def default_schedule(mod: Any, target: Any) -> Any:

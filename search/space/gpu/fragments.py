@@ -73,7 +73,7 @@ def _fill(dtype: str) -> _Pair:
     n, scope = FRAGMENT, SCOPES["sums"]
     zero = tirx.const(0, dtype)
 
-    @T.prim_func(s_tir=True, check_well_formed=False)
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def description(c: T.handle) -> None:
         C = T.match_buffer(c, (n, n), dtype, align=64, offset_factor=n, scope=scope)
         with T.sblock("root"):
@@ -84,7 +84,7 @@ def _fill(dtype: str) -> _Pair:
                     vi, vj = T.axis.remap("SS", [i, j])
                     C[vi, vj] = zero
 
-    @T.prim_func(s_tir=True, check_well_formed=False)
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def implementation(c: T.handle) -> None:
         c1, c0 = T.int32(), T.int32()
         C = T.match_buffer(c, (n, n), dtype, align=64, offset_factor=n, scope=scope, strides=[c1, c0])
@@ -102,7 +102,7 @@ def _load(dtype: str, scope: str, transposed: bool, layout: str) -> _Pair:
     def source(i: Any, j: Any) -> tuple[Any, Any]:
         return (j, i) if transposed else (i, j)
 
-    @T.prim_func(s_tir=True, check_well_formed=False)
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def description(a: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (n, n), dtype, align=64, offset_factor=n, scope="shared.dyn")
         C = T.match_buffer(c, (n, n), dtype, align=64, offset_factor=n, scope=scope)
@@ -115,7 +115,7 @@ def _load(dtype: str, scope: str, transposed: bool, layout: str) -> _Pair:
                     si, sj = T.meta_var(source(vi, vj))
                     C[vi, vj] = A[si, sj]
 
-    @T.prim_func(s_tir=True, check_well_formed=False)
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def implementation(a: T.handle, c: T.handle) -> None:
         a1, a0, c1, c0 = T.int32(), T.int32(), T.int32(), T.int32()
         A = T.match_buffer(a, (n, n), dtype, align=64, offset_factor=n, scope="shared.dyn", strides=[a1, a0])
@@ -138,7 +138,7 @@ def _compute(dtype: str, sums: str) -> _Pair:
     def cast(value: Any) -> Any:
         return value if dtype == sums else tirx.Cast(sums, value)
 
-    @T.prim_func(s_tir=True, check_well_formed=False)
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (n, n), dtype, align=64, offset_factor=n, scope="wmma.matrix_a")
         B = T.match_buffer(b, (n, n), dtype, align=64, offset_factor=n, scope="wmma.matrix_b")
@@ -151,7 +151,7 @@ def _compute(dtype: str, sums: str) -> _Pair:
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
                     C[vi, vj] = C[vi, vj] + cast(A[vi, vk]) * cast(B[vj, vk])
 
-    @T.prim_func(s_tir=True, check_well_formed=False)
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
         a1, a0, b1, b0, c1, c0 = T.int32(), T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
         A = T.match_buffer(a, (n, n), dtype, align=64, offset_factor=n, scope="wmma.matrix_a", strides=[a1, a0])
@@ -180,7 +180,7 @@ def _compute(dtype: str, sums: str) -> _Pair:
 def _store(dtype: str) -> _Pair:
     n = FRAGMENT
 
-    @T.prim_func(s_tir=True, check_well_formed=False)
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def description(a: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (n, n), dtype, align=64, offset_factor=n, scope="wmma.accumulator")
         C = T.match_buffer(c, (n, n), dtype, align=64, offset_factor=n, scope="shared.dyn")
@@ -192,7 +192,7 @@ def _store(dtype: str) -> _Pair:
                     vi, vj = T.axis.remap("SS", [i, j])
                     C[vi, vj] = A[vi, vj]
 
-    @T.prim_func(s_tir=True, check_well_formed=False)
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def implementation(a: T.handle, c: T.handle) -> None:
         a1, a0, c1, c0 = T.int32(), T.int32(), T.int32(), T.int32()
         A = T.match_buffer(a, (n, n), dtype, align=64, offset_factor=n, scope="wmma.accumulator", strides=[a1, a0])
