@@ -281,7 +281,7 @@ def _cheaper_modules(
     started = time.perf_counter()
     result.price_before_s = prices.module_s(mod)
     spent_s = result.explore_s + result.extract_s + result.measure_s
-    priced = []
+    priced = list[tuple[float, int]]()
     for i, (module, _) in enumerate(choices):
         if priced and spent_s + time.perf_counter() - started > config.seconds:
             break

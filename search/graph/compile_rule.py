@@ -157,8 +157,12 @@ def bind(rule: Rule, matched: Sequence[Form]) -> tuple[dict[str, TensorType], di
     return types, attrs, weight
 
 
-def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = None) -> CompiledRule:
-    """Compile a rule. `numbered`: whether single matches are chosen; by default, those of multi-pattern rules."""
+def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = None, asks: bool = True) -> CompiledRule:
+    """Compile a rule.
+
+    `numbered`: whether single matches are chosen; by default, those of multi-pattern rules. `asks`: whether the rule
+    finds its matches itself; if not, its questions (one condition for each pair of roots) are not written at all.
+    """
     by_number = dict[str, Pattern]()
     if rule.multi if numbered is None else numbered:
         by_number = {f"#{i}": root for i, root in enumerate(rule.roots)}
@@ -174,7 +178,7 @@ def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = N
     chosen = [f"(= {names[pattern]} (numbered {column}))" for column, pattern in by_number.items()]
     order = [
         f"({'<' if _interchangeable(rule, i, j) else '!='} #{i} #{j})"
-        for i, j in combinations(range(len(rule.roots)), 2)
+        for i, j in (combinations(range(len(rule.roots)), 2) if asks else ())
     ]
 
     built: dict[Pattern, str] = {var: names[var] for var in rule.variables}
@@ -200,7 +204,7 @@ def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = N
         f"(rule ({' '.join(chosen or matches)} (answer-{number} {' '.join(answer)})) ({' '.join(actions)}) "
         f':ruleset build-rule-{number} :name "build {number}")',
     ]
-    return CompiledRule(rule, tag, number, asking, building, tuple(by_number))
+    return CompiledRule(rule, tag, number, asking if asks else [], building, tuple(by_number))
 
 
 def _join(names: dict[Pattern, str], arguments: Sequence[Pattern]) -> str:

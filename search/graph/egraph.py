@@ -217,8 +217,8 @@ class EGraph:
         self._declare(_operators(compiled.rule.before_nodes))
         self._run_all(compiled.asking)
 
-    def _add(self, name: str, rule: Rule, tag: int, *, numbered: bool | None = None) -> CompiledRule:
-        compiled = compile_rule(rule, tag, len(self._state.compiled), numbered=numbered)
+    def _add(self, name: str, rule: Rule, tag: int, *, numbered: bool | None = None, asks: bool = True) -> CompiledRule:
+        compiled = compile_rule(rule, tag, len(self._state.compiled), numbered=numbered, asks=asks)
         self._state.compiled[name] = compiled
         return compiled
 
@@ -316,7 +316,7 @@ class EGraph:
                 name = f"{group.name}/{len(chosen)}"
                 compiled = self._state.compiled.get(name)
                 if compiled is None:
-                    compiled = self._add(name, group.make(len(chosen)), self._tags.index(group.name))
+                    compiled = self._add(name, group.make(len(chosen)), self._tags.index(group.name), asks=False)
                 key = _group_key(compiled, member, chosen)
                 if len(ready) < budget and self._solve(compiled, key):
                     before = len(self._state.answers)

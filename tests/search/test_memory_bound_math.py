@@ -87,7 +87,7 @@ def test_nested_calls_are_all_replaced_and_equal_ones_computed_once() -> None:
     got, script = evaluate(cell, values)
     assert "T.tanh(" not in script
     assert "T.sigmoid(" not in script
-    assert script.count("T.reinterpret(\"float32\"") == 2  # one for each of the two different sigmoids
+    assert script.count('T.reinterpret("float32"') == 2  # one for each of the two different sigmoids
     x = values.astype(np.float64)
     state = np.tanh(scipy.special.expit(scipy.special.expit(x) + x))
     np.testing.assert_allclose(got, np.tanh(state * scipy.special.expit(x) + state), rtol=2e-6)

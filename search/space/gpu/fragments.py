@@ -39,7 +39,10 @@ class Fragments:
         self._dtype, self._sums = dtype, sums
         self.fill = self._register("fill", sums, _fill(sums))
         self.compute = self._register("compute", f"{dtype}_{sums}", _compute(dtype, sums))
-        self.store = self._register("store", sums, _store(sums))
+
+    def store(self, scope: str) -> str:
+        """The intrinsic that stores an accumulator to shared memory of a scope, row by row."""
+        return self._register("store", f"{self._sums}_{scope}", _store(self._sums, scope))
 
     def load(self, operand: str, transposed: bool) -> str:
         """The intrinsic that loads a fragment of `operand` ("a": [i, k], "b": [j, k]) from shared memory.
@@ -96,6 +99,7 @@ def _fill(dtype: str) -> _Pair:
     return description, implementation
 
 
+@functools.cache
 def _load(dtype: str, scope: str, transposed: bool, layout: str) -> _Pair:
     n = FRAGMENT
 
@@ -177,13 +181,14 @@ def _compute(dtype: str, sums: str) -> _Pair:
     return description, implementation
 
 
-def _store(dtype: str) -> _Pair:
+@functools.cache
+def _store(dtype: str, scope: str) -> _Pair:
     n = FRAGMENT
 
     @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def description(a: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (n, n), dtype, align=64, offset_factor=n, scope="wmma.accumulator")
-        C = T.match_buffer(c, (n, n), dtype, align=64, offset_factor=n, scope="shared.dyn")
+        C = T.match_buffer(c, (n, n), dtype, align=64, offset_factor=n, scope=scope)
         with T.sblock("root"):
             T.reads(A[0:n, 0:n])
             T.writes(C[0:n, 0:n])
@@ -196,7 +201,7 @@ def _store(dtype: str) -> _Pair:
     def implementation(a: T.handle, c: T.handle) -> None:
         a1, a0, c1, c0 = T.int32(), T.int32(), T.int32(), T.int32()
         A = T.match_buffer(a, (n, n), dtype, align=64, offset_factor=n, scope="wmma.accumulator", strides=[a1, a0])
-        C = T.match_buffer(c, (n, n), dtype, align=64, offset_factor=n, scope="shared.dyn", strides=[c1, c0])
+        C = T.match_buffer(c, (n, n), dtype, align=64, offset_factor=n, scope=scope, strides=[c1, c0])
         with T.sblock("root"):
             T.reads(A[0:n, 0:n])
             T.writes(C[0:n, 0:n])

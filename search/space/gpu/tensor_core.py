@@ -20,6 +20,10 @@ __all__ = ["FRAGMENT", "line_padding", "schedule_fragments", "supports"]
 
 FRAGMENT = 16
 WARP = 32
+SUMS = "wmma.accumulator"
+SUMS_ALIGNMENT = 32
+STATIC_SHARED_BYTES = 48 * 1024
+"""Of a block; more must be dynamic."""
 
 _SUPPORTED = {("float16", "float16"), ("float16", "float32"), ("int8", "int32"), ("uint8", "int32")}
 """Dtypes of operands and sums that TVM's code generator has fragments for."""
@@ -51,7 +55,10 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     warps = v["wi"] * v["wj"]
     normalized = form.normalize(mod, [tile_i, tile_j, v["bk"]])
     sch, inner = normalized.schedule, normalized.block
-    sch.set_scope(inner, 0, "shared.dyn")
+    # Apart from the operands: TVM would give both one place, and refuses to when their dtypes differ.
+    sums_bytes = tile_i * (tile_j + SUMS_ALIGNMENT) * dtype_bytes(form.accumulator)
+    scope = "shared" if sums_bytes <= STATIC_SHARED_BYTES else "shared.dyn"
+    sch.set_scope(inner, 0, scope)
     writer = normalized.take_epilogue()
     batch, i, j, k = sch.get_loops(inner)
     (i, ii), (j, jj), (k, kk) = (sch.split(loop, [None, FRAGMENT]) for loop in (i, j, k))
@@ -83,15 +90,12 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
         sch.annotate(k0, "software_pipeline_order", [0, 3, 1, 4, 2])
     _write(sch, writer, form, warps)
     fill = sch.decompose_reduction(outer, k0)
-    for part, intrinsic in (*loads, (store, intrinsics.store)):
+    for part, intrinsic in (*loads, (store, intrinsics.store(scope))):
         sch.tensorize(_fragment_loops(sch, part), intrinsic)
     sch.tensorize(sch.get_loops(sch.get_child_blocks(fill)[0])[-2], intrinsics.fill)
     sch.tensorize(sch.get_loops(inner)[-3], intrinsics.compute)
     bind_elementwise(sch)
     return sch
-
-
-SUMS = "wmma.accumulator"
 
 
 def _fetch(
@@ -119,7 +123,7 @@ def _fetch(
 def _write(sch: Any, writer: Any, form: MatrixForm, warps: int) -> None:
     """Share the block's results, and what follows them, among all threads; neighbours write neighbours."""
     sums = sch.get_producers(writer)
-    sch.storage_align(sums[0], 0, axis=-2, factor=32, offset=line_padding(dtype_bytes(form.accumulator)))
+    sch.storage_align(sums[0], 0, axis=-2, factor=SUMS_ALIGNMENT, offset=line_padding(dtype_bytes(form.accumulator)))
     rows, columns = sch.get_loops(writer)[-2:]
     _, y, x = sch.split(sch.fuse(rows, columns), [None, warps, WARP])
     sch.bind(y, "threadIdx.y")
