@@ -14,7 +14,11 @@ from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 
-__all__ = ["narrow_indices", "prepare_for_lowering"]
+__all__ = ["ASYNC_COPIES", "narrow_indices", "prepare_for_lowering"]
+
+ASYNC_COPIES = {"tirx.use_async_copy": True}
+"""The option of TVM's `PassContext` with which GPU schedules are compiled: their asynchronous copies become cp.async.
+Without it they compute the same, and wait for every copy."""
 
 
 def narrow_indices(function: Any) -> Any:

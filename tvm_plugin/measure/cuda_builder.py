@@ -27,6 +27,7 @@ from ..machine import describe_machine, detect_target, target_json
 from ..records.workload import deserialize_workload, serialize_workload
 from ..search.space import build_space
 from ..search.space.analysis import analyze
+from ..search.space.lowering import ASYNC_COPIES
 from ..search.strategies.moves import Moves
 from .arguments import Interface
 from .build import CANDIDATE_CONFIG, Program
@@ -38,6 +39,8 @@ from .worker import Answer, limit_memory, serve
 
 __all__ = ["CudaBuilder", "compile_cubin", "default_schedule", "main"]
 
+
+CONFIG = {**CANDIDATE_CONFIG, **ASYNC_COPIES}
 
 SLOW_FLOPS = 2e9
 """A contraction with more takes an unscheduled kernel seconds to minutes."""
@@ -82,7 +85,7 @@ class CudaBuilder(Server):
         for s in scheduled:
             mod = tvm.IRModule({s.symbol: s.function.with_attr("global_symbol", s.symbol)})
             try:
-                with self._target, tvm.transform.PassContext(opt_level=3, config=CANDIDATE_CONFIG):
+                with self._target, tvm.transform.PassContext(opt_level=3, config=CONFIG):
                     self._programs[s.key] = Program(tvm.compile(mod, self._target), s.symbol)
             except Exception as error:  # noqa: BLE001 - TVM raises many kinds; each is a failed candidate
                 failures[s.key] = _failure(error, "build_error")

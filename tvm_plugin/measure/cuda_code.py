@@ -18,10 +18,11 @@ from tvm import s_tir, tirx
 
 from ..gpu_machine import Compiler
 from ..search.space.gpu.hardware import GpuHardware
+from ..search.space.lowering import ASYNC_COPIES
 
 __all__ = ["Resources", "cuda_source", "launch_problem", "ptxas_resources"]
 
-CONFIG = {"tirx.disable_assert": True}
+CONFIG = {"tirx.disable_assert": True, **ASYNC_COPIES}
 
 NVCC_FLAGS = (
     "-O3",

@@ -11,7 +11,7 @@ from tvm import ir, relax, tirx, transform
 from eqtune.records.traces import replay
 from eqtune.records.workload import as_workload, workload_hash
 
-from ..search.space.lowering import prepare_for_lowering
+from ..search.space.lowering import ASYNC_COPIES, prepare_for_lowering
 from .fold_weights import FoldWeights
 from .pack_weights import pack_weights
 from .stored_schedules import stored_schedules
@@ -28,8 +28,9 @@ __all__ = [
 Schedules = Mapping[str, str | Callable[[ir.IRModule], Any]]
 """Workload hash to a schedule: a trace as text, or a function from the workload to a `tvm.s_tir.Schedule`."""
 
-_BUILD_CONFIG = {"tirx.disable_assert": True}
-"""The virtual machine checks the arguments of the whole model; kernels need not check theirs again."""
+_BUILD_CONFIG = {"tirx.disable_assert": True, **ASYNC_COPIES}
+"""The virtual machine checks the arguments of the whole model; kernels need not check theirs again. CPU kernels have no
+asynchronous copies."""
 
 
 @transform.module_pass(opt_level=0, name="ApplyTuned")

@@ -13,15 +13,21 @@ from ..base import Knob, Sketch
 from .hardware import GpuHardware
 from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
-from .tiled import schedule_tiles, shared_padding
+from .tiled import ASYNC_STAGES, fetch_vector, schedule_tiles, shared_padding
 
-__all__ = ["MatrixSketch"]
+__all__ = ["LEAST_ASYNC_BYTES", "MatrixSketch", "latency_seen", "shared_buffers"]
 
 FAMILY = 20
 OTHER_REGISTERS = 40
 """Addresses, predicates, loop counters: what a thread needs beside its sums and operands."""
 
 SHARED_BYTES_PER_CLOCK = 128
+
+LEAST_ASYNC_BYTES = 4
+"""What cp.async copies at least; TVM copies less through registers."""
+
+LATENCY_SEEN = (1.0, 0.15, 0.05)
+"""Share of the latency of loads that a block waits for: without fetching ahead, through registers, asynchronously."""
 LOAD_LATENCY = 600.0
 """Clocks from a load to its value in DRAM or L2, roughly."""
 
@@ -33,8 +39,9 @@ class MatrixSketch(Sketch):
     """Tiles of a contraction in matrix form.
 
     Knobs: `ti` x `tj` threads, `vi` x `vj` virtual threads, registers `ri` x `rj` of each, `bk` steps of the reduction
-    in shared memory, `stages` (2: the next tiles are loaded into registers while these are used), `split` of the
-    reduction over blocks, with a second kernel that adds the parts.
+    in shared memory, `stages` (2: the next tiles are loaded into registers while these are used; 3 and 4: so many
+    buffers in shared memory, filled by asynchronous copies), `split` of the reduction over blocks, with a second kernel
+    that adds the parts.
 
     Parameters
     ----------
@@ -58,7 +65,7 @@ class MatrixSketch(Sketch):
             Knob("tj", _powers(1, 32, columns)),
             Knob("rj", _powers(1, 8, columns)),
             Knob("bk", _powers(min(4, reduction), 64, reduction)),
-            Knob("stages", (1, 2)),
+            Knob("stages", (1, 2, 3, 4) if hardware.copies_asynchronously else (1, 2)),
             Knob("split", tuple(s for s in (1, 2, 4, 8, 16, 32) if s == 1 or reduction >= 64 * s)),
         )
 
@@ -73,7 +80,10 @@ class MatrixSketch(Sketch):
         # Half a tile of padding at most, unless the whole extent is smaller than the least tile.
         ok &= (tile_i < 2 * rows) & (tile_j < 2 * columns) & (v["bk"] * v["split"] < 2 * reduction)
         ok &= v["vi"] * v["ri"] * v["vj"] * v["rj"] * v["bk"] <= LARGEST_BODY * 4
-        ok &= (v["stages"] == 1) | (np.ceil(reduction / (v["bk"] * v["split"])) >= 3)
+        ok &= (v["stages"] == 1) | (np.ceil(reduction / (v["bk"] * v["split"])) > v["stages"])
+        for operand, tile in ((self.form.a, tile_i), (self.form.b, tile_j)):
+            bytes_at_once = operand.item_bytes * _vectors(operand, tile, v, launch.threads)
+            ok &= (v["stages"] < ASYNC_STAGES) | (bytes_at_once >= LEAST_ASYNC_BYTES)
         # Every thread has something to fetch.
         ok &= (tile_i * v["bk"] >= launch.threads) & (tile_j * v["bk"] >= launch.threads)
         ok &= (v["split"] == 1) | (launch.blocks / v["split"] < 2 * self._hardware.multiprocessors)
@@ -145,7 +155,7 @@ class MatrixSketch(Sketch):
         threads = v["ti"] * v["tj"]
         sums = v["vi"] * v["ri"] * v["vj"] * v["rj"] * dtype_bytes(self.form.accumulator) / 4
         operands = v["vi"] * v["ri"] + v["vj"] * v["rj"]
-        ahead = np.where(v["stages"] > 1, (tile_i + tile_j) * v["bk"] * self.form.a.item_bytes / 4 / threads, 0.0)
+        ahead = np.where(v["stages"] == 2, (tile_i + tile_j) * v["bk"] * self.form.a.item_bytes / 4 / threads, 0.0)
         shared = sum(
             (tile + (shared_padding(operand.item_bytes) if operand.along_reduction else 0))
             * v["bk"]
@@ -156,8 +166,7 @@ class MatrixSketch(Sketch):
             blocks=batch * v["split"] * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
             threads=threads,
             registers=sums + operands + ahead + OTHER_REGISTERS,
-            # The next tiles wait in registers: one buffer is enough.
-            shared_bytes=np.asarray(shared),
+            shared_bytes=np.asarray(shared) * shared_buffers(v["stages"]),
         )
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
@@ -181,9 +190,11 @@ class MatrixSketch(Sketch):
         warps = launch.threads / hardware.warp_size
         # A warp alone cannot issue all the time: its multiply-adds wait for each other and for shared memory.
         parallel = np.minimum(1.0, warps * fit.resident * np.sqrt(height * width) / 32.0)
-        fetch_items = (tile_i + tile_j) * v["bk"]
-        fetch_clocks = fetch_items / np.maximum(1.0, _vectors(form.a, tile_i, v["bk"], launch.threads)) / 8.0
-        waiting = LOAD_LATENCY * np.where(v["stages"] > 1, 0.15, 1.0) / np.maximum(fit.resident, 1.0)
+        fetches = tile_i / _vectors(form.a, tile_i, v, launch.threads) + tile_j / _vectors(
+            form.b, tile_j, v, launch.threads
+        )
+        fetch_clocks = fetches * v["bk"] / 8.0
+        waiting = LOAD_LATENCY * latency_seen(v["stages"]) / np.maximum(fit.resident, 1.0)
         block_clocks = (
             steps * (v["bk"] * step_clocks * warps / np.maximum(parallel, 0.05) + fetch_clocks + waiting)
             + 2.0 * LOAD_LATENCY
@@ -215,10 +226,20 @@ def _powers(least: int, most: int, extent: int) -> tuple[int, ...]:
     return tuple(values) or (1,)
 
 
-def _vectors(operand: Operand, tile: Array, steps: Array, threads: Array) -> Array:
-    return np.array(
-        [operand.vector(int(x * k), int(t)) for x, k, t in zip(tile, steps, threads, strict=True)], dtype=np.float64
-    )
+def shared_buffers(stages: Array) -> Array:
+    """Tiles of an operand in shared memory at once: where the next ones wait in registers, one is enough."""
+    return np.where(stages < ASYNC_STAGES, 1.0, stages)
+
+
+def latency_seen(stages: Array) -> Array:
+    """Share of the latency of loads that is not hidden."""
+    result: Array = np.asarray(LATENCY_SEEN)[np.minimum(stages, ASYNC_STAGES).astype(np.int64) - 1]
+    return result
+
+
+def _vectors(operand: Operand, tile: Array, v: Mapping[str, Array], threads: Array) -> Array:
+    columns = zip(tile * v["bk"], threads, v["stages"], strict=True)
+    return np.array([fetch_vector(operand, int(n), int(t), int(s)) for n, t, s in columns], dtype=np.float64)
 
 
 def _coalesced(operand: Operand, steps: Array, tile: Array) -> Array:

@@ -74,6 +74,11 @@ class GpuHardware(Hardware):
         """The same as `threads`."""
         return self.threads
 
+    @property
+    def copies_asynchronously(self) -> bool:
+        """Whether it has cp.async: from compute capability 8.0 on."""
+        return int(self.arch.removeprefix("sm_").rstrip("af") or 0) >= 80
+
     def tensor_peak(self, dtype: str) -> float:
         """FLOP/s of the tensor cores on inputs of `dtype`; 0 where they do not take it."""
         return self.tensor_flops_per_s[TENSOR_DTYPES.index(dtype)] if dtype in TENSOR_DTYPES else 0.0

@@ -15,6 +15,7 @@ from tvm import tirx
 from ..access import dtype_bytes
 from .bind import bind_elementwise
 from .matrix import MatrixForm, Operand, inline_producers
+from .tiled import pipeline
 
 __all__ = ["FRAGMENT", "line_padding", "schedule_fragments", "supports"]
 
@@ -81,13 +82,10 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
         fragment = sch.cache_read(outer, place, f"wmma.matrix_{name}")
         sch.compute_at(fragment, k1, preserve_unit_loops=True)
         _fetch(sch, copy, k0, operand, (tile_i if name == "a" else tile_j, v["bk"]), warps, normalized.index_dtype)
-        if v["stages"] > 1:
+        if v["stages"] == 2:
             sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
         loads.append((fragment, intrinsics.load(name, not operand.along_reduction)))
-    if v["stages"] > 1:
-        # As in `tiled`: the next tiles wait in registers.
-        sch.annotate(k0, "software_pipeline_stage", [0, 0, 0, 0, 1])
-        sch.annotate(k0, "software_pipeline_order", [0, 3, 1, 4, 2])
+    pipeline(sch, k0, v["stages"])
     _write(sch, writer, form, warps)
     fill = sch.decompose_reduction(outer, k0)
     for part, intrinsic in (*loads, (store, intrinsics.store(scope))):

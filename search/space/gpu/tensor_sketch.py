@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
+from .contraction import LEAST_ASYNC_BYTES, latency_seen, shared_buffers
 from .hardware import GpuHardware
 from .matrix import MatrixForm
 from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
 from .tensor_core import FRAGMENT, WARP, schedule_fragments
+from .tiled import ASYNC_STAGES
 
 __all__ = ["TensorCoreSketch"]
 
@@ -34,7 +36,8 @@ class TensorCoreSketch(Sketch):
     """Tiles of a contraction in matrix form, of 16 x 16 x 16 fragments.
 
     Knobs: `wi` x `wj` warps, `fi` x `fj` fragments of each, `bk` steps of the reduction in shared memory, `stages`
-    (2: the next tiles are loaded into registers while these are used).
+    (2: the next tiles are loaded into registers while these are used; 3 and 4: so many buffers in shared memory, filled
+    by asynchronous copies).
 
     Parameters
     ----------
@@ -57,7 +60,7 @@ class TensorCoreSketch(Sketch):
             Knob("wj", _counts(columns)),
             Knob("fj", _counts(columns)),
             Knob("bk", tuple(b for b in (16, 32, 64) if b == 16 or b < 2 * reduction)),
-            Knob("stages", (1, 2)),
+            Knob("stages", (1, 2, 3, 4) if hardware.copies_asynchronously else (1, 2)),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -69,7 +72,11 @@ class TensorCoreSketch(Sketch):
         ok = occupancy(self._hardware, launch).legal
         # Half a tile of padding at most, unless the whole extent is smaller than a fragment.
         ok &= (tile_i < 2 * max(rows, FRAGMENT)) & (tile_j < 2 * max(columns, FRAGMENT))
-        ok &= (v["stages"] == 1) | (np.ceil(reduction / v["bk"]) >= 3)
+        ok &= (v["stages"] == 1) | (np.ceil(reduction / v["bk"]) > v["stages"])
+        for tile, operand in self._staged_by(v):
+            columns = zip(tile * v["bk"], launch.threads, strict=True)
+            bytes_at_once = operand.item_bytes * np.array([operand.vector(int(n), int(t)) for n, t in columns])
+            ok &= (v["stages"] < ASYNC_STAGES) | (bytes_at_once >= LEAST_ASYNC_BYTES)
         ok &= np.minimum(tile_i, tile_j) * v["bk"] >= launch.threads
         result: NDArray[np.bool_] = ok & (v["wi"] * v["wj"] <= 16)
         return result
@@ -137,8 +144,9 @@ class TensorCoreSketch(Sketch):
         sums = 8.0 * v["fi"] * v["fj"] * dtype_bytes(self.form.accumulator) / 4
         # A fragment of an operand is 16 x 16 elements over 32 threads; float16 is kept twice (CUDA, "wmma").
         operands = (v["fi"] + v["fj"]) * (8.0 if item == 2 else 2.0)
-        ahead = np.where(v["stages"] > 1, (tile_i + tile_j) * v["bk"] * item / 4 / threads, 0.0)
+        ahead = np.where(v["stages"] == 2, (tile_i + tile_j) * v["bk"] * item / 4 / threads, 0.0)
         inputs = sum(_staged(tile, v["bk"], operand.along_reduction) for tile, operand in self._staged_by(v)) * item
+        inputs = inputs * shared_buffers(v["stages"])
         result = tile_i * (tile_j + 32) * dtype_bytes(self.form.accumulator)
         return Launch(
             blocks=batch * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
@@ -172,7 +180,7 @@ class TensorCoreSketch(Sketch):
         )
         # Each of the four tensor cores wants a warp with several fragments in flight.
         parallel = np.minimum(1.0, np.sqrt(warps * fit.resident * v["fi"] * v["fj"] / 32.0))
-        waiting = LOAD_LATENCY * np.where(v["stages"] > 1, 0.15, 1.0) / np.maximum(fit.resident, 1.0)
+        waiting = LOAD_LATENCY * latency_seen(v["stages"]) / np.maximum(fit.resident, 1.0)
         write_clocks = tile_i * tile_j * dtype_bytes(form.accumulator) / 32.0
         block_clocks = steps * (step_clocks / np.maximum(parallel, 0.05) + waiting) + 2.0 * LOAD_LATENCY + write_clocks
         compute_s = np.ceil(launch.blocks / hardware.multiprocessors) * block_clocks / hardware.clock_hz

@@ -3,6 +3,9 @@
 The loop nest is Ansor's SSSRRS (Zheng et al., OSDI 2020) over the matrix form: blocks, virtual threads, threads; steps
 of the reduction, whose tiles are fetched together by all threads; and an unrolled register tile. Virtual threads
 interleave a thread's columns with its neighbours', which keeps shared-memory reads free of bank conflicts.
+
+Fetching runs ahead of computing in one of two ways: the next tiles wait in registers, or asynchronous copies (cp.async
+of compute capability 8.0) fill further buffers in shared memory.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from ..access import dtype_bytes
 from .bind import THREADS, bind_elementwise
 from .matrix import MatrixForm, Normalized, Operand, inline_producers
 
-__all__ = ["schedule_tiles", "shared_padding"]
+__all__ = ["ASYNC_STAGES", "fetch_vector", "pipeline", "schedule_tiles", "shared_padding"]
+
+ASYNC_STAGES = 3
+"""Buffers from which on tiles are copied asynchronously; two are one in shared memory and one in registers."""
 
 MAX_UNROLLED = 1024
 
@@ -58,18 +64,38 @@ def schedule_tiles(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     _write_back(sch, writer, form, v)
     threads = v["ti"] * v["tj"]
     for operand, place, extent in ((form.a, normalized.places[0], tile_i), (form.b, normalized.places[1], tile_j)):
-        fetch_tile(sch, block, place, operand, k0, (extent, v["bk"]), threads, normalized.index_dtype, v["stages"] > 1)
+        fetch_tile(sch, block, place, operand, k0, (extent, v["bk"]), threads, normalized.index_dtype, v["stages"])
     for loop in (i3, j3):
         sch.unroll(loop)
-    sch.annotate(k0, "pragma_auto_unroll_max_step", MAX_UNROLLED)
-    sch.annotate(k0, "pragma_unroll_explicit", 0)
-    if v["stages"] > 1:
-        # Fetch the next tiles into registers, compute with these, then store the next ones.
-        sch.annotate(k0, "software_pipeline_stage", [0, 0, 0, 0, 1])
-        sch.annotate(k0, "software_pipeline_order", [0, 3, 1, 4, 2])
+    # Not on k0: what is left of a pipeline after its last fetch must be unrolled before CUDA is written.
+    sch.annotate(k1, "pragma_auto_unroll_max_step", MAX_UNROLLED)
+    sch.annotate(k1, "pragma_unroll_explicit", 0)
+    pipeline(sch, k0, v["stages"])
     sch.decompose_reduction(block, k0)
     bind_elementwise(sch)
     return sch
+
+
+def pipeline(sch: Any, step: Any, stages: int) -> None:
+    """Let the two fetches of a loop run ahead of the computation that follows them."""
+    if stages >= ASYNC_STAGES:
+        sch.annotate(step, "software_pipeline_stage", [0, 0, stages - 1])
+        sch.annotate(step, "software_pipeline_order", [0, 1, 2])
+        sch.annotate(step, "software_pipeline_async_stages", [0])
+    elif stages > 1:
+        # Fetch the next tiles into registers, compute with these, then store the next ones.
+        sch.annotate(step, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        sch.annotate(step, "software_pipeline_order", [0, 3, 1, 4, 2])
+
+
+def fetch_vector(operand: Operand, elements: int, threads: int, stages: int) -> int:
+    """Elements that a thread copies at once into a tile that has rows or columns contiguous.
+
+    An asynchronous copy writes one run. TVM takes one that scatters its elements for such a run, which is wrong.
+    """
+    if stages >= ASYNC_STAGES and operand.along_reduction:
+        return 1
+    return operand.vector(elements, threads)
 
 
 def _split_reduction(normalized: Normalized, parts: int) -> Any:
@@ -99,7 +125,7 @@ def fetch_tile(
     tile: tuple[int, int],
     threads: int,
     index_dtype: str,
-    through_registers: bool,
+    stages: int,
 ) -> Any:
     """Copy one operand's tile to shared memory in every `step`, by all threads, in the widest loads that are legal."""
     copy = sch.cache_read(block, place, "shared.dyn")
@@ -111,14 +137,14 @@ def fetch_tile(
     if not operand.along_reduction:
         sch.reorder(k, outer)
         outer, k = k, outer
-    vector = operand.vector(tile[0] * tile[1], threads)
+    vector = fetch_vector(operand, tile[0] * tile[1], threads, stages)
     _, thread, lane = sch.split(sch.fuse(outer, k), [None, threads, vector])
     sch.bind(thread, "threadIdx.x")
     if vector > 1:
         sch.vectorize(lane)
     if operand.along_reduction:  # threads store down the lines
         sch.storage_align(copy, 0, axis=-2, factor=128 // operand.item_bytes, offset=shared_padding(operand.item_bytes))
-    if through_registers:
+    if stages == 2:
         sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
     return copy
 
