@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,10 +22,11 @@ from .search.graph.cost import Pricing, TermCost
 from .search.graph.decode import decode_block
 from .search.graph.encode import NotEncodable, encode_block
 from .search.graph.extract import EXTRACTORS
-from .search.graph.rules import select
+from .search.graph.rules import EXTENDED_RULES, Group, Rule, select
 from .search.graph.saturate import Limits
 from .search.graph.superoptimize import Candidate, Replacement, SearchResult, superoptimize
 from .search.graph.terms import TermGraph
+from .search.graph.verify import Verdict, verify_rule
 
 __all__ = ["ExtractorReport", "GraphConfig", "GraphResult", "RuleReport", "optimize_graph"]
 
@@ -51,6 +53,9 @@ class GraphConfig:
     ----------
     rules : tuple of str or None
         Names of the rules to use (`eqtune.search.graph.rules.RULES`); None: all.
+    extra_rules : tuple of Rule or Group
+        Rules of your own, used besides those (`eqtune.search.graph.rules.rule` tells how to write one). Each is
+        verified first, which takes a part of a second.
     limits : Limits
         E-nodes, rounds and seconds of the exploration.
     extractors : tuple of str
@@ -72,9 +77,16 @@ class GraphConfig:
         times as much.
     seed : int
         Of the random inputs.
+
+    Raises
+    ------
+    InputError
+        For unknown rules or extractors, negative seconds, and a rule of your own that is wrong, cannot be verified, or
+        has the name of another.
     """
 
     rules: tuple[str, ...] | None = None
+    extra_rules: tuple[Rule | Group, ...] = ()
     limits: Limits = field(default_factory=Limits)
     extractors: tuple[str, ...] = EXTRACTORS
     extract_seconds: float = 10.0
@@ -92,7 +104,27 @@ class GraphConfig:
             raise InputError(f"extractors {list(self.extractors)}: choose from {list(EXTRACTORS)}")
         if not (self.seconds >= 0 and self.extract_seconds >= 0):
             raise InputError(f"seconds {self.seconds}, extract_seconds {self.extract_seconds}: must not be negative")
+        names = [rule.name for rule in (*EXTENDED_RULES, *self.extra_rules)]
+        taken = sorted({rule.name for rule in self.extra_rules if names.count(rule.name) > 1})
+        if taken:
+            raise InputError(f"there are other rules named {taken}: give yours names of their own")
         select(self.rules)
+        for rule in self.extra_rules:
+            verdict = _verdict(rule)
+            if not verdict.sound:
+                raise InputError(f"a rule must hold before it is used: {verdict}")
+
+    @property
+    def selected_rules(self) -> tuple[Rule | Group, ...]:
+        """The rules that the search uses."""
+        own = tuple(rule for rule in self.extra_rules if self.fast_math or not rule.fast_math)
+        return (*select(self.rules, fast_math=self.fast_math), *own)
+
+
+@cache
+def _verdict(rule: Rule | Group) -> Verdict:
+    """Verified once, however many configurations have the rule."""
+    return verify_rule(rule)
 
 
 @dataclass(frozen=True)
@@ -335,7 +367,7 @@ def _search_block(
     try:
         found = superoptimize(
             encoded.graph,
-            select(config.rules, fast_math=config.fast_math),
+            config.selected_rules,
             limits=config.limits,
             cost=config.cost,
             pricing=prices,

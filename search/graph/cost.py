@@ -89,6 +89,10 @@ class AnalyticCost:
             kernels, passes = (0.25, 1) if fused else (1.0, 2)
             return kernels * self.hardware.parallel_overhead_s + self._traffic_s(passes * result.size_bytes)
         traffic_s = self._traffic_s(sum(activations) + result.size_bytes) + self._stream_s(read_once)
+        if op == "concat" and not fused:
+            # Kernels write what they compute for it alone into their slices; other parts, and all if an element-wise
+            # user makes a kernel of it, are copied.
+            return 0.25 * (self.hardware.parallel_overhead_s + traffic_s)
         if op == "matmul":
             work_s = self._product_s(result.shape[-2], result.shape[-1], types[0].shape[-1], result)
         elif op == "conv2d":

@@ -13,7 +13,7 @@ from eqtune.search.graph.rules import RULES, Group, Rule, select
 from eqtune.search.graph.rules.rule import matmul, permute, slice_, tensors
 from eqtune.search.graph.saturate import Limits, saturate
 from eqtune.search.graph.superoptimize import superoptimize
-from eqtune.search.graph.terms import Kind, Leaf, Permute, Slice, TensorType, Term, TermGraph
+from eqtune.search.graph.terms import Axis, Kind, Leaf, Permute, Slice, TensorType, Term, TermGraph
 from eqtune.search.graph.toy import ArbitraryCost, leaf_values, random_graph
 from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats
@@ -243,6 +243,15 @@ def test_measured_prices_come_before_estimated_ones() -> None:
     key = (term.op, term.attrs, (graph.types[0], graph.types[1]), (graph.constant[0], graph.constant[1]))
     cost = MeasuredCost({key: 1.0})
     assert graph_cost_s(graph, cost) > 1.0 > graph_cost_s(graph, AnalyticCost())
+
+
+def test_concatenating_what_kernels_write_in_place_is_cheaper_than_what_is_read_again() -> None:
+    image = TensorType((1, 64, 28, 28))
+    price = [
+        AnalyticCost().term_s("concat", Axis(1), [image] * 2, [False] * 2, TensorType((1, 128, 28, 28)), fused)
+        for fused in (False, True)
+    ]
+    assert price[0] < 0.5 * price[1]
 
 
 def test_rules_are_checked_when_they_are_written() -> None:

@@ -18,6 +18,7 @@ from eqtune import GraphConfig, InputError, optimize_graph, zoo
 from eqtune.search.graph.decode import decode_function
 from eqtune.search.graph.encode import Encoded, encode_block
 from eqtune.search.graph.relax_ops import ROWS
+from eqtune.search.graph.rules.rule import Match, Rule, matmul, reduce, tensors
 from eqtune.search.graph.saturate import Limits
 from eqtune.search.graph.terms import TermGraph
 from eqtune.search.graph.toy import ArbitraryCost, random_graph
@@ -182,6 +183,38 @@ def test_configurations_are_checked() -> None:
     with pytest.raises(InputError, match="greedy-dag"):
         GraphConfig(extractors=("fastest",))
     assert not optimize_graph(chain_of_products(), GraphConfig(rules=("reshape-reshape",), verify=False)).changed
+
+
+def row_sums(name: str, *when: Callable[[Match], bool]) -> Rule:
+    """A rule that the library does not have: the row sums of a product are one column's product."""
+    x, y = tensors("x y")
+    return Rule(name, reduce(matmul(x, y), "r"), matmul(x, reduce(y, "r")), "one column instead of all", when=when)
+
+
+def of_rows(m: Match) -> bool:
+    return bool(m.r.keepdims and m.r.axes == (1,) and len(m.x.shape) == len(m.y.shape) == 2)
+
+
+def sums(m: Match) -> bool:
+    return bool(m.r.kind == "sum")
+
+
+def test_rules_of_ones_own_are_used_when_they_are_right() -> None:
+    x = tensor("x", (64, 128))
+    mod = module(lambda _: relax.op.sum(relax.op.matmul(x, weight(128, 96)), axis=[1], keepdims=True), x)
+    assert not optimize_graph(mod).changed
+    result = optimize_graph(mod, GraphConfig(extra_rules=(row_sums("row-sums", of_rows, sums),)))
+    assert result.changed
+    assert result.rules["row-sums"].used == 1
+    assert result.rel_err is not None
+    assert result.rel_err < 1e-5
+
+
+def test_rules_of_ones_own_are_refused_when_they_are_wrong() -> None:
+    with pytest.raises(InputError, match="row-maxima is wrong"):
+        GraphConfig(extra_rules=(row_sums("row-maxima", of_rows),))
+    with pytest.raises(InputError, match="reduce-of-reduce"):
+        GraphConfig(extra_rules=(row_sums("reduce-of-reduce", of_rows, sums),))
 
 
 def test_every_relax_operator_of_the_vocabulary_exists() -> None:
