@@ -6,27 +6,22 @@ outputs are compared on random inputs, and with a timer the faster module is the
 
 from __future__ import annotations
 
-import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, transform
 
-from .errors import InputError, MismatchError
-from .search.graph.cost import Pricing, TermCost
+from .errors import MismatchError
+from .graph_result import ExtractorReport, GraphConfig, GraphResult, RuleReport
+from .search.graph.cost import Pricing
 from .search.graph.decode import decode_block
-from .search.graph.encode import NotEncodable, encode_block
-from .search.graph.extract import EXTRACTORS
-from .search.graph.rules import EXTENDED_RULES, Group, Rule, select
-from .search.graph.saturate import Limits
-from .search.graph.superoptimize import Candidate, Replacement, SearchResult, superoptimize
-from .search.graph.terms import TermGraph
-from .search.graph.verify import Verdict, verify_rule
+from .search.graph.encode import Encoded, NotEncodable, encode_block
+from .search.graph.superoptimize import Candidate, SearchResult, superoptimize
 
 __all__ = ["ExtractorReport", "GraphConfig", "GraphResult", "RuleReport", "optimize_graph"]
 
@@ -37,185 +32,15 @@ Timer = Callable[[ir.IRModule], float]
 MOST_CANDIDATES = 3
 """Of the extracted graphs, how many are lowered and priced kernel by kernel."""
 
+MOST_TAKEN_BACK = 5
+"""Of the best one's rules, those used most, how many it is tried without: their kernels are mostly priced already."""
+
 
 class Prices(Pricing, Protocol):
     """Prices of terms and of modules, for example `eqtune.graph_prices.GraphPrices`."""
 
     def module_s(self, mod: ir.IRModule) -> float:
         """Seconds of one run of a module, the sum of its fused kernels."""
-
-
-@dataclass(frozen=True)
-class GraphConfig:
-    """How to search equal graphs.
-
-    Attributes
-    ----------
-    rules : tuple of str or None
-        Names of the rules to use (`eqtune.search.graph.rules.RULES`); None: all.
-    extra_rules : tuple of Rule or Group
-        Rules of your own, used besides those (`eqtune.search.graph.rules.rule` tells how to write one). Each is
-        verified first, which takes a part of a second.
-    limits : Limits
-        E-nodes, rounds and seconds of the exploration.
-    extractors : tuple of str
-        Which extractors to run; the cheapest result wins.
-    extract_seconds : float
-        Limit of the integer program.
-    seconds : float
-        Limit of exploring, extracting and pricing together, roughly: a step that has begun is finished.
-    cost : TermCost or None
-        Prices of terms; None: an analytic roofline.
-    fast_math : bool
-        Permit rules that are equal over the reals but lose floating-point accuracy.
-    min_gain : float
-        The original is kept unless the estimated cost falls by more than this share.
-    verify : bool
-        Compare the outputs of a changed module with the original's on random inputs.
-    tolerance : float
-        Largest difference that is accepted, relative to the largest magnitude of an output; for float16 a hundred
-        times as much.
-    seed : int
-        Of the random inputs.
-
-    Raises
-    ------
-    InputError
-        For unknown rules or extractors, negative seconds, and a rule of your own that is wrong, cannot be verified, or
-        has the name of another.
-    """
-
-    rules: tuple[str, ...] | None = None
-    extra_rules: tuple[Rule | Group, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-    extractors: tuple[str, ...] = EXTRACTORS
-    extract_seconds: float = 10.0
-    seconds: float = math.inf
-    cost: TermCost | None = None
-    fast_math: bool = False
-    min_gain: float = 0.01
-    verify: bool = True
-    tolerance: float = 1e-4
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        unknown = set(self.extractors) - set(EXTRACTORS)
-        if unknown or not self.extractors:
-            raise InputError(f"extractors {list(self.extractors)}: choose from {list(EXTRACTORS)}")
-        if not (self.seconds >= 0 and self.extract_seconds >= 0):
-            raise InputError(f"seconds {self.seconds}, extract_seconds {self.extract_seconds}: must not be negative")
-        names = [rule.name for rule in (*EXTENDED_RULES, *self.extra_rules)]
-        taken = sorted({rule.name for rule in self.extra_rules if names.count(rule.name) > 1})
-        if taken:
-            raise InputError(f"there are other rules named {taken}: give yours names of their own")
-        select(self.rules)
-        for rule in self.extra_rules:
-            verdict = _verdict(rule)
-            if not verdict.sound:
-                raise InputError(f"a rule must hold before it is used: {verdict}")
-
-    @property
-    def selected_rules(self) -> tuple[Rule | Group, ...]:
-        """The rules that the search uses."""
-        own = tuple(rule for rule in self.extra_rules if self.fast_math or not rule.fast_math)
-        return (*select(self.rules, fast_math=self.fast_math), *own)
-
-
-@cache
-def _verdict(rule: Rule | Group) -> Verdict:
-    """Verified once, however many configurations have the rule."""
-    return verify_rule(rule)
-
-
-@dataclass(frozen=True)
-class RuleReport:
-    """What one rule did: matches it built for, seconds it took, terms of the result that it made."""
-
-    matches: int
-    seconds: float
-    used: int
-
-
-@dataclass(frozen=True)
-class ExtractorReport:
-    """What one extractor found: cost in seconds, seconds it took, proven relative gap (None: it proves none)."""
-
-    cost_s: float
-    seconds: float
-    gap: float | None
-
-
-@dataclass
-class GraphResult:
-    """What the graph search found.
-
-    Attributes
-    ----------
-    mod : tvm.ir.IRModule
-        The module to use: the optimised one, or the given one itself.
-    changed : bool
-        Whether `mod` is another module than the one given.
-    kept_because : str
-        Why the given module was kept; "" when it was not.
-    alternatives : list of tvm.ir.IRModule
-        Other equal modules that cost less than the given one, cheapest first; with `prices` only.
-    cost_before_s, cost_after_s : float
-        Estimated seconds of one run: the sum of the terms' prices.
-    price_before_s, price_after_s : float or None
-        Seconds of one run as the sum of the fused kernels' measured prices; with `prices` only.
-    latency_before_s, latency_after_s : float or None
-        Measured seconds of one run, where a timer was given.
-    rel_err : float or None
-        Largest relative difference of the outputs, where they were compared.
-    e_nodes, e_classes, iterations : int
-        Size of the e-graphs in all, and rounds of the longest exploration.
-    stop_reason : str
-        Why the largest exploration ended: "saturated", "e_nodes", "iterations" or "seconds"; "" without any.
-    rules : dict of str to RuleReport
-        Rules that matched.
-    extractors : dict of str to ExtractorReport
-    replacements : list of Replacement
-        Kernels that are computed in another way, and the rules that led there.
-    graphs : list of (TermGraph, TermGraph)
-        Each block that was searched, before and after.
-    encode_s, explore_s, extract_s, measure_s, decode_s, verify_s : float
-        Seconds spent.
-    """
-
-    mod: Any
-    changed: bool = False
-    kept_because: str = ""
-    alternatives: list[Any] = field(default_factory=list)
-    price_before_s: float | None = None
-    price_after_s: float | None = None
-    cost_before_s: float = 0.0
-    cost_after_s: float = 0.0
-    latency_before_s: float | None = None
-    latency_after_s: float | None = None
-    rel_err: float | None = None
-    e_nodes: int = 0
-    e_classes: int = 0
-    iterations: int = 0
-    stop_reason: str = ""
-    rules: dict[str, RuleReport] = field(default_factory=dict)
-    extractors: dict[str, ExtractorReport] = field(default_factory=dict)
-    replacements: list[Replacement] = field(default_factory=list)
-    graphs: list[tuple[TermGraph, TermGraph]] = field(default_factory=list)
-    encode_s: float = 0.0
-    explore_s: float = 0.0
-    extract_s: float = 0.0
-    measure_s: float = 0.0
-    decode_s: float = 0.0
-    verify_s: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the module and the graphs, as a JSON object."""
-        skipped = {"mod", "alternatives", "graphs"}
-        fields = {name: value for name, value in vars(self).items() if name not in skipped}
-        for name in ("rules", "extractors"):
-            fields[name] = {key: asdict(value) for key, value in fields[name].items()}
-        fields["replacements"] = [asdict(replacement) for replacement in self.replacements]
-        return fields
 
 
 def optimize_graph(
@@ -261,7 +86,7 @@ def optimize_graph(
     ]
     choices = _choices(mod, main, found)
     if prices is not None:
-        choices = _cheaper_modules(mod, choices, prices, config, result)
+        choices = _cheaper_modules(mod, main, choices, prices, config, result)
     if not choices:
         return _keep(result, result.kept_because or "nothing cheaper was found")
     candidate, chosen = choices[0]
@@ -284,14 +109,19 @@ def optimize_graph(
 class _Rewritten:
     """One cheaper block."""
 
-    block: Any
-    before: TermGraph
+    encoded: Encoded
+    search: SearchResult
     candidate: Candidate
-    saved_s: float
+    block: Any
+
+    @property
+    def saved_s(self) -> float:
+        """By the prices of its terms."""
+        return self.search.cost_before_s - self.candidate.cost_s
 
 
-_Choice = tuple[Any, list[_Rewritten]]
-"""A module, and the blocks in it that are new."""
+_Choice = tuple[Any, list[_Rewritten | None]]
+"""A module, and for each of its blocks what is new."""
 
 
 def _choices(mod: ir.IRModule, main: Any, found: Sequence[Sequence[_Rewritten]]) -> list[_Choice]:
@@ -299,26 +129,32 @@ def _choices(mod: ir.IRModule, main: Any, found: Sequence[Sequence[_Rewritten]])
     choices = []
     for rank in range(max(map(len, found), default=0)):
         chosen = [candidates[min(rank, len(candidates) - 1)] if candidates else None for candidates in found]
-        blocks = [old if new is None else new.block for old, new in zip(main.body.blocks, chosen, strict=True)]
-        choices.append((_with_blocks(mod, main, blocks), [new for new in chosen if new is not None]))
+        choices.append((_with_blocks(mod, main, chosen), chosen))
     return choices
 
 
 def _cheaper_modules(
-    mod: ir.IRModule, choices: Sequence[_Choice], prices: Prices, config: GraphConfig, result: GraphResult
+    mod: ir.IRModule,
+    main: Any,
+    choices: Sequence[_Choice],
+    prices: Prices,
+    config: GraphConfig,
+    result: GraphResult,
 ) -> list[_Choice]:
     """The modules whose fused kernels cost less than the given module's, the cheapest first."""
     if not choices:
         return []
     started = time.perf_counter()
+    deadline = started + config.seconds - (result.explore_s + result.extract_s + result.measure_s)
     result.price_before_s = prices.module_s(mod)
-    spent_s = result.explore_s + result.extract_s + result.measure_s
-    priced = list[tuple[float, int]]()
-    for i, (module, _) in enumerate(choices):
-        if priced and spent_s + time.perf_counter() - started > config.seconds:
-            break
-        priced.append((prices.module_s(module), i))
-    priced.sort()
+    priced = list[tuple[float, _Choice]]()
+    for choice in choices:
+        if not priced or time.perf_counter() < deadline:
+            priced.append((prices.module_s(choice[0]), choice))
+    priced.sort(key=lambda item: item[0])
+    fewer = _take_back_rules(mod, main, priced[0], prices, config, deadline)
+    if fewer is not None:
+        priced.insert(0, fewer)
     result.measure_s += time.perf_counter() - started
     result.price_after_s = min(priced[0][0], result.price_before_s)
     enough_s = result.price_before_s * (1 - config.min_gain)
@@ -327,14 +163,58 @@ def _cheaper_modules(
             f"priced kernel by kernel, the best new graph takes {priced[0][0] * 1e6:.1f} us, "
             f"the given one {result.price_before_s * 1e6:.1f} us"
         )
-    return [choices[i] for price_s, i in priced if price_s < enough_s]
+    return [choice for price_s, choice in priced if price_s < enough_s]
 
 
-def _report_choice(result: GraphResult, chosen: Sequence[_Rewritten]) -> None:
+def _take_back_rules(
+    mod: ir.IRModule,
+    main: Any,
+    start: tuple[float, _Choice],
+    prices: Prices,
+    config: GraphConfig,
+    deadline: float,
+) -> tuple[float, _Choice] | None:
+    """A cheaper module than `start`, a module with its price, by leaving out rules that it used; None without any.
+
+    Terms are priced one by one, so that a rewrite may seem to save what its kernels then lose by fusing less. It must
+    not spoil the others.
+    """
+    best, dropped = start, frozenset[str]()
+    used = Counter[str]()
+    for new in start[1][1]:
+        used.update({} if new is None else dict(new.candidate.rules_used))
+    for name, _ in used.most_common(MOST_TAKEN_BACK):
+        if time.perf_counter() >= deadline:
+            break
+        rules = dropped | {name}
+        chosen = [None if new is None else _without(new, rules, main, config) for new in best[1][1]]
+        if any(new is not None for new in chosen):
+            module = _with_blocks(mod, main, chosen)
+            price_s = prices.module_s(module)
+            if price_s < best[0]:
+                best, dropped = (price_s, (module, chosen)), rules
+    return best if dropped else None
+
+
+def _without(new: _Rewritten, rules: frozenset[str], main: Any, config: GraphConfig) -> _Rewritten | None:
+    """The same block without what these rules make; None where nothing cheaper is left."""
+    if rules.isdisjoint(new.candidate.rules_used):
+        return new
+    candidate = new.search.without(rules, time_limit_s=min(config.extract_seconds, config.seconds / 4))
+    return None if candidate is None else _decoded(new.encoded, new.search, candidate, main)
+
+
+def _decoded(encoded: Encoded, search: SearchResult, candidate: Candidate, main: Any) -> _Rewritten:
+    return _Rewritten(encoded, search, candidate, decode_block(encoded, candidate.graph, list(main.params)))
+
+
+def _report_choice(result: GraphResult, blocks: Sequence[_Rewritten | None]) -> None:
     """Note which rules made the chosen blocks."""
+    chosen = [new for new in blocks if new is not None]
     result.cost_after_s = result.cost_before_s - sum(new.saved_s for new in chosen)
     for new in chosen:
-        result.graphs = [(b, new.candidate.graph if b is new.before else after) for b, after in result.graphs]
+        before = new.encoded.graph
+        result.graphs = [(b, new.candidate.graph if b is before else after) for b, after in result.graphs]
         result.replacements += new.candidate.replacements
         for name, used in new.candidate.rules_used.items():
             rule = result.rules.get(name, RuleReport(0, 0.0, 0))
@@ -381,12 +261,7 @@ def _search_block(
         # Where whole modules are priced afterwards, terms need not promise much; else they alone decide.
         least_gain, most = (0.0, MOST_CANDIDATES) if prices is not None else (config.min_gain, 1)
         rewritten = [
-            _Rewritten(
-                decode_block(encoded, candidate.graph, list(main.params)),
-                encoded.graph,
-                candidate,
-                found.cost_before_s - candidate.cost_s,
-            )
+            _decoded(encoded, found, candidate, main)
             for candidate in found.candidates[:most]
             if candidate.cost_s < found.cost_before_s * (1 - least_gain)
         ]
@@ -422,10 +297,11 @@ def _add_to_report(result: GraphResult, found: SearchResult) -> None:
         )
 
 
-def _with_blocks(mod: ir.IRModule, main: Any, blocks: list[Any]) -> ir.IRModule:
-    """The module with other blocks in "main", its weights folded."""
+def _with_blocks(mod: ir.IRModule, main: Any, chosen: Sequence[_Rewritten | None]) -> ir.IRModule:
+    """The module with other blocks in "main", its weights folded; None keeps a block."""
     from .transform.fold_weights import FoldWeights
 
+    blocks = [old if new is None else new.block for old, new in zip(main.body.blocks, chosen, strict=True)]
     builder = relax.BlockBuilder(mod)
     builder.begin_scope(list(main.params))
     body = builder.normalize(relax.SeqExpr(blocks, main.body.body))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,6 +73,10 @@ class SearchResult:
         Seconds spent; `extract_s` is that of the last extraction.
     price_rounds : int
         How often prices were learned.
+    view : EGraphView or None
+        The e-graph; None where nothing was explored.
+    cost : TermCost
+        The prices that were known in the end.
     """
 
     graph: TermGraph
@@ -87,6 +91,19 @@ class SearchResult:
     extract_s: float = 0.0
     price_s: float = 0.0
     price_rounds: int = 0
+    view: EGraphView | None = None
+    cost: TermCost = field(default_factory=AnalyticCost)
+
+    def without(self, rules: Container[str], *, time_limit_s: float = 10.0) -> Candidate | None:
+        """The cheapest graph in which nothing was made by these rules; None where it is not cheaper than the original.
+
+        Prices of single terms do not see how kernels fuse: who can price whole graphs may take rules back.
+        """
+        if self.view is None or not self.extractions:
+            return None
+        best = min(self.extractions, key=lambda extraction: extraction.cost_s).extractor
+        found = extract(self.view, self.cost, (best,), time_limit_s=time_limit_s, without=rules)
+        return next(iter(_cheaper(self.view, found, self.cost, self.cost_before_s)), None)
 
     @property
     def rules_used(self) -> Mapping[str, int]:
@@ -163,6 +180,7 @@ def superoptimize(
         if not new:
             break
         result.price_rounds += 1
+    result.view, result.cost = view, cost
     result.cost_before_s = result.cost_after_s = graph_cost_s(graph, cost)
     result.candidates = _cheaper(view, list(found.values()), cost, result.cost_before_s)
     if result.candidates:

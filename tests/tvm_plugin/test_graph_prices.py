@@ -26,14 +26,17 @@ CONTEXT = Context('{"kind": "llvm"}', "here", 1, "0.27")
 CONFIG = GraphConfig(verify=False)
 
 
-def two_products() -> tvm.IRModule:
-    """x @ a and x @ b: two kernels, or one and slices of its result."""
+def two_products(before: int = 0) -> tvm.IRModule:
+    """x @ a and x @ b: two kernels, or one and slices of its result; x is relu of so many products in a row."""
     rng = np.random.default_rng(0)
-    a, b = (relax.const(rng.standard_normal((64, 64)).astype("float32")) for _ in range(2))
-    x = relax.Var("x", relax.TensorType((8, 64), "float32"))
+    a, b, *others = (relax.const(rng.standard_normal((64, 64)).astype("float32")) for _ in range(2 + before))
+    x: Any = relax.Var("x", relax.TensorType((8, 64), "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
+            for other in others:
+                x = builder.emit(relax.op.matmul(x, other))
+            x = builder.emit(relax.op.nn.relu(x))
             left, right = builder.emit(relax.op.matmul(x, a)), builder.emit(relax.op.matmul(x, b))
             result = builder.emit_output(relax.op.multiply(relax.op.tanh(left), right))
         builder.emit_func_output(result)
@@ -76,6 +79,17 @@ def test_a_graph_whose_fused_kernels_cost_more_is_refused() -> None:
     result = optimize_graph(two_products(), CONFIG, prices=prices(price_s))
     assert not result.changed
     assert "priced kernel by kernel" in result.kept_because
+
+
+def test_a_rule_that_spoils_a_graph_is_taken_back_and_the_others_stay() -> None:
+    def price_s(task: Task) -> float:
+        return 1.0 if "slice" in task.name else product(task)
+
+    result = optimize_graph(two_products(before=2), CONFIG, prices=prices(price_s))
+    assert result.changed
+    used = {name for name, rule in result.rules.items() if rule.used}
+    assert used & {"matmul-associate-left", "matmul-associate-right"}
+    assert "merge-matmul-shared-input" not in used
 
 
 def kernel() -> Task:

@@ -6,7 +6,7 @@ A registry of extractors. Each takes an `EGraphView` and a cost, and each result
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from eqtune.errors import InputError
@@ -52,9 +52,14 @@ class Extraction:
 
 
 def extract(
-    view: EGraphView, cost: TermCost, extractors: Sequence[str] = EXTRACTORS, *, time_limit_s: float = 10.0
+    view: EGraphView,
+    cost: TermCost,
+    extractors: Sequence[str] = EXTRACTORS,
+    *,
+    time_limit_s: float = 10.0,
+    without: Container[str] = (),
 ) -> list[Extraction]:
-    """Extract by each of `extractors`, in order.
+    """Extract by each of `extractors`, in order; nothing that the rules named in `without` made.
 
     Raises
     ------
@@ -66,7 +71,7 @@ def extract(
     unknown = set(extractors) - set(EXTRACTORS)
     if unknown:
         raise InputError(f"no extractors named {sorted(unknown)}; there are {list(EXTRACTORS)}")
-    problem = make_problem(view, cost)
+    problem = make_problem(view, cost, without)
     results = []
     for name in extractors:
         started = time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -40,8 +40,11 @@ class Problem:
     weights: Choice
 
 
-def make_problem(view: EGraphView, cost: TermCost) -> Problem:
-    """Price the nodes that roots can need; leave out self-loops and nodes that another of their class dominates."""
+def make_problem(view: EGraphView, cost: TermCost, without: Container[str] = ()) -> Problem:
+    """Price the nodes that roots can need; leave out self-loops and nodes that another of their class dominates.
+
+    Also left out is what the rules named in `without` made, other than weights.
+    """
     computed = [any(is_computed(view.ops[node]) for node in nodes) for nodes in view.classes]
     joins = users_that_join(
         (op, children, c)
@@ -74,7 +77,7 @@ def make_problem(view: EGraphView, cost: TermCost) -> Problem:
         nodes = []
         for node in view.classes[c]:
             children = tuple(dict.fromkeys(child for child in view.children[node] if not view.constant[child]))
-            if c not in children:
+            if c not in children and view.made_by[node] not in without:
                 problem.children[node] = children
                 problem.cost[node] = price(node)
                 nodes.append(node)
