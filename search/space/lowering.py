@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import IRModule, tirx
 from tvm.s_tir import SBlock
 
+from .contraction.forget_sums import forget_sums
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
@@ -50,7 +51,7 @@ def prepare_for_lowering(function: Any) -> Any:
     """
     if not _has_threads(function):
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
-        function = vectorizable_math(function)
+        function = forget_sums(vectorizable_math(function))
     return narrow_indices(function)
 
 

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from eqtune.search.space import Hardware, Space, build_space
 from eqtune.search.space.contraction.estimate import tiles
 from eqtune.search.space.features import FEATURES
-from eqtune.search.space.lowering import narrow_indices
+from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.tasks import extract_tasks, lower_to_kernels
 
 op = relax.op
@@ -200,7 +200,7 @@ def check(mod: Any, space: Space, decisions: Sequence[Any], tolerance: float) ->
     """Candidates compute what the unscheduled kernel does, and write nothing else."""
     functions = {"reference": mod["main"]}
     for number, decision in enumerate(decisions):
-        functions[f"candidate{number}"] = narrow_indices(space.apply(decision).mod["main"])
+        functions[f"candidate{number}"] = prepare_for_lowering(space.apply(decision).mod["main"])
     library = build(functions)
     *inputs, output = inputs_of(mod["main"])
     unwritten = np.full_like(output, 77)
