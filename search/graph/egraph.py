@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import combinations
@@ -234,14 +234,15 @@ class EGraph:
         return changed
 
     def _build_within(self, limit: int, rules: Sequence[CompiledRule], result: Round) -> None:
-        """The same within a limit of e-nodes: while the result would be too large, the largest rule is postponed."""
+        """The same within a limit of e-nodes: while the result would be too large, the largest rules are postponed."""
         ready = self._fitting(rules, limit)
         while ready:
             attempt = Round(seconds=result.seconds)
             self._run("(push)")
             self._state.attempts += 1
             attempt.changed = self._step("build", ready, attempt)
-            if self.e_nodes <= limit:
+            grown = self.e_nodes
+            if grown <= limit:
                 result.changed = attempt.changed
                 result.matches = attempt.matches
                 for rule in ready:
@@ -249,8 +250,8 @@ class EGraph:
                 break
             self._run("(pop)")
             self._state.attempts -= 1
-            largest = max(ready, key=lambda rule: attempt.matches[self._tags[rule.tag]])
-            ready = [rule for rule in ready if rule.tag != largest.tag]
+            largest = _largest(attempt.matches, (grown - limit) / (grown - self.e_nodes))
+            ready = [rule for rule in ready if self._tags[rule.tag] not in largest]
         result.postponed = tuple(dict.fromkeys(self._tags[rule.tag] for rule in rules if rule not in ready))
 
     def _step(self, kind: str, rules: Sequence[CompiledRule], result: Round) -> bool:
@@ -377,6 +378,17 @@ class EGraph:
             waiting = left
         self._run_all(commands)
         self._state.stale_numbers = False
+
+
+def _largest(matches: Mapping[str, int], share: float) -> set[str]:
+    """The rules with the most matches, as few as have at least this share of all."""
+    missing, chosen = share * sum(matches.values()), set[str]()
+    for name, count in sorted(matches.items(), key=lambda item: -item[1]):
+        if chosen and missing <= 0:
+            break
+        chosen.add(name)
+        missing -= count
+    return chosen
 
 
 def _operators(nodes: Iterable[Node]) -> set[tuple[str, int]]:

@@ -12,6 +12,9 @@ from .rules.rule import Group, Rule
 
 __all__ = ["Limits", "Saturation", "saturate"]
 
+FULL = 0.95
+"""Once rules did not fit, an e-graph of this share of the limit is full: each further round adds little, slowly."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -91,7 +94,8 @@ def saturate(egraph: EGraph, rules: Sequence[Rule | Group], limits: Limits) -> S
             matches[name] += count
         for name, spent in step.seconds.items():
             seconds[name] += spent
-        if not step.changed:
+        full = step.postponed and egraph.e_nodes >= FULL * limits.e_nodes
+        if full or not step.changed:
             reason = "e_nodes" if step.postponed else "saturated"
             break
     return Saturation(reason, iteration, egraph.e_nodes, time.perf_counter() - started, dict(matches), dict(seconds))
