@@ -16,7 +16,7 @@ from eqtune import GraphConfig, optimize_graph
 from eqtune.machine import detect_target
 from eqtune.search.graph.terms import TermGraph
 from eqtune.tasks import Task
-from eqtune.tune.forms import Form, Forms, model_forms
+from eqtune.tune.forms import Form, Forms, graph_config, model_forms
 
 GIVEN, NEW, SHARED = "given", "new", "shared"
 
@@ -62,6 +62,47 @@ def test_the_winner_of_an_earlier_run_comes_first_whatever_prices_say() -> None:
 def test_all_forms_compete_where_the_budget_reaches() -> None:
     assert shortlist(EVEN, kernels=3) == ["as given, channels last", "rewritten"]
     assert shortlist(EVEN, kernels=9) == ["as given, channels last", "rewritten", "as given"]
+
+
+def test_a_form_with_fast_math_never_competes_alone() -> None:
+    lossy = Form("rewritten with fast math", None, [task(NEW), task(SHARED)], rewritten=True, lossy=True)
+    forms = Forms([lossy, *FORMS.forms[1:]])
+    chosen = forms.shortlist(lambda t: FASTER[t.workload_hash], lambda count: count <= 2, lambda t: True)
+    assert [form.name for form in chosen.forms] == [lossy.name, "as given, channels last"]
+    assert forms.exact(FASTER).name == "as given, channels last"
+
+
+def convolutions() -> tvm.IRModule:
+    """Two 3x3 convolutions with enough channels for Winograd."""
+    rng = np.random.default_rng(0)
+    x = relax.Var("x", relax.TensorType((1, 64, 28, 28), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y: Any = x
+            for _ in range(2):
+                kernel = relax.const(rng.standard_normal((64, 64, 3, 3)).astype("float32") / 24)
+                y = builder.emit(relax.op.nn.relu(relax.op.nn.conv2d(y, kernel, padding=1)))
+            y = builder.emit_output(relax.op.nn.softmax(y))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def test_fast_math_adds_forms_that_are_marked() -> None:
+    mod, target = convolutions(), detect_target(1)
+    forms, result = model_forms(mod, target, graph_config("saturate", fast_math=True))
+    assert result is not None
+    assert any(name.startswith("winograd") for new in result.replacements for name in new.rules)
+    assert {form.lossy for form in forms.forms} == {True, False}
+    assert not any(form.lossy for form in model_forms(mod, target, "saturate")[0].forms)
+
+
+def test_fast_math_may_be_asked_for_by_either() -> None:
+    assert graph_config("off") is None
+    config = GraphConfig(min_gain=0.5)
+    assert graph_config(config) == config
+    assert graph_config(config, fast_math=True) == GraphConfig(min_gain=0.5, fast_math=True)
+    assert graph_config(GraphConfig(fast_math=True)) == GraphConfig(fast_math=True)
 
 
 def two_products() -> tvm.IRModule:

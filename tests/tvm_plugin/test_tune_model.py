@@ -125,6 +125,7 @@ def test_the_report_names_every_kernel(tuned: tuple[eqtune.TuneResult, Path], tm
         ({"measure": "telepathy"}, "local"),
         ({"threads": 0}, "at least 1"),
         ({"graph": "taso"}, "saturate"),
+        ({"graph": "off", "fast_math": True}, "fast_math permits rules of the graph search, which graph='off' leaves"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_one_clear_error(
@@ -194,6 +195,7 @@ def test_the_command_line_tunes_reports_and_resumes(tmp_path: Path) -> None:
         (("tune", "missing.onnx"), "no file"),
         (("tune", "zoo:alexnet"), "squeezenet"),
         (("tune", "zoo:nasrnn", "--target", "{"), "not JSON"),
+        (("tune", "zoo:nasrnn", "--graph", "off", "--fast-math"), "drop one of the two"),
         (("tune", "zoo:nasrnn", "--shape", "x=a"), "NAME=1,3,224,224"),
         (("tune", "zoo:nasrnn", "--export", "model.dll"), "must end in"),
         (("records", "list", "--db", "nowhere"), ""),

@@ -57,6 +57,8 @@ def closing_lines(summary: RunSummary) -> list[str]:
             f"largest difference from the reference: {summary.max_rel_error:.1e} relative, "
             f"{summary.max_abs_error:.1e} absolute"
         )
+    if "fast math" in summary.graph:
+        lines.append(f"fast math: {printable(str(summary.graph['fast math']))}")
     if summary.trials:
         kinds = ", ".join(f"{number} {printable(kind)}" for kind, number in summary.errors.items())
         lines.append(f"trials: {summary.trials}, of which {summary.failed} failed" + (f" ({kinds})" if kinds else ""))

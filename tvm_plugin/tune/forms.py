@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,15 @@ from ..transform.layout import ChannelsLast
 from .loop import Variant
 
 if TYPE_CHECKING:
-    from ..graph_search import Prices
+    from ..graph_search import GraphConfig, GraphResult, Prices
 
-__all__ = ["Form", "Forms", "model_forms", "simplify"]
+__all__ = ["Form", "Forms", "graph_config", "model_forms", "simplify"]
 
 LOGGER = logging.getLogger(__name__)
 
 REWRITTEN = "rewritten"
+
+FAST_MATH = "rewritten with fast math"
 
 BOTH_LAYOUTS_S = 10.0
 """With fewer seconds for finding forms, only channels last compete: they nearly always win, and lowering takes time."""
@@ -50,12 +53,15 @@ class Form:
     tasks : list of Task
     rewritten : bool
         Whether the graph search changed it.
+    lossy : bool
+        Whether rules that lose floating-point accuracy may have: it is used only where it is found accurate enough.
     """
 
     name: str
     mod: Any
     tasks: Sequence[Task]
     rewritten: bool = False
+    lossy: bool = False
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -100,7 +106,7 @@ class Forms:
 
         The first is the one of the given graph whose kernels cost least, unless what the graph search made is clearly
         cheaper by prices that were measured, or another form was the `winner` of an earlier run. The others follow by
-        price while `affordable(number of distinct kernels)`.
+        price while `affordable(number of distinct kernels)`. A lossy form never competes alone.
         """
         prices = {task.workload_hash: price_s(task) for task in self.tasks}
         total_s = {form.name: Variant(form.name, form.calls).latency_s(prices) for form in self.forms}
@@ -119,7 +125,16 @@ class Forms:
                 chosen.append(form)
             else:
                 LOGGER.info("the budget does not reach for the form %r", form.name)
+        if all(form.lossy for form in chosen):
+            chosen.append(next(form for form in ranked if not form.lossy))
         return Forms(chosen)
+
+    def exact(self, best_s: Mapping[str, float]) -> Form:
+        """The form without fast math that costs least by these latencies of kernels, in seconds by workload hash."""
+        return min(
+            (form for form in self.forms if not form.lossy),
+            key=lambda form: Variant(form.name, form.calls).latency_s(best_s),
+        )
 
 
 def simplify(mod: Any) -> Any:
@@ -127,44 +142,92 @@ def simplify(mod: Any) -> Any:
     return tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(mod)
 
 
+def graph_config(graph: Any, fast_math: bool = False) -> GraphConfig | None:
+    """The configuration of the graph search; None where it is off.
+
+    Parameters
+    ----------
+    graph : str or GraphConfig
+        "saturate" or "off", or a configuration.
+    fast_math : bool
+        Permit lossy rules; so does a configuration that says so itself.
+
+    Raises
+    ------
+    InputError
+        For another value of `graph`, or fast math without a graph search.
+    """
+    from ..graph_search import GraphConfig
+
+    if isinstance(graph, GraphConfig):
+        return replace(graph, fast_math=graph.fast_math or fast_math)
+    if graph == "saturate":
+        return GraphConfig(fast_math=fast_math)
+    if graph != "off":
+        raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")
+    if fast_math:
+        raise InputError(
+            "fast_math permits rules of the graph search, which graph='off' leaves out; drop one of the two"
+        )
+    return None
+
+
 def model_forms(
     mod: Any, target: Any, graph: Any, prices: Prices | None = None, seconds: float = math.inf
-) -> tuple[Forms, Any]:
+) -> tuple[Forms, GraphResult | None]:
     """The forms of a Relax module with weights as constants, and the graph search's result (None when it is off).
 
-    `prices` are what the graph search goes by; its best two graphs compete then. It takes `seconds` at most, roughly; 0
-    leaves it out. With few seconds there are no forms with channels first where channels can be last. Raises InputError
-    for an unknown value of `graph`.
+    `graph` is as `graph_config` takes it. `prices` are what the graph search goes by; its best two graphs compete then.
+    It takes `seconds` at most, roughly; 0 leaves it out. With few seconds there are no forms with channels first where
+    channels can be last. With fast math, what the search finds without it competes too, and the result is that of the
+    search with all rules.
     """
+    config = graph_config(graph)
     mod = simplify(mod)
-    graphs = [("as given", mod)]
+    graphs: list[tuple[str, Any]] = []
     result = None
-    if graph != "off":
-        from ..graph_search import GraphConfig, optimize_graph
-
-        if not isinstance(graph, GraphConfig) and graph != "saturate":
-            raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")
-        config = graph if isinstance(graph, GraphConfig) else GraphConfig()
-        config = replace(config, verify=False, seconds=min(seconds, config.seconds))
-        # The tuned model is compared with the reference as a whole, and competes with the original on time.
-        result = optimize_graph(mod, config, prices=prices)
-        if result.changed:
-            others = [(f"{REWRITTEN} otherwise", simplify(other)) for other in result.alternatives[:1]]
-            graphs = [(REWRITTEN, simplify(result.mod)), *others, *graphs]
+    if config is not None and config.fast_math:
+        started = time.monotonic()
+        exact, _ = _rewritten(REWRITTEN, mod, replace(config, fast_math=False), prices, seconds / 2)
+        lossy, result = _rewritten(FAST_MATH, mod, config, prices, max(0.0, seconds - time.monotonic() + started))
+        graphs += [*exact[:1], *lossy]  # the exact ones first: of equal forms, the first is kept
+    elif config is not None:
+        graphs, result = _rewritten(REWRITTEN, mod, config, prices, seconds)
     forms: list[Form] = []
-    for name, candidate in graphs:
+    for name, candidate in [*graphs, ("as given", mod)]:
         last = tvm.transform.Sequential([ChannelsLast()])(candidate)
         can_be_last = not tvm_ffi.structural_equal(last, candidate)
         if can_be_last:
-            forms.append(_lower(f"{name}, channels last", last, target, name.startswith(REWRITTEN)))
+            forms.append(_lower(f"{name}, channels last", last, target))
         if not can_be_last or seconds >= BOTH_LAYOUTS_S:
-            forms.append(_lower(name, candidate, target, name.startswith(REWRITTEN)))
+            forms.append(_lower(name, candidate, target))
     distinct = list({tuple(sorted(form.calls.items())): form for form in reversed(forms)}.values())[::-1]
     for form in distinct:
         LOGGER.info("form %r: %d kernels, %d calls", form.name, len(form.tasks), sum(t.calls for t in form.tasks))
     return Forms(distinct), result
 
 
-def _lower(name: str, mod: Any, target: Any, rewritten: bool) -> Form:
+def _rewritten(
+    name: str, mod: Any, config: GraphConfig, prices: Prices | None, seconds: float
+) -> tuple[list[tuple[str, Any]], GraphResult]:
+    """The best two graphs that the search finds, by name, simplified; and its result."""
+    from ..graph_search import optimize_graph
+
+    # The tuned model is compared with the reference as a whole, and competes with the original on time.
+    config = replace(config, verify=False, seconds=min(seconds, config.seconds))
+    result = optimize_graph(mod, config, prices=prices)
+    if not result.changed:
+        return [], result
+    others = [(f"{name} otherwise", simplify(other)) for other in result.alternatives[:1]]
+    return [(name, simplify(result.mod)), *others], result
+
+
+def _lower(name: str, mod: Any, target: Any) -> Form:
     kernels = lower_to_kernels(mod, target)
-    return Form(name, kernels, extract_tasks(kernels), rewritten)
+    return Form(
+        name,
+        kernels,
+        extract_tasks(kernels),
+        rewritten=name.startswith(REWRITTEN),
+        lossy=name.startswith(FAST_MATH),
+    )

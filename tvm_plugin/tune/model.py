@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import os
@@ -18,7 +20,7 @@ from ..frontends.verify import compare
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import build_executable
 from .estimate import estimated_result
-from .forms import Form, Forms, model_forms
+from .forms import Form, Forms, graph_config, model_forms
 from .loop import TuningLoop
 from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
@@ -31,6 +33,9 @@ LOGGER = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
 """Largest accepted difference from the reference, relative to the largest value of that output (float32)."""
+
+SCREENING_SHARE = 0.05
+"""Of the time budget, what one run of the untuned model may take for forms with fast math to be checked early."""
 
 
 def tune_model(
@@ -51,6 +56,7 @@ def tune_model(
     verify: bool = True,
     progress: bool = True,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    fast_math: bool = False,
 ) -> TuneResult:
     """Make a model faster on a target: search equal graphs, then schedules of each kernel; apply, check and time.
 
@@ -88,6 +94,12 @@ def tune_model(
         Show progress on standard error.
     shapes : mapping of str to sequence of int, optional
         Concrete shapes of inputs that the model leaves symbolic.
+    fast_math : bool
+        Permit the graph search rules that are equal over the reals but round differently: Winograd's convolutions, off
+        by about 6e-6 of the largest value of a layer where direct ones are off by 5e-7. What they make is used only
+        where it is faster and the whole model's outputs still equal the reference's within 1e-4 (unless `verify` is
+        False); else the form without them is. Such runs have a budget of their own and share all records. Needs
+        `graph="saturate"` or a GraphConfig.
 
     Returns
     -------
@@ -106,9 +118,12 @@ def tune_model(
     """
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, not {threads}")
+    config = graph_config(graph, fast_math)
+    fast_math = config is not None and config.fast_math
     settings = Settings(
         target, trials, time_budget_s, str(work_dir), strategy, cost_model, allocator, measure, threads, seed, progress
     )
+    command = command_line(model, settings, graph, fast_math)
     started = time.monotonic()
     with Session(settings) as session:
         imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
@@ -118,21 +133,27 @@ def tune_model(
         )
         finish_s = reference.prepare() if session.budget.time_s is not None and session.runs else None
         forms, graph_result = model_forms(
-            imported.mod, session.target, graph, session.graph_prices(), seconds=session.graph_s
+            imported.mod, session.target, config or "off", session.graph_prices(), seconds=session.graph_s
         )
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
-        session.identify(forms.given)
+        session.identify(forms.given, permits="fast-math" if fast_math else "")
+        accuracy = _Accuracy(session, reference, verify)
+        forms = accuracy.not_refused(forms)
         forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner)
+        forms = accuracy.screened(forms)
         loop = session.search(forms.tasks, forms.variants)
-        results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
         if not session.runs:
-            command = command_line(model, settings)
+            results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
             return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
+        contenders = _contenders(forms, loop, session)
+        spare = forms.exact(loop.best_s)
+        needed = {workload for form in [*contenders, spare] for workload in form.calls}
+        results = session.accept([kernel for kernel in loop.kernels if kernel.task.workload_hash in needed])
         session.measurer.close()  # idle workers' thread pools spin for a while, and the model is timed next
-        built = _built(_contenders(forms, loop, session), results, session)
+        built = _built(contenders, results, session, accuracy) or [_build(spare, results, session)]
         tuned, latency_s = _fastest(built, reference.inputs)
         session.remember_winner(tuned.form.name)
-        absolute, relative = compare(tuned.run(*reference.inputs), reference.outputs)
+        absolute, relative = accuracy.errors(tuned.run)
         if verify and not relative <= TOLERANCE:
             raise MismatchError(
                 f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
@@ -154,8 +175,11 @@ def tune_model(
             tuned_s=latency_s,
             max_abs_error=absolute if verify else math.nan,
             max_rel_error=relative if verify else math.nan,
-            graph={"form": tuned.form.name},
-            command=command_line(model, settings),
+            graph={
+                "form": tuned.form.name,
+                **({"fast math": accuracy.verdict(tuned.form)} if fast_math else {}),
+            },
+            command=command,
             interrupted=loop.interrupted,
         )
         session.work.write_json("summary.json", summary.to_json())
@@ -184,6 +208,81 @@ class _Built:
     run: ModelRunner
 
 
+@dataclass
+class _Accuracy:
+    """Which forms compute what the reference does, closely enough: asked before they are tuned, and after.
+
+    Attributes
+    ----------
+    session : Session
+    reference : Reference
+    verify : bool
+        False: forms with fast math are used unchecked.
+    refused_for : float
+        The smallest relative error for which a form was refused; `inf` where none was.
+    """
+
+    session: Session
+    reference: Reference
+    verify: bool
+    refused_for: float = math.inf
+
+    def errors(self, run: ModelRunner) -> tuple[float, float]:
+        """Largest absolute and relative difference of the outputs from the reference's."""
+        return compare(run(*self.reference.inputs), self.reference.outputs)
+
+    def permits(self, built: _Built) -> bool:
+        """Whether the form may compete: False for one with fast math that is too inaccurate, which is remembered."""
+        if not built.form.lossy or not self.verify:
+            return True
+        _, relative = self.errors(built.run)
+        return self._judge(built.form, relative)
+
+    def not_refused(self, forms: Forms) -> Forms:
+        """The forms that no earlier run found too inaccurate."""
+        return Forms([form for form in forms.forms if self._known(form) is not False])
+
+    def screened(self, forms: Forms) -> Forms:
+        """The forms that are worth tuning: those with fast math run untuned once, where there is time for that."""
+        return Forms([form for form in forms.forms if self._passes(form)])
+
+    def _passes(self, form: Form) -> bool:
+        if not form.lossy or not self.verify or not self.session.runs or self._known(form):
+            return True
+        budget_s = self.session.budget.time_s
+        if budget_s is not None and self.reference.latency_s > SCREENING_SHARE * budget_s:
+            return True
+        run = ModelRunner(build_executable(form.mod, self.session.target), threads=self.session.context.threads)
+        return self._judge(form, self.errors(run)[1])
+
+    def _known(self, form: Form) -> bool | None:
+        """Whether the form was accurate enough when it was last checked; None where it was not."""
+        known = self.session.work.database.get_json(self._key(form)) if form.lossy and self.verify else None
+        return None if known is None else self._judge(form, float(known["max_rel_error"]))
+
+    def _judge(self, form: Form, relative: float) -> bool:
+        self.session.work.database.put_json(self._key(form), {"max_rel_error": relative})
+        if relative <= TOLERANCE:
+            return True
+        self.refused_for = min(self.refused_for, relative)
+        self.session.progress.say(f"fast math is refused ({self._why}): the form without it is used")
+        return False
+
+    def verdict(self, form: Form) -> str:
+        """What became of fast math, where `form` won: for people."""
+        if form.lossy:
+            return "used"
+        return "not faster" if self.refused_for == math.inf else f"refused: {self._why}"
+
+    def _key(self, form: Form) -> str:
+        digest = hashlib.blake2b(json.dumps(sorted(form.calls.items())).encode(), digest_size=8)
+        return f"accuracy:{self.reference.key}:{digest.hexdigest()}"
+
+    @property
+    def _why(self) -> str:
+        return f"off by {self.refused_for:.1e} of the largest value, where {TOLERANCE:.0e} is allowed"
+
+
 def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
     """The forms still in the race, best first; the winner of an earlier run alone, when nothing was measured since."""
     remembered = [form for form in forms.forms if form.name == session.winner]
@@ -193,12 +292,15 @@ def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
     return forms.of(sorted(loop.variants, key=lambda variant: variant.latency_s(best)))
 
 
-def _built(forms: Sequence[Form], results: Sequence[TaskResult], session: Session) -> list[_Built]:
-    """The forms, compiled: the first, and what there is time for of the others."""
+def _built(forms: Sequence[Form], results: Sequence[TaskResult], session: Session, accuracy: _Accuracy) -> list[_Built]:
+    """The forms that are accurate enough, compiled: the first, and what there is time for of the others."""
     built: list[_Built] = []
     for form in forms:
         started = time.monotonic()
-        built.append(_build(form, results, session))
+        candidate = _build(form, results, session)
+        if not accuracy.permits(candidate):
+            continue
+        built.append(candidate)
         build_s = time.monotonic() - started
         left_s = session.budget.whole_seconds_left
         if left_s is not None and left_s < build_s + session.finish_s:

@@ -190,9 +190,12 @@ class Session:
         needed = FIRST_LOOK * kernels
         return (seconds is None or needed * TRIAL_S <= seconds / 2) and (trials is None or needed <= trials / 2)
 
-    def identify(self, variant: Variant) -> None:
-        """Name the set of kernels whose budget and winner are kept: of a model, one form that every run has."""
-        self.run_key = _run_key(variant, self.context)
+    def identify(self, variant: Variant, permits: str = "") -> None:
+        """Name the set of kernels whose budget and winner are kept: of a model, one form that every run has.
+
+        Runs that permit something else (fast math) have a budget of their own; records are shared.
+        """
+        self.run_key = _run_key(variant, self.context) + (f":{permits}" if permits else "")
 
     def search(self, tasks: Sequence[Task], variants: Sequence[Variant]) -> TuningLoop:
         """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records."""

@@ -70,13 +70,14 @@ def summarize(
     return with_records(summary, session.work.database.all(context=session.context))
 
 
-def command_line(model: object, settings: Settings) -> str:
-    """The `eqtune tune` command that does this again; "" for a model that is no file or name."""
-    if not isinstance(model, (str, os.PathLike)):
+def command_line(model: object, settings: Settings, graph: object, fast_math: bool) -> str:
+    """The `eqtune tune` command that does this again; "" where the command line cannot say it."""
+    if not isinstance(model, (str, os.PathLike)) or not isinstance(graph, str):
         return ""
     options = {
         "--target": settings.target if isinstance(settings.target, str) else None,
         "--measure": settings.measure if settings.measure == "compile-only" else None,
+        "--graph": graph if graph != "saturate" else None,
         "--work-dir": settings.work_dir,
         "--trials": settings.trials,
         "--budget": settings.time_budget_s,
@@ -87,7 +88,7 @@ def command_line(model: object, settings: Settings) -> str:
     for name, value in options.items():
         if value is not None:
             words += [name, str(value)]
-    return shlex.join(words)
+    return shlex.join([*words, "--fast-math"] if fast_math else words)
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,57 @@
+"""`fast_math`: Winograd's convolutions are used where they are accurate enough, and never otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import eqtune
+from eqtune.report.table import kernel_table
+
+
+def convolution(scale: float) -> tvm.IRModule:
+    """tanh(scale * conv(x, w)): with large sums, tanh makes their absolute errors relative ones."""
+    rng = np.random.default_rng(0)
+    kernel = relax.const(scale * rng.standard_normal((128, 128, 3, 3)).astype("float32"))
+    x = relax.Var("x", relax.TensorType((1, 128, 26, 26), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.tanh(builder.emit(relax.op.nn.conv2d(x, kernel))))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def tune(scale: float, work_dir: Path, trials: int) -> eqtune.TuneResult:
+    return eqtune.tune_model(
+        convolution(scale),
+        trials=trials,
+        time_budget_s=300.0,
+        work_dir=work_dir,
+        graph=eqtune.GraphConfig(rules=("winograd-4x4",)),
+        fast_math=True,
+        threads=1,
+        progress=False,
+    )
+
+
+@pytest.mark.slow
+def test_fast_math_is_used_only_where_the_outputs_stay_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = tune(1e-3, tmp_path, trials=10)
+    assert fast.summary.graph == {"form": "rewritten with fast math", "fast math": "used"}
+    assert 1e-6 < fast.max_rel_error <= 1e-4
+
+    # As if a run of the untuned model took too long for an early check.
+    monkeypatch.setattr("eqtune.tune.model.SCREENING_SHARE", 0.0)
+    refused = tune(0.4, tmp_path, trials=30)
+    assert not refused.summary.graph["form"].startswith("rewritten with fast math")
+    assert "fast math: refused: off by" in kernel_table(refused.summary)
+    assert refused.max_rel_error <= 1e-4
+    assert refused.latency_s < refused.baseline_latency_s
+    again = tune(0.4, tmp_path, trials=34)  # what was refused is not tuned again for nothing
+    assert again.summary.graph == refused.summary.graph
+    assert not any("winograd" in task.name for task in again.tasks)
