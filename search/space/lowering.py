@@ -10,6 +10,7 @@ from tvm import IRModule, tirx
 from tvm.s_tir import SBlock
 
 from .contraction.forget_sums import forget_sums
+from .gpu.guards import keep_guards
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
@@ -33,7 +34,7 @@ def narrow_indices(function: Any) -> Any:
         shape = getattr(parameter.ty, "shape", ())
         if str(parameter.dtype).startswith("int64") or math.prod(int(extent) for extent in shape) >= 2**31:
             return function
-    if _is_tensorized(function):
+    if _sees_strides(function):
         # TVM would narrow the strides that an intrinsic sees, and not the indices that are made of them.
         return function
     try:
@@ -47,18 +48,21 @@ def prepare_for_lowering(function: Any) -> Any:
 
     Whoever compiles a schedule of these spaces calls this first, on the kernel and on its packing function alike.
     No step is part of the schedule, so a trace replays on the kernel as it was extracted. GPUs have `exp` and the
-    like in hardware: where loops are bound to threads, functions stay.
+    like in hardware: where loops are bound to threads, functions stay, and conditions are put as TVM keeps them.
     """
-    if not _has_threads(function):
+    if _has_threads(function):
+        function = keep_guards(function)
+    else:
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = forget_sums(vectorizable_math(function))
     return narrow_indices(function)
 
 
-def _is_tensorized(function: Any) -> bool:
+def _sees_strides(function: Any) -> bool:
+    """Whether an intrinsic of the function asks for the strides of what it works on."""
     matched: list[Any] = []
     tvm_ffi.structural_walk(function.body, (SBlock, lambda block: matched.extend(block.match_buffers)))
-    return bool(matched)
+    return any(len(match.buffer.strides) for match in matched)
 
 
 def _has_threads(function: Any) -> bool:

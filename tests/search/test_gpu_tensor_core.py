@@ -25,6 +25,8 @@ H100 = DEVICES["nvidia/nvidia-h100"].hardware()
 A100 = DEVICES["nvidia/nvidia-a100"].hardware()
 T4 = DEVICES["nvidia/nvidia-t4"].hardware()
 
+TILE = {"vi": 2, "ti": 16, "ri": 4, "vj": 2, "tj": 16, "rj": 4, "bk": 16, "stages": 4, "split": 1}
+
 DTYPES = [("float16", "float16"), ("float16", "float32"), ("int8", "int32")]
 
 
@@ -114,3 +116,24 @@ def test_compiled_code_uses_tensor_cores_and_keeps_its_sums_in_registers(dtype, 
     command = [compiler.path, "-ptx", f"-arch={hardware.arch}", "-o", str(tmp_path / "k.ptx"), str(tmp_path / "k.cu")]
     subprocess.run(command, check=True, capture_output=True)
     assert "wmma.mma.sync" in (tmp_path / "k.ptx").read_text()
+
+
+@pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
+@pytest.mark.parametrize(
+    ("dtype", "sketch", "tile"),
+    [
+        ("float16", "gpu_tensor_core", {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 3}),
+        ("float32", "gpu_tiled", TILE),
+    ],
+)
+def test_tiles_are_copied_asynchronously_from_sm_80_on(dtype, sketch, tile):
+    mod = matmul(1024, 1024, 1024, dtype, "float32")
+    space = build_space(mod, A100)
+    function = prepare_for_lowering(space.apply(Decision(sketch, tile)).mod["main"])
+    assert launch_problem(function, A100) == ""
+    source = cuda_source({"kernel": function}, gpu_target(A100))
+    assert "cp.async.cg.shared.global" in source
+    (resources,) = ptxas_resources(source, A100.arch, find_compiler()).values()
+    assert resources.spill_bytes == 0
+    for sketch in build_space(mod, T4).sketches[:1]:
+        assert {knob.name: knob.values for knob in sketch.knobs}["stages"] == (1, 2)

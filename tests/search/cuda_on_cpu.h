@@ -1,0 +1,216 @@
+// Enough of CUDA to run generated kernels on a CPU: threads are coroutines, and blocks run one after another.
+//
+// Barriers are honoured and nothing else orders threads, so a missing one shows: threads run in either order. Shared
+// memory starts as NaN. Asynchronous copies arrive only when they are waited for, and their target is NaN until then.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+using uchar = unsigned char;
+using uint = unsigned int;
+using half = _Float16;
+struct dim3 { int x, y, z; };
+static dim3 threadIdx, blockIdx;
+
+template <class T, int N> struct alignas(sizeof(T) * N) vec;
+template <class T> struct alignas(sizeof(T) * 2) vec<T, 2> { T x, y; };
+template <class T> struct alignas(sizeof(T) * 4) vec<T, 4> { T x, y, z, w; };
+#define VECTORS(type) \
+  using type##2 = vec<type, 2>; using type##4 = vec<type, 4>; \
+  inline type##2 make_##type##2(type x, type y) { return {x, y}; } \
+  inline type##4 make_##type##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+VECTORS(float)
+VECTORS(int)
+VECTORS(uint)
+VECTORS(char)
+VECTORS(half)
+struct half2_bits { half x, y; };
+inline uint __pack_half2(half x, half y) {
+  half2_bits two{x, y};
+  uint bits;
+  std::memcpy(&bits, &two, 4);
+  return bits;
+}
+inline half __float2half_rn(float x) { return half(x); }
+using std::max;
+using std::min;
+
+alignas(64) uchar buf_dyn_shmem_ptr[256 * 1024];
+
+namespace machine {
+
+enum State { ready, at_block, at_warp, done };
+struct Copy { void* to; const void* from; int bytes; };
+struct Thread {
+  ucontext_t context;
+  State state;
+  std::vector<char> stack;
+  std::vector<Copy> issued;
+  std::deque<std::vector<Copy>> groups;
+  uint64_t lane_value;
+};
+static std::vector<Thread> threads;
+static int current, block_threads;
+static dim3 block;
+static ucontext_t scheduler;
+static void (*body)();
+
+inline void pause(State state) {
+  threads[current].state = state;
+  swapcontext(&threads[current].context, &scheduler);
+}
+inline void enter() {
+  body();
+  pause(done);
+}
+inline void place(int index) {
+  current = index;
+  threadIdx = {index % block.x, index / block.x % block.y, index / block.x / block.y};
+}
+// Whether all of [from, to) that are alive wait in `state`, and one of them is alive.
+inline bool all_wait(int from, int to, State state) {
+  bool alive = false;
+  for (int i = from; i < to; ++i) {
+    if (threads[i].state == done) continue;
+    if (threads[i].state != state) return false;
+    alive = true;
+  }
+  return alive;
+}
+inline void release(int from, int to) {
+  for (int i = from; i < to; ++i)
+    if (threads[i].state != done) threads[i].state = ready;
+}
+inline void run_block(bool backwards) {
+  std::memset(buf_dyn_shmem_ptr, 0xff, sizeof buf_dyn_shmem_ptr);
+  for (auto& thread : threads) {
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.data();
+    thread.context.uc_stack.ss_size = thread.stack.size();
+    thread.context.uc_link = nullptr;
+    thread.state = ready;
+    thread.issued.clear();
+    thread.groups.clear();
+    makecontext(&thread.context, enter, 0);
+  }
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int n = 0; n < block_threads; ++n) {
+      int index = backwards ? block_threads - 1 - n : n;
+      if (threads[index].state != ready) continue;
+      place(index);
+      moved = true;
+      swapcontext(&scheduler, &threads[index].context);
+    }
+    for (int warp = 0; warp < block_threads; warp += 32) {
+      int end = min(warp + 32, block_threads);
+      if (all_wait(warp, end, at_warp)) release(warp, end), moved = true;
+    }
+    if (all_wait(0, block_threads, at_block)) release(0, block_threads), moved = true;
+  }
+  for (auto& thread : threads)
+    if (thread.state != done) std::fprintf(stderr, "threads wait for each other\n"), std::abort();
+}
+inline void launch(dim3 grid, dim3 threads_of_block, bool backwards, void (*kernel)()) {
+  block = threads_of_block;
+  block_threads = block.x * block.y * block.z;
+  body = kernel;
+  threads.assign(block_threads, Thread{});
+  for (auto& thread : threads) thread.stack.resize(64 * 1024);
+  for (int z = 0; z < grid.z; ++z)
+    for (int y = 0; y < grid.y; ++y)
+      for (int x = 0; x < grid.x; ++x) {
+        blockIdx = {x, y, z};
+        run_block(backwards);
+      }
+}
+inline void copy_later(void* to, const void* from, int bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
+    std::fprintf(stderr, "an asynchronous copy of %d bytes is not aligned\n", bytes), std::abort();
+  std::memset(to, 0xff, bytes);
+  threads[current].issued.push_back({to, from, bytes});
+}
+inline void commit() {
+  threads[current].groups.push_back(std::move(threads[current].issued));
+  threads[current].issued.clear();
+}
+inline void wait(size_t in_flight) {
+  auto& groups = threads[current].groups;
+  for (; groups.size() > in_flight; groups.pop_front())
+    for (auto& copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+}
+template <class T> T exchange(T value, int lane) {
+  int warp = current / 32 * 32;
+  std::memcpy(&threads[current].lane_value, &value, sizeof(T));
+  pause(at_warp);
+  T result;
+  std::memcpy(&result, &threads[min(warp + lane, block_threads - 1)].lane_value, sizeof(T));
+  pause(at_warp);
+  return result;
+}
+
+}  // namespace machine
+
+inline void __syncthreads() { machine::pause(machine::at_block); }
+inline void __syncwarp(unsigned = 0) { machine::pause(machine::at_warp); }
+inline unsigned __activemask() { return 0xffffffffu; }
+template <class T> T __shfl_sync(unsigned, T value, int from, int width = 32) {
+  return machine::exchange(value, machine::current % 32 / width * width + from % width);
+}
+template <class T> T __shfl_down_sync(unsigned, T value, int by, int width = 32) {
+  int lane = machine::current % 32, from = lane + by;
+  return machine::exchange(value, from / width == lane / width ? from : lane);
+}
+
+// Every thread holds a whole fragment, which is what the threads of a warp hold together.
+namespace nvcuda::wmma {
+struct matrix_a;
+struct matrix_b;
+struct accumulator;
+struct row_major;
+struct col_major;
+enum layout_t { mem_row_major, mem_col_major };
+template <class Use, int M, int N, int K, class T, class Layout = void> struct fragment {
+  static constexpr int rows = std::is_same_v<Use, matrix_b> ? K : M;
+  static constexpr int columns = std::is_same_v<Use, matrix_a> ? K : N;
+  T x[rows][columns];
+};
+template <class F, class T> void fill_fragment(F& f, T value) {
+  for (auto& row : f.x) std::fill(std::begin(row), std::end(row), value);
+}
+template <class Use, int M, int N, int K, class T, class Layout, class P>
+void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f, const P* from, unsigned stride) {
+  using F = fragment<Use, M, N, K, T, Layout>;
+  __syncwarp();
+  for (int i = 0; i < F::rows; ++i)
+    for (int j = 0; j < F::columns; ++j)
+      f.x[i][j] = T(from[std::is_same_v<Layout, row_major> ? i * stride + j : j * stride + i]);
+}
+template <class P, class F> void store_matrix_sync(P* to, const F& f, unsigned stride, layout_t) {
+  __syncwarp();
+  for (int i = 0; i < F::rows; ++i)
+    for (int j = 0; j < F::columns; ++j) to[i * stride + j] = f.x[i][j];
+}
+template <class D, class A, class B, class C> void mma_sync(D& d, const A& a, const B& b, const C& c) {
+  for (int i = 0; i < D::rows; ++i)
+    for (int j = 0; j < D::columns; ++j) {
+      auto sum = c.x[i][j];
+      for (int k = 0; k < A::columns; ++k) sum += decltype(sum)(a.x[i][k]) * decltype(sum)(b.x[k][j]);
+      d.x[i][j] = sum;
+    }
+}
+}  // namespace nvcuda::wmma

@@ -1,0 +1,97 @@
+"""The CUDA of every sketch, run on the CPU: the right results whatever order threads run in."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eqtune.gpu_machine import gpu_target
+from eqtune.search.space import Decision, build_space
+from eqtune.search.space.gpu.hardware import DEVICES
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cuda_on_cpu
+import test_gpu_space as kernels
+import test_gpu_tensor_core as tensor
+from gpu_on_cpu import outputs
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+H100 = DEVICES["nvidia/nvidia-h100"].hardware()
+TARGET = gpu_target(H100)
+TILE = {"vi": 2, "ti": 8, "ri": 2, "vj": 2, "tj": 8, "rj": 2, "bk": 8, "stages": 1, "split": 1}
+FRAGMENTS = {"wi": 2, "fi": 1, "wj": 2, "fj": 2, "bk": 16, "stages": 1}
+
+
+def arguments(mod, seed=0):
+    """Small integers, which sum exactly."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-3, 4, [int(e) for e in p.shape]).astype(str(p.dtype)) for p in mod["main"].params]
+
+
+def check(mod, decision, directory, space=None):
+    schedule = (space or build_space(mod, H100)).apply(decision)
+    for result in cuda_on_cpu.run(schedule, TARGET, arguments(mod), directory):
+        np.testing.assert_array_equal(result, outputs(mod), err_msg=str(decision))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_tiles_in_every_pipeline(stages, tmp_path):
+    check(kernels.matmul(36, 40, 68), Decision("gpu_tiled", TILE | {"stages": stages}), tmp_path)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("int8", "int32")])
+def test_fragments_in_every_pipeline(dtype, sums, stages, tmp_path):
+    mod = tensor.matmul(40, 56, 80, dtype, sums, transposed=stages == 3)
+    check(mod, Decision("gpu_tensor_core", FRAGMENTS | {"stages": stages}), tmp_path)
+
+
+def test_the_reduction_is_split_over_blocks(tmp_path):
+    check(kernels.matmul(20, 24, 128), Decision("gpu_tiled", TILE | {"stages": 3, "split": 2}), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["row_sums", "transpose", "center_rows"])
+def test_threads_share_rows_and_tiles(name, tmp_path):
+    mod = kernels.KERNELS[name]()
+    space = build_space(mod, H100)
+    check(mod, kernels.sample(space, 1)[0], tmp_path, space)
+
+
+def test_threads_beyond_a_ragged_edge_write_nothing(tmp_path):
+    check(
+        kernels.KERNELS["column_sums"](),
+        Decision("gpu_reduction", {"results": 4, "across": 8, "unroll": 0}),
+        tmp_path,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_every_sketch_of_every_kind_of_kernel(name, tmp_path):
+    mod = kernels.KERNELS[name]()
+    space = build_space(mod, H100)
+    decisions = kernels.sample(space, 200, seed=2)
+    for sketch in space.sketches:
+        check(mod, next(d for d in decisions if d.sketch == sketch.name), tmp_path, space)
+
+
+def test_a_missing_barrier_shows(tmp_path):
+    mod = kernels.matmul(36, 40, 68)
+    schedule = build_space(mod, H100).apply(Decision("gpu_tiled", TILE | {"stages": 3}))
+    results = cuda_on_cpu.run(
+        schedule, TARGET, arguments(mod), tmp_path, lambda source: source.replace("__syncthreads();", "")
+    )
+    assert not all(np.array_equal(result, outputs(mod)) for result in results)
+
+
+def test_a_missing_wait_shows(tmp_path):
+    mod = kernels.matmul(36, 40, 68)
+    schedule = build_space(mod, H100).apply(Decision("gpu_tiled", TILE | {"stages": 3}))
+    waited = "tvm_builtin_ptx_cp_async_wait_group_async_wait_group_0();"
+    results = cuda_on_cpu.run(schedule, TARGET, arguments(mod), tmp_path, lambda source: source.replace(waited, ";"))
+    assert not all(np.array_equal(result, outputs(mod)) for result in results)
