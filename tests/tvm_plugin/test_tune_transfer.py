@@ -134,3 +134,13 @@ def test_kernels_with_other_arguments_are_infinitely_far() -> None:
     assert shape_distance(left, left) == 0.0
     assert shape_distance(left, right) == pytest.approx(math.sqrt(2))
     assert shape_distance(left, [[1, 2, 3]]) == math.inf
+
+
+def test_a_batch_of_one_is_the_kernels_own() -> None:
+    kernel = matmul(64, 64, 64)
+    (own,) = matmul(64, 64, 64).ask(1, lambda points: -kernel.space.latency_s(points))
+    other = next(d for d in (some_decision(kernel, seed) for seed in range(10)) if d != own)
+    point = kernel.space.point(other)
+    assert point is not None
+    kernel.suggestions = point[None]
+    assert kernel.ask(1, lambda points: -kernel.space.latency_s(points)) == [own]

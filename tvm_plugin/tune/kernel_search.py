@@ -73,10 +73,14 @@ class KernelSearch:
         return sorted(self.measurements.values(), key=lambda m: m.latency_s)[:count]
 
     def ask(self, count: int, score: Score) -> list[Decision]:
-        """The next candidates to measure, suggestions first; empty when the space is exhausted."""
+        """The next candidates to measure, suggestions first; empty when the space is exhausted.
+
+        Suggestions take at most half of the first batch: what was best elsewhere can be bad here (16 rows of a tile
+        share a set of the first-level cache where they are 12288 bytes apart, and not where it is 3072).
+        """
         first: list[Decision] = []
         if self.suggestions is not None:
-            first = [self.space.decision(point) for point in self.suggestions[:count]]
+            first = [self.space.decision(point) for point in self.suggestions[: count // 2]]
             self.suggestions = None
         own = [self.space.decision(point) for point in self.search.ask(count - len(first), score)]
         return first + [decision for decision in own if decision not in first]

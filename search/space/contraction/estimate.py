@@ -7,6 +7,7 @@ the rate of its slowest resource, and each cache level adds the traffic that its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,10 +30,16 @@ SCALAR_TAIL = 1.0
 """Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
 LOOP_OVERHEAD = 0.3
 """Vector-instruction times of one trip of the innermost loop."""
-MANY_ROWS = 20
-"""Rows from which LLVM stops folding each broadcast into its multiply-add (Zen 4: 24 rows run at 74 %, 28 at 53 %)."""
 PAGE_BYTES = 4096
-"""Rows this far apart fall into the same set of the first-level cache, which holds eight of them."""
+"""Rows this far apart fall into the same set of the first-level cache."""
+WAYS = 8
+"""Lines that one such set holds."""
+EVICTED_ROW = 0.12
+"""Vector-instruction times by which each row that does not fit those sets delays every row of the tile, in each
+reduction step (Zen 4, rows 12288 bytes apart: 16 x 16 tiles run at 43 % of peak, 24 x 16 at 28 %; 12 x 32 at 85 %)."""
+STREAMED_PANEL = 0.15
+"""Extra time of one-vector tiles whose panels come from beyond the second-level cache; wider ones hide most of it
+(64 x 3072 x 768 on Zen 4: 96 GFLOPS one vector wide, 109 two or more)."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +147,19 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
     loads = sums if plan.left_vectorised and plan.right_vectorised else 0.5 * rows + vectors
-    crowding = (
-        1.0
-        + 0.03 * np.maximum(rows - (12.0 if plan.scattered else 16.0), 0.0)
-        + 0.07 * np.maximum(rows - MANY_ROWS, 0.0)
-    )
-    return crowding * np.maximum(np.maximum(sums, FMA_CHAIN), loads)
+    crowding: Column | float = 1.0
+    if plan.scattered:
+        crowding = 1.0 + 0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0)
+    instructions: Column = crowding * np.maximum(np.maximum(sums, FMA_CHAIN), loads)
+    return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
+
+
+def _rows_in_l1(plan: Plan) -> float:
+    """Rows of the left operand whose lines, read element by element, stay in the first-level cache together."""
+    if plan.left_vectorised:
+        return math.inf
+    row_bytes = (plan.contraction.left.access.stride(plan.unrolled[-1].position) or 0) * plan.element_bytes
+    return float(WAYS * PAGE_BYTES // math.gcd(PAGE_BYTES, row_bytes)) if row_bytes else math.inf
 
 
 def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t: Tiles) -> Cost:
@@ -165,9 +179,6 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     full = tile_s(rows, t.vectors, zero)
     crowded = t.registers > (24 if plan.scattered else 27) * hardware.vector_registers / 32
     full *= np.where(crowded, 1.3 if plan.scattered else 1.02, 1.0)
-    row_bytes = (plan.contraction.left.access.stride(plan.unrolled[-1].position) or 0) * plan.element_bytes
-    if row_bytes and row_bytes % PAGE_BYTES == 0:
-        full *= 1.0 + 0.02 * np.maximum(rows - 8.0, 0.0)
     tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
     tail = np.where(t.ragged_rows, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero), 0.0)
     column_rest = plan.vector_extent % v["nr"]
@@ -178,6 +189,8 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     share = np.where(whole_rows * v["mr"] > 0, plan.unrolled_extent / np.maximum(whole_rows * v["mr"], 1), 1.0)
     work_s = whole_columns * per_column + np.where(t.ragged_columns, whole_rows * narrow * share, 0.0)
     work_s *= plan.second_extent / v["m2"] * plan.outer_extent
+    if plan.panel is not None and plan.contraction.right.access.bytes > hardware.l2_bytes:
+        work_s *= 1.0 + STREAMED_PANEL / t.vectors**1.7
     flops = plan.contraction.flops
     ideal_s = flops / hardware.peak_flops_per_s
 

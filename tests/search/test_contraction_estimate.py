@@ -1,0 +1,59 @@
+"""The analytic estimate knows which register tiles the first-level cache cannot feed, so first candidates are good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.search import strategies
+from eqtune.search.space import Decision, Hardware, Space, build_space
+from eqtune.tasks import extract_tasks, lower_to_kernels
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+
+
+def product(rows: int, columns: int, depth: int) -> Space:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
+    w = relax.const(np.zeros((depth, columns), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.matmul(x, w))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
+    return build_space(task.mod, Hardware(threads=1))
+
+
+def estimate_s(space: Space, mr: int, nr: int) -> float:
+    values = {"mr": mr, "m2": 1, "nr": nr, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0}
+    point = space.point(Decision("tiled_columns", values))
+    assert point is not None
+    return float(space.latency_s(point[None])[0])
+
+
+def rows_of_first_candidate(space: Space) -> int:
+    def score(points: Any) -> Any:
+        return -space.latency_s(points)
+
+    (point,) = strategies.create("annealed-evolution").begin(space, 0).ask(1, score)
+    return space.decision(point).values["mr"]
+
+
+def test_tall_tiles_are_slow_where_rows_share_a_set_of_the_cache() -> None:
+    apart, aliased = product(64, 768, 768), product(64, 768, 3072)
+    assert estimate_s(apart, 16, 16) < 1.1 * estimate_s(apart, 8, 32)
+    assert estimate_s(aliased, 16, 16) > 1.5 * estimate_s(aliased, 8, 32)
+
+
+def test_two_sets_hold_twice_the_rows() -> None:
+    space = product(64, 256, 512)
+    assert estimate_s(space, 16, 16) < 1.1 * estimate_s(space, 8, 32) < estimate_s(space, 28, 16)
+
+
+@pytest.mark.parametrize("depth", [1024, 3072])
+def test_the_first_candidate_does_not_alias(depth: int) -> None:
+    assert rows_of_first_candidate(product(64, 768, depth)) <= 8
