@@ -70,6 +70,9 @@ LEAST_GRAPH_S = 1.0
 TERMS_S = 8.0
 """With fewer seconds than this, graphs are found by estimates, and only those that were found are measured."""
 
+TRIALS_GRAPH_S = 10.0
+"""Without a time budget but with one of trials: seconds of the graph search, more where as many trials take longer."""
+
 FINISH_S = 8.0
 """What compiling, checking and timing the whole model takes, roughly, where nothing tells better."""
 
@@ -171,7 +174,8 @@ class Session:
     def graph_s(self) -> float:
         """Seconds that the graph search may take; 0: it is not worth while."""
         if self.budget.time_s is None:
-            return math.inf
+            trials = self.budget.trials
+            return math.inf if trials is None else max(TRIALS_GRAPH_S, min(TRIAL_S * trials, GRAPH_S))
         share_s = min(GRAPH_SHARE * self.budget.time_s, GRAPH_S)
         return share_s if share_s >= LEAST_GRAPH_S else 0.0
 
