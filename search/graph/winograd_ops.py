@@ -9,7 +9,7 @@ fused into it. As matrix products, or as padding, slices and concatenations, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -21,6 +21,9 @@ from .terms import TensorType, WinogradData, WinogradResult, infer
 __all__ = ["winograd_data", "winograd_result"]
 
 DATA, RESULT = "eqtune.winograd_data", "eqtune.winograd_result"
+
+TILE_GRID = "eqtune.tile_grid"
+"""Annotation of the block that writes transformed data: what its axis of tiles is made of, (batch, down, across)."""
 
 FUSES_WITH_USERS, FUSES_WITH_NOTHING = 4, 8
 """TVM's kOutEWiseFusable and kOpaque."""
@@ -88,6 +91,7 @@ def _data_kernel(x: te.Tensor, a: WinogradData) -> te.Tensor:
         (size**2, tiles, channels),
         lambda e, t, c: _row(matrix, e % size, lambda k: rows[t, e // size, k, c]),
         name="winograd_data",
+        attrs={TILE_GRID: [batch, down, across]},
     )
 
 
@@ -117,16 +121,34 @@ def _row(matrix: Matrix, index: Any, read: Callable[[int], Any]) -> Any:
 
 
 def _sum(row: Sequence[float], read: Callable[[int], Any]) -> Any:
-    result: Any = None
-    for k, factor in enumerate(row):
-        if factor:
-            value, dtype = read(k), str(read(k).dtype)
-            scaled = value if abs(factor) == 1 else value * tirx.const(float(abs(factor)), dtype)
-            if result is None:
-                result = scaled if factor > 0 else tirx.const(0.0, dtype) - scaled
-            else:
-                result = result + scaled if factor > 0 else result - scaled
-    return result
+    """Even and odd terms apart: rows that belong to the points p and -p then share both parts.
+
+    B of F(4, 3) takes 12 operations in place of 22, most of them multiply-adds.
+    """
+    parts = [part for start in (0, 1) if (part := _part(row, range(start, len(row), 2), read))]
+    (positive, result), *others = sorted(parts, key=lambda part: not part[0])
+    for also_positive, other in others:
+        result = result + other if also_positive == positive else result - other
+    return result if positive else tirx.const(0.0, str(read(0).dtype)) - result
+
+
+def _part(row: Sequence[float], columns: Iterable[int], read: Callable[[int], Any]) -> tuple[bool, Any] | None:
+    """The sum over some columns, or its negative: whether it is the sum itself, and the term; None where all are zero.
+
+    The smallest factor, mostly one, comes first and counts as positive: each other term is one multiply-add.
+    """
+    terms = sorted(((row[k], k) for k in columns if row[k]), key=lambda term: abs(term[0]))
+    if not terms:
+        return None
+
+    def scaled(factor: float, k: int) -> Any:
+        value = read(k)
+        return value if abs(factor) == 1 else value * tirx.const(float(abs(factor)), str(value.dtype))
+
+    positive, result = terms[0][0] > 0, scaled(*terms[0])
+    for factor, k in terms[1:]:
+        result = result + scaled(factor, k) if (factor > 0) == positive else result - scaled(factor, k)
+    return positive, result
 
 
 def _legalize(

@@ -63,7 +63,9 @@ def test_every_candidate_computes_the_same(shape: tuple[int, ...], image: tuple[
     arguments = [rng.standard_normal(extents).astype("float32") for extents in shapes[:-1]]
     expected = run(prepare_for_lowering(task.mod["main"]), arguments, shapes[-1])
     assert np.isfinite(expected).all()
-    values = np.stack(np.meshgrid(*(knob.values for knob in sketch.knobs), indexing="ij"), -1).reshape(-1, 3)
+    values = np.stack(np.meshgrid(*(knob.values for knob in sketch.knobs), indexing="ij"), -1).reshape(
+        -1, len(sketch.knobs)
+    )
     values = values[sketch.legal(values)]
     assert len(values) > 4
     assert np.isfinite(sketch.latency_s(values)).all()
