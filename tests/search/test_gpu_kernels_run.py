@@ -45,7 +45,7 @@ def test_tiles_in_every_pipeline(stages, tmp_path):
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-@pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("int8", "int32")])
+@pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32")])
 def test_fragments_in_every_pipeline(dtype, sums, stages, tmp_path):
     mod = tensor.matmul(40, 56, 80, dtype, sums, transposed=stages == 3)
     check(mod, Decision("gpu_tensor_core", FRAGMENTS | {"stages": stages}), tmp_path)

@@ -80,6 +80,8 @@ def test_only_devices_and_dtypes_with_fragments_get_the_sketch():
         return {sketch.name for sketch in build_space(mod, hardware).sketches}
 
     assert "gpu_tensor_core" in names(matmul(64, 64, 64, "float16", "float32"), T4)
+    assert "gpu_tensor_core" in names(matmul(64, 64, 64, "bfloat16", "float32"), A100)
+    assert "gpu_tensor_core" not in names(matmul(64, 64, 64, "bfloat16", "float32"), T4)
     assert "gpu_tensor_core" not in names(matmul(64, 64, 64, "float32", "float32"), H100)
 
 
@@ -91,7 +93,7 @@ def test_the_estimate_prefers_tensor_cores_for_large_products():
     assert latency_s.min() > 2 * 2048**3 / H100.tensor_peak("float16")
 
 
-@pytest.mark.parametrize(("dtype", "sums"), DTYPES)
+@pytest.mark.parametrize(("dtype", "sums"), [*DTYPES, ("bfloat16", "float32")])
 def test_sampled_candidates_become_cuda_and_can_be_launched(dtype, sums):
     space = build_space(matmul(512, 512, 512, dtype, sums), H100)
     for decision in tensor_decisions(space, 6):

@@ -30,7 +30,7 @@ class Fragments:
     Parameters
     ----------
     dtype : str
-        Of both operands: "float16", "int8" or "uint8".
+        Of both operands: "float16", "bfloat16", "int8" or "uint8".
     sums : str
         Of the accumulator: "float32" or "float16", for integers "int32".
     """

@@ -52,7 +52,9 @@ class Operand:
     def vector(self, elements: int, threads: int) -> int:
         """Elements of one load when `threads` threads fetch a tile of `elements`: the widest that is legal."""
         # TVM writes vectors of more than four bytes, where zeros are padded in, as CUDA that does not compile.
-        widest = 4 if self.item_bytes == 1 else max(1, WIDEST_ACCESS_BYTES // self.item_bytes)
+        # It pads bfloat16 as float32.
+        narrow = self.item_bytes == 1 or self.access.dtype == "bfloat16"
+        widest = 4 if narrow else max(1, WIDEST_ACCESS_BYTES // self.item_bytes)
         while widest > 1 and (self.run % widest or elements % (widest * threads)):
             widest //= 2
         return widest

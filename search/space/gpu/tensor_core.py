@@ -26,7 +26,13 @@ SUMS_ALIGNMENT = 32
 STATIC_SHARED_BYTES = 48 * 1024
 """Of a block; more must be dynamic."""
 
-_SUPPORTED = {("float16", "float16"), ("float16", "float32"), ("int8", "int32"), ("uint8", "int32")}
+_SUPPORTED = {
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "float32"),
+    ("int8", "int32"),
+    ("uint8", "int32"),
+}
 """Dtypes of operands and sums that TVM's code generator has fragments for."""
 
 
