@@ -9,10 +9,10 @@ from typing import Any
 
 from .errors import InputError
 from .search.graph.cost import TermCost
+from .search.graph.explain import Replacement
 from .search.graph.extract import EXTRACTORS
 from .search.graph.rules import EXTENDED_RULES, Group, Rule, select
 from .search.graph.saturate import Limits
-from .search.graph.superoptimize import Replacement
 from .search.graph.terms import TermGraph
 from .search.graph.verify import Verdict, verify_rule
 

@@ -215,7 +215,7 @@ def _report_choice(result: GraphResult, blocks: Sequence[_Rewritten | None]) -> 
     for new in chosen:
         before = new.encoded.graph
         result.graphs = [(b, new.candidate.graph if b is before else after) for b, after in result.graphs]
-        result.replacements += new.candidate.replacements
+        result.replacements += new.search.explain(new.candidate)
         for name, used in new.candidate.rules_used.items():
             rule = result.rules.get(name, RuleReport(0, 0.0, 0))
             result.rules[name] = replace(rule, used=rule.used + used)

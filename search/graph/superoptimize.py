@@ -12,24 +12,17 @@ from typing import Any
 from .cost import AnalyticCost, Pricing, TermCost, graph_cost_s
 from .egraph import EGraph
 from .egraph_view import EGraphView
+from .explain import Replacement, needed_classes, replacements
 from .extract import EXTRACTORS, Extraction, extract
+from .extract.problem import Choice
 from .rules import Group, Rule
 from .saturate import Limits, Saturation, saturate
 from .terms import TermGraph
 
-__all__ = ["Candidate", "Replacement", "SearchResult", "superoptimize"]
+__all__ = ["Candidate", "SearchResult", "superoptimize"]
 
 ROUNDS = 6
 """How often prices are learned and graphs extracted again: most models need two or three."""
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """A kernel of the original graph that is computed in another way: the rules that led there."""
-
-    original: str
-    replacement: str
-    rules: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -43,13 +36,14 @@ class Candidate:
         Its cost, by the prices that were known in the end.
     rules_used : dict of str to int
         How many of its terms each rule made.
-    replacements : tuple of Replacement
+    choice : Choice
+        The node of each class of the e-graph.
     """
 
     graph: TermGraph
     cost_s: float
     rules_used: Mapping[str, int]
-    replacements: tuple[Replacement, ...]
+    choice: Choice
 
 
 @dataclass
@@ -77,6 +71,8 @@ class SearchResult:
         The e-graph; None where nothing was explored.
     cost : TermCost
         The prices that were known in the end.
+    rules : sequence of Rule or Group
+        What the e-graph was grown by.
     """
 
     graph: TermGraph
@@ -93,6 +89,7 @@ class SearchResult:
     price_rounds: int = 0
     view: EGraphView | None = None
     cost: TermCost = field(default_factory=AnalyticCost)
+    rules: Sequence[Rule | Group] = ()
 
     def without(self, rules: Container[str], *, time_limit_s: float = 10.0) -> Candidate | None:
         """The cheapest graph in which nothing was made by these rules; None where it is not cheaper than the original.
@@ -113,7 +110,11 @@ class SearchResult:
     @property
     def replacements(self) -> Sequence[Replacement]:
         """Kernels that `graph` computes in another way."""
-        return self.candidates[0].replacements if self.candidates else ()
+        return self.explain(self.candidates[0]) if self.candidates else ()
+
+    def explain(self, candidate: Candidate) -> Sequence[Replacement]:
+        """Kernels that a candidate computes in another way, and the rules that led there."""
+        return () if self.view is None else replacements(self.view, candidate.choice, self.rules)
 
 
 def superoptimize(
@@ -180,7 +181,7 @@ def superoptimize(
         if not new:
             break
         result.price_rounds += 1
-    result.view, result.cost = view, cost
+    result.view, result.cost, result.rules = view, cost, rules
     result.cost_before_s = result.cost_after_s = graph_cost_s(graph, cost)
     result.candidates = _cheaper(view, list(found.values()), cost, result.cost_before_s)
     if result.candidates:
@@ -194,53 +195,8 @@ def _cheaper(view: EGraphView, found: Sequence[Extraction], cost: TermCost, befo
     for extraction in found:
         cost_s = graph_cost_s(extraction.graph, cost)
         if cost_s < before_s * (1 - 1e-9):
-            needed = _needed(view, extraction.choice)
-            rules_used = Counter(view.made_by[extraction.choice[c]] for c in needed)
+            choice = extraction.choice
+            rules_used = Counter(view.made_by[choice[c]] for c in needed_classes(view, choice))
             del rules_used[""]
-            replacements = _replacements(view, extraction.choice, needed)
-            candidates.append(Candidate(extraction.graph, cost_s, rules_used, tuple(replacements)))
+            candidates.append(Candidate(extraction.graph, cost_s, rules_used, choice))
     return sorted(candidates, key=lambda candidate: candidate.cost_s)
-
-
-def _needed(view: EGraphView, choice: Mapping[int, int]) -> list[int]:
-    """The classes that roots need, without those that depend on weights alone, operands first."""
-    order: dict[int, None] = {}
-    stack = [(root, False) for root in view.roots]
-    seen: set[int] = set()
-    while stack:
-        c, done = stack.pop()
-        if done:
-            order[c] = None
-        elif c not in seen and not view.constant[c]:
-            seen.add(c)
-            stack.append((c, True))
-            stack += [(child, False) for child in view.children[choice[c]]]
-    return list(order)
-
-
-def _replacements(view: EGraphView, choice: Mapping[int, int], needed: Sequence[int]) -> list[Replacement]:
-    """For each original term that is computed otherwise now, the rules that made its new operands and itself."""
-    originals = {c: node for c in needed for node in view.classes[c] if not view.made_by[node] and node != choice[c]}
-    result = []
-    for c, original in originals.items():
-        if not view.made_by[choice[c]]:
-            continue
-        rules: dict[str, None] = {}
-        stack, seen = [c], set[int]()
-        while stack:
-            current = stack.pop()
-            if current in seen or view.constant[current] or not view.made_by[choice[current]]:
-                continue
-            seen.add(current)
-            rules[view.made_by[choice[current]]] = None
-            stack += view.children[choice[current]]
-        result.append(Replacement(_describe(view, original), _describe(view, choice[c]), tuple(rules)))
-    return result
-
-
-def _describe(view: EGraphView, node: int) -> str:
-    """A node in one line: operator, attributes, shapes."""
-    shapes = ", ".join("x".join(map(str, view.types[child].shape)) or "scalar" for child in view.children[node])
-    result = "x".join(map(str, view.types[view.node_class[node]].shape)) or "scalar"
-    name = getattr(view.attrs[node], "name", "") or getattr(view.attrs[node], "kind", "")
-    return f"{view.ops[node]}{' ' + name if name else ''}({shapes}) -> {result}"

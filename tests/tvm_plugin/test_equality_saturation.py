@@ -210,6 +210,20 @@ def test_rules_of_ones_own_are_used_when_they_are_right() -> None:
     assert result.rel_err < 1e-5
 
 
+def test_the_explanation_names_rules_of_which_nothing_is_left() -> None:
+    # sum of (x @ y) @ w: the product of one column is made first, then associated, and x @ (y @ w's sums) is left.
+    x, y = tensor("x", (64, 128)), tensor("y", (128, 128))
+
+    def build(builder: relax.BlockBuilder) -> Any:
+        value = builder.emit(relax.op.matmul(x, y))
+        return relax.op.sum(relax.op.matmul(value, weight(128, 96)), axis=[1], keepdims=True)
+
+    config = GraphConfig(rules=("matmul-associate-right",), extra_rules=(row_sums("row-sums", of_rows, sums),))
+    result = optimize_graph(module(build, x, y), config)
+    assert not result.rules["row-sums"].used
+    assert {rule for new in result.replacements for rule in new.rules} == {"row-sums", "matmul-associate-right"}
+
+
 def test_rules_of_ones_own_are_refused_when_they_are_wrong() -> None:
     with pytest.raises(InputError, match="row-maxima is wrong"):
         GraphConfig(extra_rules=(row_sums("row-maxima", of_rows),))
