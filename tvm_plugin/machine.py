@@ -128,6 +128,7 @@ def describe_machine(
         "threads": count,
         "vector_bytes": vector_bytes,
         "vector_registers": vector_registers,
+        "dot_products": _dot_products(target),
         "l1_bytes": caches.get(1, processor.l1 * 1024),
         "l2_bytes": caches.get(2, processor.l2 * 1024),
         "l3_bytes": caches.get(3, processor.l3 * 1024),
@@ -216,6 +217,16 @@ def _vectors(target: Any) -> tuple[int, int]:
     else:
         found = 16, 16
     return (int(width) // 8 if width else found[0]), found[1]
+
+
+def _dot_products(target: Any) -> tuple[str, ...]:
+    """Of the instructions for groups of small numbers that sketches know, those that the target has."""
+    from tvm.target import codegen
+
+    if str(target.kind.name) != "llvm":
+        return ()
+    features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    return tuple(name for name in ("avx512vnni", "avx512bf16") if name in features)
 
 
 def _caches() -> dict[int, int]:

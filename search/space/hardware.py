@@ -36,6 +36,9 @@ class Hardware:
         Measured copy bandwidth of one thread at a working set that fits L2.
     parallel_overhead_s : float
         Measured cost of starting and joining one parallel region over `threads` threads.
+    dot_products : tuple of str
+        Instructions that multiply and sum groups of small numbers, as LLVM names the features: "avx512vnni" for 8-bit
+        integers, "avx512bf16" for bfloat16.
     """
 
     name: str = "generic x86-64 with AVX-512"
@@ -51,6 +54,7 @@ class Hardware:
     bandwidth_bytes_per_s: float = 20e9
     cache_bandwidth_bytes_per_s: float = 80e9
     parallel_overhead_s: float = 3e-6
+    dot_products: tuple[str, ...] = ()
 
     def lanes(self, dtype_bytes: int) -> int:
         """Elements of `dtype_bytes` bytes that fill one vector register."""
@@ -69,6 +73,7 @@ class Hardware:
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Hardware:
         """The inverse of `to_json`, for GPUs too; raises TypeError for an unknown field."""
+        fields = {**fields, "dot_products": tuple(fields.get("dot_products", ()))}
         if "warp_size" in fields:
             from .gpu.hardware import GpuHardware
 

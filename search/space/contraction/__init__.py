@@ -7,12 +7,13 @@ from typing import Any
 from ..analysis import Kernel
 from ..base import Sketch
 from ..hardware import Hardware
+from .dot_sketch import DotContraction, dot_sketches
 from .plan import make_plans
 from .sketch import TiledContraction
 
-__all__ = ["TiledContraction", "contraction_sketches"]
+__all__ = ["DotContraction", "TiledContraction", "contraction_sketches"]
 
 
 def contraction_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[Sketch]:
     """Every sketch that fits; none when the kernel is no contraction or its surroundings are not element-wise."""
-    return [TiledContraction(mod, plan, hardware) for plan in make_plans(kernel)]
+    return dot_sketches(mod, kernel, hardware) or [TiledContraction(mod, plan, hardware) for plan in make_plans(kernel)]

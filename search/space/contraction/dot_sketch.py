@@ -1,0 +1,97 @@
+"""Contractions by dot-product instructions as a sketch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.s_tir import ScheduleError
+
+from ..analysis import Kernel
+from ..base import Knob, Sketch
+from ..features import FEATURES
+from ..hardware import Hardware
+from .dot import DotPlan, dot_plan, schedule_dots
+from .dot_intrinsics import LANES, find_dot_product
+from .plan import make_plans
+from .sketch import TiledContraction
+from .tiled import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
+
+__all__ = ["DotContraction", "dot_sketches"]
+
+FAMILY_INDEX = 4.0
+
+MOST_SUMS = 28
+"""Of a tile: the left operand's broadcast may be folded into the instruction, a vector of the right one may not."""
+
+
+def dot_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[Sketch]:
+    """The sketch of dot products where the CPU has an instruction for the kernel's dtypes, else none."""
+    contraction = kernel.contraction
+    if contraction is None or hardware.vector_bytes < 4 * LANES:
+        return []
+    dtypes = contraction.left.access.dtype, contraction.right.access.dtype, contraction.block.write.dtype
+    dot = find_dot_product(*dtypes, hardware.dot_products)
+    if dot is None:
+        return []
+    found: list[Sketch] = []
+    for plan in filter(None, (dot_plan(plan, dot) for plan in make_plans(kernel))):
+        sketch = DotContraction(mod, plan, hardware)
+        try:
+            sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
+        except ScheduleError:  # an odd kernel: the plain sketch takes it
+            continue
+        found.append(sketch)
+    return found
+
+
+class DotContraction(TiledContraction):
+    """Register tiles of dot products over one kernel.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        The kernel, as "main".
+    plan : DotPlan
+    hardware : Hardware
+        Bounds the register tile; read by the estimates, which count a group of products as one.
+    """
+
+    plan: DotPlan
+
+    def __init__(self, mod: Any, plan: DotPlan, hardware: Hardware) -> None:
+        super().__init__(mod, plan, hardware)
+        self.name = f"dot_{plan.dot.depth}"
+
+    def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See `TiledContraction.legal`; correcting a sign takes registers, too."""
+        v = self._columns(values)
+        vectors = v["nr"] / LANES
+        needed = v["mr"] * vectors + vectors + 1 + self.plan.dot.spare_registers
+        ok: NDArray[np.bool_] = super().legal(values) & (needed <= self._hardware.vector_registers)
+        return ok
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `features.FEATURES`."""
+        result = super().features(values)
+        result[:, FEATURES.index("family")] = FAMILY_INDEX
+        return result
+
+    def apply(self, values: Mapping[str, int]) -> Any:
+        """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
+        return schedule_dots(self._mod, self.plan, values, self._hardware.threads > 1)
+
+    def _make_knobs(self) -> tuple[Knob, ...]:
+        packs = (AHEAD,) if self.plan.panel_is_weight else (AT_ROOT,)
+        pads = (PAD_AT_ROOT, PAD_AT_OUTER) if self.plan.staged and not self.plan.copies_left else (PAD_AT_ROOT,)
+        fixed = {"m2": (1,), "pack": packs, "pad": pads}
+        return tuple(replace(knob, values=fixed.get(knob.name, knob.values)) for knob in super()._make_knobs())
+
+    def _vector_tiles(self) -> list[int]:
+        """Whole vectors up to eight, no more than the columns fill; many more where there is one row."""
+        most = -(-self.plan.vector_extent // LANES)
+        limit = 8 if self.plan.unrolled_extent > 1 else MOST_SUMS // 2
+        return [LANES * count for count in range(1, min(most, limit) + 1)]

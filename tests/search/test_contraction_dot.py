@@ -1,0 +1,198 @@
+"""Products of 8-bit integers and of bfloat16 use the CPU's instructions for them, and stay exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.machine import describe_machine, detect_target
+from eqtune.records.traces import replay, trace_to_json
+from eqtune.search.space import Hardware, build_space
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.tasks import extract_tasks, lower_to_kernels
+
+op = relax.op
+FEATURES = ("avx512vnni", "avx512bf16")
+HARDWARE = Hardware(threads=2, peak_flops_per_s=100e9, peak_flops_per_s_all=200e9, dot_products=FEATURES)
+ZNVER4 = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
+
+runs = pytest.mark.skipif(
+    set(FEATURES) - set(describe_machine(detect_target(1), measure=False).dot_products),
+    reason="this CPU has no dot products of bytes and bfloat16",
+)
+
+
+def constant(shape: tuple[int, ...], dtype: str) -> Any:
+    return relax.const(np.zeros(shape, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype), dtype)
+
+
+def kernel(shape: tuple[int, ...], dtype: str, weight: Any, build: Any) -> Any:
+    """`build(emit, x, weight)` as the one fused kernel that the plugin sees."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    parameters = [x, weight] if isinstance(weight, relax.Var) else [x]
+    with builder.function("main", parameters):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder.emit, x, weight))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), ZNVER4))
+    return task.mod
+
+
+def dense(m: int, n: int, k: int, left: str, right: str, sums: str = "int32", constant_weight: bool = True) -> Any:
+    weight = constant((k, n), right) if constant_weight else relax.Var("w", relax.TensorType((k, n), right))
+    return kernel((m, k), left, weight, lambda emit, x, w: op.matmul(x, w, out_dtype=sums))
+
+
+def conv(channels: int, size: int, filters: int, window: int, layout: str, **attributes: Any) -> Any:
+    kernel_layout = "HWIO" if layout == "NHWC" else "OIHW"
+    extents = {"H": window, "W": window, "I": channels, "O": filters}
+    shape = (1, size, size, channels) if layout == "NHWC" else (1, channels, size, size)
+
+    def build(emit: Any, x: Any, w: Any) -> Any:
+        return op.nn.conv2d(x, w, data_layout=layout, kernel_layout=kernel_layout, out_dtype="int32", **attributes)
+
+    return kernel(shape, "uint8", constant(tuple(extents[c] for c in kernel_layout), "int8"), build)
+
+
+def requantized() -> Any:
+    def build(emit: Any, x: Any, w: Any) -> Any:
+        real = emit(
+            op.multiply(emit(op.astype(emit(op.matmul(x, w, out_dtype="int32")), "float32")), relax.const(0.01))
+        )
+        return op.astype(emit(op.clip(emit(op.round(real)), 0.0, 255.0)), "uint8")
+
+    return kernel((20, 32), "uint8", constant((32, 48), "int8"), build)
+
+
+KERNELS = {
+    **{f"{a}_{b}": (lambda a=a, b=b: dense(13, 37, 21, a, b)) for a in ("uint8", "int8") for b in ("uint8", "int8")},
+    "one_row": lambda: dense(1, 64, 32, "uint8", "int8"),
+    "whole_tiles": lambda: dense(24, 64, 32, "int8", "int8"),
+    "both_variable": lambda: dense(24, 48, 30, "uint8", "int8", constant_weight=False),
+    "bfloat16": lambda: dense(24, 64, 32, "bfloat16", "bfloat16", "float32"),
+    "bfloat16_ragged": lambda: dense(13, 37, 21, "bfloat16", "bfloat16", "float32"),
+    "bfloat16_one_pair": lambda: dense(16, 32, 2, "bfloat16", "bfloat16", "float32"),
+    "nhwc": lambda: conv(16, 9, 40, 3, "NHWC", padding=(1, 1)),
+    "nhwc_pointwise": lambda: conv(16, 6, 40, 1, "NHWC"),
+    "nhwc_three_channels": lambda: conv(3, 9, 40, 3, "NHWC", padding=(1, 1), strides=(2, 2)),
+    "nchw": lambda: conv(16, 9, 40, 3, "NCHW", padding=(1, 1)),
+    "requantized": requantized,
+}
+
+
+def candidates(mod: Any, hardware: Hardware, count: int) -> list[Any]:
+    """Random legal decisions."""
+    space = build_space(mod, hardware)
+    assert all(sketch.name.startswith("dot_") for sketch in space.sketches)
+    rng = np.random.default_rng(0)
+    points = np.zeros((20_000, 1 + space.cardinalities.shape[1]), dtype=np.int16)
+    points[:, 1:] = rng.integers(0, space.cardinalities[0], (20_000, points.shape[1] - 1))
+    points = points[space.legal(points)]
+    assert len(points)
+    return [space.apply(space.decision(p)) for p in points[rng.choice(len(points), count)]]
+
+
+def inputs_of(function: Any) -> list[Any]:
+    """Integers over the whole range of their dtypes."""
+    rng = np.random.default_rng(0)
+    arrays = []
+    for parameter in function.params:
+        shape, dtype = [int(extent) for extent in parameter.shape], str(parameter.dtype)
+        if dtype == "bfloat16":
+            arrays.append(rng.standard_normal(shape).astype(ml_dtypes.bfloat16))
+        elif dtype == "float32":
+            arrays.append(np.zeros(shape, np.float32))
+        else:
+            limits = np.iinfo(dtype)
+            arrays.append(rng.integers(limits.min, limits.max, shape, dtype, endpoint=True))
+    return arrays
+
+
+def compile_all(functions: dict[str, Any]) -> Any:
+    mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()})
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True, "tirx.disable_cse_tir": True}):
+        return tvm.compile(mod, ZNVER4)
+
+
+@runs
+@pytest.mark.parametrize("name", KERNELS)
+def test_candidates_compute_the_kernel(name: str) -> None:
+    mod = KERNELS[name]()
+    schedules = candidates(mod, HARDWARE, 4)
+    functions = {f"candidate{i}": prepare_for_lowering(s.mod["main"]) for i, s in enumerate(schedules)}
+    library = compile_all({"reference": mod["main"], **functions}).jit()
+    arrays = [tvm.runtime.tensor(array) for array in inputs_of(mod["main"])]
+    library["reference"](*arrays)
+    expected = arrays[-1].numpy()
+    for candidate in functions:
+        arrays[-1] = tvm.runtime.tensor(np.full_like(expected, 77))
+        library[candidate](*arrays)
+        if expected.dtype == np.float32:
+            # Both sum exact products in float32; only the order differs.
+            np.testing.assert_allclose(arrays[-1].numpy(), expected, rtol=1e-5, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(arrays[-1].numpy(), expected)
+
+
+@runs
+def test_bfloat16_is_as_exact_as_float32_sums_of_its_products() -> None:
+    mod = dense(16, 48, 256, "bfloat16", "bfloat16", "float32")
+    (schedule,) = candidates(mod, HARDWARE, 1)
+    library = compile_all({"main": prepare_for_lowering(schedule.mod["main"])}).jit()
+    x, w, out = inputs_of(mod["main"])
+    result = tvm.runtime.tensor(out)
+    library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), result)
+    exact = x.astype(np.float64) @ w.astype(np.float64)
+    # 256 roundings of 2^-24, with room for the instruction's own order.
+    assert np.abs(result.numpy() - exact).max() < 256 * 2.0**-24 * np.abs(x.astype(float)).sum(axis=1).max()
+
+
+@pytest.mark.parametrize(("name", "instruction"), [("uint8_int8", "vpdpbusd"), ("bfloat16", "vdpbf16ps")])
+def test_the_instruction_is_in_the_code(name: str, instruction: str) -> None:
+    (schedule,) = candidates(KERNELS[name](), HARDWARE, 1)
+    library = compile_all({"main": prepare_for_lowering(schedule.mod["main"])})
+    assert instruction in library.mod.inspect_source("asm")
+
+
+def test_a_trace_replays_on_a_fresh_schedule() -> None:
+    mod = dense(13, 37, 21, "bfloat16", "bfloat16", "float32")
+    (schedule,) = candidates(mod, HARDWARE, 1)
+    again = replay(trace_to_json(schedule.trace), mod)
+    tvm.ir.assert_structural_equal(again.mod, schedule.mod)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "mod"),
+    [
+        (Hardware(), dense(16, 32, 16, "uint8", "int8")),
+        (Hardware(vector_bytes=32, dot_products=FEATURES), dense(16, 32, 16, "uint8", "int8")),
+        (Hardware(dot_products=("avx512vnni",)), dense(16, 32, 16, "bfloat16", "bfloat16", "float32")),
+        (HARDWARE, dense(16, 32, 16, "float32", "float32", "float32")),
+    ],
+)
+def test_without_an_instruction_the_plain_sketch_is_used(hardware: Hardware, mod: Any) -> None:
+    assert {sketch.name for sketch in build_space(mod, hardware).sketches} <= {"tiled_columns", "tiled_rows"}
+
+
+def test_the_estimate_knows_that_four_products_are_one_instruction() -> None:
+    def best_s(hardware: Hardware) -> float:
+        space = build_space(dense(256, 256, 256, "uint8", "int8"), hardware)
+        rng = np.random.default_rng(0)
+        points = np.zeros((20_000, 1 + space.cardinalities.shape[1]), dtype=np.int16)
+        points[:, 1:] = rng.integers(0, space.cardinalities[0], (20_000, points.shape[1] - 1))
+        return float(space.latency_s(points[space.legal(points)]).min())
+
+    assert 3 < best_s(Hardware()) / best_s(Hardware(dot_products=FEATURES)) < 5
+
+
+def test_hardware_keeps_its_instructions_as_json() -> None:
+    assert Hardware.from_json(HARDWARE.to_json()) == HARDWARE
+    assert describe_machine(ZNVER4, threads=1, measure=False).dot_products == FEATURES
+    haswell = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
+    assert describe_machine(haswell, threads=1, measure=False).dot_products == ()
