@@ -1,15 +1,19 @@
-"""GPU kernels: does every sketch of every kernel of the zoo build for a GPU, and can be launched. Needs no GPU.
+"""Everything that is claimed of GPUs, measured on this machine's; or, without one, what can be built for it.
 
-With `--matmul` instead, square products are tuned and timed on this machine's GPU, beside cuBLAS and dlight.
+Without a mode: products of 4096 beside cuBLAS, dlight and MetaSchedule; how well the cost model ranks held-out
+measurements before and after it learnt from others; models beside torch.compile, and what the graph search gains.
+`--matmul` does the products only. `--compile-only` needs no GPU: does every sketch of every kernel of the zoo build,
+and can be launched.
 
+    python -m benchmarks.gpu --json out.json
     python -m benchmarks.gpu --compile-only --json out.json
     python -m benchmarks.gpu --compile-only --models squeezenet --target nvidia/nvidia-a100 --samples 4 --ptxas
     python -m benchmarks.gpu --matmul 4096 --trials 500 --json out.json
 
-A row a model: distinct `kernels` (of both layouts), `sketches` that fit them, `candidates` that were tried (of each
-sketch the one with the best estimate, and `--samples` random legal ones), how many were `built` to CUDA source and are
-`launchable` within the device's limits, and what failed. With `--ptxas`, sources become cubins, and `spilling` counts
-kernels that spill registers.
+With `--compile-only`, a row a model: distinct `kernels` (of both layouts), `sketches` that fit them, `candidates` that
+were tried (of each sketch the one with the best estimate, and `--samples` random legal ones), how many were `built` to
+CUDA source and are `launchable` within the device's limits, and what failed. With `--ptxas`, sources become cubins, and
+`spilling` counts kernels that spill registers.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +33,24 @@ __all__ = ["check_model", "main"]
 
 PRODUCTS = (("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("int8", "int32"))
 """Dtypes of operands and sums."""
+
+PRODUCT_SIZE = 4096
+
+RANKED = 256
+"""Candidates that the cost model is trained and judged on."""
+
+MODELS = (
+    "resnet50",
+    "bert_base",
+    "nasrnn",
+    "tensat_bert",
+    "resnext50",
+    "nasneta",
+    "squeezenet",
+    "vgg19",
+    "inceptionv3",
+)
+"""ResNet-50 and BERT-base, and the seven of Tensat (Yang et al., 2021)."""
 
 
 def check_model(name: str, target: Any, hardware: Any, samples: int, compiler: Any, seed: int) -> dict[str, Any]:
@@ -103,19 +126,39 @@ def _check_kernel(
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """Print and write a row for each pair of dtypes; the exit code: 2 where there is no GPU."""
-    from benchmarks.gpu_measured import matmul_row, reason_to_skip
+    """Print and write the rows of what was asked for; the exit code: 2 where there is no GPU."""
+    from benchmarks import gpu_measured
 
-    reason = reason_to_skip()
+    reason = gpu_measured.reason_to_skip()
     if reason:
         print(f"skipped: {reason}", file=sys.stderr)
         return 2
-    rows = []
-    for dtype, sums in PRODUCTS:
-        rows.append(matmul_row(args.matmul, dtype, sums, args.trials, args.seed, args.flush_l2))
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
         write(rows, args.json)
-        print(table([rows[-1]]), flush=True)
+        print(table([row]), flush=True)
+
+    size = args.matmul or PRODUCT_SIZE
+    for dtype, sums in PRODUCTS:
+        add(gpu_measured.matmul_row(size, dtype, sums, args.trials, args.seed, args.flush_l2))
+    if args.matmul is not None:
+        return 0
+    _measure_ranking(args, size, add)
+    for name in MODELS if args.models == "all" else args.models.split(","):
+        add(gpu_measured.model_row(name, args.model_trials, args.seed))
     return 0
+
+
+def _measure_ranking(args: argparse.Namespace, size: int, add: Callable[[dict[str, Any]], None]) -> None:
+    from benchmarks.gpu_measured import ranking_row
+    from eqtune.gpu_machine import resolve_target
+    from eqtune.measure.cuda import CudaMeasurer
+
+    with CudaMeasurer(resolve_target("cuda"), seed=args.seed) as measurer:
+        for dtype, sums in PRODUCTS:
+            add(ranking_row(size, dtype, sums, measurer, RANKED, args.seed))
 
 
 def main() -> None:
@@ -124,11 +167,12 @@ def main() -> None:
     from eqtune.gpu_machine import describe_gpu, find_compiler, resolve_target
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    mode = parser.add_mutually_exclusive_group(required=True)
+    mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--compile-only", action="store_true", help="build, and run nothing")
     mode.add_argument("--matmul", type=int, metavar="SIZE", help="tune products of this size on this machine's GPU")
     parser.add_argument("--trials", type=int, default=500, help="of each product")
-    parser.add_argument("--flush-l2", action="store_true", help="empty L2 before each timed call; without cuBLAS")
+    parser.add_argument("--model-trials", type=int, default=2000, help="of each model, in each of two runs")
+    parser.add_argument("--flush-l2", action="store_true", help="empty L2 before each timed call; of ours and dlight's")
     parser.add_argument("--target", default="nvidia/nvidia-h100", help="a tag, see `eqtune doctor`")
     parser.add_argument("--models", default="all", help="comma-separated names of the zoo, or all")
     parser.add_argument("--samples", type=int, default=1, help="random candidates of each sketch, beside the best")
@@ -136,7 +180,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write rows here")
     args = parser.parse_args()
-    if args.matmul is not None:
+    if not args.compile_only:
         sys.exit(_measure(args))
     target = resolve_target(args.target)
     hardware = describe_gpu(target)
