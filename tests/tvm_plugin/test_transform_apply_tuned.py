@@ -8,6 +8,7 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
 from eqtune.errors import RecordError
+from eqtune.gpu_machine import resolve_target
 from eqtune.records.traces import trace_to_json
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
@@ -237,3 +238,11 @@ def test_outputs_outlive_the_next_run(kernels):
     kept = first.numpy()
     vm["main"](tvm.runtime.tensor(-data()))
     np.testing.assert_array_equal(first.numpy(), kept)
+
+
+@pytest.mark.parametrize(("target", "captured"), [("nvidia/nvidia-h100", True), ({"kind": "llvm"}, False)])
+def test_kernels_of_a_gpu_are_launched_as_one_graph(kernels, target, captured, monkeypatch):
+    built = []
+    monkeypatch.setattr(relax, "build", lambda mod, *_, **__: built.append(mod))
+    build_executable(kernels, resolve_target(target))
+    assert ("vm.builtin.cuda_graph.run_or_capture" in built[0].script()) is captured

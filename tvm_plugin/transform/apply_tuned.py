@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from tvm import ir, relax, tirx, transform
 from eqtune.records.traces import replay
 from eqtune.records.workload import as_workload, workload_hash
 
+from ..gpu_machine import is_gpu
 from ..search.space.lowering import ASYNC_COPIES, prepare_for_lowering
 from .fold_weights import FoldWeights
 from .pack_weights import pack_weights
@@ -31,6 +33,9 @@ Schedules = Mapping[str, str | Callable[[ir.IRModule], Any]]
 _BUILD_CONFIG = {"tirx.disable_assert": True, **ASYNC_COPIES}
 """The virtual machine checks the arguments of the whole model; kernels need not check theirs again. CPU kernels have no
 asynchronous copies."""
+
+_GRAPH_CONFIG = {"relax.backend.use_cuda_graph": True}
+"""Kernels whose arguments stay where they are become one CUDA graph, which is launched as a whole."""
 
 
 @transform.module_pass(opt_level=0, name="ApplyTuned")
@@ -115,7 +120,8 @@ def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None 
     """
     with target:
         mod = schedule_kernels(mod, schedules or {})
-        mod = transform.Sequential(after_kernels())(mod)
+        with transform.PassContext(config=_GRAPH_CONFIG) if is_gpu(target) else contextlib.nullcontext():
+            mod = transform.Sequential(after_kernels())(mod)
     with transform.PassContext(opt_level=3, config=_BUILD_CONFIG):
         return relax.build(mod, target, relax_pipeline=None)
 
