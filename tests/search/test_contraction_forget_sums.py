@@ -20,8 +20,8 @@ WIDE = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
 """Has the 32 registers that the tile needs; nothing runs on it."""
 
 
-def product_with_ragged_rows() -> Any:
-    """Scheduled with tiles of 10 rows by two vectors: the last tile of 9 rows needs nearly as many registers."""
+def product_with_ragged_rows(mr: int = 10) -> Any:
+    """Scheduled with tiles of two vectors: the last one of 9 rows needs nearly as many registers as those of 10."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((ROWS, DEPTH), "float32"))
     w = relax.Var("w", relax.TensorType((DEPTH, COLUMNS), "float32"))
@@ -31,7 +31,7 @@ def product_with_ragged_rows() -> Any:
         builder.emit_func_output(result)
     (task,) = extract_tasks(lower_to_kernels(builder.get(), WIDE))
     space = build_space(task.mod, Hardware(threads=1))
-    values = {"mr": 10, "m2": 1, "nr": 32, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 0, "pad": 0}
+    values = {"mr": mr, "m2": 1, "nr": 32, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 0, "pad": 0}
     return space.apply(Decision("tiled_columns", values)).mod["main"]
 
 
@@ -48,6 +48,11 @@ def spilled_vectors(function: Any) -> int:
 def test_a_ragged_tile_does_not_spill() -> None:
     function = product_with_ragged_rows()
     assert spilled_vectors(prepare_for_lowering(function)) < 5 < spilled_vectors(narrow_indices(function))
+
+
+def test_few_sums_live_on_the_stack() -> None:
+    sources = [compiled(product_with_ragged_rows(mr), WIDE).mod.inspect_source("s") for mr in (7, 8)]
+    assert ["TVMBackendAllocWorkspace" in source for source in sources] == [False, True]
 
 
 def test_the_product_stays_the_same() -> None:

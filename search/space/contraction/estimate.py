@@ -248,7 +248,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         extra_s = extra_s + np.where((v["pad"] == PAD_AT_ROOT) & (used > 1), hardware.parallel_overhead_s, 0.0)
     if plan.epilogue and not plan.epilogue_fusable:
         extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
-    extra_s = extra_s + np.where(v["pack"] == UNPACKED, _unpacked_share(plan) * compute_s, 0.0)
+    extra_s = extra_s + np.where(v["pack"] == UNPACKED, _unpacked_share(plan, rows) * compute_s, 0.0)
     extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
     latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
     return Cost(
@@ -278,12 +278,18 @@ def _rows_first(plan: Plan) -> bool:
     return plan.outer_extent == 1 and plan.second is None
 
 
-def _unpacked_share(plan: Plan) -> float:
-    """Extra time, relative to computing, of reading the vectorised operand where it lies: by elements, or by pages."""
-    if plan.panel is None or plan.reduction_extent * plan.vector.extent <= 4096:
+def _unpacked_share(plan: Plan, rows: Column) -> Column | float:
+    """Extra time, relative to computing, of reading the vectorised operand where it lies: by elements, or by pages.
+
+    Elements of a small operand stay in the first-level cache, and each vector of them serves all rows of a tile.
+    """
+    if plan.panel is None:
         return 0.0
+    small = plan.reduction_extent * plan.vector.extent <= 4096
     if plan.panel.stride(plan.vector.position) != 1:
-        return 7.0
+        return 5.0 / rows if small else 7.0
+    if small:
+        return 0.0
     step = max((plan.panel.stride(axis.position) or 0 for axis in plan.reduction), default=0) * plan.element_bytes
     return 0.12 if step % PAGE_BYTES == 0 else 0.02
 

@@ -24,6 +24,9 @@ PAD_AT_ROOT, PAD_AT_OUTER, PAD_AT_CHUNK, PAD_INLINE = 0, 1, 2, 3
 """Values of the `pad` knob: the padded left operand is computed once, in each iteration of the outermost (parallel)
 loop, in each chunk of rows, or wherever it is read."""
 
+STACK_BYTES = 1024
+"""TVM puts smaller intermediates in the "global" scope on the stack; all others cost an allocation in each call."""
+
 UNROLLED_EPILOGUE = 8
 """Operations of an element's epilogue up to which writing a tile back is unrolled: bias, residual, activation."""
 
@@ -57,7 +60,7 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
         sch.compute_inline(staged)
         staged = None
     panel = _pack(sch, block, plan, values)
-    writers = _local_sums(sch, block, plan)
+    writers = _local_sums(sch, block, plan, values)
     loops = _tile_loops(sch, block, plan, lanes, values)
     for writer in writers:
         sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
@@ -106,17 +109,19 @@ def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
     return copy
 
 
-def _local_sums(sch: Any, block: Any, plan: Plan) -> list[Any]:
+def _local_sums(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> list[Any]:
     """Let the contraction sum into a local buffer with contiguous vectors; the blocks that write a tile back, in order.
 
     Where vectors are written across the output's rows, a tile goes through memory first: LLVM would otherwise take the
     sums out of their registers, element by element, in the middle of the loop.
     """
+    tile_bytes = values["mr"] * values["m2"] * values["nr"] * plan.element_bytes
+    scope = "global" if tile_bytes < STACK_BYTES else "local"
     if plan.epilogue and plan.epilogue_fusable:
-        sch.set_scope(block, 0, "local")
+        sch.set_scope(block, 0, scope)
         writers = [sch.get_sblock(plan.epilogue)]
     else:
-        writers = [sch.cache_write(block, 0, "local")]
+        writers = [sch.cache_write(block, 0, scope)]
     rank = len(plan.contraction.block.write.shape)
     fused, vector = plan.fused_dimensions, plan.vector_dimension
 
@@ -143,7 +148,7 @@ def _local_sums(sch: Any, block: Any, plan: Plan) -> list[Any]:
     if len(fused) > 1 or vector != rank - 1:
         sch.transform_layout(block, ("write", 0), _index_map(sch, block, sums_layout, rank))
     if plan.scattered:
-        writers.insert(0, sch.cache_write(block, 0, "local"))
+        writers.insert(0, sch.cache_write(block, 0, scope))
     return writers
 
 
