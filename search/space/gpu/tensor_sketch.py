@@ -74,8 +74,8 @@ class TensorCoreSketch(Sketch):
         ok &= (tile_i < 2 * max(rows, FRAGMENT)) & (tile_j < 2 * max(columns, FRAGMENT))
         ok &= (v["stages"] == 1) | (np.ceil(reduction / v["bk"]) > v["stages"])
         for tile, operand in self._staged_by(v):
-            columns = zip(tile * v["bk"], launch.threads, strict=True)
-            bytes_at_once = operand.item_bytes * np.array([operand.vector(int(n), int(t)) for n, t in columns])
+            fetches = zip(tile * v["bk"], launch.threads, strict=True)
+            bytes_at_once = operand.item_bytes * np.array([operand.vector(int(n), int(t)) for n, t in fetches])
             ok &= (v["stages"] < ASYNC_STAGES) | (bytes_at_once >= LEAST_ASYNC_BYTES)
         ok &= np.minimum(tile_i, tile_j) * v["bk"] >= launch.threads
         result: NDArray[np.bool_] = ok & (v["wi"] * v["wj"] <= 16)
