@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tvm
 from tvm import te, topi
@@ -20,6 +21,9 @@ from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space import build_space
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
+import test_gpu_space as kernels
 
 FAKE = Path(__file__).parent / "fake_gpu.py"
 needs_nvcc = pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
@@ -119,3 +123,43 @@ def test_a_gpu_times_right_kernels(flush_l2):
         assert [m.error for m in found] == [""] * 4
         assert 0 < min(m.latency_s for m in found) < 1e-3
         assert math.isfinite(measurer.baseline([task])[0])
+
+
+ON_DEVICE = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=ON_DEVICE) for name in kernels.KERNELS])
+def test_every_sketch_is_right_on_a_gpu(name):
+    mod = kernels.KERNELS[name]()
+    task = Task(name=name, mod=mod, workload_hash=workload_hash(mod), calls=1, flops=1.0, bytes_moved=1.0)
+    with CudaMeasurer(resolve_target("cuda")) as measurer:
+        measurer.baseline([task])
+        decisions = decisions_of(task, measurer, 200)
+        chosen = [d for s in {d.sketch for d in decisions} for d in [d for d in decisions if d.sketch == s][:3]]
+        assert [(m.decision, m.detail) for m in measurer.measure(task, chosen) if m.error] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")
+def test_an_empty_l2_makes_a_kernel_that_fits_in_it_slower():
+    task, latencies_s = make_task(8192), []  # 2.6 MB in and out
+    for flush_l2 in (False, True):
+        with CudaMeasurer(resolve_target("cuda"), flush_l2=flush_l2) as measurer:
+            measurer.baseline([task])
+            latencies_s.append(min(m.latency_s for m in measurer.measure(task, decisions_of(task, measurer, 8))))
+    assert latencies_s[1] > latencies_s[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")
+def test_a_killed_gpu_process_is_replaced():
+    task = make_task(512)
+    with CudaMeasurer(resolve_target("cuda"), devices=[0]) as measurer:
+        measurer.baseline([task])
+        decisions = decisions_of(task, measurer, 2)
+        assert not any(m.error for m in measurer.measure(task, decisions[:1]))
+        for child in psutil.Process().children(recursive=True):
+            if "eqtune.measure.cuda_worker" in child.cmdline():
+                child.kill()
+        assert not any(m.error for m in measurer.measure(task, decisions[1:]))
+        assert measurer.losses == 1
