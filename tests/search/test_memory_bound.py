@@ -206,6 +206,16 @@ def test_the_expensive_value_of_softmax_is_computed_once() -> None:
     assert best.mod.script().count("T.exp") == 1
 
 
+def test_functions_that_vectorise_are_estimated_as_vectors() -> None:
+    def estimate(function: Callable[..., Any]) -> float:
+        space = Space(memory_bound_sketches(kernel(emit(function), [(64, 4096)]), Hardware(threads=1)))
+        return float(space.latency_s(legal_points(space, 4, seed=0)).min())
+
+    # Measured: 22 us for relu, 64 us for tanh; a call of libm for each element takes 700 us.
+    assert estimate(op.nn.relu) < estimate(op.tanh) < 4 * estimate(op.nn.relu)
+    assert estimate(op.sin) > 8 * estimate(op.nn.relu)
+
+
 def test_one_thread_means_no_parallel_loops() -> None:
     mod = kernel(*CASES["softmax"][:2])
     space = Space(memory_bound_sketches(mod, Hardware(threads=1)))

@@ -16,7 +16,7 @@ from ..base import Sketch
 from ..hardware import Hardware
 from .columns import ColumnsSketch
 from .elementwise import ElementwiseSketch
-from .kernel import Kernel, inlined, read_kernel, start
+from .kernel import Kernel, Stage, inlined, read_kernel, start
 from .rows import RowsSketch
 from .sketch import MemoryBoundSketch
 from .stages import StagesSketch, UntouchedSketch
@@ -79,11 +79,10 @@ def _kept(kernel: Kernel) -> list[frozenset[str]]:
     def uses(name: str) -> int:
         return sum(access.buffer == name for stage in kernel.stages for access in stage.reads)
 
-    twice = frozenset(
-        stage.name
-        for stage in inner
-        if stage.operations + stage.calls * _EXPENSIVE >= _EXPENSIVE and uses(stage.writes[0].buffer) > 1
-    )
+    def cost(stage: Stage) -> float:
+        return stage.operations + (stage.calls + stage.forms) * _EXPENSIVE
+
+    twice = frozenset(stage.name for stage in inner if cost(stage) >= _EXPENSIVE and uses(stage.writes[0].buffer) > 1)
     padding = frozenset(stage.name for stage in inner if stage.guards)
     return list(dict.fromkeys([frozenset(), twice, twice | padding]))
 

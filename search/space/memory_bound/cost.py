@@ -18,6 +18,9 @@ Array = NDArray[np.float64]
 CALL_INSTRUCTIONS = 20.0
 """One scalar call of libm, in instructions."""
 
+_FORM_INSTRUCTIONS = 24.0
+"""A vector of `exp`, `tanh` or `erf` in its vectorising form: 12 to 18 cycles at two instructions a cycle."""
+
 _LOOP_INSTRUCTIONS = 2.0
 _L3_SLOWDOWN = 2.0  # L3 over L2, of one thread
 _ONE_THREAD_SHARE = 0.7  # what one thread gets of the bandwidth to memory
@@ -60,7 +63,8 @@ def instructions(stage: Stage, axis: int | None, lanes: Array, unroll: Array) ->
     an element.
     """
     # Part of the additions and multiplications become multiply-adds.
-    vector, scalar = 0.7 * stage.operations, stage.calls * CALL_INSTRUCTIONS
+    vector = 0.7 * stage.operations + stage.forms * _FORM_INSTRUCTIONS
+    scalar = stage.calls * CALL_INSTRUCTIONS
     for access in stage.reads + stage.writes:
         stride = None if axis is None else access.strides[axis]
         vector += stride == 1

@@ -14,6 +14,8 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
+from .math_forms import math_form
+
 __all__ = ["Access", "Kernel", "Stage", "inlined", "read_kernel", "start"]
 
 _REDUCTION = 2  # tirx.IterVar.CommReduce
@@ -62,6 +64,8 @@ class Stage:
         Vector instructions of one iteration without loads, stores and calls; a division counts four.
     calls : int
         Calls of libm in one iteration, which do not vectorise.
+    forms : int
+        Calls in one iteration that have a vectorising form (math_forms.py).
     guards : dict of axis to constants
         Axes that a condition depends on, as in padding and concatenation, with the constants they are compared with.
     combiners : int
@@ -77,6 +81,7 @@ class Stage:
     writes: tuple[Access, ...]
     operations: float
     calls: int
+    forms: int
     guards: dict[int, tuple[int, ...]]
     combiners: int
     regular: bool
@@ -214,6 +219,8 @@ def _read_stage(block: Any, plain: bool) -> Stage:
         for axis in _axes_of(condition, variables):
             guards[axis] = (*guards.get(axis, ()), *_constants_of(condition))
     kinds = [int(v.iter_type) for v in block.iter_vars]
+    functions = [node for node in operators if isinstance(node, ir.Call) and _is_library_call(node)]
+    forms = sum(math_form(call) is not None for call in functions)
     return Stage(
         name=str(block.name_hint),
         extents=tuple(int(v.dom.extent) if constant else 1 for v in block.iter_vars),
@@ -221,7 +228,8 @@ def _read_stage(block: Any, plain: bool) -> Stage:
         reads=tuple(_access(load.source, load.indices, variables, analyzer) for load in loads),
         writes=tuple(_access(store.buffer, store.indices, variables, analyzer) for store in stores),
         operations=sum(_cost(node) for node in operators if not _is_index(node)),
-        calls=sum(isinstance(node, ir.Call) and _is_library_call(node) for node in operators),
+        calls=len(functions) - forms,
+        forms=forms,
         guards=guards,
         combiners=len({str(buffer.name) for buffer in written}),
         regular=plain and constant and bool(stores) and set(kinds) <= {_SPATIAL, _REDUCTION},
