@@ -6,6 +6,13 @@ Latencies are the minimum over several rounds of some seconds each, in which the
 with the same number of threads; the peers in processes of their own. `*_start_ns` is what starting a parallel region
 cost around the round that counts (benchmarks/peers/parallel_start.py): figures taken in different states of the machine
 say little about each other. The untuned model is timed once. Records are fresh unless --work-dir is given.
+
+    python -m benchmarks.models --models resnet50,resnext50,inceptionv3 --share-records --budget 600 --peers ""
+
+shows how the records of one model help the next: `reused_kernels` had records before the model was tuned, and
+`within_5_percent_s` is how long after the start the sum of its kernels was within 5 % of what it became.
+
+The peer torch-compile (max-autotune) needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -14,14 +21,18 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.output import table, write
 from benchmarks.peers.timing import alternating, in_own_process
+from eqtune.records import Record, RecordDatabase
+from eqtune.report.curves import convergence
+from eqtune.report.summary import RunSummary
 
-PEERS = {
+PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "torch": ("benchmarks.peers.torch_model", {}),
     "torch-compile": ("benchmarks.peers.torch_model", {"compiled": True}),
     "onnxruntime": ("benchmarks.peers.onnxruntime_model", {}),
@@ -37,13 +48,16 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
     if args.trials_per_kernel:
         trials = len_tasks(model) * args.trials_per_kernel
     mod = zoo.relax(model, seed=args.seed)
-    started = time.monotonic()
+    work_dir = work_dir / ("shared" if args.share_records else model)
+    known = {record.workload_hash for record in _records(work_dir)}
+    started, started_at = time.monotonic(), time.time()
     result = eqtune.tune_model(
         mod,
         time_budget_s=args.budget,
         trials=trials,
-        work_dir=work_dir / model,
+        work_dir=work_dir,
         graph=args.graph,
+        fast_math=args.fast_math,
         threads=args.threads,
         seed=args.seed,
         progress=not args.quiet,
@@ -70,9 +84,39 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
         "threads": args.threads,
         "kernels": len(result.tasks),
         "untuned_kernels": sum(not task.tuned for task in result.tasks),
+        "reused_kernels": sum(task.workload_hash in known for task in result.tasks),
+        "within_5_percent_s": within_s(result.summary, _records(work_dir), started_at),
+        **({"fast_math": result.summary.graph["fast math"]} if args.fast_math else {}),
         "overhead_share": 1.0 - (overheads["build"] + overheads["run"]) / tune_s,
         **{f"{name.replace('-', '_')}_start_ns": one.start_ns for name, one in timed.items()},
     }
+
+
+def _records(work_dir: Path) -> list[Record]:
+    """All records of a work directory, oldest first."""
+    if not (work_dir / "records.sqlite").exists():
+        return []
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        return list(database.all())
+
+
+def within_s(summary: RunSummary, records: Sequence[Record], started_at: float, share: float = 0.05) -> float | None:
+    """Seconds from `started_at` (of `time.time()`) until the kernels' sum was within `share` of its last value.
+
+    0 where older records were enough, None where there is no kernel or no record of one.
+    """
+    rows = summary.kernels
+    wanted = {row.workload_hash for row in rows}
+    records = [r for r in records if r.workload_hash in wanted and r.context == summary.context]
+    curve = convergence(
+        [(record.workload_hash, record.latency_s) for record in records],
+        {row.workload_hash: row.calls for row in rows},
+        {row.workload_hash: row.baseline_s for row in rows},
+    )
+    if not curve or not records:
+        return None
+    trial = next(trial for trial, latency_s in curve if latency_s <= (1 + share) * curve[-1][1])
+    return 0.0 if not trial else max(0.0, records[trial - 1].timestamp_s - started_at)
 
 
 def _latency_s(result: Any, model: str, args: argparse.Namespace) -> float:
@@ -104,6 +148,8 @@ def main() -> None:
     parser.add_argument("--trials-per-kernel", type=int, help="measurements a distinct kernel, on average")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--graph", default="saturate", help="saturate or off")
+    parser.add_argument("--fast-math", action="store_true", help="permit Winograd's convolutions, as eqtune tune does")
+    parser.add_argument("--share-records", action="store_true", help="one work directory for all models")
     parser.add_argument("--peers", default="torch,onnxruntime", help=f"of {', '.join(PEERS)}; empty for none")
     parser.add_argument("--rounds", type=int, default=3, help="in which the runtimes take turns (3)")
     parser.add_argument("--work-dir", help="keep records here (default: a temporary directory)")
