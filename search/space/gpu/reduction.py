@@ -129,6 +129,11 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
             blocks, results = schedule.split(rows, [None, values["results"]])
             schedule.bind(blocks, "blockIdx.x")
             schedule.bind(results, results_axis)
+            if values["across"] == 1:
+                # In a register, not in memory.
+                writer = schedule.cache_write(block, 0, "local")
+                schedule.reverse_compute_at(writer, results, preserve_unit_loops=True)
+                schedule.decompose_reduction(block, steps)
         elif values["across"] > 1:
             schedule.bind(rows, results_axis)
         if values["across"] > 1:
