@@ -18,7 +18,7 @@ FULL = 0.95
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop. The defaults are Tensat's, but for the seconds.
+    """When to stop. E-nodes and `k_multi` are Tensat's by default.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Limits:
     """
 
     e_nodes: int = 50_000
-    iterations: int = 15
+    iterations: int = 20
     seconds: float = 10.0
     k_multi: int = 1
     k_group: int = 3

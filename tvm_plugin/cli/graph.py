@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--work-dir", default="eqtune-work", metavar="DIR", help="where prices are kept (eqtune-work)")
     limits = parser.add_argument_group("limits of the exploration")
     limits.add_argument("--e-nodes", type=int, default=50_000, metavar="N", help="e-nodes (50000)")
-    limits.add_argument("--iterations", type=int, default=15, metavar="N", help="rounds (15)")
+    limits.add_argument("--iterations", type=int, default=20, metavar="N", help="rounds (20)")
     limits.add_argument("--seconds", type=float, default=10.0, metavar="S", help="wall-clock seconds (10)")
     limits.add_argument("--k-multi", type=int, default=1, metavar="K", help="rounds with multi-pattern rules (1)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare outputs on random inputs")
