@@ -27,7 +27,7 @@ __all__ = [
 Reference = Callable[..., list[NDArray[Any]]]
 Source = Literal["relax", "relay", "torch", "onnx", "zoo"]
 
-SUPPORTED_DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
+SUPPORTED_DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,11 @@ def is_static_tensor(ty: Any) -> bool:
 
 def array_of(constant: ir.GenericConst) -> Array:
     """The constant's data, not copied: do not write into it."""
-    return np.from_dlpack(constant.value)
+    if str(constant.value.dtype) != "bfloat16":
+        return np.from_dlpack(constant.value)
+    import ml_dtypes  # numpy has no bfloat16 of its own, and reads no such tensor
+
+    return np.from_dlpack(constant.value._create_view(constant.value.shape, "uint16")).view(ml_dtypes.bfloat16)
 
 
 def constant_of(array: Array) -> ir.GenericConst:
@@ -69,7 +73,8 @@ def constant_of(array: Array) -> ir.GenericConst:
             copy = aligned_empty(array.shape, array.dtype)
             copy_into(copy, array)
             array = copy
-        tensor = runtime.from_dlpack(array)
+        plain = array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
+        tensor = runtime.from_dlpack(plain)._create_view(array.shape, str(array.dtype))
     return ir.GenericConst(tensor, relax.TensorType(array.shape, str(array.dtype)))
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..frontends import ImportedModel
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import untuned_executable
+from ..transform.evaluate import array_of
 from .workdir import WorkDirectory
 
 __all__ = ["Reference"]
@@ -135,5 +136,5 @@ def _fingerprint(mod: Any) -> str:
         if isinstance(function, tvm.relax.Function):
             tvm.relax.analysis.post_order_visit(function, visit)
     for constant in constants:
-        digest.update(np.ascontiguousarray(np.from_dlpack(constant.value)).data.cast("B"))
+        digest.update(np.ascontiguousarray(array_of(constant)).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
