@@ -28,6 +28,8 @@ FMA_CHAIN = 5.0
 """Independent sums that keep the multiply-add units busy: 4 where one wide unit has latency 4, 8 where two have."""
 SCALAR_TAIL = 1.0
 """Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
+WINDOW_SUMS = 8.0
+"""Sums of a depthwise tile from which it slows down, 4 % each: weights and the window's data want registers as well."""
 LOOP_OVERHEAD = 0.3
 """Vector-instruction times of one trip of the innermost loop."""
 PAGE_BYTES = 4096
@@ -146,9 +148,12 @@ class Cost:
 def _row_instructions(rows: Column, vectors: Column, plan: Plan) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
-    loads = sums if plan.left_vectorised and plan.right_vectorised else 0.5 * rows + vectors
+    windows = plan.left_vectorised and plan.right_vectorised
+    loads = sums if windows else 0.5 * rows + vectors
     crowding: Column | float = 1.0
-    if plan.scattered:
+    if windows:
+        crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
+    elif plan.scattered:
         crowding = 1.0 + 0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0)
     instructions: Column = crowding * np.maximum(np.maximum(sums, FMA_CHAIN), loads)
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
@@ -166,7 +171,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     """The estimate and its parts."""
     reduction = float(plan.reduction_extent)
     rows = v["mr"] * v["m2"]
-    per_instruction_s = 2.0 * lanes / hardware.peak_flops_per_s * _narrowness(t.width, lanes)
+    per_instruction_s = 2.0 * lanes / hardware.peak_flops_per_s * _narrowness(plan, t.width, lanes)
     trips = reduction / v["ku"]
 
     def tile_s(rows: Column, vectors: Column, scalars: Column) -> Column:
@@ -305,9 +310,13 @@ def _window_extent(plan: Plan) -> float:
     return 1.0
 
 
-def _narrowness(width: Column, lanes: int) -> Column:
-    """Time of a narrow vector instruction relative to a full one: half vectors pair up, smaller ones do not."""
-    return np.where(width >= lanes, 1.0, np.where(width * 2 == lanes, 0.55, 0.5))
+def _narrowness(plan: Plan, width: Column, lanes: int) -> Column:
+    """Time of a narrow vector instruction relative to a full one: half vectors pair up, smaller ones do not.
+
+    Windows gain less: every multiply-add loads its data.
+    """
+    half = 0.7 if plan.left_vectorised and plan.right_vectorised else 0.55
+    return np.where(width >= lanes, 1.0, np.where(width * 2 == lanes, half, half - 0.05))
 
 
 def _footprint(plan: Plan, access: Access, rows: Column, lines: Column, columns: Column) -> Column:
