@@ -29,6 +29,9 @@ Source = Literal["relax", "relay", "torch", "onnx", "zoo"]
 
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 
+NOT_IMPORTED = {"torch": "bfloat16", "onnx": "bfloat16"}
+"""Dtypes that tuning knows, but that TVM's importers (torch) or the reference (ONNX Runtime) cannot handle."""
+
 
 @dataclass(frozen=True)
 class InputInfo:
@@ -76,14 +79,14 @@ class ImportedModel:
 
 def _random(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
     dtype = np.dtype(info.dtype)
-    if dtype.kind == "f":
+    if info.dtype.startswith(("float", "bfloat")):  # numpy takes bfloat16 for no number at all
         return np.asarray(generator.standard_normal(info.shape), dtype)
     return np.asarray(generator.integers(0, info.high or 2, info.shape), dtype)
 
 
 def imported_model(mod: tvm.IRModule, name: str, source: Source, reference: Reference | None = None) -> ImportedModel:
     """Check and normalize `mod`, and describe it."""
-    check_tunable(mod)
+    check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
     mod = with_out_dtypes(mod)
     main = mod["main"]
     bounds = _index_bounds(main)
@@ -97,7 +100,7 @@ def _concrete(ty: relax.TensorType) -> tuple[int, ...]:
     return tuple(int(dim) for dim in ty.shape)
 
 
-def check_tunable(mod: tvm.IRModule) -> None:
+def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES) -> None:
     """Refuse what cannot be tuned, by name: dynamic shapes, foreign dtypes, inputs that are not tensors.
 
     Raises
@@ -113,10 +116,10 @@ def check_tunable(mod: tvm.IRModule) -> None:
         raise InputError(f'the module has no Relax function "main" (Relax functions: {found}); rename the one to tune')
     main = mod["main"]
     for param in main.params:
-        _check_tensor(param.ty, f"input {param.name!r}")
+        _check_tensor(param.ty, f"input {param.name!r}", dtypes)
     for var, value in _bindings(main):
         for ty in _parts(var.ty):
-            _check_tensor(ty, f"the result of {_operator(value)} ({var.name})")
+            _check_tensor(ty, f"the result of {_operator(value)} ({var.name})", dtypes)
 
 
 def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
@@ -126,7 +129,7 @@ def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
     return [] if isinstance(ty, relax.ShapeType) else [ty]
 
 
-def _check_tensor(ty: tvm.ir.Type, what: str) -> None:
+def _check_tensor(ty: tvm.ir.Type, what: str, dtypes: Sequence[str]) -> None:
     if not isinstance(ty, relax.TensorType):
         raise UnsupportedModelError(f"{what} is not a tensor but {ty}; only tensors can be tuned")
     if ty.shape is None:
@@ -137,10 +140,8 @@ def _check_tensor(ty: tvm.ir.Type, what: str) -> None:
             f"{what} has the dynamic {', '.join(symbolic)}; only static shapes can be tuned. Give the shapes of all "
             f'inputs: shapes={{"NAME": (1, 3, 224, 224)}}, or --shape NAME=1,3,224,224'
         )
-    if str(ty.dtype) not in SUPPORTED_DTYPES:
-        raise UnsupportedModelError(
-            f"{what} has dtype {ty.dtype or 'unknown'}; tuning knows {', '.join(SUPPORTED_DTYPES)}"
-        )
+    if str(ty.dtype) not in dtypes:
+        raise UnsupportedModelError(f"{what} has dtype {ty.dtype or 'unknown'}; allowed here: {', '.join(dtypes)}")
 
 
 def is_number(dim: Any) -> bool:
