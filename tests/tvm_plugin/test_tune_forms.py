@@ -16,7 +16,7 @@ from eqtune import GraphConfig, optimize_graph
 from eqtune.machine import detect_target
 from eqtune.search.graph.terms import TermGraph
 from eqtune.tasks import Task
-from eqtune.tune.forms import Form, Forms, graph_config, model_forms
+from eqtune.tune.forms import FIRST_LOOK, Form, Forms, graph_config, model_forms
 
 GIVEN, NEW, SHARED = "given", "new", "shared"
 
@@ -34,10 +34,12 @@ FORMS = Forms(
 )
 
 
-def shortlist(prices: Mapping[str, float], kernels: int, measured: Collection[str] = (), winner: str = "") -> list[str]:
+def shortlist(
+    prices: Mapping[str, float], kernels: float, measured: Collection[str] = (), winner: str = ""
+) -> list[str]:
     chosen = FORMS.shortlist(
         lambda t: prices[t.workload_hash],
-        lambda count: count <= kernels,
+        lambda count, candidates: count * candidates <= kernels * FIRST_LOOK,
         lambda t: t.workload_hash in measured,
         winner,
     )
@@ -52,6 +54,7 @@ def test_under_a_short_budget_a_new_graph_needs_clearly_better_measured_prices()
     assert shortlist(FASTER, kernels=2, measured=[NEW, SHARED]) == ["rewritten"]
     assert shortlist(FASTER, kernels=2, measured=[SHARED]) == ["as given, channels last"]
     assert shortlist(EVEN, kernels=2, measured=[NEW, SHARED]) == ["as given, channels last"]
+    assert shortlist(FASTER, kernels=0.25, measured=[NEW, SHARED]) == ["as given, channels last"]
 
 
 def test_the_winner_of_an_earlier_run_comes_first_whatever_prices_say() -> None:
@@ -67,7 +70,7 @@ def test_all_forms_compete_where_the_budget_reaches() -> None:
 def test_a_form_with_fast_math_never_competes_alone() -> None:
     lossy = Form("rewritten with fast math", None, [task(NEW), task(SHARED)], rewritten=True, lossy=True)
     forms = Forms([lossy, *FORMS.forms[1:]])
-    chosen = forms.shortlist(lambda t: FASTER[t.workload_hash], lambda count: count <= 2, lambda t: True)
+    chosen = forms.shortlist(lambda t: FASTER[t.workload_hash], lambda count, candidates: count <= 2, lambda t: True)
     assert [form.name for form in chosen.forms] == [lossy.name, "as given, channels last"]
     assert forms.exact(FASTER).name == "as given, channels last"
 

@@ -39,6 +39,12 @@ CLEARLY = 0.95
 MOST_GUESSED = 0.2
 """... unless more than this share of its cost is estimated, not measured."""
 
+FIRST_LOOK = 8
+"""Candidates of each kernel that tell which form is faster..."""
+
+GLANCE = 2
+"""... and how many each kernel of a rewritten graph needs at least, for the given one has fewer kernels at times."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -98,15 +104,16 @@ class Forms:
     def shortlist(
         self,
         price_s: Callable[[Task], float],
-        affordable: Callable[[int], bool],
+        affordable: Callable[[int, int], bool],
         is_measured: Callable[[Task], bool] = lambda task: False,
         winner: str = "",
     ) -> Forms:
         """The forms that are worth measuring under a budget, best first.
 
         The first is the one of the given graph whose kernels cost least, unless what the graph search made is clearly
-        cheaper by prices that were measured, or another form was the `winner` of an earlier run. The others follow by
-        price while `affordable(number of distinct kernels)`. A lossy form never competes alone.
+        cheaper by prices that were measured and the budget reaches for all its kernels, or another form was the
+        `winner` of an earlier run. The others follow by price while the budget reaches for a first look at them all:
+        `affordable(distinct kernels, candidates of each)`. A lossy form never competes alone.
         """
         prices = {task.workload_hash: price_s(task) for task in self.tasks}
         total_s = {form.name: Variant(form.name, form.calls).latency_s(prices) for form in self.forms}
@@ -116,12 +123,13 @@ class Forms:
         order = [given, *rewritten, *ranked]
         for form in rewritten:
             guessed_s = sum(t.calls * prices[t.workload_hash] for t in form.tasks if not is_measured(t))
-            if total_s[form.name] < CLEARLY * total_s[given.name] and guessed_s < MOST_GUESSED * total_s[form.name]:
+            clearly = total_s[form.name] < CLEARLY * total_s[given.name]
+            if clearly and guessed_s < MOST_GUESSED * total_s[form.name] and affordable(len(form.tasks), GLANCE):
                 order.insert(0, form)
         order = [form for form in self.forms if form.name == winner] + order
         chosen: list[Form] = []
         for form in {form.name: form for form in order}.values():
-            if not chosen or affordable(len(Forms([*chosen, form]).tasks)):
+            if not chosen or affordable(len(Forms([*chosen, form]).tasks), FIRST_LOOK):
                 chosen.append(form)
             else:
                 LOGGER.info("the budget does not reach for the form %r", form.name)

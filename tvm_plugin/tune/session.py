@@ -46,9 +46,6 @@ FINALISTS = 3
 CONTENDER = 1.05
 """... if they are this close to the fastest: one that is ahead of all others by more needs no second look."""
 
-FIRST_LOOK = 8
-"""Trials that tell roughly how fast a kernel will be."""
-
 TRIAL_S = 0.08
 """What a trial takes, roughly, before any was measured: compiling dominates."""
 
@@ -188,10 +185,10 @@ class Session:
         if self.budget.time_s is not None:
             self.budget.reserve_s = min(0.4 * self.budget.time_s, finish_s + 0.1 * kernels)
 
-    def affords(self, kernels: int) -> bool:
-        """Whether half of the budget gives so many kernels a first look."""
+    def affords(self, kernels: int, candidates: int) -> bool:
+        """Whether half of the budget is enough to measure so many candidates of each of so many kernels."""
         seconds, trials = self.budget.seconds_left, self.settings.trials
-        needed = FIRST_LOOK * kernels
+        needed = candidates * kernels
         return (seconds is None or needed * TRIAL_S <= seconds / 2) and (trials is None or needed <= trials / 2)
 
     def identify(self, variant: Variant, permits: str = "") -> None:
