@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -88,6 +91,18 @@ def test_a_larger_budget_goes_on_and_measures_nothing_twice(tuned: tuple[eqtune.
     assert before < len(records) <= before + 12
     decisions = [(record.workload_hash, record.decision) for record in records]
     assert len(set(decisions)) == len(decisions)
+
+
+def test_a_baseline_of_quieter_times_is_timed_again(tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path) -> None:
+    _, work_dir = tuned
+    shutil.copytree(work_dir, tmp_path / "work")
+    with contextlib.closing(sqlite3.connect(tmp_path / "work" / "records.sqlite")) as database, database:
+        changed = database.execute(
+            "update facts set value = ? where key like 'reference:%'", [json.dumps({"latency_s": 1e-9})]
+        )
+        assert changed.rowcount == 1
+    result = tune(tmp_path / "work")
+    assert 1e-6 < result.latency_s <= result.baseline_latency_s
 
 
 def test_the_exported_library_runs(
