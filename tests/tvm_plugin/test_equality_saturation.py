@@ -455,4 +455,26 @@ def test_the_command_reports_rules_costs_and_why_it_stopped(capsys: pytest.Captu
     assert main(["graph"]) == 2
     assert "zoo:nasrnn" in capsys.readouterr().err
     assert main(["graph", "--list-rules"]) == 0
-    assert "matmul-associate-right" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "matmul-associate-right" in text
+    assert "(by name only)" in next(line for line in text.splitlines() if line.startswith("add-commute "))
+
+
+@pytest.mark.parametrize("option", ["--html", "--output"])
+def test_the_command_says_that_it_cannot_write_before_it_searches(
+    option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from eqtune.cli import main
+
+    missing = tmp_path / "missing"
+    assert main(["graph", "zoo:no-such-model", option, str(missing / "file")]) == 2
+    assert f"there is no folder {missing}" in capsys.readouterr().err
+    model = tmp_path / "products.json"
+    model.write_text(str(tvm.ir.save_json(chain_of_products())))
+    assert main(["graph", str(model), "--no-verify", option, str(tmp_path)]) == 2
+    assert f"cannot write {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_misspelt_rule_is_answered_by_its_neighbours() -> None:
+    with pytest.raises(InputError, match=r"near: .*matmul-associate-left"):
+        GraphConfig(rules=("matmul-assoc-left",))

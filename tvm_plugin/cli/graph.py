@@ -28,7 +28,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "model", nargs="?", help="a model as `eqtune tune` takes it, for example zoo:nasrnn or model.onnx"
     )
-    parser.add_argument("--rules", metavar="NAME,NAME", help="only these rules (default: all)")
+    parser.add_argument(
+        "--rules", metavar="NAME,NAME", help="only these rules (default: all but those marked in --list-rules)"
+    )
     parser.add_argument("--list-rules", action="store_true", help="list the rules and exit")
     parser.add_argument("--extractors", metavar="NAME,NAME", help="greedy, greedy-dag, ilp (default: all three)")
     parser.add_argument("--fast-math", action="store_true", help="permit rules that lose floating-point accuracy")
@@ -60,19 +62,27 @@ def run(args: argparse.Namespace) -> int:
     from ..search.graph.cost import AnalyticCost
     from ..search.graph.draw import page
     from ..search.graph.extract import EXTRACTORS
-    from ..search.graph.rules import RULES
+    from ..search.graph.rules import EXTENDED_RULES, RULES
     from ..search.graph.saturate import Limits
     from ..tune.forms import simplify
     from ..tune.session import Session, Settings
 
     if args.list_rules:
-        rows = [{"rule": rule.name, "reason": rule.reason, "source": rule.source} for rule in RULES]
-        print(json.dumps(rows, indent=1) if args.json else "\n".join(f"{r['rule']:36s} {r['reason']}" for r in rows))
+        used = {rule.name for rule in RULES}
+        rows = [
+            {"rule": rule.name, "reason": rule.reason, "source": rule.source, "default": rule.name in used}
+            for rule in EXTENDED_RULES
+        ]
+        lines = [f"{r['rule']:36s} {'' if r['default'] else '(by name only) '}{r['reason']}" for r in rows]
+        print(json.dumps(rows, indent=1) if args.json else "\n".join(lines))
         return 0
     if args.model is None:
         raise InputError("no model was given: try `eqtune graph zoo:nasrnn`, or `eqtune graph --list-rules`")
     if min(args.e_nodes, args.iterations, args.k_multi) < 0 or args.seconds < 0:
         raise InputError("limits must not be negative: --e-nodes, --iterations, --seconds, --k-multi")
+    for file in (args.html, args.output):
+        if file and not Path(file).parent.is_dir():
+            raise InputError(f"cannot write {file}: there is no folder {Path(file).parent}; make it, or name another")
     config = GraphConfig(
         rules=_names(args.rules),
         limits=Limits(args.e_nodes, args.iterations, args.seconds, args.k_multi),
@@ -90,17 +100,22 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         if not result.graphs:
             raise InputError(f"there is no graph to draw: {result.kept_because}")
-        Path(args.html).write_text(
-            "\n".join(page(args.model, before, after) for before, after in result.graphs), encoding="utf-8"
-        )
+        _write(args.html, "\n".join(page(args.model, before, after) for before, after in result.graphs))
     if args.output:
-        Path(args.output).write_text(str(tvm.ir.save_json(result.mod)), encoding="utf-8")
+        _write(args.output, str(tvm.ir.save_json(result.mod)))
     if args.json:
         json.dump({"model": args.model, **result.to_json()}, sys.stdout, indent=1)
         print()
     else:
         print("\n".join(_lines(result, explain=args.explain, measured=args.measure)))
     return 0
+
+
+def _write(file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror}; name another file") from error
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from eqtune.errors import InputError
 
@@ -58,6 +59,11 @@ def select(names: Iterable[str] | None = None, *, fast_math: bool = False) -> tu
         wanted = set(names)
         unknown = wanted - {rule.name for rule in EXTENDED_RULES}
         if unknown:
-            raise InputError(f"no rules named {sorted(unknown)}; there are {[rule.name for rule in EXTENDED_RULES]}")
+            names = [rule.name for rule in EXTENDED_RULES]
+            near = sorted({close for name in unknown for close in get_close_matches(name, names, 3, 0.4)})
+            raise InputError(
+                f"no rules named {sorted(unknown)} among the {len(names)} in EXTENDED_RULES"
+                f"{f'; near: {near}' if near else ''}; `eqtune graph --list-rules` lists them"
+            )
         chosen = tuple(rule for rule in EXTENDED_RULES if rule.name in wanted)
     return tuple(rule for rule in chosen if fast_math or not rule.fast_math)
