@@ -80,6 +80,7 @@ struct Thread {
   std::vector<Copy> issued;
   std::deque<std::vector<Copy>> groups;
   uint64_t lane_value;
+  const void* given[2];
 };
 static std::vector<Thread> threads;
 static int current, block_threads;
@@ -179,6 +180,57 @@ template <class T> T exchange(T value, int lane) {
   std::memcpy(&result, &threads[min(warp + lane, block_threads - 1)].lane_value, sizeof(T));
   pause(at_warp);
   return result;
+}
+
+// What the others of the warp gave: pointers to shared memory, or to what they hold themselves.
+inline void give(const void* first, const void* second = nullptr) {
+  threads[current].given[0] = first, threads[current].given[1] = second;
+  pause(at_warp);
+}
+inline const void* given(int lane, int which) { return threads[current / 32 * 32 + lane].given[which]; }
+
+// ldmatrix.x4 of b16 (PTX ISA): thread 8 q + r gives the address of row r of matrix q; thread 4 r + c gets its word c.
+inline void load_matrices(void* to, const void* row, bool transposed) {
+  if (reinterpret_cast<uintptr_t>(row) % 16) std::fprintf(stderr, "a row of ldmatrix is not aligned\n"), std::abort();
+  give(row);
+  int lane = current % 32;
+  for (int matrix = 0; matrix < 4; ++matrix)
+    for (int half = 0; half < 2; ++half) {
+      int r = lane / 4, c = lane % 4 * 2 + half;
+      if (transposed) std::swap(r, c);
+      std::memcpy((uint16_t*)to + 2 * matrix + half, (const uint16_t*)given(8 * matrix + r, 0) + c, 2);
+    }
+  pause(at_warp);
+}
+
+struct tf32 {
+  float x;
+  operator float() const {  // the instruction does not read the last 13 bits
+    uint bits;
+    std::memcpy(&bits, &x, 4);
+    bits &= ~0x1fffu;
+    float cut;
+    std::memcpy(&cut, &bits, 4);
+    return cut;
+  }
+};
+
+// mma.sync.m16n8kK with K = 32 bytes (PTX ISA, "Matrix Fragments"): thread 4 g + t holds words of rows g and g + 8.
+template <class T, class Sum> void multiply(Sum* d, const void* a, const void* b, const Sum* c) {
+  constexpr int word = 4 / sizeof(T), K = 8 * word;
+  give(a, b);
+  int lane = current % 32;
+  for (int i = 0; i < 4; ++i) {
+    int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+    Sum sum = c[i];
+    for (int k = 0; k < K; ++k) {
+      int t = k % (4 * word) / word, half = k / (4 * word);
+      auto left = (const T*)given(row % 8 * 4 + t, 0), right = (const T*)given(column * 4 + t, 1);
+      sum += Sum(left[word * (2 * half + row / 8) + k % word]) * Sum(right[word * half + k % word]);
+    }
+    d[i] = sum;
+  }
+  pause(at_warp);
 }
 
 }  // namespace machine

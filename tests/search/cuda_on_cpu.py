@@ -23,6 +23,15 @@ FENCE_BYTES = 1 << 14
 
 _SIGNATURE = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+[^)]*\) (\w+)\(([^)]*)\) \{')
 _COPY = re.compile(r"ptx_cp_async_legacy_(pred_)?c[ag]_(\d+)_(\d+)_(\d+)")
+_LDMATRIX = re.compile(
+    r"unsigned int addr = __cvta_generic_to_shared\((.*)\);\s*__asm__ __volatile__\(\s*"
+    r'"ldmatrix\.sync\.aligned\.m8n8\.x4(\.trans)?\.shared\.b16"[^:]*:([^;]*?)\);'
+)
+_MMA = re.compile(
+    r'__asm__ __volatile__\(\s*"mma\.sync\.aligned\.m16n8k\d+\.row\.col\.(\w+)\.(\w+)\.\w+\.\w+"[^:]*:([^;]*?)\);'
+)
+_PTX_TYPES = {"f16": "half", "bf16": "nv_bfloat16", "tf32": "machine::tf32", "s8": "signed char", "u8": "uchar"}
+_PTX_SUMS = {"f16": "half", "f32": "float", "s32": "int"}
 _WAIT = re.compile(r"\w*cp_async_wait_group\w*_(\d+)\(\)")
 
 
@@ -102,6 +111,8 @@ def _as_cpp(source, launches):
             f" {{ char* t = (char*)to + {to_bytes} * i;"
             f" {zero} machine::copy_later(t, (const char*)from + {from_bytes} * j, {size}); }}"
         )
+    kernels = _LDMATRIX.sub(_load_matrices, kernels)
+    kernels = _MMA.sub(_multiply, kernels)
     kernels = _WAIT.sub(r"machine::wait(\1)", kernels)
     kernels = re.sub(r"\w*cp_async_commit_group\w*\(\)", "machine::commit()", kernels)
     buffers = _buffers(source)
@@ -120,6 +131,24 @@ def _as_cpp(source, launches):
         )
         parts.append(launch)
     return "\n".join([*parts, "}"])
+
+
+def _load_matrices(match):
+    row, transposed, operands = match.groups()
+    return f"machine::load_matrices({_registers(operands)[0]}, {row}, {int(bool(transposed))});"
+
+
+def _multiply(match):
+    sums, dtype, operands = match.groups()
+    d, a, b, c = _registers(operands)
+    pointer = f"({_PTX_SUMS[sums]}*)"
+    return f"machine::multiply<{_PTX_TYPES[dtype]}>({pointer}{d}, {a}, {b}, {pointer}{c});"
+
+
+def _registers(operands):
+    """What an instruction's runs of registers begin at."""
+    parts = re.split(r'"=?[rf]"', operands)
+    return [part.strip().rstrip(", :").strip()[1:-4] for part in parts if ")[0])" in part]
 
 
 def _compile(text, directory):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 H100 = DEVICES["nvidia/nvidia-h100"].hardware()
 TARGET = gpu_target(H100)
 TILE = {"vi": 2, "ti": 8, "ri": 2, "vj": 2, "tj": 8, "rj": 2, "bk": 8, "stages": 1, "split": 1}
-FRAGMENTS = {"wi": 2, "fi": 1, "wj": 2, "fj": 2, "bk": 16, "stages": 1}
+FRAGMENTS = {"wi": 2, "fi": 1, "wj": 2, "fj": 2, "bk": 16, "stages": 1, "mma": 0}
 
 
 def arguments(mod, seed=0):
@@ -44,11 +44,13 @@ def test_tiles_in_every_pipeline(stages, tmp_path):
     check(kernels.matmul(36, 40, 68), Decision("gpu_tiled", TILE | {"stages": stages}), tmp_path)
 
 
+@pytest.mark.parametrize("mma", [0, 1], ids=["wmma", "mma"])
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32")])
-def test_fragments_in_every_pipeline(dtype, sums, stages, tmp_path):
+def test_fragments_in_every_pipeline(dtype, sums, stages, mma, tmp_path):
     mod = tensor.matmul(40, 56, 80, dtype, sums, transposed=stages == 3)
-    check(mod, Decision("gpu_tensor_core", FRAGMENTS | {"stages": stages}), tmp_path)
+    knobs = FRAGMENTS | {"stages": stages, "mma": mma, "bk": 32 if mma else 16}
+    check(mod, Decision("gpu_tensor_core", knobs), tmp_path)
 
 
 def test_the_reduction_is_split_over_blocks(tmp_path):

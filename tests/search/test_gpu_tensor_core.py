@@ -24,6 +24,7 @@ from gpu_on_cpu import outputs, serial
 H100 = DEVICES["nvidia/nvidia-h100"].hardware()
 A100 = DEVICES["nvidia/nvidia-a100"].hardware()
 T4 = DEVICES["nvidia/nvidia-t4"].hardware()
+RTX_5090 = DEVICES["nvidia/geforce-rtx-5090"].hardware()
 
 TILE = {"vi": 2, "ti": 16, "ri": 4, "vj": 2, "tj": 16, "rj": 4, "bk": 16, "stages": 4, "split": 1}
 
@@ -99,15 +100,20 @@ def test_sampled_candidates_become_cuda_and_can_be_launched(dtype, sums):
     for decision in tensor_decisions(space, 6):
         function = prepare_for_lowering(space.apply(decision).mod["main"])
         assert launch_problem(function, H100) == "", decision
-        assert "mma_sync" in cuda_source({"kernel": function}, gpu_target(H100)), decision
+        expected = "mma.sync" if decision.values["mma"] else "mma_sync"
+        assert expected in cuda_source({"kernel": function}, gpu_target(H100)), decision
 
 
 @pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
-@pytest.mark.parametrize("hardware", [A100, H100], ids=["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("mma", "hardware"),
+    [(0, A100), (0, H100), (1, A100), (1, RTX_5090)],
+    ids=["sm_80", "sm_90", "mma-sm_80", "mma-sm_120"],
+)
 @pytest.mark.parametrize(("dtype", "sums"), DTYPES)
-def test_compiled_code_uses_tensor_cores_and_keeps_its_sums_in_registers(dtype, sums, hardware, tmp_path):
+def test_compiled_code_uses_tensor_cores_and_keeps_its_sums_in_registers(dtype, sums, mma, hardware, tmp_path):
     space = build_space(matmul(1000, 1000, 520, dtype, sums), hardware)
-    tile = {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 2}
+    tile = {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 2, "mma": mma}
     function = prepare_for_lowering(space.apply(Decision("gpu_tensor_core", tile)).mod["main"])
     assert launch_problem(function, hardware) == ""
     source = cuda_source({"kernel": function}, gpu_target(hardware))
@@ -117,14 +123,16 @@ def test_compiled_code_uses_tensor_cores_and_keeps_its_sums_in_registers(dtype, 
     (tmp_path / "k.cu").write_text(source)
     command = [compiler.path, "-ptx", f"-arch={hardware.arch}", "-o", str(tmp_path / "k.ptx"), str(tmp_path / "k.cu")]
     subprocess.run(command, check=True, capture_output=True)
-    assert "wmma.mma.sync" in (tmp_path / "k.ptx").read_text()
+    ptx = (tmp_path / "k.ptx").read_text()
+    assert ("mma.sync.aligned.m16n8" if mma else "wmma.mma.sync") in ptx
+    assert not mma or ("ldmatrix" in ptx and ".local" not in ptx)
 
 
 @pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
 @pytest.mark.parametrize(
     ("dtype", "sketch", "tile"),
     [
-        ("float16", "gpu_tensor_core", {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 3}),
+        ("float16", "gpu_tensor_core", {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 3, "mma": 0}),
         ("float32", "gpu_tiled", TILE),
     ],
 )

@@ -1,7 +1,7 @@
-"""The matrix product on tensor cores, through WMMA fragments.
+"""The matrix product on tensor cores, through fragments of WMMA or of `mma.sync`.
 
 Blocks, warps, and fragments of a warp tile rows and columns; steps of the reduction are fetched to shared memory as in
-`tiled`, in the order in which the operand lies in memory: WMMA loads fragments of either order. Edges are padded with
+`tiled`, in the order in which the operand lies in memory: fragments are loaded from either order. Edges are padded with
 zeros on the way there. The sums go through shared memory, too, so that what follows is computed by whole warps.
 """
 
@@ -17,7 +17,7 @@ from .bind import bind_elementwise
 from .matrix import MatrixForm, Operand, inline_producers
 from .tiled import pipeline
 
-__all__ = ["FRAGMENT", "line_padding", "schedule_fragments", "supports"]
+__all__ = ["FRAGMENT", "fragment_steps", "line_padding", "schedule_fragments", "supports"]
 
 FRAGMENT = 16
 WARP = 32
@@ -42,8 +42,13 @@ def supports(form: MatrixForm) -> bool:
     return dtype == form.b.access.dtype and (dtype, form.accumulator) in _SUPPORTED
 
 
+def fragment_steps(dtype: str, mma: int) -> int:
+    """Steps of the reduction that one fragment takes: 16 with WMMA, 32 bytes with `mma`."""
+    return 32 // dtype_bytes(dtype) if mma else FRAGMENT
+
+
 def line_padding(item_bytes: int) -> int:
-    """Elements that follow each line in shared memory: 16 bytes keep WMMA's alignment and spread lines over banks."""
+    """Elements that follow each line in shared memory: 16 bytes keep the alignment and spread lines over banks."""
     return 16 // item_bytes
 
 
@@ -55,9 +60,16 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     tvm.s_tir.ScheduleError
         When TVM finds a step impossible for this kernel.
     """
-    from .fragments import fragments  # parses five functions
+    dtype, sums = form.a.access.dtype, form.accumulator
+    if v["mma"]:
+        from .mma import mma_fragments  # parses five functions
 
-    intrinsics = fragments(form.a.access.dtype, form.accumulator)
+        intrinsics: Any = mma_fragments(dtype, sums)
+    else:
+        from .fragments import fragments  # as many
+
+        intrinsics = fragments(dtype, sums)
+    steps = fragment_steps(dtype, v["mma"])
     tile_i, tile_j = v["wi"] * v["fi"] * FRAGMENT, v["wj"] * v["fj"] * FRAGMENT
     warps = v["wi"] * v["wj"]
     normalized = form.normalize(mod, [tile_i, tile_j, v["bk"]])
@@ -68,34 +80,39 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     sch.set_scope(inner, 0, scope)
     writer = normalized.take_epilogue()
     batch, i, j, k = sch.get_loops(inner)
-    (i, ii), (j, jj), (k, kk) = (sch.split(loop, [None, FRAGMENT]) for loop in (i, j, k))
+    (i, ii), (j, jj) = (sch.split(loop, [None, FRAGMENT]) for loop in (i, j))
+    k, kk = sch.split(k, [None, steps])
     sch.reorder(batch, i, j, k, ii, jj, kk)
     outer = sch.blockize(ii)
     i0, i1, i2 = sch.split(i, [None, v["wi"], v["fi"]])
     j0, j1, j2 = sch.split(j, [None, v["wj"], v["fj"]])
-    k0, k1 = sch.split(k, [None, v["bk"] // FRAGMENT])
+    k0, k1 = sch.split(k, [None, v["bk"] // steps])
     sch.reorder(batch, i0, j0, i1, j1, k0, k1, i2, j2)
     block = sch.fuse(batch, i0, j0)
     sch.bind(block, "blockIdx.x")
     warp = sch.fuse(i1, j1)
     sch.bind(warp, "threadIdx.y")
-    store = sch.cache_write(outer, 0, SUMS)
+    store = sch.cache_write(outer, 0, "local" if v["mma"] else SUMS)
     sch.reverse_compute_at(store, warp, preserve_unit_loops=True)
     sch.reverse_compute_at(writer, block, preserve_unit_loops=True)
     loads = []
     for name, operand, place in zip("ab", (form.a, form.b), normalized.places, strict=True):
         copy = sch.cache_read(outer, place, "shared.dyn")
-        fragment = sch.cache_read(outer, place, f"wmma.matrix_{name}")
+        fragment = sch.cache_read(outer, place, "local" if v["mma"] else f"wmma.matrix_{name}")
+        if v["mma"]:
+            _lay_out(sch, fragment, ("write", 0), intrinsics.layout(name), steps, normalized.index_dtype)
         sch.compute_at(fragment, k1, preserve_unit_loops=True)
         _fetch(sch, copy, k0, operand, (tile_i if name == "a" else tile_j, v["bk"]), warps, normalized.index_dtype)
         if v["stages"] == 2:
             sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
-        loads.append((fragment, intrinsics.load(name, not operand.along_reduction)))
+        loads.append((fragment, steps, intrinsics.load(name, not operand.along_reduction)))
+    if v["mma"]:
+        _lay_out(sch, store, ("read", 0), intrinsics.layout("sums"), FRAGMENT, normalized.index_dtype)
     pipeline(sch, k0, v["stages"])
     _write(sch, writer, form, warps)
     fill = sch.decompose_reduction(outer, k0)
-    for part, intrinsic in (*loads, (store, intrinsics.store(scope))):
-        sch.tensorize(_fragment_loops(sch, part), intrinsic)
+    for part, width, intrinsic in (*loads, (store, FRAGMENT, intrinsics.store(scope))):
+        sch.tensorize(_fragment_loops(sch, part, width), intrinsic)
     sch.tensorize(sch.get_loops(sch.get_child_blocks(fill)[0])[-2], intrinsics.fill)
     sch.tensorize(sch.get_loops(inner)[-3], intrinsics.compute)
     bind_elementwise(sch)
@@ -134,9 +151,18 @@ def _write(sch: Any, writer: Any, form: MatrixForm, warps: int) -> None:
     sch.bind(x, "threadIdx.x")
 
 
-def _fragment_loops(sch: Any, block: Any) -> Any:
-    """Cut a block's last two loops in fragments; the loop over a fragment's rows."""
+def _lay_out(sch: Any, block: Any, place: tuple[str, int], layout: Any, width: int, index_dtype: str) -> None:
+    """Spread fragments of 16 x `width` elements over the threads of a warp."""
+
+    def held(batch: Any, i: Any, j: Any) -> list[Any]:
+        return [batch, i // FRAGMENT, j // width, *layout(i % FRAGMENT, j % width)]
+
+    sch.transform_layout(block, place, tirx.IndexMap.from_func(held, index_dtype=index_dtype))
+
+
+def _fragment_loops(sch: Any, block: Any, width: int) -> Any:
+    """Cut a block's last two loops in fragments of 16 x `width`; the loop over a fragment's rows."""
     i, j = sch.get_loops(block)[-2:]
-    (i, ii), (j, jj) = (sch.split(loop, [None, FRAGMENT]) for loop in (i, j))
+    (i, ii), (j, jj) = sch.split(i, [None, FRAGMENT]), sch.split(j, [None, width])
     sch.reorder(i, j, ii, jj)
     return ii

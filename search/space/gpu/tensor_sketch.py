@@ -14,7 +14,7 @@ from .contraction import LEAST_ASYNC_BYTES, latency_seen, shared_buffers
 from .hardware import GpuHardware
 from .matrix import MatrixForm
 from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
-from .tensor_core import FRAGMENT, WARP, schedule_fragments
+from .tensor_core import FRAGMENT, WARP, fragment_steps, schedule_fragments
 from .tiled import ASYNC_STAGES
 
 __all__ = ["TensorCoreSketch"]
@@ -26,8 +26,8 @@ OTHER_REGISTERS = 48
 LOAD_LATENCY = 600.0
 """Clocks from a load to its value in DRAM or L2, roughly."""
 
-WMMA_SHARE = 0.65
-"""Of the tensor cores' peak, what WMMA reaches at best: it does not use Hopper's wider instructions. An assumption."""
+PEAK_SHARE = (0.65, 0.7)
+"""Of the tensor cores' peak, what WMMA and `mma` reach at best: Hopper has faster instructions. An assumption."""
 
 SHARED_BYTES_PER_CLOCK = 128.0
 
@@ -61,6 +61,7 @@ class TensorCoreSketch(Sketch):
             Knob("fj", _counts(columns)),
             Knob("bk", tuple(b for b in (16, 32, 64) if b == 16 or b < 2 * reduction)),
             Knob("stages", (1, 2, 3, 4) if hardware.copies_asynchronously else (1, 2)),
+            Knob("mma", (0, 1) if hardware.copies_asynchronously else (0,)),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -72,6 +73,7 @@ class TensorCoreSketch(Sketch):
         ok = occupancy(self._hardware, launch).legal
         # Half a tile of padding at most, unless the whole extent is smaller than a fragment.
         ok &= (tile_i < 2 * max(rows, FRAGMENT)) & (tile_j < 2 * max(columns, FRAGMENT))
+        ok &= (v["mma"] == 0) | (v["bk"] % fragment_steps(self.form.a.access.dtype, 1) == 0)
         ok &= (v["stages"] == 1) | (np.ceil(reduction / v["bk"]) > v["stages"])
         for tile, operand in self._staged_by(v):
             fetches = zip(tile * v["bk"], launch.threads, strict=True)
@@ -120,6 +122,7 @@ class TensorCoreSketch(Sketch):
                 "log_threads": np.log2(launch.threads),
                 "waves": np.log2(fit.waves),
                 "stages": v["stages"],
+                "variant": v["mma"],
             },
         )
 
@@ -142,8 +145,9 @@ class TensorCoreSketch(Sketch):
         threads = v["wi"] * v["wj"] * WARP
         item = self.form.a.item_bytes
         sums = 8.0 * v["fi"] * v["fj"] * dtype_bytes(self.form.accumulator) / 4
-        # A fragment of an operand is 16 x 16 elements over 32 threads; float16 is kept twice (CUDA, "wmma").
-        operands = (v["fi"] + v["fj"]) * (8.0 if item == 2 else 2.0)
+        # A fragment of an operand is 16 x 16 elements over 32 threads; WMMA keeps float16 twice. Of `mma` it is
+        # 16 x 32 bytes.
+        operands = (v["fi"] + v["fj"]) * np.where(v["mma"], 4.0, 8.0 if item == 2 else 2.0)
         ahead = np.where(v["stages"] == 2, (tile_i + tile_j) * v["bk"] * item / 4 / threads, 0.0)
         inputs = sum(_staged(tile, v["bk"], operand.along_reduction) for tile, operand in self._staged_by(v)) * item
         inputs = inputs * shared_buffers(v["stages"])
@@ -170,7 +174,13 @@ class TensorCoreSketch(Sketch):
         item = form.a.item_bytes
         dtype = form.a.access.dtype
         peak = hardware.tensor_peak("int8" if dtype == "uint8" else dtype)
-        per_clock = WMMA_SHARE * peak / hardware.multiprocessors / hardware.clock_hz / 2.0
+        per_clock = (
+            np.asarray(PEAK_SHARE)[v["mma"].astype(np.int64)]
+            * peak
+            / hardware.multiprocessors
+            / hardware.clock_hz
+            / 2.0
+        )
         warps = v["wi"] * v["wj"]
         # Of one step and block: multiply-adds on the tensor cores, beside reads of fragments from shared memory.
         math_clocks = tile_i * tile_j * v["bk"] / per_clock
