@@ -38,6 +38,8 @@ class DotProduct:
         What LLVM calls a CPU that has the instruction.
     spare_registers : int
         Vector registers, beside those of sums and operands, that correcting a sign takes.
+    corrections : int
+        Dot products that correct the sign of a group of the left operand.
     """
 
     left: str
@@ -46,6 +48,7 @@ class DotProduct:
     depth: int
     feature: str
     spare_registers: int = 0
+    corrections: int = 0
 
     @property
     def name(self) -> str:
@@ -57,8 +60,8 @@ _BYTES = ("int32", 4, "avx512vnni")
 DOT_PRODUCTS = (
     DotProduct("uint8", "int8", *_BYTES),
     DotProduct("int8", "uint8", *_BYTES),
-    DotProduct("int8", "int8", *_BYTES, spare_registers=3),
-    DotProduct("uint8", "uint8", *_BYTES, spare_registers=3),
+    DotProduct("int8", "int8", *_BYTES, spare_registers=3, corrections=1),
+    DotProduct("uint8", "uint8", *_BYTES, spare_registers=3, corrections=2),
     DotProduct("bfloat16", "bfloat16", "float32", 2, "avx512bf16"),
 )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..access import Access
+from ..access import Access, dtype_bytes
 from ..features import FEATURES
 from ..hardware import Hardware
 from .plan import Plan, whole_width
@@ -39,6 +39,8 @@ WAYS = 8
 EVICTED_ROW = 0.12
 """Vector-instruction times by which each row that does not fit those sets delays every row of the tile, in each
 reduction step (Zen 4, rows 12288 bytes apart: 16 x 16 tiles run at 43 % of peak, 24 x 16 at 28 %; 12 x 32 at 85 %)."""
+COPIED_ELEMENT = 2.5
+"""Vector-instruction times in which one element is moved to another place."""
 STREAMED_PANEL = 0.15
 """Extra time of one-vector tiles whose panels come from beyond the second-level cache; wider ones hide most of it
 (64 x 3072 x 768 on Zen 4: 96 GFLOPS one vector wide, 109 two or more)."""
@@ -149,13 +151,13 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
     windows = plan.left_vectorised and plan.right_vectorised
-    loads = sums if windows else 0.5 * rows + vectors
+    loads = sums if windows else plan.spread_cost * rows + vectors
     crowding: Column | float = 1.0
     if windows:
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
     elif plan.scattered:
         crowding = 1.0 + 0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0)
-    instructions: Column = crowding * np.maximum(np.maximum(sums, FMA_CHAIN), loads)
+    instructions: Column = crowding * np.maximum(np.maximum(sums + plan.row_corrections * rows, FMA_CHAIN), loads)
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
 
 
@@ -163,7 +165,8 @@ def _rows_in_l1(plan: Plan) -> float:
     """Rows of the left operand whose lines, read element by element, stay in the first-level cache together."""
     if plan.left_vectorised:
         return math.inf
-    row_bytes = (plan.contraction.left.access.stride(plan.unrolled[-1].position) or 0) * plan.element_bytes
+    left = plan.contraction.left.access
+    row_bytes = (left.stride(plan.unrolled[-1].position) or 0) * dtype_bytes(left.dtype)
     return float(WAYS * PAGE_BYTES // math.gcd(PAGE_BYTES, row_bytes)) if row_bytes else math.inf
 
 
@@ -251,6 +254,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
             v["pad"] == PAD_INLINE, 0.3 * compute_s, 2.0 * left_bytes * again / cache / speedup
         )
         extra_s = extra_s + np.where((v["pad"] == PAD_AT_ROOT) & (used > 1), hardware.parallel_overhead_s, 0.0)
+    extra_s = extra_s + COPIED_ELEMENT * 2.0 * lanes / hardware.peak_flops_per_s * plan.copied_elements / speedup
     if plan.epilogue and not plan.epilogue_fusable:
         extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
     extra_s = extra_s + np.where(v["pack"] == UNPACKED, _unpacked_share(plan, rows) * compute_s, 0.0)

@@ -37,13 +37,12 @@ def forget_sums(func: Any) -> Any:
 
 def _sets_local_zeros(statement: Any) -> bool:
     """Whether a loop nest does nothing but store a constant in a local buffer."""
-    while isinstance(statement, tirx.For):
-        statement = statement.body
-    if not isinstance(statement, s_tir.SBlockRealize):
-        return False
-    store = statement.block.body
-    constant = isinstance(store, tirx.BufferStore) and isinstance(store.value, tirx.FloatImm | tirx.IntImm)
-    return constant and store.buffer.scope() == "local"
+    in_block = False
+    while isinstance(statement, tirx.For | s_tir.SBlockRealize):  # a vector of dot products is a block in a block
+        in_block |= isinstance(statement, s_tir.SBlockRealize)
+        statement = statement.body if isinstance(statement, tirx.For) else statement.block.body
+    constant = isinstance(statement, tirx.BufferStore) and isinstance(statement.value, tirx.FloatImm | tirx.IntImm)
+    return in_block and constant and statement.buffer.scope() == "local"
 
 
 def _with_variables_of_its_own(nest: Any) -> Any:

@@ -131,6 +131,21 @@ class Plan:
         return dtype_bytes(self.contraction.block.write.dtype)
 
     @property
+    def spread_cost(self) -> float:
+        """Vector-instruction times, beside the multiply-adds, of spreading one element of the left operand."""
+        return 0.5
+
+    @property
+    def row_corrections(self) -> int:
+        """Vector instructions that each row of a tile takes in each reduction step beside its multiply-adds."""
+        return 0
+
+    @property
+    def copied_elements(self) -> int:
+        """Elements of operands that each call rearranges one by one."""
+        return 0
+
+    @property
     def left_vectorised(self) -> bool:
         """Whether the left operand is read by vectors, as well as or instead of the right one."""
         return self.vector.position in self.contraction.left.access.axes()
