@@ -10,6 +10,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 __all__ = [
     "KERNEL_CALLS",
+    "constants",
     "extents",
     "leaves",
     "map_functions",
@@ -88,6 +89,20 @@ def leaves(value: Any) -> list[Any]:
     if isinstance(value, relax.Call):
         return [leaf for argument in value.args for leaf in leaves(argument)]
     return []
+
+
+def constants(mod: ir.IRModule) -> list[ir.GenericConst]:
+    """The constants of all Relax functions of a module, each once for each use."""
+    found: list[ir.GenericConst] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.GenericConst):
+            found.append(node)
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found
 
 
 def use_counts(function: relax.Function) -> dict[relax.Var, int]:

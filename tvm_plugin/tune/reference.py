@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 
@@ -17,6 +16,7 @@ from ..frontends import ImportedModel
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import untuned_executable
 from ..transform.evaluate import array_of
+from ..transform.functions import constants
 from .workdir import WorkDirectory
 
 __all__ = ["Reference"]
@@ -126,15 +126,6 @@ class Reference:
 def _fingerprint(mod: Any) -> str:
     """Of a module and the contents of its weights."""
     digest = hashlib.blake2b(str(tvm_ffi.structural_hash(mod, skip_tensor_content=True)).encode(), digest_size=16)
-    constants: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tvm.ir.GenericConst):
-            constants.append(node)
-
-    for function in mod.functions.values():
-        if isinstance(function, tvm.relax.Function):
-            tvm.relax.analysis.post_order_visit(function, visit)
-    for constant in constants:
+    for constant in constants(mod):
         digest.update(np.ascontiguousarray(array_of(constant)).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
