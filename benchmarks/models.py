@@ -1,9 +1,11 @@
-"""Whole models: tuned by eqtune, untuned TVM, PyTorch and ONNX Runtime, with the very same weights, in one run.
+"""Whole models: tuned by eqtune, untuned TVM, and peers, with the very same weights, in one run.
 
     python -m benchmarks.models --models squeezenet --budget 60 --json out.json
 
 Latencies are the minimum over several rounds of some seconds each, in which the runtimes take turns, one at a time, all
-with the same number of threads; the peers in processes of their own. `*_start_ns` is what starting a parallel region
+with the same number of threads; the peers in processes of their own. A peer that fails is told on standard error, and
+its columns are empty. `*_ms` are milliseconds of one run, `*_s` seconds; `rel_err` is the largest difference from the
+untuned model's outputs, relative to the largest value. `*_start_ns` is what starting a parallel region
 cost around the round that counts (benchmarks/peers/parallel_start.py): figures taken in different states of the machine
 say little about each other. The untuned model is timed once. Records are fresh unless --work-dir is given.
 
@@ -12,13 +14,18 @@ say little about each other. The untuned model is timed once. Records are fresh 
 shows how the records of one model help the next: `reused_kernels` had records before the model was tuned, and
 `within_5_percent_s` is how long after the start the sum of its kernels was within 5 % of what it became.
 
-The peer torch-compile (max-autotune) needs a C++ compiler.
+The peer torch-compile (max-autotune) needs a C++ compiler. The peer metaschedule tunes the same model with TVM's own
+tuner, whose builder is kept alive, for as many seconds as eqtune took (not under --budget):
+`metaschedule_tune_s` is what it took (it ends the round that has begun), `metaschedule_untuned_kernels` of its
+`metaschedule_kernels` were not reached or found no schedule and are as TVM compiles them, and `metaschedule_errors`
+counts candidates that failed. Its first pass over the kernels measures 64 candidates of each.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -27,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.output import table, write
-from benchmarks.peers.timing import alternating, in_own_process
+from benchmarks.peers.timing import PeerError, alternating, in_own_process
 from eqtune.records import Record, RecordDatabase
 from eqtune.report.curves import convergence
 from eqtune.report.summary import RunSummary
@@ -36,6 +43,7 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "torch": ("benchmarks.peers.torch_model", {}),
     "torch-compile": ("benchmarks.peers.torch_model", {"compiled": True}),
     "onnxruntime": ("benchmarks.peers.onnxruntime_model", {}),
+    "metaschedule": ("benchmarks.peers.metaschedule_model", {}),
 }
 
 
@@ -66,18 +74,24 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
     overheads = result.summary.overheads_s
     arguments = {"model": model, "threads": args.threads, "seed": args.seed}
     runs = {"eqtune": lambda: {"latency_s": _latency_s(result, model, args)}}
+    metaschedule: dict[str, Any] = {}
     for name in args.peers:
         module, extra = PEERS[name]
+        if name == "metaschedule":
+            extra = {"library": str((work_dir / f"metaschedule-{model}.so").resolve())}
+            metaschedule = tuned_by(
+                module, {**arguments, **extra}, args.metaschedule_budget or max(tune_s, args.budget or 0.0)
+            )
+            if not metaschedule:
+                continue
         runs[name] = partial(in_own_process, module, **arguments, **extra)
     timed = alternating(runs, args.rounds, args.threads)
-    latencies_ms = {name.replace("-", "_"): 1e3 * one.latency_s for name, one in timed.items()}
+    columns = ["torch", "onnxruntime", *(name for name in args.peers if name not in ("torch", "onnxruntime"))]
     return {
         "model": model,
-        "eqtune_ms": latencies_ms["eqtune"],
+        "eqtune_ms": timed["eqtune"].latency_s * 1e3,
         "untuned_ms": result.baseline_latency_s * 1e3,
-        "torch_ms": latencies_ms.get("torch"),
-        "onnxruntime_ms": latencies_ms.get("onnxruntime"),
-        **({"torch_compile_ms": latencies_ms["torch_compile"]} if "torch_compile" in latencies_ms else {}),
+        **{f"{name.replace('-', '_')}_ms": timed[name].latency_s * 1e3 if name in timed else None for name in columns},
         "rel_err": result.max_rel_error,
         "tune_s": tune_s,
         "trials": sum(task.trials for task in result.tasks),
@@ -87,9 +101,20 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
         "reused_kernels": sum(task.workload_hash in known for task in result.tasks),
         "within_5_percent_s": within_s(result.summary, _records(work_dir), started_at),
         **({"fast_math": result.summary.graph["fast math"]} if args.fast_math else {}),
+        **{f"metaschedule_{name}": value for name, value in metaschedule.items()},
         "overhead_share": 1.0 - (overheads["build"] + overheads["run"]) / tune_s,
         **{f"{name.replace('-', '_')}_start_ns": one.start_ns for name, one in timed.items()},
     }
+
+
+def tuned_by(module: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What a peer that tunes says of it; nothing where it fails, and then there is no library to time either."""
+    Path(arguments["library"]).unlink(missing_ok=True)  # of another run
+    try:
+        return in_own_process(module, **arguments, seconds=seconds)
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return {}
 
 
 def _records(work_dir: Path) -> list[Record]:
@@ -151,7 +176,8 @@ def main() -> None:
     parser.add_argument("--fast-math", action="store_true", help="permit Winograd's convolutions, as eqtune tune does")
     parser.add_argument("--share-records", action="store_true", help="one work directory for all models")
     parser.add_argument("--peers", default="torch,onnxruntime", help=f"of {', '.join(PEERS)}; empty for none")
-    parser.add_argument("--rounds", type=int, default=3, help="in which the runtimes take turns (3)")
+    parser.add_argument("--metaschedule-budget", type=float, help="seconds it tunes a model (as many as eqtune took)")
+    parser.add_argument("--rounds", type=int, default=3, help="in which the runtimes take turns, 2 s each (3)")
     parser.add_argument("--work-dir", help="keep records here (default: a temporary directory)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-q", "--quiet", action="store_true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,17 @@ __all__ = ["table", "write"]
 
 
 def write(rows: Sequence[dict[str, Any]], path: str | None) -> None:
-    """A list of flat objects, one a row; nothing when `path` is None."""
+    """A list of flat objects, one a row, keyed by "model" or "kernel"; nothing when `path` is None.
+
+    Numbers that are not finite become null. Raises ValueError for a row that is not flat or has no key.
+    """
+    for row in rows:
+        nested = [name for name, value in row.items() if isinstance(value, list | tuple | dict)]
+        if nested or not {"model", "kernel"} & set(row):
+            raise ValueError(f"a row is flat and has a model or a kernel; this one has {list(row)}, nested {nested}")
     if path is not None:
-        Path(path).write_text(json.dumps(list(rows), indent=1) + "\n", encoding="utf-8")
+        finite = [{name: _finite(value) for name, value in row.items()} for row in rows]
+        Path(path).write_text(json.dumps(finite, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -24,8 +33,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
 
 
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _cell(value: Any) -> str:
-    if value is None:
+    if _finite(value) is None:
         return "-"
     if isinstance(value, float):
         return f"{value:.2e}" if value and abs(value) < 1e-2 else f"{value:.2f}"

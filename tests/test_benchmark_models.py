@@ -1,10 +1,16 @@
-"""What `python -m benchmarks.models` derives from records."""
+"""What `python -m benchmarks.models` derives from records, and what it does with peers."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.models import within_s
+from benchmarks.output import table, write
+from benchmarks.peers import timing
+from benchmarks.peers.timing import PeerError, alternating, in_own_process
 from eqtune.records import Context, Record
 from eqtune.report.summary import KernelRow, RunSummary
 
@@ -33,3 +39,42 @@ def test_seconds_until_nearly_as_fast_as_in_the_end() -> None:
     assert within_s(summary("a", "other"), records, started_at=100.0) == 7.0
     assert within_s(summary("b"), records, started_at=100.0) is None
     assert within_s(summary(), records, started_at=100.0) is None
+
+
+def test_a_peer_that_fails_leaves_the_others_and_an_empty_column(monkeypatch, capsys, tmp_path) -> None:
+    failed = []
+
+    def fails() -> dict[str, float]:
+        failed.append(True)
+        raise PeerError("no compiler")
+
+    monkeypatch.setattr(timing, "in_own_process", lambda *_, **__: {"parallel_start_ns": 100.0})
+    timed = alternating({"bad": fails, "good": lambda: {"latency_s": 2.0}}, rounds=3, threads=1)
+    assert timed["good"].latency_s == 2.0
+    assert len(failed) == 1
+    assert "no compiler" in capsys.readouterr().err
+    rows = [{"model": "m", "bad_ms": timed["bad"].latency_s, "bad_start_ns": timed["bad"].start_ns, "trials": 3}]
+    write(rows, str(tmp_path / "out.json"))
+    written = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
+    assert written == [{"model": "m", "bad_ms": None, "bad_start_ns": None, "trials": 3}]
+    assert "inf" not in table(rows)
+    for unfit in ({"model": "m", "rules": ["a"]}, {"ms": 1.0}):
+        with pytest.raises(ValueError, match="flat"):
+            write([unfit], str(tmp_path / "out.json"))
+
+
+def test_a_process_that_fails_says_why() -> None:
+    with pytest.raises(PeerError, match="No module named"):
+        in_own_process("benchmarks.peers.missing")
+
+
+@pytest.mark.slow
+def test_metaschedule_tunes_one_kernel_and_leaves_the_others(tmp_path) -> None:
+    library = str(tmp_path / "tuned.so")
+    tiny = {"model": "nasrnn", "threads": 1, "library": library, "options": {"steps": 1, "hidden": 32}}
+    module = "benchmarks.peers.metaschedule_model"
+    found = in_own_process(module, **tiny, seconds=300.0, trials=2, round_trials=2)
+    assert found["trials"] == 2
+    assert found["untuned_kernels"] == found["kernels"] - 1
+    assert found["rel_err"] < 1e-4
+    assert 0.0 < in_own_process(module, **tiny, budget_s=0.1)["latency_s"] < 1.0

@@ -7,6 +7,7 @@ in threads of this process (the compiler releases the GIL); all else is as its u
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -19,27 +20,51 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.builder.builder import BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build, default_export
 
-__all__ = ["MetaScheduleResult", "tune", "warm_up"]
+__all__ = ["MetaScheduleResult", "OutOfTime", "PersistentBuilder", "tune", "warm_up"]
+
+
+class OutOfTime(RuntimeError):
+    """The search has had its seconds."""
 
 
 @derived_object
 class PersistentBuilder(PyBuilder):
-    """Builds in threads of this process."""
+    """Builds in threads of this process, until a moment of `time.monotonic()`.
 
-    def __init__(self, workers: int) -> None:
+    Attributes
+    ----------
+    built, failed : int
+        Candidates that were compiled, and those of them that did not compile.
+    out_of_time : bool
+        Whether it ended the search.
+    """
+
+    def __init__(self, workers: int, until_s: float = math.inf) -> None:
         super().__init__()
         self.pool = ThreadPoolExecutor(workers)
+        self.until_s = until_s
+        self.built = self.failed = 0
+        self.out_of_time = False
 
     def build(self, build_inputs: list[Any]) -> list[Any]:
-        """One result for each input, in order."""
-        return list(self.pool.map(_build, build_inputs))
+        """One result for each input, in order; those not begun in time fail. Raises OutOfTime where that is all."""
+        if time.monotonic() > self.until_s:
+            self.out_of_time = True
+            raise OutOfTime
+        results = list(self.pool.map(self._build, build_inputs))
+        compiled = [result for result in results if result is not None]
+        self.built += len(compiled)
+        self.failed += sum(result.error_msg is not None for result in compiled)
+        return [BuilderResult(None, "out of time") if result is None else result for result in results]
 
-
-def _build(build_input: Any) -> Any:
-    try:
-        return BuilderResult(default_export(default_build(build_input.mod, build_input.target, None)), None)
-    except (ValueError, RuntimeError) as error:
-        return BuilderResult(None, str(error)[:500])
+    def _build(self, build_input: Any) -> Any:
+        """None when time is over."""
+        if time.monotonic() > self.until_s:
+            return None
+        try:
+            return BuilderResult(default_export(default_build(build_input.mod, build_input.target, None)), None)
+        except (ValueError, RuntimeError) as error:
+            return BuilderResult(None, str(error)[:500])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Timed", "alternating", "in_own_process", "minimum_s"]
+__all__ = ["PeerError", "Timed", "alternating", "in_own_process", "minimum_s"]
+
+
+class PeerError(RuntimeError):
+    """A peer's process failed. The message has the end of its standard error."""
 
 
 @dataclass
@@ -21,7 +25,7 @@ class Timed:
     Attributes
     ----------
     latency_s : float
-        The minimum over all rounds.
+        The minimum over all rounds; `inf` where the peer failed.
     start_ns : float
         What starting a parallel region cost around that round (`parallel_start.py`), the larger of before and after.
     answer : dict
@@ -35,6 +39,8 @@ class Timed:
 
 def alternating(runs: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, threads: int) -> dict[str, Timed]:
     """Time several runtimes in turn, `rounds` times, so that the machine's moods meet all of them.
+
+    A peer that fails is told on standard error, and left out from then on.
 
     Parameters
     ----------
@@ -50,9 +56,15 @@ def alternating(runs: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, t
         return float(in_own_process("benchmarks.peers.parallel_start", threads=threads)["parallel_start_ns"])
 
     before = probe()
+    waiting = dict(runs)
     for _ in range(rounds):
-        for name, run in runs.items():
-            answer = run()
+        for name, run in list(waiting.items()):
+            try:
+                answer = run()
+            except PeerError as error:
+                print(error, file=sys.stderr)
+                del waiting[name]
+                continue
             after = probe()
             if answer["latency_s"] < timed[name].latency_s:
                 timed[name] = Timed(float(answer["latency_s"]), max(before, after), answer)
@@ -76,7 +88,7 @@ def minimum_s(run: Callable[[], Any], budget_s: float = 2.0, at_least: int = 5) 
 def in_own_process(module: str, **arguments: Any) -> dict[str, Any]:
     """Run `python -m MODULE JSON` and return the JSON object on its last line of output.
 
-    Raises RuntimeError with the end of its standard error when it fails.
+    Raises PeerError when it fails.
     """
     environment = dict(os.environ)
     if "threads" in arguments:
@@ -85,5 +97,5 @@ def in_own_process(module: str, **arguments: Any) -> dict[str, Any]:
         [sys.executable, "-m", module, json.dumps(arguments)], capture_output=True, text=True, env=environment
     )
     if done.returncode:
-        raise RuntimeError(f"{module} {arguments}: {done.stderr.strip()[-500:]}")
+        raise PeerError(f"{module} {arguments}: {done.stderr.strip()[-500:]}")
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
