@@ -3,10 +3,11 @@
     python -m benchmarks.ablation --json ablation.json             # no machine: toy spaces, and benchmarks/data
     python -m benchmarks.ablation --parts one,several --measure    # on this machine
 
-On the machine, all variants search the same kernels (one thread, float32) with the same seeds, and a candidate is
-measured once, whoever asks for it. `after_16`, `after_32`, `after_64` are best latency / the best that any variant
-found, geometric mean over kernels and seeds; `to_95` is the mean number of trials until a candidate within 5 % of that
-best (one more than there are trials where none was found). docs/ablation.md says what was made of it.
+Each row is a mean over kernels; `kernel` tells which ones. On the machine, all variants search the same kernels (one
+thread, float32) with the same seeds, and a candidate is measured once, whoever asks for it. `after_16`, `after_32`,
+`after_64` are best latency / the best that any variant found, geometric mean over kernels and seeds; `to_95` is the
+mean number of trials until a candidate within 5 % of that best (one more than there are trials where none was found).
+docs/ablation.md says what was made of it.
 """
 
 from __future__ import annotations
@@ -202,14 +203,18 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     if "toys" in args.parts:
-        rows += strategies_on_toys(args.seeds)
+        rows += _over("toy spaces", strategies_on_toys(args.seeds))
     if "tables" in args.parts:
-        rows += scores_on_tables(load(Path("benchmarks/data")), 1, args.stride)
+        rows += _over("measured tables", scores_on_tables(load(Path("benchmarks/data")), 1, args.stride))
     if "one" in args.parts or "several" in args.parts:
         rows += _on_the_machine(args)
     write(rows, args.json)
     for columns in dict.fromkeys(tuple(row) for row in rows):
         print(table([row for row in rows if tuple(row) == columns]))
+
+
+def _over(kernels: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"kernel": kernels, **row} for row in rows]
 
 
 def _on_the_machine(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -219,10 +224,10 @@ def _on_the_machine(args: argparse.Namespace) -> list[dict[str, Any]]:
     with RememberingMeasurer(Path(args.table), target, hardware, args.measure) as measurer:
         if "one" in args.parts:
             bench = Bench(open_cases(KERNELS, measurer.hardware), measurer)
-            rows += one_by_one(bench, list(bench.kernels), args.seeds, args.trials, args.only)
+            rows += _over("one by one", one_by_one(bench, list(bench.kernels), args.seeds, args.trials, args.only))
         if "several" in args.parts:
             bench = Bench(open_cases(SEQUENCE, measurer.hardware), measurer)
-            rows += together(bench, list(bench.kernels), args.seeds, args.trials, args.only)
+            rows += _over("several", together(bench, list(bench.kernels), args.seeds, args.trials, args.only))
         print(f"{len(measurer.asked)} candidates asked for, {measurer.unknown} of them not in the table")
     return rows
 

@@ -73,7 +73,7 @@ def check_model(name: str, target: Any, hardware: Any, samples: int, compiler: A
         **{key: counts[key] for key in ("sketches", "candidates", "built", "launchable")},
         **({"cuda_kernels": counts["cuda_kernels"], "spilling": counts["spilling"]} if compiler else {}),
         "wall_s": time.monotonic() - started,
-        "failures": failures,
+        "failures": "\n".join(failures),
     }
 
 
@@ -193,7 +193,7 @@ def main() -> None:
         write(rows, args.json)
         shown = {key: value for key, value in rows[-1].items() if key != "failures"}
         print(table([shown]), flush=True)
-        for failure in rows[-1]["failures"]:
+        for failure in rows[-1]["failures"].splitlines():
             print(f"  {failure}", flush=True)
     total = {key: sum(row[key] for row in rows) for key in ("kernels", "covered", "candidates", "built", "launchable")}
     print(f"on {hardware.name}, {hardware.arch}: " + ", ".join(f"{value} {key}" for key, value in total.items()))

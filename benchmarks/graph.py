@@ -79,7 +79,7 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
         "cost_after_us": result.cost_after_s * 1e6,
         "ilp_gap": result.extractors["ilp"].gap,
         "rel_err": result.rel_err,
-        "rules_used": sorted(name for name, rule in result.rules.items() if rule.used) if result.changed else [],
+        "rules_used": ", ".join(sorted(name for name, rule in result.rules.items() if rule.used and result.changed)),
         "kept_because": result.kept_because,
         **{f"cost_{name.replace('-', '_')}_us": e.cost_s * 1e6 for name, e in result.extractors.items()},
         "measure_s": result.measure_s,
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--prices", action="store_true", help="go by measured kernels, not by an analytic model")
     parser.add_argument("--repeats", type=int, default=3, help="searches, of which the fastest counts (3)")
     parser.add_argument("--e-nodes", type=int, default=50_000, help="limit (50000)")
-    parser.add_argument("--threads", type=int, default=None, help="threads a kernel may use")
+    parser.add_argument("--threads", type=int, default=None, help="threads a kernel may use (all cores)")
     parser.add_argument("--fast-math", action="store_true", help="permit rules that lose accuracy")
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="do not compare outputs: faster")
     parser.add_argument("--seed", type=int, default=0)
