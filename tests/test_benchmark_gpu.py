@@ -31,9 +31,11 @@ def test_without_a_gpu_it_says_why_and_writes_nothing(monkeypatch, capsys, tmp_p
 def test_one_run_does_products_ranking_and_models(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(gpu_measured, "reason_to_skip", lambda: "")
-    monkeypatch.setattr(gpu_measured, "matmul_row", lambda size, *_: asked.append(size) or {"size": size})
+    monkeypatch.setattr(gpu_measured, "matmul_row", lambda size, *_: asked.append(size) or {"kernel": f"matmul {size}"})
     monkeypatch.setattr(gpu_measured, "model_row", lambda name, trials, _: asked.append(name) or {"model": name})
-    monkeypatch.setattr(gpu, "_measure_ranking", lambda _, size, add: asked.append("ranking") or add({"size": size}))
+    monkeypatch.setattr(
+        gpu, "_measure_ranking", lambda _, size, add: asked.append("ranking") or add({"kernel": f"matmul {size}"})
+    )
     assert run(monkeypatch, "--models", "nasrnn,squeezenet", "--json", str(tmp_path / "out.json")) == 0
     assert asked == [4096] * len(gpu.PRODUCTS) + ["ranking", "nasrnn", "squeezenet"]
     assert (tmp_path / "out.json").read_text().count("{") == len(asked)
