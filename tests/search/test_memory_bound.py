@@ -357,3 +357,27 @@ def test_a_short_row_that_no_vector_divides_is_loaded_whole() -> None:
     assert any(values["lanes"] == 16 for values in decisions)  # 49 = 3 * 16 + 1
     for result in run_points(mod, space, points, [x]):
         np.testing.assert_allclose(result, x.mean((2, 3), keepdims=True), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("softmax", [(3, 4, 48)]),
+        ("log_softmax", [(4, 40)]),
+        ("layer_norm", [(8, 96), (96,), (96,)]),
+        ("group_norm", [(1, 4, 6, 8), (4,), (4,)]),
+        ("global pool", [(1, 12, 7, 7)]),
+    ],
+)
+def test_rows_together_are_right_and_come_first(name: str, shapes: Shapes) -> None:
+    build, _, reference = CASES[name]
+    mod = kernel(build, shapes)
+    space = Space([s for s in memory_bound_sketches(mod, Hardware(threads=1)) if s.name.startswith("rows")])
+    points = legal_points(space, 1000, seed=0)
+    together = np.array([space.decision(point).values["together"] for point in points])
+    assert together[np.argmin(space.latency_s(points))] > 1
+    several = np.random.default_rng(1).permutation(points[together > 1])[:8]
+    inputs = [np.random.default_rng(0).standard_normal(shape).astype(np.float32) + 3 for shape in shapes]
+    expected = reference(*(a.astype(np.float64) for a in inputs))
+    for point, result in zip(several, run_points(mod, space, several, inputs), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5, err_msg=str(space.decision(point)))

@@ -20,7 +20,7 @@ from .cost import Work, instructions
 from .kernel import Kernel, Stage
 from .lane_trees import LANE_TREE
 from .nest import extent_of, fuse, vectorize
-from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
+from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
 __all__ = ["RowsSketch"]
 
@@ -29,7 +29,9 @@ class RowsSketch(MemoryBoundSketch):
     """Everything a row needs at the row's loop.
 
     Knobs: `lanes` of the vectors (1: plain scalar reductions), `accumulators` a reduction, `unroll` of the element-wise
-    stages, `workers`, and for a lone reduction with few results `parts` that the reduction is cut into.
+    stages, `workers`, for a lone reduction with few results `parts` that the reduction is cut into, and `together`, the
+    rows of one iteration: their sums of lanes, roots and divisions overlap, and vectors that all rows share (a norm's
+    weights) are loaded once.
     """
 
     family = "rows"
@@ -84,7 +86,18 @@ class RowsSketch(MemoryBoundSketch):
             Knob("unroll", tuple(u for u in (1, 2, 4) if u == 1 or u * full <= tail)),
             Knob("workers", worker_counts(self.hardware, self.rows * (max(parts) if alone and parts else 1))),
             Knob("parts", (1, *parts) if alone else (1,)),
+            Knob("together", tuple(t for t in (1, 2, 4) if self._last_row_axis() % t == 0)),
         )
+
+    def _last_row_axis(self) -> int:
+        """A number whose divisors cut the rows of every stage along one axis; 1 when only reductions are left."""
+        if self.kernel.stages[-1].is_reduction:
+            return 1
+        ends = []
+        for stage in self.kernel.stages:
+            count, share = _row_prefix(stage, self.rows) or (0, 1)
+            ends.append(share if share > 1 else next((n for n in reversed(stage.extents[:count]) if n > 1), 1))
+        return math.gcd(*ends)
 
     def _short(self, values: Mapping[str, int]) -> bool:
         return self.short and values["lanes"] == self.full and values["parts"] == 1
@@ -108,11 +121,16 @@ class RowsSketch(MemoryBoundSketch):
         ok &= whole | (self.short & (lanes == self.full) & (accumulators == 1) & (parts == 1))
         ok &= (parts == 1) | (lanes > 1)
         ok &= (knobs["unroll"] == 1) | (self.tail % (lanes * knobs["unroll"]) == 0)
+        item = self.reductions[0].writes[0].item_bytes
+        small = knobs["together"] * accumulators * lanes * item < STACK_BYTES
+        ok &= (knobs["together"] == 1) | ((lanes > 1) & (parts == 1) & (knobs["unroll"] <= 2) & small)
+        ok &= self.rows >= knobs["together"] * knobs["workers"]
         return ok & (self.rows * parts >= knobs["workers"]) & ((parts == 1) | (knobs["workers"] > 1))
 
     def _work(self, knobs: Mapping[str, Values]) -> Work:
         lanes = knobs["lanes"].astype(np.float64)
         accumulators, parts = knobs["accumulators"].astype(np.float64), knobs["parts"].astype(np.float64)
+        together = knobs["together"].astype(np.float64)
         total = np.zeros_like(lanes)
         tail = np.zeros_like(lanes)
         for stage in self.kernel.stages:
@@ -121,9 +139,9 @@ class RowsSketch(MemoryBoundSketch):
             if stage.is_reduction:
                 # A chain of dependent additions waits four cycles for each, unless there are several chains.
                 steps = stage.iterations / lanes
-                total = total + steps * np.maximum(0.0, 4.0 / accumulators - 1.0)
-                # The lanes of the last vector are added one after another.
-                tail = tail + stage.rows * parts * (2.0 * lanes + 2.0 * accumulators)
+                total = total + steps * np.maximum(0.0, 4.0 / (accumulators * together) - 1.0)
+                # The lanes of the last vector are added one after another, those of several rows at once.
+                tail = tail + stage.rows * parts * (2.0 * lanes / together + 2.0 * accumulators)
         scratch = sum(
             2.0 * stage.iterations // self.rows * stage.writes[0].item_bytes
             for stage in self.kernel.stages[:-1]
@@ -133,18 +151,19 @@ class RowsSketch(MemoryBoundSketch):
             instructions=total + tail,
             lanes=lanes,
             efficiency=np.ones_like(lanes),
-            unrolled=accumulators * knobs["unroll"],
+            unrolled=accumulators * knobs["unroll"] * together,
             workers=knobs["workers"].astype(np.float64),
             chunks=np.maximum(self.rows * parts, 1.0),
             scratch_bytes=np.full_like(lanes, scratch),
             run_bytes=np.full_like(lanes, float(max(self.lengths) * 4)),
-            accumulators=accumulators,
+            accumulators=accumulators * together,
             variant=np.asarray(self.variant + 0.5 * (parts > 1), dtype=np.float64),
         )
 
     def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
         lanes, parts = values["lanes"], values["parts"]
         output, stage = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1]
+        in_lanes: list[Any] = []
         for reduction, length in zip(self.reductions, self.lengths, strict=True):
             block = schedule.get_sblock(reduction.name)
             loops = schedule.get_loops(block)
@@ -155,7 +174,7 @@ class RowsSketch(MemoryBoundSketch):
                 k = schedule.get_loops(block)[-1]
             if (length // parts) % lanes == 0 and lanes > 1:
                 width = lanes * _fitting(values["accumulators"], lanes, length // parts)
-                _vector_sums(schedule, block, k, len(reduction.spatial) + (parts > 1), lanes, width)
+                in_lanes += _vector_sums(schedule, block, k, len(reduction.spatial) + (parts > 1), lanes, width)
         row, depth = self._row_loop(schedule, output, stage, values)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
         # Not by name: TVM gives both blocks of a reduction that is factored twice the same one.
@@ -163,17 +182,19 @@ class RowsSketch(MemoryBoundSketch):
         for block in reversed(blocks[:own]):
             schedule.compute_at(block, row, preserve_unit_loops=True)
         if not stage.is_reduction and lanes > 1:
-            inner = schedule.get_loops(output)[depth:]
+            rows, inner = _rows_and_rest(schedule, output, depth, values["together"])
             if inner:
                 count = min(len(inner), stage.run(tuple(range(len(stage.extents)))))
-                _vectorize_run(schedule, inner[len(inner) - count :], lanes, values["unroll"])
+                _vectorize_run(schedule, rows, inner[len(inner) - count :], lanes, values["unroll"])
         for block in blocks[:own]:
             if any(int(v.iter_type) == _REDUCTION for v in schedule.get(block).iter_vars):
-                _finish_reduction(schedule, block, depth, lanes, self._short(values))
+                sref = schedule.get_sref(block)
+                vector = any(sref.same_as(schedule.get_sref(known)) for known in in_lanes)
+                _finish_reduction(schedule, block, depth, lanes, self._short(values), vector)
             elif lanes > 1:
-                inner = [x for x in schedule.get_loops(block)[depth:] if extent_of(schedule, x) > 1]
+                rows, inner = _rows_and_rest(schedule, block, depth, values["together"])
                 if inner:
-                    _vectorize_run(schedule, inner[-1:], lanes, values["unroll"])
+                    _vectorize_run(schedule, rows, inner[-1:], lanes, values["unroll"])
 
     def _row_loop(self, schedule: Any, output: Any, stage: Stage, values: Mapping[str, int]) -> tuple[Any, int]:
         """Fuse the output's loops over rows and share them among the workers; the loop over rows, and its depth."""
@@ -187,6 +208,8 @@ class RowsSketch(MemoryBoundSketch):
                 outer, _ = schedule.split(loops[count], [inner, None])
                 rows.append(outer)
         row = fuse(schedule, rows) if rows else schedule.add_unit_loop(loops[0] if loops else output)
+        if values["together"] > 1:
+            row, _ = schedule.split(row, [None, values["together"]])
         workers, threads = values["workers"], self.hardware.threads
         if workers == 1:
             return row, 1
@@ -240,42 +263,58 @@ def _fitting(vectors: int, lanes: int, length: int) -> int:
     return vectors
 
 
-def _vector_sums(schedule: Any, block: Any, k: Any, dimensions: int, lanes: int, width: int) -> None:
-    """Cut a reduction into `width` separate ones, then those into `lanes`.
+def _vector_sums(schedule: Any, block: Any, k: Any, dimensions: int, lanes: int, width: int) -> list[Any]:
+    """Cut a reduction into `width` separate ones, then those into `lanes`; the blocks with a result for each lane.
 
     The cuts are even: `compute_at` loses the bounds check of a ragged one.
     """
     _, inner = schedule.split(k, [None, width])
-    schedule.rfactor(inner, dimensions)
+    factored = [schedule.rfactor(inner, dimensions)]
     if width > lanes:
         _, inner = schedule.split(schedule.get_loops(block)[-1], [None, lanes])
-        schedule.rfactor(inner, dimensions)
+        factored.append(schedule.rfactor(inner, dimensions))
+    return factored
 
 
-def _vectorize_run(schedule: Any, loops: Sequence[Any], lanes: int, unroll: int) -> None:
+def _rows_and_rest(schedule: Any, block: Any, depth: int, together: int) -> tuple[list[Any], list[Any]]:
+    """The loop over the rows of one iteration, where there are several, and the loops inside a row."""
+    loops = [x for x in schedule.get_loops(block)[depth:] if extent_of(schedule, x) > 1]
+    return (loops[:1], loops[1:]) if together > 1 else ([], loops)
+
+
+def _vectorize_run(schedule: Any, rows: list[Any], loops: Sequence[Any], lanes: int, unroll: int) -> None:
+    """Vectors along the fused `loops`, `rows` unrolled around each."""
     run = fuse(schedule, loops)
     extent = extent_of(schedule, run)
-    if extent >= lanes:
-        vectorize(schedule, run, lanes, _fitting(unroll, lanes, extent))
+    if extent < lanes:
+        return
+    outer = vectorize(schedule, run, lanes, _fitting(unroll, lanes, extent))
+    if rows:
+        schedule.reorder(outer, *rows)
+        schedule.unroll(rows[0])
 
 
-def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int, short: bool) -> None:
-    """Order the loops of a reduction inside a row: reduced ones outside, its vectors unrolled inside."""
+def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int, short: bool, vector: bool) -> None:
+    """Order the loops of a reduction inside a row: reduced ones outside, rows and vectors unrolled inside."""
     loops = schedule.get_loops(block)[depth:]
     kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
     if len(loops) != len(kinds):
         return
     reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
     spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
-    wide = [loop for loop in spatial if extent_of(schedule, loop) > 1]
     narrow = [loop for loop in spatial if extent_of(schedule, loop) == 1]
-    if wide and lanes > 1:
-        schedule.reorder(*narrow, *reduced, *wide)
-        outer, inner = schedule.split(wide[-1], [None, lanes])
-        schedule.unroll(outer)
+    rows = [loop for loop in spatial if extent_of(schedule, loop) > 1]
+    if vector:  # rfactor puts the loop over lanes first
+        wide = rows.pop(0)
+        schedule.reorder(*narrow, *reduced, *rows, wide)
+        outer, inner = schedule.split(wide, [None, lanes])
+        for loop in (*rows, outer):
+            schedule.unroll(loop)
         schedule.vectorize(inner)
-    elif narrow:
-        schedule.reorder(*narrow, *reduced)
+    elif spatial:
+        schedule.reorder(*narrow, *rows, *reduced)
+        for loop in rows:
+            schedule.unroll(loop)
         reduced = [fuse(schedule, reduced)] if short else reduced
         if lanes > 1 and (extent_of(schedule, reduced[-1]) == lanes or short):
             schedule.annotate(reduced[-1], LANE_TREE, lanes)

@@ -15,9 +15,12 @@ from . import cost
 from .cost import Work
 from .kernel import Kernel, inlined
 
-__all__ = ["MemoryBoundSketch", "divisors_up_to", "ragged_efficiency", "worker_counts"]
+__all__ = ["STACK_BYTES", "MemoryBoundSketch", "divisors_up_to", "ragged_efficiency", "worker_counts"]
 
 Values = NDArray[np.int64]
+
+STACK_BYTES = 1024
+"""TVM puts smaller buffers on the stack, where LLVM can keep them in registers."""
 
 
 class MemoryBoundSketch(Sketch):

@@ -17,12 +17,11 @@ from ..base import Knob
 from .cost import Work
 from .kernel import Kernel, Stage
 from .nest import extent_of, fuse, partition
-from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
+from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
 from .tails import OVERLAPPING_TAIL
 
 __all__ = ["WindowsSketch"]
 
-_STACK_BYTES = 1024  # TVM puts smaller buffers on the stack, where LLVM can keep them in registers
 _MOST_UNROLLED = 64
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 
@@ -73,7 +72,7 @@ class WindowsSketch(MemoryBoundSketch):
         """Sums of a tile's rows that fit the stack, and thereby registers; a body that compiles in time."""
         knobs = self._columns(values)
         sums = knobs["rows"] * self.window
-        small = (sums * knobs["lanes"] * self.item_bytes < _STACK_BYTES) & (sums * self.columns <= _MOST_UNROLLED)
+        small = (sums * knobs["lanes"] * self.item_bytes < STACK_BYTES) & (sums * self.columns <= _MOST_UNROLLED)
         return small & (knobs["lanes"] > 1)
 
     def _work(self, knobs: Mapping[str, Values]) -> Work:
