@@ -29,7 +29,7 @@ __all__ = ["GraphPrices"]
 PriceKernels = Callable[[Sequence[Task]], list[float]]
 """Tasks -> seconds of one call of each."""
 
-PRICED = frozenset({"matmul", "conv2d", "pool2d", "softmax", "winograd_data", "winograd_result"})
+PRICED = frozenset({"matmul", "conv2d", "blocked_conv2d", "pool2d", "softmax", "winograd_data", "winograd_result"})
 """Terms whose kernels are measured. What only moves data is estimated: by itself it is seldom what it is when fused."""
 
 IMAGES = frozenset({"conv2d", "pool2d", "winograd_data", "winograd_result"})

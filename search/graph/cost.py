@@ -97,6 +97,10 @@ class AnalyticCost:
             work_s = self._product_s(result.shape[-2], result.shape[-1], types[0].shape[-1], result)
         elif op == "conv2d":
             work_s = self._conv2d_s(attrs, types[1], result)
+        elif op == "blocked_conv2d":
+            channels = result.shape[1] * result.shape[4]
+            depth = types[1].elements // max(1, channels)
+            work_s = self._product_s(result.elements // max(1, channels), channels, depth, result)
         else:
             work_s = {"softmax": 1.0, "permute": 1.0, "winograd_data": 1.0, "opaque": 1.0}.get(op, 0.0) * traffic_s
             traffic_s += work_s

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from .blocked_ops import blocked_conv2d
 from .terms import (
     BINARY_KINDS,
     REDUCE_KINDS,
@@ -266,6 +267,7 @@ WRITERS: dict[str, Write] = {
     "full": _write_full,
     "matmul": _write_matmul,
     "conv2d": _write_conv2d,
+    "blocked_conv2d": lambda a, x, w, **_: blocked_conv2d(x, w, a),
     "pool2d": _write_pool2d,
     "permute": lambda a, x, **_: relax.op.permute_dims(x, list(a.axes)),
     "reshape": lambda a, x, **_: relax.op.reshape(x, a.shape),

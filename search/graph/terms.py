@@ -102,7 +102,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Conv2d:
-    """Attributes of `conv2d`, as Relax has them; padding is (top, left, bottom, right)."""
+    """Attributes of `conv2d`, as Relax has them, and of `blocked_conv2d`; padding is (top, left, bottom, right)."""
 
     strides: tuple[int, int] = (1, 1)
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -384,6 +384,15 @@ def _infer_conv2d(attrs: Conv2d, x: TensorType, w: TensorType) -> TensorType:
     return TensorType(tuple(result[letter] for letter in attrs.out_layout), x.dtype)
 
 
+def _infer_blocked_conv2d(attrs: Conv2d, x: TensorType, w: TensorType) -> TensorType:
+    """Of x (N, C/b, H, W, b) and w (O/b, I/b, H, W, b in, b out), which stand for data NCHW and a kernel OIHW."""
+    fits = len(x.shape) == 5 and len(w.shape) == 6 and x.shape[4] == w.shape[4] and attrs.groups == 1
+    _require(fits, f"blocks {x.shape}, {w.shape}, {attrs.groups} groups")
+    (n, c, *size, i), (o, k, *kernel, _, b) = x.shape, w.shape
+    plain = _infer_conv2d(attrs, TensorType((n, c * i, *size), x.dtype), TensorType((o * b, k * i, *kernel), w.dtype))
+    return TensorType((n, o, *plain.shape[2:], b), x.dtype)
+
+
 def _infer_pool2d(attrs: Pool2d, x: TensorType) -> TensorType:
     _require(len(x.shape) == 4, "pool2d needs four dimensions")
     data = dict(zip(attrs.layout, x.shape, strict=True))
@@ -477,6 +486,7 @@ OPS: dict[str, Op] = {
         Op("binary", 2, Kind, _infer_binary),
         Op("matmul", 2, type(None), _infer_matmul),
         Op("conv2d", 2, Conv2d, _infer_conv2d, folds=False),
+        Op("blocked_conv2d", 2, Conv2d, _infer_blocked_conv2d, folds=False),
         Op("pool2d", 1, Pool2d, _infer_pool2d, folds=False),
         Op("permute", 1, Permute, _infer_permute),
         Op("reshape", 1, Shape, _infer_reshape),

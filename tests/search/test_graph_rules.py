@@ -10,6 +10,7 @@ import pytest
 from eqtune.errors import InputError
 from eqtune.search.graph.egraph import EGraph
 from eqtune.search.graph.rules import EXTENDED_RULES, Group, Rule, select
+from eqtune.search.graph.rules.blocked import BLOCKED_RULES
 from eqtune.search.graph.rules.channels_last import CHANNELS_LAST_RULES
 from eqtune.search.graph.rules.rule import (
     add,
@@ -162,7 +163,8 @@ def test_error_that_winograd_adds(rule: Rule, bound: float) -> None:
     assert np.abs(fast - exact).max() / scale < bound
 
 
-def test_orders_of_dimensions_saturate() -> None:
+@pytest.mark.parametrize("layouts", [CHANNELS_LAST_RULES, BLOCKED_RULES], ids=["last", "blocked"])
+def test_orders_of_dimensions_saturate(layouts: tuple[Rule, ...]) -> None:
     """A bias that goes to another order of dimensions and back is the same bias: the e-graph does not grow for ever."""
     graph = TermGraph()
     image = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((1, 8, 9, 9)), False)
@@ -173,7 +175,7 @@ def test_orders_of_dimensions_saturate() -> None:
         value = graph.add("binary", Kind("add"), (graph.add("conv2d", Conv2d(), (value, kernel)), bias))
         value = graph.add("unary", Kind("relu"), (value,))
     graph.outputs = [graph.add("pool2d", Pool2d("max", (2, 2)), (value,))]
-    rules = (*select(), *CHANNELS_LAST_RULES)
+    rules = (*select(), *layouts)
     found = saturate(EGraph(graph, rules), rules, Limits())
     assert found.stop_reason == "saturated"
-    assert found.matches["convolution-channels-last"] >= 2
+    assert found.matches[layouts[0].name] >= 2

@@ -15,9 +15,12 @@ from tvm import relax
 
 import eqtune
 from eqtune import GraphConfig, InputError, optimize_graph, zoo
+from eqtune.search.graph.cost import AnalyticCost
 from eqtune.search.graph.decode import decode_function
 from eqtune.search.graph.encode import Encoded, encode_block
 from eqtune.search.graph.relax_ops import ROWS
+from eqtune.search.graph.rules.blocked import BLOCKED_RULES
+from eqtune.search.graph.rules.layout import LAYOUT_RULES
 from eqtune.search.graph.rules.rule import Match, Rule, matmul, reduce, tensors
 from eqtune.search.graph.saturate import Limits
 from eqtune.search.graph.terms import TermGraph
@@ -405,6 +408,41 @@ def test_odd_modules_pass_through_or_improve(build: Callable[[], tvm.IRModule]) 
 def test_odd_modules_compute_the_same_in_tvm(build: Callable[[], tvm.IRModule]) -> None:
     result = optimize_graph(build(), GraphConfig(limits=FAST.limits, cost=ArbitraryCost(1), min_gain=0))
     assert result.kept_because in ("", "nothing cheaper was found")
+
+
+class PlainConvolutionsAreDear(AnalyticCost):
+    """Prices under which channels in blocks pay, for convolutions and for what joins channels."""
+
+    def term_s(self, op: str, attrs: Any, types: Any, *where: Any) -> float:
+        """See `TermCost`."""
+        dear = op == "conv2d" or (op == "concat" and len(types[0].shape) == 4)
+        return 1.0 if dear else super().term_s(op, attrs, types, *where)
+
+
+def test_a_region_stays_in_blocks_of_channels() -> None:
+    def convolution(builder: relax.BlockBuilder, value: Any, inputs: int, outputs: int, size: int) -> Any:
+        kernel = weight(outputs, inputs, size, size, seed=outputs)
+        result = builder.emit(relax.op.nn.conv2d(value, kernel, padding=size // 2))
+        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(result, weight(1, outputs, 1, 1)))))
+
+    def build(builder: relax.BlockBuilder) -> Any:
+        value = convolution(builder, x, 8, 16, 3)
+        value = builder.emit(relax.op.nn.max_pool2d(value, [2, 2], [2, 2]))
+        parts = [convolution(builder, value, 16, outputs, size) for outputs, size in ((8, 1), (16, 3))]
+        return convolution(builder, builder.emit(relax.op.concat(parts, 1)), 24, 8, 3)
+
+    x = tensor("x", (1, 8, 10, 10))
+    blocked = tuple(rule.name for rule in BLOCKED_RULES if not rule.name.endswith("of-16"))
+    layout = tuple(rule.name for rule in LAYOUT_RULES)
+    config = GraphConfig(rules=(*blocked, *layout), cost=PlainConvolutionsAreDear())
+    result = optimize_graph(module(build, x), config)
+    assert result.changed
+    assert result.rel_err is not None
+    assert result.rel_err < 1e-5
+    operators = [b.value.op.name for b in result.mod["main"].body.blocks[0].bindings if isinstance(b.value, relax.Call)]
+    assert operators.count("eqtune.blocked_conv2d") == 4
+    assert operators.count("relax.permute_dims") == 2  # where the region begins and ends
+    assert {"relax.nn.max_pool2d", "relax.concat"} <= set(operators)
 
 
 def test_nasrnn_gets_cheaper() -> None:

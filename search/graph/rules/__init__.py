@@ -9,6 +9,7 @@ from eqtune.errors import InputError
 
 from .algebra import ALGEBRA_LAWS, ALGEBRA_RULES
 from .attention import ATTENTION_RULES
+from .blocked import BLOCKED_RULES
 from .channels_last import CHANNELS_LAST_RULES
 from .concat import CONCAT_LAWS, CONCAT_RULES
 from .convolution import CONVOLUTION_LAWS, CONVOLUTION_RULES
@@ -39,6 +40,7 @@ RULES: tuple[Rule | Group, ...] = (
 EXTENDED_RULES: tuple[Rule | Group, ...] = (
     *RULES,
     *CHANNELS_LAST_RULES,
+    *BLOCKED_RULES,
     *MATMUL_LAWS,
     *CONVOLUTION_LAWS,
     *KERNEL_LAWS,

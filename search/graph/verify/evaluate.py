@@ -102,6 +102,14 @@ def _conv2d(algebra: Algebra, a: Conv2d, x: Array, w: Array) -> Array:
     return _moved(result.reshape(batch, w.shape[0], *size), "NCHW", a.out_layout)
 
 
+def _blocked_conv2d(algebra: Algebra, a: Conv2d, x: Array, w: Array) -> Array:
+    (n, c, *size, i), (o, k, *kernel, _, b) = x.shape, w.shape
+    data = x.transpose(0, 1, 4, 2, 3).reshape(n, c * i, *size)
+    weight = w.transpose(0, 5, 1, 4, 2, 3).reshape(o * b, k * i, *kernel)
+    result = _conv2d(algebra, a, data, weight)
+    return result.reshape(n, o, b, *result.shape[2:]).transpose(0, 1, 3, 4, 2)
+
+
 def _pool2d(algebra: Algebra, a: Pool2d, x: Array) -> Array:
     x = _moved(x, a.layout, "NCHW")
     top, left, bottom, right = a.padding
@@ -183,6 +191,7 @@ _OPERATORS: Mapping[str, Callable[..., Array]] = {
     "binary": lambda algebra, a, x, y: algebra.binary(a.name, *np.broadcast_arrays(x, y)),
     "matmul": lambda algebra, a, x, y: algebra.matmul(x, y),
     "conv2d": _conv2d,
+    "blocked_conv2d": _blocked_conv2d,
     "pool2d": _pool2d,
     "permute": lambda algebra, a, x: x.transpose(a.axes),
     "reshape": lambda algebra, a, x: x.reshape(a.shape),
