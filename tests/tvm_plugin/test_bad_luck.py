@@ -47,6 +47,9 @@ def eqtune_command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess
         (("--work-dir", "file/below"), "cannot be written"),
         (("--threads", 100_000), "threads must be at most"),
         (("--params", "file"), "is not a .npz file of plain arrays; write one"),
+        (("--report", "file/report.html"), "file/report.html cannot be written"),
+        (("--export", "file/model.so"), "file/model.so cannot be written"),
+        (("--shape", "x=1,2"), "'zoo:nasrnn' has weights and shapes"),
         (("--budget", "nan"), "more than 0"),
     ],
 )
@@ -141,6 +144,8 @@ def test_a_library_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(eqtune.InputError, match="cannot be written"):
         result.export(tmp_path / "file" / "model.so")
+    with pytest.raises(eqtune.SetupError, match="cannot be written"):
+        result.report(tmp_path / "file" / "report.html")
 
 
 def test_a_model_that_was_kept_untuned_has_no_curve() -> None:

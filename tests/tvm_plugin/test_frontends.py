@@ -79,6 +79,19 @@ def test_params_that_do_not_fit(params, message):
         load_model(Dense, params=params)
 
 
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        (Dense, {"params": {"w": WEIGHT}, "example_inputs": (WEIGHT,)}, r"example_inputs are for a torch\.nn\.Module"),
+        ("zoo:nasrnn", {"shapes": {"x": (1, 2)}}, "has weights and shapes; give options as in"),
+        ("zoo:nasrnn", {"params": {"w": WEIGHT}}, "has weights and shapes"),
+    ],
+)
+def test_an_argument_that_belongs_to_another_kind_of_model_is_refused(model, arguments, message):
+    with pytest.raises(InputError, match=message):
+        load_model(model, **arguments)
+
+
 def test_symbolic_dimension_is_named_and_can_be_given():
     with pytest.raises(UnsupportedModelError, match=r"input 'x' has the dynamic dimension 0 \(n\)"):
         load_model(Dynamic)

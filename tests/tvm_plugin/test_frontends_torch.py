@@ -183,9 +183,12 @@ class Counter(torch.nn.Module):
     ],
     ids=["no-inputs", "not-a-tensor", "wrong-shape", "unknown-operator", "dtype", "state"],
 )
-def test_refused_modules(module, example_inputs, error, message):
+def test_refused_modules(module, example_inputs, error, message, capfd):
     with pytest.raises(error, match=message):
         load_model(module, example_inputs=example_inputs)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(InputError, match="a Lambda has its own weights"):
+        load_model(Lambda(torch.relu), example_inputs=(IMAGE,), params={"w": IMAGE.numpy()})
 
 
 def test_training_program_is_refused():

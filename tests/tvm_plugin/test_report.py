@@ -295,7 +295,8 @@ def test_page_of_an_empty_and_of_an_interrupted_run(summary):
 
 
 def test_page_is_written(summary, tmp_path):
-    write_html(summary, tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == render_html(summary)
+    page = tmp_path / "new" / "report.html"
+    write_html(summary, page)
+    assert page.read_text(encoding="utf-8") == render_html(summary)
     with pytest.raises(SetupError, match="cannot be written"):
-        write_html(summary, tmp_path / "no" / "report.html")
+        write_html(summary, page / "report.html")

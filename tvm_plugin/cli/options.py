@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 
-__all__ = ["add_search_options", "parse_shapes", "parse_target", "search_arguments"]
+__all__ = ["add_search_options", "check_writable", "parse_shapes", "parse_target", "search_arguments"]
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -81,3 +83,11 @@ def parse_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
         except ValueError as error:
             raise InputError(f"--shape {item!r}: write it as NAME=1,3,224,224") from error
     return shapes
+
+
+def check_writable(file: str) -> None:
+    """Raise InputError, before hours are spent on what goes there, if a file cannot be written."""
+    path = Path(file).absolute()
+    folder = next(parent for parent in path.parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(f"{file} cannot be written; name a file in a folder that you may write to")

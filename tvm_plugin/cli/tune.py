@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from .options import add_search_options, parse_shapes, search_arguments
+from .options import add_search_options, check_writable, parse_shapes, search_arguments
 
 __all__ = ["add_parser", "run"]
 
@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.export:
         check_export_path(args.export)
+    for file in filter(None, (args.report, args.export)):
+        check_writable(file)
     result = tune_model(
         args.model,
         params=load_params(args.params) if args.params else None,

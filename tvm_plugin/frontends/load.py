@@ -20,6 +20,8 @@ KINDS = (
     'the path of a .onnx, .pt2, .json or .relay file, the text of a Relay program, or "zoo:NAME"'
 )
 
+_WITH_WEIGHTS = (("torch", "Module"), ("torch", "ExportedProgram"), ("onnx", "ModelProto"))
+
 
 def load_model(
     model: Any,
@@ -56,11 +58,17 @@ def load_model(
         The model has something that cannot be tuned: dynamic shapes, a foreign dtype, an unknown operator.
     """
     shapes = dict(shapes or {})
+    if example_inputs is not None and not _derives_from(model, "torch", "Module"):
+        raise InputError("example_inputs are for a torch.nn.Module; every other kind of model knows its inputs")
     if isinstance(model, tvm.IRModule):
         from .relax_model import from_relax
 
         return from_relax(model, params, shapes)
     if isinstance(model, str) and model.startswith("zoo:"):
+        if params or shapes:
+            raise InputError(
+                f'{model!r} has weights and shapes; give options as in "zoo:bert_base:sequence_length=128"'
+            )
         return _zoo_model(model)
     if isinstance(model, str) and model.lstrip().startswith(("#[version", "def @", "fn (", "free_var %")):
         from .relay_model import from_relay_text
@@ -68,6 +76,10 @@ def load_model(
         return from_relay_text(model, params, shapes)
     if isinstance(model, str | Path):
         return _load_file(Path(model), params, shapes)
+    if params and any(_derives_from(model, *kind) for kind in _WITH_WEIGHTS):
+        raise InputError(
+            f"params are for Relax modules and Relay programs; a {type(model).__name__} has its own weights"
+        )
     if _derives_from(model, "torch", "Module"):
         from .torch_model import from_module
 
@@ -122,6 +134,8 @@ def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str
         from .relay_model import from_relay_json_file, is_relay_json
 
         return (from_relay_json_file if is_relay_json(path) else from_relax_json)(path, params, shapes)
+    if params and path.suffix in (".onnx", ".pt2"):
+        raise InputError(f"params are for Relax modules and Relay programs; {path} has its own weights")
     if path.suffix == ".onnx":
         return _onnx_door().from_onnx_file(path, shapes)
     if path.suffix == ".pt2":

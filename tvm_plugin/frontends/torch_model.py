@@ -7,6 +7,7 @@ know are decomposed, and only those: a full decomposition turns a BERT's 48 resh
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -78,11 +79,19 @@ def from_exported_program(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what torch warns of in its own code: torch.export uses what torch deprecates."""
+    """Hide what torch says of its own code: torch.export uses what torch deprecates, and logs what it then raises."""
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.split(".")[0] == "torch"]
+    levels = {handler: handler.level for logger in loggers for handler in logger.handlers}
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)
-        yield
+        try:
+            for handler in levels:
+                handler.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for handler, level in levels.items():
+                handler.setLevel(level)
 
 
 def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:

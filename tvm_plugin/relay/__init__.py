@@ -70,6 +70,8 @@ def from_text(
     UnsupportedRelayError
         Operators without a counterpart (all are listed), dynamic shapes, recursion, algebraic data types.
     """
+    if not isinstance(text, str):
+        raise RelayError(f"from_text takes the text of a program, not {type(text).__name__}")
     return convert(parse(text), params, shapes)
 
 
@@ -79,6 +81,8 @@ def from_json(
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> tvm.IRModule:
     """Convert what `tvm.ir.save_json` of TVM 0.8 to 0.19 wrote for a Relay module or function; see `from_text`."""
+    if not isinstance(text, str):
+        raise RelayError(f"from_json takes text, not {type(text).__name__}")
     return convert(program_from_json(text), params, shapes)
 
 

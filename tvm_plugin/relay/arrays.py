@@ -62,6 +62,10 @@ def load_params(data: bytes) -> dict[str, NDArray[Any]]:
     RelayError
         It is something else, or truncated.
     """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise RelayError(
+            f"load_params takes the bytes of a .params file, not {type(data).__name__}: open(path, 'rb').read()"
+        )
     reader = _Reader(data, "parameters")
     magic, _ = reader.unpack("QQ") if len(data) >= 16 else (0, 0)
     if magic != _LIST_MAGIC:

@@ -52,6 +52,9 @@ def convert(
     UnsupportedRelayError
         Operators without a counterpart (all are listed), recursion, dynamic shapes.
     """
+    for what, argument in (("params", params), ("shapes", shapes)):
+        if argument is not None and not hasattr(argument, "keys"):
+            raise RelayError(f"{what} must be a dict by the names of parameters, not {type(argument).__name__}")
     surveys = {name: survey(function) for name, function in program.functions.items()}
     reached = _check_calls(program, surveys)
     called = set().union(*(found.calls for found in surveys.values()))

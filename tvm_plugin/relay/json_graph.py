@@ -44,6 +44,8 @@ class JsonGraph:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RelayError(f"{what} is not JSON: {error}") from error
+        if isinstance(data, dict) and "root_index" in data:
+            raise RelayError(f"{what} is of TVM 0.20 or newer, which had no Relay; read it with tvm.ir.load_json")
         nodes = data.get("nodes") if isinstance(data, dict) else None
         if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
             raise RelayError(f'{what} is not what tvm.ir.save_json writes: it has no list of "nodes"')

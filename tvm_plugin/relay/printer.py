@@ -55,6 +55,8 @@ def astext_and_params(mod: tvm.IRModule) -> tuple[str, dict[str, NDArray[Any]]]:
 
 
 def _print(mod: tvm.IRModule, constants: _Constants) -> str:
+    if not isinstance(mod, tvm.IRModule):
+        raise RelayError(f"astext prints an IRModule, not {type(mod).__name__}")
     functions = {
         var.name_hint: function for var, function in mod.functions_items() if isinstance(function, relax.Function)
     }
@@ -70,7 +72,7 @@ def _refuse_unknown(functions: dict[str, relax.Function]) -> None:
     names = Counter(name for function in functions.values() for name in _unprintable(function))
     if names:
         listed = ", ".join(f"{name} ({count} time{'s' if count > 1 else ''})" for name, count in names.most_common())
-        raise UnsupportedRelayError(f"{len(names)} operators have no counterpart in Relay: {listed}")
+        raise UnsupportedRelayError(f"{len(names)} operator(s) have no counterpart in Relay: {listed}")
 
 
 def _unprintable(function: relax.Function) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ..transform.fold_weights import FoldWeights
 from ..transform.lowering import LowerToKernels
 from ..transform.simplify_shapes import SimplifyShapes
 from .activations import RecognizeActivations
+from .mixed_precision import ToFloat16
 from .unflatten import UnflattenProducts
 
 __all__ = [
@@ -272,8 +273,12 @@ def ConvertLayout(desired_layouts: Mapping[str, Sequence[str]]) -> transform.Pas
     return _sequence("ConvertLayout", relax.transform.ConvertLayout(wanted), FoldWeights())
 
 
-def ToMixedPrecision(mixed_precision_type: str = "float16", missing_op_mode: int = 1) -> transform.Pass:
-    """Compute convolutions and products in float16, and give results in float32.
+def ToMixedPrecision(
+    mixed_precision_type: str = "float16", missing_op_mode: int = 1, keep_orig_output_dtype: bool = False
+) -> transform.Pass:
+    """Compute convolutions, products and what lies between them in float16.
+
+    Functions with branches stay as they are: Relax converts straight programs only.
 
     Parameters
     ----------
@@ -281,10 +286,14 @@ def ToMixedPrecision(mixed_precision_type: str = "float16", missing_op_mode: int
         Only "float16".
     missing_op_mode
         Without effect: what Relax does not know how to convert stays in float32.
+    keep_orig_output_dtype
+        Cast results back to float32. Else they have the type they were computed in, as Relay had it. There this was the
+        option "relay.ToMixedPrecision.keep_orig_output_dtype" of PassContext, which TVM no longer knows.
     """
     if mixed_precision_type != "float16":
         raise InputError(f"ToMixedPrecision to {mixed_precision_type!r}; Relax has float16 only")
-    return _sequence("ToMixedPrecision", relax.transform.ToMixedPrecision(out_dtype="float16"))
+    convert = relax.transform.ToMixedPrecision(out_dtype="float16") if keep_orig_output_dtype else ToFloat16()
+    return _sequence("ToMixedPrecision", convert)
 
 
 def Legalize() -> transform.Pass:

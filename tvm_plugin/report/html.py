@@ -30,8 +30,9 @@ ERROR_KINDS: Mapping[str, str] = {
 
 
 def write_html(summary: RunSummary, path: str | os.PathLike[str]) -> None:
-    """Write `render_html(summary)` to a file. Raises SetupError when it cannot be written."""
+    """Write `render_html(summary)` to a file, whose folder is made. Raises SetupError when it cannot be written."""
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(render_html(summary), encoding="utf-8")
     except OSError as error:
         raise SetupError(f"the report cannot be written to {os.fspath(path)!r}: {error.strerror}") from error

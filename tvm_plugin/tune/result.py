@@ -156,13 +156,11 @@ class TuneResult:
         return path
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained HTML page. Returns the path."""
+        """Write one self-contained HTML page. Returns the path. Raises SetupError when it cannot be written."""
         from ..report.html import write_html
 
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_html(self.summary, path)
-        return path
+        return Path(path)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +224,19 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(range(128, 256)))
     with pytest.raises(InputError, match="is no text"):
         load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: relay.from_text(GOOD.encode()), "takes the text of a program, not bytes"),
+        (lambda: relay.from_json(b"{}"), "takes text, not bytes"),
+        (lambda: relay.from_json('{"root_index": 0, "nodes": []}'), "of TVM 0.20 or newer, which had no Relay"),
+        (lambda: relay.from_text(GOOD, b"params"), "params must be a dict by the names of parameters, not bytes"),
+        (lambda: relay.load_params("model.params"), r"takes the bytes of a .params file, not str: open\(path, 'rb'\)"),
+        (lambda: relay.astext(GOOD), "prints an IRModule, not str"),
+    ],
+)
+def test_arguments_that_were_mixed_up_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(RelayError, match=message):
+        call()

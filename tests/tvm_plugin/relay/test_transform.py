@@ -120,6 +120,32 @@ def test_mixed_precision_computes_in_float16(mod: tvm.IRModule) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "results"),
+    [
+        ("nn.dense(%x, %w)", "float16"),
+        ("nn.softmax(cast(nn.dense(%x, %w), dtype='float32'))", "float32"),
+        ("cast(cast(nn.dense(%x, %w), dtype='float16'), dtype='float32')", "float32"),
+        ("%0 = nn.dense(%x, %w); (%0, (nn.relu(%0), %x))", "float16 float16 float32"),
+    ],
+)
+def test_results_keep_the_precision_they_were_computed_in_unless_told_otherwise(body: str, results: str) -> None:
+    text = '#[version = "0.0.5"]\ndef @main(%x: Tensor[(2, 4), float32], %w: Tensor[(3, 4), float32]) { %s }'
+    program = relay.from_text(text.replace("%s", body.replace("'", '"')))
+
+    def dtypes(mod: tvm.IRModule) -> list[str]:
+        def leaves(ty: Any) -> list[str]:
+            return [d for f in ty.fields for d in leaves(f)] if isinstance(ty, relax.TupleType) else [str(ty.dtype)]
+
+        assert relax.analysis.check_well_formed(mod)
+        return leaves(mod["main"].ret_ty)
+
+    assert dtypes(transform.ToMixedPrecision()(program)) == results.split()
+    kept = transform.ToMixedPrecision(keep_orig_output_dtype=True)(program)
+    assert set(dtypes(kept)) == {"float32"}
+    assert "float16" in kept.script()
+
+
+@pytest.mark.parametrize(
     "name",
     [
         name
