@@ -89,7 +89,7 @@ def _kernels(source: str, target: str | None, threads: int | None) -> dict[str, 
     if mod is None or any(isinstance(function, tvm.relax.Function) for function in mod.functions.values()):
         chosen = parse_target(target)
         chosen = detect_target(threads) if chosen is None else resolve_target(chosen)
-        mod = lower_to_kernels(simplify(load_model(source if mod is None else mod).mod), chosen)
+        mod = lower_to_kernels(simplify(load_model(source if mod is None else mod).mod, chosen), chosen)
     return {v.name_hint: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
 
 

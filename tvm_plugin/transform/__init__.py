@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .fold_weights import FoldWeights
     from .layout import ChannelsLast
     from .lowering import LowerToKernels
+    from .narrow_products import NarrowProducts
     from .simplify_shapes import SimplifyShapes
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "FoldBatchNorm",
     "FoldWeights",
     "LowerToKernels",
+    "NarrowProducts",
     "SimplifyShapes",
 ]
 
@@ -31,6 +33,7 @@ _HOMES = {
     "FoldBatchNorm": ".batch_norm",
     "FoldWeights": ".fold_weights",
     "LowerToKernels": ".lowering",
+    "NarrowProducts": ".narrow_products",
     "SimplifyShapes": ".simplify_shapes",
 }
 

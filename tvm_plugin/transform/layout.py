@@ -25,7 +25,7 @@ _ELEMENTWISE = frozenset(
     for name in (
         *("abs", "add", "ceil", "clip", "cos", "divide", "erf", "exp", "floor", "log", "maximum", "minimum"),
         *("multiply", "negative", "power", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "subtract", "tanh"),
-        *("astype", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.selu", "nn.silu", "nn.softplus"),
+        *("astype", "round", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.selu", "nn.silu", "nn.softplus"),
     )
 )
 
@@ -44,7 +44,7 @@ class ChannelsLast:
     TVM's ConvertLayout puts permutes where it must and carries the layout through the operators that it knows. Then:
 
     - f(permute_dims(x), ...) -> permute_dims(f'(x, ...)), so that permutes meet and cancel: f element-wise, pooling,
-      concat or a reduction, which ConvertLayout leaves alone after an operator that it does not know (clip)
+      padding, concat or a reduction, which ConvertLayout leaves alone after an operator that it does not know (clip)
     - permutes of constants are folded, and those that move axes of extent 1 only become views
     - reshape(permute_dims(x)) @ W -> reshape(x) @ W', where the rows of the constant W are reordered
 
@@ -99,6 +99,8 @@ class _Sinker(PyExprMutator):
             return self._pooling(call, order)
         if operator(call) == "relax.concat":
             return self._concat(call, order)
+        if operator(call) == "relax.nn.pad":
+            return self._pad(call, order)
         if operator(call) in _REDUCTIONS:
             return self._reduction(call, order)
         return call
@@ -125,6 +127,15 @@ class _Sinker(PyExprMutator):
         if call.attrs.axis is None or any(part is None for part in parts):
             return call
         return self._permuted(relax.op.concat(parts, order[int(call.attrs.axis)]), order)
+
+    def _pad(self, call: relax.Call, order: list[int]) -> Any:
+        widths = [int(width) for width in call.attrs.pad_width]
+        moved = [0] * len(widths)
+        for position, axis in enumerate(order):
+            moved[2 * axis : 2 * axis + 2] = widths[2 * position : 2 * position + 2]
+        data = self._unpermuted(call.args[0], order)
+        mode, value = str(call.attrs.pad_mode), float(call.attrs.pad_value)
+        return self._permuted(relax.op.nn.pad(data, moved, mode, value), order)
 
     def _reduction(self, call: relax.Call, order: list[int]) -> Any:
         if call.attrs.axis is None:

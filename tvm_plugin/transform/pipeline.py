@@ -16,6 +16,7 @@ from .batch_norm import FoldBatchNorm
 from .equality_saturation import EqualitySaturation
 from .fold_weights import FoldWeights
 from .layout import ChannelsLast
+from .narrow_products import NarrowProducts, has_byte_products
 from .stored_schedules import stored_schedules
 
 __all__ = ["eqtune_pipeline"]
@@ -47,7 +48,8 @@ def eqtune_pipeline(
     def pipeline(mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         machine = target.Target.current(allow_none=False)
         graph_passes = [EqualitySaturation(), FoldBatchNorm(), FoldWeights()] if graph else []
-        mod = transform.Sequential([FoldWeights(), FoldBatchNorm(), FoldWeights(), *graph_passes])(mod)
+        narrow = [NarrowProducts()] if has_byte_products(machine) else []
+        mod = transform.Sequential([FoldWeights(), FoldBatchNorm(), FoldWeights(), *narrow, *graph_passes])(mod)
         stored = stored_schedules(records, context) if records else {}
         lowered, schedules = _best_form(mod, machine, stored)
         lowered = schedule_kernels(lowered, schedules)

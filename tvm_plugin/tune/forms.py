@@ -17,6 +17,7 @@ from ..tasks import Task, extract_tasks, lower_to_kernels
 from ..transform.batch_norm import FoldBatchNorm
 from ..transform.fold_weights import FoldWeights
 from ..transform.layout import ChannelsLast
+from ..transform.narrow_products import NarrowProducts, has_byte_products
 from .loop import Variant
 
 if TYPE_CHECKING:
@@ -145,9 +146,10 @@ class Forms:
         )
 
 
-def simplify(mod: Any) -> Any:
-    """Fold batch norms, and everything that depends on weights alone."""
-    return tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(mod)
+def simplify(mod: Any, target: Any = None) -> Any:
+    """Fold batch norms, and everything that depends on weights alone; products of bytes as `target` likes them."""
+    narrow = [NarrowProducts()] if target is not None and has_byte_products(target) else []
+    return tvm.transform.Sequential([FoldBatchNorm(), FoldWeights(), *narrow])(mod)
 
 
 def graph_config(graph: Any, fast_math: bool = False) -> GraphConfig | None:
@@ -191,7 +193,7 @@ def model_forms(
     search with all rules.
     """
     config = graph_config(graph)
-    mod = simplify(mod)
+    mod = simplify(mod, target)
     graphs: list[tuple[str, Any]] = []
     result = None
     if config is not None and config.fast_math:

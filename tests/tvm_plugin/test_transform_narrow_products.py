@@ -1,0 +1,146 @@
+"""NarrowProducts: quantised layers multiply bytes, and give the very same integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.runtime import ModelRunner
+from eqtune.tasks import extract_tasks, lower_to_kernels
+from eqtune.transform import ChannelsLast, FoldWeights, NarrowProducts
+from eqtune.transform.apply_tuned import build_executable, untuned_executable
+
+op = relax.op
+TARGET = tvm.target.Target("llvm")
+RNG = np.random.default_rng(0)
+
+
+def layer(shape: tuple[int, ...], dtype: str, zero: int, weight: Any, product: Callable[..., Any]) -> Any:
+    """`product(x - zero, weight)` in int32, as front ends write it."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            data = builder.emit(op.astype(x, "int32"))
+            if zero:
+                data = builder.emit(op.subtract(data, relax.const(zero, "int32")))
+            result = builder.emit_output(product(data, relax.const(weight.astype("int32"), "int32")))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def matmul(data: Any, weight: Any) -> Any:
+    return op.matmul(data, weight, out_dtype="int32")
+
+
+def conv(**attributes: Any) -> Callable[..., Any]:
+    return lambda data, weight: op.nn.conv2d(data, weight, out_dtype="int32", **attributes)
+
+
+def drawn(*shape: int, low: int = -128, high: int = 127) -> Any:
+    return RNG.integers(low, high, shape, endpoint=True)
+
+
+CASES = {
+    "unsigned": lambda: layer((5, 24), "uint8", 0, drawn(24, 40), matmul),
+    "zero_point": lambda: layer((5, 24), "uint8", 131, drawn(24, 40), matmul),
+    "signed_and_wide": lambda: layer((5, 24), "int8", -7, drawn(24, 100), matmul),
+    "signed_and_thin": lambda: layer((5, 24), "int8", -7, drawn(24, 8), matmul),
+    "weights_off_centre": lambda: layer((5, 24), "uint8", 3, drawn(24, 40, low=-20, high=200), matmul),
+    "batch": lambda: layer((2, 5, 24), "uint8", 3, drawn(2, 24, 40), matmul),
+    "conv_padded": lambda: layer((1, 6, 9, 9), "uint8", 5, drawn(20, 6, 3, 3), conv(padding=(1, 0, 2, 1))),
+    "conv_signed": lambda: layer((2, 6, 9, 9), "int8", -3, drawn(20, 6, 3, 3), conv(padding=1, strides=2)),
+    "conv_off_centre": lambda: layer((1, 6, 9, 9), "uint8", 9, drawn(20, 6, 3, 3, low=-255, high=-1), conv(padding=1)),
+    "conv_channels_last": lambda: layer(
+        (1, 9, 9, 6), "int8", 4, drawn(3, 3, 6, 70), conv(padding=1, data_layout="NHWC", kernel_layout="HWIO")
+    ),
+}
+
+
+def products(mod: Any) -> list[list[str]]:
+    """The dtypes that each product reads."""
+    found: list[list[str]] = []
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") in ("relax.matmul", "relax.nn.conv2d"):
+            found.append([str(arg.ty.dtype) for arg in expr.args])
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return found
+
+
+def outputs(mod: Any, data: Any) -> Any:
+    return ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(data)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_integers_stay_the_same(name: str) -> None:
+    before = CASES[name]()
+    after = NarrowProducts()(before)
+    (parameter,) = before["main"].params
+    limits = np.iinfo(str(parameter.ty.dtype))
+    shape = [int(extent) for extent in parameter.ty.shape]
+    data = RNG.integers(limits.min, limits.max, shape, str(parameter.ty.dtype), endpoint=True)
+    assert {right for _, right in products(after)} == {"int8"}
+    assert relax.analysis.check_well_formed(after)
+    np.testing.assert_array_equal(outputs(after, data), ModelRunner(untuned_executable(before, TARGET))(data)[0])
+
+
+@pytest.mark.parametrize(("name", "left"), [("signed_and_wide", "uint8"), ("signed_and_thin", "int8")])
+def test_signed_data_is_flipped_where_that_pays(name: str, left: str) -> None:
+    assert products(NarrowProducts()(CASES[name]())) == [[left, "int8"]]
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        layer((5, 24), "uint8", 0, drawn(24, 40, low=-200, high=200), matmul),
+        layer((5, 24), "int16", 0, drawn(24, 40), matmul),
+        layer((1, 6, 9, 9), "uint8", 0, drawn(6, 1, 3, 3), conv(groups=6)),
+        layer((1, 6, 9, 9), "uint8", 300, drawn(20, 6, 3, 3), conv(padding=1)),
+    ],
+)
+def test_what_does_not_fit_bytes_is_left_alone(mod: Any) -> None:
+    assert products(NarrowProducts()(mod)) == products(mod)
+
+
+def test_two_inputs_are_multiplied_as_bytes() -> None:
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var("x", relax.TensorType((5, 24), "int8")), relax.Var("y", relax.TensorType((24, 7), "uint8"))]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            wide = [builder.emit(op.astype(value, "int32")) for value in inputs]
+            result = builder.emit_output(matmul(*wide))
+        builder.emit_func_output(result)
+    assert products(NarrowProducts()(builder.get())) == [["int8", "uint8"]]
+
+
+def test_a_chain_has_one_kernel_a_layer_and_no_transposes_between() -> None:
+    """Two quantised convolutions: bytes are rescaled where they are summed, and padded in a kernel of their own."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16, 8, 8), "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value: Any = x
+            for _ in range(2):
+                data = builder.emit(op.subtract(builder.emit(op.astype(value, "int32")), relax.const(3, "int32")))
+                weight = builder.emit(op.astype(relax.const(drawn(16, 16, 3, 3).astype("int8")), "int32"))
+                sums = builder.emit(conv(padding=1)(data, weight))
+                real = builder.emit(op.multiply(builder.emit(op.astype(sums, "float32")), relax.const(0.01)))
+                value = builder.emit(
+                    op.astype(builder.emit(op.clip(builder.emit(op.round(real)), 0.0, 255.0)), "uint8")
+                )
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    before = builder.get()
+    after = tvm.transform.Sequential([FoldWeights(), NarrowProducts(), ChannelsLast()])(before)
+    names = [task.name for task in extract_tasks(lower_to_kernels(after, TARGET))]
+    assert sorted(names) == ["conv2d_subtract_cast_multiply_round_clip_cast", "pad", "pad_transpose", "transpose"]
+    assert products(after) == [["uint8", "int8"]] * 2
+    data = RNG.integers(0, 255, (1, 16, 8, 8), "uint8", endpoint=True)
+    np.testing.assert_array_equal(outputs(after, data), ModelRunner(untuned_executable(before, TARGET))(data)[0])
