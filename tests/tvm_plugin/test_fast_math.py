@@ -10,7 +10,9 @@ import tvm
 from tvm import relax
 
 import eqtune
+from eqtune.gpu_machine import resolve_target
 from eqtune.report.table import kernel_table
+from eqtune.tune.forms import model_forms
 
 
 def convolution(scale: float) -> tvm.IRModule:
@@ -55,3 +57,21 @@ def test_fast_math_is_used_only_where_the_outputs_stay_right(tmp_path: Path, mon
     again = tune(0.4, tmp_path, trials=34)  # what was refused is not tuned again for nothing
     assert again.summary.graph == refused.summary.graph
     assert not any("winograd" in task.name for task in again.tasks)
+
+
+def test_on_a_gpu_fast_math_also_permits_tensor_cores_for_float32() -> None:
+    x, weight = relax.Var("x", relax.TensorType((32, 64), "float32")), relax.const(np.ones((64, 32), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.matmul(x, weight))
+        builder.emit_func_output(y)
+    forms = {}
+    for target in ("nvidia/nvidia-h100", {"kind": "llvm"}):
+        for fast_math in (False, True):
+            config = eqtune.GraphConfig(rules=(), fast_math=fast_math)
+            found, _ = model_forms(builder.get(), resolve_target(target), config)
+            forms[str(target), fast_math] = [(form.name, form.lossy) for form in found.forms]
+    exact = [("as given", False)]
+    assert forms.pop(("nvidia/nvidia-h100", True)) == [*exact, ("as given, tfloat32", True)]
+    assert all(names == exact for names in forms.values())

@@ -49,12 +49,15 @@ class Interface:
         Smallest extent of a dimension that the kernel indexes by a loaded value (gather, scatter); None without any.
     reduction : int
         Longest reduction: the product of the reduction extents of one block, the largest of all blocks.
+    rounds : bool
+        Whether factors of products may be rounded to tfloat32.
     """
 
     params: tuple[BufferSpec, ...]
     outputs: tuple[int, ...]
     index_bound: int | None
     reduction: int
+    rounds: bool = False
 
     @staticmethod
     def of(function: Any) -> Interface:
@@ -62,6 +65,8 @@ class Interface:
         import tvm_ffi
         from tvm import s_tir, tirx
         from tvm.ir.expr import TensorLoad
+
+        from ..search.space.gpu.tf32 import permitted_products
 
         stores: list[Any] = []
         loads: list[Any] = []
@@ -92,6 +97,7 @@ class Interface:
             ),
             index_bound=min(bounds, default=None),
             reduction=max(reductions, default=1),
+            rounds=permitted_products(function) == 1,
         )
 
     @property

@@ -12,7 +12,7 @@ __all__ = ["mismatch", "relative_tolerance"]
 
 _FACTOR = {"float64": 64.0, "float32": 64.0}
 _FACTOR_SMALL = 4.0
-_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "tfloat32": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 def relative_tolerance(dtype: str, reduction: int) -> float:
@@ -26,11 +26,11 @@ def relative_tolerance(dtype: str, reduction: int) -> float:
     Parameters
     ----------
     dtype : str
-        The least precise floating-point type of the kernel's inputs and outputs.
+        The least precise floating-point type of the kernel's inputs and outputs, or of its products ("tfloat32").
     reduction : int
         Terms of the longest sum, K.
     """
-    if not dtype.startswith(("float", "bfloat")):
+    if not dtype.startswith(("float", "bfloat", "tfloat")):
         return 0.0
     epsilon = _EPSILON.get(dtype, 2.0**-3)
     return min(0.5, _FACTOR.get(dtype, _FACTOR_SMALL) * epsilon * math.sqrt(max(1, reduction)))

@@ -78,12 +78,19 @@ def interface_fields(interface: Interface) -> dict[str, Any]:
         "outputs": list(interface.outputs),
         "index_bound": interface.index_bound,
         "reduction": interface.reduction,
+        "rounds": interface.rounds,
     }
 
 
 def interface_of(fields: Mapping[str, Any]) -> Interface:
     """The inverse of `interface_fields`."""
-    return Interface(_specs(fields["params"]), tuple(fields["outputs"]), fields["index_bound"], fields["reduction"])
+    return Interface(
+        _specs(fields["params"]),
+        tuple(fields["outputs"]),
+        fields["index_bound"],
+        fields["reduction"],
+        bool(fields.get("rounds")),
+    )
 
 
 def _specs(fields: Sequence[Sequence[Any]]) -> tuple[BufferSpec, ...]:

@@ -13,6 +13,8 @@ import tvm
 import tvm_ffi
 
 from ..errors import InputError
+from ..gpu_machine import is_gpu
+from ..search.space.gpu.tf32 import permit_tf32
 from ..tasks import Task, extract_tasks, lower_to_kernels
 from ..transform.batch_norm import FoldBatchNorm
 from ..transform.fold_weights import FoldWeights
@@ -211,6 +213,8 @@ def model_forms(
             forms.append(_lower(f"{name}, channels last", last, target))
         if not can_be_last or seconds >= BOTH_LAYOUTS_S:
             forms.append(_lower(name, candidate, target))
+    if config is not None and config.fast_math and is_gpu(target):
+        forms += [_with_tf32(form) for form in forms]
     distinct = list({tuple(sorted(form.calls.items())): form for form in reversed(forms)}.values())[::-1]
     for form in distinct:
         LOGGER.info("form %r: %d kernels, %d calls", form.name, len(form.tasks), sum(t.calls for t in form.tasks))
@@ -230,6 +234,12 @@ def _rewritten(
         return [], result
     others = [(f"{name} otherwise", simplify(other)) for other in result.alternatives[:1]]
     return [(name, simplify(result.mod)), *others], result
+
+
+def _with_tf32(form: Form) -> Form:
+    """The form whose products of float32 may be three of tfloat32 each, on tensor cores."""
+    kernels = permit_tf32(form.mod)
+    return replace(form, name=f"{form.name}, tfloat32", mod=kernels, tasks=extract_tasks(kernels), lossy=True)
 
 
 def _lower(name: str, mod: Any, target: Any) -> Form:

@@ -19,7 +19,8 @@ from .memory_bound import MemoryBoundGpuSketch, works
 from .reduction import ReductionGpuSketch
 from .rows import RowsGpuSketch
 from .tensor_core import supports
-from .tensor_sketch import TensorCoreSketch
+from .tensor_sketch import TensorCoreSketch, tensor_dtype
+from .tf32 import permitted_products
 from .transpose import TransposeGpuSketch
 
 __all__ = ["build_gpu_space"]
@@ -47,7 +48,7 @@ def build_gpu_space(mod: Any, hardware: GpuHardware) -> Space:
     sketches: list[Sketch] = []
     form = _matrix_form(mod)
     if form is not None:
-        if supports(form) and hardware.tensor_peak(form.a.access.dtype.removeprefix("u")):
+        if supports(form, permitted_products(mod["main"])) and hardware.tensor_peak(tensor_dtype(form)):
             sketches.append(TensorCoreSketch(mod, form, hardware))
         sketches.append(MatrixSketch(mod, form, hardware))
     for number, keep in enumerate(_kept(whole)):

@@ -48,16 +48,18 @@ class MmaFragments:
     Parameters
     ----------
     dtype : str
-        Of both operands: "float16", "bfloat16", "int8", "uint8", or "float32", which is rounded to tfloat32.
+        Of both operands: "float16", "bfloat16", "int8", "uint8", or "float32", which `tf32` says more about.
     sums : str
         Of the accumulator.
+    products : int
+        Of tfloat32 for each of float32: 1 or 3.
     """
 
-    def __init__(self, dtype: str, sums: str) -> None:
-        self._dtype, self._sums = dtype, sums
+    def __init__(self, dtype: str, sums: str, products: int) -> None:
+        self._dtype, self._sums, self._products = dtype, sums, products
         self._word = 4 // dtype_bytes(dtype)
         self.fill = self._register("fill", sums, _fill(sums))
-        self.compute = self._register("compute", f"{dtype}_{sums}", _compute(dtype, sums))
+        self.compute = self._register("compute", f"{dtype}_{sums}_{products}", _compute(dtype, sums, products))
 
     def layout(self, operand: str) -> _Layout:
         """Where element (row or column, step) of operand "a" or "b", or (row, column) of "sums", is held."""
@@ -72,8 +74,9 @@ class MmaFragments:
 
         There it lies in the same order, or `transposed`, with k first.
         """
-        name = f"{operand}_{'transposed_' if transposed else ''}{self._dtype}"
-        return self._register("load", name, _load(operand, self._dtype, transposed))
+        name = f"{operand}_{'transposed_' if transposed else ''}{self._dtype}_{self._products}"
+        rounds = self._dtype == "float32" and self._products == 1
+        return self._register("load", name, _load(operand, self._dtype, transposed, rounds))
 
     def _register(self, step: str, name: str, functions: _Pair) -> str:
         full = f"eqtune_mma_{step}_{name}"
@@ -82,9 +85,9 @@ class MmaFragments:
 
 
 @functools.cache
-def mma_fragments(dtype: str, sums: str) -> MmaFragments:
+def mma_fragments(dtype: str, sums: str, products: int = 1) -> MmaFragments:
     """The intrinsics for these dtypes, registered once in a process."""
-    return MmaFragments(dtype, sums)
+    return MmaFragments(dtype, sums, products)
 
 
 def _holder(operand: str, word: int) -> _Layout:
@@ -119,6 +122,12 @@ def _held(operand: str, word: int) -> _Layout:
     return {"a": a, "b": b, "sums": sums}[operand]
 
 
+def _rounded(value: Any) -> Any:
+    """To tfloat32, nearest, ties away from zero; without this, the instruction cuts the last 13 bits off."""
+    bits = tirx.reinterpret("uint32", value) + tirx.const(0x1000, "uint32")
+    return tirx.reinterpret("float32", bits & tirx.const(0xFFFFE000, "uint32"))
+
+
 def _fill(dtype: str) -> _Pair:
     n = FRAGMENT
     zero = tirx.const(0, dtype)
@@ -149,13 +158,13 @@ def _fill(dtype: str) -> _Pair:
 
 
 @functools.cache
-def _load(operand: str, dtype: str, transposed: bool) -> _Pair:
+def _load(operand: str, dtype: str, transposed: bool, rounds: bool) -> _Pair:
     n, steps = FRAGMENT, fragment_steps(dtype, 1)
     word = 4 // dtype_bytes(dtype)
     count = 4 * word
     holder, held = _holder(operand, word), _held(operand, word)
     rows, columns = (steps, n) if transposed else (n, steps)
-    by_matrix = dtype != "float32" and (not transposed or word == 2)  # tfloat32 is rounded on the way
+    by_matrix = not rounds and (not transposed or word == 2)
 
     def source(i: Any, k: Any) -> tuple[Any, Any]:
         return (k, i) if transposed else (i, k)
@@ -168,11 +177,6 @@ def _load(operand: str, dtype: str, transposed: bool) -> _Pair:
         if transposed:
             return (8 * steps_half + row) * stride + 8 * rows_half
         return (8 * rows_half + row) * stride + half * steps_half
-
-    def rounded(value: Any) -> Any:
-        """To tfloat32, nearest, ties away from zero; without this, the instruction cuts the last 13 bits off."""
-        bits = tirx.reinterpret("uint32", value) + tirx.const(0x1000, "uint32")
-        return tirx.reinterpret("float32", bits & tirx.const(0xFFFFE000, "uint32"))
 
     @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def description(a: T.handle, c: T.handle) -> None:
@@ -220,13 +224,13 @@ def _load(operand: str, dtype: str, transposed: bool) -> _Pair:
             for lane in T.thread_binding(LANES, "threadIdx.x"):
                 for place in T.unroll(count):
                     si, sk = T.meta_var(source(*held(lane, place)))
-                    value = T.meta_var(rounded(A[si, sk]) if dtype == "float32" else A[si, sk])
+                    value = T.meta_var(_rounded(A[si, sk]) if rounds else A[si, sk])
                     C[0, place] = value
 
     return description, matrices if by_matrix else elements
 
 
-def _compute(dtype: str, sums: str) -> _Pair:
+def _compute(dtype: str, sums: str, products: int) -> _Pair:
     n, steps = FRAGMENT, fragment_steps(dtype, 1)
     word = 4 // dtype_bytes(dtype)
     count = 4 * word
@@ -253,6 +257,11 @@ def _compute(dtype: str, sums: str) -> _Pair:
                     c_lane, c_place = T.meta_var(in_c(vi, vj))
                     C[c_lane, c_place] = C[c_lane, c_place] + cast(A[a_lane, a_place]) * cast(B[b_lane, b_place])
 
+    def multiply(a: Any, a_offset: Any, b: Any, b_offset: Any, c: Any, half: Any) -> Any:
+        """The instruction for the columns of one half: `a` and `b` are pointers, `c` the buffer of the sums."""
+        places = (a, a_offset, b, b_offset + half * (count // 2), c.data, c.elem_offset + half * (SUMS // 2))
+        return T.ptx_legacy.mma(shape, "row", "col", a_type, a_type, c_type, *places, False, dtype=sums)
+
     @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, count), dtype, align=64, offset_factor=1, scope="local")
@@ -263,26 +272,33 @@ def _compute(dtype: str, sums: str) -> _Pair:
             T.writes(C[0:LANES, 0:SUMS])
             for _ in T.thread_binding(LANES, "threadIdx.x"):
                 for half in T.unroll(2):
-                    T.evaluate(
-                        T.ptx_legacy.mma(
-                            shape,
-                            "row",
-                            "col",
-                            a_type,
-                            a_type,
-                            c_type,
-                            A.data,
-                            A.elem_offset,
-                            B.data,
-                            B.elem_offset + half * (count // 2),
-                            C.data,
-                            C.elem_offset + half * (SUMS // 2),
-                            False,
-                            dtype=sums,
-                        )
-                    )
+                    T.evaluate(multiply(A.data, A.elem_offset, B.data, B.elem_offset, C, half))
 
-    return description, implementation
+    @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
+    def in_parts(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (LANES, count), dtype, align=64, offset_factor=1, scope="local")
+        B = T.match_buffer(b, (LANES, count), dtype, align=64, offset_factor=1, scope="local")
+        C = T.match_buffer(c, (LANES, SUMS), sums, align=64, offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:LANES, 0:SUMS], A[0:LANES, 0:count], B[0:LANES, 0:count])
+            T.writes(C[0:LANES, 0:SUMS])
+            for _ in T.thread_binding(LANES, "threadIdx.x"):
+                with T.sblock("parts"):
+                    T.reads(C[0:LANES, 0:SUMS], A[0:LANES, 0:count], B[0:LANES, 0:count])
+                    T.writes(C[0:LANES, 0:SUMS])
+                    large = T.sblock_alloc_buffer((2, count), dtype, scope="local")
+                    small = T.sblock_alloc_buffer((2, count), dtype, scope="local")
+                    for place in T.unroll(count):
+                        large[0, place] = _rounded(A[0, place])
+                        small[0, place] = _rounded(A[0, place] - large[0, place])
+                        large[1, place] = _rounded(B[0, place])
+                        small[1, place] = _rounded(B[0, place] - large[1, place])
+                    for half in T.unroll(2):  # the small ones first, before the sum grows
+                        T.evaluate(multiply(small.data, 0, large.data, count, C, half))
+                        T.evaluate(multiply(large.data, 0, small.data, count, C, half))
+                        T.evaluate(multiply(large.data, 0, large.data, count, C, half))
+
+    return description, in_parts if products == 3 else implementation
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from tvm import tirx
 from ..access import dtype_bytes
 from .bind import bind_elementwise
 from .matrix import MatrixForm, Operand, inline_producers
+from .tf32 import permitted_products
 from .tiled import pipeline
 
 __all__ = ["FRAGMENT", "fragment_steps", "line_padding", "schedule_fragments", "supports"]
@@ -36,9 +37,11 @@ _SUPPORTED = {
 """Dtypes of operands and sums that TVM's code generator has fragments for."""
 
 
-def supports(form: MatrixForm) -> bool:
-    """Whether there are fragments for these dtypes."""
+def supports(form: MatrixForm, products: int = 0) -> bool:
+    """Whether there are fragments for these dtypes; `products` as `tf32.permitted_products` says."""
     dtype = form.a.access.dtype
+    if products and dtype == form.accumulator == "float32":
+        return form.b.access.dtype == dtype
     return dtype == form.b.access.dtype and (dtype, form.accumulator) in _SUPPORTED
 
 
@@ -64,7 +67,7 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     if v["mma"]:
         from .mma import mma_fragments  # parses five functions
 
-        intrinsics: Any = mma_fragments(dtype, sums)
+        intrinsics: Any = mma_fragments(dtype, sums, permitted_products(mod["main"]) or 1)
     else:
         from .fragments import fragments  # as many
 
@@ -138,7 +141,10 @@ def _fetch(
     sch.bind(x, "threadIdx.x")
     if vector > 1:
         sch.vectorize(lane)
-    sch.storage_align(copy, 0, axis=-2, factor=64 // operand.item_bytes, offset=line_padding(operand.item_bytes))
+    offset = line_padding(operand.item_bytes)
+    if operand.item_bytes == 4 and not operand.along_reduction:
+        offset *= 2  # eight threads of a warp read along the line, and four of them across
+    sch.storage_align(copy, 0, axis=-2, factor=64 // operand.item_bytes, offset=offset)
 
 
 def _write(sch: Any, writer: Any, form: MatrixForm, warps: int) -> None:

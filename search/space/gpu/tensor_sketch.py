@@ -15,9 +15,10 @@ from .hardware import GpuHardware
 from .matrix import MatrixForm
 from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
 from .tensor_core import FRAGMENT, WARP, fragment_steps, schedule_fragments
+from .tf32 import permitted_products
 from .tiled import ASYNC_STAGES
 
-__all__ = ["TensorCoreSketch"]
+__all__ = ["TensorCoreSketch", "tensor_dtype"]
 
 FAMILY = 21
 OTHER_REGISTERS = 48
@@ -43,7 +44,7 @@ class TensorCoreSketch(Sketch):
     ----------
     mod : tvm.ir.IRModule
     form : MatrixForm
-        One that `tensor_core.supports`.
+        One that `tensor_core.supports`; of float32 where the kernel permits it (`tf32`).
     hardware : GpuHardware
     """
 
@@ -53,6 +54,8 @@ class TensorCoreSketch(Sketch):
         self.form = form
         self._mod = mod
         self._hardware = hardware
+        self._dtype = tensor_dtype(form)
+        self._products = permitted_products(mod["main"]) if self._dtype == "tfloat32" else 1
         _, rows, columns, reduction = form.shape
         self.knobs = (
             Knob("wi", _counts(rows)),
@@ -61,7 +64,7 @@ class TensorCoreSketch(Sketch):
             Knob("fj", _counts(columns)),
             Knob("bk", tuple(b for b in (16, 32, 64) if b == 16 or b < 2 * reduction)),
             Knob("stages", (1, 2, 3, 4) if hardware.copies_asynchronously else (1, 2)),
-            Knob("mma", (0, 1) if hardware.copies_asynchronously else (0,)),
+            Knob("mma", (1,) if self._dtype == "tfloat32" else (0, 1) if hardware.copies_asynchronously else (0,)),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -148,6 +151,7 @@ class TensorCoreSketch(Sketch):
         # A fragment of an operand is 16 x 16 elements over 32 threads; WMMA keeps float16 twice. Of `mma` it is
         # 16 x 32 bytes.
         operands = (v["fi"] + v["fj"]) * np.where(v["mma"], 4.0, 8.0 if item == 2 else 2.0)
+        operands = operands + (16.0 if self._products > 1 else 0.0)  # a pair of them in two parts
         ahead = np.where(v["stages"] == 2, (tile_i + tile_j) * v["bk"] * item / 4 / threads, 0.0)
         inputs = sum(_staged(tile, v["bk"], operand.along_reduction) for tile, operand in self._staged_by(v)) * item
         inputs = inputs * shared_buffers(v["stages"])
@@ -172,8 +176,7 @@ class TensorCoreSketch(Sketch):
         blocks_i, blocks_j = np.ceil(rows / tile_i), np.ceil(columns / tile_j)
         padding = blocks_i * tile_i / rows * blocks_j * tile_j / columns * steps * v["bk"] / reduction
         item = form.a.item_bytes
-        dtype = form.a.access.dtype
-        peak = hardware.tensor_peak("int8" if dtype == "uint8" else dtype)
+        peak = hardware.tensor_peak(self._dtype) / self._products
         per_clock = (
             np.asarray(PEAK_SHARE)[v["mma"].astype(np.int64)]
             * peak
@@ -207,6 +210,12 @@ class TensorCoreSketch(Sketch):
             "fetched": fetched,
             "padding": padding,
         }
+
+
+def tensor_dtype(form: MatrixForm) -> str:
+    """What the tensor cores take the operands as: an entry of `hardware.TENSOR_DTYPES`."""
+    dtype = form.a.access.dtype
+    return {"uint8": "int8", "float32": "tfloat32"}.get(dtype, dtype)
 
 
 def _counts(extent: int) -> tuple[int, ...]:
