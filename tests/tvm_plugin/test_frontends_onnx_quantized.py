@@ -1,0 +1,102 @@
+"""Quantised ONNX operators give ONNX Runtime's integers, and multiply bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.frontends import load_model
+from eqtune.runtime import ModelRunner
+from eqtune.tasks import lower_to_kernels
+from eqtune.transform import FoldWeights, NarrowProducts
+from eqtune.transform.apply_tuned import build_executable
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+helper, P = onnx.helper, onnx.TensorProto
+TYPES = {"uint8": P.UINT8, "int8": P.INT8, "int32": P.INT32}
+TARGET = tvm.target.Target("llvm")
+
+
+def proto(kind: str, left: str, right: str, per_channel: bool, result: str, zeros: tuple[int, int] = (5, 0)) -> Any:
+    """One node. Weights of odd scale; results that fill the range of their dtype."""
+    rng = np.random.default_rng(0)
+    limits = np.iinfo(right)
+    conv = "Conv" in kind
+    shape, out = ((12, 8, 3, 3), [1, 12, 7, 7]) if conv else ((32, 20), [6, 20])
+    weight = rng.integers(limits.min, limits.max, shape, right, endpoint=True)
+    channels = shape[0 if conv else 1]
+    w_scale = rng.uniform(0.001, 0.003, channels) if per_channel else np.array(0.002)
+    tensors = {
+        "w": weight,
+        "x_zero": np.array(zeros[0], left),
+        "w_zero": np.full(channels if per_channel else (), zeros[1], right),
+        "x_scale": np.array(0.5, np.float32),
+        "w_scale": w_scale.astype(np.float32),
+        "y_scale": np.array(0.25, np.float32),
+        "y_zero": np.array(3, result) if result != "int32" else np.array(0, np.int8),
+        "bias": rng.integers(-2000, 2000, channels, np.int32),
+    }
+    names = {
+        "QLinearConv": "x x_scale x_zero w w_scale w_zero y_scale y_zero bias",
+        "QLinearMatMul": "x x_scale x_zero w w_scale w_zero y_scale y_zero",
+        "ConvInteger": "x w x_zero w_zero",
+        "MatMulInteger": "x w x_zero w_zero",
+    }[kind].split()
+    node = helper.make_node(kind, names, ["y"], **({"pads": [1, 1, 1, 1]} if conv else {}))
+    graph = helper.make_graph(
+        [node],
+        "quantised",
+        [helper.make_tensor_value_info("x", TYPES[left], [1, 8, 7, 7] if conv else [6, 32])],
+        [helper.make_tensor_value_info("y", TYPES[result], out)],
+        [onnx.numpy_helper.from_array(tensors[name], name) for name in names if name != "x"],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def multiplied(mod: Any) -> set[str]:
+    """The dtypes of all operands of products."""
+    found: set[str] = set()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") in ("relax.matmul", "relax.nn.conv2d"):
+            found.update(str(arg.ty.dtype) for arg in expr.args)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "left", "right", "per_channel", "result", "zeros"),
+    [
+        ("QLinearConv", "uint8", "int8", True, "uint8", (131, 0)),
+        ("QLinearConv", "int8", "int8", True, "int8", (-7, 0)),
+        ("QLinearConv", "uint8", "uint8", False, "uint8", (5, 120)),
+        ("QLinearMatMul", "uint8", "int8", False, "uint8", (5, 0)),
+        ("QLinearMatMul", "uint8", "uint8", False, "uint8", (131, 128)),
+        ("QLinearMatMul", "int8", "int8", True, "int8", (-7, 0)),
+        ("ConvInteger", "uint8", "uint8", False, "int32", (131, 128)),
+        ("MatMulInteger", "uint8", "int8", False, "int32", (131, 3)),
+        ("MatMulInteger", "int8", "int8", True, "int32", (-7, 0)),
+    ],
+)
+def test_the_integers_are_those_of_onnx_runtime(
+    kind: str, left: str, right: str, per_channel: bool, result: str, zeros: tuple[int, int]
+) -> None:
+    model = proto(kind, left, right, per_channel, result, zeros)
+    limits = np.iinfo(left)
+    shape = (1, 8, 7, 7) if "Conv" in kind else (6, 32)
+    x = np.random.default_rng(1).integers(limits.min, limits.max, shape, left, endpoint=True)
+    (expected,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
+    imported = tvm.transform.Sequential([FoldWeights()])(load_model(model).mod)
+    narrow = NarrowProducts()(imported)
+    assert multiplied(narrow) <= {"uint8", "int8"}
+    for mod in (imported, narrow):
+        (actual,) = ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(x)
+        np.testing.assert_array_equal(actual, expected)
