@@ -4,21 +4,23 @@
 
 Latencies are the minimum over several rounds of some seconds each, in which the runtimes take turns, one at a time, all
 with the same number of threads; the peers in processes of their own. A peer that fails is told on standard error, and
-its columns are empty. `*_ms` are milliseconds of one run, `*_s` seconds; `rel_err` is the largest difference from the
-untuned model's outputs, relative to the largest value. `*_start_ns` is what starting a parallel region
-cost around the round that counts (benchmarks/peers/parallel_start.py): figures taken in different states of the machine
-say little about each other. The untuned model is timed once. Records are fresh unless --work-dir is given.
+its columns are empty. The untuned model is timed once. Records are fresh unless --work-dir is given.
+
+`*_ms` are milliseconds of one run; `tune_s` is all of tuning, of which `overhead_share` (0 to 1) went to neither
+building nor running candidates; `rel_err` is the largest difference from the untuned model's outputs, relative to the
+largest value. `*_start_ns` is what starting a parallel region cost around the round that counts
+(benchmarks/peers/parallel_start.py): figures taken in different states of the machine say little about each other.
 
     python -m benchmarks.models --models resnet50,resnext50,inceptionv3 --share-records --budget 600 --peers ""
 
 shows how the records of one model help the next: `reused_kernels` had records before the model was tuned, and
 `within_5_percent_s` is how long after the start the sum of its kernels was within 5 % of what it became.
 
-The peer torch-compile (max-autotune) needs a C++ compiler. The peer metaschedule tunes the same model with TVM's own
-tuner, whose builder is kept alive, for as many seconds as eqtune took (not under --budget):
-`metaschedule_tune_s` is what it took (it ends the round that has begun), `metaschedule_untuned_kernels` of its
-`metaschedule_kernels` were not reached or found no schedule and are as TVM compiles them, and `metaschedule_errors`
-counts candidates that failed. Its first pass over the kernels measures 64 candidates of each.
+The peer torch-compile (max-autotune, frozen) needs a C++ compiler. The peer metaschedule tunes the same model with
+TVM's own tuner, whose builder is kept alive, for as many seconds as eqtune took, and at least --budget.
+`metaschedule_tune_s` is what it took: it ends the round that has begun, and its first pass measures 64 candidates of
+each kernel. `metaschedule_untuned_kernels` of its `metaschedule_kernels` were not reached or found no schedule, and
+stay as TVM compiles them; `metaschedule_errors` counts candidates that failed; `metaschedule_rel_err` is as `rel_err`.
 """
 
 from __future__ import annotations
@@ -171,12 +173,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, help="seconds of tuning a model")
     parser.add_argument("--trials", type=int, help="measurements a model")
     parser.add_argument("--trials-per-kernel", type=int, help="measurements a distinct kernel, on average")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of every runtime (all cores)")
     parser.add_argument("--graph", default="saturate", help="saturate or off")
     parser.add_argument("--fast-math", action="store_true", help="permit Winograd's convolutions, as eqtune tune does")
     parser.add_argument("--share-records", action="store_true", help="one work directory for all models")
     parser.add_argument("--peers", default="torch,onnxruntime", help=f"of {', '.join(PEERS)}; empty for none")
-    parser.add_argument("--metaschedule-budget", type=float, help="seconds it tunes a model (as many as eqtune took)")
+    parser.add_argument("--metaschedule-budget", type=float, help="seconds for it instead of those")
     parser.add_argument("--rounds", type=int, default=3, help="in which the runtimes take turns, 2 s each (3)")
     parser.add_argument("--work-dir", help="keep records here (default: a temporary directory)")
     parser.add_argument("--seed", type=int, default=0)
