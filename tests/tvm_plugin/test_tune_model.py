@@ -43,7 +43,7 @@ def small_model(size: int = 24) -> tvm.IRModule:
 
 
 def tune(work_dir: Path, **arguments: object) -> eqtune.TuneResult:
-    defaults = {"trials": 24, "graph": "off", "progress": False, "work_dir": work_dir}
+    defaults = {"trials": 24, "graph": "off", "progress": False, "work_dir": work_dir, "threads": 1}
     return eqtune.tune_model(small_model(), **{**defaults, **arguments})  # type: ignore[arg-type]
 
 
