@@ -274,6 +274,9 @@ def _compute(dtype: str, sums: str, products: int) -> _Pair:
                 for half in T.unroll(2):
                     T.evaluate(multiply(A.data, A.elem_offset, B.data, B.elem_offset, C, half))
 
+    if products == 1:
+        return description, implementation
+
     @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def in_parts(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, count), dtype, align=64, offset_factor=1, scope="local")
@@ -298,7 +301,7 @@ def _compute(dtype: str, sums: str, products: int) -> _Pair:
                         T.evaluate(multiply(large.data, 0, small.data, count, C, half))
                         T.evaluate(multiply(large.data, 0, large.data, count, C, half))
 
-    return description, in_parts if products == 3 else implementation
+    return description, in_parts
 
 
 @functools.cache
