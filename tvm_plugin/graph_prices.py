@@ -29,10 +29,12 @@ __all__ = ["GraphPrices"]
 PriceKernels = Callable[[Sequence[Task]], list[float]]
 """Tasks -> seconds of one call of each."""
 
-PRICED = frozenset({"matmul", "conv2d", "blocked_conv2d", "pool2d", "softmax", "winograd_data", "winograd_result"})
+PRICED = frozenset(
+    {"matmul", "conv2d", "blocked_conv2d", "pool2d", "softmax", "winograd_conv2d", "winograd_data", "winograd_result"}
+)
 """Terms whose kernels are measured. What only moves data is estimated: by itself it is seldom what it is when fused."""
 
-IMAGES = frozenset({"conv2d", "pool2d", "winograd_data", "winograd_result"})
+IMAGES = frozenset({"conv2d", "pool2d", "winograd_conv2d", "winograd_data", "winograd_result"})
 """Terms whose kernels are wanted with channels last: what only moves data to get there is not theirs to pay."""
 
 MOST_WEIGHTS_BYTES = 1 << 30

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol
 
 from ..space.hardware import Hardware
-from .terms import Conv2d, TensorType, TermGraph
+from .terms import Conv2d, TensorType, TermGraph, WinogradData
 
 __all__ = ["AnalyticCost", "MeasuredCost", "Pricing", "TermCost", "TermKey", "graph_cost_s", "term_keys"]
 
@@ -101,6 +102,8 @@ class AnalyticCost:
             channels = result.shape[1] * result.shape[4]
             depth = types[1].elements // max(1, channels)
             work_s = self._product_s(result.elements // max(1, channels), channels, depth, result)
+        elif op == "winograd_conv2d":
+            work_s = self._winograd_s(attrs, types[0], types[1])
         else:
             work_s = {"softmax": 1.0, "permute": 1.0, "winograd_data": 1.0, "opaque": 1.0}.get(op, 0.0) * traffic_s
             traffic_s += work_s
@@ -127,6 +130,14 @@ class AnalyticCost:
         fill *= depth / (depth + lanes)
         flops = 2.0 * result.elements * depth
         return flops / (self.hardware.peak_flops_per_s_all * max(fill, 0.02) * _EFFICIENCY)
+
+    def _winograd_s(self, attrs: WinogradData, image: TensorType, weight: TensorType) -> float:
+        """Products of transformed tiles, and what lies before and behind them, written and read in the cache."""
+        (matrices, depth, columns), (batch, _, *size) = weight.shape, image.shape
+        tiles = batch * prod(attrs.grid(*size))
+        products = TensorType((matrices, tiles, columns), image.dtype)
+        between = 2.0 * (products.size_bytes + products.size_bytes * depth / columns)
+        return self._product_s(tiles, columns, depth, products) + between / self.hardware.cache_bandwidth_bytes_per_s
 
     def _conv2d_s(self, attrs: Conv2d, weight: TensorType, result: TensorType) -> float:
         """Arithmetic of a convolution."""

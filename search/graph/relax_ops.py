@@ -34,7 +34,7 @@ from .terms import (
     WinogradResult,
     infer,
 )
-from .winograd_ops import winograd_data, winograd_result
+from .winograd_ops import winograd_conv2d, winograd_data, winograd_result
 
 __all__ = ["read_call", "static_type", "write_term"]
 
@@ -250,6 +250,11 @@ def _write_winograd_data(a: WinogradData, x: Any, *, types: Any, result: TensorT
     return winograd_data(relax.op.permute_dims(x, [0, 2, 3, 1]), a.outputs, a.padding)
 
 
+def _write_winograd_conv2d(a: WinogradData, x: Any, w: Any, *, types: Any, result: TensorType) -> Any:
+    image = winograd_conv2d(relax.op.permute_dims(x, [0, 2, 3, 1]), w, a.outputs, a.padding)
+    return relax.op.permute_dims(image, [0, 3, 1, 2])
+
+
 def _write_winograd_result(a: WinogradResult, x: Any, *, types: Any, result: TensorType) -> Any:
     return relax.op.permute_dims(winograd_result(x, a.outputs, a.height, a.width), [0, 3, 1, 2])
 
@@ -276,6 +281,7 @@ WRITERS: dict[str, Write] = {
     "concat": lambda a, *parts, **_: relax.op.concat(list(parts), a.axis),
     "pad": _write_pad,
     "winograd_data": _write_winograd_data,
+    "winograd_conv2d": _write_winograd_conv2d,
     "winograd_result": _write_winograd_result,
     "reduce": _write_reduce,
     "softmax": lambda a, x, **_: relax.op.nn.softmax(x, a.axis),

@@ -455,6 +455,15 @@ def _infer_winograd_data(attrs: WinogradData, x: TensorType) -> TensorType:
     return TensorType(((attrs.outputs + 2) ** 2, batch * down * across, channels), x.dtype)
 
 
+def _infer_winograd_conv2d(attrs: WinogradData, x: TensorType, weight: TensorType) -> TensorType:
+    _require(len(weight.shape) == 3, "a transformed weight has three dimensions")
+    size, channels, columns = weight.shape
+    data = _infer_winograd_data(attrs, x)
+    _require((data.shape[0], data.shape[2]) == (size, channels), f"{weight.shape} for {data.shape}")
+    top, left, bottom, right = attrs.padding
+    return TensorType((x.shape[0], columns, x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2), x.dtype)
+
+
 def _infer_winograd_result(attrs: WinogradResult, x: TensorType) -> TensorType:
     _require(len(x.shape) == 3 and x.shape[0] == (attrs.outputs + 2) ** 2, f"{attrs} of {x.shape}")
     tiles = prod(attrs.grid)
@@ -495,6 +504,7 @@ OPS: dict[str, Op] = {
         Op("concat", None, Axis, _infer_concat),
         Op("pad", 1, Pad, _infer_pad),
         Op("winograd_data", 1, WinogradData, _infer_winograd_data, folds=False),
+        Op("winograd_conv2d", 2, WinogradData, _infer_winograd_conv2d, folds=False),
         Op("winograd_result", 1, WinogradResult, _infer_winograd_result, folds=False),
         Op("reduce", 1, Reduce, _infer_reduce),
         Op("softmax", 1, Axis, _infer_softmax),

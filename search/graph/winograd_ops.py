@@ -2,9 +2,12 @@
 
     eqtune.winograd_data(image (N, H, W, C), (m, top, left, bottom, right)) -> (size * size, tiles, C)
     eqtune.winograd_result(products (size * size, tiles, C), (m, height, width)) -> image (N, height, width, C)
+    eqtune.winograd_conv2d(image (N, H, W, C), weight (size * size, C, O), (m, top, left, bottom, right)) -> image
 
-Each is one kernel: tiles are cut, padded and transformed in registers; what follows the second, a bias or a relu, is
-fused into it. As matrix products, or as padding, slices and concatenations, they take longer than the convolution.
+Each is one kernel: tiles are cut, padded and transformed in registers; what follows the last two, a bias or a relu, is
+fused into them. As matrix products, or as padding, slices and concatenations, transforms take longer than the
+convolution. The last is a whole convolution: its kernel takes some tiles at a time through all stages, so that what
+lies between the stages stays in the cache of one core.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from tvm.ir import Op, register_op_attr
 from .minimal_filtering import MATRICES, Matrix
 from .terms import TensorType, WinogradData, WinogradResult, infer
 
-__all__ = ["winograd_data", "winograd_result"]
+__all__ = ["winograd_conv2d", "winograd_data", "winograd_result"]
 
-DATA, RESULT = "eqtune.winograd_data", "eqtune.winograd_result"
+DATA, RESULT, CONV2D = "eqtune.winograd_data", "eqtune.winograd_result", "eqtune.winograd_conv2d"
 
 TILE_GRID = "eqtune.tile_grid"
 """Annotation of the block that writes transformed data: what its axis of tiles is made of, (batch, down, across)."""
@@ -39,8 +42,13 @@ def winograd_result(x: Any, outputs: int, height: int, width: int) -> relax.Call
     return relax.Call(Op.get(RESULT), [x, relax.ShapeExpr([outputs, height, width])])
 
 
+def winograd_conv2d(x: Any, weight: Any, outputs: int, padding: Sequence[int]) -> relax.Call:
+    """The 3x3 convolution of an image (N, H, W, C) with a transformed weight (size * size, C, O)."""
+    return relax.Call(Op.get(CONV2D), [x, weight, relax.ShapeExpr([outputs, *padding])])
+
+
 def _numbers(call: relax.Call) -> list[int]:
-    return [int(value) for value in call.args[1].values]
+    return [int(value) for value in call.args[-1].values]
 
 
 def _data_attrs(call: relax.Call) -> WinogradData:
@@ -67,6 +75,14 @@ def _result_type(call: relax.Call, _builder: Any) -> relax.TensorType:
     result = infer("winograd_result", _result_attrs(call), _static(call.args[0].ty))
     batch, channels, height, width = result.shape
     return relax.TensorType((batch, height, width, channels), result.dtype)
+
+
+def _conv2d_type(call: relax.Call, _builder: Any) -> relax.TensorType:
+    image, weight = (_static(argument.ty) for argument in call.args[:2])
+    batch, height, width, channels = image.shape
+    image = TensorType((batch, channels, height, width), image.dtype)
+    batch, channels, height, width = infer("winograd_conv2d", _data_attrs(call), image, weight).shape
+    return relax.TensorType((batch, height, width, channels), image.dtype)
 
 
 def _data_kernel(x: te.Tensor, a: WinogradData) -> te.Tensor:
@@ -111,6 +127,46 @@ def _result_kernel(products: te.Tensor, a: WinogradResult) -> te.Tensor:
     return te.compute((tiles // (down * across), a.height, a.width, channels), pixel, name="winograd_result")
 
 
+def _conv2d_kernel(x: te.Tensor, weight: te.Tensor, a: WinogradData) -> te.Tensor:
+    batch, height, width, channels = (int(extent) for extent in x.shape)
+    (down, across), (top, left, bottom, right) = a.grid(height, width), a.padding
+    m, size, columns = a.outputs, a.outputs + 2, int(weight.shape[2])
+    data, result = MATRICES[m].data, MATRICES[m].result
+
+    def pixel(n: Any, t: Any, u: Any, row: Any, column: Any, channel: Any) -> Any:
+        y, z = t * m + row - top, u * m + column - left
+        inside = tirx.all(y >= 0, y < height, z >= 0, z < width)
+        return tirx.if_then_else(inside, x[n, y, z, channel], tirx.const(0.0, x.dtype))
+
+    cut = te.compute((batch, down, across, size, size, channels), pixel, name="winograd_tile")
+    data_rows = te.compute(
+        (batch, down, across, size, size, channels),
+        lambda n, t, u, i, j, c: _row(data, i, lambda k: cut[n, t, u, k, j, c]),
+        name="winograd_data_rows",
+    )
+    transformed = te.compute(
+        (size**2, batch, down, across, channels),
+        lambda e, n, t, u, c: _row(data, e % size, lambda k: data_rows[n, t, u, e // size, k, c]),
+        name="winograd_data",
+    )
+    k = te.reduce_axis((0, channels), name="k")
+    products = te.compute(
+        (size**2, batch, down, across, columns),
+        lambda e, n, t, u, c: te.sum(transformed[e, n, t, u, k] * weight[e, k, c], axis=k),
+        name="winograd_products",
+    )
+    rows = te.compute(
+        (batch, down, across, m, size, columns),
+        lambda n, t, u, i, j, c: _row(result, i, lambda k: products[k * size + j, n, t, u, c]),
+        name="winograd_rows",
+    )
+    return te.compute(
+        (batch, height + top + bottom - 2, width + left + right - 2, columns),
+        lambda n, y, z, c: _row(result, z % m, lambda k: rows[n, y // m, z // m, y % m, k, c]),
+        name="winograd_result",
+    )
+
+
 def _row(matrix: Matrix, index: Any, read: Callable[[int], Any]) -> Any:
     """The sum of row `index` of a matrix of constants times what is read. Once `index` is unrolled, one row is left."""
     sums = [_sum(row, read) for row in matrix]
@@ -152,13 +208,13 @@ def _part(row: Sequence[float], columns: Iterable[int], read: Callable[[int], An
 
 
 def _legalize(
-    kernel: Callable[[te.Tensor, Any], te.Tensor], attrs: Callable[[relax.Call], Any], pattern: int
+    kernel: Callable[..., te.Tensor], attrs: Callable[[relax.Call], Any], pattern: int
 ) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
     def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         name = str(call.op.name).removeprefix("eqtune.")
         return builder.call_te(
-            lambda x: kernel(x, attrs(call)),
-            call.args[0],
+            lambda *tensors: kernel(*tensors, attrs(call)),
+            *call.args[:-1],
             primfunc_name_hint=name,
             primfunc_attrs={"op_pattern": pattern},
         )
@@ -170,6 +226,7 @@ def _register() -> None:
     for name, of_type, kernel, attrs, pattern in (
         (DATA, _data_type, _data_kernel, _data_attrs, FUSES_WITH_NOTHING),
         (RESULT, _result_type, _result_kernel, _result_attrs, FUSES_WITH_USERS),
+        (CONV2D, _conv2d_type, _conv2d_kernel, _data_attrs, FUSES_WITH_USERS),
     ):
         register_op_attr(name, "FInferType", of_type)
         register_op_attr(name, "FPurity", True)

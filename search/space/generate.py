@@ -12,6 +12,7 @@ from .gpu.hardware import GpuHardware
 from .hardware import Hardware
 from .memory_bound import memory_bound_sketches
 from .winograd import winograd_sketches
+from .winograd_conv2d import winograd_conv2d_sketches
 
 __all__ = ["build_space"]
 
@@ -33,7 +34,7 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     """
     if isinstance(hardware, GpuHardware):
         return build_gpu_space(mod, hardware)
-    special = winograd_sketches(mod, hardware)
+    special = winograd_sketches(mod, hardware) or winograd_conv2d_sketches(mod, hardware)
     if special:
         return Space(special)
     try:

@@ -11,7 +11,10 @@ import tvm
 from tvm import relax
 
 from eqtune.machine import detect_target
-from eqtune.search.graph.winograd_ops import winograd_data, winograd_result
+from eqtune.measure.arguments import Interface
+from eqtune.measure.build import split_packing
+from eqtune.search.graph.minimal_filtering import MATRICES
+from eqtune.search.graph.winograd_ops import winograd_conv2d, winograd_data, winograd_result
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.tasks import Task, extract_tasks, lower_to_kernels
@@ -73,3 +76,41 @@ def test_every_candidate_computes_the_same(shape: tuple[int, ...], image: tuple[
         schedule = sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
         actual = run(prepare_for_lowering(schedule.mod["main"]), arguments, shapes[-1])
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 8), (7, 13)], ids=["whole tiles", "ragged tiles"])
+def test_one_kernel_is_the_convolution(height: int, width: int) -> None:
+    """Every form of the nest, with a bias and a relu: against the sums of the definition."""
+    inputs, outputs, m = 16, 32, 4
+    rng = np.random.default_rng(0)
+    kernel = rng.standard_normal((3, 3, inputs, outputs))
+    g = np.array(MATRICES[m].weight)
+    weight = np.einsum("ai,bj,ijco->abco", g, g, kernel).reshape(-1, inputs, outputs).astype("float32")
+    x = relax.Var("x", relax.TensorType((2, height, width, inputs), "float32"))
+    w = relax.Var("w", relax.TensorType(weight.shape, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w], attrs={"num_input": 2}):
+        with builder.dataflow():
+            result = builder.emit(winograd_conv2d(x, w, m, (1, 1, 1, 1)))
+            result = builder.emit_output(builder.emit(relax.op.nn.relu(result)))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), detect_target(2)))
+    (sketch,) = build_space(task.mod, HARDWARE).sketches
+    assert sketch.name == "winograd_conv2d"
+    image = rng.standard_normal((2, height, width, inputs)).astype("float32")
+    padded = np.pad(image.astype("float64"), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
+    expected = np.maximum(np.einsum("nyzcij,ijco->nyzo", windows, kernel), 0)
+    values = np.stack(np.meshgrid(*(knob.values for knob in sketch.knobs), indexing="ij"), -1)
+    values = values.reshape(-1, len(sketch.knobs))
+    values = values[sketch.legal(values)]
+    assert np.isfinite(sketch.latency_s(values)).all()
+    assert np.isfinite(sketch.features(values)).any(axis=0).sum() > 10
+    for row in values[rng.permutation(len(values))[:8]]:
+        schedule = sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
+        function, packing = split_packing(schedule.mod["main"], Interface.of(task.mod["main"]))
+        assert packing is not None
+        nr = int(row[3])
+        panels = np.ascontiguousarray(weight.reshape(-1, inputs, outputs // nr, nr).transpose(0, 2, 1, 3))
+        actual = run(prepare_for_lowering(function), [image, panels], expected.shape)
+        np.testing.assert_allclose(actual, expected, atol=3e-5 * np.abs(expected).max())

@@ -71,7 +71,7 @@ class ChannelsLast:
 
 
 def _has_convolution(function: Any) -> bool:
-    convolutions = ("relax.nn.conv2d", "eqtune.winograd_data")
+    convolutions = ("relax.nn.conv2d", "eqtune.winograd_data", "eqtune.winograd_conv2d")
     return isinstance(function, relax.Function) and any(
         operator(binding.value) in convolutions for binding in top_level_bindings(function)
     )

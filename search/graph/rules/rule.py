@@ -105,6 +105,7 @@ __all__ = [
     "term_graphs",
     "unary",
     "weights",
+    "winograd_conv2d",
     "winograd_data",
     "winograd_result",
 ]
@@ -436,6 +437,13 @@ def concat(parts: Sequence[Pattern], attrs: str | Attr | Axis | Callable[[Match]
 def pad(x: Pattern, attrs: str | Attr | Pad | Callable[[Match], Pad]) -> Node:
     """Zeros around a tensor."""
     return Node("pad", _attrs(attrs), (x,))
+
+
+def winograd_conv2d(
+    x: Pattern, weight: Pattern, attrs: str | Attr | WinogradData | Callable[[Match], WinogradData]
+) -> Node:
+    """A 3x3 convolution with a transformed weight."""
+    return Node("winograd_conv2d", _attrs(attrs), (x, weight))
 
 
 def winograd_data(x: Pattern, attrs: str | Attr | WinogradData | Callable[[Match], WinogradData]) -> Node:

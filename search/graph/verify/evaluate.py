@@ -162,6 +162,14 @@ def _winograd_result(algebra: Algebra, a: WinogradResult, x: Array) -> Array:
     return image[:, :, : a.height, : a.width]
 
 
+def _winograd_conv2d(algebra: Algebra, a: WinogradData, x: Array, weight: Array) -> Array:
+    height, width = (
+        size + before + after - 2 for size, before, after in zip(x.shape[2:], a.padding[:2], a.padding[2:], strict=True)
+    )
+    products = algebra.matmul(_winograd_data(algebra, a, x), weight)
+    return _winograd_result(algebra, WinogradResult(a.outputs, height, width), products)
+
+
 def _square(algebra: Algebra, matrix: Matrix) -> Array:
     """The Kronecker square: it transforms both dimensions of flattened squares."""
     outer = np.stack([np.stack([algebra.constant(value) for value in row]) for row in matrix])
@@ -200,6 +208,7 @@ _OPERATORS: Mapping[str, Callable[..., Array]] = {
     "concat": lambda algebra, a, *parts: np.concatenate(parts, a.axis),
     "pad": lambda algebra, a, x: _pad(algebra.constant(0), x, a.before, a.after),
     "winograd_data": _winograd_data,
+    "winograd_conv2d": _winograd_conv2d,
     "winograd_result": _winograd_result,
     "reduce": _reduce,
     "softmax": _softmax,

@@ -1,0 +1,249 @@
+"""Winograd's convolution in one kernel: a block of tiles at a time through all stages, which its core's cache holds.
+
+    for each block of tiles (parallel):
+        transform its tiles of the image          -> data[e, tile, channel]
+        for each e: data[e] @ weight[e]           -> products[e, tile, channel]
+        transform the products, bias, activation  -> image
+
+In three kernels, data and products cross the cache once more each, and from core to core. The weight is read once for
+each block, so a block needs tiles enough to pay for it. The (m + 2)**2 matrices of a block are an odd number of cache
+lines apart: a multiple of 4 KB would put a tile's values all in the same places of the first-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import tirx
+from tvm.s_tir import ScheduleError
+
+from .base import Knob, Sketch
+from .features import FEATURES
+from .hardware import Hardware
+from .memory_bound.kernel import inlined
+
+__all__ = ["WinogradConv2dSketch", "winograd_conv2d_sketches"]
+
+DATA_ROWS, DATA, PRODUCTS, ROWS = "winograd_data_rows", "winograd_data", "winograd_products", "winograd_rows"
+"""Names of blocks (search/graph/winograd_ops.py), which TVM keeps when it fuses functions."""
+
+FAMILY_INDEX = 31
+
+STACK_BYTES = 1024
+"""TVM puts smaller intermediates of the "global" scope on the stack."""
+
+
+def winograd_conv2d_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
+    """The sketch of `mod["main"]` when it is such a convolution with channels that fill vectors, else none."""
+    try:
+        schedule = inlined(mod, (DATA_ROWS, DATA, ROWS))
+    except ScheduleError:  # no blocks
+        return []
+    blocks = [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
+    if [str(block.name_hint) for block in blocks[:-1]] != [DATA_ROWS, DATA, PRODUCTS, ROWS]:
+        return []
+    extents = [[int(axis.dom.extent) for axis in block.iter_vars] for block in blocks]
+    lanes = hardware.lanes(4)
+    if len(extents[4]) != 4 or extents[1][-1] % lanes or extents[2][4] % lanes:
+        return []
+    sketch = WinogradConv2dSketch(mod, extents, str(blocks[-1].name_hint), hardware)
+    try:
+        sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
+    except ScheduleError:
+        return []
+    return [sketch]
+
+
+class WinogradConv2dSketch(Sketch):
+    """Knobs: `down` and `across` (tiles of a block), `mr` x `nr` (sums in registers: tiles, channels), `ku` (steps of
+    the reduction unrolled), `order` (0: for each panel of weights all tiles; 1: for each run of tiles all panels).
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        One function, "main".
+    extents : sequence of sequence of int
+        Of the axes of each block: rows of data, data, products (e, image, down, across, output, input), rows of
+        results (image, down, across, row, column, channel), and the image.
+    output : str
+        Name of the block that writes the image.
+    hardware : Hardware
+    """
+
+    name = "winograd_conv2d"
+
+    def __init__(self, mod: Any, extents: list[list[int]], output: str, hardware: Hardware) -> None:
+        self.mod, self.output, self.hardware = mod, output, hardware
+        self.matrices, self.batch, self.down, self.across, self.outputs, self.inputs = extents[2]
+        self.tile, self.size = extents[3][3:5]
+        self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
+        self.lanes = hardware.lanes(4)
+        widths = [count * self.lanes for count in (1, 2, 3, 4) if self.outputs % (count * self.lanes) == 0]
+        downs, acrosses = _divisors(self.down), _divisors(self.across)
+        tiles = sorted({rows for block in (a * b for a in downs for b in acrosses) for rows in _divisors(block)})
+        self.knobs = (
+            Knob("down", downs),
+            Knob("across", acrosses),
+            Knob("mr", tuple(rows for rows in tiles if rows <= 28)),
+            Knob("nr", tuple(widths)),
+            Knob("ku", tuple(steps for steps in (1, 2, 4) if self.inputs % steps == 0)),
+            Knob("order", (0, 1)),
+        )
+
+    def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See `Sketch.legal`: a block is whole runs of tiles, its sums fit the registers, the body stays small."""
+        down, across, mr, nr, ku = values[:, :5].T
+        vectors = nr // self.lanes
+        fits = (mr * vectors + vectors + 1 <= self.hardware.vector_registers) & (mr * vectors * ku <= 56)
+        result: NDArray[np.bool_] = fits & (down * across % mr == 0) & ((across == self.across) | (down == 1))
+        return result
+
+    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Sketch.latency_s`: products at the efficiency of their tile, weights streamed for each block, transforms
+        by vectors, and what a block writes and reads again.
+        """
+        machine, tiles = self.hardware, self.batch * self.down * self.across
+        down, across, mr, nr, ku, order = values.astype(np.float64).T
+        block, sums = down * across, mr * nr / self.lanes
+        blocks = tiles / block
+        used = np.minimum(machine.threads, blocks)
+        share = np.ceil(blocks / used) / blocks  # of the whole, that the busiest thread computes
+        # Four cycles pass before a sum can be added to again; its operands are loaded once for mr or nr products.
+        loads = (mr + nr / self.lanes) / sums
+        efficiency = np.minimum(1.0, sums / 8) / np.maximum(1.0, 1.3 * loads) * self.inputs / (self.inputs + 6)
+        product_s = 2.0 * self.matrices * tiles * self.inputs * self.outputs / machine.peak_flops_per_s / efficiency
+        product_s = product_s * np.where(order == 1, 1.02, 1.0)
+        weight_bytes = 4.0 * self.matrices * self.inputs * self.outputs
+        shared = weight_bytes <= machine.l2_bytes / 2
+        stream_s = blocks * weight_bytes / (machine.cache_bandwidth_bytes_per_s / (1 if shared else 3))
+        operations = 4.0 * tiles * (self.matrices * self.inputs + self.tile * self.size * self.outputs)
+        transform_s = operations / (machine.peak_flops_per_s / 2)
+        scratch = 4.0 * self.matrices * block * (self.inputs + self.outputs)
+        again = np.where(scratch <= machine.l2_bytes / 2, 1.0, np.where(scratch <= machine.l2_bytes, 1.5, 3.0))
+        traffic_s = (2 * scratch * blocks * again + 4.0 * self.tile**2 * tiles * self.outputs) / (
+            machine.cache_bandwidth_bytes_per_s
+        )
+        serial_s = np.maximum(product_s, stream_s) + transform_s + traffic_s / 2
+        overhead_s = machine.parallel_overhead_s if machine.threads > 1 else 0.0
+        return np.asarray(serial_s * share + overhead_s + 0.0 * ku)
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Sketch.features`."""
+        down, across, mr, nr, ku, order = values.astype(np.float64).T
+        scratch = 4.0 * self.matrices * down * across * (self.inputs + self.outputs)
+        flops = 2.0 * self.matrices * self.batch * self.down * self.across * self.inputs * self.outputs
+        known = {
+            "log_flops": np.log2(flops),
+            "log_bytes": np.log2(self.bytes_moved),
+            "family": float(FAMILY_INDEX),
+            "log_vector_elements": np.log2(nr),
+            "accumulators": mr * nr / self.lanes,
+            "register_pressure": (mr + 1) * nr / self.lanes / self.hardware.vector_registers,
+            "log_tile_m": np.log2(mr),
+            "log_tile_n": np.log2(nr),
+            "log_tile_k": np.log2(ku),
+            "log_block_m": np.log2(down * across),
+            "log_parallel_chunks": np.log2(self.batch * self.down * self.across / (down * across)),
+            "l2_footprint": scratch / self.hardware.l2_bytes,
+            "log_reduction": np.log2(float(self.inputs)),
+            "log_latency": np.log2(self.latency_s(values)),
+            "variant": order,
+        }
+        result = np.full((len(values), len(FEATURES)), np.nan, dtype=np.float32)
+        for column, feature in enumerate(FEATURES):
+            if feature in known:
+                result[:, column] = known[feature]
+        return result
+
+    def apply(self, values: Mapping[str, int]) -> Any:
+        """See `Sketch.apply`."""
+        schedule = inlined(self.mod, (DATA_ROWS, DATA, ROWS))
+        products = schedule.get_sblock(PRODUCTS)
+        self._pack(schedule, products, values["nr"])
+        block = self._image(schedule, values)
+        schedule.compute_at(products, block, preserve_unit_loops=True)
+        self._data(schedule, block)
+        self._products(schedule, products, values)
+        return schedule
+
+    def _pack(self, schedule: Any, products: Any, nr: int) -> None:
+        """The weight as (e, outputs / nr, inputs, nr), ahead of time."""
+        packed = schedule.cache_read(products, 1, "global")
+        index_dtype = str(schedule.get(products).iter_vars[0].var.ty.dtype)
+        panels = tirx.IndexMap.from_func(lambda e, k, n: [e, n // nr, k, n % nr], ndim=3, index_dtype=index_dtype)
+        schedule.transform_layout(packed, ("write", 0), panels)
+        schedule.annotate(packed, "meta_schedule.layout_rewrite_preproc", True)
+
+    def _image(self, schedule: Any, values: Mapping[str, int]) -> Any:
+        """The nest over blocks and over what each writes of the image; returns the loop over blocks."""
+        image, y, z, channel = schedule.get_loops(schedule.get_sblock(self.output))
+        tile_y, row = schedule.split(y, [None, self.tile])
+        tile_z, column = schedule.split(z, [None, self.tile])
+        block_y, tile_y = schedule.split(tile_y, [None, values["down"]])
+        block_z, tile_z = schedule.split(tile_z, [None, values["across"]])
+        channels, lane = schedule.split(channel, [None, self.lanes])
+        schedule.reorder(image, block_y, block_z, tile_y, tile_z, channels, row, column, lane)
+        schedule.unroll(row)
+        schedule.unroll(column)
+        schedule.vectorize(lane)
+        self._rows(schedule, ROWS, row)
+        block = schedule.fuse(image, block_y, block_z)
+        if self.hardware.threads > 1:
+            schedule.parallel(block)
+        return block
+
+    def _data(self, schedule: Any, block: Any) -> None:
+        data = schedule.get_sblock(DATA)
+        schedule.compute_at(data, block, preserve_unit_loops=True)
+        matrix, *tiles, channel = schedule.get_loops(data)[-5:]
+        row, column = schedule.split(matrix, [self.size, self.size])
+        channels, lane = schedule.split(channel, [None, self.lanes])
+        schedule.reorder(*tiles, channels, row, column, lane)
+        schedule.unroll(row)
+        schedule.unroll(column)
+        schedule.vectorize(lane)
+        self._rows(schedule, DATA_ROWS, row)
+        self._spread(schedule, data)
+
+    def _rows(self, schedule: Any, name: str, loop: Any) -> None:
+        """A transformed row of a tile, in registers."""
+        rows = schedule.get_sblock(name)
+        schedule.compute_at(rows, loop, preserve_unit_loops=True)
+        *_, elements, lane = schedule.get_loops(rows)
+        schedule.unroll(elements)
+        schedule.vectorize(lane)
+        schedule.set_scope(rows, 0, "global")  # on the stack, and thereby in registers; "local" would be allocated
+
+    def _spread(self, schedule: Any, writer: Any) -> None:
+        """Put the matrices that a block writes an odd number of cache lines apart."""
+        line = self.hardware.cache_line_bytes // 4
+        schedule.storage_align(writer, 0, 0, 2 * line, line)
+
+    def _products(self, schedule: Any, products: Any, values: Mapping[str, int]) -> None:
+        mr, nr = values["mr"], values["nr"]
+        writer = schedule.cache_write(products, 0, "global" if 4 * mr * nr < STACK_BYTES else "local")
+        self._spread(schedule, writer)
+        matrix, image, tile_y, tile_z, channel, depth = schedule.get_loops(products)[-6:]
+        tiles, tile = schedule.split(schedule.fuse(tile_y, tile_z), [None, mr])
+        panels, vectors, lane = schedule.split(channel, [None, nr // self.lanes, self.lanes])
+        steps, step = schedule.split(depth, [None, values["ku"]])
+        outer = [tiles, panels] if values["order"] else [panels, tiles]
+        schedule.reorder(matrix, image, *outer, steps, step, tile, vectors, lane)
+        schedule.vectorize(lane)
+        for loop in (step, tile, vectors):
+            schedule.unroll(loop)
+        schedule.reverse_compute_at(writer, outer[1], preserve_unit_loops=True)
+        *rows, columns = schedule.get_loops(writer)[-5:]
+        vectors, lane = schedule.split(columns, [None, self.lanes])
+        schedule.vectorize(lane)
+        for loop in (*rows, vectors):
+            schedule.unroll(loop)
+        schedule.decompose_reduction(products, steps)
+
+
+def _divisors(extent: int) -> tuple[int, ...]:
+    return tuple(count for count in range(1, extent + 1) if extent % count == 0)
