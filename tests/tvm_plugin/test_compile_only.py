@@ -11,10 +11,11 @@ from tvm import te
 
 import eqtune
 from eqtune.errors import InputError, SetupError
-from eqtune.gpu_machine import Compiler, find_compiler, resolve_target
+from eqtune.gpu_machine import Compiler, describe_gpu, find_compiler, resolve_target
 from eqtune.machine import detect_target
 from eqtune.measure.compile_only import CompileOnlyMeasurer
-from eqtune.measure.cuda_code import Resources, ptxas_resources
+from eqtune.measure.cuda_builder import compile_cubin
+from eqtune.measure.cuda_code import Resources, ptxas_resources, resource_problem
 from eqtune.records.workload import as_workload
 from eqtune.report.table import kernel_table
 from eqtune.search.space.base import Decision
@@ -132,3 +133,24 @@ def test_ptxas_reports_registers_and_spills_and_reports_are_kept(tmp_path):
 def test_refused_source_says_why():
     with pytest.raises(ValueError, match="error"):
         ptxas_resources("__global__ void broken( {", "sm_90", compiler)
+
+
+@needs_nvcc
+def test_heavy_spills_and_impossible_launches_do_not_reach_a_device(tmp_path):
+    source = """
+    extern "C" __global__ void __launch_bounds__(1024, 2) heavy(float* a, int n) {
+      float x[96];
+      for (int i = 0; i < 96; ++i) x[i] = a[i * n + threadIdx.x];
+      for (int r = 0; r < n; ++r)
+        for (int i = 0; i < 96; ++i) x[i] = x[i] * x[(i + 1) % 96] + a[r];
+      for (int i = 0; i < 96; ++i) a[i * n + threadIdx.x] = x[i];
+    }
+    """
+    hardware = describe_gpu(resolve_target(H100))
+    assert compile_cubin(source, "sm_90", tmp_path)  # what candidates are compared with may be as slow as it likes
+    with pytest.raises(ValueError, match="spills"):
+        compile_cubin(source, "sm_90", tmp_path, hardware)
+    fine = Resources(registers=64, spill_bytes=0, static_shared_bytes=0, threads=1024)
+    assert resource_problem([fine], hardware) == ""
+    assert "cannot be launched" in resource_problem([fine, dataclasses.replace(fine, registers=72)], hardware)
+    assert "static" in resource_problem([dataclasses.replace(fine, static_shared_bytes=50_000)], hardware)

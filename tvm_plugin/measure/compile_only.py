@@ -27,7 +27,7 @@ from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.lowering import prepare_for_lowering
 from ..tasks.task import Task
 from .base import Measurement, Overheads
-from .cuda_code import Resources, cuda_source, launch_problem, ptxas_resources
+from .cuda_code import Resources, cuda_source, launch_problem, ptxas_resources, resource_problem
 
 __all__ = ["CompileOnlyMeasurer"]
 
@@ -200,12 +200,9 @@ class CompileOnlyMeasurer:
         if point is None:
             return Measurement(candidate.decision, error="build_error", detail="the space no longer has this candidate")
         latency_s = float(space.latency_s(point[np.newaxis])[0])
-        slowest = 1.0
-        for resources in candidate.resources:
-            if resources.threads * resources.registers > self.hardware.registers_per_multiprocessor:
-                detail = f"{resources.registers} registers for each of {resources.threads} threads cannot be launched"
-                return Measurement(candidate.decision, error="build_error", detail=detail, trace=candidate.trace)
-            slowest = max(slowest, self._slowdown(resources))
+        if problem := resource_problem(candidate.resources, self.hardware):
+            return Measurement(candidate.decision, error="build_error", detail=problem, trace=candidate.trace)
+        slowest = max((self._slowdown(resources) for resources in candidate.resources), default=1.0)
         return Measurement(candidate.decision, (latency_s * slowest,), trace=candidate.trace)
 
     def _slowdown(self, resources: Resources) -> float:

@@ -7,11 +7,8 @@ candidate is what dlight, TVM's default schedules for GPUs, makes of the kernel.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,11 +24,13 @@ from ..machine import describe_machine, detect_target, target_json
 from ..records.workload import deserialize_workload, serialize_workload
 from ..search.space import build_space
 from ..search.space.analysis import analyze
+from ..search.space.gpu.hardware import GpuHardware
+from ..search.space.hardware import Hardware
 from ..search.space.lowering import ASYNC_COPIES
 from ..search.strategies.moves import Moves
 from .arguments import Interface
 from .build import CANDIDATE_CONFIG, Program
-from .cuda_code import COMPILE_LIMIT_S, NVCC_FLAGS
+from .cuda_code import compile_kernels, resource_problem
 from .pool import Config
 from .server import Server, _failure, _Scheduled, _Workload
 from .timing import BASELINE
@@ -57,6 +56,10 @@ class CudaBuilder(Server):
             replace(config, target=json.loads(target_json(host)), hardware=self._cpu_hardware.to_json(), export="")
         )
         self._references_made = 0
+        gpu = Hardware.from_json(config.hardware)
+        assert isinstance(gpu, GpuHardware)
+        self._gpu = gpu
+        self._suits: GpuHardware | None = None
         register_backend()  # workers import TVM without its back ends: most need none
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", self._cubin, override=True)
 
@@ -70,7 +73,7 @@ class CudaBuilder(Server):
             return _failure(error, "build_error")
 
     def _cubin(self, source: str, _target: Any = None) -> bytes:
-        return compile_cubin(source, str(self._target.attrs["arch"]))
+        return compile_cubin(source, str(self._target.attrs["arch"]), hardware=self._suits)
 
     def _schedule(self, candidate: Mapping[str, Any]) -> _Scheduled:
         if not candidate.get("untuned"):
@@ -83,6 +86,8 @@ class CudaBuilder(Server):
         """Compile each into a library of its own; what fails is returned by its key."""
         failures = {}
         for s in scheduled:
+            # A candidate that spills heavily does not get as far as the device; what it is compared with does.
+            self._suits = self._gpu if s.trace else None
             mod = tvm.IRModule({s.symbol: s.function.with_attr("global_symbol", s.symbol)})
             try:
                 with self._target, tvm.transform.PassContext(opt_level=3, config=CONFIG):
@@ -141,7 +146,7 @@ def default_schedule(mod: Any, target: Any) -> Any:
         )(tvm.IRModule({"main": mod["main"]}))
 
 
-def compile_cubin(source: str, arch: str, cache: Path | None = None) -> bytes:
+def compile_cubin(source: str, arch: str, cache: Path | None = None, hardware: GpuHardware | None = None) -> bytes:
     """The machine code of CUDA source; kept by hash of source, arch, flags and compiler.
 
     Parameters
@@ -151,36 +156,22 @@ def compile_cubin(source: str, arch: str, cache: Path | None = None) -> bytes:
         For example "sm_90".
     cache : Path, optional
         By default `EQTUNE_CUBIN_CACHE`; without it nothing is kept.
+    hardware : GpuHardware, optional
+        What the kernels must suit (`cuda_code.resource_problem`); by default, whatever they take is right.
 
     Raises
     ------
     ValueError
-        When nvcc is missing or refuses the source.
+        When nvcc is missing or refuses the source, or the kernels do not suit the hardware.
     """
     compiler = find_compiler()
     if compiler is None or compiler.kind != "nvcc":
         raise ValueError("compiling for CUDA needs nvcc on PATH or in CUDA_HOME; install the CUDA toolkit")
     kept = os.environ.get("EQTUNE_CUBIN_CACHE")
-    cache = cache or (Path(kept) if kept else None)
-    flags = [flag for flag in NVCC_FLAGS if not flag.startswith("-Xptxas")]
-    key = hashlib.blake2b("\n".join([source, arch, compiler.version, *flags]).encode(), digest_size=16).hexdigest()
-    if cache is not None and (cache / f"{key}.run.cubin").exists():
-        return (cache / f"{key}.run.cubin").read_bytes()
-    with tempfile.TemporaryDirectory(prefix="eqtune-nvcc-") as directory:
-        file, cubin = Path(directory) / "kernels.cu", Path(directory) / "kernels.cubin"
-        file.write_text(source, encoding="utf-8")
-        command = [compiler.path, "-cubin", f"-arch={arch}", *flags, "-o", str(cubin), str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False)
-        if done.returncode:
-            said = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr[-200:]]
-            raise ValueError(f"nvcc: {said[0]}")
-        code = cubin.read_bytes()
-    if cache is not None:
-        cache.mkdir(parents=True, exist_ok=True)
-        # Another process may write the same: whichever comes last, the file is whole.
-        partial = cache / f"{key}.{os.getpid()}"
-        partial.write_bytes(code)
-        partial.replace(cache / f"{key}.run.cubin")
+    code, found = compile_kernels(source, arch, compiler, cache or (Path(kept) if kept else None))
+    problem = "" if hardware is None else resource_problem(found.values(), hardware)
+    if problem:
+        raise ValueError(problem)
     return code
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from ..gpu_machine import Compiler
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.lowering import ASYNC_COPIES
 
-__all__ = ["Resources", "cuda_source", "launch_problem", "ptxas_resources"]
+__all__ = [
+    "Resources",
+    "compile_kernels",
+    "cuda_source",
+    "launch_problem",
+    "ptxas_resources",
+    "resource_problem",
+]
 
 CONFIG = {"tirx.disable_assert": True, **ASYNC_COPIES}
 
@@ -40,6 +48,9 @@ COMPILE_LIMIT_S = 120.0
 
 STATIC_SHARED_BYTES = 48 * 1024
 """What a kernel may declare, on every GPU; more must be dynamic."""
+
+MOST_SPILLED_BYTES = 512
+"""Stored and loaded by a thread. 64 registers out and in: such a kernel is never the fastest, and slow to measure."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +146,28 @@ def _shared_bytes(function: Any, scope: str) -> int:
     return max(sizes, default=0)
 
 
+def resource_problem(found: Iterable[Resources], hardware: GpuHardware) -> str:
+    """Why compiled kernels should not be run: they could not be launched, or spill heavily; "" where they should."""
+    for resources in found:
+        registers = resources.registers * resources.threads
+        if registers > hardware.registers_per_multiprocessor:
+            return f"{resources.registers} registers for each of {resources.threads} threads cannot be launched"
+        if resources.static_shared_bytes > STATIC_SHARED_BYTES:
+            return f"{resources.static_shared_bytes} bytes of static shared memory, more than {STATIC_SHARED_BYTES}"
+        if resources.spill_bytes > MOST_SPILLED_BYTES:
+            return f"spills {resources.spill_bytes} bytes, more than {MOST_SPILLED_BYTES}: it is not run"
+    return ""
+
+
 def ptxas_resources(source: str, arch: str, compiler: Compiler, cache: Path | None = None) -> dict[str, Resources]:
-    """Compile with nvcc and read what ptxas reports of every kernel.
+    """What ptxas reports of every kernel of some CUDA source; see `compile_kernels`."""
+    return compile_kernels(source, arch, compiler, cache)[1]
+
+
+def compile_kernels(
+    source: str, arch: str, compiler: Compiler, cache: Path | None = None
+) -> tuple[bytes, dict[str, Resources]]:
+    """Compile with nvcc: the cubin, and what ptxas reports of every kernel in it.
 
     Parameters
     ----------
@@ -155,10 +186,9 @@ def ptxas_resources(source: str, arch: str, compiler: Compiler, cache: Path | No
         When nvcc refuses the source; the message ends with what it said.
     """
     key = hashlib.blake2b("\n".join([source, arch, compiler.version, *NVCC_FLAGS]).encode(), digest_size=16).hexdigest()
-    kept = None if cache is None else cache / f"{key}.json"
-    if kept is not None and kept.exists():
-        known = json.loads(kept.read_text(encoding="utf-8"))
-        return {name: Resources(**fields) for name, fields in known.items()}
+    if cache is not None and (cache / f"{key}.json").exists():  # written last
+        known = json.loads((cache / f"{key}.json").read_text(encoding="utf-8"))
+        return (cache / f"{key}.cubin").read_bytes(), {name: Resources(**fields) for name, fields in known.items()}
     with tempfile.TemporaryDirectory(prefix="eqtune-nvcc-") as directory:
         file, cubin = Path(directory) / "kernels.cu", Path(directory) / "kernels.cubin"
         file.write_text(source, encoding="utf-8")
@@ -172,13 +202,20 @@ def ptxas_resources(source: str, arch: str, compiler: Compiler, cache: Path | No
             raise ValueError(
                 "nvcc: " + next((line for line in said if "error" in line), said[-1] if said else "failed")
             )
-        found = _parse(done.stderr + done.stdout, source)
-        if cache is not None and kept is not None:
-            cache.mkdir(parents=True, exist_ok=True)
-            (cache / f"{key}.cubin").write_bytes(cubin.read_bytes())
-            text = json.dumps({name: asdict(resources) for name, resources in found.items()})
-            kept.write_text(text, encoding="utf-8")
-    return found
+        code, found = cubin.read_bytes(), _parse(done.stderr + done.stdout, source)
+    if cache is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+        report = json.dumps({name: asdict(resources) for name, resources in found.items()})
+        _keep(cache / f"{key}.cubin", code)
+        _keep(cache / f"{key}.json", report.encode())
+    return code, found
+
+
+def _keep(file: Path, content: bytes) -> None:
+    """Another process may write the same: whichever comes last, the file is whole."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(file)
 
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
