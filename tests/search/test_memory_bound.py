@@ -381,3 +381,12 @@ def test_rows_together_are_right_and_come_first(name: str, shapes: Shapes) -> No
     expected = reference(*(a.astype(np.float64) for a in inputs))
     for point, result in zip(several, run_points(mod, space, several, inputs), strict=True):
         np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5, err_msg=str(space.decision(point)))
+
+
+def test_four_rows_that_share_a_cache_set_come_late() -> None:
+    mod = kernel(CASES["layer_norm"][0], [(512, 1024), (1024,), (1024,)])
+    space = Space([s for s in memory_bound_sketches(mod, Hardware(threads=1)) if s.name.startswith("rows")])
+    points = legal_points(space, 1000, seed=0)
+    together = np.array([space.decision(point).values["together"] for point in points])
+    latency = space.latency_s(points)
+    assert latency[together == 4].min() > 1.3 * latency[together == 2].min()

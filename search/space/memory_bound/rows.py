@@ -142,6 +142,11 @@ class RowsSketch(MemoryBoundSketch):
                 total = total + steps * np.maximum(0.0, 4.0 / (accumulators * together) - 1.0)
                 # The lanes of the last vector are added one after another, those of several rows at once.
                 tail = tail + stage.rows * parts * (2.0 * lanes / together + 2.0 * accumulators)
+        # Four rows and their results, a multiple of the page apart, want more than the eight places of their set in the
+        # first cache: layer norm of 512 x 1024 takes 129 us with four, 78 with two.
+        row_bytes = max(self.lengths) * self.reductions[0].writes[0].item_bytes
+        if row_bytes % _PAGE_BYTES == 0:
+            total = total * np.where(together > 2, 1.7, 1.0)
         scratch = sum(
             2.0 * stage.iterations // self.rows * stage.writes[0].item_bytes
             for stage in self.kernel.stages[:-1]
@@ -221,6 +226,7 @@ class RowsSketch(MemoryBoundSketch):
         return row, 2
 
 
+_PAGE_BYTES = 4096
 _MOST_LOADED = 4  # vectors of a row without a loop
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 
