@@ -1,9 +1,9 @@
 # Insert the passes into your own pipeline
 # ========================================
 #
-# Everything eqtune does to a module is an ordinary `tvm.transform` pass. Here the batch norms and the weight-only work
-# of SqueezeNet are folded, its kernels are fused, and schedules from earlier records are applied, between passes that
-# belong to TVM.
+# Everything eqtune does to a module is an ordinary `tvm.transform` pass. Here the weight-only work of NasRNN is folded
+# (batch norms too, in a model that has some), its kernels are fused, and schedules from earlier records are applied,
+# between passes that belong to TVM.
 
 import tempfile
 from pathlib import Path

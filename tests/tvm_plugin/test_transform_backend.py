@@ -19,7 +19,7 @@ from eqtune.records.traces import trace_to_json
 from eqtune.records.workload import serialize_workload
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform import ApplyTuned
+from eqtune.transform import ApplyTuned, LowerToKernels
 from eqtune.transform.apply_tuned import untuned_executable
 from eqtune.transform.stored_schedules import stored_schedules
 
@@ -164,6 +164,16 @@ def test_missing_records_and_a_missing_target_are_named(work_dir, tmp_path):
         stored_schedules(tmp_path / "nowhere")
     with pytest.raises(InputError, match="with target:"):
         stored_schedules(work_dir)
+
+
+def test_what_a_pass_refuses_keeps_its_class_through_a_sequential(model, tmp_path):
+    for refused, message in (
+        (ApplyTuned(records=tmp_path / "nowhere"), "^there are no records at"),
+        (LowerToKernels(), r"needs a tvm\.target\.Target, not None: give .* `with target:`"),
+        (LowerToKernels("llvm"), "needs a tvm.target.Target, not 'llvm'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            tvm.transform.Sequential([refused])(model)
 
 
 def test_the_pipeline_reads_the_work_directory_of_the_environment(model, work_dir, monkeypatch):

@@ -5,6 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import tvm_ffi
+
+from .. import errors
+
 if TYPE_CHECKING:
     from .apply_tuned import ApplyTuned
     from .batch_norm import FoldBatchNorm
@@ -36,6 +40,10 @@ _HOMES = {
     "NarrowProducts": ".narrow_products",
     "SimplifyShapes": ".simplify_shapes",
 }
+
+# What a pass raises inside a Sequential goes through C++, which makes a RuntimeError of any class it does not know.
+for _name in errors.__all__:
+    tvm_ffi.register_error(f"eqtune.{_name}", getattr(errors, _name))
 
 
 def __getattr__(name: str) -> Any:

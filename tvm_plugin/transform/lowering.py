@@ -6,6 +6,8 @@ from typing import Any
 
 from tvm import ir, target, transform
 
+from ..errors import InputError
+
 __all__ = ["LowerToKernels"]
 
 
@@ -23,7 +25,13 @@ class LowerToKernels:
         self._target = target
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
-        """Lower. Raises ValueError when there is no target."""
+        """Lower. Raises InputError when there is no target."""
         from ..tasks import lower_to_kernels  # which imports this package's passes
 
-        return lower_to_kernels(mod, self._target or target.Target.current(allow_none=False))
+        chosen = self._target or target.Target.current(allow_none=True)
+        if not isinstance(chosen, target.Target):
+            raise InputError(
+                f"LowerToKernels needs a tvm.target.Target, not {chosen!r}: give eqtune.machine.detect_target(), or "
+                "run it within `with target:`"
+            )
+        return lower_to_kernels(mod, chosen)
