@@ -72,63 +72,64 @@ def main(
 def _tune(
     mod: Any, target: Any, seconds: float, seed: int, trials: int, round_trials: int
 ) -> tuple[Any, dict[str, float]]:
-    """An executable with the best of each kernel, and figures. Imports and starting the runner are not in the time."""
+    """An executable with the best of each kernel, and figures."""
     passes = relax.transform
+    before = [passes.DecomposeOpsForInference(), passes.CanonicalizeBindings(), relax.get_pipeline("zero")]
     with target, tempfile.TemporaryDirectory() as work_dir:
-        mod = tvm.transform.Sequential(
-            [
-                passes.DecomposeOpsForInference(),
-                passes.CanonicalizeBindings(),
-                relax.get_pipeline("zero"),
-                passes.AttachAttrLayoutFreeBuffers(),
-            ]
-        )(mod)
-        metaschedule.warm_up()
-        runner = ms.runner.LocalRunner()
+        mod = tvm.transform.Sequential([*before, passes.AttachAttrLayoutFreeBuffers()])(mod)
         database = ms.database.JSONDatabase(work_dir=work_dir)
-        scheduler = ms.TaskScheduler.create("gradient")
-        started = time.monotonic()
-        builder = metaschedule.PersistentBuilder(os.cpu_count() or 1, started + seconds)
-        kernels = ms.relax_integration.extract_tasks(mod, target)
-        contexts, weights = ms.relax_integration.extracted_tasks_to_tune_contexts(kernels, work_dir, seed=seed)
-        errors = 0
-        try:
-            ms.tune.tune_tasks(
-                tasks=contexts,
-                task_weights=weights,
-                work_dir=work_dir,
-                max_trials_global=trials,
-                num_trials_per_iter=round_trials,
-                builder=builder,
-                runner=runner,
-                database=database,
-                task_scheduler=scheduler,
-            )
-        except (RuntimeError, TypeError, ValueError) as error:  # what was measured before still counts
-            if not builder.out_of_time:
-                print(f"MetaSchedule failed: {error}", file=sys.stderr)
-                errors += 1
-        for index, record in enumerate(scheduler.tasks_):
-            if record.runner_futures is not None:  # measured, not yet recorded
-                scheduler.join_running_task(index)
-        tune_s = time.monotonic() - started
-        untuned = [
-            one for one in kernels if not database.has_workload(one.dispatched[0]) or _best(database, one) is None
-        ]
+        found = _search(mod, target, database, work_dir, seconds, seed, trials, round_trials)
         with database:
             mod = passes.MetaScheduleApplyDatabase()(mod)
         mod = tvm.transform.Sequential([passes.SplitLayoutRewritePreproc(), passes.FoldConstant()])(mod)
-        return tvm.compile(mod, target), {
-            "tune_s": tune_s,
-            "kernels": len(kernels),
-            "untuned_kernels": len(untuned),
-            "trials": builder.built,
-            "errors": errors + builder.failed + sum(int(record.run_error_count) for record in scheduler.tasks_),
-        }
+        return tvm.compile(mod, target), found
 
 
-def _best(database: Any, kernel: Any) -> Any:
-    return database.query_tuning_record(kernel.dispatched[0], kernel.target, kernel.task_name)
+def _search(
+    mod: Any, target: Any, database: Any, work_dir: str, seconds: float, seed: int, trials: int, round_trials: int
+) -> dict[str, float]:
+    """Fill the database. Imports and starting the runner are not in the time."""
+    metaschedule.warm_up()
+    runner = ms.runner.LocalRunner()
+    scheduler = ms.TaskScheduler.create("gradient")
+    started = time.monotonic()
+    builder = metaschedule.PersistentBuilder(os.cpu_count() or 1, started + seconds)
+    kernels = ms.relax_integration.extract_tasks(mod, target)
+    contexts, weights = ms.relax_integration.extracted_tasks_to_tune_contexts(kernels, work_dir, seed=seed)
+    errors = 0
+    try:
+        ms.tune.tune_tasks(
+            tasks=contexts,
+            task_weights=weights,
+            work_dir=work_dir,
+            max_trials_global=trials,
+            num_trials_per_iter=round_trials,
+            builder=builder,
+            runner=runner,
+            database=database,
+            task_scheduler=scheduler,
+        )
+    except (RuntimeError, TypeError, ValueError) as error:  # what was measured before still counts
+        if not builder.out_of_time:
+            print(f"MetaSchedule failed: {error}", file=sys.stderr)
+            errors += 1
+    for index, record in enumerate(scheduler.tasks_):
+        if record.runner_futures is not None:  # measured, not yet recorded
+            scheduler.join_running_task(index)
+    tune_s = time.monotonic() - started
+    tuned = [
+        kernel
+        for kernel in kernels
+        if database.has_workload(kernel.dispatched[0])
+        and database.query_tuning_record(kernel.dispatched[0], target, kernel.task_name) is not None
+    ]
+    return {
+        "tune_s": tune_s,
+        "kernels": len(kernels),
+        "untuned_kernels": len(kernels) - len(tuned),
+        "trials": builder.built,
+        "errors": errors + builder.failed + sum(int(record.run_error_count) for record in scheduler.tasks_),
+    }
 
 
 if __name__ == "__main__":
