@@ -8,6 +8,9 @@ slower of two limits takes, over the measured time, and `limit` tells which one 
 size (`bandwidth_fraction` is always over this one), or "arithmetic", the multiplications of functions such as exp at
 the FMA peak (`Case.multiplications`).
 
+The suites "int8" and "bf16" (benchmarks/dot_suites.py) are compared with the measured peak of the CPU's dot-product
+instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime have some of these kernels only.
+
 `wall_s` counts from after the imports to the accepted schedule. Records are fresh. With peers, eqtune's schedule and
 the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
 state of the machine around it (benchmarks/peers/parallel_start.py).
@@ -22,6 +25,7 @@ import time
 from functools import partial
 from typing import Any
 
+from benchmarks.dot_suites import DotCase
 from benchmarks.output import table, write
 from benchmarks.peers.timing import Timed, alternating, in_own_process
 from benchmarks.suites import Case, suite
@@ -29,7 +33,7 @@ from benchmarks.suites import Case, suite
 PEERS = ("onednn", "onnxruntime", "metaschedule")
 
 
-def measure(case: Case, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """One row."""
     import eqtune
     from eqtune.machine import describe_machine, detect_target
@@ -57,9 +61,9 @@ def measure(case: Case, threads: int, args: argparse.Namespace) -> dict[str, Any
     timed = alternating(runs, args.rounds, threads) if args.peers else {}
     latency_s = timed["eqtune"].latency_s if timed else sum(task.calls * task.latency_s for task in result.tasks)
     row: dict[str, Any] = {"kernel": case.name, "threads": threads, "us": latency_s * 1e6}
-    if case.compute_bound:
+    if isinstance(case, DotCase) or case.compute_bound:
         row["gflops"] = case.flops / latency_s / 1e9
-        row["peak_fraction"] = case.flops / latency_s / hardware.peak_flops_per_s_all
+        row["peak_fraction"] = case.flops / latency_s / case.peak_flops_per_s(hardware)
     else:
         row["gbytes_per_s"] = case.bytes_moved / latency_s / 1e9
         copied = in_own_process("benchmarks.peers.copy", nbytes=case.bytes_moved, threads=threads)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.dot_suites import DOT_SUITES, DotCase
 from eqtune.errors import InputError
 from eqtune.zoo import weights
 from eqtune.zoo.builder import Network, ShapeOnly, Tensor
 
-__all__ = ["SUITES", "Case", "suite"]
+__all__ = ["SUITES", "Case", "named", "suite"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,10 @@ class Case:
         network, output = self.describe()
         values = sum(math.prod(spec.shape) for spec in network.inputs) + network.parameters + math.prod(output.shape)
         return 4.0 * values
+
+    def peak_flops_per_s(self, hardware: Any) -> float:
+        """Of the multiply-adds that it consists of, on all threads of `hardware`."""
+        return float(hardware.peak_flops_per_s_all)
 
     def arithmetic_s(self, peak_flops_per_s: float) -> float:
         """Seconds that the multiplications of a kernel take at a machine's FMA peak, where an FMA counts two FLOPs."""
@@ -238,10 +243,16 @@ SUITES: dict[str, tuple[Case, ...]] = {
 }
 
 
-def suite(names: str) -> tuple[Case, ...]:
-    """The cases of the comma-separated suites `names`, or of "all". Raises InputError for an unknown one."""
+def suite(names: str) -> tuple[Case | DotCase, ...]:
+    """The cases of the comma-separated suites `names`, or of "all" of float32. Raises InputError for an unknown one."""
+    suites: dict[str, Sequence[Case | DotCase]] = {**SUITES, **DOT_SUITES}
     chosen = list(SUITES) if names == "all" else names.split(",")
-    unknown = set(chosen) - set(SUITES)
+    unknown = set(chosen) - set(suites)
     if unknown:
-        raise InputError(f"unknown suites {sorted(unknown)}; there are {list(SUITES)}")
-    return tuple(case for name in chosen for case in SUITES[name])
+        raise InputError(f"unknown suites {sorted(unknown)}; there are {list(suites)}")
+    return tuple(case for name in chosen for case in suites[name])
+
+
+def named(kernel: str) -> Case | DotCase:
+    """The case of this name, of any suite."""
+    return next(case for case in suite(",".join([*SUITES, *DOT_SUITES])) if case.name == kernel)

@@ -7,7 +7,7 @@ import os
 import sys
 
 from benchmarks.peers import metaschedule
-from benchmarks.suites import suite
+from benchmarks.suites import named
 from eqtune.machine import detect_target
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.tune.forms import simplify
@@ -16,7 +16,7 @@ from eqtune.tune.forms import simplify
 def main(kernel: str, threads: int, trials: int, seed: int = 0) -> dict[str, float]:
     """Sum of the kernels' latencies in seconds, and the wall-clock seconds of tuning them after imports."""
     os.environ["TVM_NUM_THREADS"] = str(threads)
-    case = next(case for case in suite("all") if case.name == kernel)
+    case = named(kernel)
     target = detect_target(threads)
     metaschedule.warm_up()
     results = [

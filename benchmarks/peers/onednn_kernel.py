@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import torch
 import torch._inductor.config as inductor
 
 from benchmarks.peers.timing import minimum_s
-from benchmarks.suites import suite
+from benchmarks.suites import named
 
 
 def main(kernel: str, threads: int, seed: int = 0, budget_s: float = 1.0) -> dict[str, float]:
     """Latency in seconds: the faster of frozen and eager."""
     torch.set_num_threads(threads)
-    case = next(case for case in suite("all") if case.name == kernel)
+    case = named(kernel)
     module = case.torch(seed).eval()
-    inputs = [torch.from_numpy(value) for value in case.inputs(seed).values()]
+    inputs = [_tensor(value) for value in case.inputs(seed).values()]
     inductor.freezing = True
     with torch.no_grad():
         eager_s = minimum_s(lambda: module(*inputs), budget_s)
         frozen = torch.compile(module)
         return {"latency_s": min(eager_s, minimum_s(lambda: frozen(*inputs), budget_s)), "eager_s": eager_s}
+
+
+def _tensor(value: Any) -> Any:
+    """PyTorch knows bfloat16, and not numpy's."""
+    half = value.dtype.name == "bfloat16"
+    return torch.from_numpy(value.astype("float32")).bfloat16() if half else torch.from_numpy(value)
 
 
 if __name__ == "__main__":

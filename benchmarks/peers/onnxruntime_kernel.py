@@ -8,12 +8,12 @@ import sys
 import onnxruntime as ort
 
 from benchmarks.peers.timing import minimum_s
-from benchmarks.suites import suite
+from benchmarks.suites import named
 
 
 def main(kernel: str, threads: int, seed: int = 0, budget_s: float = 1.0) -> dict[str, float]:
     """Latency in seconds. The call's fixed cost of some microseconds is part of it, as for its users."""
-    case = next(case for case in suite("all") if case.name == kernel)
+    case = named(kernel)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
