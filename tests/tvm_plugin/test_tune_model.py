@@ -252,7 +252,7 @@ def test_kill_9_loses_no_reported_measurement_and_repeats_none(tmp_path: Path) -
     with RecordDatabase(work / "records.sqlite") as database:
         records = database.all()
     decisions = [(record.workload_hash, record.decision) for record in records]
-    assert len(records) >= reported
+    assert reported <= len(records) <= 120
     assert len(set(decisions)) == len(decisions)
 
 

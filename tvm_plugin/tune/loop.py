@@ -123,10 +123,10 @@ class TuningLoop:
             return
         measurements = self.measurer.measure(kernel.task, decisions, kernel.best_s)
         self.database.add([self._record(kernel, measurement) for measurement in measurements])
-        kernel.tell(measurements)
         self.budget.spent_trials += len(measurements)
+        self.on_round()  # before anything that takes time: a kill must not leave recorded trials uncounted
+        kernel.tell(measurements)
         self._fit()
-        self.on_round()
         round_s = time.monotonic() - started
         self._round_s = max(0.8 * self._round_s, round_s)
         self._trial_s = max(0.8 * self._trial_s, round_s / len(measurements))
