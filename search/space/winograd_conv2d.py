@@ -99,7 +99,10 @@ class WinogradConv2dSketch(Sketch):
         down, across, mr, nr, ku = values[:, :5].T
         vectors = nr // self.lanes
         fits = (mr * vectors + vectors + 1 <= self.hardware.vector_registers) & (mr * vectors * ku <= 56)
-        result: NDArray[np.bool_] = fits & (down * across % mr == 0) & ((across == self.across) | (down == 1))
+        whole = (across == self.across) | (down == 1)
+        # The tiles of a run are whole rows of a block, or part of one: else they are no box.
+        boxes = (down * across % mr == 0) & ((across % mr == 0) | (mr % across == 0))
+        result: NDArray[np.bool_] = fits & whole & boxes
         return result
 
     def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+from tvm.ir.expr import TensorLoad
 
 __all__ = ["count_bytes", "count_flops"]
 
@@ -57,8 +58,14 @@ def count_bytes(function: tirx.PrimFunc) -> float:
     return total
 
 
-def _operations(body: Any) -> int:
-    """Floating-point operations of one execution of a block's body."""
+def _operations(body: Any) -> float:
+    """Floating-point operations of one execution of a block's body.
+
+    Where an index alone selects one of several values, as in Winograd's transforms, the mean of theirs.
+    """
+    choices = _choices(body.value) if isinstance(body, tirx.BufferStore) else [body]
+    if len(choices) > 1:
+        return sum(map(_operations, choices)) / len(choices)
     count = 0
 
     def add(expr: Any) -> None:
@@ -68,6 +75,22 @@ def _operations(body: Any) -> int:
 
     tvm_ffi.structural_walk(body, ((*_ARITHMETIC, ir.Call), add))
     return count
+
+
+def _choices(value: Any) -> list[Any]:
+    """The values of a chain of selections by an index; the value itself where it is no such chain."""
+    found = []
+    while isinstance(value, tirx.Select) and isinstance(value.condition, tirx.EQ) and _is_index(value.condition.a):
+        found.append(value.true_value)
+        value = value.false_value
+    return [*found, value]
+
+
+def _is_index(value: Any) -> bool:
+    """Whether it is computed from loop variables: an integer that is loaded from nowhere."""
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
+    return "int" in str(value.ty) and not loads
 
 
 def _bytes(dtype: str) -> int:
