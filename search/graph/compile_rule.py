@@ -86,8 +86,8 @@ class CompiledRule:
         Tells its relations and rulesets from those of others: ask-NUMBER, answer-NUMBER, ask-rule-NUMBER,
         build-rule-NUMBER.
     asking, building : list of str
-        Commands that declare them; building is declared when there is something to build. A group's rules only build:
-        their matches are put together from its members'.
+        Commands that declare them, and match-NUMBER, where asking notes what it found; building is declared when there
+        is something to build. A group's rules only build: their matches are put together from its members'.
     numbered : tuple of str
         What the columns of a key that follow its forms are numbers of: the roots "#0", "#1", ..., then the variables
         "#x", "#y", ...
@@ -173,9 +173,16 @@ def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = N
         f"(= {names[node]} ({constructor(node.op, len(node.args))} f{i} {_join(names, node.args)}))"
         for i, node in enumerate(rule.before_nodes)
     ]
-    key = [f"f{i}" for i in range(len(rule.before_nodes))] + list(by_number)
+    forms = [f"f{i}" for i in range(len(rule.before_nodes))]
+    key = forms + list(by_number)
     numbers = [f"(= {column} (number {names[pattern]}))" for column, pattern in by_number.items()]
     chosen = [f"(= {names[pattern]} (numbered {column}))" for column, pattern in by_number.items()]
+    # Answers are found by forms alone, which many terms share, and egglog may join them with operators before it looks
+    # at operands. Where one operator meets itself, as in associativity, matches are therefore noted where they are
+    # found (BERT, all rules: 1.3 instead of 1.9 s for 39,000 e-nodes).
+    notes = asks and not by_number and len({node.op for node in rule.before_nodes}) < len(forms)
+    values = [names[pattern] for pattern in (*rule.variables, *rule.roots)]
+    match = f"(match-{number} {_words(forms + values)})"
     order = [
         f"({'<' if _interchangeable(rule, i, j) else '!='} #{i} #{j})"
         for i, j in (combinations(range(len(rule.roots)), 2) if asks else ())
@@ -192,23 +199,29 @@ def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = N
         actions.append(f"(union {names[root]} {built[result]})")
     answer = key + [f"b{i}" for i in range(len(rule.after_nodes))]
 
+    found = [match] if notes else chosen or matches
     asking = [
-        f"(relation ask-{number} ({' '.join(['i64'] * len(key))}))",
+        *([f"(relation match-{number} ({_words(['i64'] * len(forms) + ['T'] * len(values))}))"] if notes else ()),
+        f"(relation ask-{number} ({_words(['i64'] * len(key))}))",
         f"(ruleset ask-rule-{number})",
-        f"(rule ({' '.join(matches + numbers + order)}) ((ask-{number} {' '.join(key)})) "
+        f"(rule ({_words(matches + numbers + order)}) ({match if notes else ''} (ask-{number} {_words(key)})) "
         f':ruleset ask-rule-{number} :name "ask {number}")',
     ]
     building = [
-        f"(relation answer-{number} ({' '.join(['i64'] * len(answer))}))",
+        f"(relation answer-{number} ({_words(['i64'] * len(answer))}))",
         f"(ruleset build-rule-{number})",
-        f"(rule ({' '.join(chosen or matches)} (answer-{number} {' '.join(answer)})) ({' '.join(actions)}) "
+        f"(rule ({_words(found)} (answer-{number} {_words(answer)})) ({_words(actions)}) "
         f':ruleset build-rule-{number} :name "build {number}")',
     ]
     return CompiledRule(rule, tag, number, asking if asks else [], building, tuple(by_number))
 
 
+def _words(words: Sequence[str]) -> str:
+    return " ".join(words)
+
+
 def _join(names: dict[Pattern, str], arguments: Sequence[Pattern]) -> str:
-    return " ".join(names[argument] for argument in arguments)
+    return _words([names[argument] for argument in arguments])
 
 
 def _interchangeable(rule: Rule, i: int, j: int) -> bool:
