@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from eqtune import relay
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ChannelsLast, FoldWeights, NarrowProducts
@@ -144,3 +145,17 @@ def test_a_chain_has_one_kernel_a_layer_and_no_transposes_between() -> None:
     assert products(after) == [["uint8", "int8"]] * 2
     data = RNG.integers(0, 255, (1, 16, 8, 8), "uint8", endpoint=True)
     np.testing.assert_array_equal(outputs(after, data), ModelRunner(untuned_executable(before, TARGET))(data)[0])
+
+
+def test_relay_programs_reach_products_of_bytes() -> None:
+    text = """#[version = "0.0.5"]
+    def @main(%x: Tensor[(1, 4, 6, 6), int8], %w: Tensor[(64, 4, 3, 3), int8]) -> Tensor[(1, 64, 6, 6), int8] {
+      %1 = qnn.conv2d(%x, %w, 3, 0, 0.5f, 0.1f, channels=64, kernel_size=[3, 3], padding=[1, 1, 1, 1],
+                      out_dtype="int32");
+      qnn.requantize(%1, 0.05f, 0, 10f, -5, axis=1, out_dtype="int8")
+    }"""
+    mod = relay.from_text(text, {"w": drawn(64, 4, 3, 3).astype("int8")})
+    after = tvm.transform.Sequential([FoldWeights(), NarrowProducts()])(mod)
+    assert products(after) == [["uint8", "int8"]]
+    data = drawn(1, 4, 6, 6).astype("int8")
+    np.testing.assert_array_equal(outputs(after, data), ModelRunner(untuned_executable(mod, TARGET))(data)[0])
