@@ -451,6 +451,9 @@ def test_nasrnn_gets_cheaper() -> None:
     result = optimize_graph(mod, FAST)
     assert result.changed
     assert result.cost_after_s < 0.99 * result.cost_before_s
+    by_program = result.extractors["ilp"]
+    assert by_program.gap == 0
+    assert by_program.cost_s <= min(result.extractors[name].cost_s for name in ("greedy", "greedy-dag"))
     assert {"merge-matmul-shared-input", "sum-of-matmuls"} <= set(result.rules)
     assert eqtune.GraphResult is type(result)
 
