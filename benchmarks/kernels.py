@@ -59,7 +59,7 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
         if peer != "metaschedule":
             runs[peer] = partial(in_own_process, f"benchmarks.peers.{peer}_kernel", **arguments)
     timed = alternating(runs, args.rounds, threads) if args.peers else {}
-    latency_s = timed["eqtune"].latency_s if timed else sum(task.calls * task.latency_s for task in result.tasks)
+    latency_s = timed["eqtune"].latency_s if timed else _found_s(result)
     row: dict[str, Any] = {"kernel": case.name, "threads": threads, "us": latency_s * 1e6}
     if isinstance(case, DotCase) or case.compute_bound:
         row["gflops"] = case.flops / latency_s / 1e9
@@ -86,11 +86,18 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
     return row
 
 
+def _found_s(result: Any) -> float:
+    """Seconds of all the kernel's calls as tuning measured them; of the whole run where the untuned model is kept."""
+    return sum(task.calls * task.latency_s for task in result.tasks) if result.tasks else float(result.latency_s)
+
+
 def _latency_s(result: Any, target: Any, threads: int) -> float:
     """Seconds of all the kernel's calls, in a worker process that ends with it."""
     from eqtune.measure import LocalMeasurer
     from eqtune.tasks import extract_tasks
 
+    if not result.tasks:
+        return _found_s(result)
     traces = {task.workload_hash: task.trace for task in result.tasks if task.tuned}
     seconds = 0.0
     with LocalMeasurer(target, threads=threads, workers=1) as measurer:
