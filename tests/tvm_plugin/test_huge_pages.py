@@ -32,16 +32,17 @@ def has_huge_pages() -> bool:
 
 @pytest.mark.skipif(not has_huge_pages(), reason="needs transparent huge pages")
 def test_neighbours_share_huge_pages_and_keep_their_contents() -> None:
-    rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal((512, 512)).astype("float32") for _ in range(32)]  # 1 MiB each: half a page
-    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    memory = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # fresh, in small pages
+    arrays = np.frombuffer(memory, "float32").reshape(32, 512, 512)  # 1 MiB each: half a page
+    arrays[:] = np.random.default_rng(0).standard_normal(arrays.shape)
+    expected = arrays.copy()
+    tensors = [tvm.runtime.from_dlpack(array) for array in arrays]
     addresses = [tensor.data_ptr() for tensor in tensors]
     before = huge_bytes()
     move_to_huge_pages(tensors)
     assert huge_bytes() >= before + 8 * HUGE_PAGE
     assert [tensor.data_ptr() for tensor in tensors] == addresses
-    for tensor, array in zip(tensors, arrays, strict=True):
-        np.testing.assert_array_equal(tensor.numpy(), array)
+    np.testing.assert_array_equal(np.stack([tensor.numpy() for tensor in tensors]), expected)
 
 
 def test_small_tensors_and_none_are_left_alone() -> None:

@@ -192,14 +192,17 @@ def test_no_worker_outlives_its_parent(tmp_path, end):
         )
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, text=True)
-    pid = int(parent.stdout.readline())
-    worker = psutil.Process(pid)
-    busy_s = worker.cpu_times().user
-    while worker.cpu_times().user < busy_s + 2:  # by then it has built the candidate, and hangs
-        time.sleep(0.05)
-    parent.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGKILL)
-    said, _ = parent.communicate(timeout=60)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, text=True) as parent:
+        try:
+            pid = int(parent.stdout.readline())
+            worker = psutil.Process(pid)
+            busy_s = worker.cpu_times().user
+            while worker.cpu_times().user < busy_s + 2:  # by then it has built the candidate, and hangs
+                time.sleep(0.05)
+            parent.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGKILL)
+            said, _ = parent.communicate(timeout=60)
+        finally:
+            parent.kill()
     if end == "interrupt":
         assert said.strip() == "True", "measuring goes on after an interrupt"
         assert parent.returncode == 0

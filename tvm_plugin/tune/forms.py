@@ -45,7 +45,7 @@ MOST_GUESSED = 0.2
 FIRST_LOOK = 8
 """Candidates of each kernel that tell which form is faster..."""
 
-GLANCE = 2
+GLANCE = 1
 """... and how many each kernel of a rewritten graph needs at least, for the given one has fewer kernels at times."""
 
 
