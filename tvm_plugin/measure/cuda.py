@@ -148,7 +148,7 @@ class CudaMeasurer(ElsewhereMeasurer):
         return len(self._pool)
 
     def _build_all(self, chunks: Sequence[Sequence[FarTrial]], limit_s: float) -> list[dict[str, Any]]:
-        return self._ask_builders(
+        return self._pool.answers(
             [
                 Request(
                     {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
@@ -159,13 +159,6 @@ class CudaMeasurer(ElsewhereMeasurer):
             ]
         )
 
-    def _ask_builders(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        try:
-            return [answer for _, answer in self._pool.map(requests)]
-        except BaseException:
-            self._pool.abandon()
-            raise
-
     def _refresh(self) -> None:
         for library in Path(self._directory.name).glob("*.so"):
             library.unlink()
@@ -175,7 +168,7 @@ class CudaMeasurer(ElsewhereMeasurer):
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
         hashes = [self._know(task) for task in tasks]
         started = time.monotonic()
-        answers = self._ask_builders([Request({"op": "reference", "task": h}, limit_s, (h,)) for h in hashes])
+        answers = self._pool.answers([Request({"op": "reference", "task": h}, limit_s, (h,)) for h in hashes])
         self.overheads.build_s += time.monotonic() - started
         for workload_hash, answer in zip(hashes, answers, strict=True):
             self._baselines[workload_hash] = math.inf

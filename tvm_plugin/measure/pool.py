@@ -221,6 +221,14 @@ class WorkerPool:
                 self._workers[index].ready = True
                 pending.discard(index)
 
+    def answers(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """What `map` was answered. Interrupted (Ctrl-C), it leaves no worker busy with what nobody waits for."""
+        try:
+            return [answer for _, answer in self.map(requests)]
+        except BaseException:
+            self.abandon()
+            raise
+
     def abandon(self) -> None:
         """Replace the workers that are in the middle of something, whose answers nobody will read."""
         for index, worker in enumerate(self._workers):

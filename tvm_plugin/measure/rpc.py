@@ -143,19 +143,16 @@ class RpcMeasurer(ElsewhereMeasurer):
         return len(self._pool)
 
     def _build_all(self, chunks: Sequence[Sequence[FarTrial]], limit_s: float) -> list[dict[str, Any]]:
-        requests = [
-            Request(
-                {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
-                limit_s,
-                tuple({trial.task for trial in chunk}),
-            )
-            for chunk in chunks
-        ]
-        try:
-            return [answer for _, answer in self._pool.map(requests)]
-        except BaseException:
-            self._pool.abandon()
-            raise
+        return self._pool.answers(
+            [
+                Request(
+                    {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
+                    limit_s,
+                    tuple({trial.task for trial in chunk}),
+                )
+                for chunk in chunks
+            ]
+        )
 
     def _refresh(self) -> None:
         for kind in ("so", "tar"):

@@ -13,10 +13,9 @@ from eqtune.records.traces import replay
 from eqtune.records.workload import as_workload, workload_hash
 
 from ..gpu_machine import is_gpu
-from ..huge_pages import move_to_huge_pages
 from ..search.space.lowering import ASYNC_COPIES, prepare_for_lowering
 from .fold_weights import FoldWeights
-from .functions import constants
+from .huge_pages import in_huge_pages
 from .pack_weights import pack_weights
 from .stored_schedules import stored_schedules
 
@@ -123,7 +122,7 @@ def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None 
     with target:
         mod = schedule_kernels(mod, schedules or {})
         if not is_gpu(target):
-            move_to_huge_pages(constant.value for constant in constants(mod))
+            mod = in_huge_pages(mod)
         with transform.PassContext(config=_GRAPH_CONFIG) if is_gpu(target) else contextlib.nullcontext():
             mod = transform.Sequential(after_kernels())(mod)
     with transform.PassContext(opt_level=3, config=_BUILD_CONFIG):
