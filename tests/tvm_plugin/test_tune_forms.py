@@ -39,7 +39,7 @@ def shortlist(
 ) -> list[str]:
     chosen = FORMS.shortlist(
         lambda t: prices[t.workload_hash],
-        lambda count, candidates: count * candidates <= kernels * FIRST_LOOK,
+        lambda tasks, candidates: len(tasks) * candidates <= kernels * FIRST_LOOK,
         lambda t: t.workload_hash in measured,
         winner,
     )
@@ -67,10 +67,14 @@ def test_all_forms_compete_where_the_budget_reaches() -> None:
     assert shortlist(EVEN, kernels=9) == ["as given, channels last", "rewritten", "as given"]
 
 
+def test_what_untuned_kernels_take_is_known_from_the_model() -> None:
+    assert FORMS.untuned_s_per_flop(6.0) == 3.0  # two kernels of one operation each
+
+
 def test_a_form_with_fast_math_never_competes_alone() -> None:
     lossy = Form("rewritten with fast math", None, [task(NEW), task(SHARED)], rewritten=True, lossy=True)
     forms = Forms([lossy, *FORMS.forms[1:]])
-    chosen = forms.shortlist(lambda t: FASTER[t.workload_hash], lambda count, candidates: count <= 2, lambda t: True)
+    chosen = forms.shortlist(lambda t: FASTER[t.workload_hash], lambda tasks, _: len(tasks) <= 2, lambda t: True)
     assert [form.name for form in chosen.forms] == [lossy.name, "as given, channels last"]
     assert forms.exact(FASTER).name == "as given, channels last"
 

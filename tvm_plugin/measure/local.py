@@ -21,7 +21,7 @@ from ..search.space.hardware import Hardware
 from ..tasks.task import Task
 from .base import Measurement, Overheads
 from .pool import Config, Handle, Request, WorkerPool
-from .timing import BASELINE, LONG, QUICK, Effort
+from .timing import BASELINE, LONG, QUICK, SLOW_BASELINE_S, Effort
 from .trial import (
     BASELINE_LIMIT_FACTOR,
     MEMORY_SHARE,
@@ -123,7 +123,8 @@ class LocalMeasurer:
     def baseline(self, tasks: Sequence[Task]) -> list[float]:
         """Seconds of one call of each kernel as TVM compiles it without a schedule; `inf` where that is impossible.
 
-        Compiles in parallel and times one after the other; slow kernels run once. Their outputs are the reference.
+        Kernels that take long run once, two or more at a time; the others are timed one by one. Their outputs are the
+        reference.
         """
         new = list({task.workload_hash: task for task in tasks if task.workload_hash not in self._baselines}.values())
         if new:
@@ -203,15 +204,29 @@ class LocalMeasurer:
         )
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> None:
+        """All run once, side by side, which gives the reference; those that are fast are then timed one by one."""
         trials = [self._trial(task, {"task": task.workload_hash, "untuned": True}) for task in tasks]
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
-        self._build(trials, limit_s)
-        for trial in self._in_turn(trials, limit_s):
-            answer = self._run(trial, BASELINE, limit_s=limit_s, save=True)
+        started = time.monotonic()
+        answers = self._pool.map(
+            [
+                Request({"op": "untuned", "batch": self._batch, "task": trial.task}, limit_s, (trial.task,))
+                for trial in trials
+            ]
+        )
+        self.overheads.run_s += time.monotonic() - started
+        for trial, (handle, answer) in zip(trials, answers, strict=True):
+            trial.handle = handle
+            trial.take(answer)
+            if not trial.failure:
+                self._domains[trial.task] = answer["domain"]
+                self._baselines[trial.task] = min(answer["latencies_s"])
+        fast = [t for t in trials if not t.failure and self._baselines[t.task] < SLOW_BASELINE_S]
+        for trial in self._in_turn(fast, limit_s):
+            answer = self._run(trial, BASELINE, limit_s=limit_s, check=False)
             if "error" in answer:
                 trial.failure = answer
             else:
-                self._domains[trial.task] = answer["domain"]
                 self._baselines[trial.task] = min(answer["latencies_s"])
         for trial in trials:
             if trial.failure:
@@ -303,7 +318,6 @@ class LocalMeasurer:
         effort: Effort,
         best_s: float = math.inf,
         limit_s: float | None = None,
-        save: bool = False,
         check: bool = True,
     ) -> dict[str, Any]:
         assert trial.handle is not None
@@ -315,7 +329,7 @@ class LocalMeasurer:
             "domain": self._domains.get(trial.task, "normal"),
             "effort": asdict(effort),
             "best_s": best_s,
-            "save": save,
+            "save": False,
             "check": check,
         }
         answer = self._pool.ask(trial.handle, Request(message, limit_s or self._timeout_s))

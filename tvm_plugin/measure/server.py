@@ -6,6 +6,8 @@
     {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds,
      "save": bool, "check": bool}
         -> {"latencies_s": [...], "given_up": bool, "domain": ...} or an error
+    {"op": "untuned", "batch": n, "workloads": {hash: text}, "task": hash}
+        -> {"program": key, "latencies_s": [seconds of one call], "domain": ...} or an error; the outputs are saved
 
 A candidate is {"task": hash} with one of "decision", "trace" and "untuned". An error is {"error": kind, "detail": ...}.
 A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone;
@@ -15,8 +17,9 @@ without "check" they are not compared with it.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ from .build import (
 from .exported import export_programs
 from .pool import Config
 from .run import MAX_DETAIL, run_program
+from .timing import ONCE
 
 __all__ = ["Server"]
 
@@ -90,6 +94,8 @@ class Server:
         try:
             if request["op"] == "build":
                 return self._build(request)
+            if request["op"] == "untuned":
+                return self._run_untuned(request)
             with on_first_core():
                 return self._run(request)
         except Exception as error:  # noqa: BLE001 - TVM and generated code raise anything; it is the candidate's failure
@@ -160,6 +166,14 @@ class Server:
     def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         task = str(request["task"])
         return run_program(lambda domain: self._load(task, domain), self._programs[request["program"]], request)
+
+    def _run_untuned(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Compile a kernel as it is and run it once, perhaps beside other workers: slow ones take seconds each."""
+        (built,) = self._build({**request, "candidates": [{"task": request["task"], "untuned": True}]})["built"]
+        if "error" in built:
+            return dict(built)
+        run = {"program": built["program"], "domain": "normal", "effort": asdict(ONCE), "best_s": math.inf}
+        return built | self._run({**request, **run, "save": True, "check": True})
 
     def _load(self, task: str, domain: Any) -> Bench:
         """The buffers of a kernel; those of only one kernel are kept."""

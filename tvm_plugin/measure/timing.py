@@ -55,7 +55,13 @@ LONG = Effort(min_repeat_s=5e-3, budget_s=20e-3, min_repeats=2, max_repeats=4, o
 """For one round of re-timing."""
 
 BASELINE = Effort(min_repeat_s=1.5e-3, budget_s=8e-3, min_repeats=3, max_repeats=6, once_from_s=0.02)
-"""For untuned kernels, which may take seconds."""
+"""For untuned kernels, which may take seconds..."""
+
+SLOW_BASELINE_S = 0.05
+"""... but not for those whose first call takes as long: it is their latency."""
+
+ONCE = Effort(min_repeat_s=0.0, budget_s=0.0, min_repeats=1, max_repeats=1, once_from_s=0.0)
+"""The first call alone."""
 
 
 def time_kernel(

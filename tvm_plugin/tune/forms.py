@@ -104,10 +104,15 @@ class Forms:
         """A form of the given graph: the same one in every run, whatever the searches find."""
         return next(variant for variant, form in zip(self.variants, self.forms, strict=True) if not form.rewritten)
 
+    def untuned_s_per_flop(self, latency_s: float) -> float:
+        """Seconds an operation of kernels that nobody scheduled, where the given model takes `latency_s`."""
+        form = next(form for form in self.forms if form.name == self.given.name)
+        return latency_s / max(1.0, sum(task.calls * task.flops for task in form.tasks))
+
     def shortlist(
         self,
         price_s: Callable[[Task], float],
-        affordable: Callable[[int, int], bool],
+        affordable: Callable[[Sequence[Task], int], bool],
         is_measured: Callable[[Task], bool] = lambda task: False,
         winner: str = "",
     ) -> Forms:
@@ -116,7 +121,7 @@ class Forms:
         The first is the one of the given graph whose kernels cost least, unless what the graph search made is clearly
         cheaper by prices that were measured and the budget reaches for all its kernels, or another form was the
         `winner` of an earlier run. The others follow by price while the budget reaches for a first look at them all:
-        `affordable(distinct kernels, candidates of each)`. A lossy form never competes alone.
+        `affordable(kernels, candidates of each)`. A lossy form never competes alone.
         """
         prices = {task.workload_hash: price_s(task) for task in self.tasks}
         total_s = {form.name: Variant(form.name, form.calls).latency_s(prices) for form in self.forms}
@@ -127,12 +132,12 @@ class Forms:
         for form in rewritten:
             guessed_s = sum(t.calls * prices[t.workload_hash] for t in form.tasks if not is_measured(t))
             clearly = total_s[form.name] < CLEARLY * total_s[given.name]
-            if clearly and guessed_s < MOST_GUESSED * total_s[form.name] and affordable(len(form.tasks), GLANCE):
+            if clearly and guessed_s < MOST_GUESSED * total_s[form.name] and affordable(form.tasks, GLANCE):
                 order.insert(0, form)
         order = [form for form in self.forms if form.name == winner] + order
         chosen: list[Form] = []
         for form in {form.name: form for form in order}.values():
-            if not chosen or affordable(len(Forms([*chosen, form]).tasks), FIRST_LOOK):
+            if not chosen or affordable(Forms([*chosen, form]).tasks, FIRST_LOOK):
                 chosen.append(form)
             else:
                 LOGGER.info("the budget does not reach for the form %r", form.name)

@@ -20,9 +20,12 @@ from .kernel_search import KernelSearch, decision_key
 from .progress import Progress
 from .transfer import Transfer
 
-__all__ = ["TuningLoop", "Variant"]
+__all__ = ["TRIAL_S", "TuningLoop", "Variant"]
 
 LOGGER = logging.getLogger(__name__)
+
+TRIAL_S = 0.08
+"""What a trial takes, roughly, before any was measured: compiling dominates."""
 
 BATCH = 16
 """Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
@@ -144,8 +147,8 @@ class TuningLoop:
         shares = [BATCH]
         if self.budget.trials_left is not None:
             shares.append(self.budget.trials_left // max(1, untouched))
-        if self.budget.seconds_left is not None and self._trial_s:
-            shares.append(int(self.budget.seconds_left / self._trial_s) // max(1, untouched))
+        if self.budget.seconds_left is not None:
+            shares.append(int(self.budget.seconds_left / (self._trial_s or TRIAL_S)) // max(1, untouched))
         return max(1, min(shares))
 
     def _score(self, kernel: KernelSearch) -> BlendedScore:

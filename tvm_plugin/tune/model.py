@@ -132,11 +132,14 @@ def tune_model(
         reference = Reference(
             imported, session.target, session.work, seed, session.context_key, session.context.threads
         )
-        finish_s = reference.prepare() if session.budget.time_s is not None and session.runs else None
+        in_limited_time = session.budget.time_s is not None and session.runs
+        finish_s = reference.prepare() if in_limited_time else None
         forms, graph_result = model_forms(
             imported.mod, session.target, config or "off", session.graph_prices(), seconds=session.graph_s
         )
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
+        if in_limited_time:
+            session.untuned_s_per_flop = forms.untuned_s_per_flop(reference.latency_s)
         session.identify(forms.given, permits="fast-math" if fast_math else "")
         accuracy = _Accuracy(session, reference, verify)
         forms = accuracy.not_refused(forms)

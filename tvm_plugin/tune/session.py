@@ -29,7 +29,7 @@ from ..search.space.gpu.hardware import GpuHardware
 from ..tasks.task import Task
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
-from .loop import TuningLoop, Variant
+from .loop import TRIAL_S, TuningLoop, Variant
 from .prices import KernelPrices
 from .progress import Progress
 from .result import TaskResult
@@ -45,9 +45,6 @@ FINALISTS = 3
 
 CONTENDER = 1.05
 """... if they are this close to the fastest: one that is ahead of all others by more needs no second look."""
-
-TRIAL_S = 0.08
-"""What a trial takes, roughly, before any was measured: compiling dominates."""
 
 MACHINE_SHARE = 0.1
 """Of the time budget, what measuring the speeds of the machine may take..."""
@@ -100,6 +97,8 @@ class Session:
         Measurements of earlier runs that the search started from.
     run_key : str
         Where the spent budget of this set of kernels is kept; "" before `identify` or `search`.
+    untuned_s_per_flop : float
+        How long untuned kernels take, roughly; 0 before somebody says so.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -114,6 +113,7 @@ class Session:
         self.resumed_trials = 0
         self.run_key = ""
         self.finish_s = FINISH_S
+        self.untuned_s_per_flop = 0.0
         self._spaces: dict[str, Space] = {}
         self.work = WorkDirectory(settings.work_dir)
         try:
@@ -185,11 +185,12 @@ class Session:
         if self.budget.time_s is not None:
             self.budget.reserve_s = min(0.4 * self.budget.time_s, finish_s + 0.1 * kernels)
 
-    def affords(self, kernels: int, candidates: int) -> bool:
-        """Whether half of the budget is enough to measure so many candidates of each of so many kernels."""
+    def affords(self, tasks: Sequence[Task], candidates: int) -> bool:
+        """Whether half of the budget is enough to run each kernel untuned and to measure so many candidates of it."""
         seconds, trials = self.budget.seconds_left, self.settings.trials
-        needed = candidates * kernels
-        return (seconds is None or needed * TRIAL_S <= seconds / 2) and (trials is None or needed <= trials / 2)
+        needed = candidates * len(tasks)
+        needed_s = needed * TRIAL_S + self.untuned_s_per_flop * sum(task.flops for task in tasks)
+        return (seconds is None or needed_s <= seconds / 2) and (trials is None or needed <= trials / 2)
 
     def identify(self, variant: Variant, permits: str = "") -> None:
         """Name the set of kernels whose budget and winner are kept: of a model, one form that every run has.
