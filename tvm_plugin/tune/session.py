@@ -17,7 +17,7 @@ from .. import __version__, cost_model, measure
 from ..errors import SetupError
 from ..gpu_machine import resolve_target
 from ..graph_prices import GraphPrices
-from ..machine import describe_machine, detect_target
+from ..machine import core_count, describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
 from ..records import Context
 from ..records.record import NOT_MEASURED
@@ -189,7 +189,8 @@ class Session:
         """Whether half of the budget is enough to run each kernel untuned and to measure so many candidates of it."""
         seconds, trials = self.budget.seconds_left, self.settings.trials
         needed = candidates * len(tasks)
-        needed_s = needed * TRIAL_S + self.untuned_s_per_flop * sum(task.flops for task in tasks)
+        untuned_s = self.untuned_s_per_flop * sum(task.flops for task in tasks) / core_count()  # side by side
+        needed_s = needed * TRIAL_S + untuned_s
         return (seconds is None or needed_s <= seconds / 2) and (trials is None or needed <= trials / 2)
 
     def identify(self, variant: Variant, permits: str = "") -> None:
