@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_DIR ?= demo
 DEMO_BUDGET ?= 120
 
-.PHONY: demo test test-fast lint tutorials clean help
+.PHONY: demo test test-fast test-peers lint tutorials clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -19,6 +19,9 @@ test: $(VENV)/.installed-dev ## all tests, slow ones included
 
 test-fast: $(VENV)/.installed-dev ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"
+
+test-peers: $(VENV)/.installed-dev ## the tests that tune with MetaSchedule
+	$(BIN)/python -m pytest -m peers
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check .

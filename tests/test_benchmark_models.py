@@ -69,6 +69,7 @@ def test_a_process_that_fails_says_why() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.peers
 def test_metaschedule_tunes_one_kernel_and_leaves_the_others(tmp_path) -> None:
     library = str(tmp_path / "tuned.so")
     tiny = {"model": "nasrnn", "threads": 1, "library": library, "options": {"steps": 1, "hidden": 32}}
