@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from eqtune.transform.evaluate import array_of, constant_of
 from eqtune.transform.huge_pages import HUGE_PAGE, in_huge_pages
 
 WEIGHTS = 32
@@ -65,6 +66,23 @@ def test_small_weights_share_huge_pages() -> None:
         for each in (mod, moved)
     ]
     np.testing.assert_array_equal(results[0].numpy(), results[1].numpy())
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="needs transparent huge pages")
+def test_views_of_one_weight_keep_their_shapes() -> None:
+    data = constant_of(np.random.default_rng(0).standard_normal((1024, 1024)).astype("float32"))
+    part = constant_of(array_of(data)[:512])
+    flat = constant_of(array_of(data).reshape(-1))
+    assert part.value.data_ptr() == flat.value.data_ptr() == data.value.data_ptr()
+    builder = relax.BlockBuilder()
+    with builder.function("main", []):
+        with builder.dataflow():
+            y = builder.emit_output(relax.Tuple([data, part, flat]))
+        builder.emit_func_output(y)
+    mod = builder.get()
+    moved = in_huge_pages(mod)
+    assert not moved.same_as(mod)
+    assert tvm_ffi.structural_equal(moved, mod)
 
 
 def test_few_weights_stay_where_they_are() -> None:

@@ -16,6 +16,7 @@ from scipy import special
 from tvm import ir, relax, runtime, tirx
 
 __all__ = [
+    "ALIGNMENT",
     "EVALUATORS",
     "Array",
     "Value",
@@ -35,7 +36,7 @@ _DTYPES = frozenset(
 )
 """What both numpy and TVM hold in the same bytes."""
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 """Bytes. Compiled kernels assume it of every tensor; numpy promises 16 only."""
 
 _TRANSPOSE_STRIP = 16
@@ -68,7 +69,7 @@ def constant_of(array: Array) -> ir.GenericConst:
     if array.size == 0:  # numpy's address of nothing is not aligned
         tensor = runtime.empty(array.shape, str(array.dtype))
     else:
-        readable = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0
+        readable = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0
         if not readable:
             copy = aligned_empty(array.shape, array.dtype)
             copy_into(copy, array)
@@ -119,8 +120,8 @@ def _typed(array: Array, ty: Any) -> Array | None:
 def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
     """Uninitialised memory that starts at a multiple of 64 bytes, in huge pages where numpy gets them."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .evaluate import array_of, constant_of
+from .evaluate import ALIGNMENT, array_of, constant_of
 from .functions import constants, map_functions
 
 __all__ = ["HUGE_PAGE", "in_huge_pages"]
@@ -28,11 +28,10 @@ HUGE_PAGE = 2 << 20
 IN_PLACE = 4 * HUGE_PAGE
 """Bytes of a constant from which on it fills huge pages by itself, wherever it is: it need not be copied."""
 
-ALIGNMENT = 64
-"""Bytes. Compiled kernels assume it of every tensor."""
-
 MADV_COLLAPSE = 25
 """Of madvise(2), since Linux 6.1: make huge pages now. Python's mmap module does not name it yet."""
+
+_Key = tuple[int, tuple[int, ...], str]
 
 
 def in_huge_pages(mod: ir.IRModule) -> ir.IRModule:
@@ -40,27 +39,29 @@ def in_huge_pages(mod: ir.IRModule) -> ir.IRModule:
 
     Only where the system gives huge pages: elsewhere, and for few bytes, it is `mod` itself.
     """
-    arrays = {}
-    for constant in constants(mod):
-        if _numpy_reads(constant):
-            array = array_of(constant)
-            arrays[array.ctypes.data] = array
-    small: dict[int, NDArray[Any]] = {}
-    for address, array in arrays.items():
+    arrays = {_key(constant): array_of(constant) for constant in constants(mod) if _numpy_reads(constant)}
+    small: dict[_Key, NDArray[Any]] = {}
+    for key, array in arrays.items():
         if array.nbytes >= IN_PLACE:
-            _collapse(address, array.nbytes)
-        elif array.nbytes:
-            small[address] = array
+            _collapse(array.ctypes.data, array.nbytes)
+        else:
+            small[key] = array
     offsets = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in small.values())])
     memory = _huge(int(offsets[-1])) if offsets[-1] >= HUGE_PAGE else None
     if memory is None:
         return mod
     moved = {}
-    for (address, array), offset in zip(small.items(), offsets[:-1], strict=True):
+    for (key, array), offset in zip(small.items(), offsets[:-1], strict=True):
         place = memory[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
         place[...] = array
-        moved[address] = constant_of(place)
+        moved[key] = constant_of(place)
     return map_functions(mod, lambda function: _Moved(moved).visit_expr(function))
+
+
+def _key(constant: ir.GenericConst) -> _Key:
+    """Not the address alone: a folded reshape or slice begins where the tensor does that it looks into."""
+    tensor = constant.value
+    return tensor.data_ptr(), tuple(map(int, tensor.shape)), str(tensor.dtype)
 
 
 def _numpy_reads(constant: ir.GenericConst) -> bool:
@@ -96,9 +97,9 @@ def _collapse(address: int, nbytes: int) -> None:
 
 @mutator
 class _Moved(PyExprMutator):
-    def __init__(self, moved: dict[int, ir.GenericConst]) -> None:
+    def __init__(self, moved: dict[_Key, ir.GenericConst]) -> None:
         super().__init__()
         self._moved = moved
 
     def visit_generic_const_(self, constant: ir.GenericConst) -> relax.Expr:
-        return self._moved.get(constant.value.data_ptr(), constant)
+        return self._moved.get(_key(constant), constant)

@@ -106,8 +106,8 @@ class Forms:
 
     def untuned_s_per_flop(self, latency_s: float) -> float:
         """Seconds an operation of kernels that nobody scheduled, where the given model takes `latency_s`."""
-        form = next(form for form in self.forms if form.name == self.given.name)
-        return latency_s / max(1.0, sum(task.calls * task.flops for task in form.tasks))
+        (given,) = self.of([self.given])
+        return latency_s / max(1.0, sum(task.calls * task.flops for task in given.tasks))
 
     def shortlist(
         self,
