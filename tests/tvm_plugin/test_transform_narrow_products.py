@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from eqtune import relay
@@ -159,3 +160,8 @@ def test_relay_programs_reach_products_of_bytes() -> None:
     assert products(after) == [["uint8", "int8"]]
     data = drawn(1, 4, 6, 6).astype("int8")
     np.testing.assert_array_equal(outputs(after, data), ModelRunner(untuned_executable(mod, TARGET))(data)[0])
+
+
+def test_an_empty_sum_stays_as_it_is() -> None:
+    mod = layer((3, 0), "uint8", 5, drawn(0, 4), matmul)
+    assert tvm_ffi.structural_equal(NarrowProducts()(mod), mod)

@@ -55,7 +55,7 @@ class _Narrower(PyExprMutator):
         call = self.visit_expr_post_order(call)
         if operator(call) not in _PRODUCTS or not is_static_tensor(call.ty) or str(call.ty.dtype) != "int32":
             return call
-        if any(not is_static_tensor(arg.ty) or arg.ty.ndim < 2 for arg in call.args):
+        if any(not is_static_tensor(arg.ty) or arg.ty.ndim < 2 or 0 in extents(arg.ty) for arg in call.args):
             return call
         if operator(call) == "relax.nn.conv2d" and call.attrs.groups != 1:
             return call
