@@ -54,12 +54,16 @@ class GraphPrices:
         Of the target: what is not measured is estimated for it.
     terms : callable or None
         As `kernels`, for the terms that graphs are extracted by; None: terms are estimated, only modules measured.
+    guess : callable or None
+        Task -> seconds of one call, at no cost: for kernels that all modules have in common, where time is short. None:
+        these are measured, too.
     """
 
     kernels: PriceKernels
     target: Any
     hardware: Hardware
     terms: PriceKernels | None
+    guess: Callable[[Task], float] | None = None
     _prices_s: dict[TermKey, float] = field(default_factory=dict)
     _unpriced: set[TermKey] = field(default_factory=set)
 
@@ -85,16 +89,23 @@ class GraphPrices:
             self._prices_s[key] = sum(task.calls * next(prices) for task in tasks)
         return bool(new)
 
-    def module_s(self, mod: Any) -> float:
-        """Seconds of one run of a module, in channels last where it has convolutions, each kernel by its price.
+    def modules_s(self, mods: Sequence[Any]) -> list[float]:
+        """Seconds of one run of each module, in channels last where it has convolutions, each kernel by its price.
 
         Parameters
         ----------
-        mod : tvm.ir.IRModule
+        mods : sequence of tvm.ir.IRModule
             Simplified: batch norms and weights folded.
         """
-        tasks = extract_tasks(lower_to_kernels(_channels_last(mod), self.target))
-        return sum(task.calls * price_s for task, price_s in zip(tasks, self.kernels(tasks), strict=True))
+        kernels = [extract_tasks(lower_to_kernels(_channels_last(mod), self.target)) for mod in mods]
+        distinct = {task.workload_hash: task for tasks in kernels for task in tasks}
+        common = set.intersection(*({task.workload_hash for task in tasks} for tasks in kernels))
+        guessed = common if self.guess is not None and len(mods) > 1 else set()
+        measured = [task for workload, task in distinct.items() if workload not in guessed]
+        price_s = {task.workload_hash: s for task, s in zip(measured, self.kernels(measured), strict=True)}
+        if self.guess is not None:  # after the others, which tell how far estimates are off
+            price_s |= {workload: self.guess(distinct[workload]) for workload in guessed}
+        return [sum(task.calls * price_s[task.workload_hash] for task in tasks) for tasks in kernels]
 
     def _tasks(self, key: TermKey, result: TensorType) -> list[Task] | None:
         """The kernels of one term; None where it has none that can be priced."""

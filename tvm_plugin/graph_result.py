@@ -133,10 +133,13 @@ class GraphResult:
         Why the given module was kept; "" when it was not.
     alternatives : list of tvm.ir.IRModule
         Other equal modules that cost less than the given one, cheapest first; with `prices` only.
+    exact : tvm.ir.IRModule or None
+        Of the modules that cost less than the given one, the cheapest without fast math; with `prices` only.
     cost_before_s, cost_after_s : float
         Estimated seconds of one run: the sum of the terms' prices.
     price_before_s, price_after_s : float or None
-        Seconds of one run as the sum of the fused kernels' measured prices; with `prices` only.
+        Seconds of one run as the sum of the fused kernels' prices; with `prices` only. Under a budget of time, kernels
+        that all graphs have in common are estimated.
     latency_before_s, latency_after_s : float or None
         Measured seconds of one run, where a timer was given.
     rel_err : float or None
@@ -160,6 +163,7 @@ class GraphResult:
     changed: bool = False
     kept_because: str = ""
     alternatives: list[Any] = field(default_factory=list)
+    exact: Any = None
     price_before_s: float | None = None
     price_after_s: float | None = None
     cost_before_s: float = 0.0
@@ -184,7 +188,7 @@ class GraphResult:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the module and the graphs, as a JSON object."""
-        skipped = {"mod", "alternatives", "graphs"}
+        skipped = {"mod", "alternatives", "exact", "graphs"}
         fields = {name: value for name, value in vars(self).items() if name not in skipped}
         for name in ("rules", "extractors"):
             fields[name] = {key: asdict(value) for key, value in fields[name].items()}

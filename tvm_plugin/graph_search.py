@@ -39,8 +39,8 @@ MOST_TAKEN_BACK = 5
 class Prices(Pricing, Protocol):
     """Prices of terms and of modules, for example `eqtune.graph_prices.GraphPrices`."""
 
-    def module_s(self, mod: ir.IRModule) -> float:
-        """Seconds of one run of a module, the sum of its fused kernels."""
+    def modules_s(self, mods: Sequence[ir.IRModule]) -> list[float]:
+        """Seconds of one run of each module, the sums of their fused kernels; to be compared with each other."""
 
 
 def optimize_graph(
@@ -67,7 +67,8 @@ def optimize_graph(
         module -> seconds of one run. With it, the original is kept unless the new module is faster.
     prices : Prices
         Where prices come from, instead of `config.cost`. With it, the best few graphs are also lowered and priced
-        kernel by kernel, and the original is kept unless one of them is cheaper.
+        kernel by kernel, and the original is kept unless one of them is cheaper. With fast math, so is the best graph
+        without it.
 
     Raises
     ------
@@ -86,7 +87,9 @@ def optimize_graph(
     ]
     choices = _choices(mod, main, found)
     if prices is not None:
+        choices += _without_fast_math(mod, main, choices, config)
         choices = _cheaper_modules(mod, main, choices, prices, config, result)
+        result.exact = next((other for other, blocks in choices if not _needs_fast_math(blocks, config)), None)
     if not choices:
         return _keep(result, result.kept_because or "nothing cheaper was found")
     candidate, chosen = choices[0]
@@ -133,6 +136,22 @@ def _choices(mod: ir.IRModule, main: Any, found: Sequence[Sequence[_Rewritten]])
     return choices
 
 
+def _needs_fast_math(blocks: Sequence[_Rewritten | None], config: GraphConfig) -> bool:
+    return any(new is not None and not _lossy(config).isdisjoint(new.candidate.rules_used) for new in blocks)
+
+
+def _lossy(config: GraphConfig) -> frozenset[str]:
+    return frozenset(rule.name for rule in config.selected_rules if rule.fast_math)
+
+
+def _without_fast_math(mod: ir.IRModule, main: Any, choices: Sequence[_Choice], config: GraphConfig) -> list[_Choice]:
+    """The best module without fast math, where the first of `choices` needs it."""
+    if not choices or not _needs_fast_math(choices[0][1], config):
+        return []
+    exact = [None if new is None else _without(new, _lossy(config), main, config) for new in choices[0][1]]
+    return [(_with_blocks(mod, main, exact), exact)] if any(exact) else []
+
+
 def _cheaper_modules(
     mod: ir.IRModule,
     main: Any,
@@ -146,12 +165,8 @@ def _cheaper_modules(
         return []
     started = time.perf_counter()
     deadline = started + config.seconds - (result.explore_s + result.extract_s + result.measure_s)
-    result.price_before_s = prices.module_s(mod)
-    priced = list[tuple[float, _Choice]]()
-    for choice in choices:
-        if not priced or time.perf_counter() < deadline:
-            priced.append((prices.module_s(choice[0]), choice))
-    priced.sort(key=lambda item: item[0])
+    result.price_before_s, *after_s = prices.modules_s([mod, *(module for module, _ in choices)])
+    priced = sorted(zip(after_s, choices, strict=True), key=lambda item: item[0])
     fewer = _take_back_rules(mod, main, priced[0], prices, config, deadline)
     if fewer is not None:
         priced.insert(0, fewer)
@@ -190,8 +205,8 @@ def _take_back_rules(
         chosen = [None if new is None else _without(new, rules, main, config) for new in best[1][1]]
         if any(new is not None for new in chosen):
             module = _with_blocks(mod, main, chosen)
-            price_s = prices.module_s(module)
-            if price_s < best[0]:
+            best_s, price_s = prices.modules_s([best[1][0], module])
+            if price_s < best_s:
                 best, dropped = (price_s, (module, chosen)), rules
     return best if dropped else None
 

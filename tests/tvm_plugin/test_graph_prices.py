@@ -172,3 +172,29 @@ def test_prices_are_measured_without_running_the_untuned_kernel() -> None:
         assert measurer.price([(task, [])]) == [math.inf]
         (measured,) = measurer.measure(task, decisions[:1])
         assert not measured.error, "it is compared with the reference all the same"
+
+
+def test_under_a_budget_only_kernels_that_differ_are_measured() -> None:
+    def of(*functions: Any) -> tvm.IRModule:
+        x = relax.Var("x", relax.TensorType((32, 32), "float32"))
+        builder = relax.BlockBuilder()
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                y = builder.emit(relax.op.matmul(x, x))
+                for function in functions:
+                    y = builder.emit(function(relax.op.nn.softmax(y)))
+                y = builder.emit_output(relax.op.matmul(y, x))
+            builder.emit_func_output(y)
+        return builder.get()
+
+    measured = list[Task]()
+
+    def measure(tasks: Sequence[Task]) -> list[float]:
+        measured.extend(tasks)
+        return [1.0 for _ in tasks]
+
+    guessing = GraphPrices(measure, detect_target(1), Hardware(), None, lambda task: 10.0)
+    short_s, long_s = guessing.modules_s([of(), of(relax.op.exp)])
+    assert all("matmul" not in task.name for task in measured)
+    assert short_s == 20.0
+    assert long_s > short_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,14 +51,15 @@ EVEN = {**FASTER, NEW: 1.95}
 
 
 def test_under_a_short_budget_a_new_graph_needs_clearly_better_measured_prices() -> None:
-    assert shortlist(FASTER, kernels=2, measured=[NEW, SHARED]) == ["rewritten"]
-    assert shortlist(FASTER, kernels=2, measured=[SHARED]) == ["as given, channels last"]
-    assert shortlist(EVEN, kernels=2, measured=[NEW, SHARED]) == ["as given, channels last"]
-    assert shortlist(FASTER, kernels=0.1, measured=[NEW, SHARED]) == ["as given, channels last"]
+    differing = [NEW, GIVEN]  # what both have needs no price
+    assert shortlist(FASTER, kernels=2, measured=differing) == ["rewritten"]
+    assert shortlist(FASTER, kernels=2, measured=[GIVEN, SHARED]) == ["as given, channels last"]
+    assert shortlist(EVEN, kernels=2, measured=differing) == ["as given, channels last"]
+    assert shortlist(FASTER, kernels=0.1, measured=differing) == ["as given, channels last"]
 
 
 def test_the_winner_of_an_earlier_run_comes_first_whatever_prices_say() -> None:
-    assert shortlist(FASTER, kernels=2, measured=[NEW, SHARED], winner="as given") == ["as given"]
+    assert shortlist(FASTER, kernels=2, measured=[NEW, GIVEN], winner="as given") == ["as given"]
     assert shortlist(FASTER, kernels=2, winner="forgotten") == ["as given, channels last"]
 
 
@@ -143,9 +144,9 @@ class SlowPrices:
         self.graphs += 1
         return True
 
-    def module_s(self, mod: Any) -> float:
-        self.modules.append(mod)
-        return 1.0 / len(self.modules)
+    def modules_s(self, mods: Sequence[Any]) -> list[float]:
+        self.modules += mods
+        return [1.0 / (index + 1) for index in range(len(mods))]
 
 
 def test_the_graph_search_ends_in_time_and_prices_what_it_has_found() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ CLEARLY = 0.95
 """A rewritten graph that costs less than this share of the given one may do without it under a short budget..."""
 
 MOST_GUESSED = 0.2
-"""... unless more than this share of its cost is estimated, not measured."""
+"""... unless kernels that only one of them has make up more than this share of its cost, and were not measured."""
 
 FIRST_LOOK = 8
 """Candidates of each kernel that tell which form is faster..."""
@@ -130,7 +129,9 @@ class Forms:
         rewritten = [form for form in ranked if form.rewritten][:1]
         order = [given, *rewritten, *ranked]
         for form in rewritten:
-            guessed_s = sum(t.calls * prices[t.workload_hash] for t in form.tasks if not is_measured(t))
+            common = form.calls.keys() & given.calls.keys()
+            differing = [t for t in (*form.tasks, *given.tasks) if t.workload_hash not in common]
+            guessed_s = sum(t.calls * prices[t.workload_hash] for t in differing if not is_measured(t))
             clearly = total_s[form.name] < CLEARLY * total_s[given.name]
             if clearly and guessed_s < MOST_GUESSED * total_s[form.name] and affordable(form.tasks, GLANCE):
                 order.insert(0, form)
@@ -196,20 +197,14 @@ def model_forms(
 
     `graph` is as `graph_config` takes it. `prices` are what the graph search goes by; its best two graphs compete then.
     It takes `seconds` at most, roughly; 0 leaves it out. With few seconds there are no forms with channels first where
-    channels can be last. With fast math, what the search finds without it competes too, and the result is that of the
-    search with all rules.
+    channels can be last. With fast math, the best graph without it competes, too.
     """
     config = graph_config(graph)
     mod = simplify(mod, target)
     graphs: list[tuple[str, Any]] = []
     result = None
-    if config is not None and config.fast_math:
-        started = time.monotonic()
-        exact, _ = _rewritten(REWRITTEN, mod, replace(config, fast_math=False), prices, seconds / 2)
-        lossy, result = _rewritten(FAST_MATH, mod, config, prices, max(0.0, seconds - time.monotonic() + started))
-        graphs += [*exact[:1], *lossy]  # the exact ones first: of equal forms, the first is kept
-    elif config is not None:
-        graphs, result = _rewritten(REWRITTEN, mod, config, prices, seconds)
+    if config is not None:
+        graphs, result = _rewritten(mod, config, prices, seconds)
     forms: list[Form] = []
     for name, candidate in [*graphs, ("as given", mod)]:
         last = tvm.transform.Sequential([ChannelsLast()])(candidate)
@@ -227,9 +222,9 @@ def model_forms(
 
 
 def _rewritten(
-    name: str, mod: Any, config: GraphConfig, prices: Prices | None, seconds: float
+    mod: Any, config: GraphConfig, prices: Prices | None, seconds: float
 ) -> tuple[list[tuple[str, Any]], GraphResult]:
-    """The best two graphs that the search finds, by name, simplified; and its result."""
+    """The best two graphs that the search finds, and the best without fast math, by name, simplified; its result."""
     from ..graph_search import optimize_graph
 
     # The tuned model is compared with the reference as a whole, and competes with the original on time.
@@ -237,8 +232,12 @@ def _rewritten(
     result = optimize_graph(mod, config, prices=prices)
     if not result.changed:
         return [], result
-    others = [(f"{name} otherwise", simplify(other)) for other in result.alternatives[:1]]
-    return [(name, simplify(result.mod)), *others], result
+    name = FAST_MATH if config.fast_math else REWRITTEN
+    # The exact one first: of equal forms, the first is kept.
+    found = [(REWRITTEN, result.exact)] if config.fast_math and result.exact is not None else []
+    others = [other for other in result.alternatives if other is not result.exact]
+    found += [(name, result.mod), *((f"{name} otherwise", other) for other in others[:1])]
+    return [(name, simplify(equal)) for name, equal in found], result
 
 
 def _with_tf32(form: Form) -> Form:

@@ -165,7 +165,8 @@ class Session:
     def graph_prices(self) -> GraphPrices:
         """What the graph search goes by. Half of its time may go into terms, the rest is for whole graphs."""
         terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
-        return GraphPrices(self.prices, self.target, self.hardware, terms)
+        guess = None if self.budget.time_s is None else self.prices.guess_s
+        return GraphPrices(self.prices, self.target, self.hardware, terms, guess)
 
     @cached_property
     def graph_s(self) -> float:
