@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 H100 = DEVICES["nvidia/nvidia-h100"].hardware()
 TARGET = gpu_target(H100)
 TILE = {"vi": 2, "ti": 8, "ri": 2, "vj": 2, "tj": 8, "rj": 2, "bk": 8, "stages": 1, "split": 1}
-FRAGMENTS = {"wi": 2, "fi": 1, "wj": 2, "fj": 2, "bk": 16, "stages": 1, "mma": 0}
+FRAGMENTS = {"wi": 2, "fi": 1, "wj": 2, "fj": 2, "bk": 16, "stages": 1, "mma": 0, "split": 1}
 
 
 def arguments(mod, seed=0):
@@ -55,6 +55,19 @@ def test_fragments_in_every_pipeline(dtype, sums, stages, mma, tmp_path):
 
 def test_the_reduction_is_split_over_blocks(tmp_path):
     check(kernels.matmul(20, 24, 128), Decision("gpu_tiled", TILE | {"stages": 3, "split": 2}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sums", "knobs"),
+    [
+        ("float16", "float32", {"stages": 3, "mma": 0}),
+        ("float16", "float16", {"stages": 1, "mma": 1}),
+        ("int8", "int32", {"stages": 2, "mma": 1, "bk": 32}),
+    ],
+)
+def test_the_reduction_of_fragments_is_split_over_blocks(dtype, sums, knobs, tmp_path):
+    mod = tensor.matmul(40, 56, 300, dtype, sums)  # whose parts do not divide it
+    check(mod, Decision("gpu_tensor_core", FRAGMENTS | knobs | {"split": 4}), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["row_sums", "transpose", "center_rows"])

@@ -94,6 +94,18 @@ def test_the_estimate_prefers_tensor_cores_for_large_products():
     assert latency_s.min() > 2 * 2048**3 / H100.tensor_peak("float16")
 
 
+def test_few_tiles_of_a_long_reduction_are_split_over_blocks_and_many_are_not():
+    def best(m, n, k):
+        space = build_space(matmul(m, n, k, "float16", "float32"), H100)
+        points = Moves(space).sample(np.random.default_rng(0), 2000)
+        return space.decision(points[np.argmin(space.latency_s(points))])
+
+    few, many = best(64, 64, 16384), best(2048, 2048, 2048)
+    assert few.sketch == many.sketch == "gpu_tensor_core"
+    assert few.values["split"] > 4
+    assert many.values["split"] == 1
+
+
 @pytest.mark.parametrize(("dtype", "sums"), [*DTYPES, ("bfloat16", "float32")])
 def test_sampled_candidates_become_cuda_and_can_be_launched(dtype, sums):
     space = build_space(matmul(512, 512, 512, dtype, sums), H100)
@@ -113,7 +125,7 @@ def test_sampled_candidates_become_cuda_and_can_be_launched(dtype, sums):
 @pytest.mark.parametrize(("dtype", "sums"), DTYPES)
 def test_compiled_code_uses_tensor_cores_and_keeps_its_sums_in_registers(dtype, sums, mma, hardware, tmp_path):
     space = build_space(matmul(1000, 1000, 520, dtype, sums), hardware)
-    tile = {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 2, "mma": mma}
+    tile = {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 2, "mma": mma, "split": 1}
     function = prepare_for_lowering(space.apply(Decision("gpu_tensor_core", tile)).mod["main"])
     assert launch_problem(function, hardware) == ""
     source = cuda_source({"kernel": function}, gpu_target(hardware))
@@ -132,7 +144,11 @@ def test_compiled_code_uses_tensor_cores_and_keeps_its_sums_in_registers(dtype, 
 @pytest.mark.parametrize(
     ("dtype", "sketch", "tile"),
     [
-        ("float16", "gpu_tensor_core", {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 3, "mma": 0}),
+        (
+            "float16",
+            "gpu_tensor_core",
+            {"wi": 2, "fi": 4, "wj": 2, "fj": 4, "bk": 32, "stages": 3, "mma": 0, "split": 1},
+        ),
         ("float32", "gpu_tiled", TILE),
     ],
 )

@@ -25,7 +25,7 @@ import cuda_on_cpu
 import test_gpu_space as kernels
 from test_gpu_tensor_core import A100, H100, RTX_5090, T4, matmul
 
-TILE = {"wi": 2, "fi": 4, "wj": 2, "fj": 2, "bk": 32, "stages": 2, "mma": 1}
+TILE = {"wi": 2, "fi": 4, "wj": 2, "fj": 2, "bk": 32, "stages": 2, "mma": 1, "split": 1}
 
 
 def sketches(mod, hardware):
@@ -46,7 +46,7 @@ def test_tensor_cores_take_float32_only_where_it_is_permitted_and_they_can():
 
 
 def test_three_products_cost_three_times_as_much():
-    values = np.array([[2, 4, 2, 4, 32, 3, 1]])
+    values = np.array([[2, 4, 2, 4, 32, 3, 1, 1]])
     one, three = (
         build_space(permit_tf32(matmul(4096, 4096, 4096, "float32", "float32"), products), A100).sketches[0]
         for products in (1, 3)
@@ -60,7 +60,7 @@ def test_three_products_cost_three_times_as_much():
 )
 def test_errors_are_what_the_number_of_products_promises(products, transposed, least, most, tmp_path):
     mod = permit_tf32(matmul(40, 56, 80, "float32", "float32", transposed), products)
-    small = {"wi": 2, "fi": 1, "wj": 2, "fj": 2, "bk": 16, "stages": 3, "mma": 1}
+    small = {"wi": 2, "fi": 1, "wj": 2, "fj": 2, "bk": 16, "stages": 3, "mma": 1, "split": 1}
     schedule = build_space(mod, H100).apply(Decision("gpu_tensor_core", small))
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal([int(e) for e in p.shape]).astype(np.float32) for p in mod["main"].params]

@@ -15,7 +15,15 @@ from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
 from .tiled import ASYNC_STAGES, fetch_vector, schedule_tiles, shared_padding
 
-__all__ = ["LEAST_ASYNC_BYTES", "MatrixSketch", "latency_seen", "shared_buffers"]
+__all__ = [
+    "LEAST_ASYNC_BYTES",
+    "MatrixSketch",
+    "latency_seen",
+    "partial_bytes",
+    "shared_buffers",
+    "splits",
+    "worth_splitting",
+]
 
 FAMILY = 20
 OTHER_REGISTERS = 40
@@ -66,7 +74,7 @@ class MatrixSketch(Sketch):
             Knob("rj", _powers(1, 8, columns)),
             Knob("bk", _powers(min(4, reduction), 64, reduction)),
             Knob("stages", (1, 2, 3, 4) if hardware.copies_asynchronously else (1, 2)),
-            Knob("split", tuple(s for s in (1, 2, 4, 8, 16, 32) if s == 1 or reduction >= 64 * s)),
+            Knob("split", splits(reduction)),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -86,7 +94,7 @@ class MatrixSketch(Sketch):
             ok &= (v["stages"] < ASYNC_STAGES) | (bytes_at_once >= LEAST_ASYNC_BYTES)
         # Every thread has something to fetch.
         ok &= (tile_i * v["bk"] >= launch.threads) & (tile_j * v["bk"] >= launch.threads)
-        ok &= (v["split"] == 1) | (launch.blocks / v["split"] < 2 * self._hardware.multiprocessors)
+        ok &= worth_splitting(v["split"], launch, self._hardware)
         result: NDArray[np.bool_] = ok
         return result
 
@@ -171,7 +179,7 @@ class MatrixSketch(Sketch):
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
         hardware, form = self._hardware, self.form
-        batch, rows, columns, reduction = form.shape
+        _, rows, columns, reduction = form.shape
         tile_i, tile_j = v["vi"] * v["ti"] * v["ri"], v["vj"] * v["tj"] * v["rj"]
         steps = np.ceil(reduction / (v["bk"] * v["split"]))
         padded = steps * v["bk"] * v["split"]
@@ -204,7 +212,7 @@ class MatrixSketch(Sketch):
         fetched = launch.blocks * steps * v["bk"] * (tile_i * form.a.item_bytes + tile_j * form.b.item_bytes)
         coalescing = np.minimum(_coalesced(form.a, v["bk"], tile_i), _coalesced(form.b, v["bk"], tile_j))
         l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
-        partial = np.where(v["split"] > 1, 2.0 * v["split"] * batch * rows * columns * 4.0, 0.0)
+        partial = partial_bytes(v["split"], form)
         memory_s = (fetched / coalescing + partial) / (l2 * np.minimum(1.0, 0.2 + fit.busy))
         memory_s = np.maximum(memory_s, form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s)
         launches = hardware.parallel_overhead_s * np.where(v["split"] > 1, 2.0, 1.0)
@@ -224,6 +232,23 @@ def _powers(least: int, most: int, extent: int) -> tuple[int, ...]:
     """Powers of two from `least` to `most`, none of twice the extent or more."""
     values = [1 << i for i in range(7) if least <= 1 << i <= most and 1 << i < 2 * extent]
     return tuple(values) or (1,)
+
+
+def splits(reduction: int) -> tuple[int, ...]:
+    """Parts of a reduction, each of 64 steps at least."""
+    return tuple(s for s in (1, 2, 4, 8, 16, 32) if s == 1 or reduction >= 64 * s)
+
+
+def worth_splitting(split: Array, launch: Launch, hardware: GpuHardware) -> NDArray[np.bool_]:
+    """Whether the reduction is whole, or its blocks alone would leave multiprocessors idle."""
+    result: NDArray[np.bool_] = (split == 1) | (launch.blocks / split < 2 * hardware.multiprocessors)
+    return result
+
+
+def partial_bytes(split: Array, form: MatrixForm) -> Array:
+    """What the parts of a split reduction write, and what reads them again."""
+    batch, rows, columns, _ = form.shape
+    return np.where(split > 1, 2.0 * split * batch * rows * columns * dtype_bytes(form.accumulator), 0.0)
 
 
 def shared_buffers(stages: Array) -> Array:

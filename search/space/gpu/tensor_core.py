@@ -16,7 +16,7 @@ from ..access import dtype_bytes
 from .bind import bind_elementwise
 from .matrix import MatrixForm, Operand, inline_producers
 from .tf32 import permitted_products
-from .tiled import pipeline
+from .tiled import pipeline, split_reduction
 
 __all__ = ["FRAGMENT", "fragment_steps", "line_padding", "schedule_fragments", "supports"]
 
@@ -75,23 +75,27 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     steps = fragment_steps(dtype, v["mma"])
     tile_i, tile_j = v["wi"] * v["fi"] * FRAGMENT, v["wj"] * v["fj"] * FRAGMENT
     warps = v["wi"] * v["wj"]
-    normalized = form.normalize(mod, [tile_i, tile_j, v["bk"]])
+    normalized = form.normalize(mod, [tile_i, tile_j, v["bk"] * v["split"]])
     sch, inner = normalized.schedule, normalized.block
     # Apart from the operands: TVM would give both one place, and refuses to when their dtypes differ.
     sums_bytes = tile_i * (tile_j + SUMS_ALIGNMENT) * dtype_bytes(form.accumulator)
     scope = "shared" if sums_bytes <= STATIC_SHARED_BYTES else "shared.dyn"
-    sch.set_scope(inner, 0, scope)
-    writer = normalized.take_epilogue()
-    batch, i, j, k = sch.get_loops(inner)
+    if v["split"] > 1:
+        inner = split_reduction(normalized, v["split"])
+        writer = sch.cache_write(inner, 0, scope)
+    else:
+        sch.set_scope(inner, 0, scope)
+        writer = normalized.take_epilogue()
+    *batch, i, j, k = sch.get_loops(inner)
     (i, ii), (j, jj) = (sch.split(loop, [None, FRAGMENT]) for loop in (i, j))
     k, kk = sch.split(k, [None, steps])
-    sch.reorder(batch, i, j, k, ii, jj, kk)
+    sch.reorder(*batch, i, j, k, ii, jj, kk)
     outer = sch.blockize(ii)
     i0, i1, i2 = sch.split(i, [None, v["wi"], v["fi"]])
     j0, j1, j2 = sch.split(j, [None, v["wj"], v["fj"]])
     k0, k1 = sch.split(k, [None, v["bk"] // steps])
-    sch.reorder(batch, i0, j0, i1, j1, k0, k1, i2, j2)
-    block = sch.fuse(batch, i0, j0)
+    sch.reorder(*batch, i0, j0, i1, j1, k0, k1, i2, j2)
+    block = sch.fuse(*batch, i0, j0)
     sch.bind(block, "blockIdx.x")
     warp = sch.fuse(i1, j1)
     sch.bind(warp, "threadIdx.y")
@@ -160,10 +164,13 @@ def _write(sch: Any, writer: Any, form: MatrixForm, warps: int) -> None:
 def _lay_out(sch: Any, block: Any, place: tuple[str, int], layout: Any, width: int, index_dtype: str) -> None:
     """Spread fragments of 16 x `width` elements over the threads of a warp."""
 
-    def held(batch: Any, i: Any, j: Any) -> list[Any]:
-        return [batch, i // FRAGMENT, j // width, *layout(i % FRAGMENT, j % width)]
+    def held(*index: Any) -> list[Any]:
+        *batch, i, j = index
+        return [*batch, i // FRAGMENT, j // width, *layout(i % FRAGMENT, j % width)]
 
-    sch.transform_layout(block, place, tirx.IndexMap.from_func(held, index_dtype=index_dtype))
+    regions = sch.get(block).reads if place[0] == "read" else sch.get(block).writes
+    rank = len(regions[place[1]].source.shape)
+    sch.transform_layout(block, place, tirx.IndexMap.from_func(held, ndim=rank, index_dtype=index_dtype))
 
 
 def _fragment_loops(sch: Any, block: Any, width: int) -> Any:

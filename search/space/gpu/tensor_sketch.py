@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
-from .contraction import LEAST_ASYNC_BYTES, latency_seen, shared_buffers
+from .contraction import (
+    LEAST_ASYNC_BYTES,
+    latency_seen,
+    partial_bytes,
+    shared_buffers,
+    splits,
+    worth_splitting,
+)
 from .hardware import GpuHardware
 from .matrix import MatrixForm
 from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
@@ -38,7 +45,8 @@ class TensorCoreSketch(Sketch):
 
     Knobs: `wi` x `wj` warps, `fi` x `fj` fragments of each, `bk` steps of the reduction in shared memory, `stages`
     (2: the next tiles are loaded into registers while these are used; 3 and 4: so many buffers in shared memory, filled
-    by asynchronous copies).
+    by asynchronous copies), `mma` (the instruction; 0: WMMA), `split` of the reduction over blocks, with a second
+    kernel that adds the parts.
 
     Parameters
     ----------
@@ -65,6 +73,7 @@ class TensorCoreSketch(Sketch):
             Knob("bk", tuple(b for b in (16, 32, 64) if b == 16 or b < 2 * reduction)),
             Knob("stages", (1, 2, 3, 4) if hardware.copies_asynchronously else (1, 2)),
             Knob("mma", (1,) if self._dtype == "tfloat32" else (0, 1) if hardware.copies_asynchronously else (0,)),
+            Knob("split", splits(reduction)),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -77,7 +86,8 @@ class TensorCoreSketch(Sketch):
         # Half a tile of padding at most, unless the whole extent is smaller than a fragment.
         ok &= (tile_i < 2 * max(rows, FRAGMENT)) & (tile_j < 2 * max(columns, FRAGMENT))
         ok &= (v["mma"] == 0) | (v["bk"] % fragment_steps(self.form.a.access.dtype, 1) == 0)
-        ok &= (v["stages"] == 1) | (np.ceil(reduction / v["bk"]) > v["stages"])
+        ok &= (v["stages"] == 1) | (np.ceil(reduction / (v["bk"] * v["split"])) > v["stages"])
+        ok &= worth_splitting(v["split"], launch, self._hardware)
         for tile, operand in self._staged_by(v):
             fetches = zip(tile * v["bk"], launch.threads, strict=True)
             bytes_at_once = operand.item_bytes * np.array([operand.vector(int(n), int(t)) for n, t in fetches])
@@ -125,7 +135,7 @@ class TensorCoreSketch(Sketch):
                 "log_threads": np.log2(launch.threads),
                 "waves": np.log2(fit.waves),
                 "stages": v["stages"],
-                "variant": v["mma"],
+                "variant": v["mma"] + 2.0 * np.log2(v["split"]),
             },
         )
 
@@ -157,7 +167,7 @@ class TensorCoreSketch(Sketch):
         inputs = inputs * shared_buffers(v["stages"])
         result = tile_i * (tile_j + 32) * dtype_bytes(self.form.accumulator)
         return Launch(
-            blocks=batch * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
+            blocks=batch * v["split"] * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
             threads=threads,
             registers=sums + operands + ahead + OTHER_REGISTERS,
             # The sums need their place beside the operands': TVM merges the two only in part.
@@ -172,9 +182,10 @@ class TensorCoreSketch(Sketch):
         hardware, form = self._hardware, self.form
         _, rows, columns, reduction = form.shape
         tile_i, tile_j = _tiles(v)
-        steps = np.ceil(reduction / v["bk"])
+        steps = np.ceil(reduction / (v["bk"] * v["split"]))
         blocks_i, blocks_j = np.ceil(rows / tile_i), np.ceil(columns / tile_j)
-        padding = blocks_i * tile_i / rows * blocks_j * tile_j / columns * steps * v["bk"] / reduction
+        padded = steps * v["bk"] * v["split"]
+        padding = blocks_i * tile_i / rows * blocks_j * tile_j / columns * padded / reduction
         item = form.a.item_bytes
         peak = hardware.tensor_peak(self._dtype) / self._products
         per_clock = (
@@ -200,13 +211,15 @@ class TensorCoreSketch(Sketch):
         fetched = launch.blocks * steps * v["bk"] * (tile_i + tile_j) * item
         l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
         memory_s = np.maximum(
-            fetched / (l2 * np.minimum(1.0, 0.2 + fit.busy)), form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s
+            (fetched + partial_bytes(v["split"], form)) / (l2 * np.minimum(1.0, 0.2 + fit.busy)),
+            form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s,
         )
+        launches = hardware.parallel_overhead_s * np.where(v["split"] > 1, 2.0, 1.0)
         latency_s = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s)
         return {
             "compute_s": compute_s,
             "memory_s": memory_s,
-            "latency_s": latency_s + hardware.parallel_overhead_s,
+            "latency_s": latency_s + launches,
             "fetched": fetched,
             "padding": padding,
         }

@@ -19,7 +19,7 @@ from ..access import dtype_bytes
 from .bind import THREADS, bind_elementwise
 from .matrix import MatrixForm, Normalized, Operand, inline_producers
 
-__all__ = ["ASYNC_STAGES", "fetch_vector", "pipeline", "schedule_tiles", "shared_padding"]
+__all__ = ["ASYNC_STAGES", "fetch_vector", "pipeline", "schedule_tiles", "shared_padding", "split_reduction"]
 
 ASYNC_STAGES = 3
 """Buffers from which on tiles are copied asynchronously; two are one in shared memory and one in registers."""
@@ -44,7 +44,7 @@ def schedule_tiles(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     normalized = form.normalize(mod, [tile_i, tile_j, v["bk"] * v["split"]])
     sch, block = normalized.schedule, normalized.block
     if v["split"] > 1:
-        block = _split_reduction(normalized, v["split"])
+        block = split_reduction(normalized, v["split"])
         batch = sch.fuse(*sch.get_loops(block)[:2])
         i, j, k = sch.get_loops(block)[1:]
         writer = sch.cache_write(block, 0, "local")
@@ -98,8 +98,11 @@ def fetch_vector(operand: Operand, elements: int, threads: int, stages: int) -> 
     return operand.vector(elements, threads)
 
 
-def _split_reduction(normalized: Normalized, parts: int) -> Any:
-    """Sum parts of the reduction apart; a second kernel adds them. The block of the partial sums."""
+def split_reduction(normalized: Normalized, parts: int) -> Any:
+    """Sum parts of the reduction apart; a second kernel adds them and computes what follows.
+
+    Returns the block of the partial sums, whose loops are part, batch, row, column and reduction.
+    """
     sch = normalized.schedule
     k = sch.get_loops(normalized.block)[-1]
     part, _ = sch.split(k, [parts, None])
