@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any, Generic, TypeVar
 
@@ -105,6 +106,44 @@ class CompiledRule:
         """The numbers in a key, by name."""
         return dict(zip(self.numbered, key[len(self.rule.before_nodes) :], strict=True))
 
+    def bind(self, matched: Sequence[Form]) -> tuple[dict[str, TensorType], dict[str, Any], dict[str, bool]] | None:
+        """Types of the tensor variables, values of the attribute variables, and which tensors are weights.
+
+        None where the forms of `rule.before_nodes` do not match the pattern: another attribute than the one asked for,
+        two values for one variable, a tensor that should be a weight and is not. What depends on weights alone as a
+        whole does not match either, unless the rule is `on_weights`: it is free as it is, and rewriting it would grow
+        the e-graph.
+        """
+        types: dict[str, TensorType] = {}
+        attrs: dict[str, Any] = {}
+        weight: dict[str, bool] = {}
+        for (expected, variable, free, tensors), form in zip(self._readings, matched, strict=True):
+            if form.constant and not free:
+                return None
+            if (attrs.setdefault(variable, form.attrs) if variable else expected) != form.attrs:
+                return None
+            for place, name, is_weight in tensors:
+                ty, constant = form.types[place], form.weights[place]
+                if types.setdefault(name, ty) != ty or (is_weight and not constant):
+                    return None
+                weight[name] = constant or weight.get(name, False)
+        return types, attrs, weight
+
+    @cached_property
+    def _readings(self) -> list[tuple[Any, str, bool, list[tuple[int, str, bool]]]]:
+        """For each of `before_nodes`: the attributes that it must have, or the name that they get; whether it may
+        depend on weights alone; places and names of its variables, and whether they must be weights.
+        """
+        return [
+            (
+                None if isinstance(node.attrs, Attr) else node.attrs,
+                node.attrs.name if isinstance(node.attrs, Attr) else "",
+                self.rule.on_weights or node not in self.rule.roots,
+                [(i, arg.name, arg.weight) for i, arg in enumerate(node.args) if isinstance(arg, Var)],
+            )
+            for node in self.rule.before_nodes
+        ]
+
     def solve(self, key: Key, forms: Interner[Form]) -> Key | None:
         """The forms of what the rule builds for a key; None where it does not apply."""
         plain = key[: len(self.rule.before_nodes)]
@@ -114,47 +153,23 @@ class CompiledRule:
 
     def _solve(self, matched: Sequence[Form], forms: Interner[Form]) -> Key | None:
         rule = self.rule
-        bound = bind(rule, matched)
+        bound = self.bind(matched)
         if bound is None:
             return None
         types, attrs, weight = bound
-        instance = instantiate(rule, types, attrs)
+        instance = instantiate(rule, types, attrs, [form.result for form in matched])
         if instance is None:
             return None
         result_types: dict[Pattern, TensorType] = {var: types[var.name] for var in rule.variables}
         constant: dict[Pattern, bool] = {var: weight[var.name] for var in rule.variables}
         answer = []
         for node, value, result in zip(rule.after_nodes, instance.attrs, instance.types, strict=True):
-            weights = tuple(constant[arg] for arg in node.args)
-            operands = tuple(result_types[arg] for arg in node.args)
+            weights = tuple([constant[arg] for arg in node.args])
+            operands = tuple([result_types[arg] for arg in node.args])
             form = Form(value, operands, weights, result, OPS[node.op].folds and all(weights))
             result_types[node], constant[node] = result, form.constant
             answer.append(forms(form))
         return tuple(answer)
-
-
-def bind(rule: Rule, matched: Sequence[Form]) -> tuple[dict[str, TensorType], dict[str, Any], dict[str, bool]] | None:
-    """Types of a rule's tensor variables, values of its attribute variables, and which tensors are weights.
-
-    None where the forms of `rule.before_nodes` do not match the pattern: another attribute than the one asked for, two
-    values for one variable, a tensor that should be a weight and is not. What depends on weights alone as a whole does
-    not match either, unless the rule is `on_weights`: it is free as it is, and rewriting it would grow the e-graph.
-    """
-    types: dict[str, TensorType] = {}
-    attrs: dict[str, Any] = {}
-    weight: dict[str, bool] = {}
-    for node, form in zip(rule.before_nodes, matched, strict=True):
-        if node in rule.roots and form.constant and not rule.on_weights:
-            return None
-        expected = attrs.setdefault(node.attrs.name, form.attrs) if isinstance(node.attrs, Attr) else node.attrs
-        if expected != form.attrs:
-            return None
-        for argument, ty, constant in zip(node.args, form.types, form.weights, strict=True):
-            if isinstance(argument, Var):
-                if types.setdefault(argument.name, ty) != ty or (argument.weight and not constant):
-                    return None
-                weight[argument.name] = constant or weight.get(argument.name, False)
-    return types, attrs, weight
 
 
 def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = None, asks: bool = True) -> CompiledRule:

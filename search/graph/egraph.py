@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from egglog.bindings import EggSmolError
@@ -15,7 +17,7 @@ from egglog.bindings import EGraph as Egglog
 
 from eqtune.errors import InputError, MismatchError
 
-from .compile_rule import CompiledRule, Form, Interner, Key, bind, compile_rule, constructor
+from .compile_rule import CompiledRule, Form, Interner, Key, compile_rule, constructor
 from .egraph_view import EGraphView, read_view
 from .rules.rule import Group, Node, Rule
 from .terms import TermGraph
@@ -26,14 +28,11 @@ _SCHEMA = """
 (sort T)
 (function number (T) i64 :merge (min old new))
 (function numbered (i64) T :merge old)
-(ruleset load)
-(rule ((= e (numbered i))) ((set (number e) i)) :ruleset load)
+(ruleset place)
 """
 
 _COMMANDS_A_PROGRAM = 100
 """egglog keeps a program's text with each of its expressions: long programs cost quadratic time and memory."""
-
-_ALL_ROWS = 10**9
 
 _SUBSETS_UP_TO = 3
 """Groups of up to this many members are merged in all their subsets, larger ones only as a whole."""
@@ -106,6 +105,7 @@ class EGraph:
         self._egglog = Egglog()
         self._state = _State(numbered=len(graph.terms))
         self._saved: list[_State] = []
+        self._facts = defaultdict[str, list[Key]](list)
         self._rulesets = 0
         self._originals = len(graph.terms)
         self._run(_SCHEMA)
@@ -148,7 +148,10 @@ class EGraph:
             self._number_classes()
         chosen = [name for name in chosen if name in self._state.compiled]
         self._step("ask", [self._state.compiled[name] for name in chosen], result)
-        ready = [rule for name in chosen for rule in self._answer(name, budget)]
+        asked = self._egglog.freeze().functions
+        ready = [rule for name in chosen for rule in self._answer(name, asked, budget)]
+        self._insert(self._facts)
+        self._facts.clear()
         if e_node_limit is None:
             result.changed = self._build(ready, result)
         else:
@@ -187,25 +190,40 @@ class EGraph:
             self._state.constructors.add((op, count))
             name = constructor(op, count)
             sorts = " ".join(["i64"] + ["T"] * count)
-            variables = [f"x{i}" for i in range(count)]
-            term = f"{name} a {' '.join(variables)}"
+            term = f"{name} form {' '.join(f'x{i}' for i in range(count))}"
+            operands = " ".join(f"(= x{i} (numbered j{i}))" for i in range(count))
             program = [
                 f"(constructor {name} ({sorts}) T)",
                 f"(function made-{name} ({sorts}) i64 :merge old)",
-                f"(rule ((= e ({term}))) ((set (made-{term}) 0)) :ruleset load)",
+                f"(relation place-{name} ({' '.join(['i64'] * (2 + count))}))",
+                f"(rule ((place-{name} i form {' '.join(f'j{i}' for i in range(count))}) {operands})"
+                f" ((let e ({term})) (set (made-{term}) 0) (set (numbered i) e) (set (number e) i)) :ruleset place)",
             ]
             self._run("\n".join(program))
 
     def _load(self, graph: TermGraph) -> None:
-        commands = []
+        places = defaultdict[str, list[Key]](list)
         for i, term in enumerate(graph.terms):
             types = tuple(graph.types[j] for j in term.args)
             weights = tuple(graph.constant[j] for j in term.args)
             form = self.forms(Form(term.attrs, types, weights, graph.types[i], graph.constant[i]))
-            arguments = " ".join(f"(numbered {j})" for j in term.args)
-            commands.append(f"(set (numbered {i}) ({constructor(term.op, len(term.args))} {form} {arguments}))")
-        self._run_all(commands)
-        self._run("(run load 1)")
+            places[f"place-{constructor(term.op, len(term.args))}"].append((i, form, *term.args))
+        self._place(places)
+
+    def _place(self, places: Mapping[str, Sequence[Key]]) -> None:
+        """Give numbers to terms, which are made unless they exist: for each constructor number, form, operands."""
+        self._insert(places)
+        self._run("(run-schedule (saturate place))")
+
+    def _insert(self, facts: Mapping[str, Sequence[Key]]) -> None:
+        """Add rows to relations. egglog reads a file's row in 1 us, and a program's command in 25."""
+        with TemporaryDirectory() as folder:
+            commands = []
+            for i, (relation, rows) in enumerate(facts.items()):
+                file = Path(folder, f"{i}.tsv")
+                file.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), encoding="ascii")
+                commands.append(f'(input {relation} "{file.as_posix()}")')
+            self._run_all(commands)
 
     def _compile(self, rule: Rule | Group) -> None:
         tag = self._tags.index(rule.name)
@@ -277,18 +295,13 @@ class EGraph:
             result.seconds[name] += elapsed * part / sum(parts)
         return bool(report.updated)
 
-    def _asked(self, rule: CompiledRule) -> list[Key]:
-        """The keys of a rule's matches, in a fixed order."""
-        output = self._run(f"(print-function ask-{rule.number} {_ALL_ROWS})")[0]
-        get = output.termdag.get
-        return sorted(tuple(get(column).value.value for column in get(row).args) for row, _ in output.terms)
-
-    def _answer(self, name: str, budget: int) -> list[CompiledRule]:
+    def _answer(self, name: str, asked: Mapping[str, Any], budget: int) -> list[CompiledRule]:
         """Answer the keys of a rule's new matches. Returns what can build now: the rule, or those of its groups."""
         rule = self._state.compiled[name]
         if not self._state.pending[rule.number]:
             return []
-        keys = self._asked(rule)
+        integer = self._egglog.value_to_i64
+        keys = sorted(tuple(map(integer, row.inputs)) for row in asked[f"ask-{rule.number}"].rows)
         group = self.rules[name]
         if isinstance(group, Group):
             self._state.pending[rule.number] = 0
@@ -305,7 +318,7 @@ class EGraph:
         """Answer for the groups that these members form. Only classes of the original graph are grouped."""
         groups: dict[Any, dict[int, Key]] = defaultdict(dict)
         for key in keys:
-            bound = bind(member.rule, [self.forms.values[form] for form in key[: len(member.rule.before_nodes)]])
+            bound = member.bind([self.forms.values[form] for form in key[: len(member.rule.before_nodes)]])
             numbers = member.numbers(key)
             if bound is not None and numbers["#0"] < self._originals:
                 attrs = [bound[1][name] for name in group.shared if name in bound[1]]
@@ -331,19 +344,20 @@ class EGraph:
         return rule.solve(key, self.forms)
 
     def _tell(self, rule: CompiledRule, keys: Iterable[Key]) -> None:
-        """Insert the answers to keys that were not answered before."""
+        """Note the answers to keys that were not answered before."""
         facts = []
         for key in keys:
             if (rule.number, key) not in self._state.answers:
                 self._state.answers.add((rule.number, key))
                 answer = self._solve(rule, key)
                 if answer is not None:
-                    facts.append(f"(answer-{rule.number} {' '.join(map(str, (*key, *answer)))})")
+                    facts.append((*key, *answer))
         if facts and rule.number not in self._state.builds:
             self._state.builds.add(rule.number)
             self._declare(_operators(rule.rule.after_nodes))
             self._run_all(rule.building)
-        self._run_all(facts)
+        if facts:
+            self._facts[f"answer-{rule.number}"] += facts
 
     def _fitting(self, rules: Sequence[CompiledRule], limit: int) -> list[CompiledRule]:
         """The rules that can be expected to build within a limit of e-nodes: a lower bound, to spare hopeless work.
@@ -356,10 +370,9 @@ class EGraph:
     def _number_classes(self) -> None:
         """Give a number to each class that has none, so that multi-pattern rules can choose among its matches."""
         view = self.view()
-        known = set(view.numbers)
         numbers = dict(view.numbers)
-        waiting = [c for c in range(len(view.classes)) if c not in known]
-        commands = []
+        waiting = [c for c in range(len(view.classes)) if c not in numbers]
+        places = defaultdict[str, list[Key]](list)
         while waiting:
             left = []
             for c in waiting:
@@ -368,15 +381,15 @@ class EGraph:
                     if all(child in numbers for child in children):
                         number = numbers[c] = self._state.numbered
                         self._state.numbered += 1
-                        arguments = " ".join(f"(numbered {numbers[child]})" for child in children)
-                        term = f"({constructor(view.ops[n], len(children))} {view.forms[n]} {arguments})"
-                        commands.append(f"(set (numbered {number}) {term})")
-                        commands.append(f"(set (number (numbered {number})) {number})")
+                        operands = [numbers[child] for child in children]
+                        places[f"place-{constructor(view.ops[n], len(children))}"].append(
+                            (number, view.forms[n], *operands)
+                        )
                         break
                 else:
                     left.append(c)
             waiting = left
-        self._run_all(commands)
+        self._place(places)
         self._state.stale_numbers = False
 
 

@@ -134,6 +134,13 @@ class Node:
     attrs: Any
     args: tuple[Pattern, ...]
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.op, self.attrs, self.args))
+
+    def __hash__(self) -> int:
+        return self._hash  # patterns are looked up for every match: hashing them anew took half of that time
+
 
 Pattern = Var | Node
 
@@ -141,13 +148,22 @@ Pattern = Var | Node
 class Match:
     """What a rule's functions see of one match: types of tensor variables and values of attributes, by name."""
 
-    def __init__(self, rule: Rule, types: Mapping[str, TensorType], attrs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        types: Mapping[str, TensorType],
+        attrs: Mapping[str, Any],
+        results: Sequence[TensorType] | None = None,
+    ) -> None:
         self.__dict__.update(types)
         self.__dict__.update(attrs)
         self._types: dict[Pattern, TensorType] = {var: types[var.name] for var in rule.variables}
         self._attrs = attrs
-        for node in rule.before_nodes:
-            self._types[node] = infer(node.op, self.attrs(node), *(self._types[arg] for arg in node.args))
+        if results is not None:
+            self._types.update(zip(rule.before_nodes, results, strict=True))
+        else:
+            for node in rule.before_nodes:
+                self._types[node] = infer(node.op, self.attrs(node), *[self._types[arg] for arg in node.args])
         self.out = tuple(self._types[root] for root in rule.roots)
 
     def __getattr__(self, name: str) -> Any:
@@ -289,15 +305,20 @@ class Instance:
 
 
 def instantiate(
-    rule: Rule, types: Mapping[str, TensorType], attrs: Mapping[str, Any], *, strict: bool = False
+    rule: Rule,
+    types: Mapping[str, TensorType],
+    attrs: Mapping[str, Any],
+    results: Sequence[TensorType] | None = None,
+    *,
+    strict: bool = False,
 ) -> Instance | None:
     """What the rule builds for tensor variables of these types and these attributes; None where it does not apply.
 
-    With `strict`, a result that meets the conditions but has no type, or another type than the original, raises
-    NotTypeable.
+    `results` are the types of `rule.before_nodes`, where they are known. With `strict`, a result that meets the
+    conditions but has no type, or another type than the original, raises NotTypeable.
     """
     try:
-        match = Match(rule, types, attrs)
+        match = Match(rule, types, attrs, results)
     except NotTypeable:
         return None
     if not all(condition(match) for condition in (*rule.when, *rule.worth)):
@@ -308,7 +329,7 @@ def instantiate(
         for node in rule.after_nodes:
             value = match.attrs(node)
             result_attrs.append(value)
-            result_types[node] = infer(node.op, value, *(result_types[arg] for arg in node.args))
+            result_types[node] = infer(node.op, value, *[result_types[arg] for arg in node.args])
         for before, after in zip(match.out, rule.results, strict=True):
             if before != result_types[after]:
                 raise NotTypeable(f"rule {rule.name} turns {before} into {result_types[after]}")
