@@ -7,7 +7,8 @@
 | `random` | `random` | a fixed random score: what a search is worth without a model |
 
 `blend.BlendedScore` joins a model with the analytic estimate that every search space brings, and is what a strategy is
-given as its score; `metrics` says how good a model ranks.
+given as its score; `late_columns.LateColumns` fills, for any model, what only a GPU's compiler tells; `metrics` says
+how good a model ranks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if __name__ != "eqtune.cost_model":
 
 from .base import CostModel
 from .blend import BlendedScore
+from .late_columns import LateColumns
 from .registry import create, names
 
-__all__ = ["BlendedScore", "CostModel", "create", "names"]
+__all__ = ["BlendedScore", "CostModel", "LateColumns", "create", "names"]

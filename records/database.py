@@ -21,7 +21,7 @@ __all__ = ["RecordDatabase"]
 
 _COLUMNS = (
     "r.id, r.workload_hash, r.decision, r.trace, r.latencies_s, r.error, r.detail, r.timestamp_s, r.seed, "
-    "r.eqtune_version, c.target, c.device, c.threads, c.tvm_version"
+    "r.eqtune_version, r.notes, c.target, c.device, c.threads, c.tvm_version"
 )
 _FROM = "FROM records r JOIN contexts c ON c.id = r.context"
 
@@ -109,7 +109,7 @@ class RecordDatabase:
             numbers = {context: self._context_number(context) for context in {record.context for record in records}}
             connection.executemany(
                 "INSERT INTO records (context, workload_hash, decision, trace, latencies_s, latency_s, error, detail, "
-                "timestamp_s, seed, eqtune_version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "timestamp_s, seed, eqtune_version, notes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [(numbers[record.context], *row) for record, row in zip(records, rows, strict=True)],
             )
 
@@ -202,7 +202,7 @@ class RecordDatabase:
         return int(found[0])
 
     def _record(self, row: Sequence[Any]) -> Record:
-        number, workload_hash, decision, trace, latencies, error, detail, timestamp_s, seed, version = row[:10]
+        number, workload_hash, decision, trace, latencies, error, detail, timestamp_s, seed, version, notes = row[:11]
         with self._damage(f"record {number}"):
             latencies_s = parse_json("latencies_s", latencies)
             return check_record(
@@ -210,13 +210,14 @@ class RecordDatabase:
                     workload_hash=workload_hash,
                     decision=decision,
                     trace=trace,
-                    context=Context(*row[10:]),
+                    context=Context(*row[11:]),
                     latencies_s=tuple(latencies_s) if isinstance(latencies_s, list) else latencies_s,
                     error=error,
                     detail=detail,
                     timestamp_s=timestamp_s,
                     seed=seed,
                     eqtune_version=version,
+                    notes=notes,
                 )
             )
 
@@ -279,6 +280,7 @@ def _to_row(record: Record) -> tuple[Any, ...]:
         float(record.timestamp_s),
         record.seed,
         record.eqtune_version,
+        record.notes,
     )
 
 

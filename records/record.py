@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
-__all__ = ["NOT_MEASURED", "Context", "Record", "Workload"]
+__all__ = ["NOT_MEASURED", "Context", "Record", "Workload", "notes_of"]
 
 NOT_MEASURED = "estimated by compiling, not measured"
 """Part of the device's name where nothing was run: such records never pass for measurements."""
@@ -64,6 +65,8 @@ class Record:
         Seed of the run that proposed it.
     eqtune_version : str
         Version that proposed it.
+    notes : str
+        What else was learnt of it, as a JSON object of numbers by name; "" for nothing. See `notes_of`.
     """
 
     workload_hash: str
@@ -76,11 +79,17 @@ class Record:
     timestamp_s: float = 0.0
     seed: int = 0
     eqtune_version: str = ""
+    notes: str = ""
 
     @property
     def latency_s(self) -> float:
         """The minimum of the repeats; `inf` when it failed."""
         return min(self.latencies_s, default=math.inf)
+
+
+def notes_of(record: Record) -> dict[str, float]:
+    """The record's notes by name: what a GPU's compiler told ("registers", ...), the clock ("clock_mhz")."""
+    return json.loads(record.notes) if record.notes else {}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from eqtune.errors import RecordError
 
 __all__ = ["SCHEMA_VERSION", "prepare"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised whenever the tables change."""
 
 APPLICATION_ID = 0x65717475
@@ -44,15 +44,19 @@ TABLES = (
         detail TEXT NOT NULL,
         timestamp_s REAL NOT NULL,
         seed INTEGER NOT NULL,
-        eqtune_version TEXT NOT NULL
+        eqtune_version TEXT NOT NULL,
+        notes TEXT NOT NULL DEFAULT ''
     )""",
     "CREATE INDEX records_by_speed ON records (workload_hash, context, latency_s)",
     "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
 
+UPGRADES = {1: "ALTER TABLE records ADD COLUMN notes TEXT NOT NULL DEFAULT ''"}
+"""From a version to the next."""
+
 
 def prepare(connection: sqlite3.Connection, eqtune_version: str, timeout_s: float) -> None:
-    """Switch to a write-ahead log, and create the tables in a new file or check those of an old one.
+    """Switch to a write-ahead log, and create the tables in a new file, or check and upgrade those of an old one.
 
     Raises
     ------
@@ -72,21 +76,25 @@ def prepare(connection: sqlite3.Connection, eqtune_version: str, timeout_s: floa
         for statement in TABLES:
             connection.execute(statement)
         connection.execute("INSERT INTO meta VALUES ('eqtune_version', ?)", (eqtune_version,))
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    else:
+        for version in range(_version(connection), SCHEMA_VERSION):
+            connection.execute(UPGRADES[version])
+    if _version(connection) != SCHEMA_VERSION:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")
 
 
 def _check(connection: sqlite3.Connection) -> bool:
     """Whether the file is new; raises RecordError when it is not ours."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version = _version(connection)
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if not tables and not application:
         return True
     if application != APPLICATION_ID:
         raise RecordError("it is an SQLite database of another program, not one of eqtune's records")
-    if version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION and version not in UPGRADES:
         row = connection.execute("SELECT value FROM meta WHERE key = 'eqtune_version'").fetchone()
         writer = f"eqtune {row[0]}" if row else "another eqtune"
         raise RecordError(
@@ -94,6 +102,11 @@ def _check(connection: sqlite3.Connection) -> bool:
             "use that version, or start a new work directory"
         )
     return False
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection, timeout_s: float) -> None:

@@ -26,11 +26,14 @@ _HASH = re.compile(r"[0-9a-f]{16}\Z")
 def check_record(record: Record) -> Record:
     """The record, when every field has the right type and a sensible value; raises RecordError when not."""
     check_hash(record.workload_hash)
-    for name in ("decision", "trace", "error", "detail", "eqtune_version"):
+    for name in ("decision", "trace", "error", "detail", "eqtune_version", "notes"):
         check_text(name, getattr(record, name))
     check_context(record.context)
     if record.decision:
         parse_object("decision", record.decision)
+    if record.notes:
+        for name, value in parse_object("notes", record.notes).items():
+            check_number(f"the note {name!r}", value)
     _check_latencies(record.latencies_s)
     if bool(record.latencies_s) == bool(record.error):
         raise RecordError(

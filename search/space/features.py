@@ -5,7 +5,20 @@ All are computed from decision vectors with numpy, without lowering. Logarithms 
 
 from __future__ import annotations
 
-__all__ = ["FEATURES"]
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["COMPILED", "FEATURES", "with_compiled"]
+
+COMPILED: tuple[str, ...] = (
+    "registers",  # of a thread
+    "spill_bytes",  # stored and loaded by a thread because registers ran out
+    "stack_bytes",  # of a thread's local memory
+    "static_shared_bytes",  # shared memory that the kernel declares
+)
+"""What only a GPU's compiler knows: NaN for a candidate that was not compiled. Of several kernels, the most."""
 
 FEATURES: tuple[str, ...] = (
     "log_flops",  # of the whole kernel
@@ -46,4 +59,16 @@ FEATURES: tuple[str, ...] = (
     "log_threads",  # threads of a block
     "waves",  # log2 of (blocks / blocks that are resident at once)
     "stages",  # shared-memory buffers that loads run ahead in
+    *COMPILED,
 )
+
+
+def with_compiled(table: NDArray[np.float32], notes: Sequence[Mapping[str, float]]) -> NDArray[np.float32]:
+    """The features, shape [n, len(FEATURES)], with what compiling each of the n candidates told."""
+    if not any(notes):
+        return table
+    result = table.copy()
+    for column, name in enumerate(FEATURES):
+        if name in COMPILED:
+            result[:, column] = [note.get(name, np.nan) for note in notes]
+    return result

@@ -42,7 +42,11 @@ def test_importing_the_package_loads_neither_tvm_nor_numpy():
 
 
 def test_records_come_back_as_they_were(path):
-    batch = [record(), record(None, detail='line one\n"two" é'), record(2e-3, decision="", workload_hash=OTHER_HASH)]
+    batch = [
+        record(notes='{"registers": 64.0}'),
+        record(None, detail='line one\n"two" é'),
+        record(2e-3, decision="", workload_hash=OTHER_HASH),
+    ]
     with RecordDatabase(path) as database:
         database.add(batch)
         database.add([])
@@ -217,7 +221,20 @@ def test_another_schema_version_says_which_program_to_use(path):
     connection.close()
     with pytest.raises(RecordError) as raised:
         RecordDatabase(path)
-    _assert_one_line(raised, path, "eqtune 7.0", "schema 99", "reads schema 1")
+    _assert_one_line(raised, path, "eqtune 7.0", "schema 99", "reads schema 2")
+
+
+def test_a_file_of_the_first_schema_is_upgraded_and_keeps_its_records(path):
+    with RecordDatabase(path) as database:
+        database.add([record()])
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE records DROP COLUMN notes")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with RecordDatabase(path) as database:
+        database.add([record(notes='{"clock_mhz": 1980}')])
+    with RecordDatabase(path) as database:
+        assert database.all() == [record(), record(notes='{"clock_mhz": 1980}')]
 
 
 @pytest.mark.parametrize("part", [0.05, 0.3, 0.6, 0.95])

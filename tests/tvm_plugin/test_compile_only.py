@@ -10,15 +10,19 @@ import pytest
 from tvm import te
 
 import eqtune
+from eqtune.cost_model.random import RandomModel
 from eqtune.errors import InputError, SetupError
 from eqtune.gpu_machine import Compiler, describe_gpu, find_compiler, resolve_target
 from eqtune.machine import detect_target
 from eqtune.measure.compile_only import CompileOnlyMeasurer
 from eqtune.measure.cuda_builder import compile_cubin
-from eqtune.measure.cuda_code import Resources, ptxas_resources, resource_problem
+from eqtune.measure.cuda_code import Resources, ptxas_resources, resource_notes, resource_problem
+from eqtune.records import RecordDatabase
+from eqtune.records.record import notes_of
 from eqtune.records.workload import as_workload
 from eqtune.report.table import kernel_table
 from eqtune.search.space.base import Decision
+from eqtune.search.space.features import COMPILED, FEATURES
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks import task_of
 
@@ -123,9 +127,31 @@ def test_ptxas_reports_registers_and_spills_and_reports_are_kept(tmp_path):
     assert found["light"].threads == 128
     assert found["light"].spill_bytes == 0 < found["light"].registers < 32
     assert found["heavy"].registers <= 32
+    assert found["heavy"].stack_bytes > 96 > found["light"].stack_bytes == 0
+    assert resource_notes(found.values())["spill_bytes"] == found["heavy"].spill_bytes > 0
     assert len(list(tmp_path.glob("*.cubin"))) == 1
     absent = Compiler("nvcc", "/nowhere/nvcc", compiler.version)  # so the second answer can only come from the cache
     assert ptxas_resources(source, "sm_90", absent, tmp_path) == found
+
+
+@pytest.mark.slow
+@needs_nvcc
+def test_what_ptxas_reports_is_recorded_and_reaches_the_cost_model(tmp_path):
+    seen = []
+
+    class Model(RandomModel):
+        def fit(self, features, latencies_s, tasks):
+            seen.append(features)
+
+    arguments = {"target": H100, "measure": "compile-only", "work_dir": tmp_path, "trials": 4, "progress": False}
+    eqtune.tune_kernels(matmul(), cost_model=Model(), **arguments)
+    columns = [FEATURES.index(name) for name in COMPILED]
+    told = seen[-1][:, columns]
+    assert (told[:, COMPILED.index("registers")] >= 16).all()
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        assert [[notes_of(record)[name] for name in COMPILED] for record in database.all()] == told.tolist()
+    eqtune.tune_kernels(matmul(), cost_model=Model(), **arguments)  # resumes: nothing is compiled again
+    np.testing.assert_array_equal(seen[-1][:, columns], told)
 
 
 @pytest.mark.slow
@@ -147,7 +173,7 @@ def test_heavy_spills_and_impossible_launches_do_not_reach_a_device(tmp_path):
     }
     """
     hardware = describe_gpu(resolve_target(H100))
-    assert compile_cubin(source, "sm_90", tmp_path)  # what candidates are compared with may be as slow as it likes
+    assert compile_cubin(source, "sm_90", tmp_path)[0]  # what candidates are compared with may be as slow as it likes
     with pytest.raises(ValueError, match="spills"):
         compile_cubin(source, "sm_90", tmp_path, hardware)
     fine = Resources(registers=64, spill_bytes=0, static_shared_bytes=0, threads=1024)

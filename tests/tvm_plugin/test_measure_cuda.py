@@ -72,6 +72,7 @@ def test_builds_here_and_runs_there(measurer, plan, runs):
     assert [m.error for m in found] == ["", ""]
     assert sorted(m.latency_s for m in found) == [1e-3, 2e-3]
     assert all(m.trace for m in found)
+    assert all(0 < m.notes["registers"] < 256 and m.notes["spill_bytes"] == 0 for m in found)
     assert measurer.describe()["device"] == "a GPU of paper"
     assert len({pid for pid, *_ in runs()}) == 1
 
@@ -104,11 +105,11 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
 @needs_nvcc
 def test_cubins_are_kept_by_source(tmp_path, monkeypatch):
     source = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] *= 2.0f; }'
-    code = compile_cubin(source, "sm_90", tmp_path)
+    code, found = compile_cubin(source, "sm_90", tmp_path)
     assert code.startswith(b"\x7fELF")
     (kept,) = tmp_path.glob("*.cubin")
     kept.write_bytes(b"from the cache")
-    assert compile_cubin(source, "sm_90", tmp_path) == b"from the cache"
+    assert compile_cubin(source, "sm_90", tmp_path) == (b"from the cache", found)
     with pytest.raises(ValueError, match="nvcc"):
         compile_cubin("not CUDA", "sm_90", tmp_path)
 

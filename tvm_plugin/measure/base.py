@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..search.space.base import Decision
@@ -34,6 +34,9 @@ class Measurement:
         The schedule's trace as TVM's JSON; "" when scheduling failed.
     given_up : bool
         True when it was clearly slower than the best after its first run, and was not repeated.
+    notes : mapping of str to float
+        What else was learnt of it: on GPUs, the columns `features.COMPILED` that the compiler tells, and the clock
+        that it was timed at ("clock_mhz").
     """
 
     decision: Decision
@@ -42,6 +45,7 @@ class Measurement:
     detail: str = ""
     trace: str = ""
     given_up: bool = False
+    notes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def latency_s(self) -> float:

@@ -7,7 +7,7 @@ a deployed model. TVM's own pass splits them off, the one that deployment uses, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
@@ -74,6 +74,8 @@ class Program:
         Holds `pack`.
     checked : bool
         Whether its outputs were compared with the reference.
+    notes : mapping of str to float
+        What the compiler told of it; see `Measurement`.
     """
 
     module: Any
@@ -82,6 +84,7 @@ class Program:
     pack: Any = None
     pack_module: Any = None
     checked: bool = False
+    notes: Mapping[str, float] = field(default_factory=dict)
 
 
 def program_key(function: Any) -> str:

@@ -27,7 +27,14 @@ from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.lowering import prepare_for_lowering
 from ..tasks.task import Task
 from .base import Measurement, Overheads
-from .cuda_code import Resources, cuda_source, launch_problem, ptxas_resources, resource_problem
+from .cuda_code import (
+    Resources,
+    cuda_source,
+    launch_problem,
+    ptxas_resources,
+    resource_notes,
+    resource_problem,
+)
 
 __all__ = ["CompileOnlyMeasurer"]
 
@@ -200,10 +207,13 @@ class CompileOnlyMeasurer:
         if point is None:
             return Measurement(candidate.decision, error="build_error", detail="the space no longer has this candidate")
         latency_s = float(space.latency_s(point[np.newaxis])[0])
+        notes = resource_notes(candidate.resources)
         if problem := resource_problem(candidate.resources, self.hardware):
-            return Measurement(candidate.decision, error="build_error", detail=problem, trace=candidate.trace)
+            return Measurement(
+                candidate.decision, error="build_error", detail=problem, trace=candidate.trace, notes=notes
+            )
         slowest = max((self._slowdown(resources) for resources in candidate.resources), default=1.0)
-        return Measurement(candidate.decision, (latency_s * slowest,), trace=candidate.trace)
+        return Measurement(candidate.decision, (latency_s * slowest,), trace=candidate.trace, notes=notes)
 
     def _slowdown(self, resources: Resources) -> float:
         """What spills, and too few warps because of registers, cost on top of the analytic estimate."""

@@ -30,7 +30,7 @@ from ..search.space.lowering import ASYNC_COPIES
 from ..search.strategies.moves import Moves
 from .arguments import Interface
 from .build import CANDIDATE_CONFIG, Program
-from .cuda_code import compile_kernels, resource_problem
+from .cuda_code import Resources, compile_kernels, resource_notes, resource_problem
 from .pool import Config
 from .server import Server, _failure, _Scheduled, _Workload
 from .timing import BASELINE
@@ -60,6 +60,7 @@ class CudaBuilder(Server):
         assert isinstance(gpu, GpuHardware)
         self._gpu = gpu
         self._suits: GpuHardware | None = None
+        self._notes: dict[str, float] | None = None
         register_backend()  # workers import TVM without its back ends: most need none
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", self._cubin, override=True)
 
@@ -73,7 +74,9 @@ class CudaBuilder(Server):
             return _failure(error, "build_error")
 
     def _cubin(self, source: str, _target: Any = None) -> bytes:
-        return compile_cubin(source, str(self._target.attrs["arch"]), hardware=self._suits)
+        code, found = compile_cubin(source, str(self._target.attrs["arch"]), hardware=self._suits)
+        self._notes = resource_notes(found.values())
+        return code
 
     def _schedule(self, candidate: Mapping[str, Any]) -> _Scheduled:
         if not candidate.get("untuned"):
@@ -88,10 +91,14 @@ class CudaBuilder(Server):
         for s in scheduled:
             # A candidate that spills heavily does not get as far as the device; what it is compared with does.
             self._suits = self._gpu if s.trace else None
+            self._notes = None
             mod = tvm.IRModule({s.symbol: s.function.with_attr("global_symbol", s.symbol)})
             try:
                 with self._target, tvm.transform.PassContext(opt_level=3, config=CONFIG):
-                    self._programs[s.key] = Program(tvm.compile(mod, self._target), s.symbol)
+                    module = tvm.compile(mod, self._target)
+                if self._notes is None:  # without a driver, TVM leaves the source to whoever loads it
+                    self._cubin("\n".join(str(part.inspect_source()) for part in module.mod.imports))
+                self._programs[s.key] = Program(module, s.symbol, notes=self._notes or {})
             except Exception as error:  # noqa: BLE001 - TVM raises many kinds; each is a failed candidate
                 failures[s.key] = _failure(error, "build_error")
         return failures
@@ -146,8 +153,10 @@ def default_schedule(mod: Any, target: Any) -> Any:
         )(tvm.IRModule({"main": mod["main"]}))
 
 
-def compile_cubin(source: str, arch: str, cache: Path | None = None, hardware: GpuHardware | None = None) -> bytes:
-    """The machine code of CUDA source; kept by hash of source, arch, flags and compiler.
+def compile_cubin(
+    source: str, arch: str, cache: Path | None = None, hardware: GpuHardware | None = None
+) -> tuple[bytes, dict[str, Resources]]:
+    """The machine code of CUDA source, and what its kernels take; kept by hash of source, arch, flags and compiler.
 
     Parameters
     ----------
@@ -172,7 +181,7 @@ def compile_cubin(source: str, arch: str, cache: Path | None = None, hardware: G
     problem = "" if hardware is None else resource_problem(found.values(), hardware)
     if problem:
         raise ValueError(problem)
-    return code
+    return code, found
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from ..gpu_machine import Compiler
+from ..search.space.features import COMPILED
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.lowering import ASYNC_COPIES
 
@@ -27,6 +28,7 @@ __all__ = [
     "cuda_source",
     "launch_problem",
     "ptxas_resources",
+    "resource_notes",
     "resource_problem",
 ]
 
@@ -67,12 +69,15 @@ class Resources:
         Shared memory that the kernel declares; dynamic shared memory is asked for at launch.
     threads : int
         Of a block, from its launch bounds; 0 when it has none.
+    stack_bytes : int
+        Local memory of a thread: arrays whose places are not known when compiling, and what spills.
     """
 
     registers: int
     spill_bytes: int
     static_shared_bytes: int
     threads: int
+    stack_bytes: int = 0
 
 
 def cuda_source(functions: Mapping[str, Any], target: Any) -> str:
@@ -159,6 +164,12 @@ def resource_problem(found: Iterable[Resources], hardware: GpuHardware) -> str:
     return ""
 
 
+def resource_notes(found: Iterable[Resources]) -> dict[str, float]:
+    """The columns `search.space.features.COMPILED` of a candidate: of its kernels, the most."""
+    kernels = [asdict(resources) for resources in found]
+    return {name: float(max(fields[name] for fields in kernels)) for name in COMPILED} if kernels else {}
+
+
 def ptxas_resources(source: str, arch: str, compiler: Compiler, cache: Path | None = None) -> dict[str, Resources]:
     """What ptxas reports of every kernel of some CUDA source; see `compile_kernels`."""
     return compile_kernels(source, arch, compiler, cache)[1]
@@ -221,6 +232,7 @@ def _keep(file: Path, content: bytes) -> None:
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
+_STACK = re.compile(r"(\d+) bytes stack frame")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _BOUNDS = re.compile(r"__launch_bounds__\((\d+)[^)]*\)\s+(\w+)\(")
 
@@ -228,15 +240,15 @@ _BOUNDS = re.compile(r"__launch_bounds__\((\d+)[^)]*\)\s+(\w+)\(")
 def _parse(report: str, source: str) -> dict[str, Resources]:
     threads = {name: int(count) for count, name in _BOUNDS.findall(source)}
     found: dict[str, Resources] = {}
-    name, spills = "", 0
+    name, spills, stack = "", 0, 0
     for line in report.splitlines():
         if entry := _ENTRY.search(line):
-            name, spills = entry.group(1), 0
+            name, spills, stack = entry.group(1), 0, 0
         elif spilled := _SPILLS.search(line):
             spills = int(spilled.group(1)) + int(spilled.group(2))
+            stack = int(framed.group(1)) if (framed := _STACK.search(line)) else 0
         elif name and (used := _REGISTERS.search(line)):
             shared = _SHARED.search(line)
-            found[name] = Resources(
-                int(used.group(1)), spills, int(shared.group(1)) if shared else 0, threads.get(name, 0)
-            )
+            declared = int(shared.group(1)) if shared else 0
+            found[name] = Resources(int(used.group(1)), spills, declared, threads.get(name, 0), stack)
     return found

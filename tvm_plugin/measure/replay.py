@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError
-from ..records.record import Record
+from ..records.record import Record, notes_of
 from ..search.space.base import Decision
 from ..tasks.task import Task
 from .base import Measurement, Overheads
@@ -89,7 +89,9 @@ class ReplayMeasurer:
         record = self._known.get((task.workload_hash, _canonical(decision)))
         if record is None:
             return Measurement(decision, error="build_error", detail=UNKNOWN)
-        return Measurement(decision, record.latencies_s, record.error, record.detail, record.trace)
+        return Measurement(
+            decision, record.latencies_s, record.error, record.detail, record.trace, notes=notes_of(record)
+        )
 
 
 def _canonical(decision: Decision) -> str:

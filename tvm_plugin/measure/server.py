@@ -1,8 +1,8 @@
 """What a worker answers.
 
     {"op": "build", "batch": n, "workloads": {hash: text}, "candidates": [candidate, ...]}
-        -> {"built": [{"program": key, "trace": text} or an error, ...]}; exported programs also say what
-           `exported.py` needs to load them elsewhere
+        -> {"built": [{"program": key, "trace": text} or an error, ...]}; with "notes" where the compiler told
+           something (`Measurement`); exported programs also say what `exported.py` needs to load them elsewhere
     {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds,
      "save": bool, "check": bool}
         -> {"latencies_s": [...], "given_up": bool, "domain": ...} or an error
@@ -121,12 +121,12 @@ class Server:
                 s.key: self._programs[s.key] for s in scheduled if isinstance(s, _Scheduled) and s.key not in results
             }
             results |= export_programs(compiled, Path(self.config.references), self.config.export)
-        return {
-            "built": [
-                s if isinstance(s, dict) else {"program": s.key, "trace": s.trace} | results.get(s.key, {})
-                for s in scheduled
-            ]
-        }
+        return {"built": [s if isinstance(s, dict) else self._describe(s) | results.get(s.key, {}) for s in scheduled]}
+
+    def _describe(self, scheduled: _Scheduled) -> dict[str, Any]:
+        built = {"program": scheduled.key, "trace": scheduled.trace}
+        program = self._programs.get(scheduled.key)
+        return built | ({"notes": dict(program.notes)} if program is not None and program.notes else {})
 
     def _schedule(self, candidate: Mapping[str, Any]) -> _Scheduled:
         task = str(candidate["task"])

@@ -59,6 +59,8 @@ class Trial:
         Error kind and detail, where building or the last run failed.
     answer : dict
         What the last run gave.
+    notes : dict
+        What the compiler told of it; see `Measurement`.
     """
 
     spec: dict[str, Any]
@@ -66,6 +68,7 @@ class Trial:
     trace: str = ""
     failure: dict[str, Any] = field(default_factory=dict)
     answer: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
 
     @property
     def task(self) -> str:
@@ -75,6 +78,7 @@ class Trial:
     def take(self, built: dict[str, Any]) -> None:
         """Note what the builder answered."""
         self.trace = str(built.get("trace", ""))
+        self.notes = dict(built.get("notes", {}))
         if "error" in built:
             self.failure = built
         else:
@@ -85,7 +89,10 @@ class Trial:
         if "error" in answer:
             self.failure = answer
         else:
-            self.answer = {"latencies_s": [*self.answer.get("latencies_s", ()), *answer["latencies_s"]]}
+            self.answer = {
+                "latencies_s": [*self.answer.get("latencies_s", ()), *answer["latencies_s"]],
+                "notes": answer.get("notes", {}),
+            }
 
 
 def chunks_of(trials: Sequence[T], workers: int, shared: int = SHARED_MODULE) -> list[Sequence[T]]:
@@ -110,6 +117,7 @@ def to_measurement(candidate: Candidate, trial: Trial) -> Measurement:
         detail=str(outcome.get("detail", "")),
         trace=trial.trace,
         given_up=bool(outcome.get("given_up", False)),
+        notes={**trial.notes, **outcome.get("notes", {})},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from ..measure.base import Measurement
 from ..records import Record
+from ..records.record import notes_of
 from ..search.allocation.base import TaskStatus
 from ..search.space import Space
 from ..search.space.base import Decision, Points
+from ..search.space.features import with_compiled
 from ..search.strategies.base import Score, Search
 from ..tasks.task import Task
 
@@ -58,6 +60,11 @@ class KernelSearch:
     _features: list[NDArray[np.float32]] = field(default_factory=list)
 
     @property
+    def unreached(self) -> bool:
+        """Whether nobody has tried a candidate of it yet, in this run or an earlier one."""
+        return not self.status.trials
+
+    @property
     def best(self) -> Measurement | None:
         """The fastest candidate so far."""
         return min(self.measurements.values(), key=lambda m: m.latency_s, default=None)
@@ -87,7 +94,7 @@ class KernelSearch:
 
     def tell(self, measurements: Sequence[Measurement], new: bool = True) -> None:
         """Take results in; `new` counts them as a round of this run."""
-        points, latencies = [], []
+        points, latencies, notes = [], [], []
         for measurement in measurements:
             if measurement.error:
                 self.failed += 1
@@ -100,11 +107,12 @@ class KernelSearch:
             if point is not None:
                 points.append(point)
                 latencies.append(measurement.latency_s)
+                notes.append(measurement.notes)
         self.status.trials += len(measurements)
         if new:
             self.measured_now += len(measurements)
         if points:
-            self._add(np.stack(points), np.asarray(latencies))
+            self._add(np.stack(points), np.asarray(latencies), notes)
         if measurements:
             self.status.history.append(self.best_s)
 
@@ -114,7 +122,8 @@ class KernelSearch:
         for record in records:
             if record.decision:
                 decision = Decision.from_json(json.loads(record.decision))
-                known.append(Measurement(decision, record.latencies_s, record.error, record.detail, record.trace))
+                outcome = record.latencies_s, record.error, record.detail, record.trace
+                known.append(Measurement(decision, *outcome, notes=notes_of(record)))
         self.tell(known, new=False)
 
     def training_data(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -123,10 +132,10 @@ class KernelSearch:
             return np.zeros((0, 0), dtype=np.float32), np.zeros(0)
         return np.concatenate(self._features), np.concatenate(self._latencies)
 
-    def _add(self, points: Points, latencies_s: NDArray[np.float64]) -> None:
+    def _add(self, points: Points, latencies_s: NDArray[np.float64], notes: Sequence[Mapping[str, float]]) -> None:
         self.search.tell(points, latencies_s)
         self._latencies.append(latencies_s)
-        self._features.append(self.space.features(points))
+        self._features.append(with_compiled(self.space.features(points), notes))
 
 
 def decision_key(decision: Decision) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -213,6 +214,7 @@ class TuningLoop:
             timestamp_s=time.time(),
             seed=self.seed,
             eqtune_version=self.eqtune_version,
+            notes=json.dumps(dict(measurement.notes), sort_keys=True) if measurement.notes else "",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import __version__, cost_model, measure
 from ..errors import SetupError
-from ..gpu_machine import resolve_target
+from ..gpu_machine import is_gpu, resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
@@ -25,6 +25,7 @@ from ..records.workload import serialize_workload
 from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
 from ..search.space import Hardware, Space, build_space
+from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
 from ..tasks.task import Task
 from .budget import Budget
@@ -109,6 +110,9 @@ class Session:
         self.model = cost_model.create(settings.cost_model, seed=settings.seed)
         self.allocator = allocation.create(settings.allocator)
         self.target = detect_target(settings.threads) if settings.target is None else resolve_target(settings.target)
+        if is_gpu(self.target):
+            late = [FEATURES.index(name) for name in COMPILED]
+            self.model = cost_model.LateColumns(self.model, late, seed=settings.seed)
         self.progress = Progress(settings.progress)
         self.resumed_trials = 0
         self.run_key = ""
