@@ -75,7 +75,8 @@ def tune_model(
         Inputs for torch.export; needed for a torch.nn.Module.
     trials, time_budget_s : int, float, optional
         Measurements in all, and wall-clock seconds in all; whichever ends first. What earlier runs in the same
-        `work_dir` spent on this model counts. Neither: until no kernel improves.
+        `work_dir` spent on this model counts. Neither: until no kernel improves. Kernels that the budget does not
+        reach get the schedule that the estimate likes best (`TaskResult.measured` is False), unless `verify` is.
     work_dir : str or path
         Records, log, report data. Running again resumes; nothing is measured twice.
     graph : str or GraphConfig
@@ -152,9 +153,10 @@ def tune_model(
         contenders = _contenders(forms, loop, session)
         spare = forms.exact(loop.best_s)
         needed = {workload for form in [*contenders, spare] for workload in form.calls}
-        results = session.accept([kernel for kernel in loop.kernels if kernel.task.workload_hash in needed])
+        kernels = [kernel for kernel in loop.kernels if kernel.task.workload_hash in needed]
+        results = session.accept(kernels, guess=verify)
         session.measurer.close()  # idle workers' thread pools spin for a while, and the model is timed next
-        built = _built(contenders, results, session, accuracy) or [_build(spare, results, session)]
+        built = _built(contenders, results, session, accuracy) or [_build(spare, results, session, accuracy)]
         tuned, latency_s = _fastest(built, reference.inputs)
         session.remember_winner(tuned.form.name)
         absolute, relative = accuracy.errors(tuned.run)
@@ -294,7 +296,7 @@ def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
     remembered = [form for form in forms.forms if form.name == session.winner]
     if remembered and not any(kernel.measured_now for kernel in loop.kernels):
         return remembered
-    best = loop.best_s
+    best = {**loop.best_s, **session.expected_s(loop.kernels)}
     return forms.of(sorted(loop.variants, key=lambda variant: variant.latency_s(best)))
 
 
@@ -303,7 +305,7 @@ def _built(forms: Sequence[Form], results: Sequence[TaskResult], session: Sessio
     built: list[_Built] = []
     for form in forms:
         started = time.monotonic()
-        candidate = _build(form, results, session)
+        candidate = _build(form, results, session, accuracy)
         if not accuracy.permits(candidate):
             continue
         built.append(candidate)
@@ -314,9 +316,18 @@ def _built(forms: Sequence[Form], results: Sequence[TaskResult], session: Sessio
     return built
 
 
-def _build(form: Form, results: Sequence[TaskResult], session: Session) -> _Built:
+def _build(form: Form, results: Sequence[TaskResult], session: Session, accuracy: _Accuracy) -> _Built:
+    """The form with its schedules; without those that were only guessed, should they be wrong."""
     calls = form.calls
     tasks = [replace(task, calls=calls[task.workload_hash]) for task in results if task.workload_hash in calls]
+    built = _compiled(form, tasks, session)
+    if all(task.measured for task in tasks) or accuracy.errors(built.run)[1] <= TOLERANCE:
+        return built
+    LOGGER.warning("kernels that were not measured make form %r compute something else: they stay untuned", form.name)
+    return _compiled(form, [task if task.measured else task.untuned for task in tasks], session)
+
+
+def _compiled(form: Form, tasks: list[TaskResult], session: Session) -> _Built:
     executable = build_executable(form.mod, session.target, schedules_of(tasks))
     return _Built(form, tasks, executable, ModelRunner(executable, threads=session.context.threads))
 

@@ -117,6 +117,10 @@ class KernelPrices:
             price_s = self._recorded_s(workload)
         return self._estimate(task)[1] * self._error if price_s is None else price_s
 
+    def defaults(self, task: Task) -> Sequence[Decision]:
+        """The candidates of a kernel that the analytic estimate likes best."""
+        return self._estimate(task)[0]
+
     def is_measured(self, task: Task) -> bool:
         """Whether the kernel's price is a measured one."""
         return task.workload_hash in self._prices_s or self._recorded_s(task.workload_hash) is not None

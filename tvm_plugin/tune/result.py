@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ class TaskResult:
         The accepted schedule as TVM's trace JSON; "" when the untuned kernel was kept.
     decision : dict or None
         The accepted candidate by name, {"sketch": ..., "values": {...}}.
+    measured : bool
+        False where the budget did not reach the kernel: it has the schedule that the analytic estimate likes best, and
+        `latency_s` is an estimate. The model was compared and timed with it.
     """
 
     name: str
@@ -51,6 +54,12 @@ class TaskResult:
     failed: int
     trace: str
     decision: Mapping[str, Any] | None = None
+    measured: bool = True
+
+    @property
+    def untuned(self) -> TaskResult:
+        """The same kernel as TVM compiles it without a schedule."""
+        return replace(self, latency_s=self.baseline_latency_s, trace="", decision=None, measured=True)
 
     @property
     def tuned(self) -> bool:

@@ -13,6 +13,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
+from tvm.s_tir import ScheduleError
+
 from .. import __version__, cost_model, measure
 from ..errors import SetupError
 from ..gpu_machine import is_gpu, resolve_target
@@ -21,6 +23,7 @@ from ..machine import core_count, describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
 from ..records import Context
 from ..records.record import NOT_MEASURED
+from ..records.traces import trace_to_json
 from ..records.workload import serialize_workload
 from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
@@ -281,9 +284,31 @@ class Session:
             self.run_key, {"seconds": self.budget.elapsed_s, "trials": self.budget.spent_trials}
         )
 
-    def accept(self, kernels: Sequence[KernelSearch]) -> list[TaskResult]:
-        """Time each kernel's finalists again side by side and choose; the untuned kernel stays where it is faster."""
-        return [self._accept(kernel) for kernel in kernels]
+    def accept(self, kernels: Sequence[KernelSearch], guess: bool = False) -> list[TaskResult]:
+        """Time each kernel's finalists again side by side and choose; the untuned kernel stays where it is faster.
+
+        With `guess`, a kernel that the budget did not reach gets the schedule that the estimate likes best: whoever
+        asks for that compares what the model computes.
+        """
+        results = [self._guess(kernel) if guess and kernel.unreached else self._accept(kernel) for kernel in kernels]
+        guessed = sum(not result.measured for result in results)
+        if guessed:
+            self.progress.say(f"the budget did not reach {guessed} of {len(results)} kernels: estimates choose")
+        return results
+
+    def expected_s(self, kernels: Sequence[KernelSearch]) -> dict[str, float]:
+        """Workload hash to seconds of one call: of kernels that nobody has measured, by their estimate."""
+        return {k.task.workload_hash: self.prices.guess_s(k.task) for k in kernels if k.unreached}
+
+    def _guess(self, kernel: KernelSearch) -> TaskResult:
+        for decision in self.prices.defaults(kernel.task):
+            try:
+                trace = trace_to_json(kernel.space.apply(decision).trace)
+            except ScheduleError:
+                continue
+            guess = Measurement(decision, (self.prices.guess_s(kernel.task),), trace=trace)
+            return replace(self._result(kernel, (guess, guess.latency_s)), measured=False)
+        return self._result(kernel, None)
 
     def _accept(self, kernel: KernelSearch) -> TaskResult:
         key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
@@ -296,8 +321,9 @@ class Session:
             chosen = self._choose(kernel)
             if chosen is not None:
                 self.work.database.put_json(key, {"decision": decision_key(chosen[0].decision), "latency_s": chosen[1]})
-        if chosen is None or chosen[1] > kernel.baseline_s:
-            chosen = None
+        return self._result(kernel, None if chosen is None or chosen[1] > kernel.baseline_s else chosen)
+
+    def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
         return TaskResult(
             name=kernel.task.name,
             workload_hash=kernel.task.workload_hash,

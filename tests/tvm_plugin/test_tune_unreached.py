@@ -1,0 +1,63 @@
+"""Kernels that the budget does not reach get a schedule that was not measured, if the model stays right with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import eqtune
+from eqtune.tune import model
+
+
+def two_kernels() -> tvm.IRModule:
+    """A product and a softmax."""
+    x = relax.Var("x", relax.TensorType((96, 64), "float32"))
+    weight = relax.const(np.random.default_rng(0).standard_normal((64, 80)).astype("float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.nn.softmax(builder.emit(relax.op.matmul(x, weight))))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def tuned_once(work_dir: Path, **arguments: object) -> eqtune.TuneResult:
+    """With one trial for both kernels."""
+    defaults = {"trials": 1, "graph": "off", "progress": False, "work_dir": work_dir, "threads": 1}
+    return eqtune.tune_model(two_kernels(), **{**defaults, **arguments})  # type: ignore[arg-type]
+
+
+def test_every_kernel_has_a_schedule_and_the_result_tells_which_was_measured(tmp_path: Path) -> None:
+    result = tuned_once(tmp_path)
+    assert all(task.tuned for task in result.tasks)
+    assert sorted(task.measured for task in result.tasks) == [False, True]
+    assert [task.trials for task in result.tasks if not task.measured] == [0]
+    assert result.max_rel_error <= 1e-4
+
+
+def test_where_it_would_be_wrong_it_stays_untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model._Accuracy, "errors", wrong_at_first(model._Accuracy.errors))
+    result = tuned_once(tmp_path)
+    assert sorted(task.tuned for task in result.tasks) == [False, True]
+    assert all(task.measured for task in result.tasks)
+    assert result.max_rel_error <= 1e-4
+
+
+def wrong_at_first(errors):  # type: ignore[no-untyped-def]
+    """The outputs differ when the model is compared for the first time."""
+    asked = []
+
+    def instead(self, run):  # type: ignore[no-untyped-def]
+        asked.append(run)
+        return (1.0, 1.0) if len(asked) == 1 else errors(self, run)
+
+    return instead
+
+
+def test_what_nobody_compares_nobody_guesses(tmp_path: Path) -> None:
+    result = tuned_once(tmp_path, verify=False)
+    assert sorted(task.tuned for task in result.tasks) == [False, True]
