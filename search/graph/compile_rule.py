@@ -84,11 +84,13 @@ class CompiledRule:
     tag : int
         Marks what the rule builds; the position of its name in a report.
     number : int
-        Tells its relations and rulesets from those of others: ask-NUMBER, answer-NUMBER, ask-rule-NUMBER,
-        build-rule-NUMBER.
+        Tells its relations and rulesets from those of others: ask-NUMBER, answer-NUMBER, match-NUMBER, ask-rule-NUMBER,
+        note-rule-NUMBER, build-rule-NUMBER.
     asking, building : list of str
-        Commands that declare them, and match-NUMBER, where asking notes what it found; building is declared when there
-        is something to build. A group's rules only build: their matches are put together from its members'.
+        Commands that declare them; building is declared when there is something to build. A group's rules only build:
+        their matches are put together from its members'.
+    notes : bool
+        Whether, from the first answer on, asking notes its matches, for building to take.
     numbered : tuple of str
         What the columns of a key that follow its forms are numbers of: the roots "#0", "#1", ..., then the variables
         "#x", "#y", ...
@@ -99,6 +101,7 @@ class CompiledRule:
     number: int
     asking: list[str]
     building: list[str]
+    notes: bool
     numbered: tuple[str, ...] = ()
     _solved: dict[Key, Key | None] = field(default_factory=dict)
 
@@ -215,20 +218,25 @@ def compile_rule(rule: Rule, tag: int, number: int, *, numbered: bool | None = N
     answer = key + [f"b{i}" for i in range(len(rule.after_nodes))]
 
     found = [match] if notes else chosen or matches
+    ask = f"(rule ({_words(matches + numbers + order)}) ((ask-{number} {_words(key)})"
     asking = [
-        *([f"(relation match-{number} ({_words(['i64'] * len(forms) + ['T'] * len(values))}))"] if notes else ()),
         f"(relation ask-{number} ({_words(['i64'] * len(key))}))",
         f"(ruleset ask-rule-{number})",
-        f"(rule ({_words(matches + numbers + order)}) ({match if notes else ''} (ask-{number} {_words(key)})) "
-        f':ruleset ask-rule-{number} :name "ask {number}")',
+        f'{ask}) :ruleset ask-rule-{number} :name "ask {number}")',
+    ]
+    noting = [
+        f"(relation match-{number} ({_words(['i64'] * len(forms) + ['T'] * len(values))}))",
+        f"(ruleset note-rule-{number})",
+        f'{ask} {match}) :ruleset note-rule-{number} :name "note {number}")',
     ]
     building = [
+        *(noting if notes else ()),
         f"(relation answer-{number} ({_words(['i64'] * len(answer))}))",
         f"(ruleset build-rule-{number})",
         f"(rule ({_words(found)} (answer-{number} {_words(answer)})) ({_words(actions)}) "
         f':ruleset build-rule-{number} :name "build {number}")',
     ]
-    return CompiledRule(rule, tag, number, asking if asks else [], building, tuple(by_number))
+    return CompiledRule(rule, tag, number, asking if asks else [], building, notes, tuple(by_number))
 
 
 def _words(words: Sequence[str]) -> str:

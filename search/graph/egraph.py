@@ -148,10 +148,12 @@ class EGraph:
             self._number_classes()
         chosen = [name for name in chosen if name in self._state.compiled]
         self._step("ask", [self._state.compiled[name] for name in chosen], result)
+        building = set(self._state.builds)
         asked = self._egglog.freeze().functions
         ready = [rule for name in chosen for rule in self._answer(name, asked, budget)]
         self._insert(self._facts)
         self._facts.clear()
+        self._step("note", [rule for rule in ready if rule.notes and rule.number not in building], result)
         if e_node_limit is None:
             result.changed = self._build(ready, result)
         else:
@@ -273,27 +275,33 @@ class EGraph:
         result.postponed = tuple(dict.fromkeys(self._tags[rule.tag] for rule in rules if rule not in ready))
 
     def _step(self, kind: str, rules: Sequence[CompiledRule], result: Round) -> bool:
-        """Run one of the two egglog rules of each rule, all on the same e-graph; whether anything changed."""
+        """Run one of the egglog rules of each rule, all on the same e-graph; whether anything changed."""
         if not rules:
             return False
         self._rulesets += 1
-        rulesets = " ".join(f"{kind}-rule-{rule.number}" for rule in rules)
+        names = [self._name(kind, rule) for rule in rules]
+        rulesets = " ".join(name.replace(" ", "-rule-") for name in names)
         together = f"step-{self._rulesets}"
         started = time.perf_counter()
         report = self._run(f"(unstable-combined-ruleset {together} {rulesets}) (run {together} 1)")[0].report
         elapsed = time.perf_counter() - started
         # The bindings round these times to what they take for microseconds: only the rules' shares are to be trusted.
         times = report.search_and_apply_time_per_rule
-        parts = [times.get(f"{kind} {rule.number}", timedelta()).total_seconds() + 1e-6 for rule in rules]
-        for rule, part in zip(rules, parts, strict=True):
-            name = self._tags[rule.tag]
-            found = report.num_matches_per_rule.get(f"{kind} {rule.number}", 0)
+        parts = [times.get(name, timedelta()).total_seconds() + 1e-6 for name in names]
+        for rule, name, part in zip(rules, names, parts, strict=True):
+            reported = self._tags[rule.tag]
+            found = report.num_matches_per_rule.get(name, 0)
             if kind == "ask":
                 self._state.pending[rule.number] += found
-            elif found:
-                result.matches[name] += found
-            result.seconds[name] += elapsed * part / sum(parts)
+            elif kind == "build" and found:
+                result.matches[reported] += found
+            result.seconds[reported] += elapsed * part / sum(parts)
         return bool(report.updated)
+
+    def _name(self, kind: str, rule: CompiledRule) -> str:
+        """An egglog rule of a rule. What can build asks and notes at once."""
+        notes = kind == "ask" and rule.notes and rule.number in self._state.builds
+        return f"{'note' if notes else kind} {rule.number}"
 
     def _answer(self, name: str, asked: Mapping[str, Any], budget: int) -> list[CompiledRule]:
         """Answer the keys of a rule's new matches. Returns what can build now: the rule, or those of its groups."""

@@ -12,7 +12,7 @@ from .rules.rule import Group, Rule
 
 __all__ = ["Limits", "Saturation", "saturate"]
 
-FULL = 0.95
+FULL = 0.9
 """Once rules did not fit, an e-graph of this share of the limit is full: each further round adds little, slowly."""
 
 

@@ -323,16 +323,16 @@ def infer(op: str, attrs: Any, *types: TensorType) -> TensorType:
     return OPS[op].infer(attrs, *types)
 
 
-def _require(condition: bool, why: str) -> None:
+def _require(condition: bool, why: str, *values: Any) -> None:
     if not condition:
-        raise NotTypeable(why)
+        raise NotTypeable(why.format(*values))
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     rank = max(len(a), len(b))
     result = []
     for x, y in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
-        _require(x == y or x == 1 or y == 1, f"shapes {a} and {b} do not broadcast")
+        _require(x == y or x == 1 or y == 1, "shapes {} and {} do not broadcast", a, b)
         result.append(y if x == 1 else x)
     return tuple(result)
 
@@ -350,30 +350,32 @@ def _infer_unary(attrs: Kind, x: TensorType) -> TensorType:
 
 
 def _infer_binary(attrs: Kind, x: TensorType, y: TensorType) -> TensorType:
-    _require(x.dtype == y.dtype, f"dtypes {x.dtype} and {y.dtype} differ")
+    _require(x.dtype == y.dtype, "dtypes {} and {} differ", x.dtype, y.dtype)
     return TensorType(_broadcast(x.shape, y.shape), x.dtype)
 
 
 def _infer_matmul(attrs: None, x: TensorType, y: TensorType) -> TensorType:
     _require(len(x.shape) >= 2 and len(y.shape) >= 2, "matmul needs two matrices or batches of them")
-    _require(x.dtype == y.dtype, f"dtypes {x.dtype} and {y.dtype} differ")
-    _require(x.shape[-1] == y.shape[-2], f"matmul of {x.shape} and {y.shape}")
+    _require(x.dtype == y.dtype, "dtypes {} and {} differ", x.dtype, y.dtype)
+    _require(x.shape[-1] == y.shape[-2], "matmul of {} and {}", x.shape, y.shape)
     return TensorType((*_broadcast(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1]), x.dtype)
 
 
 def _window(size: int, kernel: int, stride: int, dilation: int, pad: int, ceil_mode: bool = False) -> int:
     span = size + pad - dilation * (kernel - 1) - 1
-    _require(span >= 0, f"a window of {kernel} does not fit {size} with padding {pad}")
+    _require(span >= 0, "a window of {} does not fit {} with padding {}", kernel, size, pad)
     return (span + (stride - 1 if ceil_mode else 0)) // stride + 1
 
 
 def _infer_conv2d(attrs: Conv2d, x: TensorType, w: TensorType) -> TensorType:
     _require(len(x.shape) == 4 and len(w.shape) == 4, "conv2d needs four dimensions")
-    _require(x.dtype == w.dtype, f"dtypes {x.dtype} and {w.dtype} differ")
+    _require(x.dtype == w.dtype, "dtypes {} and {} differ", x.dtype, w.dtype)
     data = dict(zip(attrs.data_layout, x.shape, strict=True))
     kernel = dict(zip(attrs.kernel_layout, w.shape, strict=True))
-    _require(data["C"] == kernel["I"] * attrs.groups, f"{data['C']} channels, weight {w.shape}, {attrs.groups} groups")
-    _require(kernel["O"] % attrs.groups == 0, f"{kernel['O']} output channels in {attrs.groups} groups")
+    _require(
+        data["C"] == kernel["I"] * attrs.groups, "{} channels, weight {}, {} groups", data["C"], w.shape, attrs.groups
+    )
+    _require(kernel["O"] % attrs.groups == 0, "{} output channels in {} groups", kernel["O"], attrs.groups)
     (sh, sw), (dh, dw), (top, left, bottom, right) = attrs.strides, attrs.dilation, attrs.padding
     result = {
         "N": data["N"],
@@ -387,7 +389,7 @@ def _infer_conv2d(attrs: Conv2d, x: TensorType, w: TensorType) -> TensorType:
 def _infer_blocked_conv2d(attrs: Conv2d, x: TensorType, w: TensorType) -> TensorType:
     """Of x (N, C/b, H, W, b) and w (O/b, I/b, H, W, b in, b out), which stand for data NCHW and a kernel OIHW."""
     fits = len(x.shape) == 5 and len(w.shape) == 6 and x.shape[4] == w.shape[4] and attrs.groups == 1
-    _require(fits, f"blocks {x.shape}, {w.shape}, {attrs.groups} groups")
+    _require(fits, "blocks {}, {}, {} groups", x.shape, w.shape, attrs.groups)
     (n, c, *size, i), (o, k, *kernel, _, b) = x.shape, w.shape
     plain = _infer_conv2d(attrs, TensorType((n, c * i, *size), x.dtype), TensorType((o * b, k * i, *kernel), w.dtype))
     return TensorType((n, o, *plain.shape[2:], b), x.dtype)
@@ -408,42 +410,42 @@ def _infer_pool2d(attrs: Pool2d, x: TensorType) -> TensorType:
 
 
 def _infer_permute(attrs: Permute, x: TensorType) -> TensorType:
-    _require(sorted(attrs.axes) == list(range(len(x.shape))), f"axes {attrs.axes} of shape {x.shape}")
+    _require(sorted(attrs.axes) == list(range(len(x.shape))), "axes {} of shape {}", attrs.axes, x.shape)
     return TensorType(tuple(x.shape[axis] for axis in attrs.axes), x.dtype)
 
 
 def _infer_reshape(attrs: Shape, x: TensorType) -> TensorType:
-    _require(prod(attrs.shape) == x.elements, f"{x.shape} does not reshape to {attrs.shape}")
+    _require(prod(attrs.shape) == x.elements, "{} does not reshape to {}", x.shape, attrs.shape)
     return TensorType(attrs.shape, x.dtype)
 
 
 def _infer_broadcast(attrs: Shape, x: TensorType) -> TensorType:
-    _require(_broadcast(x.shape, attrs.shape) == attrs.shape, f"{x.shape} does not broadcast to {attrs.shape}")
+    _require(_broadcast(x.shape, attrs.shape) == attrs.shape, "{} does not broadcast to {}", x.shape, attrs.shape)
     return TensorType(attrs.shape, x.dtype)
 
 
 def _infer_slice(attrs: Slice, x: TensorType) -> TensorType:
-    _require(len(attrs.begin) == len(attrs.end) == len(x.shape), f"slice {attrs} of shape {x.shape}")
+    _require(len(attrs.begin) == len(attrs.end) == len(x.shape), "slice {} of shape {}", attrs, x.shape)
     bounds = list(zip(attrs.begin, attrs.end, x.shape, strict=True))
-    _require(all(0 <= begin <= end <= size for begin, end, size in bounds), f"slice {attrs} of shape {x.shape}")
+    _require(all(0 <= begin <= end <= size for begin, end, size in bounds), "slice {} of shape {}", attrs, x.shape)
     return TensorType(tuple(end - begin for begin, end, _ in bounds), x.dtype)
 
 
 def _infer_concat(attrs: Axis, *parts: TensorType) -> TensorType:
     first, axis = parts[0], attrs.axis
-    _require(0 <= axis < len(first.shape), f"axis {axis} of shape {first.shape}")
+    _require(0 <= axis < len(first.shape), "axis {} of shape {}", axis, first.shape)
     rest = (first.shape[:axis], first.shape[axis + 1 :], first.dtype)
     for part in parts:
         same_rank = len(part.shape) == len(first.shape)
         same = same_rank and (part.shape[:axis], part.shape[axis + 1 :], part.dtype) == rest
-        _require(same, f"concat of {parts} at {axis}")
+        _require(same, "concat of {} at {}", parts, axis)
     size = sum(part.shape[axis] for part in parts)
     return TensorType((*first.shape[:axis], size, *first.shape[axis + 1 :]), first.dtype)
 
 
 def _infer_pad(attrs: Pad, x: TensorType) -> TensorType:
-    _require(len(attrs.before) == len(attrs.after) == len(x.shape), f"pad {attrs} of shape {x.shape}")
-    _require(min((*attrs.before, *attrs.after), default=0) >= 0, f"pad {attrs} is negative")
+    _require(len(attrs.before) == len(attrs.after) == len(x.shape), "pad {} of shape {}", attrs, x.shape)
+    _require(min((*attrs.before, *attrs.after), default=0) >= 0, "pad {} is negative", attrs)
     return TensorType(tuple(map(sum, zip(attrs.before, x.shape, attrs.after, strict=True))), x.dtype)
 
 
@@ -451,7 +453,7 @@ def _infer_winograd_data(attrs: WinogradData, x: TensorType) -> TensorType:
     _require(len(x.shape) == 4, "an image has four dimensions")
     batch, channels, height, width = x.shape
     down, across = attrs.grid(height, width)
-    _require(min(down, across) > 0, f"no tile of {attrs} fits {x.shape}")
+    _require(min(down, across) > 0, "no tile of {} fits {}", attrs, x.shape)
     return TensorType(((attrs.outputs + 2) ** 2, batch * down * across, channels), x.dtype)
 
 
@@ -459,26 +461,26 @@ def _infer_winograd_conv2d(attrs: WinogradData, x: TensorType, weight: TensorTyp
     _require(len(weight.shape) == 3, "a transformed weight has three dimensions")
     size, channels, columns = weight.shape
     data = _infer_winograd_data(attrs, x)
-    _require((data.shape[0], data.shape[2]) == (size, channels), f"{weight.shape} for {data.shape}")
+    _require((data.shape[0], data.shape[2]) == (size, channels), "{} for {}", weight.shape, data.shape)
     top, left, bottom, right = attrs.padding
     return TensorType((x.shape[0], columns, x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2), x.dtype)
 
 
 def _infer_winograd_result(attrs: WinogradResult, x: TensorType) -> TensorType:
-    _require(len(x.shape) == 3 and x.shape[0] == (attrs.outputs + 2) ** 2, f"{attrs} of {x.shape}")
+    _require(len(x.shape) == 3 and x.shape[0] == (attrs.outputs + 2) ** 2, "{} of {}", attrs, x.shape)
     tiles = prod(attrs.grid)
-    _require(tiles > 0 and x.shape[1] % tiles == 0, f"{attrs} of {x.shape[1]} tiles")
+    _require(tiles > 0 and x.shape[1] % tiles == 0, "{} of {} tiles", attrs, x.shape[1])
     return TensorType((x.shape[1] // tiles, x.shape[2], attrs.height, attrs.width), x.dtype)
 
 
 def _infer_reduce(attrs: Reduce, x: TensorType) -> TensorType:
-    _require(all(0 <= axis < len(x.shape) for axis in attrs.axes), f"axes {attrs.axes} of shape {x.shape}")
+    _require(all(0 <= axis < len(x.shape) for axis in attrs.axes), "axes {} of shape {}", attrs.axes, x.shape)
     kept = [(1 if i in attrs.axes else n) for i, n in enumerate(x.shape) if attrs.keepdims or i not in attrs.axes]
     return TensorType(tuple(kept), x.dtype)
 
 
 def _infer_softmax(attrs: Axis, x: TensorType) -> TensorType:
-    _require(0 <= attrs.axis < len(x.shape), f"axis {attrs.axis} of shape {x.shape}")
+    _require(0 <= attrs.axis < len(x.shape), "axis {} of shape {}", attrs.axis, x.shape)
     return x
 
 
