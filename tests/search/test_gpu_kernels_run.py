@@ -53,6 +53,12 @@ def test_fragments_in_every_pipeline(dtype, sums, stages, mma, tmp_path):
     check(mod, Decision("gpu_tensor_core", knobs), tmp_path)
 
 
+def test_lines_shorter_than_the_widest_load(tmp_path):
+    mod = tensor.matmul(40, 56, 64, "float16", "float32")
+    narrow = {"vi": 2, "ti": 8, "ri": 8, "vj": 1, "tj": 4, "rj": 4, "bk": 4, "stages": 2, "split": 1}
+    check(mod, Decision("gpu_tiled", narrow), tmp_path)
+
+
 def test_the_reduction_is_split_over_blocks(tmp_path):
     check(kernels.matmul(20, 24, 128), Decision("gpu_tiled", TILE | {"stages": 3, "split": 2}), tmp_path)
 

@@ -44,4 +44,5 @@ for line in sys.stdin:
     elif what == "lost":
         reply({"lost": "an illegal memory access was encountered"})
     else:
-        reply({"latencies_s": [float(what)], "given_up": False, "domain": request["domain"]})
+        notes = {"clock_mhz": 1980.0}
+        reply({"latencies_s": [float(what)], "given_up": False, "domain": request["domain"], "notes": notes})

@@ -17,6 +17,7 @@ from eqtune.gpu_machine import find_compiler, resolve_target
 from eqtune.measure import cuda
 from eqtune.measure.cuda import CudaMeasurer
 from eqtune.measure.cuda_builder import compile_cubin
+from eqtune.measure.gpu_clock import GpuClock
 from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space import build_space
 from eqtune.search.strategies.moves import Moves
@@ -72,9 +73,48 @@ def test_builds_here_and_runs_there(measurer, plan, runs):
     assert [m.error for m in found] == ["", ""]
     assert sorted(m.latency_s for m in found) == [1e-3, 2e-3]
     assert all(m.trace for m in found)
+    assert all(m.notes["clock_mhz"] == 1980 for m in found)
     assert all(0 < m.notes["registers"] < 256 and m.notes["spill_bytes"] == 0 for m in found)
     assert measurer.describe()["device"] == "a GPU of paper"
     assert len({pid for pid, *_ in runs()}) == 1
+
+
+@needs_nvcc
+def test_times_with_cold_caches_are_another_context(tmp_path):
+    command = (sys.executable, str(FAKE), str(tmp_path))
+    with CudaMeasurer(TARGET, devices=[0], workers=1, flush_l2=True, runner=command) as measurer:
+        assert measurer.describe()["device"] == "a GPU of paper with L2 flushed"
+
+
+class FakeDriver:
+    """libcuda and NVML of a machine whose CUDA GPU 0 is NVML's second; `broken` fails, as on old GPUs."""
+
+    def __init__(self, broken=""):
+        self._broken = broken
+
+    def __getattr__(self, name):
+        known = getattr(type(self), f"_{name}", lambda *_: None)
+        return lambda *arguments: name == self._broken or known(self, *arguments) or 0
+
+    def _cuDeviceGetPCIBusId(self, text, size, index):
+        text.value = b"0000:%02x:00.0" % (index + 7)
+
+    def _nvmlDeviceGetHandleByPciBusId_v2(self, text, handle):
+        handle._obj.value = 2 if text.value == b"0000:07:00.0" else 0
+
+    def _nvmlDeviceGetClockInfo(self, handle, kind, value):
+        value._obj.value = {1: 1980, 2: 2619}[kind] if handle.value == 2 else 0
+
+
+def no_library(name):
+    raise OSError(name)
+
+
+def test_clocks_are_read_where_the_driver_tells_them():
+    assert GpuClock(0, lambda _: FakeDriver()).read() == {"clock_mhz": 1980.0, "memory_clock_mhz": 2619.0}
+    assert GpuClock(0, lambda _: FakeDriver("nvmlDeviceGetClockInfo")).read() == {}
+    assert GpuClock(0, lambda _: FakeDriver("nvmlInit_v2")).read() == {}
+    assert GpuClock(0, no_library).read() == {}
 
 
 @needs_nvcc
@@ -123,6 +163,8 @@ def test_a_gpu_times_right_kernels(flush_l2):
         found = measurer.measure(task, decisions_of(task, measurer, 4))
         assert [m.error for m in found] == [""] * 4
         assert 0 < min(m.latency_s for m in found) < 1e-3
+        assert all(100 < m.notes["clock_mhz"] < 5000 for m in found)
+        assert all(8 <= m.notes["registers"] < 256 for m in found)
         assert math.isfinite(measurer.baseline([task])[0])
 
 

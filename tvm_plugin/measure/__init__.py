@@ -31,7 +31,7 @@ __all__ = [
     "create",
 ]
 
-FORMS = ("local", "rpc://HOST:PORT/KEY", "ray", "compile-only")
+FORMS = ("local", "local:flush-l2", "rpc://HOST:PORT/KEY", "ray", "compile-only")
 """What a `measure=` text may be."""
 
 _HOMES = {
@@ -57,7 +57,8 @@ def create(
     Parameters
     ----------
     measure : str or Measurer
-        "local", this machine: its CPU, or for a GPU target its GPUs; "rpc://HOST:PORT/KEY", the servers that
+        "local", this machine: its CPU, or for a GPU target its GPUs ("local:flush-l2" empties their L2 before each
+        timed call); "rpc://HOST:PORT/KEY", the servers that
         registered under KEY with TVM's RPC tracker; "ray", the nodes of a Ray cluster; "compile-only", which judges
         candidates for a GPU by compiling them, without one; or an
         instance, which is returned as it is. TVM's RPC executes what it is sent, without a password: loopback or
@@ -98,13 +99,14 @@ def _named_measurer(name: str, target: Any, hardware: Hardware | None, threads: 
     from ..machine import detect_target
 
     target = detect_target(threads) if target is None else target
-    if name == "local" and str(target.kind.name) == "cuda":
+    if name.partition(":")[0] == "local" and str(target.kind.name) == "cuda":
         from ..search.space.gpu.hardware import GpuHardware
         from .cuda import CudaMeasurer
 
         if not (hardware is None or isinstance(hardware, GpuHardware)):
             raise InputError(f"the target is a GPU, and the hardware is not: {hardware.name}")
-        return CudaMeasurer(target, hardware=hardware, seed=seed)
+        if name in ("local", "local:flush-l2"):
+            return CudaMeasurer(target, hardware=hardware, seed=seed, flush_l2=name != "local")
     if name == "local":
         from .local import LocalMeasurer
 

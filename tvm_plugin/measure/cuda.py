@@ -131,7 +131,9 @@ class CudaMeasurer(ElsewhereMeasurer):
         except BaseException:
             self.close()
             raise
-        self._device = {"device": found[0]["device"], "threads": self.hardware.multiprocessors}
+        # Times with cold caches are other times: their records never pass for those of warm ones.
+        device = found[0]["device"] + (" with L2 flushed" if flush_l2 else "")
+        self._device = {"device": device, "threads": self.hardware.multiprocessors}
 
     def __enter__(self) -> CudaMeasurer:
         return self

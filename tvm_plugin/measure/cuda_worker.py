@@ -5,7 +5,8 @@ cannot be stopped: the parent kills the process, and the next one has a new cont
 `worker.py`: the first line is `CudaWorkerConfig`; then
 
     {"op": "describe"}                -> {"device": name, "clock_khz": now}
-    {"op": "run", a runner request}   -> as `server.py`'s "run"; {"lost": reason} after a fault
+    {"op": "run", a runner request}   -> as `server.py`'s "run", with the clocks as "notes"; {"lost": reason} after a
+                                         fault
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .arguments import Domain
 from .bench import Bench
 from .build import Program
 from .exported import interface_of
+from .gpu_clock import GpuClock
 from .runner import Runner
 from .worker import Answer, serve
 
@@ -95,6 +97,7 @@ class _Gpu:
         if not self._device.exist:
             raise RuntimeError(f"there is no GPU {config.index}")
         self._runner = _CudaRunner(self._device, config)
+        self._clock = GpuClock(config.index)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to one request."""
@@ -102,7 +105,9 @@ class _Gpu:
             return {"device": str(self._device.device_name), "clock_khz": int(self._device.max_clock_rate)}
         try:
             self._runner.load(request)
-            return self._runner.run(request)
+            answer = self._runner.run(request)
+            # Right after the last call: an idle GPU lowers its clocks.
+            return answer | ({"notes": self._clock.read()} if "latencies_s" in answer else {})
         except Exception as error:  # noqa: BLE001 - TVM and the driver raise many kinds
             text = (str(error).strip() or type(error).__name__).splitlines()[-1][:MAX_DETAIL]
         try:

@@ -263,8 +263,9 @@ def latency_seen(stages: Array) -> Array:
 
 
 def _vectors(operand: Operand, tile: Array, v: Mapping[str, Array], threads: Array) -> Array:
-    columns = zip(tile * v["bk"], threads, v["stages"], strict=True)
-    return np.array([fetch_vector(operand, int(n), int(t), int(s)) for n, t, s in columns], dtype=np.float64)
+    columns = zip(tile, v["bk"], threads, v["stages"], strict=True)
+    chosen = [fetch_vector(operand, (int(x), int(k)), int(t), int(s)) for x, k, t, s in columns]
+    return np.array(chosen, dtype=np.float64)
 
 
 def _coalesced(operand: Operand, steps: Array, tile: Array) -> Array:

@@ -88,14 +88,15 @@ def pipeline(sch: Any, step: Any, stages: int) -> None:
         sch.annotate(step, "software_pipeline_order", [0, 3, 1, 4, 2])
 
 
-def fetch_vector(operand: Operand, elements: int, threads: int, stages: int) -> int:
-    """Elements that a thread copies at once into a tile that has rows or columns contiguous.
+def fetch_vector(operand: Operand, tile: tuple[int, int], threads: int, stages: int) -> int:
+    """Elements that a thread copies at once into a tile (rows or columns, steps) that has rows or columns contiguous.
 
     An asynchronous copy writes one run. TVM takes one that scatters its elements for such a run, which is wrong.
     """
     if stages >= ASYNC_STAGES and operand.along_reduction:
         return 1
-    return operand.vector(elements, threads)
+    extent, steps = tile
+    return min(operand.vector(extent * steps, threads), steps if operand.along_reduction else extent)
 
 
 def split_reduction(normalized: Normalized, parts: int) -> Any:
@@ -140,7 +141,7 @@ def fetch_tile(
     if not operand.along_reduction:
         sch.reorder(k, outer)
         outer, k = k, outer
-    vector = fetch_vector(operand, tile[0] * tile[1], threads, stages)
+    vector = fetch_vector(operand, tile, threads, stages)
     _, thread, lane = sch.split(sch.fuse(outer, k), [None, threads, vector])
     sch.bind(thread, "threadIdx.x")
     if vector > 1:
