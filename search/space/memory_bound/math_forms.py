@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm import tirx
 
-__all__ = ["math_form"]
+__all__ = ["exp_below_zero", "math_form"]
 
 _FLOAT = "float32"
 _INT = "int32"
@@ -51,6 +51,8 @@ _ERF_EVEN = (
     -1.45660718464996e-05,
 )
 _EXP = (1.0, 9.9999970631e-1, 4.9999147841e-1, 1.6667638127e-1, 4.1898159619e-2, 8.2902721117e-3)
+_EXP2 = tuple(coefficient * math.log(2.0) ** power for power, coefficient in enumerate(_EXP))
+_LOG2_E = 1.4426950408889634
 _LARGEST_EXP = 88.72283
 _LEAST_EXP = -87.33654  # of 2^-126, the smallest normal number
 _ROUNDING = 1.5 * 2.0**_MANTISSA_BITS
@@ -106,8 +108,7 @@ def _scaled_exp(x: Any) -> Any:
     """
 
     def finish(shifted: Any, r: Any) -> Any:
-        bits = tirx.reinterpret(_INT, _polynomial(r, _EXP)) + (tirx.reinterpret(_INT, shifted) << _i(_MANTISSA_BITS))
-        return tirx.reinterpret(_FLOAT, bits)
+        return tirx.reinterpret(_FLOAT, _scaled(_polynomial(r, _EXP), shifted))
 
     def reduced(v: Any, shifted: Any) -> Any:
         def of(n: Any) -> Any:
@@ -116,7 +117,29 @@ def _scaled_exp(x: Any) -> Any:
 
         return _let(shifted - _f(_ROUNDING), of)
 
-    return _let(x, lambda v: _let(v * _f(1.4426950408889634) + _f(_ROUNDING), lambda shifted: reduced(v, shifted)))
+    return _let(x, lambda v: _let(v * _f(_LOG2_E) + _f(_ROUNDING), lambda shifted: reduced(v, shifted)))
+
+
+def _scaled(value: Any, shifted: Any) -> Any:
+    """The bits of value * 2^n, where n is in the last bits of `shifted`."""
+    return tirx.reinterpret(_INT, value) + (tirx.reinterpret(_INT, shifted) << _i(_MANTISSA_BITS))
+
+
+def exp_below_zero(x: Any) -> Any:
+    """e^x for x <= 0 or NaN: seven multiply-adds, one comparison.
+
+    e^x = 2^n * 2^r with n = round(x * log2 e), r = x * log2 e - n. The error of log2 e in float32 makes a relative one
+    of 1.3e-8 * |x|, and where the CPU has no multiply-add, the rounded product one of 6e-8 * |x|: as large as that of
+    a difference x that had to be rounded.
+    """
+
+    def of(v: Any, shifted: Any) -> Any:
+        r = v * _f(_LOG2_E) - (shifted - _f(_ROUNDING))
+        # Selected as integers, so that the addition itself is masked.
+        bits = _let(r, lambda r: tirx.Select(v < _f(_LEAST_EXP), _i(0), _scaled(_polynomial(r, _EXP2), shifted)))
+        return tirx.reinterpret(_FLOAT, bits)
+
+    return _let(x, lambda v: _let(v * _f(_LOG2_E) + _f(_ROUNDING), lambda shifted: of(v, shifted)))
 
 
 def _exp(x: Any) -> Any:

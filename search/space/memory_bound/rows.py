@@ -3,7 +3,7 @@
 All stages of one row are computed at the row's loop, so that the row stays in the cache; rows are shared among threads.
 Each reduction runs in `accumulators` vectors (rfactor), which are added as vectors before the lanes of the last one are
 summed (lane_trees.py). A stage with an expensive value that is read twice (softmax's exp) keeps its row in a small
-buffer.
+buffer; a sum of that row is taken while it is written.
 """
 
 from __future__ import annotations
@@ -99,6 +99,12 @@ class RowsSketch(MemoryBoundSketch):
             ends.append(share if share > 1 else next((n for n in reversed(stage.extents[:count]) if n > 1), 1))
         return math.gcd(*ends)
 
+    def _joins(self, reduction: Stage) -> bool:
+        """Whether it sums what an element-wise stage keeps of the same row: it is added while it is written."""
+        kept = [s for s in self.kernel.stages[:-1] if not s.is_reduction and s.iterations == reduction.iterations]
+        own = {access.buffer for access in reduction.reads}
+        return len(reduction.reduction) == 1 and any(stage.writes[0].buffer in own for stage in kept)
+
     def _short(self, values: Mapping[str, int]) -> bool:
         return self.short and values["lanes"] == self.full and values["parts"] == 1
 
@@ -137,8 +143,8 @@ class RowsSketch(MemoryBoundSketch):
             axis = len(stage.extents) - 1
             total = total + instructions(stage, axis, lanes, np.ones_like(lanes))
             if stage.is_reduction:
-                # A chain of dependent additions waits four cycles for each, unless there are several chains.
-                steps = stage.iterations / lanes
+                # Each of a chain of dependent additions waits four cycles, unless there are more chains or other work.
+                steps = 0.0 if self._joins(stage) else stage.iterations / lanes
                 total = total + steps * np.maximum(0.0, 4.0 / (accumulators * together) - 1.0)
                 # The lanes of the last vector are added one after another, those of several rows at once.
                 tail = tail + stage.rows * parts * (2.0 * lanes / together + 2.0 * accumulators)
@@ -178,7 +184,8 @@ class RowsSketch(MemoryBoundSketch):
                 output = block = schedule.rfactor(part, len(reduction.spatial))
                 k = schedule.get_loops(block)[-1]
             if (length // parts) % lanes == 0 and lanes > 1:
-                width = lanes * _fitting(values["accumulators"], lanes, length // parts)
+                accumulators = 1 if parts == 1 and self._joins(reduction) else values["accumulators"]
+                width = lanes * _fitting(accumulators, lanes, length // parts)
                 in_lanes += _vector_sums(schedule, block, k, len(reduction.spatial) + (parts > 1), lanes, width)
         row, depth = self._row_loop(schedule, output, stage, values)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
@@ -191,15 +198,22 @@ class RowsSketch(MemoryBoundSketch):
             if inner:
                 count = min(len(inner), stage.run(tuple(range(len(stage.extents)))))
                 _vectorize_run(schedule, rows, inner[len(inner) - count :], lanes, values["unroll"])
+        written: dict[str, Any] = {}
         for block in blocks[:own]:
             if any(int(v.iter_type) == _REDUCTION for v in schedule.get(block).iter_vars):
                 sref = schedule.get_sref(block)
                 vector = any(sref.same_as(schedule.get_sref(known)) for known in in_lanes)
-                _finish_reduction(schedule, block, depth, lanes, self._short(values), vector)
+                source = next((written[name] for name in _read(schedule, block) if name in written), None)
+                if vector and source is not None:
+                    _sum_as_written(schedule, block, source, depth, lanes)
+                else:
+                    _finish_reduction(schedule, block, depth, lanes, self._short(values), vector)
             elif lanes > 1:
                 rows, inner = _rows_and_rest(schedule, block, depth, values["together"])
                 if inner:
                     _vectorize_run(schedule, rows, inner[-1:], lanes, values["unroll"])
+                if len(inner) == 1 and values["parts"] == 1 and _lanes_of(schedule, block) == lanes:
+                    written[str(schedule.get(block).writes[0].source.name)] = block
 
     def _row_loop(self, schedule: Any, output: Any, stage: Stage, values: Mapping[str, int]) -> tuple[Any, int]:
         """Fuse the output's loops over rows and share them among the workers; the loop over rows, and its depth."""
@@ -298,6 +312,27 @@ def _vectorize_run(schedule: Any, rows: list[Any], loops: Sequence[Any], lanes: 
     if rows:
         schedule.reorder(outer, *rows)
         schedule.unroll(rows[0])
+
+
+def _lanes_of(schedule: Any, block: Any) -> int:
+    return extent_of(schedule, schedule.get_loops(block)[-1])
+
+
+def _read(schedule: Any, block: Any) -> list[str]:
+    return [str(region.source.name) for region in schedule.get(block).reads]
+
+
+def _sum_as_written(schedule: Any, block: Any, source: Any, depth: int, lanes: int) -> None:
+    """Add each vector of `source` to the sums in lanes while it is in a register: no pass of its own over the row."""
+    loops = schedule.get_loops(source)
+    schedule.reverse_compute_at(block, loops[-2], preserve_unit_loops=True)
+    own = schedule.get_loops(block)[len(loops) - 1 :]
+    schedule.vectorize(next(loop for loop in own if extent_of(schedule, loop) == lanes))
+    zero = schedule.decompose_reduction(block, loops[depth])
+    *rows, wide = [loop for loop in schedule.get_loops(zero)[depth:] if extent_of(schedule, loop) > 1]
+    for loop in rows:
+        schedule.unroll(loop)
+    schedule.vectorize(wide)
 
 
 def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int, short: bool, vector: bool) -> None:
