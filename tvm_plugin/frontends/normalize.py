@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import tvm
 from tvm import relax
 
-__all__ = ["with_out_dtypes"]
+from ..errors import InputError
+from ..search.graph.blocked_ops import blocked_conv2d
+from ..search.graph.terms import Conv2d
+from ..transform.functions import operator
+
+__all__ = ["with_blocked_convolutions", "with_out_dtypes"]
 
 
 @relax.expr_functor.mutator
@@ -28,5 +35,35 @@ def with_out_dtypes(mod: tvm.IRModule) -> tvm.IRModule:
     people do not; rewrites of the graph then see one operator, not two.
     """
     mutator = _OutDtypes(mod)
+    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
+    return mutator.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _BlockedConvolutions(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator(call) != "relax.nn.conv2d" or not re.search(r"\d", str(call.attrs.data_layout)):
+            return call
+        a = call.attrs
+        block = str(a.data_layout).removeprefix("NCHW").removesuffix("c")
+        wanted = (f"NCHW{block}c", f"OIHW{block}i{block}o", f"NCHW{block}c", 1)
+        given = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout), int(a.groups))
+        if given != wanted:
+            raise InputError(
+                f"a conv2d has data, weights and result in {', '.join(given[:3])} and {given[3]} groups, which TVM "
+                "cannot lower; convolutions in blocks are tuned as NCHW{b}c, OIHW{b}i{b}o, NCHW{b}c without groups. "
+                "Give this one in NCHW or NHWC: eqtune chooses layouts itself"
+            )
+        strides, padding, dilation = (tuple(int(n) for n in value) for value in (a.strides, a.padding, a.dilation))
+        return blocked_conv2d(*call.args, Conv2d(strides, padding, dilation))
+
+
+def with_blocked_convolutions(mod: tvm.IRModule) -> tvm.IRModule:
+    """Make the convolutions of "main" whose channels are in blocks (NCHW16c) ones that TVM can lower.
+
+    Raises InputError for other layouts in blocks.
+    """
+    mutator = _BlockedConvolutions(mod)
     mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
     return mutator.builder_.get()
