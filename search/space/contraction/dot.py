@@ -53,6 +53,15 @@ class DotPlan(Plan):
         return self.vector_extent % nr != 0
 
     @property
+    def overlaps(self) -> bool:
+        """Never: ragged tiles have code of their own."""
+        return False
+
+    def transposed_tile(self, mr: int, nr: int) -> int:
+        """None: elements are written one by one."""
+        return 0
+
+    @property
     def copies_left(self) -> bool:
         """Whether the left operand's groups are not whole, or not side by side."""
         return (

@@ -18,7 +18,16 @@ from ..access import Access, dtype_bytes
 from ..features import FEATURES
 from ..hardware import Hardware
 from .plan import Plan, whole_width
-from .tiled import AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_ROOT, PAD_INLINE, UNPACKED
+from .tiled import (
+    AT_CHUNK,
+    AT_ROOT,
+    PAD_AT_CHUNK,
+    PAD_AT_ROOT,
+    PAD_INLINE,
+    UNPACKED,
+    overlapping_columns,
+    overlapping_rows,
+)
 
 __all__ = ["Tiles", "columns_of_features", "latency_s", "tiles"]
 
@@ -66,6 +75,9 @@ class Tiles:
     scalar_tail: NDArray[np.bool_]
     ragged_rows: NDArray[np.bool_]
     ragged_columns: NDArray[np.bool_]
+    whole_rows: NDArray[np.bool_]
+    whole_columns: NDArray[np.bool_]
+    """Whether the last tile is whole, ragged or not."""
     ragged_lines: NDArray[np.bool_]
     ragged_parallel: NDArray[np.bool_]
     """Whether a ragged loop was fused into the parallel one with others: its tail cannot be split off."""
@@ -83,7 +95,9 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     pads = np.array([plan.pads_columns(int(choice), lanes) for choice in choices])[which]
     padded = pads & (v["pack"] != UNPACKED)
     whole = np.array([whole_width(int(choice), lanes) for choice in choices], dtype=np.float64)[which]
-    width = np.where(padded, whole, width)
+    overlapping = overlapping_columns(plan, v)
+    width = np.where(padded | overlapping, whole, width)
+    scalar_tail &= ~overlapping
     vectors = nr // width
     sums = m2 * mr * vectors
     operands = np.where(m2 * mr > 1, vectors, 1) + 1
@@ -123,6 +137,8 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
         scalar_tail=scalar_tail,
         ragged_rows=ragged_rows,
         ragged_columns=ragged_columns,
+        whole_rows=~ragged_rows | overlapping_rows(plan, v),
+        whole_columns=~ragged_columns | overlapping,
         ragged_lines=ragged_lines,
         ragged_parallel=spoiled,
         redundant_depth=redundant,
@@ -147,7 +163,14 @@ class Cost:
     pack_bytes: Column
 
 
-def _row_instructions(rows: Column, vectors: Column, plan: Plan) -> Column:
+def _transposes(plan: Plan, v: Mapping[str, Column], t: Tiles) -> NDArray[np.bool_]:
+    """Whether tiles are written across the output's rows by squares that are transposed in registers."""
+    squares = [plan.transposed_tile(int(mr), int(nr)) for mr, nr in zip(v["mr"], v["nr"], strict=True)]
+    padded = plan.vector_extent % v["nr"] != 0
+    return (np.array(squares) > 0) & t.whole_rows & ~t.ragged_lines & (~padded | t.whole_columns & t.ragged_columns)
+
+
+def _row_instructions(rows: Column, vectors: Column, plan: Plan, by_elements: NDArray[np.bool_]) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
     windows = plan.left_vectorised and plan.right_vectorised
@@ -155,8 +178,8 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan) -> Column:
     crowding: Column | float = 1.0
     if windows:
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
-    elif plan.scattered:
-        crowding = 1.0 + 0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0)
+    else:
+        crowding += by_elements * (0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0))
     instructions: Column = crowding * np.maximum(np.maximum(sums + plan.row_corrections * rows, FMA_CHAIN), loads)
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
 
@@ -177,25 +200,28 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     per_instruction_s = 2.0 * lanes / hardware.peak_flops_per_s * _narrowness(plan, t.width, lanes)
     trips = reduction / v["ku"]
 
+    by_elements = plan.scattered & ~_transposes(plan, v, t)
+    per_element = np.where(by_elements, 1.2, 0.35 if plan.scattered else 2.0 / lanes)
+
     def tile_s(rows: Column, vectors: Column, scalars: Column) -> Column:
-        steps = reduction * (_row_instructions(rows, vectors, plan) + SCALAR_TAIL * rows * scalars)
+        steps = reduction * (_row_instructions(rows, vectors, plan, by_elements) + SCALAR_TAIL * rows * scalars)
         written = rows * (vectors * t.width + scalars)
-        store = written * (1.2 if plan.scattered else 2.0 / lanes) + 4.0
+        store = written * per_element + 4.0
         return per_instruction_s * (steps + LOOP_OVERHEAD * trips + store)
 
     zero = np.zeros_like(rows)
     full = tile_s(rows, t.vectors, zero)
-    crowded = t.registers > (24 if plan.scattered else 27) * hardware.vector_registers / 32
-    full *= np.where(crowded, 1.3 if plan.scattered else 1.02, 1.0)
+    crowded = t.registers > np.where(by_elements, 24, 27) * hardware.vector_registers / 32
+    full *= np.where(crowded, np.where(by_elements, 1.3, 1.02), 1.0)
     tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
-    tail = np.where(t.ragged_rows, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero), 0.0)
+    tail = np.where(t.whole_rows, 0.0, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero))
     column_rest = plan.vector_extent % v["nr"]
     narrow = tile_s(rows, column_rest // t.width, column_rest % t.width)
-    whole_columns = np.where(t.ragged_columns, np.floor(plan.vector_extent / v["nr"]), t.column_tiles)
-    whole_rows = np.floor(plan.unrolled_extent / v["mr"])
+    whole_columns = np.where(t.whole_columns, t.column_tiles, np.floor(plan.vector_extent / v["nr"]))
+    whole_rows = np.where(t.whole_rows, t.row_tiles, np.floor(plan.unrolled_extent / v["mr"]))
     per_column = whole_rows * full + tail
     share = np.where(whole_rows * v["mr"] > 0, plan.unrolled_extent / np.maximum(whole_rows * v["mr"], 1), 1.0)
-    work_s = whole_columns * per_column + np.where(t.ragged_columns, whole_rows * narrow * share, 0.0)
+    work_s = whole_columns * per_column + np.where(t.whole_columns, 0.0, whole_rows * narrow * share)
     work_s *= plan.second_extent / v["m2"] * plan.outer_extent
     if plan.panel is not None and plan.contraction.right.access.bytes > hardware.l2_bytes:
         work_s *= 1.0 + STREAMED_PANEL / t.vectors**1.7
@@ -284,7 +310,7 @@ def _share(ratio: Column) -> Column:
 
 def _rows_first(plan: Plan) -> bool:
     """Whether the chunk loop is outermost when rows come first."""
-    return plan.outer_extent == 1 and plan.second is None
+    return not plan.row_loops
 
 
 def _unpacked_share(plan: Plan, rows: Column) -> Column | float:

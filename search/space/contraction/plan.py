@@ -30,7 +30,7 @@ class Plan:
     outer : tuple of Axis
         All other spatial axes.
     reduction : tuple of Axis
-        Reduction axes, outermost first; the last one is unrolled.
+        Reduction axes, outermost first, those of extent one before all others; the last one is unrolled.
     groups : int
         The column axis is split into this many runs first; the runs count as an outer axis.
     staged : str
@@ -114,6 +114,20 @@ class Plan:
             return False
         width, scalar = self.vector_width(nr, lanes)
         return not scalar and width < whole_width(nr, lanes)
+
+    @property
+    def row_loops(self) -> bool:
+        """Whether loops stand outside the one over chunks of rows, columns aside."""
+        return self.outer_extent > 1 or self.second is not None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether ragged last tiles may begin earlier, so that they are whole; what two tiles compute, they agree on."""
+        return True
+
+    def transposed_tile(self, mr: int, nr: int) -> int:
+        """Rows, and columns, of the squares in which a tile is written across the output's rows; 0 for elements."""
+        return next((size for size in (16, 8, 4) if mr % size == 0 and nr % size == 0), 0) if self.scattered else 0
 
     @property
     def outer_extent(self) -> int:
@@ -215,7 +229,7 @@ def make_plans(kernel: Kernel) -> list[Plan]:
                 unrolled=unrolled,
                 second=second,
                 outer=outer,
-                reduction=contraction.reduction,
+                reduction=tuple(sorted(contraction.reduction, key=lambda axis: axis.extent > 1)),
                 groups=contraction.groups,
                 staged=staged,
                 inlined=inlined,

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
+from tvm.ir.expr import TensorLoad
 from tvm.s_tir import Schedule
 
+from ..memory_bound.tails import OVERLAPPING_TAIL
+from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
 from .plan import Plan, whole_width
 
-__all__ = ["schedule_tiles"]
+__all__ = ["overlapping_columns", "overlapping_rows", "schedule_tiles"]
 
 AHEAD, UNPACKED, AT_CHUNK, AT_ROOT = 3, 0, 1, 2
 """Values of the `pack` knob: by a separate kernel that runs once, not at all, in each chunk, once in each call."""
@@ -66,6 +70,8 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
         sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
         if not plan.scattered or writer is not writers[-1]:
             _write_vectors(sch, writer, plan, lanes, values)
+        else:
+            _write_squares(sch, writer, plan, values)
     if panel is not None and values["pack"] == AT_CHUNK:
         sch.compute_at(panel, loops["outer"], preserve_unit_loops=True)
         sch.vectorize(_split_lanes(sch, sch.get_loops(panel)[-1], lanes, values["nr"])[1])
@@ -82,6 +88,27 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
         sch.parallel(loops["outer"])
     sch.decompose_reduction(block, loops["reduction"])
     return sch
+
+
+def overlapping_columns(plan: Plan, values: Mapping[str, Any]) -> Any:
+    """Whether the last column tile is ragged and begins early enough to be whole. For numbers and arrays of them.
+
+    Not where a copy of an operand is made of each tile: it has the columns of that tile alone.
+    """
+    copied = values["pack"] != UNPACKED
+    if plan.staged and plan.left_vectorised:
+        copied = copied | ((values["pad"] != PAD_AT_ROOT) & (values["pad"] != PAD_INLINE) & (values["order"] == 0))
+    ragged = plan.vector_extent % values["nr"] != 0
+    return ragged & (copied ^ True) if plan.overlaps and plan.groups == 1 else ragged & False
+
+
+def overlapping_rows(plan: Plan, values: Mapping[str, Any]) -> Any:
+    """The same for rows: where a tile is transposed in registers, its last one must be whole."""
+    copied = (values["pad"] == PAD_AT_CHUNK) & bool(plan.staged)
+    if plan.staged and not plan.row_loops:
+        copied = copied | (values["pad"] == PAD_AT_OUTER)
+    ragged = plan.unrolled_extent % values["mr"] != 0
+    return ragged & (copied ^ True) if plan.overlaps and plan.scattered else ragged & False
 
 
 def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
@@ -159,15 +186,36 @@ def _write_vectors(sch: Any, writer: Any, plan: Plan, lanes: int, values: Mappin
     less compile time, and up to a sixth less run time where the reduction is short.
     """
     *rows, columns = sch.get_loops(writer)[-len(sch.get(writer).iter_vars) :]
-    width, _ = plan.vector_width(values["nr"], lanes)
+    overlapping = overlapping_columns(plan, values)
+    width = whole_width(values["nr"], lanes) if overlapping else plan.vector_width(values["nr"], lanes)[0]
     vectors, lane = sch.split(columns, [None, width])
     sch.vectorize(lane)
-    if not _padded(plan, lanes, values):
+    if not overlapping and not _padded(plan, lanes, values):
         sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     operations = 0 if plan.scattered else sum(block.operations for block in plan.kernel.epilogue)
     if operations <= UNROLLED_EPILOGUE:
         for loop in (*rows, vectors):
             sch.unroll(loop)
+
+
+def _write_squares(sch: Any, writer: Any, plan: Plan, values: Mapping[str, int]) -> None:
+    """Write a tile across the output's rows, by squares that are transposed in registers where it consists of such."""
+    size = plan.transposed_tile(values["mr"], values["nr"])
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(sch.get(writer).body, (TensorLoad, loads.append))
+    sums = sch.get(sch.get_producers(writer)[0]).writes[0].source
+    of_sums = [position for position, load in enumerate(loads) if load.source.same_as(sums)]
+    if not size or len(of_sums) != 1:
+        return
+    loops = sch.get_loops(writer)[-len(sch.get(writer).iter_vars) :]
+    merged = {d for d in plan.fused_dimensions[1:]}
+    kept = [d for d in range(len(loops) + len(merged)) if d not in merged]
+    column = loops[kept.index(plan.vector_dimension)]
+    row = loops[kept.index(plan.fused_dimensions[0])]
+    columns, column = sch.split(column, [None, size])
+    rows, row = sch.split(row, [None, size])
+    sch.reorder(columns, rows, column, row)
+    sch.annotate(column, TRANSPOSE_TILE, of_sums[0])
 
 
 def _padded(plan: Plan, lanes: int, values: Mapping[str, int]) -> bool:
@@ -204,6 +252,7 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     rows, row = sch.split(unrolled, [None, values["mr"]])
     chunk, rows = sch.split(rows, [None, values["chunk"]])
     padded = _padded(plan, lanes, values)
+    overlapping = overlapping_columns(plan, values)
     columns, column = sch.split(vector, [None, values["nr"]], disable_predication=padded)
     image: list[Any] = []
     inner: list[Any] = []
@@ -214,7 +263,7 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     row_loops = [*outer, *image, chunk]
     order = [columns, *row_loops] if values["order"] == 0 else [*row_loops, columns]
     sch.reorder(*order, rows, *reduction[:-1], steps, step, *inner, row, column)
-    if padded:
+    if padded or overlapping:
         vectors, lane = _split_lanes(sch, column, lanes)
     else:
         width, _ = plan.vector_width(values["nr"], lanes)
@@ -222,13 +271,19 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     sch.vectorize(lane)
     for unroll in (step, *inner, row, vectors):
         sch.unroll(unroll)
-    if plan.vector_extent % values["nr"] and not padded:
+    if plan.vector_extent % values["nr"] and not padded and not overlapping:
         sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     first = reduction[0] if len(reduction) > 1 else steps
     depth = min(values["depth"], len(order))
     outermost = order[0] if depth <= 1 else sch.fuse(*order[:depth], preserve_unit_iters=True)
     inside = order.index(chunk) < depth
-    for partitioned in (*image, chunk, rows, *([] if padded else [columns])):
+    if overlapping:
+        sch.annotate(columns, OVERLAPPING_TAIL, values["nr"])
+    whole_rows = overlapping_rows(plan, values)
+    if whole_rows:
+        sch.annotate(chunk if values["chunk"] == 1 else rows, OVERLAPPING_TAIL, values["mr"])
+    tiled = [*([] if whole_rows else [chunk, rows]), *([] if padded or overlapping else [columns])]
+    for partitioned in (*image, *tiled):
         if partitioned not in order[: max(depth, 1)] or depth <= 1:
             sch.annotate(partitioned, "pragma_loop_partition_hint", 1)
     return {"outer": outermost, "chunk": outermost if inside else chunk, "tile": rows, "reduction": first}

@@ -10,6 +10,7 @@ Elements in both are computed twice, alike. A condition inside a vector would ma
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tvm_ffi
@@ -18,7 +19,8 @@ from tvm import ir, s_tir, tirx
 __all__ = ["OVERLAPPING_TAIL", "overlap_tails"]
 
 OVERLAPPING_TAIL = "eqtune.overlapping_tail"
-"""Annotation of a loop over vectors of a row, its value their length. Stores inside must not depend on earlier ones."""
+"""Annotation of a loop over vectors of a row, its value their length, or over tiles. Stores inside must not depend on
+earlier ones."""
 
 
 def overlap_tails(func: Any) -> Any:
@@ -48,7 +50,8 @@ def _overlapping(loop: Any) -> Any:
 
     def unconditional(realize: Any) -> Any:
         values = [tvm_ffi.structural_map(value, (tirx.Mul, start)) for value in realize.iter_values]
-        return s_tir.SBlockRealize(values, tirx.IntImm("bool", 1), realize.block)
+        kept = [term for term in _conjuncts(realize.predicate) if not _uses(term, loop.loop_var)]
+        return s_tir.SBlockRealize(values, functools.reduce(tirx.And, kept, tirx.IntImm("bool", 1)), realize.block)
 
     body = tvm_ffi.structural_map(loop.body, (s_tir.SBlockRealize, unconditional))
     annotations = {key: value for key, value in loop.annotations.items() if key != OVERLAPPING_TAIL}
@@ -59,14 +62,24 @@ def _row_length(loop: Any) -> int:
     lengths: set[int] = set()
 
     def visit(realize: Any) -> None:
-        bound = realize.predicate
-        if isinstance(bound, tirx.LT) and isinstance(bound.b, tirx.IntImm):
-            used: list[Any] = []
-            tvm_ffi.structural_walk(bound.a, (ir.Var, used.append))
-            if any(var.same_as(loop.loop_var) for var in used):
+        for bound in _conjuncts(realize.predicate):
+            if isinstance(bound, tirx.LT) and isinstance(bound.b, tirx.IntImm) and _uses(bound.a, loop.loop_var):
                 lengths.add(int(bound.b))
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
     if len(lengths) != 1:
         raise ValueError(f"the loop over {loop.loop_var} is marked as ragged but its blocks end at {sorted(lengths)}")
     return lengths.pop()
+
+
+def _conjuncts(predicate: Any) -> list[Any]:
+    """The conditions that a predicate joins; none of one that always holds."""
+    if isinstance(predicate, tirx.And):
+        return [*_conjuncts(predicate.a), *_conjuncts(predicate.b)]
+    return [] if isinstance(predicate, tirx.IntImm) and bool(predicate.value) else [predicate]
+
+
+def _uses(expression: Any, variable: Any) -> bool:
+    used: list[Any] = []
+    tvm_ffi.structural_walk(expression, (ir.Var, used.append))
+    return any(var.same_as(variable) for var in used)
