@@ -300,3 +300,8 @@ def test_page_is_written(summary, tmp_path):
     assert page.read_text(encoding="utf-8") == render_html(summary)
     with pytest.raises(SetupError, match="cannot be written"):
         write_html(summary, page / "report.html")
+
+
+def test_a_model_far_slower_than_its_kernels_was_timed_in_a_bad_moment(summary):
+    assert "busy" not in kernel_table(summary)
+    assert "2.00x what its kernels took one by one (83.0 ms)" in kernel_table(replace(summary, tuned_s=0.166))

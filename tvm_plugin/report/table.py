@@ -38,6 +38,13 @@ def kernel_table(summary: RunSummary) -> str:
     return "\n".join([*_align(_HEADERS, rows), "", *closing_lines(summary)])
 
 
+DISTURBED = 1.5
+"""A model that takes so many times as long as its kernels together..."""
+
+DISTURBED_S = 1e-3
+"""... and so many seconds, which running a small one costs anyway, was timed in a bad moment."""
+
+
 def closing_lines(summary: RunSummary) -> list[str]:
     """What follows the table: the whole model, the check, failures, and where the time went."""
     lines = []
@@ -52,6 +59,7 @@ def closing_lines(summary: RunSummary) -> list[str]:
             f"{times(summary.speedup)} faster on {printable(summary.context.device)}, "
             f"{summary.context.threads} thread{'s' if summary.context.threads != 1 else ''}"
         )
+        lines += _disturbed(summary)
     if summary.max_rel_error is not None and summary.max_abs_error is not None:
         lines.append(
             f"largest difference from the reference: {summary.max_rel_error:.1e} relative, "
@@ -68,6 +76,17 @@ def closing_lines(summary: RunSummary) -> list[str]:
     if summary.interrupted:
         lines.append("interrupted: this is the best so far; run the same command again to go on")
     return lines
+
+
+def _disturbed(summary: RunSummary) -> list[str]:
+    """A warning, where the model takes far longer than its kernels did."""
+    kernels_s, model_s = summary.kernels_tuned_s, summary.tuned_s or 0.0
+    if model_s < DISTURBED * kernels_s + DISTURBED_S:
+        return []
+    return [
+        f"that is {times(_ratio(model_s, kernels_s))} what its kernels took one by one ({duration(kernels_s)}): the "
+        "machine was perhaps busy with something else; the same command times the model again"
+    ]
 
 
 def printable(text: str, width: int | None = None) -> str:
