@@ -1,24 +1,25 @@
 """The transforms of Winograd's minimal filtering as Relax operators, with channels last.
 
-    eqtune.winograd_data(image (N, H, W, C), (m, top, left, bottom, right)) -> (size * size, tiles, C)
-    eqtune.winograd_result(products (size * size, tiles, C), (m, height, width)) -> image (N, height, width, C)
-    eqtune.winograd_conv2d(image (N, H, W, C), weight (size * size, C, O), (m, top, left, bottom, right)) -> image
+    eqtune.winograd_data(image (N, H, W, C), (m, r, padding)) -> (matrices, tiles, C)
+    eqtune.winograd_result(products (matrices, tiles, C), (m, r, height, width)) -> image (N, height, width, C)
+    eqtune.winograd_conv2d(image (N, H, W, C), weight (matrices, C, O), (m, r, padding)) -> image
 
-Each is one kernel: tiles are cut, padded and transformed in registers; what follows the last two, a bias or a relu, is
-fused into them. As matrix products, or as padding, slices and concatenations, transforms take longer than the
-convolution. The last is a whole convolution: its kernel takes some tiles at a time through all stages, so that what
-lies between the stages stays in the cache of one core.
+m and r are two numbers each, down and across (terms.WinogradData). Each is one kernel: tiles are cut, padded and
+transformed in registers; what follows the last two, a bias or a relu, is fused into them. As matrix products, or as
+padding, slices and concatenations, transforms take longer than the convolution. The last is a whole convolution: its
+kernel takes some tiles at a time through all stages, so that what lies between the stages stays in the cache of one
+core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
 from tvm.ir import Op, register_op_attr
 
-from .minimal_filtering import MATRICES, Matrix
+from .minimal_filtering import Matrix, matrices
 from .terms import TensorType, WinogradData, WinogradResult, infer
 
 __all__ = ["winograd_conv2d", "winograd_data", "winograd_result"]
@@ -28,23 +29,26 @@ DATA, RESULT, CONV2D = "eqtune.winograd_data", "eqtune.winograd_result", "eqtune
 TILE_GRID = "eqtune.tile_grid"
 """Annotation of the block that writes transformed data: what its axis of tiles is made of, (batch, down, across)."""
 
+OUTPUTS = "eqtune.outputs_of_tile"
+"""Annotation of a convolution's block that writes transformed data: rows and columns that a tile gives."""
+
 FUSES_WITH_USERS, FUSES_WITH_NOTHING = 4, 8
 """TVM's kOutEWiseFusable and kOpaque."""
 
 
-def winograd_data(x: Any, outputs: int, padding: Sequence[int]) -> relax.Call:
+def winograd_data(x: Any, attrs: WinogradData) -> relax.Call:
     """B' d B of each tile d of an image (N, H, W, C)."""
-    return relax.Call(Op.get(DATA), [x, relax.ShapeExpr([outputs, *padding])])
+    return relax.Call(Op.get(DATA), [x, relax.ShapeExpr([*attrs.outputs, *attrs.kernel, *attrs.padding])])
 
 
-def winograd_result(x: Any, outputs: int, height: int, width: int) -> relax.Call:
+def winograd_result(x: Any, attrs: WinogradResult) -> relax.Call:
     """The image (N, height, width, C) of A' M A of all products M."""
-    return relax.Call(Op.get(RESULT), [x, relax.ShapeExpr([outputs, height, width])])
+    return relax.Call(Op.get(RESULT), [x, relax.ShapeExpr([*attrs.outputs, *attrs.kernel, attrs.height, attrs.width])])
 
 
-def winograd_conv2d(x: Any, weight: Any, outputs: int, padding: Sequence[int]) -> relax.Call:
-    """The 3x3 convolution of an image (N, H, W, C) with a transformed weight (size * size, C, O)."""
-    return relax.Call(Op.get(CONV2D), [x, weight, relax.ShapeExpr([outputs, *padding])])
+def winograd_conv2d(x: Any, weight: Any, attrs: WinogradData) -> relax.Call:
+    """The convolution of an image (N, H, W, C) with a transformed weight (matrices, C, O)."""
+    return relax.Call(Op.get(CONV2D), [x, weight, relax.ShapeExpr([*attrs.outputs, *attrs.kernel, *attrs.padding])])
 
 
 def _numbers(call: relax.Call) -> list[int]:
@@ -52,12 +56,13 @@ def _numbers(call: relax.Call) -> list[int]:
 
 
 def _data_attrs(call: relax.Call) -> WinogradData:
-    outputs, top, left, bottom, right = _numbers(call)
-    return WinogradData(outputs, (top, left, bottom, right))
+    down, across, rows, columns, top, left, bottom, right = _numbers(call)
+    return WinogradData((down, across), (rows, columns), (top, left, bottom, right))
 
 
 def _result_attrs(call: relax.Call) -> WinogradResult:
-    return WinogradResult(*_numbers(call))
+    down, across, rows, columns, height, width = _numbers(call)
+    return WinogradResult((down, across), (rows, columns), height, width)
 
 
 def _static(ty: Any) -> TensorType:
@@ -87,25 +92,24 @@ def _conv2d_type(call: relax.Call, _builder: Any) -> relax.TensorType:
 
 def _data_kernel(x: te.Tensor, a: WinogradData) -> te.Tensor:
     batch, height, width, channels = (int(extent) for extent in x.shape)
-    size, matrix = a.outputs + 2, MATRICES[a.outputs].data
-    (down, across), (top, left) = a.grid(height, width), a.padding[:2]
+    (down, across), (rows, columns) = a.grid(height, width), a.size
+    by_row, by_column = (_parity(m.data) for m in map(matrices, a.outputs, a.kernel))
     tiles = batch * down * across
+    padded = _padded(x, a)
 
     def pixel(tile: Any, row: Any, column: Any, channel: Any) -> Any:
-        y = tile // across % down * a.outputs + row - top
-        z = tile % across * a.outputs + column - left
-        inside = tirx.all(y >= 0, y < height, z >= 0, z < width)
-        return tirx.if_then_else(inside, x[tile // (down * across), y, z, channel], tirx.const(0.0, x.dtype))
+        y, z = tile // across % down * a.outputs[0] + row, tile % across * a.outputs[1] + column
+        return padded[tile // (down * across), y, z, channel]
 
-    cut = te.compute((tiles, size, size, channels), pixel, name="winograd_tile")
-    rows = te.compute(
-        (tiles, size, size, channels),
-        lambda t, i, j, c: _row(matrix, i, lambda k: cut[t, k, j, c]),
+    cut = te.compute((tiles, rows, columns, channels), pixel, name="winograd_tile")
+    half = te.compute(
+        (tiles, rows, columns, channels),
+        lambda t, i, j, c: by_row(i, lambda k: cut[t, k, j, c]),
         name="winograd_rows",
     )
     return te.compute(
-        (size**2, tiles, channels),
-        lambda e, t, c: _row(matrix, e % size, lambda k: rows[t, e // size, k, c]),
+        (rows * columns, tiles, channels),
+        lambda e, t, c: by_column(e % columns, lambda k: half[t, e // columns, k, c]),
         name="winograd_data",
         attrs={TILE_GRID: [batch, down, across]},
     )
@@ -113,98 +117,129 @@ def _data_kernel(x: te.Tensor, a: WinogradData) -> te.Tensor:
 
 def _result_kernel(products: te.Tensor, a: WinogradResult) -> te.Tensor:
     _, tiles, channels = (int(extent) for extent in products.shape)
-    size, matrix, (down, across) = a.outputs + 2, MATRICES[a.outputs].result, a.grid
-    rows = te.compute(
-        (tiles, a.outputs, size, channels),
-        lambda t, i, j, c: _row(matrix, i, lambda k: products[k * size + j, t, c]),
+    (rows, columns), (down, across) = a.outputs, a.grid
+    by_row, by_column = (_pairs(m.result) for m in map(matrices, a.outputs, a.kernel))
+    half = te.compute(
+        (tiles, rows, a.size[1], channels),
+        lambda t, i, j, c: by_row(i, lambda k: products[k * a.size[1] + j, t, c]),
         name="winograd_rows",
     )
 
     def pixel(n: Any, y: Any, z: Any, c: Any) -> Any:
-        tile = (n * down + y // a.outputs) * across + z // a.outputs
-        return _row(matrix, z % a.outputs, lambda k: rows[tile, y % a.outputs, k, c])
+        tile = (n * down + y // rows) * across + z // columns
+        return by_column(z % columns, lambda k: half[tile, y % rows, k, c])
 
     return te.compute((tiles // (down * across), a.height, a.width, channels), pixel, name="winograd_result")
 
 
 def _conv2d_kernel(x: te.Tensor, weight: te.Tensor, a: WinogradData) -> te.Tensor:
     batch, height, width, channels = (int(extent) for extent in x.shape)
-    (down, across), (top, left, bottom, right) = a.grid(height, width), a.padding
-    m, size, columns = a.outputs, a.outputs + 2, int(weight.shape[2])
-    data, result = MATRICES[m].data, MATRICES[m].result
-
-    def pixel(n: Any, t: Any, u: Any, row: Any, column: Any, channel: Any) -> Any:
-        y, z = t * m + row - top, u * m + column - left
-        inside = tirx.all(y >= 0, y < height, z >= 0, z < width)
-        return tirx.if_then_else(inside, x[n, y, z, channel], tirx.const(0.0, x.dtype))
-
-    cut = te.compute((batch, down, across, size, size, channels), pixel, name="winograd_tile")
+    (down, across), (rows, columns), outputs = a.grid(height, width), a.size, int(weight.shape[2])
+    of_dimensions = [matrices(m, r) for m, r in zip(a.outputs, a.kernel, strict=True)]
+    (high, wide), padded = a.outputs, _padded(x, a)
+    cut = te.compute(
+        (batch, down, across, rows, columns, channels),
+        lambda n, t, u, i, j, c: padded[n, t * high + i, u * wide + j, c],
+        name="winograd_tile",
+    )
+    by_row, by_column = (_parity(m.data) for m in of_dimensions)
     data_rows = te.compute(
-        (batch, down, across, size, size, channels),
-        lambda n, t, u, i, j, c: _row(data, i, lambda k: cut[n, t, u, k, j, c]),
+        (batch, down, across, rows, columns, channels),
+        lambda n, t, u, i, j, c: by_row(i, lambda k: cut[n, t, u, k, j, c]),
         name="winograd_data_rows",
     )
     transformed = te.compute(
-        (size**2, batch, down, across, channels),
-        lambda e, n, t, u, c: _row(data, e % size, lambda k: data_rows[n, t, u, e // size, k, c]),
+        (rows * columns, batch, down, across, channels),
+        lambda e, n, t, u, c: by_column(e % columns, lambda k: data_rows[n, t, u, e // columns, k, c]),
         name="winograd_data",
+        attrs={OUTPUTS: list(a.outputs)},
     )
     k = te.reduce_axis((0, channels), name="k")
     products = te.compute(
-        (size**2, batch, down, across, columns),
+        (rows * columns, batch, down, across, outputs),
         lambda e, n, t, u, c: te.sum(transformed[e, n, t, u, k] * weight[e, k, c], axis=k),
         name="winograd_products",
     )
-    rows = te.compute(
-        (batch, down, across, m, size, columns),
-        lambda n, t, u, i, j, c: _row(result, i, lambda k: products[k * size + j, n, t, u, c]),
+    to_row, to_column = (_pairs(m.result) for m in of_dimensions)
+    half = te.compute(
+        (batch, down, across, high, columns, outputs),
+        lambda n, t, u, i, j, c: to_row(i, lambda k: products[k * columns + j, n, t, u, c]),
         name="winograd_rows",
     )
     return te.compute(
-        (batch, height + top + bottom - 2, width + left + right - 2, columns),
-        lambda n, y, z, c: _row(result, z % m, lambda k: rows[n, y // m, z // m, y % m, k, c]),
+        (batch, *a.image(height, width), outputs),
+        lambda n, y, z, c: to_column(z % wide, lambda k: half[n, y // high, z // wide, y % high, k, c]),
         name="winograd_result",
     )
 
 
-def _row(matrix: Matrix, index: Any, read: Callable[[int], Any]) -> Any:
-    """The sum of row `index` of a matrix of constants times what is read. Once `index` is unrolled, one row is left."""
-    sums = [_sum(row, read) for row in matrix]
-    result = sums[-1]
-    for i in range(len(sums) - 2, -1, -1):
-        result = tirx.Select(index == i, sums[i], result)
+def _padded(x: te.Tensor, a: WinogradData) -> te.Tensor:
+    """The image with zeros around it, as far as tiles reach."""
+    batch, height, width, channels = (int(extent) for extent in x.shape)
+    (top, left), grid = a.padding[:2], a.grid(height, width)
+    rows, columns = (count * m + r - 1 for count, m, r in zip(grid, a.outputs, a.kernel, strict=True))
+
+    def pixel(n: Any, row: Any, column: Any, channel: Any) -> Any:
+        y, z = row - top, column - left
+        inside = tirx.all(y >= 0, y < height, z >= 0, z < width)
+        return tirx.if_then_else(inside, x[n, y, z, channel], tirx.const(0.0, x.dtype))
+
+    return te.compute((batch, rows, columns, channels), pixel, name="winograd_padded")
+
+
+Transform = Callable[[Any, Callable[[int], Any]], Any]
+"""(index, read) -> the sum of row `index` of a matrix of constants times what is read.
+
+The sum is made of partial sums that rows have in common, up to a factor, so that LLVM computes each once. Once `index`
+is unrolled, one row is left.
+"""
+
+
+def _parity(matrix: Matrix) -> Transform:
+    """That of data: the rows of p and -p are x R(x**2) times x and p, R as for all other points; even and odd apart."""
+    size = len(matrix[0])
+    return _transform(matrix, [range(0, size, 2), range(1, size, 2)])
+
+
+def _pairs(matrix: Matrix) -> Transform:
+    """That of results: each row has the sum or the difference of the columns of p and -p, times a power of p."""
+    size = len(matrix[0])
+    return _transform(matrix, [(0,), *((k, k + 1) for k in range(1, size - 1, 2)), (size - 1,)][:size])
+
+
+def _transform(matrix: Matrix, groups: Sequence[Sequence[int]]) -> Transform:
+    def transform(index: Any, read: Callable[[int], Any]) -> Any:
+        sums = [_sum(row, groups, read) for row in matrix]
+        result = sums[-1]
+        for i in range(len(sums) - 2, -1, -1):
+            result = tirx.Select(index == i, sums[i], result)
+        return result
+
+    return transform
+
+
+def _sum(row: Sequence[float], groups: Sequence[Sequence[int]], read: Callable[[int], Any]) -> Any:
+    """Columns by groups; within one, divided by its last factor."""
+    partial = []
+    for columns in groups:
+        used = [k for k in columns if row[k]]
+        if used:
+            last = row[used[-1]]
+            partial.append((last, _combined([(row[k] / last, read(k)) for k in reversed(used)])))
+    return _combined(partial)
+
+
+def _combined(terms: Sequence[tuple[float, Any]]) -> Any:
+    """The sum of factors times values. What needs no factor comes first: each other term is one multiply-add."""
+    (first, result), *others = sorted(terms, key=lambda term: (term[0] < 0, abs(term[0]) != 1))
+    result = _scaled(first, result)
+    for factor, value in others:
+        result = result + _scaled(factor, value) if factor > 0 else result - _scaled(-factor, value)
     return result
 
 
-def _sum(row: Sequence[float], read: Callable[[int], Any]) -> Any:
-    """Even and odd terms apart: rows that belong to the points p and -p then share both parts.
-
-    B of F(4, 3) takes 12 operations in place of 22, most of them multiply-adds.
-    """
-    parts = [part for start in (0, 1) if (part := _part(row, range(start, len(row), 2), read))]
-    (positive, result), *others = sorted(parts, key=lambda part: not part[0])
-    for also_positive, other in others:
-        result = result + other if also_positive == positive else result - other
-    return result if positive else tirx.const(0.0, str(read(0).dtype)) - result
-
-
-def _part(row: Sequence[float], columns: Iterable[int], read: Callable[[int], Any]) -> tuple[bool, Any] | None:
-    """The sum over some columns, or its negative: whether it is the sum itself, and the term; None where all are zero.
-
-    The smallest factor, mostly one, comes first and counts as positive: each other term is one multiply-add.
-    """
-    terms = sorted(((row[k], k) for k in columns if row[k]), key=lambda term: abs(term[0]))
-    if not terms:
-        return None
-
-    def scaled(factor: float, k: int) -> Any:
-        value = read(k)
-        return value if abs(factor) == 1 else value * tirx.const(float(abs(factor)), str(value.dtype))
-
-    positive, result = terms[0][0] > 0, scaled(*terms[0])
-    for factor, k in terms[1:]:
-        result = result + scaled(factor, k) if (factor > 0) == positive else result - scaled(factor, k)
-    return positive, result
+def _scaled(factor: float, value: Any) -> Any:
+    return value if factor == 1 else value * factor
 
 
 def _legalize(

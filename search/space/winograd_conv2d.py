@@ -1,7 +1,8 @@
 """Winograd's convolution in one kernel: a block of tiles at a time through all stages, which its core's cache holds.
 
     for each block of tiles (parallel):
-        transform its tiles of the image          -> data[e, tile, channel]
+        copy what it sees of the image, and zeros around it
+        transform its tiles                       -> data[e, tile, channel]
         for each e: data[e] @ weight[e]           -> products[e, tile, channel]
         transform the products, bias, activation  -> image
 
@@ -12,7 +13,7 @@ lines apart: a multiple of 4 KB would put a tile's values all in the same places
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -28,8 +29,13 @@ from .memory_bound.kernel import inlined
 
 __all__ = ["WinogradConv2dSketch", "winograd_conv2d_sketches"]
 
-DATA_ROWS, DATA, PRODUCTS, ROWS = "winograd_data_rows", "winograd_data", "winograd_products", "winograd_rows"
-"""Names of blocks (search/graph/winograd_ops.py), which TVM keeps when it fuses functions."""
+PADDED, DATA_ROWS, DATA = "winograd_padded", "winograd_data_rows", "winograd_data"
+PRODUCTS, ROWS = "winograd_products", "winograd_rows"
+OUTPUTS = "eqtune.outputs_of_tile"
+"""Names of blocks and of an annotation (search/graph/winograd_ops.py), which TVM keeps when it fuses functions."""
+
+KEPT = (PADDED, DATA_ROWS, DATA, ROWS)
+"""Blocks whose results are stored, besides products."""
 
 FAMILY_INDEX = 31
 
@@ -40,17 +46,20 @@ STACK_BYTES = 1024
 def winograd_conv2d_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     """The sketch of `mod["main"]` when it is such a convolution with channels that fill vectors, else none."""
     try:
-        schedule = inlined(mod, (DATA_ROWS, DATA, ROWS))
+        schedule = inlined(mod, KEPT)
     except ScheduleError:  # no blocks
         return []
     blocks = [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
-    if [str(block.name_hint) for block in blocks[:-1]] != [DATA_ROWS, DATA, PRODUCTS, ROWS]:
+    if [str(block.name_hint) for block in blocks[:-1]] != [PADDED, DATA_ROWS, DATA, PRODUCTS, ROWS]:
         return []
-    extents = [[int(axis.dom.extent) for axis in block.iter_vars] for block in blocks]
+    _, rows, data, products, _, image = blocks
+    extents = [int(axis.dom.extent) for axis in products.iter_vars]
     lanes = hardware.lanes(4)
-    if len(extents[4]) != 4 or extents[1][-1] % lanes or extents[2][4] % lanes:
+    if len(image.iter_vars) != 4 or extents[4] % lanes or extents[5] % lanes or OUTPUTS not in data.annotations:
         return []
-    sketch = WinogradConv2dSketch(mod, extents, str(blocks[-1].name_hint), hardware)
+    tile = tuple(int(count) for count in data.annotations[OUTPUTS])
+    size = tuple(int(axis.dom.extent) for axis in rows.iter_vars[3:5])
+    sketch = WinogradConv2dSketch(mod, extents, size, tile, str(image.name_hint), hardware)
     try:
         sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
     except ScheduleError:
@@ -66,9 +75,10 @@ class WinogradConv2dSketch(Sketch):
     ----------
     mod : tvm.ir.IRModule
         One function, "main".
-    extents : sequence of sequence of int
-        Of the axes of each block: rows of data, data, products (e, image, down, across, output, input), rows of
-        results (image, down, across, row, column, channel), and the image.
+    extents : sequence of int
+        Of the products: matrices, images, tiles down and across, outputs, inputs.
+    size, tile : tuple of int
+        Rows and columns that a tile has, and that it gives.
     output : str
         Name of the block that writes the image.
     hardware : Hardware
@@ -76,10 +86,18 @@ class WinogradConv2dSketch(Sketch):
 
     name = "winograd_conv2d"
 
-    def __init__(self, mod: Any, extents: list[list[int]], output: str, hardware: Hardware) -> None:
+    def __init__(
+        self,
+        mod: Any,
+        extents: Sequence[int],
+        size: tuple[int, ...],
+        tile: tuple[int, ...],
+        output: str,
+        hardware: Hardware,
+    ) -> None:
         self.mod, self.output, self.hardware = mod, output, hardware
-        self.matrices, self.batch, self.down, self.across, self.outputs, self.inputs = extents[2]
-        self.tile, self.size = extents[3][3:5]
+        self.matrices, self.batch, self.down, self.across, self.outputs, self.inputs = extents
+        self.size, self.tile = size, tile
         self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
         self.lanes = hardware.lanes(4)
         widths = [count * self.lanes for count in (1, 2, 3, 4) if self.outputs % (count * self.lanes) == 0]
@@ -123,13 +141,14 @@ class WinogradConv2dSketch(Sketch):
         weight_bytes = 4.0 * self.matrices * self.inputs * self.outputs
         shared = weight_bytes <= machine.l2_bytes / 2
         stream_s = blocks * weight_bytes / (machine.cache_bandwidth_bytes_per_s / (1 if shared else 3))
-        operations = 4.0 * tiles * (self.matrices * self.inputs + self.tile * self.size * self.outputs)
+        operations = 4.0 * tiles * (self.matrices * self.inputs + prod(self.tile) * self.outputs)
         transform_s = operations / (machine.peak_flops_per_s / 2)
         scratch = 4.0 * self.matrices * block * (self.inputs + self.outputs)
         again = np.where(scratch <= machine.l2_bytes / 2, 1.0, np.where(scratch <= machine.l2_bytes, 1.5, 3.0))
-        traffic_s = (2 * scratch * blocks * again + 4.0 * self.tile**2 * tiles * self.outputs) / (
-            machine.cache_bandwidth_bytes_per_s
-        )
+        # A block's tiles overlap by r - 1 rows and columns; together they are copied once.
+        high, wide = (count * m + n - m for count, m, n in zip((down, across), self.tile, self.size, strict=True))
+        image = 4.0 * (2 * high * wide * blocks * self.inputs + prod(self.tile) * tiles * self.outputs)
+        traffic_s = (2 * scratch * blocks * again + image) / machine.cache_bandwidth_bytes_per_s
         serial_s = np.maximum(product_s, stream_s) + transform_s + traffic_s / 2
         overhead_s = machine.parallel_overhead_s if machine.threads > 1 else 0.0
         return np.asarray(serial_s * share + overhead_s + 0.0 * ku)
@@ -164,7 +183,7 @@ class WinogradConv2dSketch(Sketch):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""
-        schedule = inlined(self.mod, (DATA_ROWS, DATA, ROWS))
+        schedule = inlined(self.mod, KEPT)
         products = schedule.get_sblock(PRODUCTS)
         self._pack(schedule, products, values["nr"])
         block = self._image(schedule, values)
@@ -184,8 +203,8 @@ class WinogradConv2dSketch(Sketch):
     def _image(self, schedule: Any, values: Mapping[str, int]) -> Any:
         """The nest over blocks and over what each writes of the image; returns the loop over blocks."""
         image, y, z, channel = schedule.get_loops(schedule.get_sblock(self.output))
-        tile_y, row = schedule.split(y, [None, self.tile])
-        tile_z, column = schedule.split(z, [None, self.tile])
+        tile_y, row = schedule.split(y, [None, self.tile[0]])
+        tile_z, column = schedule.split(z, [None, self.tile[1]])
         block_y, tile_y = schedule.split(tile_y, [None, values["down"]])
         block_z, tile_z = schedule.split(tile_z, [None, values["across"]])
         channels, lane = schedule.split(channel, [None, self.lanes])
@@ -203,7 +222,7 @@ class WinogradConv2dSketch(Sketch):
         data = schedule.get_sblock(DATA)
         schedule.compute_at(data, block, preserve_unit_loops=True)
         matrix, *tiles, channel = schedule.get_loops(data)[-5:]
-        row, column = schedule.split(matrix, [self.size, self.size])
+        row, column = schedule.split(matrix, self.size)
         channels, lane = schedule.split(channel, [None, self.lanes])
         schedule.reorder(*tiles, channels, row, column, lane)
         schedule.unroll(row)
@@ -211,6 +230,10 @@ class WinogradConv2dSketch(Sketch):
         schedule.vectorize(lane)
         self._rows(schedule, DATA_ROWS, row)
         self._spread(schedule, data)
+        padded = schedule.get_sblock(PADDED)
+        schedule.compute_at(padded, block, preserve_unit_loops=True)
+        _, lane = schedule.split(schedule.get_loops(padded)[-1], [None, self.lanes])
+        schedule.vectorize(lane)
 
     def _rows(self, schedule: Any, name: str, loop: Any) -> None:
         """A transformed row of a tile, in registers."""

@@ -67,7 +67,10 @@ def test_condition_is_needed(rule: Rule, condition: object) -> None:
     """Without it, the rule is wrong somewhere, or what it builds has the wrong type or cannot be built."""
     weaker = replace(rule, when=tuple(other for other in rule.when if other is not condition))
     try:
-        verdict = verify_rule(weaker, instances=200)
+        for instances in (24, 200):  # mostly the first will do
+            verdict = verify_rule(weaker, instances=instances)
+            if verdict.counterexample is not None or verdict.refused > 0:
+                break
     except (IndexError, ValueError, ZeroDivisionError):
         return
     assert verdict.counterexample is not None or verdict.refused > verify_rule(rule).refused == 0
@@ -148,10 +151,25 @@ def test_order_of_a_reduction_may_change_but_not_its_axis() -> None:
     assert not verify_rule(replace(swapped, before=softmax(x, Axis(0)), after=softmax(x, Axis(1)))).sound
 
 
-@pytest.mark.parametrize(("rule", "bound"), [(WINOGRAD_RULES[0], 1e-6), (WINOGRAD_RULES[1], 1e-5)], ids=["2x2", "4x4"])
-def test_error_that_winograd_adds(rule: Rule, bound: float) -> None:
+ERRORS = {
+    "winograd-2x2": ((3, 3), 1e-6),
+    "winograd-4x4": ((3, 3), 3e-6),
+    "winograd-2x2-in-one-kernel": ((3, 3), 1e-6),
+    "winograd-4x4-in-one-kernel": ((3, 3), 3e-6),
+    "winograd-6x6-in-one-kernel": ((3, 3), 2e-5),
+    "winograd-4x4-of-5x5-in-one-kernel": ((5, 5), 1e-5),
+    "winograd-1x4-of-1x3-in-one-kernel": ((1, 3), 2e-6),
+    "winograd-4x1-of-3x1-in-one-kernel": ((3, 1), 2e-6),
+    "winograd-1x6-of-1x7-in-one-kernel": ((1, 7), 2e-5),
+    "winograd-6x1-of-7x1-in-one-kernel": ((7, 1), 2e-5),
+}
+
+
+@pytest.mark.parametrize("rule", WINOGRAD_RULES, ids=lambda rule: rule.name)
+def test_error_that_winograd_adds(rule: Rule) -> None:
     """In float32, for 64 channels of normally distributed numbers, relative to the largest result."""
-    types = {"x": TensorType((1, 64, 28, 28)), "w": TensorType((64, 64, 3, 3))}
+    kernel, bound = ERRORS[rule.name]
+    types = {"x": TensorType((1, 64, 28, 28)), "w": TensorType((64, 64, *kernel))}
     graphs = term_graphs(rule, types, {"a": Conv2d(padding=(1, 1, 1, 1))})
     assert graphs is not None
     generator = np.random.default_rng(0)
@@ -160,7 +178,7 @@ def test_error_that_winograd_adds(rule: Rule, bound: float) -> None:
     (direct,), (fast,) = (evaluate(g, [v.astype(np.float32) for v in leaves], Floats(np.float32)) for g in graphs)
     scale = np.abs(exact).max()
     assert np.abs(direct - exact).max() / scale < 1e-6
-    assert np.abs(fast - exact).max() / scale < bound
+    assert np.abs(fast - exact).max() / scale < bound, np.abs(fast - exact).max() / scale
 
 
 @pytest.mark.parametrize("layouts", [CHANNELS_LAST_RULES, BLOCKED_RULES], ids=["last", "blocked"])

@@ -13,7 +13,8 @@ from tvm import relax
 from eqtune.machine import detect_target
 from eqtune.measure.arguments import Interface
 from eqtune.measure.build import split_packing
-from eqtune.search.graph.minimal_filtering import MATRICES
+from eqtune.search.graph.minimal_filtering import matrices
+from eqtune.search.graph.terms import WinogradData, WinogradResult
 from eqtune.search.graph.winograd_ops import winograd_conv2d, winograd_data, winograd_result
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.lowering import prepare_for_lowering
@@ -29,10 +30,10 @@ def kernel(shape: Sequence[int], outputs: int, *, image: tuple[int, int] | None 
     with builder.function("main", [x]):
         with builder.dataflow():
             if image is None:
-                result = builder.emit(winograd_data(x, outputs, (1, 1, 1, 1)))
+                result = builder.emit(winograd_data(x, WinogradData((outputs,) * 2, (3, 3), (1, 1, 1, 1))))
             else:
                 bias = relax.const(np.arange(shape[-1], dtype="float32") - 3)
-                result = builder.emit(winograd_result(x, outputs, *image))
+                result = builder.emit(winograd_result(x, WinogradResult((outputs,) * 2, (3, 3), *image)))
                 result = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(result, bias))))
             result = builder.emit_output(result)
         builder.emit_func_output(result)
@@ -78,30 +79,38 @@ def test_every_candidate_computes_the_same(shape: tuple[int, ...], image: tuple[
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("height", "width"), [(8, 24), (7, 13)], ids=["whole tiles", "ragged tiles"])
-def test_one_kernel_is_the_convolution(height: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("outputs_of_tile", "taps", "height", "width"),
+    [((4, 4), (3, 3), 8, 24), ((4, 4), (3, 3), 7, 13), ((1, 6), (1, 7), 5, 15), ((4, 1), (3, 1), 9, 5)],
+    ids=["whole tiles", "ragged tiles", "rows", "columns"],
+)
+def test_one_kernel_is_the_convolution(
+    outputs_of_tile: tuple[int, int], taps: tuple[int, int], height: int, width: int
+) -> None:
     """Every form of the nest, with a bias and a relu: against the sums of the definition."""
-    inputs, outputs, m = 16, 32, 4
+    inputs, outputs = 16, 32
     rng = np.random.default_rng(0)
-    kernel = rng.standard_normal((3, 3, inputs, outputs))
-    g = np.array(MATRICES[m].weight)
-    weight = np.einsum("ai,bj,ijco->abco", g, g, kernel).reshape(-1, inputs, outputs).astype("float32")
+    kernel = rng.standard_normal((*taps, inputs, outputs))
+    down, across = (np.array(of_dimension.weight) for of_dimension in map(matrices, outputs_of_tile, taps))
+    weight = np.einsum("ai,bj,ijco->abco", down, across, kernel).reshape(-1, inputs, outputs).astype("float32")
+    around = (taps[0] // 2, taps[1] // 2)
     x = relax.Var("x", relax.TensorType((2, height, width, inputs), "float32"))
     w = relax.Var("w", relax.TensorType(weight.shape, "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x, w], attrs={"num_input": 2}):
         with builder.dataflow():
-            result = builder.emit(winograd_conv2d(x, w, m, (1, 1, 1, 1)))
+            result = builder.emit(winograd_conv2d(x, w, WinogradData(outputs_of_tile, taps, around * 2)))
             result = builder.emit_output(builder.emit(relax.op.nn.relu(result)))
         builder.emit_func_output(result)
     (task,) = extract_tasks(lower_to_kernels(builder.get(), detect_target(2)))
     (sketch,) = build_space(task.mod, HARDWARE).sketches
     assert sketch.name == "winograd_conv2d"
-    products = 2 * 36 * 2 * -(-height // m) * -(-width // m) * inputs * outputs
-    assert products < task.flops < 1.5 * products  # transforms are short: each element takes one row of a matrix
+    tiles = -(-height // outputs_of_tile[0]) * -(-width // outputs_of_tile[1])
+    products = 2 * len(weight) * 2 * tiles * inputs * outputs
+    assert products < task.flops < 1.6 * products  # transforms are short: each element takes one row of a matrix
     image = rng.standard_normal((2, height, width, inputs)).astype("float32")
-    padded = np.pad(image.astype("float64"), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
+    padded = np.pad(image.astype("float64"), ((0, 0), *((n, n) for n in around), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, taps, (1, 2))
     expected = np.maximum(np.einsum("nyzcij,ijco->nyzo", windows, kernel), 0)
     values = np.stack(np.meshgrid(*(knob.values for knob in sketch.knobs), indexing="ij"), -1)
     values = values.reshape(-1, len(sketch.knobs))

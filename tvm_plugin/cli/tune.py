@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--fast-math",
         action="store_true",
-        help="permit Winograd's convolutions, which round differently: they are off by about 6e-6 of a layer's largest "
+        help="permit Winograd's convolutions, which round differently: they are off by up to 1e-5 of a layer's largest "
         "value, direct ones by 5e-7; on a GPU, also float32 as three products of tfloat32; used only where they are "
         "faster and the whole model stays within 1e-4",
     )

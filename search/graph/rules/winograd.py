@@ -1,21 +1,29 @@
-"""Winograd's minimal filtering: a 3x3 convolution as products of transformed tiles.
+"""Winograd's minimal filtering: a convolution as products of transformed tiles.
 
-F(m x m, 3 x 3) computes m * m outputs from a tile of (m + 2)**2 inputs (minimal_filtering.py), with (m + 2)**2
-multiplications for each pair of channels instead of 9 m**2: 2.25 times fewer for m = 2, 4 times for m = 4. All tiles
-and channels together make a batch of (m + 2)**2 matrix products. The transforms of data and results are a kernel each,
-or all is one kernel; that of the weight, a product with the Kronecker square of G, is computed ahead of time.
+F(m, r) computes m outputs of a filter with r taps from m + r - 1 inputs, with as many multiplications, and F(m x m,
+r x r) the same down and across (minimal_filtering.py): (m + r - 1)**2 multiplications for each pair of channels instead
+of (m r)**2. All tiles and channels together make a batch of that many matrix products. The transforms of data and
+results are a kernel each, or all is one kernel; that of the weight, a product with the Kronecker product of both G, is
+computed ahead of time.
 
-The transforms lose accuracy as their entries grow with m, hence `fast_math`. In float32, for 64 channels, the error is
-5e-7 of the largest result directly, 3e-7 for m = 2 and 6e-6 for m = 4 (tests/search/test_graph_rules.py).
+The transforms lose accuracy as their entries grow with m and r, hence `fast_math`. In float32, for 64 channels, the
+error is 5e-7 of the largest result directly, and (tests/search/test_graph_rules.py)
+
+    F(2x2, 3x3)    F(4x4, 3x3)    F(6x6, 3x3)    F(4x4, 5x5)    F(1x4, 1x3)    F(1x6, 1x7)
+    3e-7           2e-6           1e-5           7e-6           6e-7           1e-5
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
+from random import Random
+from typing import Any
 
-from ..minimal_filtering import MATRICES, Matrix
-from ..terms import Axis, Full, Permute, Shape, WinogradData, WinogradResult
+from ..minimal_filtering import Matrix, matrices
+from ..terms import Axis, Conv2d, Full, Permute, Shape, TensorType, WinogradData, WinogradResult
 from .rule import (
+    Condition,
     Match,
     Pattern,
     Rule,
@@ -38,13 +46,25 @@ __all__ = ["WINOGRAD_RULES"]
 (x,) = tensors("x")
 (w,) = trained("w")
 
+Pair = tuple[int, int]
+
+FORMS: tuple[tuple[Pair, Pair], ...] = (
+    ((2, 2), (3, 3)),
+    ((4, 4), (3, 3)),
+    ((6, 6), (3, 3)),
+    ((4, 4), (5, 5)),
+    ((1, 4), (1, 3)),
+    ((4, 1), (3, 1)),
+    ((1, 6), (1, 7)),
+    ((6, 1), (7, 1)),
+)
+"""m and r, down and across, of each form in one kernel."""
+
 FEWEST_CHANNELS = 16
 """With fewer inputs or outputs, the transforms cost more than the products save."""
 
-
-def three_by_three(m: Match) -> bool:
-    """The kernel is 3x3."""
-    return bool(m.w.shape[2:] == (3, 3))
+FEWEST_TILES = 6
+"""With fewer, reading the weight takes the time: at 7 x 7 and 8 x 8, F(2 x 2) wins over F(4 x 4), which has four."""
 
 
 def slides_by_one(m: Match) -> bool:
@@ -67,6 +87,15 @@ def many_channels(m: Match) -> bool:
     return bool(min(m.w.shape[:2]) >= FEWEST_CHANNELS)
 
 
+def enough_tiles(outputs: Pair, kernel: Pair) -> Condition:
+    """Whether weights, which the transform makes larger, are read for tiles enough to pay for it."""
+
+    def tiles_enough(m: Match) -> bool:
+        return m.x.shape[0] * prod(WinogradData(outputs, kernel, m.a.padding).grid(*m.x.shape[2:])) >= FEWEST_TILES
+
+    return tiles_enough
+
+
 def whole_vectors(m: Match) -> bool:
     """Inputs and outputs fill vectors, the only ones that the one kernel works on."""
     return bool(m.w.shape[0] % 16 == 0 and m.w.shape[1] % 16 == 0)
@@ -82,52 +111,89 @@ def _constant(rows: Matrix) -> Pattern:
     return concat([concat([numbers[value] for value in row], Axis(1)) for row in rows], Axis(0))
 
 
-def _kronecker_square(rows: Matrix) -> Pattern:
-    """Transforms both dimensions of flattened squares."""
-    height, width = len(rows), len(rows[0])
-    matrix = _constant(rows)
-    outer, inner = reshape(matrix, Shape((height, 1, width, 1))), reshape(matrix, Shape((1, height, 1, width)))
-    return reshape(multiply(outer, inner), Shape((height**2, width**2)))
+def _kronecker(down: Matrix, across: Matrix) -> Pattern:
+    """Transforms both dimensions of flattened boxes."""
+    (rows, taps), (columns, more) = ((len(matrix), len(matrix[0])) for matrix in (down, across))
+    outer = reshape(_constant(down), Shape((rows, 1, taps, 1)))
+    inner = reshape(_constant(across), Shape((1, columns, 1, more)))
+    return reshape(multiply(outer, inner), Shape((rows * columns, taps * more)))
 
 
-def _transformed(outputs: int) -> Pattern:
-    """The weight as (size**2, C, O)."""
-    size = outputs + 2
-    columns = permute(reshape(w, lambda m: Shape((m.w.shape[0] * m.w.shape[1], 9))), Permute((1, 0)))
-    return permute(
-        reshape(
-            matmul(_kronecker_square(MATRICES[outputs].weight), columns),
-            lambda m: Shape((size**2, *m.w.shape[:2])),
-        ),
-        Permute((0, 2, 1)),
+def _transformed(outputs: Pair, kernel: Pair) -> Pattern:
+    """The weight as (matrices, C, O)."""
+    transforms = [matrices(m, r).weight for m, r in zip(outputs, kernel, strict=True)]
+    count = prod(map(len, transforms))
+    columns = permute(
+        reshape(w, lambda m: Shape((m.w.shape[0] * m.w.shape[1], prod(kernel)))),
+        Permute((1, 0)),
     )
+    by_output = reshape(matmul(_kronecker(*transforms), columns), lambda m: Shape((count, *m.w.shape[:2])))
+    return permute(by_output, Permute((0, 2, 1)))
 
 
-def _rule(name: str, outputs: int, after: Pattern, *worth: Callable[[Match], bool]) -> Rule:
+def _example(kernel: Pair) -> Callable[[Random], tuple[dict[str, TensorType], dict[str, Any]]]:
+    """Convolutions with this kernel; the rule fits two of three."""
+
+    def example(random: Random) -> tuple[dict[str, TensorType], dict[str, Any]]:
+        size, strides, dilation, groups, layout = kernel, (1, 1), (1, 1), 1, "NCHW"
+        odd = random.randrange(12)
+        if odd == 0:
+            size = (kernel[0] + 1, max(1, kernel[1] - 1))
+        elif odd == 1:
+            strides, dilation = random.choice((((1, 2), (1, 1)), ((1, 1), (2, 1)), ((2, 1), (1, 2))))
+        elif odd == 2:
+            groups = 2
+        elif odd == 3:
+            layout = "NHWC"
+        n, c, o, top, left, bottom, right = (random.choice((1, 2, 2)) for _ in range(7))
+        image = {"N": n, "C": c * groups, "H": random.randint(2, 9), "W": random.randint(2, 9)}
+        image["H"], image["W"] = image["H"] + 2 * size[0] - 2, image["W"] + 2 * size[1] - 2
+        weight = {"O": o * groups, "I": c, "H": size[0], "W": size[1]}
+        types = {"x": TensorType(tuple(image[d] for d in layout)), "w": TensorType(tuple(weight.values()))}
+        return types, {"a": Conv2d(strides, (top, left, bottom, right), dilation, groups, layout, "OIHW", layout)}
+
+    return example
+
+
+def _rule(name: str, outputs: Pair, kernel: Pair, after: Pattern, *worth: Condition) -> Rule:
+    def kernel_fits(m: Match) -> bool:
+        return bool(m.w.shape[2:] == kernel)
+
+    products = prod(m + r - 1 for m, r in zip(outputs, kernel, strict=True))
     return Rule(
         name,
         before=conv2d(x, w, "a"),
         after=after,
-        when=(three_by_three, slides_by_one, ungrouped, channels_first),
-        worth=(many_channels, *worth),
+        when=(kernel_fits, slides_by_one, ungrouped, channels_first),
+        worth=(many_channels, enough_tiles(outputs, kernel), *worth),
         fast_math=True,
-        reason=f"{9 * outputs**2 / (outputs + 2) ** 2:g} times fewer multiplications",
+        example=_example(kernel),
+        reason=f"{prod(outputs) * prod(kernel) / products:.3g} times fewer multiplications",
         source="Winograd; Lavin and Gray 2016",
     )
 
 
 def winograd(outputs: int) -> Rule:
-    """conv(x, w) -> products of tiles that have outputs x outputs results each, in three kernels."""
-    data = winograd_data(x, lambda m: WinogradData(outputs, m.a.padding))
-    products = matmul(data, _transformed(outputs))
-    after = winograd_result(products, lambda m: WinogradResult(outputs, *m.out[0].shape[2:]))
-    return _rule(f"winograd-{outputs}x{outputs}", outputs, after)
+    """3x3: conv(x, w) -> products of tiles that have outputs x outputs results each, in three kernels."""
+    m, r = (outputs, outputs), (3, 3)
+    data = winograd_data(x, lambda match: WinogradData(m, r, match.a.padding))
+    products = matmul(data, _transformed(m, r))
+    after = winograd_result(products, lambda match: WinogradResult(m, r, *match.out[0].shape[2:]))
+    return _rule(f"winograd-{outputs}x{outputs}", m, r, after)
 
 
-def winograd_in_one_kernel(outputs: int) -> Rule:
-    """The same in one kernel: for images whose transformed tiles are larger than a cache."""
-    after = winograd_conv2d(x, _transformed(outputs), lambda m: WinogradData(outputs, m.a.padding))
-    return _rule(f"winograd-{outputs}x{outputs}-in-one-kernel", outputs, after, whole_vectors)
+def winograd_in_one_kernel(outputs: Pair, kernel: Pair) -> Rule:
+    """conv(x, w) -> the same in one kernel: for any kernel, and images whose transformed tiles overflow a cache."""
+    after = winograd_conv2d(
+        x, _transformed(outputs, kernel), lambda match: WinogradData(outputs, kernel, match.a.padding)
+    )
+    of_kernel = "" if kernel == (3, 3) else f"-of-{kernel[0]}x{kernel[1]}"
+    name = f"winograd-{outputs[0]}x{outputs[1]}{of_kernel}-in-one-kernel"
+    return _rule(name, outputs, kernel, after, whole_vectors)
 
 
-WINOGRAD_RULES: tuple[Rule, ...] = (winograd(2), winograd(4), winograd_in_one_kernel(4))
+WINOGRAD_RULES: tuple[Rule, ...] = (
+    winograd(2),
+    winograd(4),
+    *(winograd_in_one_kernel(outputs, kernel) for outputs, kernel in FORMS),
+)

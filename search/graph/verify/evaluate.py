@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..minimal_filtering import MATRICES, Matrix
+from ..minimal_filtering import Matrix, matrices
 from ..terms import Conv2d, Full, Pool2d, TermGraph, WinogradData, WinogradResult
 
 __all__ = ["Algebra", "Array", "evaluate"]
@@ -144,37 +144,38 @@ def _pad(outside: Any, x: Array, before: Sequence[int], after: Sequence[int]) ->
 
 def _winograd_data(algebra: Algebra, a: WinogradData, x: Array) -> Array:
     batch, channels, height, width = x.shape
-    (down, across), (top, left), size = a.grid(height, width), a.padding[:2], a.outputs + 2
-    reach = [(count - 1) * a.outputs + size for count in (down, across)]
+    (down, across), (top, left), size = a.grid(height, width), a.padding[:2], a.size
+    reach = [(count - 1) * m + n for count, m, n in zip((down, across), a.outputs, size, strict=True)]
     after = (0, 0, max(0, reach[0] - height - top), max(0, reach[1] - width - left))
     padded = _pad(algebra.constant(0), x, (0, 0, top, left), after)
-    seen = _windows(padded, (size, size), (a.outputs, a.outputs), (1, 1), (down, across))
-    tiles = seen.transpose(4, 5, 0, 2, 3, 1).reshape(size**2, batch * down * across * channels)
-    result = algebra.matmul(_square(algebra, MATRICES[a.outputs].data), tiles)
-    return result.reshape(size**2, batch * down * across, channels)
+    seen = _windows(padded, size, a.outputs, (1, 1), (down, across))
+    tiles = seen.transpose(4, 5, 0, 2, 3, 1).reshape(size[0] * size[1], batch * down * across * channels)
+    result = algebra.matmul(_kronecker(algebra, *(m.data for m in map(matrices, a.outputs, a.kernel))), tiles)
+    return result.reshape(-1, batch * down * across, channels)
 
 
 def _winograd_result(algebra: Algebra, a: WinogradResult, x: Array) -> Array:
     (down, across), channels = a.grid, x.shape[2]
-    tiles = algebra.matmul(_square(algebra, MATRICES[a.outputs].result), x.reshape(x.shape[0], -1))
-    squares = tiles.reshape(a.outputs, a.outputs, -1, down, across, channels).transpose(2, 5, 3, 0, 4, 1)
-    image = squares.reshape(-1, channels, down * a.outputs, across * a.outputs)
+    transform = _kronecker(algebra, *(m.result for m in map(matrices, a.outputs, a.kernel)))
+    tiles = algebra.matmul(transform, x.reshape(x.shape[0], -1))
+    boxes = tiles.reshape(*a.outputs, -1, down, across, channels).transpose(2, 5, 3, 0, 4, 1)
+    image = boxes.reshape(-1, channels, down * a.outputs[0], across * a.outputs[1])
     return image[:, :, : a.height, : a.width]
 
 
 def _winograd_conv2d(algebra: Algebra, a: WinogradData, x: Array, weight: Array) -> Array:
-    height, width = (
-        size + before + after - 2 for size, before, after in zip(x.shape[2:], a.padding[:2], a.padding[2:], strict=True)
-    )
     products = algebra.matmul(_winograd_data(algebra, a, x), weight)
-    return _winograd_result(algebra, WinogradResult(a.outputs, height, width), products)
+    return _winograd_result(algebra, WinogradResult(a.outputs, a.kernel, *a.image(*x.shape[2:])), products)
 
 
-def _square(algebra: Algebra, matrix: Matrix) -> Array:
-    """The Kronecker square: it transforms both dimensions of flattened squares."""
-    outer = np.stack([np.stack([algebra.constant(value) for value in row]) for row in matrix])
-    products = algebra.binary("multiply", *np.broadcast_arrays(outer[:, None, :, None], outer[None, :, None, :]))
-    return products.reshape(len(matrix) ** 2, len(matrix[0]) ** 2)
+def _kronecker(algebra: Algebra, *matrices_of_dimensions: Matrix) -> Array:
+    """The Kronecker product of two matrices: it transforms both dimensions of flattened tiles."""
+    down, across = (
+        np.stack([np.stack([algebra.constant(value) for value in row]) for row in matrix])
+        for matrix in matrices_of_dimensions
+    )
+    products = algebra.binary("multiply", *np.broadcast_arrays(down[:, None, :, None], across[None, :, None, :]))
+    return products.reshape(len(down) * len(across), -1)
 
 
 def _along(x: Array, axes: Sequence[int], function: Callable[[Array], Array]) -> Array:

@@ -45,8 +45,10 @@ class Field:
     def constant(self, value: float | int | bool) -> Array:
         """A number as the fraction that it stands for: 0.1 is one tenth, not the nearest float."""
         exact = Fraction(value)
-        simple = exact.limit_denominator(1 << 14)
-        fraction = simple if abs(simple - exact) <= abs(exact) * Fraction(1, 1 << 22) else exact
+        # A model's constants are float32; a float64, from a rule, is nearer to its fraction, whose parts may be larger.
+        size, bits = (14, 22) if float(np.float32(value)) == value else (24, 50)
+        simple = exact.limit_denominator(1 << size)
+        fraction = simple if abs(simple - exact) * (1 << bits) <= abs(exact) else exact
         return np.array(fraction.numerator * pow(fraction.denominator, -1, self.prime) % self.prime, np.int64)
 
     def unary(self, kind: str, x: Array) -> Array:
