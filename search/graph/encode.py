@@ -223,8 +223,8 @@ def _scalar(expr: Any) -> Full | None:
     if not isinstance(expr, ir.GenericConst):
         return None
     ty = static_type(expr.ty)
-    if ty is None or ty.shape or ty.dtype == "bfloat16":
+    if ty is None or ty.shape:
         return None
-    value: Any = np.from_dlpack(expr.value).item()
+    value: Any = expr.value.numpy().item()
     # NaN equals nothing, and minus zero equals zero: neither may be an attribute.
     return None if value != value or (value == 0 and np.signbit(value)) else Full((), value, ty.dtype)

@@ -13,7 +13,19 @@ from eqtune.search.graph.rules import RULES, Group, Rule, select
 from eqtune.search.graph.rules.rule import matmul, permute, slice_, tensors
 from eqtune.search.graph.saturate import Limits, saturate
 from eqtune.search.graph.superoptimize import superoptimize
-from eqtune.search.graph.terms import Axis, Kind, Leaf, Permute, Slice, TensorType, Term, TermGraph
+from eqtune.search.graph.terms import (
+    Axis,
+    Kind,
+    Leaf,
+    NotTypeable,
+    Permute,
+    Shape,
+    Slice,
+    TensorType,
+    Term,
+    TermGraph,
+    infer,
+)
 from eqtune.search.graph.toy import ArbitraryCost, leaf_values, random_graph
 from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats
@@ -265,3 +277,9 @@ def test_rules_are_checked_when_they_are_written() -> None:
             projections(1),
             [Rule("typo", matmul(x, y), slice_(matmul(x, y), lambda m: Slice(m.nothing, ())), reason="")],
         ).apply()
+
+
+def test_a_reshape_that_relax_would_read_otherwise_has_no_type() -> None:
+    assert infer("reshape", Shape((0, 2, 3)), TensorType((0, 6))) == TensorType((0, 2, 3))
+    with pytest.raises(NotTypeable, match="0 for the extent that was there"):
+        infer("reshape", Shape((6, 0)), TensorType((0, 6)))

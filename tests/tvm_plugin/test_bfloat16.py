@@ -7,6 +7,7 @@ import numpy as np
 from tvm import relax
 
 from eqtune.frontends.imported import SUPPORTED_DTYPES
+from eqtune.transform import FoldWeights
 from eqtune.transform.evaluate import array_of, constant_of
 
 
@@ -23,3 +24,19 @@ def test_weights_are_read_in_place_and_written_back() -> None:
 
 def test_models_of_bfloat16_are_accepted() -> None:
     assert "bfloat16" in SUPPORTED_DTYPES
+
+
+def test_weights_are_folded_in_float32_and_rounded_once() -> None:
+    left, right = (np.random.default_rng(i).standard_normal((8, 8)).astype(ml_dtypes.bfloat16) for i in range(2))
+    x = relax.Var("x", relax.TensorType((8, 8), "bfloat16"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.matmul(relax.const(left, "bfloat16"), relax.const(right, "bfloat16")))
+            folded = builder.emit(relax.op.tanh(builder.emit(relax.op.permute_dims(product))))
+            result = builder.emit_output(relax.op.add(x, folded))
+        builder.emit_func_output(result)
+    (binding,) = FoldWeights()(builder.get())["main"].body.blocks[0].bindings
+    product = (left.astype(np.float32) @ right.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    expected = np.tanh(product.T.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(array_of(binding.value.args[1]), expected)

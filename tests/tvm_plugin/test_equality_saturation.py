@@ -29,6 +29,8 @@ from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats
 from eqtune.search.space.hardware import Hardware
 from eqtune.transform import EqualitySaturation, FoldBatchNorm, FoldWeights
+from eqtune.transform.evaluate import array_of
+from eqtune.transform.evaluate import evaluate as evaluate_call
 
 FAST = GraphConfig(verify=False, limits=Limits(e_nodes=2000, iterations=4))
 
@@ -48,7 +50,8 @@ def tensor(name: str, shape: Sequence[Any], dtype: str = "float32") -> relax.Var
 
 
 def weight(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
-    return relax.const((np.random.default_rng(seed).standard_normal(shape) * 0.1).astype(dtype))
+    values = np.random.default_rng(seed).standard_normal(shape) * 0.1
+    return relax.const(values.astype("float32" if dtype == "bfloat16" else dtype), dtype)
 
 
 def chain_of_products(dtype: str = "float32") -> tvm.IRModule:
@@ -105,6 +108,86 @@ def test_random_modules_keep_their_values_types_and_signature(seed: int) -> None
     if result.changed:
         assert result.rel_err is not None
         assert result.rel_err < 1e-6
+
+
+def random_moves_and_arithmetic(seed: int, dtype: str, extents: Sequence[int]) -> tvm.IRModule:
+    """Two outputs of one input among two, by operators that Relax has for every dtype, or for this one."""
+    generator = np.random.default_rng(seed)
+    x = tensor("x", extents, dtype)
+    floats = "float" in dtype
+    binaries = [relax.op.logical_and, relax.op.logical_or] if dtype == "bool" else [relax.op.add, relax.op.multiply]
+    unaries = [relax.op.logical_not] if dtype == "bool" else [relax.op.tanh] if floats else [relax.op.negative]
+
+    def build(builder: relax.BlockBuilder) -> Any:
+        values = [x]
+        while len(values) < 12:
+            value, other = (values[int(i)] for i in generator.integers(len(values), size=2))
+            rows, columns = (int(extent) for extent in value.ty.shape.values)
+            end, scalar = [rows, columns // 2], relax.const(np.asarray(0.5, "float32"), dtype) if floats else None
+            same = other.ty.shape.values[1] == columns
+            made = (
+                lambda v=value: relax.op.permute_dims(v, [1, 0]),
+                lambda v=value, s=(columns, rows): relax.op.reshape(v, s if 0 not in s else s[::-1]),
+                lambda v=value, e=end: relax.op.strided_slice(v, [0, 1], [0, 0], e),
+                lambda v=value, o=other, s=same: relax.op.concat([v, o if s else v], 0),
+                lambda v=value: relax.op.concat([v, v], 1),
+                lambda v=value: binaries[int(generator.integers(2))](v, v),
+                lambda v=value: unaries[0](v),
+                lambda v=value, s=scalar: v if s is None else relax.op.multiply(v, s),
+                lambda v=value: relax.op.matmul(v, relax.op.permute_dims(v, [1, 0])) if floats else v,
+            )[int(generator.integers(9))]()
+            if made is not value and rows * columns <= 64:
+                values.append(builder.emit(made))
+        return relax.Tuple([values[-1], values[-2]])
+
+    return module(build, x, tensor("unused", (2,), dtype))
+
+
+def run_by_operator(mod: tvm.IRModule, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Evaluate a "main" of one dataflow block by numpy, each operator in its dtype."""
+    main = mod["main"]
+    values: dict[Any, Any] = dict(zip(main.params, inputs, strict=True))
+
+    def value_of(expr: Any) -> Any:
+        if isinstance(expr, relax.Var):
+            return values[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(value_of(field) for field in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return value_of(expr.tuple_value)[expr.index]
+        return array_of(expr)
+
+    def tensors_of(expr: Any) -> list[np.ndarray]:
+        if isinstance(expr, relax.Tuple):
+            return [array for field in expr.fields for array in tensors_of(field)]
+        return [value_of(expr)] if isinstance(getattr(expr, "ty", None), relax.TensorType) else []
+
+    for binding in main.body.blocks[0].bindings:
+        expr = binding.value
+        if isinstance(expr, relax.Call):
+            values[binding.var] = evaluate_call(expr, [a for argument in expr.args for a in tensors_of(argument)])
+        else:
+            values[binding.var] = value_of(expr)
+    return list(value_of(main.body.body))
+
+
+@pytest.mark.parametrize("extents", [(4, 6), (0, 6)], ids=["small", "empty"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "uint8", "bool"])
+def test_random_modules_of_every_dtype_keep_their_values(dtype: str, extents: Sequence[int]) -> None:
+    changed = 0
+    for seed in range(4):
+        mod = random_moves_and_arithmetic(seed, dtype, extents)
+        config = GraphConfig(cost=ArbitraryCost(seed), limits=FAST.limits, min_gain=0, seed=seed)
+        result = optimize_graph(mod, config, run=run_by_operator)
+        assert result.kept_because in ("", "nothing cheaper was found")
+        before, after = mod["main"], result.mod["main"]
+        assert [p.name for p in after.params] == [p.name for p in before.params]
+        assert tvm_ffi.structural_equal(after.ret_ty, before.ret_ty)
+        relax.analysis.well_formed(result.mod)
+        if "float" not in dtype and result.changed:
+            assert result.rel_err == 0
+        changed += result.changed
+    assert changed
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -326,6 +409,10 @@ def half_precision() -> tvm.IRModule:
     return chain_of_products("float16")
 
 
+def brain_floats() -> tvm.IRModule:
+    return chain_of_products("bfloat16")
+
+
 def without_dataflow() -> tvm.IRModule:
     x = tensor("x", (4, 8))
     builder = relax.BlockBuilder()
@@ -367,7 +454,7 @@ ODD = {
         (False, (dynamic, integers, booleans, returns_an_input, returns_a_constant)),
         (False, (without_dataflow, no_main, no_functions)),
         (True, (unused_parameter, several_outputs, calls_a_primitive_function, unknown_operator, half_precision)),
-        (True, (branches,)),
+        (True, (branches, brain_floats)),
         (None, (empty_tensor, tuple_valued_operator)),
     )
     for build in builds
@@ -399,6 +486,7 @@ def test_odd_modules_pass_through_or_improve(build: Callable[[], tvm.IRModule]) 
         unknown_operator,
         branches,
         half_precision,
+        brain_floats,
         empty_tensor,
         unused_parameter,
         integers,

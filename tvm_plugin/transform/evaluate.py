@@ -32,9 +32,9 @@ Array = NDArray[Any]
 Value = Array | tuple[Array, ...]
 
 _DTYPES = frozenset(
-    ["bool", "float16", "float32", "float64"] + [f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)]
+    ["bool", "bfloat16", "float16", "float32", "float64"] + [f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)]
 )
-"""What both numpy and TVM hold in the same bytes."""
+"""What both numpy (bfloat16: by ml_dtypes) and TVM hold in the same bytes."""
 
 ALIGNMENT = 64
 """Bytes. Compiled kernels assume it of every tensor; numpy promises 16 only."""
@@ -59,9 +59,7 @@ def array_of(constant: ir.GenericConst) -> Array:
     """The constant's data, not copied: do not write into it."""
     if str(constant.value.dtype) != "bfloat16":
         return np.from_dlpack(constant.value)
-    import ml_dtypes  # numpy has no bfloat16 of its own, and reads no such tensor
-
-    return np.from_dlpack(constant.value._create_view(constant.value.shape, "uint16")).view(ml_dtypes.bfloat16)
+    return np.from_dlpack(constant.value._create_view(constant.value.shape, "uint16")).view(_numpy_dtype("bfloat16"))
 
 
 def constant_of(array: Array) -> ir.GenericConst:
@@ -98,6 +96,8 @@ def evaluate(call: relax.Call, arrays: Sequence[Array]) -> Value | None:
     function = EVALUATORS.get(getattr(call.op, "name", ""))
     if function is None:
         return None
+    if call.op.name not in _MOVES:
+        arrays = [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
     with np.errstate(all="ignore"):
         result = function(call, *arrays)
     if result is None:
@@ -114,7 +114,21 @@ def _typed(array: Array, ty: Any) -> Array | None:
     array = np.asarray(array)
     if not is_static_tensor(ty) or array.shape != tuple(int(extent) for extent in ty.shape.values):
         return None
-    return array.astype(str(ty.dtype), copy=False)
+    return array.astype(_numpy_dtype(str(ty.dtype)), copy=False)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes  # numpy has no bfloat16 of its own, and reads no such tensor
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _computed_dtype(call: relax.Call) -> str:
+    """The dtype that numpy computes a call in: what ml_dtypes adds to numpy has no products of its own."""
+    dtype = str(call.ty.dtype)
+    return "float32" if dtype == "bfloat16" else dtype
 
 
 def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
@@ -188,7 +202,7 @@ def _reduce(function: Callable[..., Array]) -> Evaluator:
 
 
 def _matmul(call: relax.Call, a: Array, b: Array) -> Array:
-    return np.matmul(a, b, dtype=str(call.ty.dtype))
+    return np.matmul(a, b, dtype=_computed_dtype(call))
 
 
 def _permute_dims(call: relax.Call, x: Array) -> Array:
@@ -244,7 +258,7 @@ def _cumulate(function: Callable[..., Array]) -> Evaluator:
     def cumulate(call: relax.Call, x: Array) -> Array | None:
         if call.attrs.exclusive:
             return None
-        return function(x, axis=_axis(call), dtype=str(call.ty.dtype))
+        return function(x, axis=_axis(call), dtype=_computed_dtype(call))
 
     return cumulate
 
@@ -266,7 +280,7 @@ def _gelu(x: Array) -> Array:
 
 
 def _arange(call: relax.Call) -> Array:
-    return np.arange(*(_scalar(argument) for argument in call.args), dtype=str(call.ty.dtype))
+    return np.arange(*(_scalar(argument) for argument in call.args), dtype=_computed_dtype(call))
 
 
 def _one_hot(call: relax.Call, indices: Array) -> Array:
@@ -321,7 +335,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.ceil": _floats_only(np.ceil),
     "relax.trunc": _floats_only(np.trunc),
     "relax.clip": _clip,
-    "relax.astype": lambda call, x: x.astype(str(call.ty.dtype)),
+    "relax.astype": lambda call, x: x.astype(_numpy_dtype(str(call.ty.dtype))),
     # functions
     "relax.sqrt": _floats_only(np.sqrt),
     "relax.rsqrt": _floats_only(lambda x: 1 / np.sqrt(x)),
@@ -361,3 +375,11 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.einsum": lambda call, *xs: np.einsum(str(call.attrs.subscripts), *xs, optimize=True),
 }
 """Operator name to a function of the call and its tensors; None from it means "not in this case"."""
+
+_MOVES = frozenset(
+    f"relax.{name}" for name in (
+        "reshape", "flatten", "nn.batch_flatten", "squeeze", "permute_dims", "expand_dims", "broadcast_to", "concat",
+        "stack", "split", "strided_slice", "take", "flip", "tile", "repeat",
+    )
+)  # fmt: skip
+"""Operators that only move elements, of whatever dtype: most of them give a view, or make the only copy."""
