@@ -215,6 +215,9 @@ def _write_squares(sch: Any, writer: Any, plan: Plan, values: Mapping[str, int])
     columns, column = sch.split(column, [None, size])
     rows, row = sch.split(row, [None, size])
     sch.reorder(columns, rows, column, row)
+    if values["mr"] % size:
+        sch.annotate(rows, OVERLAPPING_TAIL, size)
+        sch.unroll(rows)
     sch.annotate(column, TRANSPOSE_TILE, of_sums[0])
 
 
