@@ -248,16 +248,16 @@ def _write_pad(a: Pad, x: Any, *, types: Any, result: TensorType) -> Any:
 
 
 def _write_winograd_data(a: WinogradData, x: Any, *, types: Any, result: TensorType) -> Any:
-    return winograd_data(relax.op.permute_dims(x, [0, 2, 3, 1]), a.outputs, a.padding)
+    return winograd_data(relax.op.permute_dims(x, [0, 2, 3, 1]), a)
 
 
 def _write_winograd_conv2d(a: WinogradData, x: Any, w: Any, *, types: Any, result: TensorType) -> Any:
-    image = winograd_conv2d(relax.op.permute_dims(x, [0, 2, 3, 1]), w, a.outputs, a.padding)
+    image = winograd_conv2d(relax.op.permute_dims(x, [0, 2, 3, 1]), w, a)
     return relax.op.permute_dims(image, [0, 3, 1, 2])
 
 
 def _write_winograd_result(a: WinogradResult, x: Any, *, types: Any, result: TensorType) -> Any:
-    return relax.op.permute_dims(winograd_result(x, a.outputs, a.height, a.width), [0, 3, 1, 2])
+    return relax.op.permute_dims(winograd_result(x, a), [0, 3, 1, 2])
 
 
 def _write_reduce(a: Reduce, x: Any, *, types: Any, result: TensorType) -> Any:

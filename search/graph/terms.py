@@ -166,37 +166,54 @@ class Pad:
 
 @dataclass(frozen=True)
 class WinogradData:
-    """Attributes of `winograd_data`: B' d B of each tile d of an image (N, C, H, W), as (size**2, tiles, C).
+    """Attributes of `winograd_data`: B' d B of each tile d of an image (N, C, H, W), as (matrices, tiles, C).
 
-    `outputs` is m of F(m x m, 3 x 3) (minimal_filtering.py). Tiles have m + 2 rows and columns, are m apart, and as
-    many as cover every window of the padded image; the last ones may reach beyond it, into zeros. Padding is (top,
-    left, bottom, right).
+    `outputs` and `kernel` are m and r of F(m, r), down and across (minimal_filtering.py). Tiles have m + r - 1 rows and
+    columns, as many matrices as these have elements. Tiles are m apart, and as many as cover every window of the padded
+    image; the last ones may reach beyond it, into zeros. Padding is (top, left, bottom, right).
     """
 
-    outputs: int
+    outputs: tuple[int, int]
+    kernel: tuple[int, int]
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return self.outputs[0] + self.kernel[0] - 1, self.outputs[1] + self.kernel[1] - 1
+
+    def image(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the convolution's result."""
+        top, left, bottom, right = self.padding
+        return height + top + bottom - self.kernel[0] + 1, width + left + right - self.kernel[1] + 1
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Tiles down and across an image."""
-        top, left, bottom, right = self.padding
-        return -((2 - height - top - bottom) // self.outputs), -((2 - width - left - right) // self.outputs)
+        rows, columns = self.image(height, width)
+        return -(-rows // self.outputs[0]), -(-columns // self.outputs[1])
 
 
 @dataclass(frozen=True)
 class WinogradResult:
-    """Attributes of `winograd_result`: from (size**2, tiles, C) products M, the image (N, C, height, width) of A' M A.
+    """Attributes of `winograd_result`: from (matrices, tiles, C) products M, the image (N, C, height, width) of A' M A.
 
-    `outputs` is m of F(m x m, 3 x 3). What the last tiles compute beyond the image is dropped.
+    `outputs` and `kernel` are as those of `WinogradData`. What the last tiles compute beyond the image is dropped.
     """
 
-    outputs: int
+    outputs: tuple[int, int]
+    kernel: tuple[int, int]
     height: int
     width: int
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of a tile of products."""
+        return self.outputs[0] + self.kernel[0] - 1, self.outputs[1] + self.kernel[1] - 1
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Tiles down and across the image."""
-        return -(-self.height // self.outputs), -(-self.width // self.outputs)
+        return -(-self.height // self.outputs[0]), -(-self.width // self.outputs[1])
 
 
 @dataclass(frozen=True)
@@ -456,7 +473,7 @@ def _infer_winograd_data(attrs: WinogradData, x: TensorType) -> TensorType:
     batch, channels, height, width = x.shape
     down, across = attrs.grid(height, width)
     _require(min(down, across) > 0, "no tile of {} fits {}", attrs, x.shape)
-    return TensorType(((attrs.outputs + 2) ** 2, batch * down * across, channels), x.dtype)
+    return TensorType((prod(attrs.size), batch * down * across, channels), x.dtype)
 
 
 def _infer_winograd_conv2d(attrs: WinogradData, x: TensorType, weight: TensorType) -> TensorType:
@@ -464,12 +481,11 @@ def _infer_winograd_conv2d(attrs: WinogradData, x: TensorType, weight: TensorTyp
     size, channels, columns = weight.shape
     data = _infer_winograd_data(attrs, x)
     _require((data.shape[0], data.shape[2]) == (size, channels), "{} for {}", weight.shape, data.shape)
-    top, left, bottom, right = attrs.padding
-    return TensorType((x.shape[0], columns, x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2), x.dtype)
+    return TensorType((x.shape[0], columns, *attrs.image(*x.shape[2:])), x.dtype)
 
 
 def _infer_winograd_result(attrs: WinogradResult, x: TensorType) -> TensorType:
-    _require(len(x.shape) == 3 and x.shape[0] == (attrs.outputs + 2) ** 2, "{} of {}", attrs, x.shape)
+    _require(len(x.shape) == 3 and x.shape[0] == prod(attrs.size), "{} of {}", attrs, x.shape)
     tiles = prod(attrs.grid)
     _require(tiles > 0 and x.shape[1] % tiles == 0, "{} of {} tiles", attrs, x.shape[1])
     return TensorType((x.shape[1] // tiles, x.shape[2], attrs.height, attrs.width), x.dtype)
