@@ -63,6 +63,7 @@ inline uint __pack_half2(half x, half y) {
   std::memcpy(&bits, &two, 4);
   return bits;
 }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline half __float2half_rn(float x) { return half(x); }
 using std::max;
 using std::min;

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tvm import topi
 
 from eqtune.gpu_machine import gpu_target
 from eqtune.search.space import Decision, build_space
@@ -33,10 +34,10 @@ def arguments(mod, seed=0):
     return [rng.integers(-3, 4, [int(e) for e in p.shape]).astype(str(p.dtype)) for p in mod["main"].params]
 
 
-def check(mod, decision, directory, space=None):
+def check(mod, decision, directory, space=None, tolerance=0.0):
     schedule = (space or build_space(mod, H100)).apply(decision)
     for result in cuda_on_cpu.run(schedule, TARGET, arguments(mod), directory):
-        np.testing.assert_array_equal(result, outputs(mod), err_msg=str(decision))
+        np.testing.assert_allclose(result, outputs(mod), tolerance, tolerance, err_msg=str(decision))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -74,6 +75,26 @@ def test_the_reduction_is_split_over_blocks(tmp_path):
 def test_the_reduction_of_fragments_is_split_over_blocks(dtype, sums, knobs, tmp_path):
     mod = tensor.matmul(40, 56, 300, dtype, sums)  # whose parts do not divide it
     check(mod, Decision("gpu_tensor_core", FRAGMENTS | knobs | {"split": 4}), tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("mma", [0, 1], ids=["wmma", "mma"])
+def test_convolutions_are_products_on_tensor_cores(layout, mma, tmp_path):
+    check(tensor.convolution(layout), Decision("gpu_tensor_core", FRAGMENTS | {"mma": mma, "stages": 2}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        topi.nn.softmax,
+        lambda x: topi.nn.layer_norm(x, topi.full((70,), "float32", 2.0), topi.full((70,), "float32", 1.0), [1]),
+    ],
+    ids=["softmax", "layer_norm"],
+)
+@pytest.mark.parametrize(("threads", "rows"), [(32, 1), (32, 2), (64, 2)])
+def test_normalisations_in_one_kernel(function, threads, rows, tmp_path):
+    mod = kernels.unary((6, 70), function)
+    check(mod, Decision("gpu_rows", {"threads": threads, "rows": rows}), tmp_path, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", ["row_sums", "transpose", "center_rows"])

@@ -47,6 +47,11 @@ def convolution(layout, groups=1, stride=1):
     return workload(data, weight, topi.nn.relu(made))
 
 
+def depthwise_nhwc():
+    data, weight = te.placeholder((1, 9, 9, 12), name="data"), te.placeholder((3, 3, 12, 1), name="weight")
+    return workload(data, weight, topi.nn.relu(topi.nn.depthwise_conv2d_nhwc(data, weight, 1, 1, 1)))
+
+
 def unary(shape, function):
     x = te.placeholder([tirx.IntImm("int64", extent) for extent in shape], name="x")  # as Relax's kernels have them
     return workload(x, function(x))
@@ -60,6 +65,7 @@ KERNELS = {
     "convolution_nchw_strided": lambda: convolution("NCHW", stride=2),
     "convolution_grouped": lambda: convolution("NCHW", groups=2),
     "depthwise": lambda: convolution("NCHW", groups=8),
+    "depthwise_nhwc": depthwise_nhwc,
     "transpose": lambda: unary((2, 20, 24), lambda x: topi.transpose(x, (0, 2, 1))),
     "relu": lambda: unary((3, 5, 8), topi.nn.relu),
     "row_sums": lambda: unary((6, 40), lambda x: topi.sum(x, axis=-1)),

@@ -45,9 +45,15 @@ def matmul(m, n, k, dtype, sums, transposed=False):
     return as_workload(te.create_prim_func([a, b, d]))
 
 
-def convolution():
-    data, weight = te.placeholder((1, 9, 9, 16), "float16", "data"), te.placeholder((3, 3, 16, 24), "float16", "weight")
-    return as_workload(te.create_prim_func([data, weight, topi.nn.relu(topi.nn.conv2d_nhwc(data, weight, 1, 1, 1))]))
+def convolution(layout="NHWC"):
+    if layout == "NHWC":
+        shapes, made = ((1, 9, 9, 16), (3, 3, 16, 24)), topi.nn.conv2d_nhwc
+    else:
+        shapes, made = ((1, 16, 9, 9), (24, 16, 3, 3)), topi.nn.conv2d_nchw
+    data, weight = (
+        te.placeholder(shape, "float16", name) for shape, name in zip(shapes, ("data", "weight"), strict=True)
+    )
+    return as_workload(te.create_prim_func([data, weight, topi.nn.relu(made(data, weight, 1, 1, 1))]))
 
 
 def tensor_decisions(space, count, seed=0):
@@ -63,6 +69,7 @@ def tensor_decisions(space, count, seed=0):
         *[pytest.param(lambda d=d, s=s: matmul(40, 56, 52, d, s), id=f"{d}-{s}") for d, s in DTYPES],
         pytest.param(lambda: matmul(40, 56, 52, "float16", "float32", transposed=True), id="transposed"),
         pytest.param(convolution, id="convolution"),
+        pytest.param(lambda: convolution("NCHW"), id="convolution_nchw"),
     ],
 )
 def test_tiles_that_do_not_divide_compute_the_kernel(mod, monkeypatch):

@@ -38,7 +38,11 @@ class Fragments:
     def __init__(self, dtype: str, sums: str) -> None:
         self._dtype, self._sums = dtype, sums
         self.fill = self._register("fill", sums, _fill(sums))
-        self.compute = self._register("compute", f"{dtype}_{sums}", _compute(dtype, sums))
+
+    def compute(self, swapped: bool) -> str:
+        """The intrinsic that multiplies; `swapped` where the kernel's first factor is operand "b"."""
+        name = f"{'swapped_' if swapped else ''}{self._dtype}_{self._sums}"
+        return self._register("compute", name, _compute(self._dtype, self._sums, swapped))
 
     def store(self, scope: str) -> str:
         """The intrinsic that stores an accumulator to shared memory of a scope, row by row."""
@@ -136,11 +140,13 @@ def _load(dtype: str, scope: str, transposed: bool, layout: str) -> _Pair:
     return description, implementation
 
 
-def _compute(dtype: str, sums: str) -> _Pair:
+@functools.cache
+def _compute(dtype: str, sums: str, swapped: bool) -> _Pair:
     n = FRAGMENT
 
-    def cast(value: Any) -> Any:
-        return value if dtype == sums else tirx.Cast(sums, value)
+    def product(a: Any, b: Any) -> Any:
+        left, right = (b, a) if swapped else (a, b)
+        return left * right if dtype == sums else tirx.Cast(sums, left) * tirx.Cast(sums, right)
 
     @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:
@@ -148,12 +154,13 @@ def _compute(dtype: str, sums: str) -> _Pair:
         B = T.match_buffer(b, (n, n), dtype, align=64, offset_factor=n, scope="wmma.matrix_b")
         C = T.match_buffer(c, (n, n), sums, align=64, offset_factor=n, scope="wmma.accumulator")
         with T.sblock("root"):
-            T.reads(C[0:n, 0:n], A[0:n, 0:n], B[0:n, 0:n])
+            first, second = T.meta_var((B, A) if swapped else (A, B))
+            T.reads(C[0:n, 0:n], first[0:n, 0:n], second[0:n, 0:n])
             T.writes(C[0:n, 0:n])
             for i, j, k in T.grid(n, n, n):
                 with T.sblock(""):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                    C[vi, vj] = C[vi, vj] + cast(A[vi, vk]) * cast(B[vj, vk])
+                    C[vi, vj] = C[vi, vj] + product(A[vi, vk], B[vj, vk])
 
     @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:

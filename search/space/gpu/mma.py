@@ -59,7 +59,11 @@ class MmaFragments:
         self._dtype, self._sums, self._products = dtype, sums, products
         self._word = 4 // dtype_bytes(dtype)
         self.fill = self._register("fill", sums, _fill(sums))
-        self.compute = self._register("compute", f"{dtype}_{sums}_{products}", _compute(dtype, sums, products))
+
+    def compute(self, swapped: bool) -> str:
+        """The intrinsic that multiplies; `swapped` where the kernel's first factor is operand "b"."""
+        name = f"{'swapped_' if swapped else ''}{self._dtype}_{self._sums}_{self._products}"
+        return self._register("compute", name, _compute(self._dtype, self._sums, self._products, swapped))
 
     def layout(self, operand: str) -> _Layout:
         """Where element (row or column, step) of operand "a" or "b", or (row, column) of "sums", is held."""
@@ -230,7 +234,8 @@ def _load(operand: str, dtype: str, transposed: bool, rounds: bool) -> _Pair:
     return description, matrices if by_matrix else elements
 
 
-def _compute(dtype: str, sums: str, products: int) -> _Pair:
+@functools.cache
+def _compute(dtype: str, sums: str, products: int, swapped: bool) -> _Pair:
     n, steps = FRAGMENT, fragment_steps(dtype, 1)
     word = 4 // dtype_bytes(dtype)
     count = 4 * word
@@ -238,8 +243,9 @@ def _compute(dtype: str, sums: str, products: int) -> _Pair:
     a_type, c_type = _PTX[dtype], _PTX_SUMS[sums]
     in_a, in_b, in_c = _holder("a", word), _holder("b", word), _holder("sums", 1)
 
-    def cast(value: Any) -> Any:
-        return value if dtype == sums else tirx.Cast(sums, value)
+    def product(a: Any, b: Any) -> Any:
+        left, right = (b, a) if swapped else (a, b)
+        return left * right if dtype == sums else tirx.Cast(sums, left) * tirx.Cast(sums, right)
 
     @T.prim_func(s_tir=True, check_well_formed=False)  # type: ignore[untyped-decorator]
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:
@@ -247,7 +253,8 @@ def _compute(dtype: str, sums: str, products: int) -> _Pair:
         B = T.match_buffer(b, (LANES, count), dtype, align=64, offset_factor=1, scope="local")
         C = T.match_buffer(c, (LANES, SUMS), sums, align=64, offset_factor=1, scope="local")
         with T.sblock("root"):
-            T.reads(C[0:LANES, 0:SUMS], A[0:LANES, 0:count], B[0:LANES, 0:count])
+            first, second = T.meta_var((B, A) if swapped else (A, B))
+            T.reads(C[0:LANES, 0:SUMS], first[0:LANES, 0:count], second[0:LANES, 0:count])
             T.writes(C[0:LANES, 0:SUMS])
             for i, j, k in T.grid(n, n, steps):
                 with T.sblock(""):
@@ -255,7 +262,7 @@ def _compute(dtype: str, sums: str, products: int) -> _Pair:
                     a_lane, a_place = T.meta_var(in_a(vi, vk))
                     b_lane, b_place = T.meta_var(in_b(vj, vk))
                     c_lane, c_place = T.meta_var(in_c(vi, vj))
-                    C[c_lane, c_place] = C[c_lane, c_place] + cast(A[a_lane, a_place]) * cast(B[b_lane, b_place])
+                    C[c_lane, c_place] = C[c_lane, c_place] + product(A[a_lane, a_place], B[b_lane, b_place])
 
     def multiply(a: Any, a_offset: Any, b: Any, b_offset: Any, c: Any, half: Any) -> Any:
         """The instruction for the columns of one half: `a` and `b` are pointers, `c` the buffer of the sums."""

@@ -1,7 +1,7 @@
 """Several stages over the same rows in one kernel: softmax, layer, group and RMS norm. One block, or one warp, a row.
 
-Each reduction runs across the row's threads; what stages hand to each other stays in shared memory, so that the row is
-read once from DRAM.
+Each reduction runs across the row's threads, which all keep its result in a register; what other stages hand to each
+other stays in shared memory, so that the row is read once from DRAM.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         in_order = schedule.get_child_blocks(schedule.get_sblock("root"))
         own = next(i for i, b in enumerate(in_order) if schedule.get_sref(b).same_as(schedule.get_sref(output)))
         for block in reversed(in_order[:own]):
-            schedule.set_scope(block, 0, "shared")
+            # A row's sum is in a register of every thread. In shared memory, thread 0 of a row would write it, and TVM
+            # puts no barrier before others read what is indexed by the row alone.
+            schedule.set_scope(block, 0, "local" if _reduces(schedule, block) else "shared")
             # At the block's loop, not the row's: what is in shared memory belongs to all of a block's threads.
             schedule.compute_at(block, blocks, preserve_unit_loops=True)
         for block in in_order[:own]:
@@ -95,6 +97,10 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         inside = schedule.get_loops(output)[2:] or [schedule.add_unit_loop(output)]
         _, thread = schedule.split(fuse_all(schedule, inside), [None, values["threads"]])
         schedule.bind(thread, "threadIdx.x")
+
+
+def _reduces(schedule: Any, block: Any) -> bool:
+    return schedule.get(block).init is not None
 
 
 def _bind_inside(schedule: Any, block: Any, inside: list[Any], values: Mapping[str, int]) -> None:

@@ -121,7 +121,8 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     for part, width, intrinsic in (*loads, (store, FRAGMENT, intrinsics.store(scope))):
         sch.tensorize(_fragment_loops(sch, part, width), intrinsic)
     sch.tensorize(sch.get_loops(sch.get_child_blocks(fill)[0])[-2], intrinsics.fill)
-    sch.tensorize(sch.get_loops(inner)[-3], intrinsics.compute)
+    swapped = normalized.places[0] > normalized.places[1]
+    sch.tensorize(sch.get_loops(inner)[-3], intrinsics.compute(swapped))
     bind_elementwise(sch)
     return sch
 
