@@ -134,7 +134,7 @@ class ElementwiseSketch(MemoryBoundSketch):
         if values["pieces"] > 1:
             piece, run = schedule.split(run, [values["pieces"], None])
             outer = [*outer, piece]
-        run = vectorize(schedule, run, values["lanes"], values["unroll"])
+        run = vectorize(schedule, run, values["lanes"], values["unroll"], self.run_axes)
         if values["partition"]:
             if self.guard:
                 partition(schedule, run)

@@ -23,12 +23,21 @@ def partition(schedule: Any, loop: Any) -> None:
     schedule.annotate(loop, "pragma_loop_partition_hint", 1)
 
 
-def vectorize(schedule: Any, loop: Any, lanes: int, unroll: int = 1) -> Any:
-    """Cut a loop in `unroll` vectors of `lanes`; a ragged tail runs one by one. Returns the loop over the cuts."""
+def vectorize(schedule: Any, loop: Any, lanes: int, unroll: int = 1, axes: int = 1) -> Any:
+    """Cut a loop in `unroll` vectors of `lanes`; a ragged tail runs one by one. Returns the outermost of the loops.
+
+    The loop may be fused from several `axes`. Of the index f = i * 16 + j, TVM simplifies the parts f % 3136 // 56 and
+    f % 56 so far that it no longer sees that they make up f, computes them lane by lane and gathers: relu of
+    1 x 256 x 56 x 56 took 946 us instead of 67. It leaves sums of three terms alone, so that a single vector gets a
+    loop around it that is not unrolled.
+    """
     if lanes == 1 and unroll == 1:
         return loop
     ragged = extent_of(schedule, loop) % (lanes * unroll) != 0
-    outer, body, inner = schedule.split(loop, [None, unroll, lanes])
+    vectors = extent_of(schedule, loop) // lanes
+    serial = axes > 1 and unroll == 1 and not ragged
+    middle = next((d for d in range(2, vectors) if vectors % d == 0), 1) if serial else unroll
+    outer, body, inner = schedule.split(loop, [None, middle, lanes])
     if lanes > 1:
         schedule.vectorize(inner)
     if unroll > 1:

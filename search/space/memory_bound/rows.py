@@ -308,7 +308,7 @@ def _vectorize_run(schedule: Any, rows: list[Any], loops: Sequence[Any], lanes: 
     extent = extent_of(schedule, run)
     if extent < lanes:
         return
-    outer = vectorize(schedule, run, lanes, _fitting(unroll, lanes, extent))
+    outer = vectorize(schedule, run, lanes, _fitting(unroll, lanes, extent), len(loops))
     if rows:
         schedule.reorder(outer, *rows)
         schedule.unroll(rows[0])
