@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["extent_of", "fuse", "parallelize", "partition", "vectorize"]
+__all__ = ["extent_of", "fuse", "parallelize", "partition", "serial_vectors", "vectorize"]
 
 
 def extent_of(schedule: Any, loop: Any) -> int:
@@ -34,9 +34,7 @@ def vectorize(schedule: Any, loop: Any, lanes: int, unroll: int = 1, axes: int =
     if lanes == 1 and unroll == 1:
         return loop
     ragged = extent_of(schedule, loop) % (lanes * unroll) != 0
-    vectors = extent_of(schedule, loop) // lanes
-    serial = axes > 1 and unroll == 1 and not ragged
-    middle = next((d for d in range(2, vectors) if vectors % d == 0), 1) if serial else unroll
+    middle = unroll if unroll > 1 or ragged else serial_vectors(extent_of(schedule, loop) // lanes, axes)
     outer, body, inner = schedule.split(loop, [None, middle, lanes])
     if lanes > 1:
         schedule.vectorize(inner)
@@ -45,6 +43,11 @@ def vectorize(schedule: Any, loop: Any, lanes: int, unroll: int = 1, axes: int =
     if ragged:
         partition(schedule, outer)
     return outer
+
+
+def serial_vectors(vectors: int, axes: int) -> int:
+    """How many of a run's vectors to put in a loop around one, so that it is not gathered: see `vectorize`."""
+    return next((d for d in range(2, vectors) if vectors % d == 0), 1) if axes > 1 else 1
 
 
 def parallelize(schedule: Any, loops: Sequence[Any], workers: int, threads: int) -> Any:

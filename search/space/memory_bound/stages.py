@@ -13,7 +13,7 @@ from ..base import Knob, Sketch
 from ..features import FEATURES
 from .cost import Work, instructions
 from .kernel import Kernel, Stage, start
-from .nest import fuse, parallelize
+from .nest import fuse, parallelize, serial_vectors
 from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
 __all__ = ["StagesSketch", "UntouchedSketch"]
@@ -89,8 +89,9 @@ class StagesSketch(MemoryBoundSketch):
         outer, run = spatial[: len(spatial) - axes], spatial[len(spatial) - axes :]
         inner = None
         if lanes > 1:
-            strip, inner = schedule.split(fuse(schedule, run), [None, lanes])
-            outer.append(strip)
+            vectors = math.prod(stage.extents[i] for i in stage.spatial[-axes:]) // lanes
+            *strips, inner = schedule.split(fuse(schedule, run), [None, serial_vectors(vectors, axes), lanes])
+            outer += strips
             schedule.reorder(*outer, *reduced, inner)
             schedule.vectorize(inner)
         elif reduced and outer:
