@@ -612,13 +612,14 @@ def test_the_command_says_that_it_cannot_write_before_it_searches(
 ) -> None:
     from eqtune.cli import main
 
-    missing = tmp_path / "missing"
-    assert main(["graph", "zoo:no-such-model", option, str(missing / "file")]) == 2
-    assert f"there is no folder {missing}" in capsys.readouterr().err
     model = tmp_path / "products.json"
     model.write_text(str(tvm.ir.save_json(chain_of_products())))
-    assert main(["graph", str(model), "--no-verify", option, str(tmp_path)]) == 2
-    assert f"cannot write {tmp_path}" in capsys.readouterr().err
+    for file in (tmp_path, model / "file"):
+        assert main(["graph", "zoo:no-such-model", option, str(file)]) == 2
+        assert f"{file} cannot be written" in capsys.readouterr().err
+    file = tmp_path / "made" / "file"
+    assert main(["graph", str(model), "--no-verify", option, str(file)]) == 0
+    assert file.stat().st_size
 
 
 def test_a_misspelt_rule_is_answered_by_its_neighbours() -> None:

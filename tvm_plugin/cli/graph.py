@@ -7,10 +7,10 @@ import json
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .options import check_writable, write_text
 
 if TYPE_CHECKING:
     from ..graph_search import GraphResult
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if min(args.e_nodes, args.iterations, args.k_multi) < 0 or args.seconds < 0:
         raise InputError("limits must not be negative: --e-nodes, --iterations, --seconds, --k-multi")
     for file in (args.html, args.output):
-        if file and not Path(file).parent.is_dir():
-            raise InputError(f"cannot write {file}: there is no folder {Path(file).parent}; make it, or name another")
+        if file:
+            check_writable(file)
     config = GraphConfig(
         rules=_names(args.rules),
         limits=Limits(args.e_nodes, args.iterations, args.seconds, args.k_multi),
@@ -100,22 +100,15 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         if not result.graphs:
             raise InputError(f"there is no graph to draw: {result.kept_because}")
-        _write(args.html, "\n".join(page(args.model, before, after) for before, after in result.graphs))
+        write_text(args.html, "\n".join(page(args.model, before, after) for before, after in result.graphs))
     if args.output:
-        _write(args.output, str(tvm.ir.save_json(result.mod)))
+        write_text(args.output, str(tvm.ir.save_json(result.mod)))
     if args.json:
         json.dump({"model": args.model, **result.to_json()}, sys.stdout, indent=1)
         print()
     else:
         print("\n".join(_lines(result, explain=args.explain, measured=args.measure)))
     return 0
-
-
-def _write(file: str, text: str) -> None:
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {file}: {error.strerror}; name another file") from error
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .options import add_search_options, parse_target, search_arguments
+from .options import add_search_options, check_writable, parse_target, search_arguments, write_text
 
 __all__ = ["add_parser", "run"]
 
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         rows = _describe(kernels, args)
         print(json.dumps(rows, indent=1) if args.json else "\n".join(_line(row) for row in rows))
         return 0
+    if args.output:
+        check_writable(args.output)
     result = tune_kernels(kernels, **search_arguments(args))
     rows = [
         {
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         for task in result.tasks
     ]
     if args.output:
-        Path(args.output).write_text(str(tvm.ir.save_json(result.mod)), encoding="utf-8")
+        write_text(args.output, str(tvm.ir.save_json(result.mod)))
     if args.json:
         json.dump(rows, sys.stdout, indent=1)
         print()

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import InputError
 
-__all__ = ["add_search_options", "check_writable", "parse_shapes", "parse_target", "search_arguments"]
+__all__ = ["add_search_options", "check_writable", "parse_shapes", "parse_target", "search_arguments", "write_text"]
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -91,3 +91,12 @@ def check_writable(file: str) -> None:
     folder = next(parent for parent in path.parents if parent.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise InputError(f"{file} cannot be written; name a file in a folder that you may write to")
+
+
+def write_text(file: str, text: str) -> None:
+    """Write a file, whose folder is made. Raises InputError."""
+    try:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file} cannot be written ({error.strerror}); name another file") from error
