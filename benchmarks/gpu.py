@@ -1,14 +1,16 @@
 """Everything that is claimed of GPUs, measured on this machine's; or, without one, what can be built for it.
 
-Without a mode: products of 4096 beside cuBLAS, dlight and MetaSchedule; how well the cost model ranks held-out
-measurements before and after it learnt from others; models beside torch.compile, and what the graph search gains.
-`--matmul` does the products only. `--compile-only` needs no GPU: does every sketch of every kernel of the zoo build,
-and can be launched.
+Without a mode: products of 4096 beside cuBLAS and dlight; how well the cost model ranks held-out measurements before
+and after it learnt from others; MetaSchedule on the products; models beside torch.compile, and what the graph search
+gains. `--compile-only` needs no GPU: does every sketch of every kernel of the zoo build, and can be launched.
 
-    python -m benchmarks.gpu --json out.json
+    python -m benchmarks.gpu --json out.json --keep records
+    python -m benchmarks.gpu --json out.json --keep records --parts 'product-*,ranking-*' --minutes 9
     python -m benchmarks.gpu --compile-only --json out.json
     python -m benchmarks.gpu --compile-only --models squeezenet --target nvidia/nvidia-a100 --samples 4 --ptxas
-    python -m benchmarks.gpu --matmul 4096 --trials 500 --json out.json
+
+Each part is a row, written as soon as it is known; one that fails says why and loses no other. Run again with the same
+`--json` and `--keep`, it does what is missing: with `--minutes`, a long measurement is cut in as many runs as it takes.
 
 With `--compile-only`, a row a model: distinct `kernels` (of both layouts), `sketches` that fit them, `candidates` that
 were tried (of each sketch the one with the best estimate, and `--samples` random legal ones), how many were `built` to
@@ -19,10 +21,17 @@ CUDA source and are `launchable` within the device's limits, and what failed. Wi
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import json
+import math
 import sys
+import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +40,19 @@ from benchmarks.output import table, write
 
 __all__ = ["check_model", "main"]
 
-PRODUCTS = (("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("int8", "int32"))
-"""Dtypes of operands and sums."""
+PRODUCTS = (("float16", "float32"), ("float32", "float32"), ("int8", "int32"), ("float16", "float16"))
+"""Dtypes of operands and sums. The last takes longest: a CPU needs a minute for its reference."""
 
 PRODUCT_SIZE = 4096
 
 RANKED = 256
 """Candidates that the cost model is trained and judged on."""
+
+CUT_SHARE = 0.85
+"""A part that took this much of what was left may have been ended by it."""
+
+_Part = Callable[[float], dict[str, Any]]
+"""From the seconds that are left to a row."""
 
 MODELS = (
     "resnet50",
@@ -126,39 +141,96 @@ def _check_kernel(
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """Print and write the rows of what was asked for; the exit code: 2 where there is no GPU."""
+    """Print and write the rows of what was asked for; the exit code: 2 where there is no GPU, 1 where a part failed."""
     from benchmarks import gpu_measured
+    from eqtune.gpu_machine import let_tvm_compile
 
     reason = gpu_measured.reason_to_skip()
     if reason:
-        print(f"skipped: {reason}", file=sys.stderr)
+        print(f"skipped: {reason}; --compile-only checks what needs none", file=sys.stderr)
         return 2
-    rows: list[dict[str, Any]] = []
+    let_tvm_compile()
+    started = time.monotonic()
+    rows = _known_rows(args.json)
+    with tempfile.TemporaryDirectory(prefix="eqtune-gpu-") as temporary:
+        for part, make in _parts(args, rows, Path(args.keep or temporary)).items():
+            begun = time.monotonic()
+            left_s = math.inf if args.minutes is None else 60.0 * args.minutes - (begun - started)
+            if left_s <= 0:
+                print("out of time: run again for the rest", flush=True)
+                break
+            try:
+                row = make(left_s)
+            except Exception as error:  # noqa: BLE001 - one part must not lose the others
+                traceback.print_exc()
+                said = str(error).strip().splitlines() or [""]
+                row = {"kernel": "", "error": f"{type(error).__name__}: {said[-1][:300]}"}
+            if time.monotonic() - begun > CUT_SHARE * left_s:
+                row["cut_short"] = True
+            rows[part] = {"part": part, **row}
+            write(list(rows.values()), args.json)
+            print(table([rows[part]]), flush=True)
+    return int(any("error" in row for row in rows.values()))
 
-    def add(row: dict[str, Any]) -> None:
-        rows.append(row)
-        write(rows, args.json)
-        print(table([row]), flush=True)
 
-    size = args.matmul or PRODUCT_SIZE
-    for dtype, sums in PRODUCTS:
-        add(gpu_measured.matmul_row(size, dtype, sums, args.trials, args.seed, args.flush_l2))
-    if args.matmul is not None:
-        return 0
-    _measure_ranking(args, size, add)
-    for name in MODELS if args.models == "all" else args.models.split(","):
-        add(gpu_measured.model_row(name, args.model_trials, args.seed))
-    return 0
+def _known_rows(path: str | None) -> dict[str, dict[str, Any]]:
+    """Rows of earlier runs by their parts."""
+    if path is None or not Path(path).exists():
+        return {}
+    return {row["part"]: row for row in json.loads(Path(path).read_text(encoding="utf-8")) if "part" in row}
 
 
-def _measure_ranking(args: argparse.Namespace, size: int, add: Callable[[dict[str, Any]], None]) -> None:
+def _parts(args: argparse.Namespace, rows: Mapping[str, Mapping[str, Any]], keep: Path) -> dict[str, _Part]:
+    """What is missing among what was asked for, most telling first.
+
+    Raises SystemExit when `--parts` names nothing.
+    """
+    models = MODELS if args.models == "all" else args.models.split(",")
+    model_parts: list[tuple[str, _Part]] = [(f"model-{name}", partial(_model, args, keep, name)) for name in models]
+    parts: dict[str, _Part] = {
+        **{f"product-{a}-{c}": partial(_product, args, keep, a, c) for a, c in PRODUCTS},
+        **{f"ranking-{a}-{c}": partial(_ranking, args, keep, a, c) for a, c in PRODUCTS},
+        **dict(model_parts[:2]),
+        **{f"metaschedule-{a}-{c}": partial(_peer, args, rows, a, c) for a, c in PRODUCTS},
+        **dict(model_parts[2:]),
+    }
+    wanted = {part for pattern in args.parts.split(",") for part in fnmatch.filter(parts, pattern)}
+    if not wanted:
+        sys.exit(f"--parts {args.parts!r} names none of {', '.join(parts)}")
+    done = {part for part, row in rows.items() if "error" not in row and not row.get("cut_short")}
+    return {part: make for part, make in parts.items() if part in wanted - done}
+
+
+def _product(args: argparse.Namespace, keep: Path, dtype: str, sums: str, left_s: float) -> dict[str, Any]:
+    from benchmarks.gpu_measured import matmul_row
+
+    work_dir = keep / f"product-{dtype}-{sums}"
+    return matmul_row(args.size, dtype, sums, args.trials, args.seed, work_dir, left_s, args.flush_l2)
+
+
+def _ranking(args: argparse.Namespace, keep: Path, dtype: str, sums: str, _left_s: float) -> dict[str, Any]:
     from benchmarks.gpu_measured import ranking_row
     from eqtune.gpu_machine import resolve_target
     from eqtune.measure.cuda import CudaMeasurer
 
     with CudaMeasurer(resolve_target("cuda"), seed=args.seed) as measurer:
-        for dtype, sums in PRODUCTS:
-            add(ranking_row(size, dtype, sums, measurer, RANKED, args.seed))
+        work_dir = keep / f"ranking-{dtype}-{sums}"
+        return ranking_row(args.size, dtype, sums, measurer, RANKED, args.seed, work_dir)
+
+
+def _peer(
+    args: argparse.Namespace, rows: Mapping[str, Mapping[str, Any]], dtype: str, sums: str, left_s: float
+) -> dict[str, Any]:
+    from benchmarks.gpu_measured import metaschedule_row
+
+    own = rows.get(f"product-{dtype}-{sums}", {}).get("eqtune_s")
+    return metaschedule_row(args.size, dtype, sums, args.trials, args.seed, left_s, own)
+
+
+def _model(args: argparse.Namespace, keep: Path, name: str, left_s: float) -> dict[str, Any]:
+    from benchmarks.gpu_measured import model_row
+
+    return model_row(name, args.model_trials, args.seed, keep / f"model-{name}", left_s)
 
 
 def main() -> None:
@@ -167,9 +239,13 @@ def main() -> None:
     from eqtune.gpu_machine import describe_gpu, find_compiler, resolve_target
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--compile-only", action="store_true", help="build, and run nothing")
-    mode.add_argument("--matmul", type=int, metavar="SIZE", help="tune products of this size on this machine's GPU")
+    parser.add_argument("--compile-only", action="store_true", help="build, and run nothing")
+    parser.add_argument(
+        "--parts", default="*", help="comma-separated patterns of parts, such as product-*,model-resnet50"
+    )
+    parser.add_argument("--minutes", type=float, help="begin no part after this time; searches end by then")
+    parser.add_argument("--keep", metavar="DIR", help="keep records here; a part that was cut short goes on from them")
+    parser.add_argument("--size", type=int, default=PRODUCT_SIZE, help="rows, columns and reduction of the products")
     parser.add_argument("--trials", type=int, default=500, help="of each product")
     parser.add_argument("--model-trials", type=int, default=2000, help="of each model, in each of two runs")
     parser.add_argument("--flush-l2", action="store_true", help="empty L2 before each timed call; of ours and dlight's")

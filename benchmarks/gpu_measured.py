@@ -1,19 +1,29 @@
-"""Matrix products and models on this machine's GPU, beside what others make of them. See `benchmarks.gpu`."""
+"""Matrix products and models on this machine's GPU, beside what others make of them. See `benchmarks.gpu`.
+
+Each function makes one row, is bounded in time, and keeps what it measured in a work directory where it is given one:
+called again with the same directory, it goes on where it was stopped.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["matmul_row", "model_row", "ranking_row", "reason_to_skip"]
+__all__ = ["matmul_row", "metaschedule_row", "model_row", "ranking_row", "reason_to_skip"]
 
 CALLS = 50
 REPEATS = 5
+
+FAILED_S = 1e9
+"""MetaSchedule's latency of a candidate that failed is 1e10."""
 
 
 def reason_to_skip() -> str:
@@ -29,9 +39,17 @@ def reason_to_skip() -> str:
     return ""
 
 
-def matmul_row(size: int, dtype: str, sums: str, trials: int, seed: int, flush_l2: bool = False) -> dict[str, Any]:
-    """Tune one square product; time cuBLAS (through PyTorch), dlight's default schedule and what MetaSchedule finds in
-    the same number of trials on the same device.
+def matmul_row(
+    size: int,
+    dtype: str,
+    sums: str,
+    trials: int,
+    seed: int,
+    work_dir: Path,
+    seconds: float = math.inf,
+    flush_l2: bool = False,
+) -> dict[str, Any]:
+    """Tune one square product; time cuBLAS (through PyTorch) and dlight's default schedule on the same device.
 
     Parameters
     ----------
@@ -42,14 +60,18 @@ def matmul_row(size: int, dtype: str, sums: str, trials: int, seed: int, flush_l
     trials : int
         Candidates that are measured.
     seed : int
+    work_dir : Path
+        Where records are kept.
+    seconds : float
+        Of searching, at most.
     flush_l2 : bool
         Empty L2 before each timed call of our and dlight's kernels; cuBLAS is then not timed.
 
     Returns
     -------
     dict
-        Seconds (`eqtune_s`, `dlight_s`, `metaschedule_s`, `cublas_s`) and ratios; a peer that cannot run has None, and
-        `skipped` says why.
+        Seconds (`eqtune_s`, `dlight_s`, `cublas_s`), ratios, and the clock of the fastest run; a peer that cannot run
+        has None, and `skipped` says why.
     """
     from eqtune import tune_kernels
     from eqtune.gpu_machine import resolve_target
@@ -57,18 +79,21 @@ def matmul_row(size: int, dtype: str, sums: str, trials: int, seed: int, flush_l
 
     target = resolve_target("cuda")
     kernel = _matmul(size, dtype, sums)
-    with (
-        CudaMeasurer(target, flush_l2=flush_l2, seed=seed) as measurer,
-        tempfile.TemporaryDirectory(prefix="eqtune-gpu-") as work_dir,
-    ):
+    budget_s = seconds if math.isfinite(seconds) else None
+    with CudaMeasurer(target, flush_l2=flush_l2, seed=seed) as measurer:
         found = tune_kernels(
-            kernel, target, trials=trials, work_dir=work_dir, measure=measurer, seed=seed, progress=False
+            kernel,
+            target,
+            trials=trials,
+            time_budget_s=budget_s,
+            work_dir=work_dir,
+            measure=measurer,
+            seed=seed,
+            progress=False,
         )
         device = measurer.describe()["device"]
     (task,) = found.tasks
     cublas_s, why = (None, "L2 is flushed") if flush_l2 else _cublas(size, dtype)
-    metaschedule_s, reason = (None, "L2 is flushed") if flush_l2 else _metaschedule(kernel, target, trials, seed)
-    skipped = [f"{peer}: {text}" for peer, text in (("cuBLAS", why), ("MetaSchedule", reason)) if text]
     return {
         "device": device,
         "kernel": f"matmul {size} {dtype} -> {sums}",
@@ -76,18 +101,52 @@ def matmul_row(size: int, dtype: str, sums: str, trials: int, seed: int, flush_l
         "tflops": 2e-12 * size**3 / task.latency_s,
         "dlight_s": task.baseline_latency_s,
         "over_dlight": task.baseline_latency_s / task.latency_s,
-        "metaschedule_s": metaschedule_s,
-        "over_metaschedule": None if metaschedule_s is None else metaschedule_s / task.latency_s,
         "cublas_s": cublas_s,
         "share_of_cublas": None if cublas_s is None else cublas_s / task.latency_s,
         "trials": task.trials,
         "failed": task.failed,
         "sketch": (task.decision or {}).get("sketch", ""),
-        "skipped": "; ".join(skipped),
+        "clock_mhz": _clock_mhz(work_dir),
+        "skipped": f"cuBLAS: {why}" if why else "",
     }
 
 
-def model_row(name: str, trials: int, seed: int, graph: bool = True) -> dict[str, Any]:
+def _clock_mhz(work_dir: Path) -> float | None:
+    """The clock that the fastest record of a work directory was timed at; None where nothing told it."""
+    from eqtune.records import RecordDatabase
+    from eqtune.records.record import notes_of
+
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        fastest = min(database.all(), key=lambda record: record.latency_s, default=None)
+    return None if fastest is None else notes_of(fastest).get("clock_mhz")
+
+
+def metaschedule_row(
+    size: int, dtype: str, sums: str, trials: int, seed: int, seconds: float = math.inf, eqtune_s: float | None = None
+) -> dict[str, Any]:
+    """What MetaSchedule finds for one square product, in at most `seconds`; `over_metaschedule` where ours is given.
+
+    Returns
+    -------
+    dict
+        `metaschedule_s`, None where no candidate worked; `trials` that it measured.
+    """
+    from eqtune.gpu_machine import resolve_target
+
+    latencies_s, why = _metaschedule(_matmul(size, dtype, sums), resolve_target("cuda"), trials, seed, seconds)
+    best_s = min(latencies_s, default=None)
+    return {
+        "kernel": f"matmul {size} {dtype} -> {sums}",
+        "metaschedule_s": best_s,
+        "over_metaschedule": None if best_s is None or eqtune_s is None else best_s / eqtune_s,
+        "trials": len(latencies_s),
+        "skipped": f"MetaSchedule: {why}" if why else "",
+    }
+
+
+def model_row(
+    name: str, trials: int, seed: int, work_dir: Path, seconds: float = math.inf, graph: bool = True
+) -> dict[str, Any]:
     """Tune one model of the zoo, and time torch.compile(max-autotune) on the same device.
 
     Parameters
@@ -96,6 +155,10 @@ def model_row(name: str, trials: int, seed: int, graph: bool = True) -> dict[str
     trials : int
         Of the whole model, in each of two runs.
     seed : int
+    work_dir : Path
+        Where records are kept, of each run in a folder of its own.
+    seconds : float
+        Of searching, at most, shared by the runs.
     graph : bool
         Tune it once more without the graph search, so that its gain can be told.
 
@@ -107,11 +170,18 @@ def model_row(name: str, trials: int, seed: int, graph: bool = True) -> dict[str
     from eqtune import tune_model
 
     latency_s: dict[str, float] = {}
-    for kind in ("saturate", "off") if graph else ("saturate",):
-        with tempfile.TemporaryDirectory(prefix="eqtune-gpu-") as work_dir:
-            found = tune_model(
-                f"zoo:{name}", target="cuda", trials=trials, graph=kind, work_dir=work_dir, seed=seed, progress=False
-            )
+    kinds = ("saturate", "off") if graph else ("saturate",)
+    for kind in kinds:
+        found = tune_model(
+            f"zoo:{name}",
+            target="cuda",
+            trials=trials,
+            time_budget_s=seconds / len(kinds) if math.isfinite(seconds) else None,
+            graph=kind,
+            work_dir=work_dir / kind,
+            seed=seed,
+            progress=False,
+        )
         latency_s[kind] = found.latency_s
     torch_s, why = _torch_compile(name, seed)
     own_s, without_s = latency_s["saturate"], latency_s.get("off")
@@ -126,7 +196,9 @@ def model_row(name: str, trials: int, seed: int, graph: bool = True) -> dict[str
     }
 
 
-def ranking_row(size: int, dtype: str, sums: str, measurer: Any, candidates: int, seed: int) -> dict[str, Any]:
+def ranking_row(
+    size: int, dtype: str, sums: str, measurer: Any, candidates: int, seed: int, work_dir: Path
+) -> dict[str, Any]:
     """Measure random legal candidates of a product, and correlate the order that is predicted with the measured one.
 
     Parameters
@@ -138,16 +210,20 @@ def ranking_row(size: int, dtype: str, sums: str, measurer: Any, candidates: int
     candidates : int
         Half of them are learnt from; the others are held out.
     seed : int
+    work_dir : Path
+        Where the measurements are kept.
 
     Returns
     -------
     dict
-        Spearman's correlation on the held-out half: of the analytic model (`before`) and of the learnt one (`after`).
+        Spearman's correlation on the held-out half: of the analytic model (`before`), of the learnt one that sees what
+        is known before compiling (`after`), and after (`after_compiling`).
     """
-    from eqtune.cost_model import create
+    from eqtune.cost_model import LateColumns, create
     from eqtune.cost_model.metrics import spearman
     from eqtune.records.workload import as_workload
     from eqtune.search.space import build_space
+    from eqtune.search.space.features import COMPILED, FEATURES, with_compiled
     from eqtune.search.strategies.moves import Moves
     from eqtune.tasks import task_of
 
@@ -157,10 +233,12 @@ def ranking_row(size: int, dtype: str, sums: str, measurer: Any, candidates: int
     measurer.baseline([task])
     measured = measurer.measure(task, [space.decision(point) for point in points])
     latencies_s = np.array([m.latency_s if not m.error else math.inf for m in measured])
+    _keep(work_dir, task, measurer.describe(), measured, seed)
     learnt, held = np.arange(len(points)) % 2 == 0, np.arange(len(points)) % 2 == 1
     features = space.features(points)
-    model = create("xgboost", seed=seed)
-    model.fit(features[learnt], latencies_s[learnt], np.zeros(int(learnt.sum()), dtype=np.int64))
+    compiled = with_compiled(features, [m.notes for m in measured])
+    model = LateColumns(create("xgboost", seed=seed), [FEATURES.index(name) for name in COMPILED], seed=seed)
+    model.fit(compiled[learnt], latencies_s[learnt], np.zeros(int(learnt.sum()), dtype=np.int64))
     return {
         "device": measurer.describe()["device"],
         "kernel": f"matmul {size} {dtype} -> {sums}",
@@ -168,7 +246,40 @@ def ranking_row(size: int, dtype: str, sums: str, measurer: Any, candidates: int
         "failed": int(np.isinf(latencies_s).sum()),
         "before": spearman(-space.latency_s(points[held]), latencies_s[held]),
         "after": spearman(model.predict(features[held]), latencies_s[held]),
+        "after_compiling": spearman(model.predict(compiled[held]), latencies_s[held]),
     }
+
+
+def _keep(work_dir: Path, task: Any, device: dict[str, Any], measured: Sequence[Any], seed: int) -> None:
+    """Add measurements to the records of a work directory."""
+    from eqtune import __version__
+    from eqtune.records import Context, Record, RecordDatabase
+    from eqtune.records.workload import serialize_workload
+    from eqtune.tune.kernel_search import decision_key
+
+    work_dir.mkdir(parents=True, exist_ok=True)
+    context = Context(**device)
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        text = serialize_workload(task.mod)
+        database.add_workload(task.workload_hash, text, name=task.name, flops=task.flops)
+        database.add(
+            [
+                Record(
+                    task.workload_hash,
+                    decision_key(m.decision),
+                    m.trace,
+                    context,
+                    m.latencies_s,
+                    m.error,
+                    m.detail,
+                    time.time(),
+                    seed,
+                    __version__,
+                    json.dumps(dict(m.notes), sort_keys=True) if m.notes else "",
+                )
+                for m in measured
+            ]
+        )
 
 
 def _matmul(size: int, dtype: str, sums: str) -> Any:
@@ -202,27 +313,32 @@ def _cublas(size: int, dtype: str) -> tuple[float | None, str]:
     return _seconds(lambda: torch.matmul(a, b, out=out)), ""
 
 
-def _metaschedule(kernel: Any, target: Any, trials: int, seed: int) -> tuple[float | None, str]:
-    """Seconds of the best candidate of TVM's own tuner; None and the reason where it finds none."""
+def _metaschedule(kernel: Any, target: Any, trials: int, seed: int, seconds: float) -> tuple[list[float], str]:
+    """Seconds of each candidate that TVM's own tuner measured, and why there are none or fewer than asked for."""
     from tvm import IRModule
     from tvm.s_tir import meta_schedule
 
     from benchmarks.peers.metaschedule import PersistentBuilder
 
+    database, why = meta_schedule.database.MemoryDatabase(), ""
+    builder = PersistentBuilder(os.cpu_count() or 1, time.monotonic() + seconds)
     try:
         with tempfile.TemporaryDirectory(prefix="eqtune-gpu-") as work_dir:
-            database = meta_schedule.tune_tir(
+            meta_schedule.tune_tir(
                 IRModule({"main": kernel}),
                 target,
                 work_dir,
                 max_trials_global=trials,
-                builder=PersistentBuilder(os.cpu_count() or 1),
+                builder=builder,
+                database=database,
                 seed=seed,
             )
-            seconds = [float(s) for record in database.get_all_tuning_records() for s in record.run_secs or ()]
     except (RuntimeError, ValueError, TypeError) as error:
-        return None, (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-    return (min(seconds), "") if seconds else (None, "no candidate worked")
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
+        why = "out of time" if builder.out_of_time else last
+    runs = [record.run_secs for record in database.get_all_tuning_records() if record.run_secs]
+    latencies_s = [min(float(s) for s in run) for run in runs]
+    return [s for s in latencies_s if s < FAILED_S], why or ("" if latencies_s else "no candidate worked")
 
 
 def _torch_compile(name: str, seed: int) -> tuple[float | None, str]:

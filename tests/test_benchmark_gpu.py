@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import tvm
@@ -10,6 +12,7 @@ import tvm
 from benchmarks import gpu, gpu_measured
 from eqtune.gpu_machine import resolve_target
 from eqtune.measure.compile_only import CompileOnlyMeasurer
+from eqtune.records import RecordDatabase
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")]
 
@@ -28,31 +31,85 @@ def test_without_a_gpu_it_says_why_and_writes_nothing(monkeypatch, capsys, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_one_run_does_products_ranking_and_models(monkeypatch, tmp_path):
-    asked = []
+@pytest.fixture
+def asked(monkeypatch):
+    """Parts as they are begun, in order; one whose name is in its `faults` fails."""
+    calls = []
+
+    def row(name, **fields):
+        def make(*arguments):
+            calls.append((name, arguments))
+            if name in make.faults:
+                raise RuntimeError("CUDA error")
+            return {"kernel": name, **fields}
+
+        make.faults = set()
+        return make
+
     monkeypatch.setattr(gpu_measured, "reason_to_skip", lambda: "")
-    monkeypatch.setattr(gpu_measured, "matmul_row", lambda size, *_: asked.append(size) or {"kernel": f"matmul {size}"})
-    monkeypatch.setattr(gpu_measured, "model_row", lambda name, trials, _: asked.append(name) or {"model": name})
-    monkeypatch.setattr(
-        gpu, "_measure_ranking", lambda _, size, add: asked.append("ranking") or add({"kernel": f"matmul {size}"})
+    made = {name: row(name, eqtune_s=1e-3) for name in ("matmul_row", "metaschedule_row", "model_row")}
+    for name, function in made.items():
+        monkeypatch.setattr(gpu_measured, name, function)
+    monkeypatch.setattr(gpu, "_ranking", row("ranking"))
+    return SimpleNamespace(calls=calls, made=made)
+
+
+def test_parts_are_done_once_and_one_that_fails_loses_no_other(monkeypatch, asked, tmp_path):
+    out = tmp_path / "out.json"
+    arguments = ("--models", "nasrnn,squeezenet,vgg19", "--json", str(out), "--keep", str(tmp_path))
+    asked.made["model_row"].faults.add("model_row")
+    assert run(monkeypatch, *arguments) == 1
+    names = [name for name, _ in asked.calls]
+    products = len(gpu.PRODUCTS)
+    assert names == (
+        ["matmul_row"] * products
+        + ["ranking"] * products
+        + ["model_row"] * 2
+        + ["metaschedule_row"] * products
+        + ["model_row"]
     )
-    assert run(monkeypatch, "--models", "nasrnn,squeezenet", "--json", str(tmp_path / "out.json")) == 0
-    assert asked == [4096] * len(gpu.PRODUCTS) + ["ranking", "nasrnn", "squeezenet"]
-    assert (tmp_path / "out.json").read_text().count("{") == len(asked)
+    assert asked.calls[-2][1][-1] == 1e-3  # MetaSchedule is compared with what was just measured
+    rows = {row["part"]: row for row in json.loads(out.read_text())}
+    assert rows["model-nasrnn"]["error"] == "RuntimeError: CUDA error"
+    asked.calls.clear()
+    asked.made["model_row"].faults.clear()
+    assert run(monkeypatch, *arguments, "--parts", "model-*") == 0  # what failed is tried again, nothing else
+    assert [name for name, _ in asked.calls] == ["model_row"] * 3
+    assert len(json.loads(out.read_text())) == len(rows)
 
 
-def test_ranking_is_judged_on_candidates_that_were_held_out(monkeypatch):
+def test_minutes_bound_a_run_and_what_was_cut_short_goes_on(monkeypatch, asked, tmp_path):
+    clock = [0.0]
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: clock.__setitem__(0, clock[0] + 100.0) or clock[0])
+    arguments = ("--minutes", "5", "--parts", "product-*", "--json", str(tmp_path / "out.json"))
+    assert run(monkeypatch, *arguments) == 0
+    assert len(asked.calls) == 1  # 100 seconds pass at every look at the clock
+    asked.calls.clear()
+    assert run(monkeypatch, *arguments) == 0
+    (first,) = json.loads((tmp_path / "out.json").read_text())[:1]
+    assert not first.get("cut_short")
+    assert asked.calls[0][1][1] == gpu.PRODUCTS[1][0]
+
+
+def test_unknown_parts_are_refused_by_name(monkeypatch, asked):
+    assert "product-float16-float32" in run(monkeypatch, "--parts", "prodcut")
+
+
+def test_ranking_is_judged_on_candidates_that_were_held_out_and_kept(monkeypatch, tmp_path):
     monkeypatch.setattr("eqtune.measure.compile_only.find_compiler", lambda: None)
     with CompileOnlyMeasurer(resolve_target("nvidia/nvidia-h100")) as measurer:
-        row = gpu_measured.ranking_row(128, "float32", "float32", measurer, 64, seed=0)
+        row = gpu_measured.ranking_row(128, "float32", "float32", measurer, 64, seed=0, work_dir=tmp_path / "kept")
     # Without a compiler, what is "measured" is the analytic estimate itself.
     assert row["before"] == pytest.approx(1.0)
     assert 0.3 < row["after"] <= 1.0
+    assert row["after_compiling"] == pytest.approx(row["after"])  # nothing was told
     assert row["failed"] <= 0.05 * row["candidates"]
+    with RecordDatabase(tmp_path / "kept" / "records.sqlite") as database:
+        assert database.count() == row["candidates"]
 
 
 @pytest.mark.parametrize(("dtype", "sums"), [pytest.param(*pair, marks=needs_gpu) for pair in gpu.PRODUCTS])
-def test_products_are_tuned_on_the_device(dtype, sums):
-    row = gpu_measured.matmul_row(1024, dtype, sums, trials=64, seed=0)
+def test_products_are_tuned_on_the_device(dtype, sums, tmp_path):
+    row = gpu_measured.matmul_row(1024, dtype, sums, trials=64, seed=0, work_dir=tmp_path)
     assert row["over_dlight"] > 1.0
     assert row["failed"] <= 0.1 * row["trials"]

@@ -22,6 +22,7 @@ __all__ = [
     "find_compiler",
     "gpu_target",
     "is_gpu",
+    "let_tvm_compile",
     "local_gpu",
     "resolve_target",
     "supported_archs",
@@ -253,6 +254,17 @@ def find_compiler() -> Compiler | None:
     if _has_module("cuda.bindings.nvrtc"):
         return Compiler("nvrtc", "cuda-bindings", "")
     return None
+
+
+def let_tvm_compile() -> None:
+    """Make TVM compile CUDA with nvcc, in this process and its children, where nvcc is what there is.
+
+    Its default is nvrtc through the package cuda-bindings; where that is missing, a tuned model would not compile.
+    What the user said in `TVM_CUDA_COMPILE_MODE` stays.
+    """
+    compiler = find_compiler()
+    if compiler is not None and not _has_module("cuda.bindings.nvrtc"):
+        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", compiler.kind)
 
 
 def _has_module(name: str) -> bool:

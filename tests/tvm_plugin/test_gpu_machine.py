@@ -23,6 +23,18 @@ def test_every_tag_gives_a_full_target(tag):
     assert target_json(resolve_target(tag)) == target_json(target)
 
 
+@pytest.mark.parametrize(
+    ("said", "bindings", "expected"), [(None, False, "nvcc"), (None, True, None), ("nvrtc", False, "nvrtc")]
+)
+def test_tvm_compiles_with_the_compiler_that_is_there(said, bindings, expected, monkeypatch):
+    environment = {} if said is None else {"TVM_CUDA_COMPILE_MODE": said}
+    monkeypatch.setattr(gpu_machine.os, "environ", environment)
+    monkeypatch.setattr(gpu_machine, "_has_module", lambda name: bindings)
+    monkeypatch.setattr(gpu_machine, "find_compiler", lambda: gpu_machine.Compiler("nvcc", "/usr/bin/nvcc", "13.0"))
+    gpu_machine.let_tvm_compile()
+    assert environment.get("TVM_CUDA_COMPILE_MODE") == expected
+
+
 def test_peaks_agree_with_the_data_sheets():
     published = {
         "nvidia/nvidia-h100": 66.9,

@@ -17,7 +17,7 @@ from tvm.s_tir import ScheduleError
 
 from .. import __version__, cost_model, measure
 from ..errors import SetupError
-from ..gpu_machine import is_gpu, resolve_target
+from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
@@ -114,6 +114,7 @@ class Session:
         self.allocator = allocation.create(settings.allocator)
         self.target = detect_target(settings.threads) if settings.target is None else resolve_target(settings.target)
         if is_gpu(self.target):
+            let_tvm_compile()
             late = [FEATURES.index(name) for name in COMPILED]
             self.model = cost_model.LateColumns(self.model, late, seed=settings.seed)
         self.progress = Progress(settings.progress)
