@@ -10,7 +10,7 @@ from .contraction import contraction_sketches
 from .gpu.generate import build_gpu_space
 from .gpu.hardware import GpuHardware
 from .hardware import Hardware
-from .memory_bound import memory_bound_sketches
+from .memory_bound import masked_window_sketches, memory_bound_sketches
 from .winograd import winograd_sketches
 from .winograd_conv2d import winograd_conv2d_sketches
 
@@ -44,4 +44,6 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     ):  # not read by the analysis, such as a block that stores two values; the fallback takes any kernel
         return Space(memory_bound_sketches(mod, hardware))
     sketches = contraction_sketches(mod, kernel, hardware)
-    return Space(sketches or memory_bound_sketches(mod, hardware))
+    if sketches:
+        return Space([*sketches, *masked_window_sketches(mod, hardware)])
+    return Space(memory_bound_sketches(mod, hardware))

@@ -12,7 +12,9 @@ from tvm.s_tir import SBlock
 from .contraction.forget_sums import forget_sums
 from .gpu.guards import keep_guards
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
+from .memory_bound.masked_lanes import mask_lanes
 from .memory_bound.maxima import exp_of_differences_from_maxima
+from .memory_bound.moments import sum_moments_together
 from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
@@ -54,7 +56,8 @@ def prepare_for_lowering(function: Any) -> Any:
     if _has_threads(function):
         function = keep_guards(function)
     else:
-        function = exp_of_differences_from_maxima(function)
+        function = exp_of_differences_from_maxima(sum_moments_together(function))
+        function = mask_lanes(function)
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = forget_sums(vectorizable_math(function))
     return narrow_indices(function)

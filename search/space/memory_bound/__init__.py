@@ -1,8 +1,8 @@
 """Sketches for kernels that are not contractions: element-wise, reductions, pooling, normalisation, data movement.
 
 `elementwise` and `transpose` move data, `rows` reduces along memory (softmax, norms), `columns` across it (pooling),
-`windows` pools with stride one, `stages` takes whatever is left. Transcendental functions vectorise only in the form
-that `vector_math` gives them.
+`windows` pools with stride one, `masked_windows` takes pooling and depthwise convolutions with channels first, `stages`
+takes whatever is left. Transcendental functions vectorise only in the form that `vector_math` gives them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..hardware import Hardware
 from .columns import ColumnsSketch
 from .elementwise import ElementwiseSketch
 from .kernel import Kernel, Stage, inlined, read_kernel, start
+from .masked_windows import MaskedWindowsSketch
 from .rows import RowsSketch
 from .sketch import MemoryBoundSketch
 from .stages import StagesSketch, UntouchedSketch
@@ -24,7 +25,7 @@ from .transpose import TransposeSketch
 from .vector_math import vectorizable_math
 from .windows import WindowsSketch
 
-__all__ = ["memory_bound_sketches", "vectorizable_math"]
+__all__ = ["masked_window_sketches", "memory_bound_sketches", "vectorizable_math"]
 
 _FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
     ElementwiseSketch,
@@ -33,6 +34,7 @@ _FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
     ColumnsSketch,
     WindowsSketch,
 )
+_MASKED_BYTES = 32  # of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512
 _EXPENSIVE = 8  # vector instructions of an element; below, recomputing is cheaper than storing
 _TRIED = 3
 
@@ -69,7 +71,19 @@ def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
                 found.append(family(mod, keep, kernel, hardware, suffix))
         if StagesSketch.fits(kernel) and (not found or any(stage.is_reduction for stage in kernel.stages)):
             fallbacks.append(StagesSketch(mod, keep, kernel, hardware, suffix))
+    found += masked_window_sketches(mod, hardware)
     return [sketch for sketch in found + fallbacks if _works(sketch)] or [UntouchedSketch(mod)]
+
+
+def masked_window_sketches(mod: Any, hardware: Hardware) -> list[MaskedWindowsSketch]:
+    """The sketch of depthwise convolutions and pooling with channels first, if `mod["main"]` is one."""
+    if hardware.vector_bytes < _MASKED_BYTES:
+        return []
+    kernel = read_kernel(inlined(mod, ()))
+    if not MaskedWindowsSketch.fits(kernel):
+        return []
+    sketch = MaskedWindowsSketch(mod, frozenset(), kernel, hardware)
+    return [sketch] if _works(sketch) else []
 
 
 def _kept(kernel: Kernel) -> list[frozenset[str]]:

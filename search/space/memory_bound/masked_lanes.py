@@ -1,0 +1,194 @@
+"""Vectors that hang over the edge of an image: what lies beside it is masked, neither copied nor branched around.
+
+    for lane in vectorized(16):                           t[0:16] = masked_load(x + v * 16 + j - 1, a mask of lanes,
+        sums[lane] += (x[v * 16 + lane + j - 1]       ->                        0.0)
+                       if 1 <= v * 16 + lane + j          for lane in vectorized(16):
+                       and v * 16 + lane + j < 29             sums[lane] += t[lane] * w[j]
+                       else 0.0) * w[j]
+
+A condition in a vector would make TVM compute lane by lane. Without one, a padded image costs a copy of it, and a row
+that is no multiple of the vector a second loop. Conditions that do not depend on the lane stay as they are, so that
+TVM can split the loops that they depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir.expr import TensorLoad
+
+__all__ = ["MASKED_LANES", "mask_lanes"]
+
+MASKED_LANES = "eqtune.masked_lanes"
+"""Annotation of an innermost loop that becomes one vector, its value 1. Around it is a single store."""
+
+_COMPARISONS = {tirx.LT: (-1, -1), tirx.LE: (-1, 0), tirx.GT: (1, -1), tirx.GE: (1, 0)}
+"""For `a ? b` the sign of a - b and the constant with which it is at least zero."""
+
+
+def mask_lanes(func: Any) -> Any:
+    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+
+    Arguments of the function are read and written under a mask where a condition depends on the lane. Buffers of its
+    own take whole vectors.
+
+    Raises
+    ------
+    ValueError
+        When a condition is not linear in the lane, or the loop holds anything but one store.
+    """
+    arguments = [parameter for parameter in func.params if hasattr(parameter.ty, "shape")]
+
+    def vector(loop: Any) -> Any:
+        return _Vector(loop, arguments).statement() if MASKED_LANES in loop.annotations else loop
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, vector))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+class _Vector:
+    """One marked loop and its block, on the way to vectors."""
+
+    def __init__(self, loop: Any, arguments: Sequence[Any]) -> None:
+        realize = loop.body
+        if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
+            raise ValueError(f"the loop over {loop.loop_var} is marked as a vector but holds more than one store")
+        self.lane, self.lanes, self.arguments = loop.loop_var, int(loop.extent), arguments
+        self.dtype = str(self.lane.ty.dtype)
+        pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        self.binding = [(variable.var, value) for variable, value in pairs]
+        self.store = realize.block.body
+        self.analyzer = sym.Analyzer()
+        always, self.within = self._split(realize.predicate)
+        self.always = always
+        self.statements: list[Any] = []
+
+    def statement(self) -> Any:
+        """The vector's loads, its arithmetic, and its store."""
+        value = self._loads_masked(self.store.value)
+        indices = [_substitute(index, self.binding) for index in self.store.indices]
+        masked = self.within and self._is_argument(self.store.buffer)
+        target, places = (self._register(str(value.ty.dtype)), [self.lane]) if masked else (self.store.buffer, indices)
+        body = tirx.BufferStore(target, value, places)
+        zero, extent = tirx.IntImm(self.dtype, 0), tirx.IntImm(self.dtype, self.lanes)
+        self.statements.append(tirx.For(self.lane, zero, extent, tirx.ForKind.VECTORIZED, body))
+        if masked:
+            first = tirx.address_of(tirx.BufferLoad(self.store.buffer, [self._at_first(index) for index in indices]))
+            whole = tirx.BufferLoad(target, [tirx.Ramp(0, 1, self.lanes)])
+            call = tirx.call_llvm_intrin("void", "llvm.masked.store", whole, first, self._mask(self.within, 1, 0))
+            self.statements.append(tirx.Evaluate(call))
+        whole_body = tirx.SeqStmt(self.statements) if len(self.statements) > 1 else self.statements[0]
+        for condition in self.always:
+            whole_body = tirx.IfThenElse(condition, whole_body, None)
+        return whole_body
+
+    def _loads_masked(self, value: Any) -> Any:
+        """The store's value with masked loads in registers, its block's variables replaced."""
+
+        def guarded(call: Any) -> Any:
+            if not str(getattr(call.op, "name", "")).endswith("if_then_else"):
+                return call
+            condition, load, other = call.args
+            if not isinstance(load, TensorLoad):
+                return call
+            outside, inside = self._split(_substitute(condition, self.binding))
+            return self._load(load, [*inside, *self.within], outside, other)
+
+        def plain(load: Any) -> Any:
+            if not self.within or not self._is_argument(load.source) or not self._depends(load):
+                return load
+            return self._load(load, self.within, [], tirx.const(0, str(load.ty.dtype)))
+
+        value = tvm_ffi.structural_map(value, (ir.Call, guarded))
+        if self.within:
+            value = tvm_ffi.structural_map(value, (TensorLoad, plain))
+        return _substitute(value, self.binding)
+
+    def _load(self, load: Any, inside: list[Any], outside: list[Any], other: Any) -> Any:
+        """`load` for all lanes, `other` where a condition fails, as an element of a register."""
+        dtype = str(load.ty.dtype)
+        indices = [_substitute(index, self.binding) for index in load.indices]
+        first = [self._at_first(index) for index in indices]
+        stride = max(abs(self._linear(index)[0]) for index in indices)
+        # Whole strides from a multiple of one, so that the window's elements between two lanes share the loads.
+        extra = self.analyzer.simplify(tirx.floormod(first[-1], stride))
+        parts = []
+        for start in range(0, stride * self.lanes, self.lanes):
+            mask = self._mask(inside, stride, start - extra)
+            address = tirx.address_of(tirx.BufferLoad(load.source, [*first[:-1], first[-1] - extra + start]))
+            beside = tirx.Broadcast(other, self.lanes)
+            name = "llvm.masked.load"
+            parts.append(tirx.call_llvm_pure_intrin(f"{dtype}x{self.lanes}", name, address, mask, beside))
+        vector = self._every(stride, 0, parts)
+        for place in range(1, stride):
+            vector = tirx.if_then_else(
+                tirx.EQ(extra, tirx.IntImm(self.dtype, place)), self._every(stride, place, parts), vector
+            )
+        for condition in outside:
+            vector = tirx.if_then_else(condition, vector, tirx.Broadcast(other, self.lanes))
+        register = self._register(dtype)
+        self.statements.append(tirx.BufferStore(register, vector, [tirx.Ramp(0, 1, self.lanes)]))
+        return tirx.BufferLoad(register, [self.lane])
+
+    def _every(self, stride: int, place: int, parts: list[Any]) -> Any:
+        """Each element of `parts` that is `stride` from the one before, beginning with the one at `place`."""
+        return parts[0] if stride == 1 else tirx.Shuffle(parts, list(range(place, stride * self.lanes, stride)))
+
+    def _register(self, dtype: str) -> Any:
+        buffer = tirx.decl_buffer([self.lanes], dtype, "vector")
+        self.statements.append(tirx.AllocBuffer(buffer))
+        return buffer
+
+    def _split(self, condition: Any) -> tuple[list[Any], list[tuple[int, Any]]]:
+        """The parts of a conjunction that do not depend on the lane, and the others as (k, d): d + k * lane >= 0."""
+        if isinstance(condition, (tirx.And,)):
+            left, right = self._split(condition.a), self._split(condition.b)
+            return left[0] + right[0], left[1] + right[1]
+        if isinstance(condition, tirx.IntImm):
+            return ([] if bool(condition.value) else [condition]), []
+        if not self._depends(condition):
+            return [condition], []
+        if type(condition) not in _COMPARISONS:
+            raise ValueError(f"{condition} depends on the lane {self.lane} and is no comparison")
+        sign, constant = _COMPARISONS[type(condition)]
+        difference = (condition.a - condition.b) if sign > 0 else (condition.b - condition.a)
+        return [], [self._linear(difference + constant)]
+
+    def _linear(self, index: Any) -> tuple[int, Any]:
+        linear = sym.detect_linear_equation(self.analyzer.simplify(index), [self.lane])
+        if not linear or not isinstance(linear[0], tirx.IntImm):
+            raise ValueError(f"{index} is not linear in the lane {self.lane}")
+        return int(linear[0]), linear[1]
+
+    def _mask(self, conditions: list[tuple[int, Any]], stride: int, start: Any) -> Any:
+        """Lanes whose elements, `stride` of them a lane and counted from `start`, meet all conditions."""
+        masks = []
+        for slope, first in conditions:
+            offset = self.analyzer.simplify(first * stride + slope * start)
+            line = tirx.Ramp(offset, tirx.IntImm(str(offset.ty.dtype), slope), self.lanes)
+            masks.append(tirx.GE(line, tirx.Broadcast(tirx.const(0, str(offset.ty.dtype)), self.lanes)))
+        mask = masks[0] if masks else tirx.Broadcast(tirx.IntImm("bool", 1), self.lanes)
+        for more in masks[1:]:
+            mask = tirx.And(mask, more)
+        return mask
+
+    def _at_first(self, index: Any) -> Any:
+        return _substitute(index, [(self.lane, tirx.IntImm(self.dtype, 0))])
+
+    def _depends(self, expression: Any) -> bool:
+        used: list[Any] = []
+        tvm_ffi.structural_walk(_substitute(expression, self.binding), (ir.Var, used.append))
+        return any(var.same_as(self.lane) for var in used)
+
+    def _is_argument(self, buffer: Any) -> bool:
+        return any(buffer.same_as(argument) for argument in self.arguments)
+
+
+def _substitute(expression: Any, values: list[tuple[Any, Any]]) -> Any:
+    def value_of(var: Any) -> Any:
+        return next((value for known, value in values if known.same_as(var)), var)
+
+    return tvm_ffi.structural_map(expression, (ir.Var, value_of))

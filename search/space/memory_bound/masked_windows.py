@@ -1,0 +1,179 @@
+"""Windows over images with channels first: pooling and depthwise convolutions, rows of the image as vectors.
+
+Nothing is copied and no row is cut: what lies beside the image, and behind the end of a ragged row, is masked
+(masked_lanes.py). A tile is some rows of one vector, unrolled with its window, so that LLVM loads every vector once for
+all the rows that it counts in. Rows above and below the image are split off by TVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Knob
+from .cost import Work
+from .kernel import Access, Kernel, Stage
+from .masked_lanes import MASKED_LANES
+from .nest import extent_of, fuse, partition
+from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
+
+__all__ = ["MaskedWindowsSketch"]
+
+_MOST_UNROLLED = 128
+_MOST_ROWS = 14
+_REDUCTION = 2  # tirx.IterVar.CommReduce
+_CROSSING_LOAD = 1.7  # a vector that lies in two lines of the cache, in multiply-adds (Zen 4)
+_TILE = 12.0  # instructions of a tile's addresses and masks
+
+
+class MaskedWindowsSketch(MemoryBoundSketch):
+    """One reduction over a window of the last two axes, vectors along the last.
+
+    Knobs: `lanes` of the vectors, `rows` of the output a tile, `down` (0: tiles side by side first, 1: one below the
+    other), `workers`.
+    """
+
+    family = "masked_windows"
+    family_index = 15
+
+    @staticmethod
+    def fits(kernel: Kernel) -> bool:
+        """Whether there is one windowed reduction of one image, padded or not, and at most a plain epilogue."""
+        stage, *after = kernel.stages or (None,)
+        if stage is None or len(after) > 1 or not all(s.regular for s in kernel.stages) or len(kernel.outputs) != 1:
+            return False
+        spatial = len(stage.spatial)
+        window = stage.extents[spatial:]
+        if spatial < 3 or stage.spatial != tuple(range(spatial)) or len(window) < 2 or stage.combiners != 1:
+            return False
+        *others, height, width = window
+        column = spatial - 1
+        images = [read for read in stage.reads if read.strides[column] != 0]
+        return (
+            set(others) <= {1}
+            and 1 < height * width <= _MOST_UNROLLED
+            and len(images) == 1
+            and _is_float(images[0])
+            and images[0].strides[column] in (1, 2)
+            and all((images[0].strides[axis] or 0) > 0 for axis in (column - 1, -2, -1))
+            and stage.writes[0].strides[column] == 1
+            and stage.extents[column] > 1
+            and set(stage.guards) <= {column - 1, column, len(stage.extents) - 2, len(stage.extents) - 1}
+            and all(_follows(epilogue, stage) for epilogue in after)
+        )
+
+    def _knobs(self) -> tuple[Knob, ...]:
+        self.reduction = self.kernel.stages[0]
+        self.spatial = len(self.reduction.spatial)
+        *outer, self.height, self.width = self.reduction.extents[: self.spatial]
+        self.window = self.reduction.extents[-2:]
+        self.images = int(np.prod(outer))
+        self.image = next(read for read in self.reduction.reads if read.strides[self.spatial - 1] != 0)
+        self.separable = len(self.reduction.reads) == 1 and len(self.reduction.extents) == self.spatial + 2
+        full = self.hardware.lanes(self.image.item_bytes)
+        return (
+            Knob("lanes", tuple(v for v in (full // 2, full) if 1 < v < 2 * self.width) or (2,)),
+            Knob("rows", divisors_up_to(self.height, _MOST_ROWS)),
+            Knob("down", (0, 1)),
+            Knob("workers", worker_counts(self.hardware, self.images)),
+        )
+
+    def legal(self, values: Values) -> NDArray[np.bool_]:
+        """Sums of a tile that fit registers; a body that compiles in time."""
+        knobs = self._columns(values)
+        high, wide = self.window
+        sums = knobs["rows"] * (high if self.separable else 1)
+        fits = sums * knobs["lanes"] * self.image.item_bytes < STACK_BYTES
+        return fits & (knobs["rows"] * high * wide <= _MOST_UNROLLED)
+
+    def _work(self, knobs: Mapping[str, Values]) -> Work:
+        lanes, rows = knobs["lanes"].astype(np.float64), knobs["rows"].astype(np.float64)
+        tiles = self.images * (self.height / rows) * np.ceil(self.width / lanes)
+        high, wide = self.window
+        step = self._row_step()
+        image_rows = np.minimum((rows - 1.0) * step + high, rows * high)
+        across = self.image.strides[self.spatial - 1] or 1
+        loads = _CROSSING_LOAD * image_rows * wide * across + (image_rows * wide if across > 1 else 0.0)
+        sums = image_rows * (wide - 1) + rows * (high - 1) if self.separable else rows * high * wide
+        epilogue = sum(stage.operations for stage in self.kernel.stages[1:])
+        # Multiply-adds take both of the issued instructions, and half vectors pair up.
+        narrow = np.where(lanes < self.hardware.lanes(self.image.item_bytes), 0.6, 1.0)
+        vectors = 2.0 * np.maximum(sums, loads) * narrow + rows * (2.0 + 0.5 * epilogue) + _TILE
+        return Work(
+            instructions=tiles * vectors,
+            lanes=lanes,
+            efficiency=np.ones_like(lanes),
+            unrolled=rows * high * wide,
+            workers=knobs["workers"].astype(np.float64),
+            chunks=np.full_like(lanes, float(self.images)),
+            scratch_bytes=np.zeros_like(lanes),
+            run_bytes=np.full_like(lanes, float(self.width * self.image.item_bytes)),
+            accumulators=rows,
+            variant=np.asarray(self.variant + 0.5 * knobs["down"], dtype=np.float64),
+        )
+
+    def _row_step(self) -> float:
+        """Rows of the image that a step down the output, relative to one down the window, moves by."""
+        row, window_row = self.image.strides[self.spatial - 2], self.image.strides[-2]
+        return row / window_row if row and window_row else float(self.window[0])
+
+    def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
+        block = schedule.get_sblock(self.reduction.name)
+        if len(self.kernel.stages) == 1:
+            output = schedule.cache_write(block, 0, "global")
+        else:
+            output = schedule.get_sblock(self.kernel.stages[-1].name)
+        parts = [block]
+        if self.separable:
+            parts.append(schedule.rfactor(schedule.get_loops(block)[self.spatial], 0))
+        *images, y, x = schedule.get_loops(output)
+        image = fuse(schedule, images)
+        if 1 < values["workers"] < self.hardware.threads:
+            image, _ = schedule.split(image, [values["workers"], None])
+        if values["workers"] > 1:
+            schedule.parallel(image)
+        y, rows = schedule.split(y, [None, values["rows"]])
+        x, lanes = schedule.split(x, [None, values["lanes"]])
+        tiles = (x, y) if values["down"] else (y, x)
+        schedule.reorder(*tiles, rows, lanes)
+        if self.spatial - 2 in self.reduction.guards:
+            partition(schedule, y)
+        depth = len(schedule.get_loops(output)) - 2
+        for part in parts:
+            schedule.compute_at(part, tiles[1], preserve_unit_loops=True)
+        schedule.unroll(rows)
+        schedule.annotate(lanes, MASKED_LANES, 1)
+        for part in parts:
+            self._unroll(schedule, part, depth)
+
+    def _unroll(self, schedule: Any, block: Any, depth: int) -> None:
+        kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]  # the order of loops after compute_at
+        loops = list(zip(schedule.get_loops(block)[depth:], kinds, strict=True))
+        reduced = [loop for loop, kind in loops if kind == _REDUCTION]
+        *others, lanes = (loop for loop, kind in loops if kind != _REDUCTION)
+        schedule.reorder(*reduced, *others, lanes)
+        for loop in (*reduced, *others):
+            if extent_of(schedule, loop) > 1:
+                schedule.unroll(loop)
+        schedule.annotate(lanes, MASKED_LANES, 1)
+        schedule.decompose_reduction(block, reduced[0])
+
+
+def _follows(epilogue: Stage, stage: Stage) -> bool:
+    """Whether an epilogue keeps the reduction's axes, and its vectors along the last one are vectors in memory."""
+    spatial = len(stage.spatial)
+    return (
+        epilogue.extents == stage.extents[:spatial]
+        and not epilogue.guards
+        and not epilogue.calls
+        and not epilogue.forms
+        and epilogue.writes[0].strides[-1] == 1
+        and all(read.strides[-1] in (0, 1) for read in epilogue.reads)
+    )
+
+
+def _is_float(image: Access) -> bool:
+    return image.item_bytes in (4, 8)

@@ -1,0 +1,114 @@
+"""Pooling and depthwise convolutions with channels first: right at borders, and nothing beside a row is touched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.relax import op
+
+from eqtune.search.space import build_space
+from eqtune.search.space.base import Space
+from eqtune.search.space.hardware import Hardware
+from eqtune.search.space.lowering import prepare_for_lowering
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_memory_bound import TARGET, kernel, legal_points
+
+HARDWARE = Hardware(threads=2)
+BESIDE = 64
+"""Elements in front of and behind an output; one vector of bytes, which keeps it aligned."""
+
+Shape = tuple[int, ...]
+
+
+def depthwise(image: Shape, window: tuple[int, int], **attributes: Any) -> tuple[Callable[..., Any], list[Shape]]:
+    channels = image[1]
+
+    def build(b: Any, x: Any, w: Any, bias: Any) -> Any:
+        return b.emit(op.nn.relu(b.emit(op.add(b.emit(op.nn.conv2d(x, w, groups=channels, **attributes)), bias))))
+
+    return build, [image, (channels, 1, *window), (1, channels, 1, 1)]
+
+
+def pool(kind: Any, image: Shape, **attributes: Any) -> tuple[Callable[..., Any], list[Shape]]:
+    return lambda b, x: b.emit(kind(x, **attributes)), [image]
+
+
+CASES: dict[str, tuple[Callable[..., Any], list[Shape]]] = {
+    "depthwise": depthwise((1, 3, 12, 28), (3, 3), padding=1),
+    "depthwise, short rows": depthwise((2, 3, 7, 7), (3, 3), padding=1),
+    "depthwise, stride 2": depthwise((1, 3, 7, 37), (3, 3), padding=1, strides=2),
+    "depthwise, padded on one side": depthwise((1, 2, 8, 34), (3, 3), padding=(0, 0, 1, 1), strides=2),
+    "depthwise, large window": depthwise((1, 2, 6, 20), (3, 5), padding=(1, 2)),
+    "depthwise, dilated": depthwise((1, 2, 9, 20), (3, 3), padding=2, dilation=2),
+    "depthwise, no padding": depthwise((1, 2, 9, 20), (3, 3)),
+    "max pool, stride 2": pool(
+        op.nn.max_pool2d, (1, 3, 11, 35), pool_size=(3, 3), strides=(2, 2), padding=(1, 1), ceil_mode=True
+    ),
+    "max pool, no padding": pool(op.nn.max_pool2d, (1, 3, 9, 40), pool_size=(2, 2), strides=(2, 2)),
+    "average pool": pool(op.nn.avg_pool2d, (1, 3, 10, 35), pool_size=(3, 3), padding=(1, 1)),
+}
+
+
+def masked(mod: Any, hardware: Hardware = HARDWARE) -> Space:
+    return Space([sketch for sketch in build_space(mod, hardware).sketches if sketch.name == "masked_windows"])
+
+
+def compiled(functions: dict[str, Any]) -> Any:
+    named = {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
+    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        return tvm.compile(tvm.IRModule(named), target=tvm.target.Target(TARGET)).jit()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_borders_are_right_and_nothing_beside_the_output_is_written(name: str) -> None:
+    build, shapes = CASES[name]
+    mod = kernel(build, shapes)
+    space = masked(mod)
+    rng = np.random.default_rng(0)
+    inputs = [tvm.runtime.tensor(rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
+    size = [int(extent) for extent in mod["main"].params[-1].shape]
+    points = legal_points(space, 5, seed=0)
+    functions = {
+        f"k{i}": prepare_for_lowering(space.apply(space.decision(p)).mod["main"]) for i, p in enumerate(points)
+    }
+    library = compiled({"untuned": mod["main"], **functions})
+    expected = tvm.runtime.tensor(np.zeros(size, dtype=np.float32))
+    library["untuned"](*inputs, expected)
+    for number, point in enumerate(points):
+        around = np.full(2 * BESIDE + int(np.prod(size)) + BESIDE, 7.0, dtype=np.float32)
+        start = BESIDE + (-around.ctypes.data // 4) % 16
+        output = around[start : start + int(np.prod(size))].reshape(size)
+        library[f"k{number}"](*inputs, tvm.runtime.from_dlpack(output))
+        np.testing.assert_allclose(output, expected.numpy(), rtol=1e-5, atol=1e-5, err_msg=str(space.decision(point)))
+        output[:] = 7.0
+        assert (around == 7.0).all(), f"{space.decision(point)} writes beside its output"
+
+
+def test_a_padded_image_is_not_copied() -> None:
+    build, shapes = CASES["depthwise"]
+    space = masked(kernel(build, shapes))
+    script = prepare_for_lowering(space.apply(space.decision(legal_points(space, 1, seed=0)[0])).mod["main"]).script()
+    assert "pad_temp" not in script
+    assert "llvm.masked.load" in script
+
+
+def test_cpus_without_masked_loads_get_no_masks() -> None:
+    build, shapes = CASES["average pool"]
+    names = {sketch.name for sketch in build_space(kernel(build, shapes), Hardware(vector_bytes=16)).sketches}
+    assert names
+    assert "masked_windows" not in names
+
+
+def test_a_product_over_channels_is_no_window() -> None:
+    def build(b: Any, x: Any, w: Any) -> Any:
+        return b.emit(op.nn.conv2d(x, w, padding=1))
+
+    mod = kernel(build, [(1, 4, 8, 16), (8, 4, 3, 3)])
+    assert all(sketch.name != "masked_windows" for sketch in build_space(mod, HARDWARE).sketches)
