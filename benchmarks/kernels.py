@@ -5,8 +5,8 @@
 
 `peak_fraction` is speed over the measured FMA peak for compute-bound kernels. For the others it is the time that the
 slower of two limits takes, over the measured time, and `limit` tells which one it is: "bandwidth" of a copy of the same
-size (`bandwidth_fraction` is always over this one), or "arithmetic", the multiplications of functions such as exp at
-the FMA peak (`Case.multiplications`).
+size (`bandwidth_fraction` is always over this one), or "arithmetic", the multiply-adds of depthwise convolutions and
+the multiplications of functions such as exp, at the FMA peak (`Case.arithmetic_s`).
 
 The suites "int8" and "bf16" (benchmarks/dot_suites.py) are compared with the measured peak of the CPU's dot-product
 instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime have some of these kernels only.

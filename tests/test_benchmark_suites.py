@@ -32,6 +32,7 @@ def test_functions_have_an_arithmetic_limit_and_copies_none() -> None:
     by_name = {case.name: case for case in CASES}
     assert by_name["relu_1x256x56x56"].arithmetic_s(1e11) == 0.0
     assert by_name["sigmoid_64x4096"].arithmetic_s(2e9) == pytest.approx(9 * 64 * 4096 / 1e9)
+    assert by_name["conv3x3_7x7_960_960_g960"].arithmetic_s(2e9) == pytest.approx(9 * 49 * 960 / 1e9)
 
 
 DOT_CASES = [case for cases in DOT_SUITES.values() for case in cases]
