@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import combinations
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from egglog.bindings import EggSmolError
-from egglog.bindings import EGraph as Egglog
-
-from eqtune.errors import InputError, MismatchError
+from eqtune.errors import InputError
 
 from .compile_rule import CompiledRule, Form, Interner, Key, compile_rule, constructor
+from .database import Database
 from .egraph_view import EGraphView, read_view
+from .groups import group_key, subsets
 from .rules.rule import Group, Node, Rule
 from .terms import TermGraph
 
@@ -30,12 +26,6 @@ _SCHEMA = """
 (function numbered (i64) T :merge old)
 (ruleset place)
 """
-
-_COMMANDS_A_PROGRAM = 100
-"""egglog keeps a program's text with each of its expressions: long programs cost quadratic time and memory."""
-
-_SUBSETS_UP_TO = 3
-"""Groups of up to this many members are merged in all their subsets, larger ones only as a whole."""
 
 
 @dataclass
@@ -102,13 +92,13 @@ class EGraph:
         self.roots = tuple(graph.outputs)
         self.rules = {rule.name: rule for rule in rules}
         self._tags = ["", *self.rules]
-        self._egglog = Egglog()
+        self._database = Database()
         self._state = _State(numbered=len(graph.terms))
         self._saved: list[_State] = []
         self._facts = defaultdict[str, list[Key]](list)
         self._rulesets = 0
         self._originals = len(graph.terms)
-        self._run(_SCHEMA)
+        self._database.run(_SCHEMA)
         self._declare((term.op, len(term.args)) for term in graph.terms)
         self._load(graph)
         for rule in _reachable(rules, {(term.op, len(term.args)) for term in graph.terms}):
@@ -118,7 +108,7 @@ class EGraph:
     def e_nodes(self) -> int:
         """Number of e-nodes."""
         names = {constructor(*shape) for shape in self._state.constructors}
-        return sum(size for name, size in self._run("(print-size)")[0].sizes if name in names)
+        return sum(size for name, size in self._database.run("(print-size)")[0].sizes if name in names)
 
     def apply(
         self, names: Iterable[str] | None = None, *, budget: int = 1000, e_node_limit: int | None = None
@@ -149,9 +139,9 @@ class EGraph:
         chosen = [name for name in chosen if name in self._state.compiled]
         self._step("ask", [self._state.compiled[name] for name in chosen], result)
         building = set(self._state.builds)
-        asked = self._egglog.freeze().functions
+        asked = self._database.tables()
         ready = [rule for name in chosen for rule in self._answer(name, asked, budget)]
-        self._insert(self._facts)
+        self._database.insert(self._facts)
         self._facts.clear()
         self._step("note", [rule for rule in ready if rule.notes and rule.number not in building], result)
         if e_node_limit is None:
@@ -164,28 +154,18 @@ class EGraph:
 
     def push(self) -> None:
         """Take a snapshot; several stack up."""
-        self._run("(push)")
+        self._database.run("(push)")
         self._saved.append(self._state)
         self._state = self._state.copy()
 
     def pop(self) -> None:
         """Go back to the last snapshot."""
-        self._run(f"(pop {1 + self._state.attempts})")
+        self._database.run(f"(pop {1 + self._state.attempts})")
         self._state = self._saved.pop()
 
     def view(self) -> EGraphView:
         """The e-graph as plain lists."""
-        return read_view(self._egglog, self._state.constructors, self.forms.values, self._tags, self.roots)
-
-    def _run(self, program: str) -> list[Any]:
-        try:
-            return self._egglog.run_program(*self._egglog.parse_program(program))
-        except EggSmolError as error:
-            raise MismatchError(f"egglog refused a program of the graph search: {error}") from error
-
-    def _run_all(self, commands: Sequence[str]) -> None:
-        for start in range(0, len(commands), _COMMANDS_A_PROGRAM):
-            self._run("\n".join(commands[start : start + _COMMANDS_A_PROGRAM]))
+        return read_view(self._database, self._state.constructors, self.forms.values, self._tags, self.roots)
 
     def _declare(self, shapes: Iterable[tuple[str, int]]) -> None:
         for op, count in sorted(set(shapes) - self._state.constructors):
@@ -201,7 +181,7 @@ class EGraph:
                 f"(rule ((place-{name} i form {' '.join(f'j{i}' for i in range(count))}) {operands})"
                 f" ((let e ({term})) (set (made-{term}) 0) (set (numbered i) e) (set (number e) i)) :ruleset place)",
             ]
-            self._run("\n".join(program))
+            self._database.run("\n".join(program))
 
     def _load(self, graph: TermGraph) -> None:
         places = defaultdict[str, list[Key]](list)
@@ -214,18 +194,8 @@ class EGraph:
 
     def _place(self, places: Mapping[str, Sequence[Key]]) -> None:
         """Give numbers to terms, which are made unless they exist: for each constructor number, form, operands."""
-        self._insert(places)
-        self._run("(run-schedule (saturate place))")
-
-    def _insert(self, facts: Mapping[str, Sequence[Key]]) -> None:
-        """Add rows to relations. egglog reads a file's row in 1 us, and a program's command in 25."""
-        with TemporaryDirectory() as folder:
-            commands = []
-            for i, (relation, rows) in enumerate(facts.items()):
-                file = Path(folder, f"{i}.tsv")
-                file.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), encoding="ascii")
-                commands.append(f'(input {relation} "{file.as_posix()}")')
-            self._run_all(commands)
+        self._database.insert(places)
+        self._database.run("(run-schedule (saturate place))")
 
     def _compile(self, rule: Rule | Group) -> None:
         tag = self._tags.index(rule.name)
@@ -235,7 +205,7 @@ class EGraph:
         else:
             compiled = self._add(rule.name, rule, tag)
         self._declare(_operators(compiled.rule.before_nodes))
-        self._run_all(compiled.asking)
+        self._database.run_all(compiled.asking)
 
     def _add(self, name: str, rule: Rule, tag: int, *, numbered: bool | None = None, asks: bool = True) -> CompiledRule:
         compiled = compile_rule(rule, tag, len(self._state.compiled), numbered=numbered, asks=asks)
@@ -258,7 +228,7 @@ class EGraph:
         ready = self._fitting(rules, limit)
         while ready:
             attempt = Round(seconds=result.seconds)
-            self._run("(push)")
+            self._database.run("(push)")
             self._state.attempts += 1
             attempt.changed = self._step("build", ready, attempt)
             grown = self.e_nodes
@@ -268,7 +238,7 @@ class EGraph:
                 for rule in ready:
                     self._state.pending[rule.number] = 0
                 break
-            self._run("(pop)")
+            self._database.run("(pop)")
             self._state.attempts -= 1
             largest = _largest(attempt.matches, (grown - limit) / (grown - self.e_nodes))
             ready = [rule for rule in ready if self._tags[rule.tag] not in largest]
@@ -283,7 +253,7 @@ class EGraph:
         rulesets = " ".join(name.replace(" ", "-rule-") for name in names)
         together = f"step-{self._rulesets}"
         started = time.perf_counter()
-        report = self._run(f"(unstable-combined-ruleset {together} {rulesets}) (run {together} 1)")[0].report
+        report = self._database.run(f"(unstable-combined-ruleset {together} {rulesets}) (run {together} 1)")[0].report
         elapsed = time.perf_counter() - started
         # The bindings round these times to what they take for microseconds: only the rules' shares are to be trusted.
         times = report.search_and_apply_time_per_rule
@@ -308,7 +278,7 @@ class EGraph:
         rule = self._state.compiled[name]
         if not self._state.pending[rule.number]:
             return []
-        integer = self._egglog.value_to_i64
+        integer = self._database.integer
         keys = sorted(tuple(map(integer, row.inputs)) for row in asked[f"ask-{rule.number}"].rows)
         group = self.rules[name]
         if isinstance(group, Group):
@@ -334,12 +304,12 @@ class EGraph:
                 groups[(*attrs, *tensors)].setdefault(numbers["#0"], key)
         ready: dict[str, CompiledRule] = {}
         for members in groups.values():
-            for chosen in _subsets(list(members.values())):
+            for chosen in subsets(list(members.values())):
                 name = f"{group.name}/{len(chosen)}"
                 compiled = self._state.compiled.get(name)
                 if compiled is None:
                     compiled = self._add(name, group.make(len(chosen)), self._tags.index(group.name), asks=False)
-                key = _group_key(compiled, member, chosen)
+                key = group_key(compiled, member, chosen)
                 if len(ready) < budget and self._solve(compiled, key):
                     before = len(self._state.answers)
                     self._tell(compiled, [key])
@@ -363,7 +333,7 @@ class EGraph:
         if facts and rule.number not in self._state.builds:
             self._state.builds.add(rule.number)
             self._declare(_operators(rule.rule.after_nodes))
-            self._run_all(rule.building)
+            self._database.run_all(rule.building)
         if facts:
             self._facts[f"answer-{rule.number}"] += facts
 
@@ -434,27 +404,3 @@ def _reachable(rules: Sequence[Rule | Group], operators: set[tuple[str, int]]) -
         if len(left) == len(waiting):
             return reachable
         waiting = left
-
-
-def _subsets(members: list[Key]) -> Iterator[list[Key]]:
-    if len(members) > _SUBSETS_UP_TO:
-        yield members
-    else:
-        for count in range(2, len(members) + 1):
-            yield from map(list, combinations(members, count))
-
-
-def _group_key(rule: CompiledRule, member: CompiledRule, keys: Sequence[Key]) -> Key:
-    """The key of a group's rule from those of its members: a name is shared, or ends in the member's place."""
-    operators = len(member.rule.before_nodes)
-    numbers = [member.numbers(key) for key in keys]
-
-    def number(name: str) -> int:
-        if name[1:].isdigit():
-            return numbers[int(name[1:])]["#0"]
-        if name in numbers[0]:
-            return numbers[0][name]
-        stem = name.rstrip("0123456789")
-        return numbers[int(name[len(stem) :]) - 1][stem]
-
-    return (*(form for key in keys for form in key[:operators]), *map(number, rule.numbered))

@@ -9,6 +9,7 @@ from typing import Any
 from eqtune.errors import MismatchError
 
 from .compile_rule import Form, constructor
+from .database import Database
 from .terms import TensorType, Term, TermGraph
 
 __all__ = ["EGraphView", "read_view"]
@@ -96,7 +97,7 @@ class EGraphView:
 
 
 def read_view(
-    egglog: Any,
+    database: Database,
     constructors: Iterable[tuple[str, int]],
     forms: Sequence[Form],
     tags: Sequence[str],
@@ -109,8 +110,7 @@ def read_view(
     MismatchError
         When terms of different types are in one class: some rule is wrong.
     """
-    functions = egglog.freeze().functions
-    integer = egglog.value_to_i64
+    functions, integer = database.tables(), database.integer
     view = EGraphView([], [], [], [], [], [], [], [], [], {}, [])
     class_of: dict[Any, int] = {}
     operands: list[list[Any]] = []
