@@ -95,7 +95,8 @@ class _Vector:
             if not isinstance(load, TensorLoad):
                 return call
             outside, inside = self._split(_substitute(condition, self.binding))
-            return self._load(load, [*inside, *self.within], outside, other)
+            within = [] if self._ends_in_row(load, inside) else self.within
+            return self._load(load, [*inside, *within], outside, other)
 
         def plain(load: Any) -> Any:
             if not self.within or not self._is_argument(load.source) or not self._depends(load):
@@ -132,6 +133,19 @@ class _Vector:
         register = self._register(dtype)
         self.statements.append(tirx.BufferStore(register, vector, [tirx.Ramp(0, 1, self.lanes)]))
         return tirx.BufferLoad(register, [self.lane])
+
+    def _ends_in_row(self, load: Any, conditions: list[tuple[int, Any]]) -> bool:
+        """Whether the conditions alone keep `load` from going beyond its row, also in lanes that are not written.
+
+        Then all elements of a window have one mask, and those of a stride share their loads.
+        """
+        slope, column = self._linear(_substitute(load.indices[-1], self.binding))
+        last = load.source.shape[-1] - 1 - column
+        for other, bound in conditions:
+            room = self.analyzer.simplify(last - bound)
+            if other == -slope < 0 and isinstance(room, tirx.IntImm) and int(room) >= 0:
+                return True
+        return False
 
     def _every(self, stride: int, place: int, parts: list[Any]) -> Any:
         """Each element of `parts` that is `stride` from the one before, beginning with the one at `place`."""
