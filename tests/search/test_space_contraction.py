@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-from eqtune.search.space import Hardware, Space, build_space
+from eqtune.search.space import Decision, Hardware, Space, build_space
 from eqtune.search.space.contraction.estimate import tiles
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.lowering import prepare_for_lowering
@@ -194,6 +194,32 @@ def test_ragged_columns_are_computed_whole_where_the_panel_is_padded(layout: str
     chosen = list({(d.values["nr"], d.values["order"], d.values["depth"]): d for d in padded}.values())[:8]
     assert len(chosen) > 3
     check(mod, space, chosen, 1e-4)
+
+
+@pytest.mark.parametrize("mr", [4, 7, 8])
+def test_ragged_tiles_are_whole_and_transposed_in_registers(mr: int) -> None:
+    mod = conv(6, 9, 16, 3, padding=(1, 1))
+    space = build_space(mod, HARDWARE)
+    points = random_points(space, 20_000)
+    wanted = {"mr": mr, "nr": 8, "m2": 1, "pad": 0}
+    decisions = [space.decision(point) for point in points]
+    decisions = [d for d in decisions if d.sketch == "tiled_columns"]
+    chosen = [d for d in decisions if {name: d.values[name] for name in wanted} == wanted][:4]
+    shuffles = [str(prepare_for_lowering(space.apply(d).mod["main"])).count("Shuffle") for d in chosen]
+    assert len(chosen) == 4
+    assert min(shuffles) > 0
+    check(mod, space, chosen, 1e-4)
+
+
+def test_ragged_columns_of_unpacked_operands_keep_whole_vectors() -> None:
+    mod = matmul((13, 21), (21, 37))
+    space = build_space(mod, HARDWARE)
+    values = {"mr": 6, "m2": 1, "nr": 16, "ku": 1, "chunk": 1, "order": 1, "depth": 1, "pack": 0, "pad": 0}
+    decision = Decision("tiled_columns", values)
+    text = str(prepare_for_lowering(space.apply(decision).mod["main"]))
+    assert "T.min(" in text
+    assert "< 37" not in text
+    check(mod, space, [decision], 1e-4)
 
 
 def check(mod: Any, space: Space, decisions: Sequence[Any], tolerance: float) -> None:

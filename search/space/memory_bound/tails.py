@@ -50,7 +50,8 @@ def _overlapping(loop: Any) -> Any:
 
     def unconditional(realize: Any) -> Any:
         values = [tvm_ffi.structural_map(value, (tirx.Mul, start)) for value in realize.iter_values]
-        kept = [term for term in _conjuncts(realize.predicate) if not _uses(term, loop.loop_var)]
+        others = [term for term in _conjuncts(realize.predicate) if _end(term, loop.loop_var) != length]
+        kept = [tvm_ffi.structural_map(term, (tirx.Mul, start)) for term in others]
         return s_tir.SBlockRealize(values, functools.reduce(tirx.And, kept, tirx.IntImm("bool", 1)), realize.block)
 
     body = tvm_ffi.structural_map(loop.body, (s_tir.SBlockRealize, unconditional))
@@ -59,17 +60,23 @@ def _overlapping(loop: Any) -> Any:
 
 
 def _row_length(loop: Any) -> int:
+    """Where the row ends: of the bounds on the loop the nearest, for a tile of a row may end beyond the row, too."""
     lengths: set[int] = set()
 
     def visit(realize: Any) -> None:
-        for bound in _conjuncts(realize.predicate):
-            if isinstance(bound, tirx.LT) and isinstance(bound.b, tirx.IntImm) and _uses(bound.a, loop.loop_var):
-                lengths.add(int(bound.b))
+        ends = [_end(term, loop.loop_var) for term in _conjuncts(realize.predicate)]
+        lengths.update([min(end for end in ends if end is not None)] if any(ends) else [])
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
     if len(lengths) != 1:
         raise ValueError(f"the loop over {loop.loop_var} is marked as ragged but its blocks end at {sorted(lengths)}")
     return lengths.pop()
+
+
+def _end(condition: Any, variable: Any) -> int | None:
+    """The bound of `... variable ... < bound`; None for any other condition."""
+    compared = isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm)
+    return int(condition.b) if compared and _uses(condition.a, variable) else None
 
 
 def _conjuncts(predicate: Any) -> list[Any]:
