@@ -1,4 +1,4 @@
-"""Speaks as `cuda_worker` does, without a GPU: `python fake_gpu.py DIRECTORY`.
+"""Speaks as `cuda_worker` and `rpc_worker` do, without a GPU: `python fake_gpu.py DIRECTORY`.
 
 Every run appends a line to DIRECTORY/runs. Faults come from DIRECTORY/plan, one word a run, used up line by line:
 "hang", "die", "lost", or a latency in seconds.
@@ -30,12 +30,12 @@ def planned():
 reply({"ready": True})
 for line in sys.stdin:
     request = json.loads(line)
-    if request["op"] == "describe":
-        reply({"device": "a GPU of paper", "clock_khz": 1})
+    if request["op"] in ("describe", "connect", "load"):
+        reply({} if request["op"] == "load" else {"device": "a GPU of paper", "clock_khz": 1})
         continue
     what = planned()
     with (directory / "runs").open("a") as log:
-        log.write(f"{os.getpid()} {config['index']} {request['program']} {what}\n")
+        log.write(f"{os.getpid()} {config.get('index', 0)} {request['program']} {what}\n")
     assert Path(request["fields"]["library"]).exists()
     if what == "hang":
         time.sleep(60)

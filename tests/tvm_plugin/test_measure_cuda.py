@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import sys
 from pathlib import Path
@@ -13,12 +15,14 @@ import tvm
 from tvm import te, topi
 
 from eqtune.errors import InputError, SetupError
-from eqtune.gpu_machine import find_compiler, resolve_target
-from eqtune.measure import cuda
+from eqtune.gpu_machine import describe_gpu, find_compiler, resolve_target
+from eqtune.machine import target_json
+from eqtune.measure import RpcMeasurer, cuda, ray_node, rpc
 from eqtune.measure.cuda import CudaMeasurer
 from eqtune.measure.cuda_builder import compile_cubin
 from eqtune.measure.gpu_clock import GpuClock
-from eqtune.records.workload import as_workload, workload_hash
+from eqtune.measure.pool import Config
+from eqtune.records.workload import as_workload, serialize_workload, workload_hash
 from eqtune.search.space import build_space
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
@@ -38,7 +42,7 @@ def make_task(rows):
 
 
 def decisions_of(task, measurer, count):
-    space = build_space(task.mod, measurer.hardware)
+    space = build_space(task.mod, getattr(measurer, "hardware", None) or describe_gpu(TARGET))
     points = Moves(space).sample(np.random.default_rng(0), count)
     return [space.decision(point) for point in points]
 
@@ -77,6 +81,40 @@ def test_builds_here_and_runs_there(measurer, plan, runs):
     assert all(0 < m.notes["registers"] < 256 and m.notes["spill_bytes"] == 0 for m in found)
     assert measurer.describe()["device"] == "a GPU of paper"
     assert len({pid for pid, *_ in runs()}) == 1
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_a_gpu_elsewhere_gets_kernels_built_here_and_references_of_this_cpu(tmp_path, plan, runs, monkeypatch):
+    monkeypatch.setattr(rpc, "rpc_status", lambda address: {"servers": 1})
+    monkeypatch.setattr(rpc, "_COMMAND", (sys.executable, str(FAKE), str(tmp_path)))
+    task = make_task(20)
+    plan("5e-3", "2e-3", "1e-3")
+    with RpcMeasurer("rpc://127.0.0.1:1/gpu", TARGET, workers=1, timeout_s=5.0) as measurer:
+        assert measurer.baseline([task]) == [5e-3]
+        found = measurer.measure(task, decisions_of(task, measurer, 2))
+        assert measurer.describe()["device"] == "a GPU of paper over rpc, key gpu"
+    assert [m.error for m in found] == ["", ""]
+    assert sorted(m.latency_s for m in found) == [1e-3, 2e-3]
+    assert all(m.notes["registers"] > 0 for m in found)
+    assert len(runs()) == 3
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_builders_of_a_cluster_make_what_a_gpu_node_needs(tmp_path):
+    task = make_task(28)
+    text = serialize_workload(task.mod)
+    hardware = describe_gpu(TARGET)
+    target = json.loads(target_json(TARGET))
+    config = Config(target, hardware.to_json(), "eqtune.search.space:build_space", 0, "", 0, export="so")
+    fields = json.dumps(dataclasses.asdict(config))
+    found = ray_node.reference(fields, task.workload_hash, text, 60.0)
+    assert found["domain"] == "normal"
+    assert [len(file) > 28 * 40 * 4 for file in found["references"].values()] == [True]  # one output of float32
+    spec = {"task": task.workload_hash, "untuned": True}
+    built = ray_node.build(fields, 1, {task.workload_hash: text}, [spec], 60.0)
+    assert built["built"][0]["library"] in built["libraries"]
 
 
 @needs_nvcc

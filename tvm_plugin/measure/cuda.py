@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import select
 import sys
 import tempfile
@@ -20,14 +19,12 @@ from ..errors import InputError, SetupError
 from ..gpu_machine import describe_gpu, find_compiler, is_gpu
 from ..machine import core_count, target_json
 from ..search.space.gpu.hardware import GpuHardware
-from ..tasks.task import Task
 from .cuda_worker import CudaWorkerConfig
-from .elsewhere import ElsewhereMeasurer, FarTrial
+from .elsewhere import ElsewhereMeasurer, FarTrial, references_of_builders
 from .fleet import DeviceLost, Fleet
 from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
 from .process import WorkerProcess
-from .timing import BASELINE
-from .trial import BASELINE_LIMIT_FACTOR, MEMORY_SHARE, SPACE_BUILDER
+from .trial import MEMORY_SHARE, SPACE_BUILDER
 
 __all__ = ["CudaMeasurer", "gpu_count"]
 
@@ -165,29 +162,8 @@ class CudaMeasurer(ElsewhereMeasurer):
         for library in Path(self._directory.name).glob("*.so"):
             library.unlink()
 
-    def _measure_baselines(self, tasks: Sequence[Task]) -> None:
-        """References from the CPU, then the times of dlight's kernels; `inf` where dlight has none that is right."""
-        limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
-        hashes = [self._know(task) for task in tasks]
-        started = time.monotonic()
-        answers = self._pool.answers([Request({"op": "reference", "task": h}, limit_s, (h,)) for h in hashes])
-        self.overheads.build_s += time.monotonic() - started
-        for workload_hash, answer in zip(hashes, answers, strict=True):
-            self._baselines[workload_hash] = math.inf
-            if "error" in answer:
-                self._unreferenced[workload_hash] = str(answer["detail"])
-            else:
-                self._domains[workload_hash] = answer["domain"]
-        specs = [{"task": h, "untuned": True} for h in hashes if h in self._domains]
-        built = [trial for trial in self._build(specs, limit_s) if not trial.failure]
-
-        def ask(number: int) -> Mapping[str, Any]:
-            return self._request(built[number], BASELINE, limit_s)
-
-        def note(number: int, answer: dict[str, Any]) -> None:
-            self._baselines[built[number].task] = min(answer.get("latencies_s", ()), default=math.inf)
-
-        self._run([[number] for number in range(len(built))], ask, note)
+    def _make_references(self, hashes: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
+        return references_of_builders(self._pool, hashes, limit_s)
 
 
 class _GpuDevice:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import InputError
+from ..gpu_machine import is_gpu
 from ..machine import target_json
 from ..records.workload import serialize_workload
 from ..tasks.task import Task
@@ -17,6 +18,7 @@ from .arguments import Interface
 from .base import Measurement, Overheads
 from .exported import interface_fields
 from .fleet import Fleet
+from .pool import Request, WorkerPool
 from .timing import BASELINE, LONG, QUICK, Effort
 from .trial import (
     BASELINE_LIMIT_FACTOR,
@@ -30,7 +32,7 @@ from .trial import (
     without_reference,
 )
 
-__all__ = ["ElsewhereMeasurer", "FarTrial"]
+__all__ = ["ElsewhereMeasurer", "FarTrial", "references_of_builders"]
 
 
 @dataclass
@@ -192,7 +194,41 @@ class ElsewhereMeasurer(ABC):
             "tvm_version": str(tvm.__version__),
         }
 
+    def _make_references(self, hashes: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
+        """For GPUs, whose untuned kernels cannot run there: make outputs on the CPU that builds.
+
+        One {"domain": ...} or error for each workload.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no references for GPUs")
+
+    def _measure_gpu_baselines(self, tasks: Sequence[Task]) -> None:
+        """References from a CPU, then the times of dlight's kernels; `inf` where dlight has none that is right."""
+        limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
+        hashes = [self._know(task) for task in tasks]
+        started = time.monotonic()
+        answers = self._make_references(hashes, limit_s)
+        self.overheads.build_s += time.monotonic() - started
+        for workload_hash, answer in zip(hashes, answers, strict=True):
+            self._baselines[workload_hash] = math.inf
+            if "error" in answer:
+                self._unreferenced[workload_hash] = str(answer["detail"])
+            else:
+                self._domains[workload_hash] = answer["domain"]
+        specs = [{"task": h, "untuned": True} for h in hashes if h in self._domains]
+        built = [trial for trial in self._build(specs, limit_s) if not trial.failure]
+
+        def ask(number: int) -> Mapping[str, Any]:
+            return self._request(built[number], BASELINE, limit_s)
+
+        def note(number: int, answer: dict[str, Any]) -> None:
+            self._baselines[built[number].task] = min(answer.get("latencies_s", ()), default=math.inf)
+
+        self._run([[number] for number in range(len(built))], ask, note)
+
     def _measure_baselines(self, tasks: Sequence[Task]) -> None:
+        if is_gpu(self.target):
+            self._measure_gpu_baselines(tasks)
+            return
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
         trials = self._build([{"task": self._know(task), "untuned": True} for task in tasks], limit_s)
         built = [trial for trial in trials if not trial.failure]
@@ -273,3 +309,8 @@ class ElsewhereMeasurer(ABC):
             "check": check,
             "limit_s": limit_s,
         }
+
+
+def references_of_builders(pool: WorkerPool, hashes: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
+    """What `cuda_builder.py` processes answer to a "reference" request for each workload."""
+    return pool.answers([Request({"op": "reference", "task": h}, limit_s, (h,)) for h in hashes])

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import InputError, MissingExtraError, SetupError
+from ..gpu_machine import is_gpu
 from ..machine import describe_machine, is_host, target_json
 from ..search.space.hardware import Hardware
 from .elsewhere import ElsewhereMeasurer, FarTrial
@@ -101,7 +102,7 @@ class RayMeasurer(ElsewhereMeasurer):
                     seed=seed,
                     references="",
                     memory_bytes=0,
-                    export="so" if is_host(target) else "tar",
+                    export="so" if is_gpu(target) or is_host(target) else "tar",
                 )
             )
         )
@@ -138,9 +139,7 @@ class RayMeasurer(ElsewhereMeasurer):
         from . import ray_node
 
         task = ray.remote(num_cpus=1, max_retries=0, runtime_env=self._environment)(ray_node.build)
-        started = time.monotonic()
-        answers = []
-        for pending in [
+        pending = [
             task.remote(
                 self._config,
                 self._batch,
@@ -149,15 +148,21 @@ class RayMeasurer(ElsewhereMeasurer):
                 limit_s,
             )
             for chunk in chunks
-        ]:
-            try:
-                answer = ray.get(pending)
-            except ray.exceptions.RayError:
-                late = time.monotonic() - started >= limit_s
-                detail = f"the builder died, or took longer than {limit_s:g} s"
-                answer = {"error": "timeout" if late else "crash", "detail": detail}
+        ]
+        answers = _collect(pending, limit_s)
+        for answer in answers:
             self._libraries |= answer.pop("libraries", {})
-            answers.append(answer)
+        return answers
+
+    def _make_references(self, hashes: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
+        import ray
+
+        from . import ray_node
+
+        task = ray.remote(num_cpus=1, max_retries=0, runtime_env=self._environment)(ray_node.reference)
+        answers = _collect([task.remote(self._config, h, self._workloads[h], limit_s) for h in hashes], limit_s)
+        for workload_hash, answer in zip(hashes, answers, strict=True):
+            self._references[workload_hash] = ray.put(answer.pop("references", {}))
         return answers
 
     def _refresh(self) -> None:
@@ -257,6 +262,22 @@ class _RayDevice:
             raise DeviceLost("timeout", f"no result after {limit_s:g} s") from error
         except ray.exceptions.RayError as error:
             raise DeviceLost("crash", f"the Ray actor was lost: {str(error).splitlines()[0]}"[:300]) from error
+
+
+def _collect(pending: Sequence[Any], limit_s: float) -> list[dict[str, Any]]:
+    """What builders answer, in order; an error where one died."""
+    import ray
+
+    started = time.monotonic()
+    answers: list[dict[str, Any]] = []
+    for answer in pending:
+        try:
+            answers.append(ray.get(answer))
+        except ray.exceptions.RayError:
+            late = time.monotonic() - started >= limit_s
+            detail = f"the builder died, or took longer than {limit_s:g} s"
+            answers.append({"error": "timeout" if late else "crash", "detail": detail})
+    return answers
 
 
 def _changed(environment: Mapping[str, str]) -> dict[str, str]:

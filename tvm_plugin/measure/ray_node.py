@@ -5,14 +5,16 @@ Loaded by Ray's workers, never by a program that does not use Ray. eqtune must b
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..gpu_machine import is_gpu, let_tvm_compile
 from .affinity import on_first_core
 from .exported import libraries_of
 from .pool import Config
@@ -20,7 +22,7 @@ from .runner import Runner
 from .server import Server
 from .worker import restore_crash_signals
 
-__all__ = ["DeviceActor", "build"]
+__all__ = ["DeviceActor", "build", "reference"]
 
 MAX_DETAIL = 300
 
@@ -35,7 +37,13 @@ class _Builder:
         restore_crash_signals()
         self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
         fields = json.loads(config_text) | {"references": self._directory.name}
-        self._server = Server(Config(**fields))
+        self._server: Server
+        if fields["target"]["kind"] == "cuda":
+            from .cuda_builder import CudaBuilder
+
+            self._server = CudaBuilder(Config(**fields))
+        else:
+            self._server = Server(Config(**fields))
         self._known: set[str] = set()
         self.fresh = True
 
@@ -49,6 +57,15 @@ class _Builder:
         for path in paths:
             Path(path).unlink()
         return answer
+
+    def reference(self, task: str, text: str) -> dict[str, Any]:
+        answer = self._server.answer({"op": "reference", "task": task, "workloads": {task: text}})
+        return answer | {"references": _files_of(self._directory.name, task)}
+
+
+def _files_of(directory: str, task: str) -> dict[str, bytes]:
+    """The reference outputs of a kernel by the names of their files."""
+    return {file.name: file.read_bytes() for file in sorted(Path(directory).glob(f"{task}.*.npy"))}
 
 
 @functools.lru_cache(maxsize=1)
@@ -66,10 +83,29 @@ def build(
     dict
         What `server.py` answers, and "libraries": the bytes of each library by its path.
     """
+    with _limited(config_text, limit_s) as builder:
+        return builder.build(batch, workloads, specs)
+
+
+def reference(config_text: str, task: str, text: str, limit_s: float) -> dict[str, Any]:
+    """Run the kernel `text` of a GPU on this CPU, for its outputs; as `build`, in at most `limit_s` seconds.
+
+    Returns
+    -------
+    dict
+        {"domain": ...} or an error, and "references": the files of its outputs by name.
+    """
+    with _limited(config_text, limit_s) as builder:
+        return builder.reference(task, text)
+
+
+@contextlib.contextmanager
+def _limited(config_text: str, limit_s: float) -> Iterator[_Builder]:
+    """The builder, in a process that ends when what is done with it takes longer."""
     builder = _builder(config_text)
     faulthandler.dump_traceback_later(limit_s + FIRST_BUILD_S * builder.fresh, exit=True)
     try:
-        return builder.build(batch, workloads, specs)
+        yield builder
     finally:
         builder.fresh = False
         faulthandler.cancel_dump_traceback_later()
@@ -91,6 +127,11 @@ class DeviceActor:
 
         restore_crash_signals()
         self._target = tvm.target.Target(dict(target))
+        if is_gpu(self._target):
+            from tvm.backend.cuda import register_backend
+
+            register_backend()  # workers import TVM without its back ends
+            let_tvm_compile()
         self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
         device = tvm.device(self._target.get_target_device_type(), 0)
         self._runner = Runner(device, self._module, Path(self._directory.name), seed)
@@ -122,8 +163,7 @@ class DeviceActor:
         except Exception as error:  # noqa: BLE001 - generated code raises anything; it is the candidate's failure
             return {"error": "crash", "detail": str(error)[-MAX_DETAIL:]}
         if request["save"]:
-            files = sorted(Path(self._directory.name).glob(f"{request['task']}.*.npy"))
-            answer["references"] = {file.name: file.read_bytes() for file in files}
+            answer["references"] = _files_of(self._directory.name, str(request["task"]))
         return answer
 
     def _module(self, path: str) -> Any:

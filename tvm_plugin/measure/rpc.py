@@ -22,9 +22,11 @@ from typing import Any
 import psutil
 
 from ..errors import InputError, SetupError
+from ..gpu_machine import is_gpu
 from ..machine import core_count, describe_machine, is_host, target_json
 from ..search.space.hardware import Hardware
-from .elsewhere import ElsewhereMeasurer, FarTrial
+from .cuda import BUILDER
+from .elsewhere import ElsewhereMeasurer, FarTrial, references_of_builders
 from .fleet import DeviceLost, Fleet
 from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
 from .process import WorkerProcess
@@ -102,7 +104,9 @@ class RpcMeasurer(ElsewhereMeasurer):
         self._wait_for_server(wait_s)
         self._directory = tempfile.TemporaryDirectory(prefix="eqtune-rpc-", ignore_cleanup_errors=True)
         directory = Path(self._directory.name)
-        self._pool = WorkerPool(workers, threads, directory, self._workloads)
+        gpu = is_gpu(target)
+        command = [BUILDER] if gpu else []
+        self._pool = WorkerPool(workers, 1 if gpu else threads, directory, self._workloads, *command)
         self._close = weakref.finalize(self, _close, self._fleet, self._pool, self._directory)
         plain_target = json.loads(target_json(target))
         self._pool.configure(
@@ -113,8 +117,8 @@ class RpcMeasurer(ElsewhereMeasurer):
                 seed=seed,
                 references=str(directory),
                 memory_bytes=int(psutil.virtual_memory().total * MEMORY_SHARE),
-                # Linked here where the linker knows the target, else there.
-                export="so" if is_host(target) else "tar",
+                # Linked here where the linker knows the target, else there. Beside a GPU there is a CPU like this one.
+                export="so" if gpu or is_host(target) else "tar",
             )
         )
         self._config = RpcConfig(
@@ -153,6 +157,9 @@ class RpcMeasurer(ElsewhereMeasurer):
                 for chunk in chunks
             ]
         )
+
+    def _make_references(self, hashes: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
+        return references_of_builders(self._pool, hashes, limit_s)
 
     def _refresh(self) -> None:
         for kind in ("so", "tar"):

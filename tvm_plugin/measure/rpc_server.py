@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from ..errors import InputError
+from ..gpu_machine import let_tvm_compile
 from ..machine import core_count, detect_target, device_name
 from .trial import MEMORY_SHARE
 from .worker import limit_memory, restore_crash_signals
@@ -53,6 +54,7 @@ def serve(tracker: tuple[str, int], key: str, threads: int | None = None, host: 
     if threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
     os.environ["TVM_NUM_THREADS"] = str(threads)  # the only way to more threads than TVM's default
+    let_tvm_compile()  # kernels for a GPU that were built where there is none arrive as source
     from tvm.rpc import server
 
     _offer_functions()
