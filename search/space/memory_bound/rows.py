@@ -347,7 +347,7 @@ def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int, short: 
     rows = [loop for loop in spatial if extent_of(schedule, loop) > 1]
     if vector:  # rfactor puts the loop over lanes first
         wide = rows.pop(0)
-        schedule.reorder(*narrow, *reduced, *rows, wide)
+        schedule.reorder(*reduced, *narrow, *rows, wide)
         outer, inner = schedule.split(wide, [None, lanes])
         for loop in (*rows, outer):
             schedule.unroll(loop)
