@@ -161,6 +161,7 @@ def _attention(heads: int, length: int, width: int) -> Case:
 
 # Multiplications of an element, multiply-adds included (search/space/memory_bound/math_forms.py).
 _EXP = 8  # round(x / ln 2): 1; the rest of x: 2; a polynomial of degree 5: 5
+_EXP_BELOW_ZERO = 7  # softmax's: the rest of x is taken of x / ln 2, which needs one only
 _TANH = 12  # x^2, 6 and 3 for numerator and denominator, times x, a division
 _GELU = 16  # x / sqrt 2, its square, 6 and 4 for erf, times x, a division, the product with x / 2
 _NORM = 3  # the square of a difference, two to normalise
@@ -232,8 +233,8 @@ SUITES: dict[str, tuple[Case, ...]] = {
         _memory("sigmoid", (64, 4096), lambda net, x: net.sigmoid(x), _EXP + 1),
         _memory("tanh", (64, 4096), lambda net, x: net.tanh(x), _TANH),
         _add((1, 256, 56, 56)),
-        _memory("softmax", (12, 64, 64), lambda net, x: net.softmax(x), _EXP + 1),
-        _memory("softmax", (1024, 1024), lambda net, x: net.softmax(x), _EXP + 1),
+        _memory("softmax", (12, 64, 64), lambda net, x: net.softmax(x), _EXP_BELOW_ZERO + 1),
+        _memory("softmax", (1024, 1024), lambda net, x: net.softmax(x), _EXP_BELOW_ZERO + 1),
         _memory("layer_norm", (64, 768), lambda net, x: net.layer_norm(x, "norm", epsilon=1e-12), _NORM),
         _memory("layer_norm", (512, 1024), lambda net, x: net.layer_norm(x, "norm", epsilon=1e-12), _NORM),
         _memory("max_pool3x3s2", (1, 64, 112, 112), lambda net, x: net.max_pool(x, 3, 2, 1)),
