@@ -74,7 +74,7 @@ def constructor(op: str, arguments: int) -> str:
     return op if OPS[op].arity is not None else f"{op}{arguments}"
 
 
-@dataclass
+@dataclass(eq=False)
 class CompiledRule:
     """A rule in egglog's terms.
 

@@ -136,11 +136,15 @@ class EGraph:
         result = Round()
         if self._state.stale_numbers and any(self._chooses_matches(name) for name in chosen):
             self._number_classes()
-        chosen = [name for name in chosen if name in self._state.compiled]
-        self._step("ask", [self._state.compiled[name] for name in chosen], result)
+        rules = {name: self._state.compiled[name] for name in chosen if name in self._state.compiled}
+        if e_node_limit is not None:  # what has more matches than there is room will never be built
+            fitting = self._fitting(list(rules.values()), e_node_limit)
+            result.postponed = tuple(name for name, rule in rules.items() if rule not in fitting)
+            rules = {name: rule for name, rule in rules.items() if rule in fitting}
+        self._step("ask", list(rules.values()), result)
         building = set(self._state.builds)
         asked = self._database.tables()
-        ready = [rule for name in chosen for rule in self._answer(name, asked, budget)]
+        ready = [rule for name in rules for rule in self._answer(name, asked, budget)]
         self._database.insert(self._facts)
         self._facts.clear()
         self._step("note", [rule for rule in ready if rule.notes and rule.number not in building], result)
@@ -242,7 +246,8 @@ class EGraph:
             self._state.attempts -= 1
             largest = _largest(attempt.matches, (grown - limit) / (grown - self.e_nodes))
             ready = [rule for rule in ready if self._tags[rule.tag] not in largest]
-        result.postponed = tuple(dict.fromkeys(self._tags[rule.tag] for rule in rules if rule not in ready))
+        left = [self._tags[rule.tag] for rule in rules if rule not in ready]
+        result.postponed = tuple(dict.fromkeys([*result.postponed, *left]))
 
     def _step(self, kind: str, rules: Sequence[CompiledRule], result: Round) -> bool:
         """Run one of the egglog rules of each rule, all on the same e-graph; whether anything changed."""
