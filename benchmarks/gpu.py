@@ -14,8 +14,9 @@ Each part is a row, written as soon as it is known; one that fails says why and 
 
 With `--compile-only`, a row a model: distinct `kernels` (of both layouts), `sketches` that fit them, `candidates` that
 were tried (of each sketch the one with the best estimate, and `--samples` random legal ones), how many were `built` to
-CUDA source and are `launchable` within the device's limits, and what failed. With `--ptxas`, sources become cubins, and
-`spilling` counts kernels that spill registers.
+CUDA source and are `launchable` within the device's limits, and what failed. With `--ptxas`, sources become cubins;
+`spilling` counts CUDA kernels that spill registers, `refused` those that spill or take so many that they would not be
+run.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def check_model(name: str, target: Any, hardware: Any, samples: int, compiler: A
         "kernels": counts["kernels"],
         "covered": covered,
         **{key: counts[key] for key in ("sketches", "candidates", "built", "launchable")},
-        **({"cuda_kernels": counts["cuda_kernels"], "spilling": counts["spilling"]} if compiler else {}),
+        **({key: counts[key] for key in ("cuda_kernels", "spilling", "refused")} if compiler else {}),
         "wall_s": time.monotonic() - started,
         "failures": "\n".join(failures),
     }
@@ -95,7 +96,7 @@ def check_model(name: str, target: Any, hardware: Any, samples: int, compiler: A
 def _check_kernel(
     task: Any, target: Any, hardware: Any, samples: int, compiler: Any, seed: int, failures: list[str]
 ) -> Counter[str]:
-    from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
+    from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources, resource_problem
     from eqtune.search.space import build_space
     from eqtune.search.space.lowering import prepare_for_lowering
     from eqtune.search.strategies.moves import Moves
@@ -136,6 +137,10 @@ def _check_kernel(
             for resources in ptxas_resources(cuda_source(functions, target), hardware.arch, compiler).values():
                 counts["cuda_kernels"] += 1
                 counts["spilling"] += resources.spill_bytes > 0
+                problem = resource_problem([resources], hardware)
+                counts["refused"] += bool(problem)
+                if problem:
+                    failures.append(f"{task.name}: {sketch.name}: {problem}")
     counts["uncovered"] += not good
     return counts
 

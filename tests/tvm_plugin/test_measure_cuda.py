@@ -24,11 +24,13 @@ from eqtune.measure.gpu_clock import GpuClock
 from eqtune.measure.pool import Config
 from eqtune.records.workload import as_workload, serialize_workload, workload_hash
 from eqtune.search.space import build_space
+from eqtune.search.space.gpu.tf32 import permit_tf32
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 import test_gpu_space as kernels
+import test_gpu_tensor_core as tensor
 
 FAKE = Path(__file__).parent / "fake_gpu.py"
 needs_nvcc = pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
@@ -209,14 +211,34 @@ def test_a_gpu_times_right_kernels(flush_l2):
 ON_DEVICE = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=ON_DEVICE) for name in kernels.KERNELS])
+ON_TENSOR_CORES = {
+    **{
+        f"product_{dtype}_{sums}": lambda dtype=dtype, sums=sums: tensor.matmul(200, 136, 520, dtype, sums)
+        for dtype, sums in [*tensor.DTYPES, ("bfloat16", "float32")]
+    },
+    "product_of_few_tiles": lambda: tensor.matmul(64, 64, 4096, "float16", "float32"),
+    "convolution_float16_nhwc": tensor.convolution,
+    "convolution_float16_nchw": lambda: tensor.convolution("NCHW"),
+    "product_tf32": lambda: permit_tf32(tensor.matmul(200, 136, 520, "float32", "float32"), 3),
+}
+
+NORMALISATIONS = {
+    "softmax": lambda: kernels.unary((64, 300), topi.nn.softmax),
+    "many_short_rows": lambda: kernels.unary((512, 70), topi.nn.softmax),
+}
+
+ALL_KERNELS = kernels.KERNELS | ON_TENSOR_CORES | NORMALISATIONS
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=ON_DEVICE) for name in ALL_KERNELS])
 def test_every_sketch_is_right_on_a_gpu(name):
-    mod = kernels.KERNELS[name]()
+    mod = ALL_KERNELS[name]()
     task = Task(name=name, mod=mod, workload_hash=workload_hash(mod), calls=1, flops=1.0, bytes_moved=1.0)
     with CudaMeasurer(resolve_target("cuda")) as measurer:
         measurer.baseline([task])
         decisions = decisions_of(task, measurer, 200)
-        chosen = [d for s in {d.sketch for d in decisions} for d in [d for d in decisions if d.sketch == s][:3]]
+        sketches = sorted({d.sketch for d in decisions})
+        chosen = [d for s in sketches for d in [d for d in decisions if d.sketch == s][:6]]
         assert [(m.decision, m.detail) for m in measurer.measure(task, chosen) if m.error] == []
 
 
