@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import logging
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def test_a_pipe_gets_plain_lines_now_and_then() -> None:
     for trials in range(5):
         progress.update("conv", 1.5e-3, trials, 0, Budget(trials=64))
     assert stream.getvalue() == "conv | best 1.500 ms | 0/64 trials, 0 failed | 0 s\n"
+
+
+def test_before_every_kernel_is_known_there_is_no_best() -> None:
+    stream = io.StringIO()
+    Progress(stream=stream).update("conv", math.inf, 1, 0, Budget(trials=64))
+    assert stream.getvalue() == "conv | no best yet | 1/64 trials, 0 failed | 0 s\n"
 
 
 def test_quiet_is_quiet() -> None:

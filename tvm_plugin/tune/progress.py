@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TextIO
@@ -51,8 +52,9 @@ class Progress:
         if not self._enabled:
             return
         left = budget.seconds_left
+        best = f"best {latency_s * 1e3:.3f} ms" if math.isfinite(latency_s) else "no best yet"
         text = (
-            f"{self.note}{stage} | best {latency_s * 1e3:.3f} ms | {trials}"
+            f"{self.note}{stage} | {best} | {trials}"
             + ("" if budget.trials is None else f"/{budget.trials}")
             + f" trials, {failed} failed | "
             + (f"{budget.elapsed_s:.0f} s" if left is None else f"{max(0.0, left):.0f} s left")
