@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import math
 import logging
+import math
 from pathlib import Path
 
 import numpy as np
