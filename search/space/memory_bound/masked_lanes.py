@@ -23,7 +23,9 @@ from tvm.ir.expr import TensorLoad
 __all__ = ["MASKED_LANES", "mask_lanes"]
 
 MASKED_LANES = "eqtune.masked_lanes"
-"""Annotation of an innermost loop that becomes one vector, its value 1. Around it is a single store."""
+"""Annotation of an innermost loop that becomes one vector, its value the vector's length. Around it is a single store.
+
+The loop may be shorter: sums of a row that is shorter than a vector get room for a whole one."""
 
 _COMPARISONS = {tirx.LT: (-1, -1), tirx.LE: (-1, 0), tirx.GT: (1, -1), tirx.GE: (1, 0)}
 """For `a ? b` the sign of a - b and the constant with which it is at least zero."""
@@ -45,8 +47,28 @@ def mask_lanes(func: Any) -> Any:
     def vector(loop: Any) -> Any:
         return _Vector(loop, arguments).statement() if MASKED_LANES in loop.annotations else loop
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, vector))
+    body = tvm_ffi.structural_map(_with_room(func.body, arguments), (tirx.For, vector))
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _with_room(body: Any, arguments: Sequence[Any]) -> Any:
+    """The body with whole vectors in those rows of its own buffers that marked loops fill."""
+    wider: list[tuple[Any, Any]] = []
+
+    def visit(loop: Any) -> None:
+        lanes = int(loop.annotations.get(MASKED_LANES, 0))
+        if int(loop.extent) >= lanes:
+            return
+        buffer = loop.body.block.body.buffer
+        if not any(buffer.same_as(known) for known in (*arguments, *(old for old, _ in wider))):
+            shape = [*buffer.shape[:-1], tirx.IntImm(str(buffer.shape[-1].ty.dtype), lanes)]
+            wider.append((buffer, tirx.decl_buffer(shape, str(buffer.dtype), str(buffer.name))))
+
+    def wide(buffer: Any) -> Any:
+        return next((new for old, new in wider if old.same_as(buffer)), buffer)
+
+    tvm_ffi.structural_walk(body, (tirx.For, visit))
+    return tvm_ffi.structural_map(body, (tirx.Buffer, wide)) if wider else body
 
 
 class _Vector:
@@ -56,14 +78,15 @@ class _Vector:
         realize = loop.body
         if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
             raise ValueError(f"the loop over {loop.loop_var} is marked as a vector but holds more than one store")
-        self.lane, self.lanes, self.arguments = loop.loop_var, int(loop.extent), arguments
+        self.lane, self.lanes, self.arguments = loop.loop_var, int(loop.annotations[MASKED_LANES]), arguments
         self.dtype = str(self.lane.ty.dtype)
         pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
         self.binding = [(variable.var, value) for variable, value in pairs]
         self.store = realize.block.body
         self.analyzer = sym.Analyzer()
-        always, self.within = self._split(realize.predicate)
-        self.always = always
+        self.always, self.within = self._split(realize.predicate)
+        if int(loop.extent) < self.lanes:
+            self.within.append((-1, loop.extent - 1))
         self.statements: list[Any] = []
 
     def statement(self) -> Any:

@@ -26,7 +26,10 @@ _MOST_UNROLLED = 128
 _MOST_ROWS = 14
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 _CROSSING_LOAD = 1.7  # a vector that lies in two lines of the cache, in multiply-adds (Zen 4)
-_TILE = 12.0  # instructions of a tile's addresses and masks
+_TILE = 12.0  # instructions of a tile's addresses and stores
+_MASK = 4.0  # and of one mask
+_MOST_EASY_ROWS = 7  # of the image; with more, a tile's loads and sums crowd the registers
+_CROWDED = 0.03
 
 
 class MaskedWindowsSketch(MemoryBoundSketch):
@@ -96,12 +99,17 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         step = self._row_step()
         image_rows = np.minimum((rows - 1.0) * step + high, rows * high)
         across = self.image.strides[self.spatial - 1] or 1
-        loads = _CROSSING_LOAD * image_rows * wide * across + (image_rows * wide if across > 1 else 0.0)
+        # Elements between two lanes come with the loads of the first; shuffles part them.
+        loads = image_rows * (_CROSSING_LOAD * across * np.ceil(wide / across) + (wide if across > 1 else 0.0))
         sums = image_rows * (wide - 1) + rows * (high - 1) if self.separable else rows * high * wide
         epilogue = sum(stage.operations for stage in self.kernel.stages[1:])
         # Multiply-adds take both of the issued instructions, and half vectors pair up.
         narrow = np.where(lanes < self.hardware.lanes(self.image.item_bytes), 0.6, 1.0)
-        vectors = 2.0 * np.maximum(sums, loads) * narrow + rows * (2.0 + 0.5 * epilogue) + _TILE
+        crowding = 1.0 + _CROWDED * np.maximum(rows * across - _MOST_EASY_ROWS, 0.0)
+        vectors = 2.0 * np.maximum(sums, loads) * narrow * crowding + rows * (2.0 + 0.5 * epilogue) + _TILE
+        # LLVM unrolls a few vectors, and then knows their masks; down a column they stay as they are.
+        remade = (knobs["down"] == 0) & (np.ceil(self.width / lanes) > 3)
+        vectors = vectors + np.where(remade, _MASK * wide, 0.0)
         return Work(
             instructions=tiles * vectors,
             lanes=lanes,
@@ -145,11 +153,11 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         for part in parts:
             schedule.compute_at(part, tiles[1], preserve_unit_loops=True)
         schedule.unroll(rows)
-        schedule.annotate(lanes, MASKED_LANES, 1)
+        schedule.annotate(lanes, MASKED_LANES, values["lanes"])
         for part in parts:
-            self._unroll(schedule, part, depth)
+            self._unroll(schedule, part, depth, values["lanes"])
 
-    def _unroll(self, schedule: Any, block: Any, depth: int) -> None:
+    def _unroll(self, schedule: Any, block: Any, depth: int, vector: int) -> None:
         kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]  # the order of loops after compute_at
         loops = list(zip(schedule.get_loops(block)[depth:], kinds, strict=True))
         reduced = [loop for loop, kind in loops if kind == _REDUCTION]
@@ -158,7 +166,7 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         for loop in (*reduced, *others):
             if extent_of(schedule, loop) > 1:
                 schedule.unroll(loop)
-        schedule.annotate(lanes, MASKED_LANES, 1)
+        schedule.annotate(lanes, MASKED_LANES, vector)
         schedule.decompose_reduction(block, reduced[0])
 
 
