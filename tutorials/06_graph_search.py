@@ -15,7 +15,8 @@ from eqtune.search.graph.egraph import EGraph
 from eqtune.search.graph.encode import encode_block
 from eqtune.search.graph.extract import extract
 from eqtune.search.graph.rules import select
-from eqtune.search.graph.rules.rule import Rule, matmul, reduce, tensors
+from eqtune.search.graph.rules.pattern import matmul, reduce, tensors
+from eqtune.search.graph.rules.rule import Rule
 from eqtune.search.graph.saturate import Limits
 
 # A model in Relax: three products of one input, as in attention, and a score for each row.

@@ -16,9 +16,10 @@ import numpy as np
 import tvm
 from tvm import relax, transform
 
+from .search.graph.attributes import TensorType
 from .search.graph.cost import AnalyticCost, MeasuredCost, TermCost, TermKey, term_keys
 from .search.graph.relax_ops import write_term
-from .search.graph.terms import TensorType, TermGraph
+from .search.graph.terms import TermGraph
 from .search.space.hardware import Hardware
 from .tasks import Task, extract_tasks, lower_to_kernels
 from .transform.evaluate import constant_of

@@ -13,7 +13,8 @@ from typing import Any
 from tvm import relax, te, topi
 from tvm.ir import Op, register_op_attr
 
-from .terms import Conv2d, TensorType, infer
+from .attributes import Conv2d, TensorType
+from .operators import infer
 
 __all__ = ["blocked_conv2d"]
 

@@ -21,8 +21,10 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any, Generic, TypeVar
 
-from .rules.rule import Attr, Pattern, Rule, Var, instantiate
-from .terms import OPS, TensorType
+from .attributes import TensorType
+from .operators import OPS
+from .rules.pattern import Attr, Pattern, Var
+from .rules.rule import Rule, instantiate
 
 __all__ = ["CompiledRule", "Form", "Interner", "Key", "compile_rule", "constructor"]
 

@@ -13,7 +13,8 @@ from math import prod
 from typing import Any, Protocol
 
 from ..space.hardware import Hardware
-from .terms import Conv2d, TensorType, TermGraph, WinogradData
+from .attributes import Conv2d, TensorType, WinogradData
+from .terms import TermGraph
 
 __all__ = ["AnalyticCost", "MeasuredCost", "Pricing", "TermCost", "TermKey", "graph_cost_s", "term_keys"]
 

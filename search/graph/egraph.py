@@ -15,7 +15,8 @@ from .compile_rule import CompiledRule, Form, Interner, Key, compile_rule, const
 from .database import Database
 from .egraph_view import EGraphView, read_view
 from .groups import group_key, subsets
-from .rules.rule import Group, Node, Rule
+from .rules.pattern import Node
+from .rules.rule import Group, Rule
 from .terms import TermGraph
 
 __all__ = ["EGraph", "Round"]

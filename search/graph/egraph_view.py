@@ -8,9 +8,10 @@ from typing import Any
 
 from eqtune.errors import MismatchError
 
+from .attributes import TensorType
 from .compile_rule import Form, constructor
 from .database import Database
-from .terms import TensorType, Term, TermGraph
+from .terms import Term, TermGraph
 
 __all__ = ["EGraphView", "read_view"]
 

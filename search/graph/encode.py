@@ -15,8 +15,9 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, relax
 
+from .attributes import Full, Leaf, Opaque, Slice, TensorType
 from .relax_ops import read_call, static_type
-from .terms import Full, Leaf, Opaque, Slice, TensorType, Term, TermGraph
+from .terms import Term, TermGraph
 
 __all__ = ["Encoded", "NotEncodable", "Tree", "encode_block"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from .egraph_view import EGraphView
-from .rules.rule import Attr, Group, Node, Pattern, Rule, Var, instantiate
+from .rules.pattern import Attr, Node, Pattern, Var
+from .rules.rule import Group, Rule, instantiate
 
 __all__ = ["Replacement", "needed_classes", "replacements"]
 

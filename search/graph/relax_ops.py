@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from .blocked_ops import blocked_conv2d
-from .terms import (
+from .attributes import (
     BINARY_KINDS,
     REDUCE_KINDS,
     UNARY_KINDS,
@@ -22,7 +21,6 @@ from .terms import (
     Conv2d,
     Full,
     Kind,
-    NotTypeable,
     Pad,
     Permute,
     Pool2d,
@@ -32,8 +30,9 @@ from .terms import (
     TensorType,
     WinogradData,
     WinogradResult,
-    infer,
 )
+from .blocked_ops import blocked_conv2d
+from .operators import NotTypeable, infer
 from .winograd_ops import winograd_conv2d, winograd_data, winograd_result
 
 __all__ = ["read_call", "static_type", "write_term"]

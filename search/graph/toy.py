@@ -9,23 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .terms import (
-    Axis,
-    Conv2d,
-    Full,
-    Kind,
-    Leaf,
-    NotTypeable,
-    Pad,
-    Permute,
-    Pool2d,
-    Reduce,
-    Shape,
-    Slice,
-    TensorType,
-    Term,
-    TermGraph,
-)
+from .attributes import Axis, Conv2d, Full, Kind, Leaf, Pad, Permute, Pool2d, Reduce, Shape, Slice, TensorType
+from .operators import NotTypeable
+from .terms import Term, TermGraph
 
 UNARY = ("relu", "tanh", "sigmoid", "negative", "abs", "exp")
 BINARY = ("add", "subtract", "multiply", "maximum")

@@ -19,8 +19,9 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.ir import Op, register_op_attr
 
+from .attributes import TensorType, WinogradData, WinogradResult
 from .minimal_filtering import Matrix, matrices
-from .terms import TensorType, WinogradData, WinogradResult, infer
+from .operators import infer
 
 __all__ = ["winograd_conv2d", "winograd_data", "winograd_result"]
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from eqtune.errors import InputError
+from eqtune.search.graph.attributes import Axis, Conv2d, Kind, Leaf, Permute, Pool2d, Reduce, TensorType
 from eqtune.search.graph.egraph import EGraph
 from eqtune.search.graph.rules import EXTENDED_RULES, Group, Rule, select
 from eqtune.search.graph.rules.blocked import BLOCKED_RULES
 from eqtune.search.graph.rules.channels_last import CHANNELS_LAST_RULES
-from eqtune.search.graph.rules.rule import (
+from eqtune.search.graph.rules.pattern import (
     add,
     concat,
     divide,
@@ -25,23 +26,12 @@ from eqtune.search.graph.rules.rule import (
     reshape,
     softmax,
     tensors,
-    term_graphs,
     unary,
 )
+from eqtune.search.graph.rules.rule import term_graphs
 from eqtune.search.graph.rules.winograd import WINOGRAD_RULES
 from eqtune.search.graph.saturate import Limits, saturate
-from eqtune.search.graph.terms import (
-    Axis,
-    Conv2d,
-    Kind,
-    Leaf,
-    Permute,
-    Pool2d,
-    Reduce,
-    TensorType,
-    Term,
-    TermGraph,
-)
+from eqtune.search.graph.terms import Term, TermGraph
 from eqtune.search.graph.verify import verify_rule
 from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats

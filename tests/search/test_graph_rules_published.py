@@ -17,24 +17,13 @@ from typing import Any
 
 import pytest
 
+from eqtune.search.graph.attributes import Axis, Conv2d, Pad, TensorType
 from eqtune.search.graph.egraph import EGraph
 from eqtune.search.graph.rules import EXTENDED_RULES, Group
-from eqtune.search.graph.rules.rule import (
-    Node,
-    Pattern,
-    Rule,
-    add,
-    concat,
-    conv2d,
-    matmul,
-    multiply,
-    pad,
-    relu,
-    tensors,
-    term_graphs,
-)
+from eqtune.search.graph.rules.pattern import Node, Pattern, add, concat, conv2d, matmul, multiply, pad, relu, tensors
+from eqtune.search.graph.rules.rule import Rule, term_graphs
 from eqtune.search.graph.rules.shapes import block
-from eqtune.search.graph.terms import Axis, Conv2d, Pad, TensorType, TermGraph
+from eqtune.search.graph.terms import TermGraph
 from eqtune.search.graph.verify import verify_rule
 
 a, b, c, d = tensors("a b c d")

@@ -6,26 +6,16 @@ import numpy as np
 import pytest
 
 from eqtune.errors import InputError, MismatchError
+from eqtune.search.graph.attributes import Axis, Kind, Leaf, Permute, Shape, Slice, TensorType
 from eqtune.search.graph.cost import AnalyticCost, MeasuredCost, graph_cost_s
 from eqtune.search.graph.egraph import EGraph
 from eqtune.search.graph.extract import EXTRACTORS, extract
+from eqtune.search.graph.operators import NotTypeable, infer
 from eqtune.search.graph.rules import RULES, Group, Rule, select
-from eqtune.search.graph.rules.rule import matmul, permute, slice_, tensors
+from eqtune.search.graph.rules.pattern import matmul, permute, slice_, tensors
 from eqtune.search.graph.saturate import Limits, saturate
 from eqtune.search.graph.superoptimize import superoptimize
-from eqtune.search.graph.terms import (
-    Axis,
-    Kind,
-    Leaf,
-    NotTypeable,
-    Permute,
-    Shape,
-    Slice,
-    TensorType,
-    Term,
-    TermGraph,
-    infer,
-)
+from eqtune.search.graph.terms import Term, TermGraph
 from eqtune.search.graph.toy import ArbitraryCost, leaf_values, random_graph
 from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats

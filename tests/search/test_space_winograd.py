@@ -13,8 +13,8 @@ from tvm import relax
 from eqtune.machine import detect_target
 from eqtune.measure.arguments import Interface
 from eqtune.measure.build import split_packing
+from eqtune.search.graph.attributes import WinogradData, WinogradResult
 from eqtune.search.graph.minimal_filtering import matrices
-from eqtune.search.graph.terms import WinogradData, WinogradResult
 from eqtune.search.graph.winograd_ops import winograd_conv2d, winograd_data, winograd_result
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.lowering import prepare_for_lowering

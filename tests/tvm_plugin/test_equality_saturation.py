@@ -21,7 +21,8 @@ from eqtune.search.graph.encode import Encoded, encode_block
 from eqtune.search.graph.relax_ops import ROWS
 from eqtune.search.graph.rules.blocked import BLOCKED_RULES
 from eqtune.search.graph.rules.layout import LAYOUT_RULES
-from eqtune.search.graph.rules.rule import Match, Rule, matmul, reduce, tensors
+from eqtune.search.graph.rules.pattern import matmul, reduce, tensors
+from eqtune.search.graph.rules.rule import Match, Rule
 from eqtune.search.graph.saturate import Limits
 from eqtune.search.graph.terms import TermGraph
 from eqtune.search.graph.toy import ArbitraryCost, random_graph

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import tvm
 from tvm import relax
 
 from ..errors import InputError
+from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
-from ..search.graph.terms import Conv2d
 from ..transform.functions import operator
 
 __all__ = ["with_blocked_convolutions", "with_out_dtypes"]
@@ -55,8 +56,8 @@ class _BlockedConvolutions(relax.PyExprMutator):
                 "cannot lower; convolutions in blocks are tuned as NCHW{b}c, OIHW{b}i{b}o, NCHW{b}c without groups. "
                 "Give this one in NCHW or NHWC: eqtune chooses layouts itself"
             )
-        strides, padding, dilation = (tuple(int(n) for n in value) for value in (a.strides, a.padding, a.dilation))
-        return blocked_conv2d(*call.args, Conv2d(strides, padding, dilation))
+        sizes: Any = [tuple(int(n) for n in value) for value in (a.strides, a.padding, a.dilation)]
+        return blocked_conv2d(call.args[0], call.args[1], Conv2d(*sizes))
 
 
 def with_blocked_convolutions(mod: tvm.IRModule) -> tvm.IRModule:

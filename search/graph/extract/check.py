@@ -5,7 +5,8 @@ from __future__ import annotations
 from eqtune.errors import MismatchError
 
 from ..egraph_view import EGraphView
-from ..terms import TermGraph, infer
+from ..operators import infer
+from ..terms import TermGraph
 from .problem import Choice, Problem
 
 __all__ = ["checked_graph"]

@@ -5,24 +5,9 @@ What depends on weights alone is free, so the rules move it together: constants 
 
 from __future__ import annotations
 
-from ..terms import Full, Kind
-from .rule import (
-    Match,
-    Pattern,
-    Rule,
-    add,
-    binary,
-    both_ways,
-    divide,
-    full,
-    multiply,
-    negative,
-    relu,
-    subtract,
-    tensors,
-    unary,
-    weights,
-)
+from ..attributes import Full, Kind
+from .pattern import Pattern, add, binary, divide, full, multiply, negative, relu, subtract, tensors, unary, weights
+from .rule import Match, Rule, both_ways
 
 __all__ = ["ALGEBRA_LAWS", "ALGEBRA_RULES"]
 

@@ -6,22 +6,9 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from ..terms import Axis, Shape, TensorType
-from .rule import (
-    Group,
-    Match,
-    Pattern,
-    Rule,
-    add,
-    broadcast,
-    concat,
-    matmul,
-    reshape,
-    slice_,
-    softmax,
-    tensors,
-    weights,
-)
+from ..attributes import Axis, Shape, TensorType
+from .pattern import Pattern, add, broadcast, concat, matmul, reshape, slice_, softmax, tensors, weights
+from .rule import Group, Match, Rule
 from .shapes import box, broadcasts_to, numbered
 
 __all__ = ["ATTENTION_RULES"]

@@ -10,9 +10,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from ..terms import Axis, Conv2d, Kind, Permute, Pool2d, Shape, TensorType
+from ..attributes import Axis, Conv2d, Kind, Permute, Pool2d, Shape, TensorType
 from .channels_last import convolves_channels_first, pools_channels_first
-from .rule import Attr, Match, Node, Pattern, Rule, binary, concat, conv2d, permute, pool2d, reshape, tensors, weights
+from .pattern import Attr, Node, Pattern, binary, concat, conv2d, permute, pool2d, reshape, tensors, weights
+from .rule import Match, Rule
 
 __all__ = ["BLOCKED_RULES"]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..terms import Conv2d, Permute, Pool2d
-from .rule import Match, Rule, conv2d, permute, pool2d, tensors
+from ..attributes import Conv2d, Permute, Pool2d
+from .pattern import conv2d, permute, pool2d, tensors
+from .rule import Match, Rule
 
 __all__ = ["CHANNELS_LAST_RULES"]
 

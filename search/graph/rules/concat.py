@@ -7,20 +7,9 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from ..terms import Axis, Pad, Permute, Slice, TensorType
-from .rule import (
-    Match,
-    Pattern,
-    Rule,
-    Var,
-    binary,
-    concat,
-    pad,
-    permute,
-    slice_,
-    tensors,
-    unary,
-)
+from ..attributes import Axis, Pad, Permute, Slice, TensorType
+from .pattern import Pattern, Var, binary, concat, pad, permute, slice_, tensors, unary
+from .rule import Match, Rule
 from .shapes import aligned_box, numbered
 
 __all__ = ["CONCAT_LAWS", "CONCAT_RULES"]

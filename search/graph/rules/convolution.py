@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from ..terms import Axis, Shape, Slice
-from .rule import (
-    Group,
-    Match,
-    Rule,
-    add,
-    concat,
-    conv2d,
-    full,
-    multiply,
-    reshape,
-    slice_,
-    tensors,
-    weights,
-)
+from ..attributes import Axis, Shape, Slice
+from .pattern import add, concat, conv2d, full, multiply, reshape, slice_, tensors, weights
+from .rule import Group, Match, Rule
 from .shapes import block, box, numbered
 
 __all__ = ["CONVOLUTION_LAWS", "CONVOLUTION_RULES"]

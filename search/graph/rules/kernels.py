@@ -8,9 +8,10 @@ from math import prod
 from random import Random
 from typing import Any
 
-from ..terms import Axis, Conv2d, Pad, Shape, Slice, TensorType
+from ..attributes import Axis, Conv2d, Pad, Shape, Slice, TensorType
 from .convolution import data_axis, joins_channels, kernel_axis, out_axis, same_inputs, same_kernels, ungrouped
-from .rule import Match, Pattern, Rule, concat, conv2d, matmul, pad, reshape, slice_, tensors
+from .pattern import Pattern, concat, conv2d, matmul, pad, reshape, slice_, tensors
+from .rule import Match, Rule
 from .shapes import box
 
 __all__ = ["KERNEL_LAWS", "KERNEL_RULES"]

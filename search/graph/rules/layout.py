@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..terms import Permute, Shape, Slice
-from .rule import Match, Rule, binary, both_ways, broadcast, permute, reshape, slice_, tensors, unary, weights
+from ..attributes import Permute, Shape, Slice
+from .pattern import binary, broadcast, permute, reshape, slice_, tensors, unary, weights
+from .rule import Match, Rule, both_ways
 from .shapes import broadcasts_to, columns_only
 
 __all__ = ["LAYOUT_RULES"]

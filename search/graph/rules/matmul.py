@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from ..terms import Axis, Shape, Slice
-from .rule import (
-    Group,
-    Match,
-    Rule,
-    add,
-    both_ways,
-    concat,
-    full,
-    matmul,
-    multiply,
-    permute,
-    reshape,
-    slice_,
-    tensors,
-    weights,
-)
+from ..attributes import Axis, Shape, Slice
+from .pattern import add, concat, full, matmul, multiply, permute, reshape, slice_, tensors, weights
+from .rule import Group, Match, Rule, both_ways
 from .shapes import axis_of, block, box, broadcasts_to, columns_only, numbered, transposition
 
 __all__ = ["MATMUL_LAWS", "MATMUL_RULES"]

@@ -8,23 +8,9 @@ from math import prod
 from random import Random
 from typing import Any
 
-from ..terms import Conv2d, Full, Pool2d, Reduce, TensorType
-from .rule import (
-    Match,
-    Rule,
-    add,
-    both_ways,
-    concat,
-    conv2d,
-    full,
-    multiply,
-    pad,
-    pool2d,
-    reduce,
-    relu,
-    tensors,
-    weights,
-)
+from ..attributes import Conv2d, Full, Pool2d, Reduce, TensorType
+from .pattern import add, concat, conv2d, full, multiply, pad, pool2d, reduce, relu, tensors, weights
+from .rule import Match, Rule, both_ways
 
 __all__ = ["POOLING_LAWS", "POOLING_RULES"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ..terms import Axis, Permute, Reduce
-from .rule import Match, Rule, add, full, matmul, multiply, permute, reduce, softmax, tensors
+from ..attributes import Axis, Permute, Reduce
+from .pattern import add, full, matmul, multiply, permute, reduce, softmax, tensors
+from .rule import Match, Rule
 
 __all__ = ["REDUCTION_RULES"]
 

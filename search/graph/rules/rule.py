@@ -37,112 +37,32 @@ distinct values; where exchanging two roots gives the same pattern again, only o
 *Groups* (`Group`) are multi-pattern rules over any number of roots: `make(n)` gives the rule for n; the search finds
 the largest groups of matches of one `member` that agree on the variables and attributes in `shared`.
 
-Types need no declaration: `after` is typed by `terms.infer`, and a match whose `after` cannot be typed, or whose type
-is not that of `before`, is not applied; `instantiate(..., strict=True)`, which verification uses, raises instead.
+Types need no declaration: `after` is typed by `operators.infer`, and a match whose `after` cannot be typed, or whose
+type is not that of `before`, is not applied; `instantiate(..., strict=True)`, which verification uses, raises instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 from typing import Any
 
-from ..terms import (
-    OPS,
-    Axis,
-    Conv2d,
-    Full,
-    Kind,
-    Leaf,
-    NotTypeable,
-    Pad,
-    Permute,
-    Pool2d,
-    Reduce,
-    Shape,
-    Slice,
-    TensorType,
-    Term,
-    TermGraph,
-    WinogradData,
-    WinogradResult,
-    infer,
-)
+from ..attributes import Leaf, TensorType
+from ..operators import OPS, NotTypeable, infer
+from ..terms import Term, TermGraph
+from .pattern import Attr, Node, Pattern, Var, nodes_of, variables_of
 
 __all__ = [
-    "Attr",
     "Group",
     "Instance",
     "Match",
-    "Node",
-    "Pattern",
     "Rule",
-    "Var",
-    "add",
-    "binary",
     "both_ways",
-    "broadcast",
-    "concat",
-    "conv2d",
-    "divide",
-    "full",
     "instantiate",
-    "matmul",
-    "multiply",
-    "negative",
-    "pad",
-    "permute",
-    "pool2d",
-    "reduce",
-    "relu",
-    "reshape",
-    "slice_",
-    "softmax",
-    "subtract",
-    "tensors",
     "term_graphs",
-    "unary",
-    "weights",
-    "winograd_conv2d",
-    "winograd_data",
-    "winograd_result",
 ]
-
-
-@dataclass(frozen=True)
-class Var:
-    """A tensor variable; with `weight`, it matches only what depends on weights alone."""
-
-    name: str
-    weight: bool = False
-
-
-@dataclass(frozen=True)
-class Attr:
-    """A variable for attributes."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Node:
-    """An operator applied to patterns. `attrs` is a value, an `Attr`, or (only in `after`) a function of the match."""
-
-    op: str
-    attrs: Any
-    args: tuple[Pattern, ...]
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.op, self.attrs, self.args))
-
-    def __hash__(self) -> int:
-        return self._hash  # patterns are looked up for every match: hashing them anew took half of that time
-
-
-Pattern = Var | Node
 
 
 class Match:
@@ -227,7 +147,7 @@ class Rule:
             raise ValueError(f"rule {self.name}: {len(self.roots)} roots before, {len(self.results)} after")
         if not all(isinstance(root, Node) for root in self.roots):
             raise ValueError(f"rule {self.name}: a root of `before` must be an operator, not a variable")
-        unbound = {v.name for v in _variables(self.results)} - {v.name for v in self.variables}
+        unbound = {v.name for v in variables_of(self.results)} - {v.name for v in self.variables}
         if unbound:
             raise ValueError(f"rule {self.name}: `after` uses {sorted(unbound)}, which `before` does not bind")
         for node in (*self.before_nodes, *self.after_nodes):
@@ -253,17 +173,17 @@ class Rule:
     @cached_property
     def before_nodes(self) -> tuple[Node, ...]:
         """Distinct operators of `before`, arguments first."""
-        return _nodes(self.roots)
+        return nodes_of(self.roots)
 
     @cached_property
     def after_nodes(self) -> tuple[Node, ...]:
         """Distinct operators of `after`, arguments first."""
-        return _nodes(self.results)
+        return nodes_of(self.results)
 
     @cached_property
     def variables(self) -> tuple[Var, ...]:
         """Tensor variables, in the order in which `before` mentions them."""
-        return _variables(self.roots)
+        return variables_of(self.roots)
 
     @cached_property
     def attributes(self) -> tuple[str, ...]:
@@ -384,149 +304,3 @@ def _graph(
         index[node] = graph.add(node.op, value, [index[arg] for arg in node.args])
     graph.outputs = [index[root] for root in roots]
     return graph
-
-
-def _walk(patterns: Sequence[Pattern]) -> Iterator[Pattern]:
-    for pattern in patterns:
-        if isinstance(pattern, Node):
-            yield from _walk(pattern.args)
-        yield pattern
-
-
-def _nodes(patterns: Sequence[Pattern]) -> tuple[Node, ...]:
-    return tuple(dict.fromkeys(p for p in _walk(patterns) if isinstance(p, Node)))
-
-
-def _variables(patterns: Sequence[Pattern]) -> tuple[Var, ...]:
-    return tuple(dict.fromkeys(p for p in _walk(patterns) if isinstance(p, Var)))
-
-
-def tensors(names: str) -> tuple[Var, ...]:
-    """Tensor variables: `x, y = tensors("x y")`."""
-    return tuple(Var(name) for name in names.split())
-
-
-def weights(names: str) -> tuple[Var, ...]:
-    """Tensor variables that match only what depends on weights alone."""
-    return tuple(Var(name, weight=True) for name in names.split())
-
-
-def _attrs(attrs: Any) -> Any:
-    return Attr(attrs) if isinstance(attrs, str) else attrs
-
-
-def matmul(x: Pattern, y: Pattern) -> Node:
-    """Batched matrix product."""
-    return Node("matmul", None, (x, y))
-
-
-def conv2d(x: Pattern, w: Pattern, attrs: str | Attr | Conv2d | Callable[[Match], Conv2d]) -> Node:
-    """Convolution; as below, a string names an attribute variable."""
-    return Node("conv2d", _attrs(attrs), (x, w))
-
-
-def pool2d(x: Pattern, attrs: str | Attr | Pool2d | Callable[[Match], Pool2d]) -> Node:
-    """Pooling."""
-    return Node("pool2d", _attrs(attrs), (x,))
-
-
-def permute(x: Pattern, attrs: str | Attr | Permute | Callable[[Match], Permute]) -> Node:
-    """Permutation of dimensions."""
-    return Node("permute", _attrs(attrs), (x,))
-
-
-def reshape(x: Pattern, attrs: str | Attr | Shape | Callable[[Match], Shape]) -> Node:
-    """Reshape; also what expand_dims, squeeze and flatten are encoded as."""
-    return Node("reshape", _attrs(attrs), (x,))
-
-
-def broadcast(x: Pattern, attrs: str | Attr | Shape | Callable[[Match], Shape]) -> Node:
-    """Broadcast to a shape."""
-    return Node("broadcast", _attrs(attrs), (x,))
-
-
-def slice_(x: Pattern, attrs: str | Attr | Slice | Callable[[Match], Slice]) -> Node:
-    """A box cut out of a tensor; also what each result of split is encoded as."""
-    return Node("slice", _attrs(attrs), (x,))
-
-
-def concat(parts: Sequence[Pattern], attrs: str | Attr | Axis | Callable[[Match], Axis]) -> Node:
-    """Concatenation along an axis, of any fixed number of parts."""
-    return Node("concat", _attrs(attrs), tuple(parts))
-
-
-def pad(x: Pattern, attrs: str | Attr | Pad | Callable[[Match], Pad]) -> Node:
-    """Zeros around a tensor."""
-    return Node("pad", _attrs(attrs), (x,))
-
-
-def winograd_conv2d(
-    x: Pattern, weight: Pattern, attrs: str | Attr | WinogradData | Callable[[Match], WinogradData]
-) -> Node:
-    """A 3x3 convolution with a transformed weight."""
-    return Node("winograd_conv2d", _attrs(attrs), (x, weight))
-
-
-def winograd_data(x: Pattern, attrs: str | Attr | WinogradData | Callable[[Match], WinogradData]) -> Node:
-    """Transformed tiles of an image."""
-    return Node("winograd_data", _attrs(attrs), (x,))
-
-
-def winograd_result(x: Pattern, attrs: str | Attr | WinogradResult | Callable[[Match], WinogradResult]) -> Node:
-    """The image of transformed products."""
-    return Node("winograd_result", _attrs(attrs), (x,))
-
-
-def reduce(x: Pattern, attrs: str | Attr | Reduce | Callable[[Match], Reduce]) -> Node:
-    """Reduction over some dimensions."""
-    return Node("reduce", _attrs(attrs), (x,))
-
-
-def softmax(x: Pattern, attrs: str | Attr | Axis | Callable[[Match], Axis]) -> Node:
-    """Softmax along an axis."""
-    return Node("softmax", _attrs(attrs), (x,))
-
-
-def full(attrs: str | Attr | Full | Callable[[Match], Full]) -> Node:
-    """A constant tensor of one value; scalar constants of a model are encoded as this."""
-    return Node("full", _attrs(attrs), ())
-
-
-def unary(x: Pattern, attrs: str | Attr | Kind | Callable[[Match], Kind]) -> Node:
-    """An element-wise function of one tensor (terms.UNARY_KINDS)."""
-    return Node("unary", _attrs(attrs), (x,))
-
-
-def binary(x: Pattern, y: Pattern, attrs: str | Attr | Kind | Callable[[Match], Kind]) -> Node:
-    """An element-wise function of two tensors, with broadcasting (terms.BINARY_KINDS)."""
-    return Node("binary", _attrs(attrs), (x, y))
-
-
-def relu(x: Pattern) -> Node:
-    """max(x, 0)."""
-    return unary(x, Kind("relu"))
-
-
-def negative(x: Pattern) -> Node:
-    """-x."""
-    return unary(x, Kind("negative"))
-
-
-def add(x: Pattern, y: Pattern) -> Node:
-    """x + y."""
-    return binary(x, y, Kind("add"))
-
-
-def subtract(x: Pattern, y: Pattern) -> Node:
-    """x - y."""
-    return binary(x, y, Kind("subtract"))
-
-
-def multiply(x: Pattern, y: Pattern) -> Node:
-    """x * y."""
-    return binary(x, y, Kind("multiply"))
-
-
-def divide(x: Pattern, y: Pattern) -> Node:
-    """x / y."""
-    return binary(x, y, Kind("divide"))

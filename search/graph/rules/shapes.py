@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..terms import Axis, Permute, Slice
-from .rule import Match, Pattern, Var, slice_
+from ..attributes import Axis, Permute, Slice
+from .pattern import Pattern, Var, slice_
+from .rule import Match
 
 __all__ = [
     "aligned_box",

@@ -20,13 +20,10 @@ from math import prod
 from random import Random
 from typing import Any
 
+from ..attributes import Axis, Conv2d, Full, Permute, Shape, TensorType, WinogradData, WinogradResult
 from ..minimal_filtering import Matrix, matrices
-from ..terms import Axis, Conv2d, Full, Permute, Shape, TensorType, WinogradData, WinogradResult
-from .rule import (
-    Condition,
-    Match,
+from .pattern import (
     Pattern,
-    Rule,
     concat,
     conv2d,
     full,
@@ -39,7 +36,8 @@ from .rule import (
     winograd_data,
     winograd_result,
 )
-from .rule import weights as trained
+from .pattern import weights as trained
+from .rule import Condition, Match, Rule
 
 __all__ = ["WINOGRAD_RULES"]
 

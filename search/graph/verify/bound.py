@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2, prod
 
-from ..terms import Conv2d, TermGraph
+from ..attributes import Conv2d
+from ..terms import TermGraph
 
 __all__ = ["survival_log2"]
 

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..attributes import Conv2d, Full, Pool2d, WinogradData, WinogradResult
 from ..minimal_filtering import Matrix, matrices
-from ..terms import Conv2d, Full, Pool2d, TermGraph, WinogradData, WinogradResult
+from ..terms import TermGraph
 
 __all__ = ["Algebra", "Array", "evaluate"]
 

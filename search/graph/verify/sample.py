@@ -12,8 +12,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from ..rules.rule import Attr, Node, Pattern, Rule, Var
-from ..terms import (
+from ..attributes import (
     BINARY_KINDS,
     REDUCE_KINDS,
     UNARY_KINDS,
@@ -21,7 +20,6 @@ from ..terms import (
     Conv2d,
     Full,
     Kind,
-    NotTypeable,
     Pad,
     Permute,
     Pool2d,
@@ -29,8 +27,10 @@ from ..terms import (
     Shape,
     Slice,
     TensorType,
-    infer,
 )
+from ..operators import NotTypeable, infer
+from ..rules.pattern import Attr, Node, Pattern, Var
+from ..rules.rule import Rule
 
 __all__ = ["sample_match"]
 

@@ -12,8 +12,10 @@ import numpy as np
 
 from eqtune.errors import InputError
 
+from ..attributes import TensorType
+from ..operators import NotTypeable
 from ..rules.rule import Group, Rule, term_graphs
-from ..terms import NotTypeable, TensorType, TermGraph
+from ..terms import TermGraph
 from .bound import survival_log2
 from .evaluate import Array, evaluate
 from .field import PRIMES, Field
