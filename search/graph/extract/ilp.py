@@ -6,15 +6,17 @@ Variables: x_n in {0, 1} for each node, y_c for each class. Minimise sum of cost
 
 Tensat's formulation (MLSys 2021) has the last inequality for each node by itself; summed over a class, of which at most
 one node is chosen, it is as valid and tighter. y_c <= y_m is added for each m that all terms of c contain, however far
-below: the relaxation would otherwise pay only a share of it for each way to get there (necessary.py). Solutions with a
-cycle are cut off when they appear, and two-cycles from the start, instead of by ordering variables.
+below: the relaxation would otherwise pay only a share of it for each way to get there (necessary.py). Nodes that no
+graph as cheap as the given start has are left out; a row that says how much may be spent makes HiGHS take twice as
+long. Solutions with a cycle are cut off when they appear, and two-cycles from the start, instead of by ordering
+variables.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -66,11 +68,12 @@ def ilp(problem: Problem, start: Choice, *, time_limit_s: float = 10.0, relative
     """
     deadline = time.monotonic() + time_limit_s
     start_cost = solution_cost(problem, start)
-    program = _Program(*without_impossible(problem))
+    possible, need = without_impossible(problem)
+    program = _Program(_affordable(possible, need, start_cost * (1 + 1e-6)), need)
     best, lower, rounds = start, 0.0, 0
     while problem.roots and program.nodes and time.monotonic() < deadline:
         rounds += 1
-        choice, bound = program.solve(start_cost, max(0.1, deadline - time.monotonic()), relative_gap)
+        choice, bound = program.solve(max(0.1, deadline - time.monotonic()), relative_gap)
         lower = max(lower, min(bound, start_cost))
         if choice is None:
             break
@@ -126,7 +129,7 @@ class _Program:
         columns = [self.node_column[node] for node in cycle]
         self.row(columns, [1.0] * len(columns), -np.inf, len(columns) - 1.0)
 
-    def solve(self, cutoff_s: float, time_limit_s: float, relative_gap: float) -> tuple[Choice | None, float]:
+    def solve(self, time_limit_s: float, relative_gap: float) -> tuple[Choice | None, float]:
         """The best choice, which may have cycles, or None; and a lower bound of the cost in seconds."""
         columns = len(self.nodes) + len(self.class_column)
         cost = np.zeros(columns)
@@ -134,18 +137,13 @@ class _Program:
         lower, upper = np.zeros(columns), np.ones(columns)
         for i in _bits(self.needed_by_roots):
             lower[self.class_column[self.order[i]]] = 1.0
-        # No answer may cost more than the start (the slack keeps the start itself feasible after rounding).
-        rows = [*self.rows, (list(range(len(self.nodes))), list(cost[: len(self.nodes)]))]
         matrix = csr_array(
             (
-                np.concatenate([np.asarray(values) for _, values in rows]),
-                np.concatenate([np.asarray(indices) for indices, _ in rows]),
-                np.cumsum([0, *(len(indices) for indices, _ in rows)]),
+                np.concatenate([np.asarray(values) for _, values in self.rows]),
+                np.concatenate([np.asarray(indices) for indices, _ in self.rows]),
+                np.cumsum([0, *(len(indices) for indices, _ in self.rows)]),
             ),
-            shape=(len(rows), columns),
-        )
-        constraint = LinearConstraint(
-            matrix, [*self.lower, -np.inf], [*self.upper, cutoff_s / _COST_UNIT_S * (1 + 1e-6) + 1e-6]
+            shape=(len(self.rows), columns),
         )
         integrality = np.zeros(columns)
         integrality[: len(self.nodes)] = 1
@@ -153,7 +151,7 @@ class _Program:
             cost,
             integrality=integrality,
             bounds=Bounds(lower, upper),
-            constraints=constraint,
+            constraints=LinearConstraint(matrix, self.lower, self.upper),
             options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap},
         )
         bound = result.mip_dual_bound if result.mip_dual_bound is not None else 0.0
@@ -165,6 +163,26 @@ class _Program:
                 if result.x[self.node_column[node]] > 0.5:
                     chosen[c] = node
         return chosen, float(bound) * _COST_UNIT_S
+
+
+def _affordable(problem: Problem, need: Mapping[int, int], most_s: float) -> Problem:
+    """Without nodes that no graph of at most this cost has: the cheapest of all that it then needs costs more."""
+    order = list(problem.classes)
+    place = {c: i for i, c in enumerate(order)}
+    cheapest = [min((problem.cost[node] for node in problem.classes[c]), default=0.0) for c in order]
+    always = 0
+    for root in problem.roots:
+        always |= need.get(root, 0)
+    base = sum(cheapest[i] for i in _bits(always))
+
+    def least_s(c: int, node: int) -> float:
+        needed = 1 << place[c]
+        for child in problem.children[node]:
+            needed |= need.get(child, 0)
+        return base + sum(cheapest[i] for i in _bits(needed & ~always)) - cheapest[place[c]] + problem.cost[node]
+
+    classes = {c: [node for node in nodes if least_s(c, node) <= most_s] for c, nodes in problem.classes.items()}
+    return replace(problem, classes=classes)
 
 
 def _bits(bits: int) -> Iterable[int]:
