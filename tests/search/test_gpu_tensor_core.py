@@ -148,6 +148,14 @@ def test_compiled_code_uses_tensor_cores_and_keeps_its_sums_in_registers(dtype, 
 
 
 @pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
+def test_loads_that_go_over_several_axes_of_a_window_are_cuda_that_compiles():
+    tile = {"wi": 1, "fi": 2, "wj": 2, "fj": 2, "bk": 32, "stages": 2, "mma": 0, "split": 2}
+    schedule = build_space(convolution("NCHW"), H100).apply(Decision("gpu_tensor_core", tile))
+    source = cuda_source({"kernel": prepare_for_lowering(schedule.mod["main"])}, gpu_target(H100))
+    assert len(ptxas_resources(source, H100.arch, find_compiler())) == 2  # the parts, and their sum
+
+
+@pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
 @pytest.mark.parametrize(
     ("dtype", "sketch", "tile"),
     [

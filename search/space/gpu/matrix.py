@@ -37,12 +37,15 @@ class Operand:
         Elements that lie one after another there, at aligned addresses and under one condition.
     stride : int
         Elements between neighbours along the faster axis; 1 when loads coalesce.
+    row : int
+        Extent of the faster axis, which a run may go beyond.
     """
 
     access: Access
     along_reduction: bool
     run: int
     stride: int
+    row: int
 
     @property
     def item_bytes(self) -> int:
@@ -53,7 +56,8 @@ class Operand:
         """Elements of one load when `threads` threads fetch a tile of `elements`: the widest that is legal."""
         # TVM writes vectors of more than four bytes, where zeros are padded in, as CUDA that does not compile.
         # It pads bfloat16 as float32.
-        narrow = self.item_bytes == 1 or self.access.dtype == "bfloat16"
+        # Of eight indices that it does not see to be neighbours, because the run goes over several axes, as well.
+        narrow = self.item_bytes == 1 or self.access.dtype == "bfloat16" or self.run > self.row
         widest = 4 if narrow else max(1, WIDEST_ACCESS_BYTES // self.item_bytes)
         while widest > 1 and (self.run % widest or elements % (widest * threads)):
             widest //= 2
@@ -281,7 +285,13 @@ def _operand(access: Access, outer: tuple[Axis, ...], reduction: tuple[Axis, ...
     steps = {True: _last_stride(reduction, strides), False: _last_stride(outer, strides)}
     along_reduction = min((False, True), key=lambda side: (steps[side], -along[side]))
     usable = writer is None or len(writer.reads) == 1
-    return Operand(access, along_reduction, along[along_reduction] if usable else 1, steps[along_reduction])
+    row = _last_extent(reduction if along_reduction else outer)
+    return Operand(access, along_reduction, along[along_reduction] if usable else 1, steps[along_reduction], row)
+
+
+def _last_extent(axes: tuple[Axis, ...]) -> int:
+    moving = [axis for axis in axes if axis.extent > 1]
+    return moving[-1].extent if moving else 1
 
 
 def _last_stride(axes: tuple[Axis, ...], strides: dict[int, int | None]) -> int:

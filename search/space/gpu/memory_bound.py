@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tvm.error import InternalError
 from tvm.s_tir import ScheduleError
 
 from ..base import Knob, Sketch
@@ -206,6 +207,6 @@ def works(sketch: Sketch, tried: int = 3) -> bool:
     for row in (*best[:tried], *best[-1:]):
         try:
             sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
-        except (ScheduleError, ValueError):
+        except (ScheduleError, ValueError, InternalError):  # the last where a kernel mixes 32-bit and 64-bit indices
             return False
     return len(best) > 0
