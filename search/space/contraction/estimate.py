@@ -273,7 +273,9 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     pack_bytes = packed * repeats if plan.panel is not None else np.zeros_like(rows)
     extra_s = 2.0 * pack_bytes / (0.5 * cache) / speedup
     if plan.staged:
-        again = np.where((v["pad"] != PAD_AT_ROOT) & columns_first, t.column_tiles, 1.0)
+        # A tile of channels copies its own channels only.
+        whole = columns_first & (not plan.left_vectorised)
+        again = np.where((v["pad"] != PAD_AT_ROOT) & whole, t.column_tiles, 1.0)
         lines = 1.0 + (_window_extent(plan) - 1.0) / v["m2"]
         again = again * np.where(v["pad"] == PAD_AT_CHUNK, lines, 1.0)
         extra_s = extra_s + np.where(
