@@ -69,7 +69,8 @@ def winograd_conv2d_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
 
 class WinogradConv2dSketch(Sketch):
     """Knobs: `down` and `across` (tiles of a block), `mr` x `nr` (sums in registers: tiles, channels), `ku` (steps of
-    the reduction unrolled), `order` (0: for each panel of weights all tiles; 1: for each run of tiles all panels).
+    the reduction unrolled), `order` (0: for each panel of weights all tiles; 1: for each run of tiles all panels),
+    `chunks` (of the outputs; each transforms the data for itself, so that threads share few tiles and many channels).
 
     Parameters
     ----------
@@ -110,17 +111,18 @@ class WinogradConv2dSketch(Sketch):
             Knob("nr", tuple(widths)),
             Knob("ku", tuple(steps for steps in (1, 2, 4) if self.inputs % steps == 0)),
             Knob("order", (0, 1)),
+            Knob("chunks", tuple(n for n in _divisors(hardware.threads) if self.outputs % (n * self.lanes) == 0)),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See `Sketch.legal`: a block is whole runs of tiles, its sums fit the registers, the body stays small."""
-        down, across, mr, nr, ku = values[:, :5].T
+        down, across, mr, nr, ku, _, chunks = values.T
         vectors = nr // self.lanes
         fits = (mr * vectors + vectors + 1 <= self.hardware.vector_registers) & (mr * vectors * ku <= 56)
         whole = (across == self.across) | (down == 1)
         # The tiles of a run are whole rows of a block, or part of one: else they are no box.
         boxes = (down * across % mr == 0) & ((across % mr == 0) | (mr % across == 0))
-        result: NDArray[np.bool_] = fits & whole & boxes
+        result: NDArray[np.bool_] = fits & whole & boxes & (self.outputs // chunks % nr == 0)
         return result
 
     def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -128,9 +130,9 @@ class WinogradConv2dSketch(Sketch):
         by vectors, and what a block writes and reads again.
         """
         machine, tiles = self.hardware, self.batch * self.down * self.across
-        down, across, mr, nr, ku, order = values.astype(np.float64).T
+        down, across, mr, nr, ku, order, chunks = values.astype(np.float64).T
         block, sums = down * across, mr * nr / self.lanes
-        blocks = tiles / block
+        blocks = tiles / block * chunks
         used = np.minimum(machine.threads, blocks)
         share = np.ceil(blocks / used) / blocks  # of the whole, that the busiest thread computes
         # Four cycles pass before a sum can be added to again; its operands are loaded once for mr or nr products.
@@ -138,12 +140,12 @@ class WinogradConv2dSketch(Sketch):
         efficiency = np.minimum(1.0, sums / 8) / np.maximum(1.0, 1.3 * loads) * self.inputs / (self.inputs + 6)
         product_s = 2.0 * self.matrices * tiles * self.inputs * self.outputs / machine.peak_flops_per_s / efficiency
         product_s = product_s * np.where(order == 1, 1.02, 1.0)
-        weight_bytes = 4.0 * self.matrices * self.inputs * self.outputs
+        weight_bytes = 4.0 * self.matrices * self.inputs * self.outputs / chunks
         shared = weight_bytes <= machine.l2_bytes / 2
-        stream_s = blocks * weight_bytes / (machine.cache_bandwidth_bytes_per_s / (1 if shared else 3))
-        operations = 4.0 * tiles * (self.matrices * self.inputs + prod(self.tile) * self.outputs)
+        stream_s = blocks * weight_bytes / (machine.cache_bandwidth_bytes_per_s / np.where(shared, 1, 3))
+        operations = 4.0 * tiles * (self.matrices * self.inputs * chunks + prod(self.tile) * self.outputs)
         transform_s = operations / (machine.peak_flops_per_s / 2)
-        scratch = 4.0 * self.matrices * block * (self.inputs + self.outputs)
+        scratch = 4.0 * self.matrices * block * (self.inputs + self.outputs / chunks)
         again = np.where(scratch <= machine.l2_bytes / 2, 1.0, np.where(scratch <= machine.l2_bytes, 1.5, 3.0))
         # A block's tiles overlap by r - 1 rows and columns; together they are copied once.
         high, wide = (count * m + n - m for count, m, n in zip((down, across), self.tile, self.size, strict=True))
@@ -155,8 +157,8 @@ class WinogradConv2dSketch(Sketch):
 
     def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `Sketch.features`."""
-        down, across, mr, nr, ku, order = values.astype(np.float64).T
-        scratch = 4.0 * self.matrices * down * across * (self.inputs + self.outputs)
+        down, across, mr, nr, ku, order, chunks = values.astype(np.float64).T
+        scratch = 4.0 * self.matrices * down * across * (self.inputs + self.outputs / chunks)
         flops = 2.0 * self.matrices * self.batch * self.down * self.across * self.inputs * self.outputs
         known = {
             "log_flops": np.log2(flops),
@@ -169,7 +171,7 @@ class WinogradConv2dSketch(Sketch):
             "log_tile_n": np.log2(nr),
             "log_tile_k": np.log2(ku),
             "log_block_m": np.log2(down * across),
-            "log_parallel_chunks": np.log2(self.batch * self.down * self.across / (down * across)),
+            "log_parallel_chunks": np.log2(self.batch * self.down * self.across / (down * across) * chunks),
             "l2_footprint": scratch / self.hardware.l2_bytes,
             "log_reduction": np.log2(float(self.inputs)),
             "log_latency": np.log2(self.latency_s(values)),
@@ -207,13 +209,13 @@ class WinogradConv2dSketch(Sketch):
         tile_z, column = schedule.split(z, [None, self.tile[1]])
         block_y, tile_y = schedule.split(tile_y, [None, values["down"]])
         block_z, tile_z = schedule.split(tile_z, [None, values["across"]])
-        channels, lane = schedule.split(channel, [None, self.lanes])
-        schedule.reorder(image, block_y, block_z, tile_y, tile_z, channels, row, column, lane)
+        chunk, channels, lane = schedule.split(channel, [values["chunks"], None, self.lanes])
+        schedule.reorder(image, block_y, block_z, chunk, tile_y, tile_z, channels, row, column, lane)
         schedule.unroll(row)
         schedule.unroll(column)
         schedule.vectorize(lane)
         self._rows(schedule, ROWS, row)
-        block = schedule.fuse(image, block_y, block_z)
+        block = schedule.fuse(image, block_y, block_z, chunk)
         if self.hardware.threads > 1:
             schedule.parallel(block)
         return block
