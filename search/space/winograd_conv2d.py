@@ -25,7 +25,7 @@ from tvm.s_tir import ScheduleError
 from .base import Knob, Sketch
 from .features import FEATURES
 from .hardware import Hardware
-from .memory_bound.kernel import inlined
+from .memory_bound.kernel import block_names, inlined
 
 __all__ = ["WinogradConv2dSketch", "winograd_conv2d_sketches"]
 
@@ -45,10 +45,9 @@ STACK_BYTES = 1024
 
 def winograd_conv2d_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     """The sketch of `mod["main"]` when it is such a convolution with channels that fill vectors, else none."""
-    try:
-        schedule = inlined(mod, KEPT)
-    except ScheduleError:  # no blocks
+    if PRODUCTS not in block_names(mod):
         return []
+    schedule = inlined(mod, KEPT)
     blocks = [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
     if [str(block.name_hint) for block in blocks[:-1]] != [PADDED, DATA_ROWS, DATA, PRODUCTS, ROWS]:
         return []

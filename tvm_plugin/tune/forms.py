@@ -45,7 +45,8 @@ FIRST_LOOK = 8
 """Candidates of each kernel that tell which form is faster..."""
 
 GLANCE = 1
-"""... and how many each kernel of a rewritten graph needs at least, for the given one has fewer kernels at times."""
+"""... and how many do where prices are clearly in favour of a rewritten graph: what remains is estimated, and the whole
+models are timed."""
 
 
 @dataclass(frozen=True)
@@ -120,25 +121,27 @@ class Forms:
         The first is the one of the given graph whose kernels cost least, unless what the graph search made is clearly
         cheaper by prices that were measured and the budget reaches for all its kernels, or another form was the
         `winner` of an earlier run. The others follow by price while the budget reaches for a first look at them all:
-        `affordable(kernels, candidates of each)`. A lossy form never competes alone.
+        `affordable(kernels, candidates of each)`; at the new graph, where its price is clearly lower, a glance. A lossy
+        form never competes alone.
         """
         prices = {task.workload_hash: price_s(task) for task in self.tasks}
         total_s = {form.name: Variant(form.name, form.calls).latency_s(prices) for form in self.forms}
         ranked = sorted(self.forms, key=lambda form: total_s[form.name])
         given = next(form for form in ranked if not form.rewritten)
         rewritten = [form for form in ranked if form.rewritten][:1]
+        clearly = [form for form in rewritten if total_s[form.name] < CLEARLY * total_s[given.name]]
         order = [given, *rewritten, *ranked]
-        for form in rewritten:
+        for form in clearly:
             common = form.calls.keys() & given.calls.keys()
             differing = [t for t in (*form.tasks, *given.tasks) if t.workload_hash not in common]
             guessed_s = sum(t.calls * prices[t.workload_hash] for t in differing if not is_measured(t))
-            clearly = total_s[form.name] < CLEARLY * total_s[given.name]
-            if clearly and guessed_s < MOST_GUESSED * total_s[form.name] and affordable(form.tasks, GLANCE):
+            if guessed_s < MOST_GUESSED * total_s[form.name] and affordable(form.tasks, GLANCE):
                 order.insert(0, form)
-        order = [form for form in self.forms if form.name == winner] + order
+        won = [form for form in self.forms if form.name == winner]
         chosen: list[Form] = []
-        for form in {form.name: form for form in order}.values():
-            if not chosen or affordable(Forms([*chosen, form]).tasks, FIRST_LOOK):
+        for form in {form.name: form for form in [*won, *order]}.values():
+            look = GLANCE if form in clearly and not won else FIRST_LOOK
+            if not chosen or affordable(Forms([*chosen, form]).tasks, look):
                 chosen.append(form)
             else:
                 LOGGER.info("the budget does not reach for the form %r", form.name)

@@ -56,7 +56,7 @@ MACHINE_SHARE = 0.1
 MACHINE_S = 5.0
 """... but this many seconds in any case; a machine that is too busy is described by a table."""
 
-GRAPH_SHARE = 0.12
+GRAPH_SHARE = 0.2
 """Of the time budget, what the graph search may take, with measuring the kernels that it only considers..."""
 
 GRAPH_S = 60.0

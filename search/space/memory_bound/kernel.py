@@ -16,7 +16,7 @@ from tvm.ir.expr import TensorLoad
 
 from .math_forms import math_form
 
-__all__ = ["Access", "Kernel", "Stage", "inlined", "read_kernel", "start"]
+__all__ = ["Access", "Kernel", "Stage", "block_names", "inlined", "read_kernel", "start"]
 
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 _SPATIAL = 0  # tirx.IterVar.DataPar
@@ -162,6 +162,16 @@ def inlined(mod: Any, keep: Iterable[str]) -> Any:
         except s_tir.ScheduleError:
             continue  # a shape that TVM cannot inline stays a stage
     return schedule
+
+
+def block_names(mod: Any) -> list[str]:
+    """Names of the kernel's blocks, in order; none where it has no blocks."""
+    schedule = start(mod)
+    try:
+        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    except s_tir.ScheduleError:
+        return []
+    return [str(schedule.get(block).name_hint) for block in blocks]
 
 
 def _may_inline(block: Any) -> bool:
