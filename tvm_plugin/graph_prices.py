@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, transform
 
 from .search.graph.attributes import TensorType
-from .search.graph.cost import AnalyticCost, MeasuredCost, TermCost, TermKey, term_keys
+from .search.graph.cost import AnalyticCost, MeasuredCost, TermCost, TermKey, graph_cost_s, term_keys
 from .search.graph.relax_ops import write_term
 from .search.graph.terms import TermGraph
 from .search.space.hardware import Hardware
@@ -37,6 +37,9 @@ PRICED = frozenset(
 
 IMAGES = frozenset({"conv2d", "pool2d", "winograd_conv2d", "winograd_data", "winograd_result"})
 """Terms whose kernels are wanted with channels last: what only moves data to get there is not theirs to pay."""
+
+PROMISING = 0.95
+"""Of the given graph's cost, by what is known, what another may cost for its terms to be measured under a budget."""
 
 MOST_WEIGHTS_BYTES = 1 << 30
 """A term with larger weights keeps its analytic price: only its shape is wanted, but TVM holds the weights."""
@@ -74,8 +77,11 @@ class GraphPrices:
         return MeasuredCost(dict(self._prices_s), AnalyticCost(self.hardware))
 
     def learn(self, graphs: Sequence[TermGraph]) -> bool:
-        """See `Pricing`. All new kernels are measured together."""
-        if self.terms is None:
+        """See `Pricing`. All new kernels are measured together.
+
+        Where time is short, nothing is for graphs that promise little: their kernels need the time more.
+        """
+        if self.terms is None or (self.guess is not None and not self._promising(graphs)):
             return False
         new: dict[TermKey, list[Task]] = {}
         for key, result in _merged(term_keys(graph) for graph in graphs).items():
@@ -89,6 +95,10 @@ class GraphPrices:
         for key, tasks in new.items():
             self._prices_s[key] = sum(task.calls * next(prices) for task in tasks)
         return bool(new)
+
+    def _promising(self, graphs: Sequence[TermGraph]) -> bool:
+        given_s, *others_s = (graph_cost_s(graph, self.cost) for graph in graphs)
+        return min(others_s, default=math.inf) < PROMISING * given_s
 
     def modules_s(self, mods: Sequence[Any]) -> list[float]:
         """Seconds of one run of each module, in channels last where it has convolutions, each kernel by its price.

@@ -18,6 +18,8 @@ from eqtune.graph_prices import GraphPrices
 from eqtune.machine import detect_target
 from eqtune.measure import LocalMeasurer
 from eqtune.records import Context, Record, RecordDatabase
+from eqtune.search.graph.encode import encode_block
+from eqtune.search.graph.terms import TermGraph
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.base import Decision
 from eqtune.tasks import Task, extract_tasks, lower_to_kernels
@@ -198,3 +200,29 @@ def test_under_a_budget_only_kernels_that_differ_are_measured() -> None:
     assert all("matmul" not in task.name for task in measured)
     assert short_s == 20.0
     assert long_s > short_s
+
+
+def test_under_a_budget_terms_are_measured_only_for_graphs_that_promise_something() -> None:
+    def product(size: int) -> TermGraph:
+        x = relax.Var("x", relax.TensorType((size, size), "float32"))
+        builder = relax.BlockBuilder()
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                y = builder.emit_output(relax.op.matmul(x, x))
+            builder.emit_func_output(y)
+        return encode_block(builder.get()["main"].body.blocks[0]).graph
+
+    asked = list[Task]()
+
+    def measure(tasks: Sequence[Task]) -> list[float]:
+        asked.extend(tasks)
+        return [1.0 for _ in tasks]
+
+    def learnt(guess: Callable[[Task], float] | None, *sizes: int) -> bool:
+        return GraphPrices(measure, detect_target(1), Hardware(), measure, guess).learn([product(n) for n in sizes])
+
+    assert not learnt(lambda task: 1.0, 256, 256)
+    assert not asked
+    assert learnt(lambda task: 1.0, 256, 128)
+    assert asked
+    assert learnt(None, 256, 256)  # without a budget, everything is

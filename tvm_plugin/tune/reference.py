@@ -29,6 +29,12 @@ LONG_S = 1.0
 TIMING_S = 1.5
 """What timing a tuned model takes at least."""
 
+COMPILE_RATIO = 2.0
+"""A tuned model's code is larger than the untuned one's: compiling it takes so many times as long, roughly."""
+
+WEIGHTS_BYTES_PER_S = 1e8
+"""How fast weights are folded, packed and copied, all in all: each step touches fresh memory."""
+
 
 @dataclass
 class Reference:
@@ -111,11 +117,13 @@ class Reference:
         started = time.monotonic()
         _, run_s = self.first_run
         compile_s = time.monotonic() - started - run_s
+        weights_s = sum(array_of(constant).nbytes for constant in constants(self.imported.mod)) / WEIGHTS_BYTES_PER_S
+        finish_s = COMPILE_RATIO * compile_s + weights_s + TIMING_S
         if run_s <= LONG_S:
-            return compile_s + TIMING_S + 2 * run_s
+            return finish_s + 2 * run_s
         # Kept now: what takes long is not run again, by a run that resumes this one either.
         _ = self.latency_s, self.imported.reference or self.outputs
-        return compile_s + TIMING_S
+        return finish_s
 
     @cached_property
     def key(self) -> str:
