@@ -45,8 +45,7 @@ FIRST_LOOK = 8
 """Candidates of each kernel that tell which form is faster..."""
 
 GLANCE = 1
-"""... and how many do where prices are clearly in favour of a rewritten graph: what remains is estimated, and the whole
-models are timed."""
+"""... and how many each kernel of a rewritten graph needs for it to lead."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,8 @@ class Forms:
         The first is the one of the given graph whose kernels cost least, unless what the graph search made is clearly
         cheaper by prices that were measured and the budget reaches for all its kernels, or another form was the
         `winner` of an earlier run. The others follow by price while the budget reaches for a first look at them all:
-        `affordable(kernels, candidates of each)`; at the new graph, where its price is clearly lower, a glance. A lossy
-        form never competes alone.
+        `affordable(kernels, candidates of each)`. The new graph always competes where its price is clearly lower:
+        estimates stand in for what is not reached, and whole models are timed. A lossy form never competes alone.
         """
         prices = {task.workload_hash: price_s(task) for task in self.tasks}
         total_s = {form.name: Variant(form.name, form.calls).latency_s(prices) for form in self.forms}
@@ -140,8 +139,8 @@ class Forms:
         won = [form for form in self.forms if form.name == winner]
         chosen: list[Form] = []
         for form in {form.name: form for form in [*won, *order]}.values():
-            look = GLANCE if form in clearly and not won else FIRST_LOOK
-            if not chosen or affordable(Forms([*chosen, form]).tasks, look):
+            hopeful = form in clearly and not won
+            if not chosen or hopeful or affordable(Forms([*chosen, form]).tasks, FIRST_LOOK):
                 chosen.append(form)
             else:
                 LOGGER.info("the budget does not reach for the form %r", form.name)

@@ -15,6 +15,7 @@ from ..cost_model import BlendedScore, CostModel
 from ..measure.base import Measurement, Measurer
 from ..records import Context, Record, RecordDatabase
 from ..search.allocation.base import Allocation
+from ..tasks.task import Task
 from .budget import Budget
 from .interrupt import Interrupt
 from .kernel_search import KernelSearch, decision_key
@@ -67,6 +68,8 @@ class TuningLoop:
         Noted in the records.
     transfer : Transfer or None
         Suggests the first candidates of each kernel.
+    guess_s : callable or None
+        Task -> seconds of one call that are expected of a kernel which nobody has measured; None: its untuned time.
     """
 
     kernels: Sequence[KernelSearch]
@@ -82,9 +85,11 @@ class TuningLoop:
     eqtune_version: str
     transfer: Transfer | None = None
     on_round: Callable[[], None] = lambda: None
+    guess_s: Callable[[Task], float] | None = None
     interrupted: bool = False
     _round_s: float = field(default=0.0, init=False)
     _trial_s: float = field(default=0.0, init=False)
+    _guesses_s: dict[str, float] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
         """Measure until the budget is spent or no kernel has anything left. Ctrl-C ends it early, keeping all."""
@@ -107,8 +112,14 @@ class TuningLoop:
 
     @property
     def best_s(self) -> dict[str, float]:
-        """Workload hash to best latency in seconds, the untuned one where that is faster."""
-        return {k.task.workload_hash: min(k.best_s, _or_inf(k.baseline_s)) for k in self.kernels}
+        """Workload hash to best latency in seconds, the untuned one where that is faster, or what is expected."""
+        best = {k.task.workload_hash: min(k.best_s, _or_inf(k.baseline_s)) for k in self.kernels}
+        if self.guess_s is not None:
+            for task in (kernel.task for kernel in self.kernels if kernel.unreached):
+                if task.workload_hash not in self._guesses_s:
+                    self._guesses_s[task.workload_hash] = self.guess_s(task)
+                best[task.workload_hash] = min(best[task.workload_hash], self._guesses_s[task.workload_hash])
+        return best
 
     @property
     def latency_s(self) -> float:
@@ -130,6 +141,8 @@ class TuningLoop:
         self.budget.spent_trials += len(measurements)
         self.on_round()  # before anything that takes time: a kill must not leave recorded trials uncounted
         kernel.tell(measurements)
+        if math.isnan(kernel.baseline_s):  # measured with the first candidates
+            (kernel.baseline_s,) = self.measurer.baseline([kernel.task])
         self._fit()
         round_s = time.monotonic() - started
         self._round_s = max(0.8 * self._round_s, round_s)
@@ -170,7 +183,8 @@ class TuningLoop:
 
     def drop_slow_variants(self) -> None:
         """Give up forms that are clearly slower: by 30 % after a first look at their kernels, by 10 % in the end."""
-        looked_at = {k.task.workload_hash for k in self.kernels if k.status.history or k.status.finished}
+        guessed = self.guess_s is not None and not self.budget.allows()
+        looked_at = {k.task.workload_hash for k in self.kernels if k.status.history or k.status.finished or guessed}
         complete = [variant for variant in self.variants if variant.calls.keys() <= looked_at]
         if not complete:
             return

@@ -146,7 +146,7 @@ def tune_model(
         forms = accuracy.not_refused(forms)
         forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner)
         forms = accuracy.screened(forms)
-        loop = session.search(forms.tasks, forms.variants)
+        loop = session.search(forms.tasks, forms.variants, guess=verify)
         if not session.runs:
             results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
             return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
@@ -296,7 +296,7 @@ def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
     remembered = [form for form in forms.forms if form.name == session.winner]
     if remembered and not any(kernel.measured_now for kernel in loop.kernels):
         return remembered
-    best = {**loop.best_s, **session.expected_s(loop.kernels)}
+    best = loop.best_s
     return forms.of(sorted(loop.variants, key=lambda variant: variant.latency_s(best)))
 
 

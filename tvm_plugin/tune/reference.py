@@ -29,7 +29,7 @@ LONG_S = 1.0
 TIMING_S = 1.5
 """What timing a tuned model takes at least."""
 
-COMPILE_RATIO = 2.0
+COMPILE_RATIO = 1.25
 """A tuned model's code is larger than the untuned one's: compiling it takes so many times as long, roughly."""
 
 WEIGHTS_BYTES_PER_S = 1e8

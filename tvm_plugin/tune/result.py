@@ -40,7 +40,7 @@ class TaskResult:
         The accepted candidate by name, {"sketch": ..., "values": {...}}.
     measured : bool
         False where the budget did not reach the kernel: it has the schedule that the analytic estimate likes best, and
-        `latency_s` is an estimate. The model was compared and timed with it.
+        latencies are estimates. The model was compared and timed with it.
     """
 
     name: str

@@ -71,6 +71,12 @@ TERMS_S = 8.0
 TRIALS_GRAPH_S = 10.0
 """Without a time budget but with one of trials: seconds of the graph search, more where as many trials take longer."""
 
+BASELINES_SHARE = 0.4
+"""Of the seconds left, what timing untuned kernels may take before the search; others follow once reached..."""
+
+BASELINES_CHUNK = 16
+"""... so many side by side."""
+
 FINISH_S = 8.0
 """What compiling, checking and timing the whole model takes, roughly, where nothing tells better."""
 
@@ -209,8 +215,11 @@ class Session:
         """
         self.run_key = _run_key(variant, self.context) + (f":{permits}" if permits else "")
 
-    def search(self, tasks: Sequence[Task], variants: Sequence[Variant]) -> TuningLoop:
-        """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records."""
+    def search(self, tasks: Sequence[Task], variants: Sequence[Variant], guess: bool = False) -> TuningLoop:
+        """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records.
+
+        With `guess`, variants are compared by estimates of the kernels that were not reached; see `accept`.
+        """
         if not self.run_key:
             self.identify(variants[0])
         kernels = [self._kernel(task) for task in tasks]
@@ -238,6 +247,7 @@ class Session:
             eqtune_version=__version__,
             transfer=Transfer(self.work.database, self.context),
             on_round=self.save_spent,
+            guess_s=self.prices.guess_s if guess and self.runs else None,
         )
         if self.budget.allows():
             self._measure_baselines(kernels)
@@ -297,10 +307,6 @@ class Session:
             self.progress.say(f"the budget did not reach {guessed} of {len(results)} kernels: estimates choose")
         return results
 
-    def expected_s(self, kernels: Sequence[KernelSearch]) -> dict[str, float]:
-        """Workload hash to seconds of one call: of kernels that nobody has measured, by their estimate."""
-        return {k.task.workload_hash: self.prices.guess_s(k.task) for k in kernels if k.unreached}
-
     def _guess(self, kernel: KernelSearch) -> TaskResult:
         for decision in self.prices.defaults(kernel.task):
             try:
@@ -325,14 +331,17 @@ class Session:
         return self._result(kernel, None if chosen is None or chosen[1] > kernel.baseline_s else chosen)
 
     def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
+        baseline_s = kernel.baseline_s
+        if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model
+            baseline_s = self.untuned_s_per_flop * max(1.0, kernel.task.flops)
         return TaskResult(
             name=kernel.task.name,
             workload_hash=kernel.task.workload_hash,
             calls=kernel.task.calls,
             flops=kernel.task.flops,
             bytes_moved=kernel.task.bytes_moved,
-            baseline_latency_s=kernel.baseline_s,
-            latency_s=kernel.baseline_s if chosen is None else chosen[1],
+            baseline_latency_s=baseline_s,
+            latency_s=baseline_s if chosen is None else chosen[1],
             trials=kernel.status.trials,
             failed=kernel.failed,
             trace="" if chosen is None else chosen[0].trace,
@@ -385,14 +394,21 @@ class Session:
                 kernel.baseline_s = float(known["latency_s"])
         if missing and not only_known:
             self.progress.say(f"timing {len(missing)} untuned kernels; their outputs are the reference")
-            baselines = self.measurer.baseline([kernel.task for kernel in missing])
-            for kernel, latency_s in zip(missing, baselines, strict=True):
-                kernel.baseline_s = latency_s
-                if math.isfinite(latency_s):
-                    database.put_json(
-                        f"baseline:{kernel.task.workload_hash}:{self.context_key}",
-                        {"latency_s": latency_s},
-                    )
+            left_s = self.budget.seconds_left
+            until = math.inf if left_s is None else time.monotonic() + BASELINES_SHARE * left_s
+            missing.sort(key=lambda kernel: -kernel.status.calls * kernel.status.roofline_s)  # as they are searched
+            while missing and time.monotonic() < until:
+                count = len(missing) if left_s is None else BASELINES_CHUNK
+                chosen, missing = missing[:count], missing[count:]
+                for kernel, latency_s in zip(
+                    chosen, self.measurer.baseline([kernel.task for kernel in chosen]), strict=True
+                ):
+                    kernel.baseline_s = latency_s
+                    if math.isfinite(latency_s):
+                        database.put_json(
+                            f"baseline:{kernel.task.workload_hash}:{self.context_key}",
+                            {"latency_s": latency_s},
+                        )
             if kernels and all(math.isinf(kernel.baseline_s) for kernel in kernels):
                 raise SetupError(
                     f"no kernel compiled for {self.context.target} runs on this machine; leave out the target to tune "
