@@ -238,7 +238,7 @@ def test_the_same_seed_gives_the_same_inputs():
 
 def test_create_knows_names_and_instances(measurer):
     assert create(measurer) is measurer
-    with pytest.raises(InputError, match=r"'remote'; give local, rpc://HOST:PORT/KEY"):
+    with pytest.raises(InputError, match=r"'remote'; give local, local:flush-l2, rpc://HOST:PORT/KEY"):
         create("remote")
     with pytest.raises(InputError, match="no baseline"):
         create(object())  # type: ignore[arg-type]
