@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ import tvm
 from tvm import relax
 
 import eqtune
+from eqtune.machine import detect_target
+from eqtune.tasks import lower_to_kernels
 from eqtune.tune import model
 
 
@@ -61,3 +65,21 @@ def wrong_at_first(errors):  # type: ignore[no-untyped-def]
 def test_what_nobody_compares_nobody_guesses(tmp_path: Path) -> None:
     result = tuned_once(tmp_path, verify=False)
     assert sorted(task.tuned for task in result.tasks) == [False, True]
+
+
+def test_single_kernels_all_have_a_measured_untuned_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eqtune.tune.session.BASELINES_SHARE", 0.0)
+    arguments = {"time_budget_s": 60.0, "trials": 1, "threads": 1, "progress": False, "work_dir": tmp_path}
+    result = eqtune.tune_kernels(lower_to_kernels(two_kernels(), detect_target(1)), **arguments)
+    assert sorted(task.trials for task in result.tasks) == [0, 1]
+    assert all(task.latency_s > 0.0 and task.baseline_latency_s > 0.0 for task in result.tasks)
+
+
+def test_an_untuned_time_that_waited_is_measured_once_its_kernel_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eqtune.tune.session.BASELINES_SHARE", 0.0)
+    tuned_once(tmp_path, time_budget_s=60.0)
+    with contextlib.closing(sqlite3.connect(tmp_path / "records.sqlite")) as database:
+        keys = [key for (key,) in database.execute("SELECT key FROM facts")]
+    assert sum("baseline:" in key for key in keys) == 1

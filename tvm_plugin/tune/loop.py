@@ -68,6 +68,8 @@ class TuningLoop:
         Noted in the records.
     transfer : Transfer or None
         Suggests the first candidates of each kernel.
+    baselines : callable or None
+        Sets `baseline_s` of kernels that are reached without one.
     guess_s : callable or None
         Task -> seconds of one call that are expected of a kernel which nobody has measured; None: its untuned time.
     """
@@ -85,6 +87,7 @@ class TuningLoop:
     eqtune_version: str
     transfer: Transfer | None = None
     on_round: Callable[[], None] = lambda: None
+    baselines: Callable[[Sequence[KernelSearch]], None] | None = None
     guess_s: Callable[[Task], float] | None = None
     interrupted: bool = False
     _round_s: float = field(default=0.0, init=False)
@@ -136,13 +139,13 @@ class TuningLoop:
         if not decisions:
             kernel.status.finished = "every candidate was measured"
             return
+        if self.baselines is not None and math.isnan(kernel.baseline_s):
+            self.baselines([kernel])
         measurements = self.measurer.measure(kernel.task, decisions, kernel.best_s)
         self.database.add([self._record(kernel, measurement) for measurement in measurements])
         self.budget.spent_trials += len(measurements)
         self.on_round()  # before anything that takes time: a kill must not leave recorded trials uncounted
         kernel.tell(measurements)
-        if math.isnan(kernel.baseline_s):  # measured with the first candidates
-            (kernel.baseline_s,) = self.measurer.baseline([kernel.task])
         self._fit()
         round_s = time.monotonic() - started
         self._round_s = max(0.8 * self._round_s, round_s)

@@ -247,13 +247,14 @@ class Session:
             eqtune_version=__version__,
             transfer=Transfer(self.work.database, self.context),
             on_round=self.save_spent,
+            baselines=self._measure_baselines,
             guess_s=self.prices.guess_s if guess and self.runs else None,
         )
         if self.budget.allows():
-            self._measure_baselines(kernels)
+            self._find_baselines(kernels, in_time=guess)
             loop.run()
         else:
-            self._measure_baselines(kernels, only_known=True)
+            self._known_baselines(kernels)
             loop.drop_slow_variants()
         return loop
 
@@ -380,40 +381,45 @@ class Session:
         kernel.resume(database.for_workload(task.workload_hash, self.context))
         return kernel
 
-    def _measure_baselines(self, kernels: Sequence[KernelSearch], only_known: bool = False) -> None:
-        if not self.runs:
-            for kernel in kernels:
-                kernel.baseline_s = math.inf
+    def _find_baselines(self, kernels: Sequence[KernelSearch], in_time: bool) -> None:
+        """Set what untuned kernels take. With `in_time`, those that are searched last wait until they are reached."""
+        missing = self._known_baselines(kernels)
+        if not missing:
             return
-        database, missing = self.work.database, []
+        self.progress.say(f"timing {len(missing)} untuned kernels; their outputs are the reference")
+        left_s = self.budget.seconds_left if in_time else None
+        until = math.inf if left_s is None else time.monotonic() + BASELINES_SHARE * left_s
+        missing.sort(key=lambda kernel: -kernel.status.calls * kernel.status.roofline_s)  # as they are searched
+        chunk = len(missing) if left_s is None else BASELINES_CHUNK
+        for start in range(0, len(missing), chunk):
+            if time.monotonic() < until:
+                self._measure_baselines(missing[start : start + chunk])
+        if all(math.isinf(kernel.baseline_s) for kernel in kernels):
+            raise SetupError(
+                f"no kernel compiled for {self.context.target} runs on this machine; leave out the target to tune "
+                "for this machine's CPU, or give `measure` a machine that has the target"
+            )
+
+    def _known_baselines(self, kernels: Sequence[KernelSearch]) -> list[KernelSearch]:
+        """Set what earlier runs measured; returns the kernels that they did not."""
+        missing = []
         for kernel in kernels:
-            known = database.get_json(f"baseline:{kernel.task.workload_hash}:{self.context_key}")
+            known = self.work.database.get_json(self._baseline_key(kernel)) if self.runs else {"latency_s": math.inf}
             if known is None:
                 missing.append(kernel)
             else:
                 kernel.baseline_s = float(known["latency_s"])
-        if missing and not only_known:
-            self.progress.say(f"timing {len(missing)} untuned kernels; their outputs are the reference")
-            left_s = self.budget.seconds_left
-            until = math.inf if left_s is None else time.monotonic() + BASELINES_SHARE * left_s
-            missing.sort(key=lambda kernel: -kernel.status.calls * kernel.status.roofline_s)  # as they are searched
-            while missing and time.monotonic() < until:
-                count = len(missing) if left_s is None else BASELINES_CHUNK
-                chosen, missing = missing[:count], missing[count:]
-                for kernel, latency_s in zip(
-                    chosen, self.measurer.baseline([kernel.task for kernel in chosen]), strict=True
-                ):
-                    kernel.baseline_s = latency_s
-                    if math.isfinite(latency_s):
-                        database.put_json(
-                            f"baseline:{kernel.task.workload_hash}:{self.context_key}",
-                            {"latency_s": latency_s},
-                        )
-            if kernels and all(math.isinf(kernel.baseline_s) for kernel in kernels):
-                raise SetupError(
-                    f"no kernel compiled for {self.context.target} runs on this machine; leave out the target to tune "
-                    "for this machine's CPU, or give `measure` a machine that has the target"
-                )
+        return missing
+
+    def _measure_baselines(self, kernels: Sequence[KernelSearch]) -> None:
+        baselines = self.measurer.baseline([kernel.task for kernel in kernels])
+        for kernel, latency_s in zip(kernels, baselines, strict=True):
+            kernel.baseline_s = latency_s
+            if math.isfinite(latency_s):
+                self.work.database.put_json(self._baseline_key(kernel), {"latency_s": latency_s})
+
+    def _baseline_key(self, kernel: KernelSearch) -> str:
+        return f"baseline:{kernel.task.workload_hash}:{self.context_key}"
 
     def _describe_machine(self) -> Hardware:
         key = f"hardware:{self.target}:{self.settings.threads}"
