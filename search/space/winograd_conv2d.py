@@ -26,13 +26,12 @@ from .base import Knob, Sketch
 from .features import FEATURES
 from .hardware import Hardware
 from .memory_bound.kernel import block_names, inlined
+from .winograd import DATA, PRODUCTS, ROWS
 
 __all__ = ["WinogradConv2dSketch", "winograd_conv2d_sketches"]
 
-PADDED, DATA_ROWS, DATA = "winograd_padded", "winograd_data_rows", "winograd_data"
-PRODUCTS, ROWS = "winograd_products", "winograd_rows"
-OUTPUTS = "eqtune.outputs_of_tile"
-"""Names of blocks and of an annotation (search/graph/winograd_ops.py), which TVM keeps when it fuses functions."""
+PADDED, DATA_ROWS, OUTPUTS = "winograd_padded", "winograd_data_rows", "eqtune.outputs_of_tile"
+"""Names of more blocks and of an annotation; see `winograd`."""
 
 KEPT = (PADDED, DATA_ROWS, DATA, ROWS)
 """Blocks whose results are stored, besides products."""

@@ -97,6 +97,15 @@ def random_module(seed: int) -> tvm.IRModule:
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
+def assert_same_interface(mod: tvm.IRModule, result: eqtune.GraphResult) -> None:
+    """Nothing went wrong, and the new module is well-formed and called like the given one."""
+    assert result.kept_because in ("", "nothing cheaper was found")
+    before, after = mod["main"], result.mod["main"]
+    assert [p.name for p in after.params] == [p.name for p in before.params]
+    assert tvm_ffi.structural_equal(after.ret_ty, before.ret_ty)
+    relax.analysis.well_formed(result.mod)
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_random_modules_keep_their_values_types_and_signature(seed: int) -> None:
     mod = random_module(seed)
@@ -104,11 +113,7 @@ def test_random_modules_keep_their_values_types_and_signature(seed: int) -> None
         cost=ArbitraryCost(seed), limits=FAST.limits, min_gain=0, fast_math=True, tolerance=1e-6, seed=seed
     )
     result = optimize_graph(mod, config, run=run_in_numpy)
-    assert result.kept_because in ("", "nothing cheaper was found")
-    before, after = mod["main"], result.mod["main"]
-    assert [p.name for p in after.params] == [p.name for p in before.params]
-    assert tvm_ffi.structural_equal(after.ret_ty, before.ret_ty)
-    relax.analysis.well_formed(result.mod)
+    assert_same_interface(mod, result)
     if result.changed:
         assert result.rel_err is not None
         assert result.rel_err < 1e-6
@@ -183,11 +188,7 @@ def test_random_modules_of_every_dtype_keep_their_values(dtype: str, extents: Se
         mod = random_moves_and_arithmetic(seed, dtype, extents)
         config = GraphConfig(cost=ArbitraryCost(seed), limits=FAST.limits, min_gain=0, seed=seed)
         result = optimize_graph(mod, config, run=run_by_operator)
-        assert result.kept_because in ("", "nothing cheaper was found")
-        before, after = mod["main"], result.mod["main"]
-        assert [p.name for p in after.params] == [p.name for p in before.params]
-        assert tvm_ffi.structural_equal(after.ret_ty, before.ret_ty)
-        relax.analysis.well_formed(result.mod)
+        assert_same_interface(mod, result)
         if "float" not in dtype and result.changed:
             assert result.rel_err == 0
         changed += result.changed
