@@ -1,14 +1,14 @@
 """The graph search on whole models: time, size, estimated cost, and the latency of both graphs, tuned.
 
     python -m benchmarks.graph --models all --json out.json
-    python -m benchmarks.graph --models vgg19,squeezenet --fast-math --prices --tune-seconds 60 --json out.json
+    python -m benchmarks.graph --models vgg19,squeezenet --fast-math --price-seconds 24 --tune-seconds 60 --json out.json
 
 Both sides start with batch norms and weights folded, and both are tuned on the same budget (--tune-seconds or
 --trials-per-kernel; without either they are not tuned), without further graph search, and then timed in turns:
 `latency_rewritten_ms` is the new graph's, `latency_after_ms` that of the faster one, which is what `tune_model` keeps.
 `rel_err` compares the outputs of both, untuned. `tensat_search_s` is the search time that Tensat's paper reports, on
-its authors' machine; it compares with explore_s + extract_s. With --prices the search goes by measured kernels, which
-takes `measure_s`.
+its authors' machine; it compares with explore_s + extract_s. With --price-seconds the search goes by measured kernels, as
+in `tune_model`, which takes `measure_s`; 24 is what `tune_model` takes of two minutes.
 """
 
 from __future__ import annotations
@@ -108,13 +108,19 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
 def search(mod: Any, config: Any, args: argparse.Namespace, work_dir: Path) -> Any:
     """The graph search, by measured prices where they are wanted."""
     from eqtune import optimize_graph
-    from eqtune.tune.session import Session, Settings
+    from eqtune.tune.session import GRAPH_SHARE, Session, Settings
 
-    if not args.prices:
+    if not args.price_seconds:
         return optimize_graph(mod, config)
-    settings = Settings(threads=args.threads, work_dir=str(work_dir), seed=args.seed, progress=False)
+    settings = Settings(
+        time_budget_s=args.price_seconds / GRAPH_SHARE,
+        threads=args.threads,
+        work_dir=str(work_dir),
+        seed=args.seed,
+        progress=False,
+    )
     with Session(settings) as session:
-        return optimize_graph(mod, config, prices=session.graph_prices())
+        return optimize_graph(mod, replace(config, seconds=session.graph_s), prices=session.graph_prices())
 
 
 def tuned_ms(graphs: Mapping[str, Any], args: argparse.Namespace, work_dir: Path) -> list[float]:
@@ -151,7 +157,9 @@ def main() -> None:
     parser.add_argument("--models", default="nasrnn", help="comma-separated names, or all")
     parser.add_argument("--tune-seconds", type=float, default=0.0, help="of tuning, for each of both graphs (0: none)")
     parser.add_argument("--trials-per-kernel", type=int, default=0, help="measurements, for each of both graphs")
-    parser.add_argument("--prices", action="store_true", help="go by measured kernels, not by an analytic model")
+    parser.add_argument(
+        "--price-seconds", type=float, default=0.0, help="go by kernels measured in this time (0: an analytic model)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="searches, of which the fastest counts (3)")
     parser.add_argument("--e-nodes", type=int, default=50_000, help="limit (50000)")
     parser.add_argument("--threads", type=int, default=None, help="threads a kernel may use (all cores)")

@@ -27,7 +27,8 @@ class Timed:
     latency_s : float
         The minimum over all rounds; `inf` where the peer failed.
     start_ns : float
-        What starting a parallel region cost around that round (`parallel_start.py`), the larger of before and after.
+        What starting a parallel region cost around that round (`parallel_start.py`), the larger of before and after;
+        NaN for one thread.
     answer : dict
         All that the round with the minimum answered.
     """
@@ -53,6 +54,8 @@ def alternating(runs: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, t
     timed = {name: Timed() for name in runs}
 
     def probe() -> float:
+        if threads == 1:
+            return float("nan")
         return float(in_own_process("benchmarks.peers.parallel_start", threads=threads)["parallel_start_ns"])
 
     before = probe()
