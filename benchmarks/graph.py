@@ -1,14 +1,14 @@
 """The graph search on whole models: time, size, estimated cost, and the latency of both graphs, tuned.
 
     python -m benchmarks.graph --models all --json out.json
-    python -m benchmarks.graph --models vgg19,squeezenet --fast-math --price-seconds 24 --tune-seconds 60 --json out.json
+    python -m benchmarks.graph --models vgg19 --fast-math --price-seconds 24 --tune-seconds 60 --json out.json
 
 Both sides start with batch norms and weights folded, and both are tuned on the same budget (--tune-seconds or
 --trials-per-kernel; without either they are not tuned), without further graph search, and then timed in turns:
 `latency_rewritten_ms` is the new graph's, `latency_after_ms` that of the faster one, which is what `tune_model` keeps.
 `rel_err` compares the outputs of both, untuned. `tensat_search_s` is the search time that Tensat's paper reports, on
-its authors' machine; it compares with explore_s + extract_s. With --price-seconds the search goes by measured kernels, as
-in `tune_model`, which takes `measure_s`; 24 is what `tune_model` takes of two minutes.
+its authors' machine; it compares with explore_s + extract_s. With --price-seconds the search goes by measured kernels,
+which takes `measure_s`; 24 is what `tune_model` takes of two minutes.
 """
 
 from __future__ import annotations

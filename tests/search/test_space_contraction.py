@@ -130,6 +130,11 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "dense_with_epilogue": lambda: dense(19, 40, 24),
     "matrix_vector": lambda: matmul((1, 64), (64, 72), weights=(1,)),
     "one_column": lambda: matmul((30, 17), (17, 1)),
+    "few_outputs": lambda: matmul((3, 512), (512, 20)),
+    "few_outputs_with_epilogue": lambda: dense(2, 24, 256),
+    "one_row": lambda: matmul((1, 256), (256, 72), weights=(1,)),
+    "one_output": lambda: matmul((1, 640), (640, 1)),
+    "few_outputs_of_images": lambda: conv(256, 3, 8, 3, padding=(1, 1)),
     "batched": lambda: matmul((3, 9, 16), (3, 16, 20)),
     "float64": lambda: matmul((12, 10), (10, 24), dtype="float64"),
     "float16": lambda: matmul((12, 10), (10, 48), dtype="float16"),
@@ -176,9 +181,37 @@ def build(functions: dict[str, Any]) -> Any:
 def test_random_candidates_compute_the_kernel(name: str) -> None:
     mod = KERNELS[name]()
     space = build_space(mod, HARDWARE)
-    assert all(sketch.name.startswith(("tiled", "masked_windows")) for sketch in space.sketches)
+    assert all(sketch.name.startswith(("tiled", "split", "masked_windows")) for sketch in space.sketches)
     points = random_points(space, 6)
-    check(mod, space, [space.decision(point) for point in points], 5e-2 if name == "float16" else 1e-4)
+    tolerance = {"float16": 5e-2, "few_outputs": 1e-3}.get(name, 1e-4)
+    check(mod, space, [space.decision(point) for point in points], tolerance)
+
+
+SPLIT = ("few_outputs", "few_outputs_with_epilogue", "one_row", "one_output", "few_outputs_of_images")
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_long_sums_of_few_outputs_are_cut_in_parts(name: str) -> None:
+    mod = KERNELS[name]()
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 2000)]
+    split = {d.sketch: d for d in decisions if d.sketch.startswith("split")}
+    assert len(split) > 1
+    check(mod, space, list(split.values()), 1e-3)
+
+
+def test_a_matrix_in_memory_is_expected_to_be_read_fastest_as_several_streams() -> None:
+    mod = matmul((1, 512), (512, 1024), weights=(1,))
+    space = build_space(mod, Hardware(threads=1, l2_bytes=2**17, l3_bytes=2**20))
+    points = random_points(space, 5000)
+    best = space.decision(points[np.argmin(space.latency_s(points))])
+    assert best.sketch.startswith("split")
+    assert best.values["mr"] > 2
+
+
+def test_sums_of_many_outputs_stay_whole() -> None:
+    space = build_space(matmul((64, 512), (512, 64)), HARDWARE)
+    assert not [sketch.name for sketch in space.sketches if sketch.name.startswith("split")]
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])

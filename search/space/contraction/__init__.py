@@ -10,10 +10,15 @@ from ..hardware import Hardware
 from .dot_sketch import DotContraction, dot_sketches
 from .plan import make_plans
 from .sketch import TiledContraction
+from .split_sum import SplitContraction, split_sketches
 
-__all__ = ["DotContraction", "TiledContraction", "contraction_sketches"]
+__all__ = ["DotContraction", "SplitContraction", "TiledContraction", "contraction_sketches"]
 
 
 def contraction_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[Sketch]:
     """Every sketch that fits; none when the kernel is no contraction or its surroundings are not element-wise."""
-    return dot_sketches(mod, kernel, hardware) or [TiledContraction(mod, plan, hardware) for plan in make_plans(kernel)]
+    dots = dot_sketches(mod, kernel, hardware)
+    if dots:
+        return dots
+    whole: list[Sketch] = [TiledContraction(mod, plan, hardware) for plan in make_plans(kernel)]
+    return [*whole, *split_sketches(mod, kernel, hardware)] if whole else []

@@ -54,6 +54,9 @@ STREAMED_PANEL = 0.15
 """Extra time of one-vector tiles whose panels come from beyond the second-level cache; wider ones hide most of it
 (64 x 3072 x 768 on Zen 4: 96 GFLOPS one vector wide, 109 two or more)."""
 
+ONE_STREAM = 0.5
+"""Share of the memory bandwidth that a core gets when it reads one run after the other (eight side by side get all)."""
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -265,7 +268,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     from_memory = np.where(traffic_bytes > hardware.l3_bytes, from_l3, 0.0)
     cache = hardware.cache_bandwidth_bytes_per_s
     memory_s = np.maximum(from_l2 / cache / speedup, from_l3 / cache / speedup)
-    memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s)
+    memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s / _stream_share(plan, v))
 
     repeats = np.where(columns_first, 1.0, np.where(v["pack"] == AT_CHUNK, row_blocks, 1.0))
     repeats = np.where(columns_first & (v["pack"] == AT_CHUNK), np.maximum(t.chunks / t.column_tiles, 1.0), repeats)
@@ -303,6 +306,13 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         memory_bytes=from_l3,
         pack_bytes=pack_bytes,
     )
+
+
+def _stream_share(plan: Plan, v: Mapping[str, Column]) -> Column:
+    """Share of the memory bandwidth that a product of one row gets by the streams that it reads its matrix in."""
+    if plan.unrolled[-1].position in plan.contraction.right.access.axes():
+        return np.minimum(1.0, ONE_STREAM * np.cbrt(v["mr"]))
+    return np.full_like(v["mr"], ONE_STREAM if plan.unrolled_extent == 1 and not plan.row_loops else 1.0)
 
 
 def _share(ratio: Column) -> Column:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..access import Access, Axis, Block, dtype_bytes
+from ..access import Access, Axis, Block, Linear, dtype_bytes
 from ..analysis import Contraction, Kernel
 
 __all__ = ["Plan", "make_plans", "whole_width"]
@@ -217,12 +217,12 @@ def make_plans(kernel: Kernel) -> list[Plan]:
             unrolled = _contiguous_run(rows, contraction, identity)
             second = rows[-2] if len(unrolled) == 1 and len(rows) > 1 and contraction.window else None
         if not unrolled:
-            unrolled = tuple(others[-1:])
+            unrolled = _largest(others[::-1])
         if not unrolled:
             continue
         outer = tuple(a for a in others if a not in unrolled and a != second)
         panel = contraction.right.access if vector.position in contraction.right.access.axes() else None
-        if panel is not None and not _is_permutation(panel):
+        if panel is not None and not _is_permutation(panel, contraction.block):
             panel = None
         plans.append(
             Plan(
@@ -314,14 +314,21 @@ def _in_window(axis: Axis, contraction: Contraction) -> bool:
     )
 
 
-def _is_permutation(access: Access) -> bool:
-    """Whether every index is one axis (or zero): the buffer is its axes in some order."""
+def _is_permutation(access: Access, block: Block | None = None) -> bool:
+    """Whether every index is one axis (or zero): the buffer is its axes in some order.
+
+    With a `block`, an index may be two of its axes that a cut has made of one: `outer * extent of inner + inner`.
+    """
+
+    def one_axis(index: Linear) -> bool:
+        steps = sorted(index.coefficients.values())
+        if block is not None and len(steps) == 2 and steps[0] == 1:
+            inner = next(position for position, step in index.coefficients.items() if step == 1)
+            return steps[1] == block.axes[inner].extent
+        return steps in ([], [1])
+
     return all(
-        index is not None
-        and not index.quotients
-        and index.offset == 0
-        and (list(index.coefficients.values()) == [1] or not index.coefficients)
-        for index in access.indices
+        index is not None and not index.quotients and index.offset == 0 and one_axis(index) for index in access.indices
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tvm.s_tir import Schedule
 
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
@@ -93,7 +94,9 @@ class TiledContraction(Sketch):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
-        return schedule_tiles(self._mod, self.plan, self._lanes, values, self._hardware.threads > 1)
+        sch = Schedule(self._mod, error_render_level="none")
+        schedule_tiles(sch, self.plan, self._lanes, values, self._hardware.threads > 1)
+        return sch
 
     def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}

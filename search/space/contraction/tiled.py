@@ -13,13 +13,12 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-from tvm.s_tir import Schedule
 
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
 from .plan import Plan, whole_width
 
-__all__ = ["overlapping_columns", "overlapping_rows", "schedule_tiles"]
+__all__ = ["overlapping_columns", "overlapping_rows", "schedule_copy", "schedule_tiles", "split_lanes"]
 
 AHEAD, UNPACKED, AT_CHUNK, AT_ROOT = 3, 0, 1, 2
 """Values of the `pack` knob: by a separate kernel that runs once, not at all, in each chunk, once in each call."""
@@ -35,12 +34,13 @@ UNROLLED_EPILOGUE = 8
 """Operations of an element's epilogue up to which writing a tile back is unrolled: bias, residual, activation."""
 
 
-def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], parallel: bool) -> Any:
+def schedule_tiles(sch: Any, plan: Plan, lanes: int, values: Mapping[str, int], parallel: bool) -> None:
     """Apply the sketch.
 
     Parameters
     ----------
-    mod : tvm.ir.IRModule
+    sch : tvm.s_tir.Schedule
+        Of the kernel, in which the contraction has one loop for each of its axes, in their order.
     plan : Plan
     lanes : int
         Elements of a full vector register.
@@ -54,7 +54,6 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
     tvm.s_tir.ScheduleError
         When TVM finds a step impossible for this kernel.
     """
-    sch = Schedule(mod, error_render_level="none")
     parallel = parallel and values["depth"] > 0
     block = sch.get_sblock(plan.contraction.block.name)
     for name in (*plan.inlined, *plan.epilogue_inlined):
@@ -74,20 +73,19 @@ def schedule_tiles(mod: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
             _write_squares(sch, writer, plan, values)
     if panel is not None and values["pack"] == AT_CHUNK:
         sch.compute_at(panel, loops["outer"], preserve_unit_loops=True)
-        sch.vectorize(_split_lanes(sch, sch.get_loops(panel)[-1], lanes, values["nr"])[1])
+        sch.vectorize(split_lanes(sch, sch.get_loops(panel)[-1], lanes, values["nr"])[1])
     if staged is not None and values["pad"] in (PAD_AT_OUTER, PAD_AT_CHUNK):
         sch.compute_at(staged, loops["outer" if values["pad"] == PAD_AT_OUTER else "chunk"], preserve_unit_loops=True)
         _schedule_padding(sch, staged, plan, lanes, False)
     elif staged is not None:
         _schedule_padding(sch, staged, plan, lanes, parallel)
     if panel is not None and values["pack"] == AT_ROOT:
-        _schedule_copy(sch, panel, lanes, parallel)
+        schedule_copy(sch, panel, lanes, parallel)
     if plan.epilogue and not plan.epilogue_fusable:
-        _schedule_copy(sch, sch.get_sblock(plan.epilogue), lanes, parallel)
+        schedule_copy(sch, sch.get_sblock(plan.epilogue), lanes, parallel)
     if parallel:
         sch.parallel(loops["outer"])
     sch.decompose_reduction(block, loops["reduction"])
-    return sch
 
 
 def overlapping_columns(plan: Plan, values: Mapping[str, Any]) -> Any:
@@ -119,7 +117,9 @@ def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
     name = plan.kernel.buffers[panel.buffer]
     region = [read.source.name for read in sch.get(block).reads].index(name)
     copy = sch.cache_read(block, region, "global")
-    axis_of = [next(iter(index.coefficients), None) for index in panel.indices if index is not None]
+    # Of an axis that is cut in two, the inner part stands for both.
+    steps = [index.coefficients for index in panel.indices if index is not None]
+    axis_of = [min(step, key=step.__getitem__, default=None) for step in steps]
     column = axis_of.index(plan.vector.position)
     reduced = [axis_of.index(a.position) for a in plan.reduction if a.position in axis_of]
     rest = [d for d in range(len(axis_of)) if d != column and d not in reduced]
@@ -267,7 +267,7 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     order = [columns, *row_loops] if values["order"] == 0 else [*row_loops, columns]
     sch.reorder(*order, rows, *reduction[:-1], steps, step, *inner, row, column)
     if padded or overlapping:
-        vectors, lane = _split_lanes(sch, column, lanes)
+        vectors, lane = split_lanes(sch, column, lanes)
     else:
         width, _ = plan.vector_width(values["nr"], lanes)
         vectors, lane = sch.split(column, [None, width])
@@ -292,7 +292,7 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     return {"outer": outermost, "chunk": outermost if inside else chunk, "tile": rows, "reduction": first}
 
 
-def _split_lanes(sch: Any, loop: Any, lanes: int, extent: int | None = None) -> Any:
+def split_lanes(sch: Any, loop: Any, lanes: int, extent: int | None = None) -> Any:
     """Split a loop into whole vectors that divide its extent: the loop over vectors, and the one over lanes."""
     extent = int(sch.get(loop).extent) if extent is None else extent
     return sch.split(loop, [None, whole_width(extent, lanes)])
@@ -312,13 +312,13 @@ def _schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: b
         for loop in own[-3:-1] if whole_vectors else own[-2:]:
             sch.annotate(loop, "pragma_loop_partition_hint", 1)
     if whole_vectors or not conditional:
-        sch.vectorize(_split_lanes(sch, own[-1], lanes)[1])
+        sch.vectorize(split_lanes(sch, own[-1], lanes)[1])
 
 
-def _schedule_copy(sch: Any, block: Any, lanes: int, parallel: bool) -> None:
+def schedule_copy(sch: Any, block: Any, lanes: int, parallel: bool) -> None:
     """An element-wise block on its own: outer loops parallel, innermost vectorised."""
     loops = sch.get_loops(block)
-    _, lane = _split_lanes(sch, loops[-1], lanes)
+    _, lane = split_lanes(sch, loops[-1], lanes)
     if parallel and len(loops) > 1:
         sch.parallel(sch.fuse(*loops[:-1]) if len(loops) > 2 else loops[0])
     sch.vectorize(lane)
