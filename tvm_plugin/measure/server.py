@@ -50,6 +50,10 @@ from .timing import ONCE
 __all__ = ["Server"]
 
 
+MOST_PACKERS = 64
+"""Compiled packing functions that a worker keeps: compiling one takes half as long as compiling the kernel."""
+
+
 @dataclass
 class _Workload:
     mod: Any
@@ -86,6 +90,7 @@ class Server:
         self._build_space: Callable[[Any, Hardware], Any] = getattr(importlib.import_module(module), name)
         self._workloads: dict[str, _Workload] = {}
         self._programs: dict[str, Program] = {}
+        self._packers: dict[str, Any] = {}
         self._batch = -1
         self._bench: Bench | None = None
 
@@ -149,8 +154,8 @@ class Server:
     def _compile(self, scheduled: Sequence[_Scheduled]) -> dict[str, dict[str, Any]]:
         """Compile into `_programs`; what fails is returned by its key."""
         functions = {s.symbol: s.function for s in scheduled if not s.stock}
-        functions |= {s.packing_symbol: s.packing.function for s in scheduled if s.packing}
         modules = compile_functions(functions, self._target, CANDIDATE_CONFIG)
+        modules |= self._packers_of(scheduled)
         modules |= compile_functions({s.symbol: s.function for s in scheduled if s.stock}, self._target, {})
         failures = {}
         for s in scheduled:
@@ -162,6 +167,20 @@ class Server:
             pack = packing_module.get_function(s.packing_symbol) if packing_module else None
             self._programs[s.key] = Program(module, s.symbol, s.packing, pack, packing_module)
         return failures
+
+    def _packers_of(self, scheduled: Sequence[_Scheduled]) -> dict[str, Any]:
+        """Modules of packing functions by symbol. The latest are kept: candidates with tiles of one width share them."""
+        wanted = {s.packing_symbol: s.packing.function for s in scheduled if s.packing}
+        new = {symbol: function for symbol, function in wanted.items() if symbol not in self._packers}
+        modules = self._packers | compile_functions(new, self._target, CANDIDATE_CONFIG)
+        result = {symbol: modules[symbol] for symbol in wanted}
+        for symbol, module in result.items():
+            self._packers.pop(symbol, None)  # to the end
+            if not isinstance(module, Exception):
+                self._packers[symbol] = module
+        for symbol in list(self._packers)[:-MOST_PACKERS]:
+            del self._packers[symbol]
+        return result
 
     def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         task = str(request["task"])
