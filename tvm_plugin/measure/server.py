@@ -169,7 +169,7 @@ class Server:
         return failures
 
     def _packers_of(self, scheduled: Sequence[_Scheduled]) -> dict[str, Any]:
-        """Modules of packing functions by symbol. The latest are kept: candidates whose tiles are as wide share them."""
+        """Modules of packing functions by symbol. The latest are kept: tiles of one width share them."""
         wanted = {s.packing_symbol: s.packing.function for s in scheduled if s.packing}
         new = {symbol: function for symbol, function in wanted.items() if symbol not in self._packers}
         modules = self._packers | compile_functions(new, self._target, CANDIDATE_CONFIG)
