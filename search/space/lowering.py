@@ -10,6 +10,7 @@ from tvm import IRModule, tirx
 from tvm.s_tir import SBlock
 
 from .contraction.forget_sums import forget_sums
+from .contraction.padding import skip_padding
 from .gpu.guards import keep_guards
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.masked_lanes import mask_lanes
@@ -59,7 +60,7 @@ def prepare_for_lowering(function: Any) -> Any:
         function = exp_of_differences_from_maxima(sum_moments_together(function))
         function = mask_lanes(function)
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
-        function = forget_sums(vectorizable_math(function))
+        function = skip_padding(forget_sums(vectorizable_math(function)))
     return narrow_indices(function)
 
 

@@ -187,6 +187,28 @@ def test_random_candidates_compute_the_kernel(name: str) -> None:
     check(mod, space, [space.decision(point) for point in points], tolerance)
 
 
+@pytest.mark.parametrize(
+    ("layout", "weights", "attributes"),
+    [
+        ("NHWC", "OHWI", {"padding": (1, 1)}),
+        ("NHWC", "HWIO", {"padding": (2, 1)}),
+        ("NHWC", "OHWI", {"padding": (1, 1), "strides": (2, 2)}),
+        ("NHWC", "OHWI", {"padding": (1, 1), "groups": 2}),
+        ("NCHW", "OIHW", {"padding": (1, 1)}),
+    ],
+)
+def test_rows_of_zeros_around_an_image_are_not_multiplied(layout: str, weights: str, attributes: Any) -> None:
+    mod = conv(6, 5, 32, 3, layout, weights, **attributes)
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 3000)]
+    one_row = [d for d in decisions if d.sketch == "tiled_columns" and d.values["m2"] == 1]
+    chosen = list({(d.values["pad"], d.values["order"]): d for d in one_row}.values())
+    for decision in chosen:
+        assert "T.max(0, T.min(3, " in str(prepare_for_lowering(space.apply(decision).mod["main"]))
+    assert {decision.values["pad"] for decision in chosen} == {0, 1, 2}
+    check(mod, space, chosen, 1e-4)
+
+
 SPLIT = ("few_outputs", "few_outputs_with_epilogue", "one_row", "one_output", "few_outputs_of_images")
 
 

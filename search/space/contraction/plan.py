@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..access import Access, Axis, Block, Linear, dtype_bytes
 from ..analysis import Contraction, Kernel
@@ -132,6 +133,27 @@ class Plan:
         """
         sizes = [size for size in (16, 8, 4) if size <= mr and nr % size == 0]
         return min(sizes, key=lambda size: -mr % size, default=0) if self.scattered else 0
+
+    @cached_property
+    def padded_share(self) -> float:
+        """Share of the products that rows of zeros around an image make up, where tiles do not span rows.
+
+        See `padding.skip_padding`; images are taken to be padded alike on both sides.
+        """
+        share = 0.0
+        left = self.contraction.left.access
+        source = self.kernel.block(self.staged).reads[0].shape if self.staged else left.shape
+        axes = {axis.position: axis for axis in self.contraction.block.axes}
+        tiled = {self.vector.position, *(axis.position for axis in self.unrolled)}
+        for padded, inside, index in zip(left.shape, source, left.indices, strict=False):
+            if index is None or len(index.coefficients) != 2 or tiled & index.coefficients.keys():
+                continue
+            (row, step), (window, dilation) = sorted(index.coefficients.items(), key=lambda c: axes[c[0]].reduction)
+            if padded > inside and dilation == 1 and window in {axis.position for axis in self.reduction[:-1]}:
+                first = (padded - inside) // 2
+                read = [y * step + r for y in range(axes[row].extent) for r in range(axes[window].extent)]
+                share = max(share, sum(not first <= line < first + inside for line in read) / len(read))
+        return share
 
     @property
     def outer_extent(self) -> int:

@@ -16,6 +16,7 @@ from tvm.ir.expr import TensorLoad
 
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
+from .padding import IMAGE_ROWS, image_rows
 from .plan import Plan, whole_width
 
 __all__ = ["overlapping_columns", "overlapping_rows", "schedule_copy", "schedule_tiles", "split_lanes"]
@@ -59,6 +60,7 @@ def schedule_tiles(sch: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
     for name in (*plan.inlined, *plan.epilogue_inlined):
         sch.compute_inline(sch.get_sblock(name))
     staged = sch.get_sblock(plan.staged) if plan.staged else None
+    images = image_rows(sch, plan)
     if staged is not None and values["pad"] == PAD_INLINE:
         sch.compute_inline(staged)
         staged = None
@@ -85,6 +87,10 @@ def schedule_tiles(sch: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
         schedule_copy(sch, sch.get_sblock(plan.epilogue), lanes, parallel)
     if parallel:
         sch.parallel(loops["outer"])
+    for axis, loop in zip(plan.reduction, loops["window"], strict=False):
+        rows = images.get(axis.position)
+        if rows is not None and staged is not None and values["m2"] == 1:
+            sch.annotate(loop, IMAGE_ROWS, [rows.dimension, rows.extent, rows.first, rows.end])
     sch.decompose_reduction(block, loops["reduction"])
 
 
@@ -289,7 +295,13 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     for partitioned in (*image, *tiled):
         if partitioned not in order[: max(depth, 1)] or depth <= 1:
             sch.annotate(partitioned, "pragma_loop_partition_hint", 1)
-    return {"outer": outermost, "chunk": outermost if inside else chunk, "tile": rows, "reduction": first}
+    return {
+        "outer": outermost,
+        "chunk": outermost if inside else chunk,
+        "tile": rows,
+        "window": reduction[:-1],
+        "reduction": first,
+    }
 
 
 def split_lanes(sch: Any, loop: Any, lanes: int, extent: int | None = None) -> Any:

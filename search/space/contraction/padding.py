@@ -1,0 +1,144 @@
+"""Leaves out the products with rows of zeros that padding puts above and below an image.
+
+    for y in range(14):                       for y in range(14):
+        for ry in range(3):              ->       for ry in range(max(0, 1 - y), min(3, 15 - y)):
+            sum += pad[y + ry] * w[ry]                sum += pad[y + ry] * w[ry]
+
+A twentieth of the work of a 3 x 3 convolution over 14 x 14, a tenth over 7 x 7. Only where all sums of a register tile
+are of one row of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir.expr import TensorLoad
+
+from .plan import Plan
+
+__all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "skip_padding"]
+
+IMAGE_ROWS = "eqtune.image_rows"
+"""Annotation of a loop over a window: the dimension of the padded image, its extent, and which rows are no padding."""
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """The rows `first` to `end` of `extent` in one `dimension` of a padded image: all others are zero."""
+
+    dimension: int
+    extent: int
+    first: int
+    end: int
+
+
+def image_rows(sch: Any, plan: Plan) -> Mapping[int, ImageRows]:
+    """For each reduction axis that slides over rows of a padded image: which of them are worth multiplying."""
+    if not plan.staged:
+        return {}
+    block = sch.get(sch.get_sblock(plan.staged))
+    value = block.body.value if isinstance(block.body, tirx.BufferStore) else None
+    if not isinstance(value, ir.Call) or "if_then_else" not in str(value.op.name) or not _is_zero(value.args[2]):
+        return {}
+    variables = [axis.var for axis in block.iter_vars]
+    bounds = [_bounds(value.args[0], variable) for variable in variables]
+    tiled = {plan.vector.position, *(axis.position for axis in plan.unrolled)}
+    reduced = {axis.position for axis in plan.reduction[:-1] if axis.extent > 1}
+    found: dict[int, ImageRows] = {}
+    left = plan.contraction.left.access
+    for dimension, index in enumerate(left.indices):
+        if index is None or len(index.coefficients) != 2 or tiled & index.coefficients.keys():
+            continue
+        window = [position for position in index.coefficients if position in reduced]
+        if len(window) == 1 and index.coefficients[window[0]] == 1:
+            extent = left.shape[dimension]
+            first, end = bounds[dimension]
+            found[window[0]] = ImageRows(dimension, extent, first, min(end, extent))
+    return found
+
+
+def skip_padding(func: Any) -> Any:
+    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none."""
+
+    def shorter(loop: Any) -> Any:
+        return _shorter(loop) if IMAGE_ROWS in loop.annotations else loop
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, shorter))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _shorter(loop: Any) -> Any:
+    annotations = {key: value for key, value in loop.annotations.items() if key != IMAGE_ROWS}
+    rows = ImageRows(*(int(value) for value in loop.annotations[IMAGE_ROWS]))
+    row = _first_row(loop, rows)
+
+    def constant(value: int) -> Any:
+        return tirx.IntImm(str(loop.loop_var.ty.dtype), value)
+
+    if row is None:
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations=annotations)
+    first = tirx.Max(constant(0), constant(rows.first) - row)
+    end = tirx.Min(loop.extent, constant(rows.end) - row)
+    variable = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
+    body = _substitute(loop.body, [(loop.loop_var, variable + first)])
+    extent = tirx.Max(constant(0), end - first)
+    return tirx.For(variable, constant(0), extent, loop.kind, body, annotations=annotations)
+
+
+def _first_row(loop: Any, rows: ImageRows) -> Any | None:
+    """The row of the padded image that the loop's first iteration reads; None where that differs inside the loop."""
+    inside: list[Any] = []
+    realized: list[Any] = []
+    tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
+    zero = [(loop.loop_var, tirx.IntImm(str(loop.loop_var.ty.dtype), 0))]
+    once = [isinstance(inner.extent, tirx.IntImm) and int(inner.extent) == 1 for inner in inside]
+    variables = [inner.loop_var for inner in inside]
+    zero += [(v, tirx.IntImm(str(v.ty.dtype), 0)) for v, single in zip(variables, once, strict=True) if single]
+    varying = [v for v, single in zip(variables, once, strict=True) if not single]
+    for realize in realized:
+        block = realize.block
+        binding = [(v.var, value) for v, value in zip(block.iter_vars, realize.iter_values, strict=True)]
+        loads: list[Any] = []
+        tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
+        for load in loads:
+            if len(load.indices) <= rows.dimension or int(load.source.shape[rows.dimension]) != rows.extent:
+                continue
+            row = _substitute(load.indices[rows.dimension], binding)
+            if _uses(row, [loop.loop_var]):
+                row = _substitute(row, zero)
+                return None if _uses(row, varying) else row
+    return None
+
+
+def _bounds(condition: Any, variable: Any) -> tuple[int, int]:
+    """First value of the variable that a conjunction of bounds allows, and the one behind the last."""
+    first, end = 0, 2**31 - 1
+    if isinstance(condition, tirx.And):
+        parts = [_bounds(condition.a, variable), _bounds(condition.b, variable)]
+        return max(low for low, _ in parts), min(high for _, high in parts)
+    if isinstance(condition, tirx.LE) and isinstance(condition.a, tirx.IntImm) and condition.b.same_as(variable):
+        first = int(condition.a)
+    elif isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm) and condition.a.same_as(variable):
+        end = int(condition.b)
+    return first, end
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, tirx.FloatImm | tirx.IntImm) and float(value.value) == 0.0
+
+
+def _uses(expression: Any, variables: Sequence[Any]) -> bool:
+    used: list[Any] = []
+    tvm_ffi.structural_walk(expression, (ir.Var, used.append))
+    return any(use.same_as(variable) for use in used for variable in variables)
+
+
+def _substitute(expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
+    def value_of(var: Any) -> Any:
+        return next((value for known, value in values if known.same_as(var)), var)
+
+    return tvm_ffi.structural_map(expression, (ir.Var, value_of))
