@@ -10,7 +10,7 @@ are of one row of the output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..expressions import binding_of, substitute, uses
 from .plan import Plan
 
 __all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "skip_padding"]
@@ -84,7 +85,7 @@ def _shorter(loop: Any) -> Any:
     first = tirx.Max(constant(0), constant(rows.first) - row)
     end = tirx.Min(loop.extent, constant(rows.end) - row)
     variable = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
-    body = _substitute(loop.body, [(loop.loop_var, variable + first)])
+    body = substitute(loop.body, [(loop.loop_var, variable + first)])
     extent = tirx.Max(constant(0), end - first)
     return tirx.For(variable, constant(0), extent, loop.kind, body, annotations=annotations)
 
@@ -94,23 +95,19 @@ def _first_row(loop: Any, rows: ImageRows) -> Any | None:
     inside: list[Any] = []
     realized: list[Any] = []
     tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
-    zero = [(loop.loop_var, tirx.IntImm(str(loop.loop_var.ty.dtype), 0))]
-    once = [isinstance(inner.extent, tirx.IntImm) and int(inner.extent) == 1 for inner in inside]
-    variables = [inner.loop_var for inner in inside]
-    zero += [(v, tirx.IntImm(str(v.ty.dtype), 0)) for v, single in zip(variables, once, strict=True) if single]
-    varying = [v for v, single in zip(variables, once, strict=True) if not single]
+    single = [inner for inner in inside if isinstance(inner.extent, tirx.IntImm) and int(inner.extent) == 1]
+    zero = [(one.loop_var, tirx.IntImm(str(one.loop_var.ty.dtype), 0)) for one in (loop, *single)]
+    varying = [inner.loop_var for inner in inside if not uses(inner.loop_var, *(variable for variable, _ in zero))]
     for realize in realized:
-        block = realize.block
-        binding = [(v.var, value) for v, value in zip(block.iter_vars, realize.iter_values, strict=True)]
         loads: list[Any] = []
-        tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
+        tvm_ffi.structural_walk(realize.block.body, (TensorLoad, loads.append))
         for load in loads:
             if len(load.indices) <= rows.dimension or int(load.source.shape[rows.dimension]) != rows.extent:
                 continue
-            row = _substitute(load.indices[rows.dimension], binding)
-            if _uses(row, [loop.loop_var]):
-                row = _substitute(row, zero)
-                return None if _uses(row, varying) else row
+            row = substitute(load.indices[rows.dimension], binding_of(realize))
+            if uses(row, loop.loop_var):
+                row = substitute(row, zero)
+                return None if uses(row, *varying) else row
     return None
 
 
@@ -129,16 +126,3 @@ def _bounds(condition: Any, variable: Any) -> tuple[int, int]:
 
 def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm | tirx.IntImm) and float(value.value) == 0.0
-
-
-def _uses(expression: Any, variables: Sequence[Any]) -> bool:
-    used: list[Any] = []
-    tvm_ffi.structural_walk(expression, (ir.Var, used.append))
-    return any(use.same_as(variable) for use in used for variable in variables)
-
-
-def _substitute(expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
-    def value_of(var: Any) -> Any:
-        return next((value for known, value in values if known.same_as(var)), var)
-
-    return tvm_ffi.structural_map(expression, (ir.Var, value_of))

@@ -23,8 +23,10 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
+
+from ..expressions import binding_of, substitute, uses
 
 __all__ = ["LANE_TREE", "multiply_by_reciprocals", "reduce_lanes_as_trees"]
 
@@ -56,8 +58,7 @@ def multiply_by_reciprocals(func: Any) -> Any:
         varying = [loop.loop_var]
 
         def bind(realize: Any) -> None:
-            pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-            varying.extend(v.var for v, value in pairs if _uses(value, varying))
+            varying.extend(variable for variable, value in binding_of(realize) if uses(value, *varying))
 
         tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, bind))
 
@@ -65,7 +66,7 @@ def multiply_by_reciprocals(func: Any) -> Any:
             divisor = division.b
             if str(divisor.ty.dtype) != "float32":
                 return division
-            if not _uses(divisor, varying) and _loads(divisor):
+            if not uses(divisor, *varying) and _loads(divisor):
                 return division.a * _reciprocal(divisor)
             if isinstance(divisor, tirx.Cast) and isinstance(divisor.value, tirx.Mul) and not _loads(divisor):
                 across, along = divisor.value.a, divisor.value.b  # elements of a window at the border: rows x columns
@@ -100,12 +101,12 @@ def _tree(loop: Any) -> Any | None:
     always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
     if not always or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, _COMBINERS):
         return None
-    binding = [(v.var, value) for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)]
-    total, part = store.value.a, _substitute(store.value.b, binding)
+    binding = binding_of(realize)
+    total, part = store.value.a, substitute(store.value.b, binding)
     combine = type(store.value)
-    if not isinstance(part, TensorLoad) or not isinstance(total, TensorLoad) or _uses(total, [part.source.data]):
+    if not isinstance(part, TensorLoad) or not isinstance(total, TensorLoad) or uses(total, part.source.data):
         return None
-    *outer, begin = [_substitute(index, [(loop.loop_var, loop.min)]) for index in part.indices]
+    *outer, begin = [substitute(index, [(loop.loop_var, loop.min)]) for index in part.indices]
 
     def load(start: int, count: int) -> Any:
         place = begin + start if count == 1 else tirx.Ramp(begin + start, 1, count)
@@ -123,26 +124,9 @@ def _tree(loop: Any) -> Any | None:
         vector = tirx.BufferLoad(buffer, [place])
     for rest in range(extent - extent % lanes, extent):
         vector = combine(vector, load(rest, 1))
-    indices = [_substitute(index, binding) for index in store.indices]
-    result = combine(_substitute(total, binding), vector)
+    indices = [substitute(index, binding) for index in store.indices]
+    result = combine(substitute(total, binding), vector)
     return tirx.SeqStmt([*statements, tirx.BufferStore(store.buffer, result, indices)])
-
-
-def _substitute(expression: Any, values: list[tuple[Any, Any]]) -> Any:
-    def value_of(var: Any) -> Any:
-        return next((value for known, value in values if known.same_as(var)), var)
-
-    return tvm_ffi.structural_map(expression, (ir.Var, value_of))
-
-
-def _uses(expression: Any, variables: list[Any]) -> bool:
-    found: list[bool] = []
-
-    def visit(var: Any) -> None:
-        found.append(any(var.same_as(known) for known in variables))
-
-    tvm_ffi.structural_walk(expression, (ir.Var, visit))
-    return any(found)
 
 
 def _loads(expression: Any) -> bool:

@@ -20,6 +20,8 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..expressions import binding_of, substitute
+
 __all__ = ["MASKED_LANES", "mask_lanes"]
 
 MASKED_LANES = "eqtune.masked_lanes"
@@ -80,8 +82,7 @@ class _Vector:
             raise ValueError(f"the loop over {loop.loop_var} is marked as a vector but holds more than one store")
         self.lane, self.lanes, self.arguments = loop.loop_var, int(loop.annotations[MASKED_LANES]), arguments
         self.dtype = str(self.lane.ty.dtype)
-        pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-        self.binding = [(variable.var, value) for variable, value in pairs]
+        self.binding = binding_of(realize)
         self.store = realize.block.body
         self.analyzer = sym.Analyzer()
         self.always, self.within = self._split(realize.predicate)
@@ -92,7 +93,7 @@ class _Vector:
     def statement(self) -> Any:
         """The vector's loads, its arithmetic, and its store."""
         value = self._loads_masked(self.store.value)
-        indices = [_substitute(index, self.binding) for index in self.store.indices]
+        indices = [substitute(index, self.binding) for index in self.store.indices]
         masked = self.within and self._is_argument(self.store.buffer)
         target, places = (self._register(str(value.ty.dtype)), [self.lane]) if masked else (self.store.buffer, indices)
         body = tirx.BufferStore(target, value, places)
@@ -117,7 +118,7 @@ class _Vector:
             condition, load, other = call.args
             if not isinstance(load, TensorLoad):
                 return call
-            outside, inside = self._split(_substitute(condition, self.binding))
+            outside, inside = self._split(substitute(condition, self.binding))
             within = [] if self._ends_in_row(load, inside) else self.within
             return self._load(load, [*inside, *within], outside, other)
 
@@ -129,12 +130,12 @@ class _Vector:
         value = tvm_ffi.structural_map(value, (ir.Call, guarded))
         if self.within:
             value = tvm_ffi.structural_map(value, (TensorLoad, plain))
-        return _substitute(value, self.binding)
+        return substitute(value, self.binding)
 
     def _load(self, load: Any, inside: list[Any], outside: list[Any], other: Any) -> Any:
         """`load` for all lanes, `other` where a condition fails, as an element of a register."""
         dtype = str(load.ty.dtype)
-        indices = [_substitute(index, self.binding) for index in load.indices]
+        indices = [substitute(index, self.binding) for index in load.indices]
         first = [self._at_first(index) for index in indices]
         stride = max(abs(self._linear(index)[0]) for index in indices)
         # Whole strides from a multiple of one, so that the window's elements between two lanes share the loads.
@@ -162,7 +163,7 @@ class _Vector:
 
         Then all elements of a window have one mask, and those of a stride share their loads.
         """
-        slope, column = self._linear(_substitute(load.indices[-1], self.binding))
+        slope, column = self._linear(substitute(load.indices[-1], self.binding))
         last = load.source.shape[-1] - 1 - column
         for other, bound in conditions:
             room = self.analyzer.simplify(last - bound)
@@ -213,19 +214,12 @@ class _Vector:
         return mask
 
     def _at_first(self, index: Any) -> Any:
-        return _substitute(index, [(self.lane, tirx.IntImm(self.dtype, 0))])
+        return substitute(index, [(self.lane, tirx.IntImm(self.dtype, 0))])
 
     def _depends(self, expression: Any) -> bool:
         used: list[Any] = []
-        tvm_ffi.structural_walk(_substitute(expression, self.binding), (ir.Var, used.append))
+        tvm_ffi.structural_walk(substitute(expression, self.binding), (ir.Var, used.append))
         return any(var.same_as(self.lane) for var in used)
 
     def _is_argument(self, buffer: Any) -> bool:
         return any(buffer.same_as(argument) for argument in self.arguments)
-
-
-def _substitute(expression: Any, values: list[tuple[Any, Any]]) -> Any:
-    def value_of(var: Any) -> Any:
-        return next((value for known, value in values if known.same_as(var)), var)
-
-    return tvm_ffi.structural_map(expression, (ir.Var, value_of))

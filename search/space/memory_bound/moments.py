@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
+
+from ..expressions import binding_of, substitute, uses
 
 __all__ = ["sum_moments_together"]
 
@@ -95,7 +97,7 @@ def _one_pass(total: _Sum, squares: Any, mean: Any, buffers: list[Any]) -> tuple
         tirx.BufferLoad(buffer, indices) for buffer in (total.target, squares, center, shifted)
     )
     begin = total.reduced.min
-    a, b, c = (_substitute(total.value, [(total.reduced.loop_var, begin + place)]) for place in range(3))
+    a, b, c = (substitute(total.value, [(total.reduced.loop_var, begin + place)]) for place in range(3))
     median = tirx.Max(tirx.Min(a, b), tirx.Min(tirx.Max(a, b), c))
     difference, distance = total.value - of_center, mean - of_center
     both = [
@@ -127,10 +129,10 @@ def _mean(total: _Sum, squares: _Sum) -> Any | None:
     once, again = squares.value.a, squares.value.b
     if not alike or not tvm_ffi.structural_equal(once, again) or not isinstance(once, tirx.Sub):
         return None
-    value, mean, *indices = (_substitute(part, names) for part in (once.a, once.b, *squares.indices))
+    value, mean, *indices = (substitute(part, names) for part in (once.a, once.b, *squares.indices))
     same = tvm_ffi.structural_equal(value, total.value) and all(map(tvm_ffi.structural_equal, indices, total.indices))
     known = (squares.target, total.target)
-    if not same or _uses(mean, total.reduced.loop_var) or any(_loads(value, buffer) for buffer in known):
+    if not same or uses(mean, total.reduced.loop_var) or any(_loads(value, buffer) for buffer in known):
         return None
     return mean
 
@@ -143,7 +145,7 @@ def _sum(statement: Any) -> _Sum | None:
     if not isinstance(statement, s_tir.SBlockRealize) or not loops or loops[-1].kind != tirx.ForKind.VECTORIZED:
         return None
     store, always = statement.block.body, statement.predicate
-    binding = [(v.var, value) for v, value in zip(statement.block.iter_vars, statement.iter_values, strict=True)]
+    binding = binding_of(statement)
     kinds = [int(v.iter_type) for v in statement.block.iter_vars]
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add) or kinds.count(_REDUCTION) != 1:
         return None
@@ -153,8 +155,8 @@ def _sum(statement: Any) -> _Sum | None:
     plain = isinstance(always, tirx.IntImm) and bool(always.value) and str(store.value.ty.dtype) == "float32"
     if not plain or not known or not reduced or not 2 < int(reduced[0].extent) <= _MOST_ELEMENTS:
         return None
-    indices = tuple(_substitute(index, binding) for index in store.indices)
-    return _Sum(tuple(loops), reduced[0], store.buffer, indices, _substitute(store.value.b, binding))
+    indices = tuple(substitute(index, binding) for index in store.indices)
+    return _Sum(tuple(loops), reduced[0], store.buffer, indices, substitute(store.value.b, binding))
 
 
 def _zeroes(statement: Any, buffer: Any) -> bool:
@@ -168,22 +170,9 @@ def _nest(loops: tuple[Any, ...], body: Any) -> Any:
     """`body` in loops like these, of variables of their own."""
     for loop in reversed(loops):
         variable = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
-        body = _substitute(body, [(loop.loop_var, variable)])
+        body = substitute(body, [(loop.loop_var, variable)])
         body = tirx.For(variable, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
     return body
-
-
-def _substitute(expression: Any, values: list[tuple[Any, Any]]) -> Any:
-    def value_of(var: Any) -> Any:
-        return next((value for known, value in values if known.same_as(var)), var)
-
-    return tvm_ffi.structural_map(expression, (ir.Var, value_of))
-
-
-def _uses(expression: Any, variable: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (ir.Var, found.append))
-    return any(variable.same_as(var) for var in found)
 
 
 def _loads(expression: Any, buffer: Any) -> bool:

@@ -14,7 +14,9 @@ import functools
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
+
+from ..expressions import uses
 
 __all__ = ["OVERLAPPING_TAIL", "overlap_tails"]
 
@@ -76,7 +78,7 @@ def _row_length(loop: Any) -> int:
 def _end(condition: Any, variable: Any) -> int | None:
     """The bound of `... variable ... < bound`; None for any other condition."""
     compared = isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm)
-    return int(condition.b) if compared and _uses(condition.a, variable) else None
+    return int(condition.b) if compared and uses(condition.a, variable) else None
 
 
 def _conjuncts(predicate: Any) -> list[Any]:
@@ -84,9 +86,3 @@ def _conjuncts(predicate: Any) -> list[Any]:
     if isinstance(predicate, tirx.And):
         return [*_conjuncts(predicate.a), *_conjuncts(predicate.b)]
     return [] if isinstance(predicate, tirx.IntImm) and bool(predicate.value) else [predicate]
-
-
-def _uses(expression: Any, variable: Any) -> bool:
-    used: list[Any] = []
-    tvm_ffi.structural_walk(expression, (ir.Var, used.append))
-    return any(var.same_as(variable) for var in used)

@@ -14,8 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
+
+from ..expressions import binding_of, substitute
 
 __all__ = ["TRANSPOSE_TILE", "transpose_in_registers"]
 
@@ -45,7 +47,7 @@ def _rewritten(along_read: Any) -> Any | None:
     always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
     if not always or not isinstance(store, tirx.BufferStore) or int(along_write.extent) != size:
         return None
-    binding = [(v.var, value) for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)]
+    binding = binding_of(realize)
     loads: list[Any] = []
     tvm_ffi.structural_walk(store.value, (TensorLoad, loads.append))
     source = loads[int(along_read.annotations[TRANSPOSE_TILE])]
@@ -62,7 +64,7 @@ def _rewritten(along_read: Any) -> Any | None:
         at = [(loop.loop_var, lane), (other.loop_var, tirx.IntImm(str(lane.ty.dtype), place))]
 
         def bound(expression: Any) -> Any:
-            return _substitute(_substitute(expression, binding), at)
+            return substitute(substitute(expression, binding), at)
 
         body = tirx.BufferStore(target, bound(value), [bound(index) for index in indices])
         statements.append(
@@ -86,10 +88,3 @@ def _rewritten(along_read: Any) -> Any | None:
         value = tvm_ffi.structural_map(store.value, (TensorLoad, lambda x, y=shuffled: y if x.same_as(source) else x))
         vector_loop(along_write, along_read, place, store.buffer, store.indices, value)
     return tirx.SeqStmt(statements)
-
-
-def _substitute(expression: Any, values: list[tuple[Any, Any]]) -> Any:
-    def value_of(var: Any) -> Any:
-        return next((value for known, value in values if known.same_as(var)), var)
-
-    return tvm_ffi.structural_map(expression, (ir.Var, value_of))
