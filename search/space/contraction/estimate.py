@@ -168,9 +168,12 @@ class Cost:
 
 def _transposes(plan: Plan, v: Mapping[str, Column], t: Tiles) -> NDArray[np.bool_]:
     """Whether tiles are written across the output's rows by squares that are transposed in registers."""
-    squares = [plan.transposed_tile(int(mr), int(nr)) for mr, nr in zip(v["mr"], v["nr"], strict=True)]
+    if not plan.scattered:
+        return np.zeros(len(v["mr"]), dtype=np.bool_)
+    shapes, which = np.unique(np.stack([v["mr"], v["nr"]]), axis=1, return_inverse=True)
+    squares = np.array([plan.transposed_tile(int(mr), int(nr)) for mr, nr in shapes.T])[which.reshape(-1)]
     padded = plan.vector_extent % v["nr"] != 0
-    return (np.array(squares) > 0) & t.whole_rows & ~t.ragged_lines & (~padded | t.whole_columns & t.ragged_columns)
+    return (squares > 0) & t.whole_rows & ~t.ragged_lines & (~padded | t.whole_columns & t.ragged_columns)
 
 
 def _row_instructions(rows: Column, vectors: Column, plan: Plan, by_elements: NDArray[np.bool_]) -> Column:
