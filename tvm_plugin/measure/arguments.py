@@ -101,6 +101,11 @@ class Interface:
         )
 
     @property
+    def nbytes(self) -> int:
+        """Size of all parameters in bytes."""
+        return sum(spec.nbytes for spec in self.params)
+
+    @property
     def inputs(self) -> tuple[int, ...]:
         """Positions of the parameters that the kernel only reads."""
         return tuple(index for index in range(len(self.params)) if index not in self.outputs)

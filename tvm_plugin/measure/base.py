@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..search.space.base import Decision
 from ..tasks.task import Task
 
-__all__ = ["ERROR_KINDS", "Measurement", "Measurer", "Overheads"]
+__all__ = ["ERROR_KINDS", "Measurement", "Measurer", "MeasuresTogether", "Overheads"]
 
 ERROR_KINDS = ("build_error", "timeout", "crash", "out_of_memory", "wrong_result")
 """How a candidate can fail."""
@@ -85,3 +85,11 @@ class Measurer(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Device name, target and threads, for the records."""
+
+
+@runtime_checkable
+class MeasuresTogether(Protocol):
+    """A measurer that can compile candidates of several kernels side by side."""
+
+    def measure_together(self, requests: Sequence[tuple[Task, Sequence[Decision], float]]) -> list[list[Measurement]]:
+        """As `Measurer.measure`, for several kernels: each with its candidates and its best latency so far."""

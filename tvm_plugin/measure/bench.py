@@ -58,6 +58,11 @@ class Bench:
             self._buffers[position] = tvm.runtime.empty(spec.shape, spec.dtype, device)
         self._packed: dict[str, tuple[int, list[Any]]] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its inputs and outputs, and of the packed weights that it keeps."""
+        return self._interface.nbytes + sum(nbytes for nbytes, _ in self._packed.values())
+
     def call(self, program: Program) -> float:
         """Seconds of one call, on outputs that hold no right value before it."""
         for position in self._interface.outputs:

@@ -136,10 +136,15 @@ class LocalMeasurer:
 
         Candidates that schedule to the same program, now or earlier, are run once.
         """
-        if not decisions:
-            return []
-        self.baseline([task])
-        return self._guarded(lambda: self._measure(task, decisions, best_s))
+        return self.measure_together([(task, decisions, best_s)])[0]
+
+    def measure_together(self, requests: Sequence[tuple[Task, Sequence[Candidate], float]]) -> list[list[Measurement]]:
+        """See `MeasuresTogether`: all are compiled side by side, then run one by one."""
+        asked = [task for task, candidates, _ in requests if candidates]
+        if not asked:
+            return [[] for _ in requests]
+        self.baseline(asked)
+        return self._guarded(lambda: self._measure(requests))
 
     def retime(self, task: Task, decisions: Sequence[Candidate]) -> list[Measurement]:
         """Time candidates again: `RETIME_ROUNDS` rounds in turns, each longer than a measurement's."""
@@ -233,21 +238,30 @@ class LocalMeasurer:
                 self._baselines[trial.task] = math.inf
                 self._unreferenced[trial.task] = str(trial.failure["detail"])
 
-    def _measure(self, task: Task, candidates: Sequence[Candidate], best_s: float) -> list[Measurement]:
-        trials = [self._trial(task, candidate_spec(task.workload_hash, candidate)) for candidate in candidates]
-        if task.workload_hash not in self._domains:
-            return without_reference(candidates, self._unreferenced[task.workload_hash])
-        self._build(trials, self._timeout_s)
-        for trial in self._in_turn(trials, self._timeout_s):
+    def _measure(self, requests: Sequence[tuple[Task, Sequence[Candidate], float]]) -> list[list[Measurement]]:
+        trials = [
+            [self._trial(task, candidate_spec(task.workload_hash, candidate)) for candidate in candidates]
+            for task, candidates, _ in requests
+        ]
+        checked = [trial for of_task in trials for trial in of_task if trial.task in self._domains]
+        best_s = {task.workload_hash: latency_s for task, _, latency_s in requests}
+        if checked:
+            self._build(checked, self._timeout_s)
+        for trial in self._in_turn(checked, self._timeout_s):
             answer = self._outcomes.get(trial.program)
             if answer is None:
-                answer = self._run(trial, QUICK, best_s)
+                answer = self._run(trial, QUICK, best_s[trial.task])
                 # A crash or a timeout may have come from outside; what a program computes, and how fast, stays.
                 if answer.get("error", "wrong_result") == "wrong_result":
                     self._outcomes[trial.program] = answer
             trial.answer = answer
-            best_s = min(best_s, *answer.get("latencies_s", ()), math.inf)
-        return [to_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
+            best_s[trial.task] = min(best_s[trial.task], *answer.get("latencies_s", ()), math.inf)
+        return [
+            [to_measurement(candidate, trial) for candidate, trial in zip(candidates, of_task, strict=True)]
+            if task.workload_hash in self._domains
+            else without_reference(candidates, self._unreferenced.get(task.workload_hash, ""))
+            for (task, candidates, _), of_task in zip(requests, trials, strict=True)
+        ]
 
     def _price(self, trials: Sequence[Sequence[_Trial]]) -> list[float]:
         every = [trial for trials_of_task in trials for trial in trials_of_task]

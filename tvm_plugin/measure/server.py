@@ -54,6 +54,10 @@ MOST_PACKERS = 64
 """Compiled packing functions that a worker keeps: compiling one takes half as long as compiling the kernel."""
 
 
+KEPT_BYTES = 256 * 1024**2
+"""Inputs, outputs and packed weights of kernels that a worker keeps for their next batch."""
+
+
 @dataclass
 class _Workload:
     mod: Any
@@ -92,7 +96,7 @@ class Server:
         self._programs: dict[str, Program] = {}
         self._packers: dict[str, Any] = {}
         self._batch = -1
-        self._bench: Bench | None = None
+        self._benches: dict[tuple[str, str], Bench] = {}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to one request."""
@@ -195,18 +199,19 @@ class Server:
         return built | self._run({**request, **run, "save": True, "check": True})
 
     def _load(self, task: str, domain: Any) -> Bench:
-        """The buffers of a kernel; those of only one kernel are kept."""
-        if self._bench is None or (self._bench.task, self._bench.domain) != (task, domain):
-            self._bench = None  # freed before the next are made
-            self._bench = Bench(
-                task,
-                self._workloads[task].interface,
-                self._device,
-                Path(self.config.references),
-                self.config.seed,
-                domain,
-            )
-        return self._bench
+        """The buffers of a kernel. Those of the latest kernels are kept: their turns come again."""
+        key = (task, domain)
+        if key not in self._benches:
+            interface = self._workloads[task].interface
+            self._make_room(interface.nbytes)  # the old are freed before the new are made
+            references = Path(self.config.references)
+            self._benches[key] = Bench(task, interface, self._device, references, self.config.seed, domain)
+        bench = self._benches[key] = self._benches.pop(key)
+        return bench
+
+    def _make_room(self, needed_bytes: int) -> None:
+        while self._benches and needed_bytes + sum(bench.nbytes for bench in self._benches.values()) > KEPT_BYTES:
+            del self._benches[next(iter(self._benches))]
 
 
 def _failure(error: Exception, kind: str) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..cost_model import BlendedScore, CostModel
-from ..measure.base import Measurement, Measurer
+from ..measure.base import Measurement, Measurer, MeasuresTogether
 from ..records import Context, Record, RecordDatabase
 from ..search.allocation.base import Allocation
+from ..search.space.base import Decision
 from ..tasks.task import Task
 from .budget import Budget
 from .interrupt import Interrupt
@@ -31,6 +32,12 @@ TRIAL_S = 0.08
 
 BATCH = 16
 """Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
+
+
+IN_THIS_ROUND = "measured in this round"
+
+TOGETHER = 4
+"""Kernels with fewer candidates than this a round are measured several at a time, so that all cores compile."""
 
 
 @dataclass
@@ -101,10 +108,10 @@ class TuningLoop:
                 self._fit()
                 while self.budget.allows(self._round_s) and not interrupt.happened:
                     self.drop_slow_variants()
-                    index = self.allocation.next_task([kernel.status for kernel in self.kernels])
-                    if index is None:
+                    kernels = self._next_kernels()
+                    if not kernels:
                         break
-                    self._round(self.kernels[index])
+                    self._round(kernels)
             except KeyboardInterrupt:
                 interrupt.happened = True
         self.interrupted = interrupt.happened
@@ -130,33 +137,70 @@ class TuningLoop:
         best = self.best_s
         return min(variant.latency_s(best) for variant in self.variants)
 
-    def _round(self, kernel: KernelSearch) -> None:
+    def _next_kernels(self) -> list[KernelSearch]:
+        """Whose turn it is: one, or several that nobody has measured, where each gets few candidates."""
+        count = self._batch()
+        wanted = TOGETHER // count if isinstance(self.measurer, MeasuresTogether) else 1
+        if self.budget.trials_left is not None:
+            wanted = min(wanted, self.budget.trials_left // count)
+        chosen: list[KernelSearch] = []
+        while len(chosen) < max(1, wanted):
+            index = self.allocation.next_task([kernel.status for kernel in self.kernels])
+            if index is None or (chosen and self.kernels[index].status.trials):
+                break
+            chosen.append(self.kernels[index])
+            if chosen[0].status.trials:
+                break
+            chosen[-1].status.finished = IN_THIS_ROUND  # so that the others' turns come
+        for kernel in chosen:
+            kernel.status.finished = ""
+        return chosen
+
+    def _round(self, kernels: Sequence[KernelSearch]) -> None:
         started = time.monotonic()
-        if self.transfer is not None and not kernel.status.trials:
-            kernel.suggestions = self.transfer.suggest(kernel, self.kernels)
-        decisions = kernel.ask(self._batch(), self._score(kernel))
-        self.measurer.overheads.search_s += time.monotonic() - started
-        if not decisions:
-            kernel.status.finished = "every candidate was measured"
+        count = self._batch()
+        asked = [(kernel, decisions) for kernel in kernels if (decisions := self._ask(kernel, count))]
+        if not asked:
             return
-        if self.baselines is not None and math.isnan(kernel.baseline_s):
-            self.baselines([kernel])
-        measurements = self.measurer.measure(kernel.task, decisions, kernel.best_s)
-        self.database.add([self._record(kernel, measurement) for measurement in measurements])
-        self.budget.spent_trials += len(measurements)
+        without_baseline = [kernel for kernel, _ in asked if math.isnan(kernel.baseline_s)]
+        if self.baselines is not None and without_baseline:
+            self.baselines(without_baseline)
+        measurements = self._measure(asked)
+        self.database.add(
+            [self._record(k, m) for (k, _), of_kernel in zip(asked, measurements, strict=True) for m in of_kernel]
+        )
+        trials = sum(map(len, measurements))
+        self.budget.spent_trials += trials
         self.on_round()  # before anything that takes time: a kill must not leave recorded trials uncounted
-        kernel.tell(measurements)
+        for (kernel, _), of_kernel in zip(asked, measurements, strict=True):
+            kernel.tell(of_kernel)
         self._fit()
         round_s = time.monotonic() - started
         self._round_s = max(0.8 * self._round_s, round_s)
-        self._trial_s = max(0.8 * self._trial_s, round_s / len(measurements))
+        self._trial_s = max(0.8 * self._trial_s, round_s / trials)
         self.progress.update(
-            kernel.task.name[:40],
+            asked[-1][0].task.name[:40],
             self.latency_s,
             self.budget.spent_trials,
             sum(k.failed for k in self.kernels),
             self.budget,
         )
+
+    def _ask(self, kernel: KernelSearch, count: int) -> list[Decision]:
+        """The next candidates of a kernel; without any, it is finished."""
+        started = time.monotonic()
+        if self.transfer is not None and not kernel.status.trials:
+            kernel.suggestions = self.transfer.suggest(kernel, self.kernels)
+        decisions = kernel.ask(count, self._score(kernel))
+        self.measurer.overheads.search_s += time.monotonic() - started
+        if not decisions:
+            kernel.status.finished = "every candidate was measured"
+        return decisions
+
+    def _measure(self, asked: Sequence[tuple[KernelSearch, Sequence[Decision]]]) -> list[list[Measurement]]:
+        if len(asked) > 1 and isinstance(self.measurer, MeasuresTogether):
+            return self.measurer.measure_together([(k.task, decisions, k.best_s) for k, decisions in asked])
+        return [self.measurer.measure(k.task, decisions, k.best_s) for k, decisions in asked]
 
     def _batch(self) -> int:
         """Candidates of the next round: a full batch, or fewer where that would leave kernels without any."""
