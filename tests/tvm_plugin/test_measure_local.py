@@ -150,13 +150,30 @@ def test_index_inputs_stay_in_range_and_odd_domains_are_found(measurer):
     assert all(math.isfinite(seconds) for seconds in measurer.baseline([gather, root]))
 
 
-def test_a_kernel_without_reference_fails_every_candidate(measurer):
+def larger_than_memory():
     x = te.placeholder((1 << 14, 1 << 14), name="x")
-    large = make_task("large", [x, te.compute(x.shape, lambda i, j: x[i, j] + 1.0)])
+    return make_task("large", [x, te.compute(x.shape, lambda i, j: x[i, j] + 1.0)])
+
+
+def test_a_kernel_without_reference_fails_every_candidate(measurer):
+    large = larger_than_memory()
     assert measurer.baseline([large]) == [math.inf]
     (measured,) = measurer.measure(large, [tiled()])
     assert measured.error == "build_error"
     assert "reference" in measured.detail
+
+
+def test_kernels_are_measured_together_as_apart(measurer):
+    small, large, odd = matmul(), matmul(4 * SIZE), larger_than_memory()
+    requests = [
+        (small, [tiled(4), faulty("wrong")], math.inf),
+        (odd, [tiled()], math.inf),
+        (large, [tiled(8)], math.inf),
+    ]
+    together = measurer.measure_together(requests)
+    assert [[m.error for m in of_kernel] for of_kernel in together] == [["", "wrong_result"], ["build_error"], [""]]
+    assert [[m.decision for m in of_kernel] for of_kernel in together] == [decisions for _, decisions, _ in requests]
+    assert together[2][0].latency_s > together[0][0].latency_s
 
 
 def test_close_ends_all_workers_and_may_be_repeated(monkeypatch):

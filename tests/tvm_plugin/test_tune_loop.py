@@ -106,6 +106,25 @@ def loop_over(
     )
 
 
+class Together(LookUp):
+    """One that takes several kernels at a time."""
+
+    def measure_together(self, requests: Sequence[tuple[Any, Sequence[Decision], float]]) -> list[list[Measurement]]:
+        self.groups = [*getattr(self, "groups", []), [task.workload_hash for task, _, _ in requests]]
+        return [self.measure(*request) for request in requests]
+
+
+def test_kernels_with_few_candidates_each_are_measured_together(tmp_path: Path) -> None:
+    sketches = {name * 16: ToySketch(1.0 + i, 3 + i) for i, name in enumerate("abcdef")}
+    measurer = Together(sketches)
+    kernels = [kernel(name, sketch) for name, sketch in sketches.items()]
+    loop_over(kernels, measurer, tmp_path, trials=6).run()
+    assert [len(group) for group in measurer.groups] == [4, 2]
+    assert sorted(name for group in measurer.groups for name in group) == sorted(sketches)
+    assert [k.status.trials for k in kernels] == [1] * 6
+    assert not any(k.status.finished for k in kernels)
+
+
 def test_it_finds_good_candidates_within_its_trials_and_records_each_once(tmp_path: Path) -> None:
     sketches = {K0: ToySketch(1.0, 5), K1: ToySketch(3.0, 9)}
     measurer = LookUp(sketches)
