@@ -120,7 +120,7 @@ def search(mod: Any, config: Any, args: argparse.Namespace, work_dir: Path) -> A
         progress=False,
     )
     with Session(settings) as session:
-        return optimize_graph(mod, replace(config, seconds=session.graph_s), prices=session.graph_prices())
+        return optimize_graph(mod, replace(config, seconds=session.graph_s), prices=session.graph_prices(mod))
 
 
 def tuned_ms(graphs: Mapping[str, Any], args: argparse.Namespace, work_dir: Path) -> list[float]:

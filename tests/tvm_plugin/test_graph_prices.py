@@ -17,6 +17,7 @@ from eqtune import GraphConfig, GraphResult, optimize_graph
 from eqtune.graph_prices import GraphPrices
 from eqtune.machine import detect_target
 from eqtune.measure import LocalMeasurer
+from eqtune.measure.base import Price
 from eqtune.records import Context, Record, RecordDatabase
 from eqtune.search.graph.encode import encode_block
 from eqtune.search.graph.terms import TermGraph
@@ -106,19 +107,31 @@ def kernel() -> Task:
     return max(extract_tasks(lower_to_kernels(two_products(), detect_target(1))), key=lambda task: task.flops)
 
 
+def without_weights() -> tvm.IRModule:
+    x = relax.Var("x", relax.TensorType((8, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.matmul(x, x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
 class Watch:
-    """A measurer that prices everything the same and counts."""
+    """A measurer that prices everything the same and counts; weights from memory make a kernel wait for a second."""
 
     def __init__(self, price_s: float) -> None:
         self.price_s, self.asked = price_s, 0
 
-    def price(self, candidates: Sequence[tuple[Task, Sequence[Decision]]]) -> list[float]:
+    def price(
+        self, candidates: Sequence[tuple[Task, Sequence[Decision]]], cold_weights: bool = False
+    ) -> Sequence[Price]:
         assert all(decisions for _, decisions in candidates)
         self.asked += len(candidates)
-        return [self.price_s] * len(candidates)
+        return [Price(self.price_s, self.price_s + bool(cold_weights and t.weight_bytes)) for t, _ in candidates]
 
 
-def source(database: RecordDatabase, measurer: Any, **settings: float) -> KernelPrices:
+def source(database: RecordDatabase, measurer: Any, **settings: Any) -> KernelPrices:
     return KernelPrices(database, CONTEXT, "here", lambda task: build_space(task.mod, Hardware()), measurer, **settings)
 
 
@@ -131,6 +144,24 @@ def test_records_come_before_measurements_and_those_before_estimates(tmp_path: P
         assert source(database, watch)([task]) == [0.25]
         assert watch.asked == 1, "a price is measured once, also in another session"
         database.add([Record(task.workload_hash, "{}", "", CONTEXT, (0.5, 0.125))])
+        assert source(database, watch)([task]) == [0.125]
+
+
+def test_a_model_with_more_weights_than_the_caches_hold_waits_for_them(tmp_path: Path) -> None:
+    kernels = extract_tasks(lower_to_kernels(two_products(before=1), detect_target(1)))
+    task, other, *_ = (t for t in kernels if t.weight_bytes == 64 * 64 * 4)
+    (without,) = extract_tasks(lower_to_kernels(without_weights(), detect_target(1)))
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        watch = Watch(0.25)
+        assert source(database, watch)([task]) == [0.25]
+        cold = source(database, watch, cold_weights=True)
+        assert cold([task, without]) == [1.25, 0.25]
+        assert cold.guess_s(task) == 0.25
+        assert cold.wait_s(other) == 1.0, "as long for each byte as another kernel"
+        assert source(database, watch, cold_weights=True)([task]) == [1.25], "kept with the records"
+        assert watch.asked == 3
+        database.add([Record(task.workload_hash, "{}", "", CONTEXT, (0.125,))])
+        assert source(database, watch, cold_weights=True)([task]) == [1.125]
         assert source(database, watch)([task]) == [0.125]
 
 
@@ -169,11 +200,30 @@ def test_prices_are_measured_without_running_the_untuned_kernel() -> None:
     assert len(decisions) > 1
     assert estimate_s > 0
     with LocalMeasurer(detect_target(1), hardware=Hardware(), threads=1, workers=1) as measurer:
-        (price_s,) = measurer.price([(task, decisions)])
+        ((price_s, same_s),) = measurer.price([(task, decisions)])
         assert 0 < price_s < 1e-2
-        assert measurer.price([(task, [])]) == [math.inf]
+        assert same_s == price_s
+        assert measurer.price([(task, [])]) == [(math.inf, math.inf)]
         (measured,) = measurer.measure(task, decisions[:1])
         assert not measured.error, "it is compared with the reference all the same"
+
+
+@pytest.mark.slow
+def test_weights_from_memory_take_longer_than_weights_in_the_cache() -> None:
+    x = relax.Var("x", relax.TensorType((1, 1024), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            weight = relax.const(np.ones((1024, 512), "float32"))
+            result = builder.emit_output(relax.op.matmul(x, weight))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), detect_target(1)))
+    assert task.weight_bytes == 1024 * 512 * 4
+    decisions, _ = defaults(build_space(task.mod, Hardware()))
+    with LocalMeasurer(detect_target(1), hardware=Hardware(), threads=1, workers=1) as measurer:
+        (price,) = measurer.price([(task, decisions)], cold_weights=True)
+    assert math.isfinite(price.cold_s)
+    assert price.cold_s > 1.2 * price.latency_s
 
 
 def test_under_a_budget_only_kernels_that_differ_are_measured() -> None:

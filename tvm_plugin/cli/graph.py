@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     mod = simplify(load_model(args.model).mod)
     if args.measure:
         with Session(Settings(work_dir=args.work_dir, seed=args.seed, progress=False)) as session:
-            result = optimize_graph(mod, config, prices=session.graph_prices())
+            result = optimize_graph(mod, config, prices=session.graph_prices(mod))
     else:
         result = optimize_graph(mod, replace(config, cost=AnalyticCost(describe_machine())))
     if args.html:

@@ -51,6 +51,8 @@ class Interface:
         Longest reduction: the product of the reduction extents of one block, the largest of all blocks.
     rounds : bool
         Whether factors of products may be rounded to tfloat32.
+    weights : tuple of int
+        Positions of the parameters that are constants of the model.
     """
 
     params: tuple[BufferSpec, ...]
@@ -58,6 +60,7 @@ class Interface:
     index_bound: int | None
     reduction: int
     rounds: bool = False
+    weights: tuple[int, ...] = ()
 
     @staticmethod
     def of(function: Any) -> Interface:
@@ -98,6 +101,7 @@ class Interface:
             index_bound=min(bounds, default=None),
             reduction=max(reductions, default=1),
             rounds=permitted_products(function) == 1,
+            weights=tuple(int(position) for position in function.attrs.get("layout_free_buffers", ())),
         )
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..search.space.base import Decision
 from ..tasks.task import Task
 
-__all__ = ["ERROR_KINDS", "Measurement", "Measurer", "MeasuresTogether", "Overheads"]
+__all__ = ["ERROR_KINDS", "Measurement", "Measurer", "MeasuresTogether", "Overheads", "Price", "Pricer"]
 
 ERROR_KINDS = ("build_error", "timeout", "crash", "out_of_memory", "wrong_result")
 """How a candidate can fail."""
@@ -53,6 +53,22 @@ class Measurement:
         return min(self.latencies_s, default=math.inf)
 
 
+class Price(NamedTuple):
+    """What a kernel costs before it is tuned: seconds of its fastest candidate.
+
+    Attributes
+    ----------
+    latency_s : float
+        Of one call of many; `inf` where no candidate ran.
+    cold_s : float
+        Of a call whose weights come from memory, as in a model that has more of them than the caches hold; as
+        `latency_s` for a kernel without weights, or where nobody asked.
+    """
+
+    latency_s: float
+    cold_s: float
+
+
 @dataclass
 class Overheads:
     """Wall-clock seconds by what they were spent on."""
@@ -85,6 +101,19 @@ class Measurer(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Device name, target and threads, for the records."""
+
+
+@runtime_checkable
+class Pricer(Protocol):
+    """A measurer that can time candidates without a reference to compare them with."""
+
+    def price(
+        self, candidates: Sequence[tuple[Task, Sequence[Decision]]], cold_weights: bool = False
+    ) -> Sequence[Price]:
+        """The price of each task by these candidates of it. Outputs are not compared.
+
+        `cold_weights` asks for `Price.cold_s`, which not every measurer can tell.
+        """
 
 
 @runtime_checkable

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 
 from .arguments import Domain, Interface, as_comparable, numpy_dtype, poison, random_inputs
 from .build import Program
@@ -17,6 +19,12 @@ __all__ = ["Bench"]
 
 PACKED_LIMIT_BYTES = 512 * 1024**2
 """Packed weights are kept for the next candidate with the same packing, up to this size in all."""
+
+EVICT = "eqtune.evict_weights"
+"""Name of the function that TVM's timer calls before each call with cold weights."""
+
+_evicted: list[Any] = []
+"""What `EVICT` takes out of the caches; a worker times one kernel at a time."""
 
 
 class Bench:
@@ -79,6 +87,24 @@ class Bench:
         timer = program.module.time_evaluator(program.symbol, self._device, number=number, repeat=repeat)
         return [float(seconds) for seconds in timer(*self._arguments(program)).results]
 
+    def evaluate_cold(self, program: Program, calls: int) -> float:
+        """Seconds of one call that finds its weights in no cache, its other inputs where the call before left them.
+
+        The median of `calls`: each is timed alone, and may meet an interrupt.
+        """
+        arguments = self._arguments(program)
+        timer = program.module.time_evaluator(program.symbol, self._device, number=1, repeat=calls, f_preproc=EVICT)
+        _evicted[:] = [arguments[position] for position in self._interface.weights]
+        try:
+            return statistics.median(float(seconds) for seconds in timer(*arguments).results)
+        finally:
+            _evicted.clear()
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether some inputs are constants of the model."""
+        return bool(self._interface.weights)
+
     def finite(self) -> bool:
         """Whether the outputs have neither NaN nor infinity."""
         return all(
@@ -127,3 +153,10 @@ class Bench:
     def _make_room(self, needed_bytes: int) -> None:
         while self._packed and needed_bytes + sum(n for n, _ in self._packed.values()) > PACKED_LIMIT_BYTES:
             del self._packed[next(iter(self._packed))]
+
+
+def _evict(*arguments: Any) -> None:
+    tvm.get_global_func("cache_flush_cpu_non_first_arg")(arguments[0], *_evicted)
+
+
+tvm_ffi.register_global_func(EVICT, _evict, override=True)

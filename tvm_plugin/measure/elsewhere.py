@@ -15,7 +15,7 @@ from ..machine import target_json
 from ..records.workload import serialize_workload
 from ..tasks.task import Task
 from .arguments import Interface
-from .base import Measurement, Overheads
+from .base import Measurement, Overheads, Price
 from .exported import interface_fields
 from .fleet import Fleet
 from .pool import Request, WorkerPool
@@ -163,10 +163,10 @@ class ElsewhereMeasurer(ABC):
         self._run([range(RETIME_ROUNDS * len(trials))], ask, note)
         return [to_measurement(candidate, trial) for candidate, trial in zip(decisions, trials, strict=True)]
 
-    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]]) -> list[float]:
-        """Seconds of the fastest candidate of each task; `inf` where none ran.
+    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]], cold_weights: bool = False) -> list[Price]:
+        """See `Pricer`. Nothing is compared, so that the untuned kernels, which take seconds, need not run.
 
-        For rough prices: nothing is compared, so that the untuned kernels, which take seconds, need not run.
+        Caches over there are left alone: `cold_weights` asks in vain.
         """
         specs = [candidate_spec(self._know(task), candidate) for task, some in candidates for candidate in some]
         built = [trial for trial in self._build(specs, self._timeout_s) if not trial.failure] if specs else []
@@ -181,7 +181,8 @@ class ElsewhereMeasurer(ABC):
             best[task] = min(best[task], *answer.get("latencies_s", ()), math.inf)
 
         self._run([[number] for number in range(len(built))], ask, note)
-        return [best[task.workload_hash] if some else math.inf for task, some in candidates]
+        prices = [best[task.workload_hash] if some else math.inf for task, some in candidates]
+        return [Price(price_s, price_s) for price_s in prices]
 
     def describe(self) -> dict[str, Any]:
         """Device name with the way to it, target as canonical JSON, threads, and TVM's version."""

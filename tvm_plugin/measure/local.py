@@ -19,7 +19,7 @@ from ..machine import core_count, describe_machine, device_name, target_json
 from ..records.workload import serialize_workload
 from ..search.space.hardware import Hardware
 from ..tasks.task import Task
-from .base import Measurement, Overheads
+from .base import Measurement, Overheads, Price
 from .pool import Config, Handle, Request, WorkerPool
 from .timing import BASELINE, LONG, QUICK, SLOW_BASELINE_S, Effort
 from .trial import (
@@ -153,16 +153,13 @@ class LocalMeasurer:
         self.baseline([task])
         return self._guarded(lambda: self._retime(task, decisions))
 
-    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]]) -> list[float]:
-        """Seconds of the fastest candidate of each task; `inf` where none ran.
-
-        For rough prices: nothing is compared, so that the untuned kernels, which take seconds, need not run.
-        """
+    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]], cold_weights: bool = False) -> list[Price]:
+        """See `Pricer`. Nothing is compared, so that the untuned kernels, which take seconds, need not run."""
         trials = [
             [self._trial(task, candidate_spec(task.workload_hash, decision)) for decision in decisions]
             for task, decisions in candidates
         ]
-        return self._guarded(lambda: self._price(trials)) if candidates else []
+        return self._guarded(lambda: self._price(trials, cold_weights)) if candidates else []
 
     def close(self) -> None:
         """Stop all workers and delete the reference outputs. May be repeated."""
@@ -263,15 +260,22 @@ class LocalMeasurer:
             for (task, candidates, _), of_task in zip(requests, trials, strict=True)
         ]
 
-    def _price(self, trials: Sequence[Sequence[_Trial]]) -> list[float]:
+    def _price(self, trials: Sequence[Sequence[_Trial]], cold_weights: bool) -> list[Price]:
         every = [trial for trials_of_task in trials for trial in trials_of_task]
         if every:
             self._build(every, self._timeout_s)
-        best = {trial.task: math.inf for trial in every}
+        best_s = {trial.task: math.inf for trial in every}
+        cold_s = dict(best_s)
         for trial in self._in_turn(every, self._timeout_s):
-            trial.answer = self._run(trial, QUICK, best[trial.task], check=False)
-            best[trial.task] = min(best[trial.task], *trial.answer.get("latencies_s", ()), math.inf)
-        return [best[of_task[0].task] if of_task else math.inf for of_task in trials]
+            trial.answer = self._run(trial, QUICK, best_s[trial.task], check=False, cold_weights=cold_weights)
+            latency_s = min(trial.answer.get("latencies_s", ()), default=math.inf)
+            best_s[trial.task] = min(best_s[trial.task], latency_s)
+            if not trial.answer.get("given_up"):
+                cold_s[trial.task] = min(cold_s[trial.task], trial.answer.get("cold_s", latency_s))
+        return [
+            Price(best_s[of_task[0].task], cold_s[of_task[0].task]) if of_task else Price(math.inf, math.inf)
+            for of_task in trials
+        ]
 
     def _retime(self, task: Task, candidates: Sequence[Candidate]) -> list[Measurement]:
         trials = [self._trial(task, candidate_spec(task.workload_hash, candidate)) for candidate in candidates]
@@ -333,6 +337,7 @@ class LocalMeasurer:
         best_s: float = math.inf,
         limit_s: float | None = None,
         check: bool = True,
+        cold_weights: bool = False,
     ) -> dict[str, Any]:
         assert trial.handle is not None
         started = time.monotonic()
@@ -345,6 +350,7 @@ class LocalMeasurer:
             "best_s": best_s,
             "save": False,
             "check": check,
+            "cold_weights": cold_weights,
         }
         answer = self._pool.ask(trial.handle, Request(message, limit_s or self._timeout_s))
         self.overheads.run_s += time.monotonic() - started

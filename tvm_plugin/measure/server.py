@@ -4,14 +4,14 @@
         -> {"built": [{"program": key, "trace": text} or an error, ...]}; with "notes" where the compiler told
            something (`Measurement`); exported programs also say what `exported.py` needs to load them elsewhere
     {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds,
-     "save": bool, "check": bool}
-        -> {"latencies_s": [...], "given_up": bool, "domain": ...} or an error
+     "save": bool, "check": bool, "cold_weights": bool}
+        -> {"latencies_s": [...], "given_up": bool, "domain": ...} or an error; with "cold_s" where it was asked for
     {"op": "untuned", "batch": n, "workloads": {hash: text}, "task": hash}
         -> {"program": key, "latencies_s": [seconds of one call], "domain": ...} or an error; the outputs are saved
 
 A candidate is {"task": hash} with one of "decision", "trace" and "untuned". An error is {"error": kind, "detail": ...}.
 A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone;
-without "check" they are not compared with it.
+without "check" they are not compared with it. "cold_s" is the time of a call that finds its weights in no cache.
 """
 
 from __future__ import annotations
@@ -49,10 +49,8 @@ from .timing import ONCE
 
 __all__ = ["Server"]
 
-
 MOST_PACKERS = 64
 """Compiled packing functions that a worker keeps: compiling one takes half as long as compiling the kernel."""
-
 
 KEPT_BYTES = 256 * 1024**2
 """Inputs, outputs and packed weights of kernels that a worker keeps for their next batch."""

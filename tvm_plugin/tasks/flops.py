@@ -58,6 +58,12 @@ def count_bytes(function: tirx.PrimFunc) -> float:
     return total
 
 
+def count_weight_bytes(function: tirx.PrimFunc) -> float:
+    """Bytes of the arguments that are constants of the model (`layout_free_buffers`)."""
+    weights = [function.params[int(position)] for position in function.attrs.get("layout_free_buffers", ())]
+    return float(sum(math.prod(int(extent) for extent in w.shape) * _bytes(str(w.dtype)) for w in weights))
+
+
 def _operations(body: Any) -> float:
     """Floating-point operations of one execution of a block's body.
 

@@ -27,6 +27,8 @@ class Task:
         Floating-point operations of one call (an FMA counts two).
     bytes_moved : float
         Bytes of all inputs and outputs of one call, each counted once.
+    weight_bytes : float
+        Of these, what is constant in the model.
     functions : tuple of str
         Names of all functions of the fused module that are this kernel.
     """
@@ -38,3 +40,4 @@ class Task:
     flops: float
     bytes_moved: float
     functions: tuple[str, ...] = ()
+    weight_bytes: float = 0.0

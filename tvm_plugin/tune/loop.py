@@ -33,7 +33,6 @@ TRIAL_S = 0.08
 BATCH = 16
 """Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
 
-
 IN_THIS_ROUND = "measured in this round"
 
 TOGETHER = 4
@@ -79,6 +78,8 @@ class TuningLoop:
         Sets `baseline_s` of kernels that are reached without one.
     guess_s : callable or None
         Task -> seconds of one call that are expected of a kernel which nobody has measured; None: its untuned time.
+    waits_s : mapping
+        Workload hash to seconds that a call in the model takes longer than measured, where weights are in the cache.
     """
 
     kernels: Sequence[KernelSearch]
@@ -96,6 +97,7 @@ class TuningLoop:
     on_round: Callable[[], None] = lambda: None
     baselines: Callable[[Sequence[KernelSearch]], None] | None = None
     guess_s: Callable[[Task], float] | None = None
+    waits_s: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
     _round_s: float = field(default=0.0, init=False)
     _trial_s: float = field(default=0.0, init=False)
@@ -108,10 +110,11 @@ class TuningLoop:
                 self._fit()
                 while self.budget.allows(self._round_s) and not interrupt.happened:
                     self.drop_slow_variants()
-                    kernels = self._next_kernels()
+                    count = self._batch()
+                    kernels = self._next_kernels(count)
                     if not kernels:
                         break
-                    self._round(kernels)
+                    self._round(kernels, count)
             except KeyboardInterrupt:
                 interrupt.happened = True
         self.interrupted = interrupt.happened
@@ -122,14 +125,14 @@ class TuningLoop:
 
     @property
     def best_s(self) -> dict[str, float]:
-        """Workload hash to best latency in seconds, the untuned one where that is faster, or what is expected."""
+        """Workload hash to best latency in the model, in seconds: the untuned one where that is faster, or a guess."""
         best = {k.task.workload_hash: min(k.best_s, _or_inf(k.baseline_s)) for k in self.kernels}
         if self.guess_s is not None:
             for task in (kernel.task for kernel in self.kernels if kernel.unreached):
                 if task.workload_hash not in self._guesses_s:
                     self._guesses_s[task.workload_hash] = self.guess_s(task)
                 best[task.workload_hash] = min(best[task.workload_hash], self._guesses_s[task.workload_hash])
-        return best
+        return {workload: latency_s + self.waits_s.get(workload, 0.0) for workload, latency_s in best.items()}
 
     @property
     def latency_s(self) -> float:
@@ -137,9 +140,8 @@ class TuningLoop:
         best = self.best_s
         return min(variant.latency_s(best) for variant in self.variants)
 
-    def _next_kernels(self) -> list[KernelSearch]:
-        """Whose turn it is: one, or several that nobody has measured, where each gets few candidates."""
-        count = self._batch()
+    def _next_kernels(self, count: int) -> list[KernelSearch]:
+        """Whose turn it is: one, or several that nobody has measured, where each gets only `count` candidates."""
         wanted = TOGETHER // count if isinstance(self.measurer, MeasuresTogether) else 1
         if self.budget.trials_left is not None:
             wanted = min(wanted, self.budget.trials_left // count)
@@ -156,9 +158,8 @@ class TuningLoop:
             kernel.status.finished = ""
         return chosen
 
-    def _round(self, kernels: Sequence[KernelSearch]) -> None:
+    def _round(self, kernels: Sequence[KernelSearch], count: int) -> None:
         started = time.monotonic()
-        count = self._batch()
         asked = [(kernel, decisions) for kernel in kernels if (decisions := self._ask(kernel, count))]
         if not asked:
             return

@@ -136,7 +136,7 @@ def tune_model(
         in_limited_time = session.budget.time_s is not None and session.runs
         finish_s = reference.prepare() if in_limited_time else None
         forms, graph_result = model_forms(
-            imported.mod, session.target, config or "off", session.graph_prices(), seconds=session.graph_s
+            imported.mod, session.target, config or "off", session.graph_prices(imported.mod), seconds=session.graph_s
         )
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
         if in_limited_time:
@@ -144,7 +144,7 @@ def tune_model(
         session.identify(forms.given, permits="fast-math" if fast_math else "")
         accuracy = _Accuracy(session, reference, verify)
         forms = accuracy.not_refused(forms)
-        forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner)
+        forms = forms.shortlist(session.prices.in_model_s, session.affords, session.prices.is_measured, session.winner)
         forms = accuracy.screened(forms)
         loop = session.search(forms.tasks, forms.variants, guess=verify)
         if not session.runs:

@@ -7,17 +7,16 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..measure.base import Measurer
+from ..measure.base import Measurer, Price, Pricer
 from ..records import Context, RecordDatabase
 from ..search.space.base import Decision, Space
 from ..search.strategies.moves import Moves
 from ..tasks.task import Task
 
-__all__ = ["KernelPrices", "Pricer", "defaults"]
+__all__ = ["KernelPrices", "defaults"]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -33,14 +32,6 @@ CHUNK = 8
 
 FIRST_CHUNK = 2
 """... and how many where time is short and nobody knows yet how long one takes."""
-
-
-@runtime_checkable
-class Pricer(Protocol):
-    """A measurer that can time candidates without a reference to compare them with."""
-
-    def price(self, candidates: Sequence[tuple[Task, Sequence[Decision]]]) -> list[float]:
-        """Seconds of the fastest candidate of each task; `inf` where none ran. Outputs are not compared."""
 
 
 def defaults(space: Space, count: int = CANDIDATES, seed: int = 0) -> tuple[list[Decision], float]:
@@ -65,6 +56,8 @@ class KernelPrices:
     3. the analytic estimate, once `budget_s` seconds are over, or where `measurer` cannot price. It is scaled by how
        far the estimates of measured kernels are off, so that prices of both kinds may be added up.
 
+    With `cold_weights` a call also waits for its weights: what is timed finds them in the cache.
+
     Attributes
     ----------
     database, context, context_key :
@@ -74,6 +67,8 @@ class KernelPrices:
     measurer : Measurer or None
     budget_s : float
         Seconds from now on in which kernels are measured; what the caller does meanwhile counts.
+    cold_weights : bool
+        Whether the model has more weights than the caches hold, so that each call reads its own from memory.
     measure_s : float
         Seconds that were.
     measured, known, estimated : int
@@ -86,36 +81,52 @@ class KernelPrices:
     space: Callable[[Task], Space]
     measurer: Measurer | None = None
     budget_s: float = float("inf")
+    cold_weights: bool = False
     measure_s: float = 0.0
     measured: int = 0
     known: int = 0
     estimated: int = 0
-    _prices_s: dict[str, float] = field(default_factory=dict)
+    _prices: dict[str, Price] = field(default_factory=dict)
     _estimated: dict[str, tuple[list[Decision], float]] = field(default_factory=dict)
     _errors: dict[str, float] = field(default_factory=dict)
+    _waits_s_per_byte: dict[str, float] = field(default_factory=dict)
     _kernel_s: float = 0.0
     _started: float = field(default_factory=time.monotonic)
 
     def __call__(self, tasks: Sequence[Task]) -> list[float]:
-        """Seconds of one call of each kernel, measuring all that are unknown in one go."""
-        unknown = {t.workload_hash: t for t in tasks if t.workload_hash not in self._prices_s}
-        for workload in list(unknown):
-            price_s = self._recorded_s(workload)
-            if price_s is not None:
-                self._prices_s[workload] = price_s
+        """Seconds of one call of each kernel in the model, measuring all that are unknown in one go."""
+        unknown = {t.workload_hash: t for t in tasks if t.workload_hash not in self._prices}
+        for workload, task in list(unknown.items()):
+            price = self._recorded(workload)
+            if price is not None and not (self._waits(task) and math.isnan(price.cold_s)):
+                self._know(task, price)
                 self.known += 1
                 del unknown[workload]
         estimated = self._measure(list(unknown.values()))
         self.estimated += len(estimated)
-        return [self.guess_s(task) for task in tasks]
+        return [self.in_model_s(task) for task in tasks]
+
+    def in_model_s(self, task: Task) -> float:
+        """Seconds of one call in the model, by what is known already: nothing is measured."""
+        return self.guess_s(task) + self.wait_s(task)
 
     def guess_s(self, task: Task) -> float:
-        """Seconds of one call of a kernel by what is known already: nothing is measured."""
-        workload = task.workload_hash
-        price_s = self._prices_s.get(workload)
-        if price_s is None:
-            price_s = self._recorded_s(workload)
-        return self._estimate(task)[1] * self._error if price_s is None else price_s
+        """Seconds of one call of many in a row, by what is known already."""
+        price = self._prices.get(task.workload_hash) or self._recorded(task.workload_hash)
+        return self._estimate(task)[1] * self._error if price is None else price.latency_s
+
+    def wait_s(self, task: Task) -> float:
+        """Seconds that a call in the model waits for its weights, by what is known already.
+
+        Where that was not measured, as long for each byte as other kernels do.
+        """
+        if not self._waits(task):
+            return 0.0
+        price = self._prices.get(task.workload_hash) or self._recorded(task.workload_hash)
+        if price is not None and not math.isnan(price.cold_s):
+            return price.cold_s - price.latency_s
+        rates = list(self._waits_s_per_byte.values())
+        return task.weight_bytes * float(np.median(rates)) if rates else 0.0
 
     def defaults(self, task: Task) -> Sequence[Decision]:
         """The candidates of a kernel that the analytic estimate likes best."""
@@ -123,7 +134,10 @@ class KernelPrices:
 
     def is_measured(self, task: Task) -> bool:
         """Whether the kernel's price is a measured one."""
-        return task.workload_hash in self._prices_s or self._recorded_s(task.workload_hash) is not None
+        return task.workload_hash in self._prices or self._recorded(task.workload_hash) is not None
+
+    def _waits(self, task: Task) -> bool:
+        return self.cold_weights and task.weight_bytes > 0
 
     @property
     def _error(self) -> float:
@@ -134,12 +148,15 @@ class KernelPrices:
     def _seconds_left(self) -> float:
         return self.budget_s - (time.monotonic() - self._started)
 
-    def _recorded_s(self, workload: str) -> float | None:
+    def _recorded(self, workload: str) -> Price | None:
+        """By earlier runs; `cold_s` is NaN where none asked for it."""
         best = self.database.best(workload, self.context)
-        if best is not None:
-            return best.latency_s
-        price = self.database.get_json(self._key(workload))
-        return None if price is None else float(price["latency_s"])
+        known = self.database.get_json(self._key(workload))
+        if known is None:
+            return None if best is None else Price(best.latency_s, math.nan)
+        priced_s = float(known["latency_s"])
+        latency_s = priced_s if best is None else best.latency_s
+        return Price(latency_s, latency_s + float(known.get("cold_s", math.nan)) - priced_s)
 
     def _estimate(self, task: Task) -> tuple[list[Decision], float]:
         if task.workload_hash not in self._estimated:
@@ -157,12 +174,12 @@ class KernelPrices:
                 break
             chosen, order = order[:count], order[count:]
             started = time.monotonic()
-            prices = self.measurer.price([(task, self._estimate(task)[0]) for task in chosen])
+            prices = self.measurer.price([(task, self._estimate(task)[0]) for task in chosen], self.cold_weights)
             self._kernel_s = (time.monotonic() - started) / len(chosen)
             self.measure_s += time.monotonic() - started
-            for task, price_s in zip(chosen, prices, strict=True):
-                if math.isfinite(price_s):
-                    self._learn(task, price_s)
+            for task, price in zip(chosen, prices, strict=True):
+                if math.isfinite(price.latency_s):
+                    self._learn(task, price)
                 else:
                     unpriced.append(task)
         return unpriced + order
@@ -176,14 +193,20 @@ class KernelPrices:
             return 0
         return min(CHUNK, int(left_s / self._kernel_s)) if self._kernel_s else FIRST_CHUNK
 
-    def _learn(self, task: Task, price_s: float) -> None:
+    def _learn(self, task: Task, price: Price) -> None:
         estimate_s = self._estimate(task)[1]
-        LOGGER.debug("price of %s: %.3g s, estimated %.3g s", task.name, price_s, estimate_s)
-        self.database.put_json(self._key(task.workload_hash), {"latency_s": price_s})
-        self._prices_s[task.workload_hash] = price_s
+        LOGGER.debug("price of %s: %.3g s (%.3g cold), estimated %.3g s", task.name, *price, estimate_s)
+        cold = {"cold_s": price.cold_s} if self._waits(task) else {}
+        self.database.put_json(self._key(task.workload_hash), {"latency_s": price.latency_s, **cold})
+        self._know(task, self._recorded(task.workload_hash) or price)
         self.measured += 1
         if estimate_s > 0:
-            self._errors[task.workload_hash] = price_s / estimate_s
+            self._errors[task.workload_hash] = price.latency_s / estimate_s
+
+    def _know(self, task: Task, price: Price) -> None:
+        self._prices[task.workload_hash] = price
+        if self._waits(task) and not math.isnan(price.cold_s):
+            self._waits_s_per_byte[task.workload_hash] = (price.cold_s - price.latency_s) / task.weight_bytes
 
     def _key(self, workload: str) -> str:
         return f"price:{workload}:{self.context_key}"

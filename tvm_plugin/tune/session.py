@@ -31,6 +31,8 @@ from ..search.space import Hardware, Space, build_space
 from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
 from ..tasks.task import Task
+from ..transform.evaluate import array_of
+from ..transform.functions import constants
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
 from .loop import TRIAL_S, TuningLoop, Variant
@@ -176,10 +178,16 @@ class Session:
             self.work.database, self.context, self.context_key, self.space, self.measurer, budget_s=self.graph_s
         )
 
-    def graph_prices(self) -> GraphPrices:
-        """What the graph search goes by. Half of its time may go into terms, the rest is for whole graphs."""
+    def graph_prices(self, mod: Any) -> GraphPrices:
+        """What the graph search of a module goes by; its weights are constants.
+
+        Half of the search's time may go into terms, the rest is for whole graphs. A model with more weights than the
+        caches hold reads them from memory in every run.
+        """
+        weight_bytes = sum(array_of(constant).nbytes for constant in constants(mod))
+        self.prices.cold_weights = not is_gpu(self.target) and weight_bytes > self.hardware.l3_bytes
         terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
-        guess = None if self.budget.time_s is None else self.prices.guess_s
+        guess = None if self.budget.time_s is None else self.prices.in_model_s
         return GraphPrices(self.prices, self.target, self.hardware, terms, guess)
 
     @cached_property
@@ -249,6 +257,7 @@ class Session:
             on_round=self.save_spent,
             baselines=self._measure_baselines,
             guess_s=self.prices.guess_s if guess and self.runs else None,
+            waits_s={task.workload_hash: self.prices.wait_s(task) for task in tasks},
         )
         if self.budget.allows():
             self._find_baselines(kernels, in_time=guess)
