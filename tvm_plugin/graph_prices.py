@@ -70,6 +70,7 @@ class GraphPrices:
     guess: Callable[[Task], float] | None = None
     _prices_s: dict[TermKey, float] = field(default_factory=dict)
     _unpriced: set[TermKey] = field(default_factory=set)
+    _lowered: dict[int, tuple[Any, Any, list[Task]]] = field(default_factory=dict)
 
     @property
     def cost(self) -> TermCost:
@@ -108,7 +109,7 @@ class GraphPrices:
         mods : sequence of tvm.ir.IRModule
             Simplified: batch norms and weights folded.
         """
-        kernels = [extract_tasks(lower_to_kernels(_channels_last(mod), self.target)) for mod in mods]
+        kernels = [self.lowered(mod)[1] for mod in mods]
         distinct = {task.workload_hash: task for tasks in kernels for task in tasks}
         common = set.intersection(*({task.workload_hash for task in tasks} for tasks in kernels))
         guessed = common if self.guess is not None and len(mods) > 1 else set()
@@ -117,6 +118,13 @@ class GraphPrices:
         if self.guess is not None:  # after the others, which tell how far estimates are off
             price_s |= {workload: self.guess(distinct[workload]) for workload in guessed}
         return [sum(task.calls * price_s[task.workload_hash] for task in tasks) for tasks in kernels]
+
+    def lowered(self, mod: Any) -> tuple[Any, list[Task]]:
+        """The module in channels last, lowered, and its tasks. Kept: who asks for a price often wants the kernels."""
+        if id(mod) not in self._lowered:
+            lowered = lower_to_kernels(_channels_last(mod), self.target)
+            self._lowered[id(mod)] = mod, lowered, extract_tasks(lowered)
+        return self._lowered[id(mod)][1:]
 
     def _tasks(self, key: TermKey, result: TensorType) -> list[Task] | None:
         """The kernels of one term; None where it has none that can be priced."""

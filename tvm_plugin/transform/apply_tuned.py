@@ -14,6 +14,7 @@ from eqtune.records.workload import as_workload, workload_hash
 
 from ..gpu_machine import is_gpu
 from ..search.space.lowering import ASYNC_COPIES, prepare_for_lowering
+from . import side_by_side
 from .fold_weights import FoldWeights
 from .huge_pages import in_huge_pages
 from .pack_weights import pack_weights
@@ -125,8 +126,7 @@ def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None 
             mod = in_huge_pages(mod)
         with transform.PassContext(config=_GRAPH_CONFIG) if is_gpu(target) else contextlib.nullcontext():
             mod = transform.Sequential(after_kernels())(mod)
-    with transform.PassContext(opt_level=3, config=_BUILD_CONFIG):
-        return relax.build(mod, target, relax_pipeline=None)
+    return side_by_side.build(mod, target, _BUILD_CONFIG)
 
 
 def after_kernels() -> list[transform.Pass]:
@@ -154,7 +154,9 @@ def untuned_executable(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
     """
     with transform.PassContext(opt_level=3):
         mod = transform.Sequential([FoldWeights(transposes=True)])(mod)
-        return relax.build(mod, target, relax_pipeline=relax.get_default_pipeline(target))
+        with target:
+            mod = relax.get_default_pipeline(target)(mod)
+    return side_by_side.build(mod, target, {})
 
 
 def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:

@@ -22,7 +22,8 @@ from ..transform.narrow_products import NarrowProducts, has_byte_products
 from .loop import Variant
 
 if TYPE_CHECKING:
-    from ..graph_search import GraphConfig, GraphResult, Prices
+    from ..graph_prices import GraphPrices
+    from ..graph_search import GraphConfig, GraphResult
 
 __all__ = ["Form", "Forms", "graph_config", "model_forms", "simplify"]
 
@@ -32,7 +33,7 @@ REWRITTEN = "rewritten"
 
 FAST_MATH = "rewritten with fast math"
 
-BOTH_LAYOUTS_S = 10.0
+BOTH_LAYOUTS_S = 30.0
 """With fewer seconds for finding forms, only channels last compete: they nearly always win, and lowering takes time."""
 
 CLEARLY = 0.95
@@ -193,7 +194,7 @@ def graph_config(graph: Any, fast_math: bool = False) -> GraphConfig | None:
 
 
 def model_forms(
-    mod: Any, target: Any, graph: Any, prices: Prices | None = None, seconds: float = math.inf
+    mod: Any, target: Any, graph: Any, prices: GraphPrices | None = None, seconds: float = math.inf
 ) -> tuple[Forms, GraphResult | None]:
     """The forms of a Relax module with weights as constants, and the graph search's result (None when it is off).
 
@@ -211,10 +212,10 @@ def model_forms(
     for name, candidate in [*graphs, ("as given", mod)]:
         last = tvm.transform.Sequential([ChannelsLast()])(candidate)
         can_be_last = not tvm_ffi.structural_equal(last, candidate)
-        if can_be_last:
-            forms.append(_lower(f"{name}, channels last", last, target))
-        if not can_be_last or seconds >= BOTH_LAYOUTS_S:
-            forms.append(_lower(name, candidate, target))
+        kernels = lower_to_kernels(last, target) if prices is None else prices.lowered(candidate)[0]
+        forms.append(_form(f"{name}, channels last" if can_be_last else name, kernels))
+        if can_be_last and seconds >= BOTH_LAYOUTS_S:
+            forms.append(_form(name, lower_to_kernels(candidate, target)))
     if config is not None and config.fast_math and is_gpu(target):
         forms += [_with_tf32(form) for form in forms]
     distinct = list({tuple(sorted(form.calls.items())): form for form in reversed(forms)}.values())[::-1]
@@ -224,9 +225,9 @@ def model_forms(
 
 
 def _rewritten(
-    mod: Any, config: GraphConfig, prices: Prices | None, seconds: float
+    mod: Any, config: GraphConfig, prices: GraphPrices | None, seconds: float
 ) -> tuple[list[tuple[str, Any]], GraphResult]:
-    """The best two graphs that the search finds, and the best without fast math, by name, simplified; its result."""
+    """The best two graphs that the search finds, and the best without fast math, by name; its result."""
     from ..graph_search import optimize_graph
 
     # The tuned model is compared with the reference as a whole, and competes with the original on time.
@@ -239,7 +240,7 @@ def _rewritten(
     found = [(REWRITTEN, result.exact)] if config.fast_math and result.exact is not None else []
     others = [other for other in result.alternatives if other is not result.exact]
     found += [(name, result.mod), *((f"{name} otherwise", other) for other in others[:1])]
-    return [(name, simplify(equal)) for name, equal in found], result
+    return found, result
 
 
 def _with_tf32(form: Form) -> Form:
@@ -248,8 +249,7 @@ def _with_tf32(form: Form) -> Form:
     return replace(form, name=f"{form.name}, tfloat32", mod=kernels, tasks=extract_tasks(kernels), lossy=True)
 
 
-def _lower(name: str, mod: Any, target: Any) -> Form:
-    kernels = lower_to_kernels(mod, target)
+def _form(name: str, kernels: Any) -> Form:
     return Form(
         name,
         kernels,

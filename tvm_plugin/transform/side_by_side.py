@@ -1,0 +1,63 @@
+"""Compile the kernels of a module on all cores: LLVM takes ten seconds for a large network on one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx, transform
+
+from ..gpu_machine import is_gpu
+from ..machine import core_count, is_host
+
+__all__ = ["build"]
+
+FEWEST = 8
+"""Kernels that are worth a module of their own."""
+
+
+def build(mod: ir.IRModule, target: Any, config: Mapping[str, Any]) -> relax.VMExecutable:
+    """`relax.build` of a module that went through its pipeline, with its kernels in one library for each core.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        Lowered to the virtual machine.
+    target : tvm.target.Target
+    config : mapping
+        Of the `PassContext`.
+
+    Returns
+    -------
+    relax.VMExecutable
+        On this machine's CPU, its code is ready to run.
+    """
+    kernels = [variable for variable, function in mod.functions_items() if isinstance(function, tirx.PrimFunc)]
+    parts = 1 if is_gpu(target) else max(1, min(core_count(), len(kernels) // FEWEST))
+    shares = [kernels[part::parts] for part in range(parts)]
+    elsewhere = {variable for share in shares[1:] for variable in share}
+    here = {variable: function for variable, function in mod.functions_items() if variable not in elsewhere}
+    runs_here = not is_gpu(target) and is_host(target)
+    with ThreadPoolExecutor(max(1, parts - 1)) as pool:
+        libraries = [pool.submit(_library, mod, share, target, config, runs_here) for share in shares[1:]]
+        with transform.PassContext(opt_level=3, config=dict(config)):
+            rest = ir.IRModule(here, attrs=mod.attrs, global_infos=mod.global_infos)
+            executable = relax.build(rest, target, relax_pipeline=None)
+        if runs_here and shares[0]:
+            executable.mod.get_function(shares[0][0].name_hint, query_imports=True)
+        for future in libraries:
+            executable.mod.import_module(future.result())
+    return executable
+
+
+def _library(
+    mod: ir.IRModule, share: Sequence[ir.GlobalVar], target: Any, config: Mapping[str, Any], runs_here: bool
+) -> Any:
+    """These kernels as one library; if it `runs_here`, LLVM makes the code now and not when the first one is called."""
+    with transform.PassContext(opt_level=3, config=dict(config)):
+        library = tvm.tirx.build(ir.IRModule({variable: mod[variable] for variable in share}), target)
+    if runs_here:
+        library.get_function(share[0].name_hint)
+    return library
