@@ -40,7 +40,7 @@ class BlendedScore:
     model : CostModel or None
         What was learnt; None, or a model that is not trained, leaves the analytic estimate alone.
     measured : int
-        Measurements of this kernel that the model has seen.
+        Measurements of this kernel that the model has seen; none: the analytic estimate ranks alone.
     half_life : float
         After so many measurements both parts weigh the same; 0 leaves the model alone once it is trained.
     """
@@ -52,6 +52,8 @@ class BlendedScore:
         if self._model is not None:
             weight = 1.0 - 2.0 ** (-measured / half_life) if half_life > 0 else 1.0
             self._learnt_weight = 1.0 if weight > 0.95 else weight
+            if not weight:
+                self._model = None  # it would be asked for thousands of points, and not be heard
         self._scales: list[tuple[float, float]] = []
 
     def __call__(self, points: NDArray[np.int16]) -> NDArray[np.float64]:
