@@ -273,8 +273,8 @@ class LocalMeasurer:
             if not trial.answer.get("given_up"):
                 cold_s[trial.task] = min(cold_s[trial.task], trial.answer.get("cold_s", latency_s))
         return [
-            Price(best_s[of_task[0].task], cold_s[of_task[0].task]) if of_task else Price(math.inf, math.inf)
-            for of_task in trials
+            Price(best_s[task], max(best_s[task], cold_s[task])) if task in best_s else Price(math.inf, math.inf)
+            for task in (of_task[0].task if of_task else "" for of_task in trials)
         ]
 
     def _retime(self, task: Task, candidates: Sequence[Candidate]) -> list[Measurement]:
