@@ -160,6 +160,27 @@ def test_the_graph_search_ends_in_time_and_prices_what_it_has_found() -> None:
     assert patient.graphs > 1
 
 
+def convolutions_in_a_row(count: int) -> tvm.IRModule:
+    """So many in a row, each with other channels."""
+    x: Any = relax.Var("x", relax.TensorType((1, 8, 8, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            for layer in range(count):
+                weight = relax.const(np.ones((9 + layer, 8 + layer, 1, 1), "float32"))
+                x = builder.emit(relax.op.nn.conv2d(x, weight))
+            result = builder.emit_output(x)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+@pytest.mark.parametrize(("count", "layouts"), [(1, 2), (10, 1)])
+def test_in_little_time_both_layouts_compete_only_where_there_are_few_kernels(count: int, layouts: int) -> None:
+    forms, _ = model_forms(convolutions_in_a_row(count), detect_target(1), "off", seconds=3.0)
+    assert [form.name for form in forms.forms] == ["as given, channels last", "as given"][:layouts]
+    assert len(model_forms(convolutions_in_a_row(count), detect_target(1), "off")[0].forms) == 2
+
+
 def test_without_time_there_is_no_graph_search() -> None:
     forms, result = model_forms(two_products(), detect_target(1), "saturate", seconds=0.0)
     assert [form.rewritten for form in forms.forms] == [False]

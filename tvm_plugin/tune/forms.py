@@ -33,8 +33,9 @@ REWRITTEN = "rewritten"
 
 FAST_MATH = "rewritten with fast math"
 
-BOTH_LAYOUTS_S = 30.0
-"""With fewer seconds for finding forms, only channels last compete: they nearly always win, and lowering takes time."""
+BOTH_LAYOUTS_S = 0.5
+"""With fewer seconds a kernel for finding forms, only channels last compete: in a network of many convolutions they
+nearly always win, and lowering takes time. One convolution alone would have to pay for transposing its image."""
 
 CLEARLY = 0.95
 """A rewritten graph that costs less than this share of the given one may do without it under a short budget..."""
@@ -214,7 +215,7 @@ def model_forms(
         can_be_last = not tvm_ffi.structural_equal(last, candidate)
         kernels = lower_to_kernels(last, target) if prices is None else prices.lowered(candidate)[0]
         forms.append(_form(f"{name}, channels last" if can_be_last else name, kernels))
-        if can_be_last and seconds >= BOTH_LAYOUTS_S:
+        if can_be_last and seconds >= BOTH_LAYOUTS_S * len(forms[-1].tasks):
             forms.append(_form(name, lower_to_kernels(candidate, target)))
     if config is not None and config.fast_math and is_gpu(target):
         forms += [_with_tf32(form) for form in forms]
