@@ -8,8 +8,11 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .evaluate import array_of
+
 __all__ = [
     "KERNEL_CALLS",
+    "constant_bytes",
     "constants",
     "extents",
     "leaves",
@@ -103,6 +106,11 @@ def constants(mod: ir.IRModule) -> list[ir.GenericConst]:
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
     return found
+
+
+def constant_bytes(mod: ir.IRModule) -> int:
+    """What a run reads of a module's constants: their sizes, each once for each use."""
+    return sum(array_of(constant).nbytes for constant in constants(mod))
 
 
 def use_counts(function: relax.Function) -> dict[relax.Var, int]:

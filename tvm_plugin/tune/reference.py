@@ -16,7 +16,7 @@ from ..frontends import ImportedModel
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import untuned_executable
 from ..transform.evaluate import array_of
-from ..transform.functions import constants
+from ..transform.functions import constant_bytes, constants
 from .workdir import WorkDirectory
 
 __all__ = ["Reference"]
@@ -117,7 +117,7 @@ class Reference:
         started = time.monotonic()
         _, run_s = self.first_run
         compile_s = time.monotonic() - started - run_s
-        weights_s = sum(array_of(constant).nbytes for constant in constants(self.imported.mod)) / WEIGHTS_BYTES_PER_S
+        weights_s = constant_bytes(self.imported.mod) / WEIGHTS_BYTES_PER_S
         finish_s = COMPILE_RATIO * compile_s + weights_s + TIMING_S
         if run_s <= LONG_S:
             return finish_s + 2 * run_s

@@ -31,8 +31,7 @@ from ..search.space import Hardware, Space, build_space
 from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
 from ..tasks.task import Task
-from ..transform.evaluate import array_of
-from ..transform.functions import constants
+from ..transform.functions import constant_bytes
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
 from .loop import TRIAL_S, TuningLoop, Variant
@@ -184,8 +183,7 @@ class Session:
         Half of the search's time may go into terms, the rest is for whole graphs. A model with more weights than the
         caches hold reads them from memory in every run.
         """
-        weight_bytes = sum(array_of(constant).nbytes for constant in constants(mod))
-        self.prices.cold_weights = not is_gpu(self.target) and weight_bytes > self.hardware.l3_bytes
+        self.prices.cold_weights = not is_gpu(self.target) and constant_bytes(mod) > self.hardware.l3_bytes
         terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
         guess = None if self.budget.time_s is None else self.prices.in_model_s
         return GraphPrices(self.prices, self.target, self.hardware, terms, guess)
