@@ -11,7 +11,8 @@ the multiplications of functions such as exp, at the FMA peak (`Case.arithmetic_
 The suites "int8" and "bf16" (benchmarks/dot_suites.py) are compared with the measured peak of the CPU's dot-product
 instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime have some of these kernels only.
 
-`wall_s` counts from after the imports to the accepted schedule. Records are fresh. With peers, eqtune's schedule and
+`wall_s` counts from after the imports to the accepted schedule; `reached_metaschedule_s` until a measurement as fast as
+MetaSchedule's result, null where there was none. Records are fresh. With peers, eqtune's schedule and
 the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
 state of the machine around it (benchmarks/peers/parallel_start.py).
 """
@@ -23,8 +24,10 @@ import os
 import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from benchmarks.convergence import reached_s, records_of
 from benchmarks.dot_suites import DotCase
 from benchmarks.output import table, write
 from benchmarks.peers.timing import Timed, alternating, in_own_process
@@ -41,7 +44,7 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
     target = detect_target(threads)
     hardware = describe_machine(target, threads=threads)  # measured once, before the clock starts
     with tempfile.TemporaryDirectory() as work_dir:
-        started = time.monotonic()
+        started_at, started = time.time(), time.monotonic()
         result = eqtune.tune_model(
             case.relax(args.seed),
             trials=args.trials,
@@ -53,6 +56,7 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
             progress=False,
         )
         wall_s = time.monotonic() - started
+        records = records_of(Path(work_dir))
     arguments = {"kernel": case.name, "threads": threads, "seed": args.seed}
     runs = {"eqtune": lambda: {"latency_s": _latency_s(result, target, threads)}}
     for peer in args.peers:
@@ -79,6 +83,7 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
         tuned = in_own_process("benchmarks.peers.metaschedule_kernel", **arguments, trials=args.trials)
         timed["metaschedule"] = Timed(tuned["latency_s"], answer=tuned)
         row["metaschedule_wall_s"] = tuned["wall_s"]
+        row["reached_metaschedule_s"] = reached_s(result.summary, records, started_at, tuned["latency_s"])
     for peer in args.peers:
         row[f"{peer}_us"] = timed[peer].latency_s * 1e6
         row[f"vs_{peer}"] = timed[peer].latency_s / latency_s

@@ -30,16 +30,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.convergence import records_of, within_s
 from benchmarks.output import table, write
 from benchmarks.peers.timing import PeerError, alternating, in_own_process
-from eqtune.records import Record, RecordDatabase
-from eqtune.report.curves import convergence
-from eqtune.report.summary import RunSummary
 
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "torch": ("benchmarks.peers.torch_model", {}),
@@ -59,7 +56,7 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
         trials = len_tasks(model) * args.trials_per_kernel
     mod = zoo.relax(model, seed=args.seed)
     work_dir = work_dir / ("shared" if args.share_records else model)
-    known = {record.workload_hash for record in _records(work_dir)}
+    known = {record.workload_hash for record in records_of(work_dir)}
     started, started_at = time.monotonic(), time.time()
     result = eqtune.tune_model(
         mod,
@@ -101,7 +98,7 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
         "kernels": len(result.tasks),
         "untuned_kernels": sum(not task.tuned for task in result.tasks),
         "reused_kernels": sum(task.workload_hash in known for task in result.tasks),
-        "within_5_percent_s": within_s(result.summary, _records(work_dir), started_at),
+        "within_5_percent_s": within_s(result.summary, records_of(work_dir), started_at),
         **({"fast_math": result.summary.graph["fast math"]} if args.fast_math else {}),
         **{f"metaschedule_{name}": value for name, value in metaschedule.items()},
         "overhead_share": 1.0 - (overheads["build"] + overheads["run"]) / tune_s,
@@ -117,33 +114,6 @@ def tuned_by(module: str, arguments: dict[str, Any], seconds: float) -> dict[str
     except PeerError as error:
         print(error, file=sys.stderr)
         return {}
-
-
-def _records(work_dir: Path) -> list[Record]:
-    """All records of a work directory, oldest first."""
-    if not (work_dir / "records.sqlite").exists():
-        return []
-    with RecordDatabase(work_dir / "records.sqlite") as database:
-        return list(database.all())
-
-
-def within_s(summary: RunSummary, records: Sequence[Record], started_at: float, share: float = 0.05) -> float | None:
-    """Seconds from `started_at` (of `time.time()`) until the kernels' sum was within `share` of its last value.
-
-    0 where older records were enough, None where there is no kernel or no record of one.
-    """
-    rows = summary.kernels
-    wanted = {row.workload_hash for row in rows}
-    records = [r for r in records if r.workload_hash in wanted and r.context == summary.context]
-    curve = convergence(
-        [(record.workload_hash, record.latency_s) for record in records],
-        {row.workload_hash: row.calls for row in rows},
-        {row.workload_hash: row.baseline_s for row in rows},
-    )
-    if not curve or not records:
-        return None
-    trial = next(trial for trial, latency_s in curve if latency_s <= (1 + share) * curve[-1][1])
-    return 0.0 if not trial else max(0.0, records[trial - 1].timestamp_s - started_at)
 
 
 def _latency_s(result: Any, model: str, args: argparse.Namespace) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.models import within_s
+from benchmarks.convergence import reached_s, within_s
 from benchmarks.output import table, write
 from benchmarks.peers import timing
 from benchmarks.peers.timing import PeerError, alternating, in_own_process
@@ -38,6 +38,13 @@ def test_seconds_until_nearly_as_fast_as_in_the_end() -> None:
     assert within_s(summary("a"), records, started_at=200.0) == 0.0  # older records were enough
     assert within_s(summary("a", "other"), records, started_at=100.0) == 7.0
     assert within_s(summary("b"), records, started_at=100.0) is None
+
+
+def test_seconds_until_as_fast_as_a_peer() -> None:
+    records = [record("a", 4.0, 101.0), record("b", 3.0, 104.0), record("a", 1.0, 107.0)]
+    assert reached_s(summary("a", "b"), records, started_at=100.0, latency_s=7.0) == 4.0
+    assert reached_s(summary("a", "b"), records, started_at=100.0, latency_s=5.5) == 7.0
+    assert reached_s(summary("a", "b"), records, started_at=100.0, latency_s=3.9) is None
     assert within_s(summary(), records, started_at=100.0) is None
 
 

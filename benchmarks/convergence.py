@@ -1,0 +1,51 @@
+"""When a run of eqtune had found what: from its records, which carry the time of each measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eqtune.records import Record, RecordDatabase
+from eqtune.report.curves import convergence
+from eqtune.report.summary import RunSummary
+
+__all__ = ["reached_s", "records_of", "within_s"]
+
+
+def records_of(work_dir: Path) -> list[Record]:
+    """All records of a work directory, oldest first."""
+    if not (work_dir / "records.sqlite").exists():
+        return []
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        return list(database.all())
+
+
+def reached_s(summary: RunSummary, records: Sequence[Record], started_at: float, latency_s: float) -> float | None:
+    """Seconds from `started_at` (of `time.time()`) until the kernels' sum was at most `latency_s`.
+
+    None where it never was, 0 where older records were enough.
+    """
+    records, curve = _curve(summary, records)
+    trial = next((trial for trial, sum_s in curve if sum_s <= latency_s), None)
+    if trial is None:
+        return None
+    return 0.0 if not trial else max(0.0, records[trial - 1].timestamp_s - started_at)
+
+
+def within_s(summary: RunSummary, records: Sequence[Record], started_at: float, share: float = 0.05) -> float | None:
+    """Seconds until the kernels' sum was within `share` of its last value; None without a kernel or a record of one."""
+    used, curve = _curve(summary, records)
+    return reached_s(summary, used, started_at, (1 + share) * curve[-1][1]) if curve and used else None
+
+
+def _curve(summary: RunSummary, records: Sequence[Record]) -> tuple[list[Record], list[tuple[int, float]]]:
+    """The records of the kernels in use, and the sum of the kernels' latencies after so many of them."""
+    rows = summary.kernels
+    wanted = {row.workload_hash for row in rows}
+    used = [r for r in records if r.workload_hash in wanted and r.context == summary.context]
+    curve = convergence(
+        [(record.workload_hash, record.latency_s) for record in used],
+        {row.workload_hash: row.calls for row in rows},
+        {row.workload_hash: row.baseline_s for row in rows},
+    )
+    return used, curve
