@@ -22,7 +22,7 @@ from .search.graph.relax_ops import write_term
 from .search.graph.terms import TermGraph
 from .search.space.hardware import Hardware
 from .tasks import Task, extract_tasks, lower_to_kernels
-from .transform.evaluate import constant_of
+from .transform.constants import constant_of
 from .transform.layout import ChannelsLast
 
 __all__ = ["GraphPrices"]

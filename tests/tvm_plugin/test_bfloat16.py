@@ -8,7 +8,7 @@ from tvm import relax
 
 from eqtune.frontends.imported import SUPPORTED_DTYPES
 from eqtune.transform import FoldWeights
-from eqtune.transform.evaluate import array_of, constant_of
+from eqtune.transform.constants import array_of, constant_of
 
 
 def test_weights_are_read_in_place_and_written_back() -> None:

@@ -30,7 +30,7 @@ from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats
 from eqtune.search.space.hardware import Hardware
 from eqtune.transform import EqualitySaturation, FoldBatchNorm, FoldWeights
-from eqtune.transform.evaluate import array_of
+from eqtune.transform.constants import array_of
 from eqtune.transform.evaluate import evaluate as evaluate_call
 
 SLOW_MODELS = ("inceptionv3", "nasneta")

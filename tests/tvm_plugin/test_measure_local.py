@@ -176,6 +176,12 @@ def test_kernels_are_measured_together_as_apart(measurer):
     assert together[2][0].latency_s > together[0][0].latency_s
 
 
+@pytest.mark.parametrize("module", ["worker", "peaks"])
+def test_a_process_that_measures_starts_without_tvm_so_that_tvm_need_not_import_torch(module):
+    code = f"import sys, eqtune.measure.{module}; sys.exit('tvm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_close_ends_all_workers_and_may_be_repeated(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     measurer = LocalMeasurer(detect_target(1), threads=1, workers=1, space_builder=SPACE)

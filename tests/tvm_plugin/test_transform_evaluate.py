@@ -5,7 +5,8 @@ import pytest
 import tvm
 from tvm import relax
 
-from eqtune.transform.evaluate import EVALUATORS, constant_of, evaluate
+from eqtune.transform.constants import constant_of
+from eqtune.transform.evaluate import EVALUATORS, evaluate
 
 op = relax.op
 

@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from eqtune.transform.evaluate import array_of, constant_of
+from eqtune.transform.constants import array_of, constant_of
 from eqtune.transform.huge_pages import HUGE_PAGE, in_huge_pages
 
 WEIGHTS = 32

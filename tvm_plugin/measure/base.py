@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from ..search.space.base import Decision
-from ..tasks.task import Task
+if TYPE_CHECKING:  # a worker imports this package before it can say that TVM is to do without torch
+    from ..search.space.base import Decision
+    from ..tasks.task import Task
 
 __all__ = ["ERROR_KINDS", "Measurement", "Measurer", "MeasuresTogether", "Overheads", "Price", "Pricer"]
 

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.evaluate import array_of
+from ..transform.constants import array_of
 from ..transform.functions import map_functions, operator, top_level_bindings
 
 __all__ = ["RecognizeActivations"]

@@ -11,7 +11,8 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from ..transform.evaluate import array_of, constant_of, evaluate, is_static_tensor
+from ..transform.constants import array_of, constant_of, is_static_tensor
+from ..transform.evaluate import evaluate
 from ..transform.functions import extents, leaves
 from .errors import RelayError
 

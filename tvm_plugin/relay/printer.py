@@ -13,7 +13,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from ..transform.evaluate import array_of
+from ..transform.constants import array_of
 from ..transform.functions import extents, operator, top_level_bindings, use_counts
 from .arrays import array_to_bytes
 from .attributes import REQUIRED, attribute_class

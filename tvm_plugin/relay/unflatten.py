@@ -7,7 +7,7 @@ from typing import Any
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.evaluate import is_static_tensor
+from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, operator, top_level_bindings, use_counts
 
 __all__ = ["UnflattenProducts"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import ir, relax, s_tir, tirx
 
-from ..transform.evaluate import is_static_tensor
+from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, operator, top_level_bindings, use_counts
 
 __all__ = ["CONCAT_AXIS", "legalize_concat", "write_concats_in_place"]

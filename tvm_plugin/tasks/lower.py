@@ -12,7 +12,7 @@ from tvm import ir, relax, s_tir, tirx, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.pipeline import library_dispatch_passes
 
-from ..transform.evaluate import is_static_tensor
+from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .evaluate import Array, constant_of
+from .constants import Array, constant_of
 from .fold_weights import WeightValues
 from .functions import map_functions, top_level_bindings, use_counts
 

@@ -6,75 +6,18 @@ zoo, where numpy takes a tenth of a second.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
-from tvm import ir, relax, runtime, tirx
+from tvm import relax
 
-__all__ = [
-    "ALIGNMENT",
-    "EVALUATORS",
-    "Array",
-    "Value",
-    "aligned_empty",
-    "array_of",
-    "constant_of",
-    "copy_into",
-    "evaluate",
-    "is_static_tensor",
-]
+from .constants import Array, is_static_tensor, numpy_dtype
 
-Array = NDArray[Any]
+__all__ = ["EVALUATORS", "Value", "evaluate"]
+
 Value = Array | tuple[Array, ...]
-
-_DTYPES = frozenset(
-    ["bool", "bfloat16", "float16", "float32", "float64"] + [f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)]
-)
-"""What both numpy (bfloat16: by ml_dtypes) and TVM hold in the same bytes."""
-
-ALIGNMENT = 64
-"""Bytes. Compiled kernels assume it of every tensor; numpy promises 16 only."""
-
-_TRANSPOSE_STRIP = 16
-_TRANSPOSE_STRIP_ABOVE = 1 << 20
-"""A transposing copy in strips of 16 columns writes whole cache lines and reads whole rows: 0.15 s instead of 0.92 s
-for 25088 x 4096 floats."""
-
-
-def is_static_tensor(ty: Any) -> bool:
-    """Whether a Relax type is a tensor of known shape whose dtype numpy has."""
-    return (
-        isinstance(ty, relax.TensorType)
-        and isinstance(ty.shape, relax.ShapeExpr)
-        and all(isinstance(extent, tirx.IntImm) for extent in ty.shape.values)
-        and str(ty.dtype) in _DTYPES
-    )
-
-
-def array_of(constant: ir.GenericConst) -> Array:
-    """The constant's data, not copied: do not write into it."""
-    if str(constant.value.dtype) != "bfloat16":
-        return np.from_dlpack(constant.value)
-    return np.from_dlpack(constant.value._create_view(constant.value.shape, "uint16")).view(_numpy_dtype("bfloat16"))
-
-
-def constant_of(array: Array) -> ir.GenericConst:
-    """A Relax constant that holds `array`; the data is copied only where kernels could not read it in place."""
-    if array.size == 0:  # numpy's address of nothing is not aligned
-        tensor = runtime.empty(array.shape, str(array.dtype))
-    else:
-        readable = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0
-        if not readable:
-            copy = aligned_empty(array.shape, array.dtype)
-            copy_into(copy, array)
-            array = copy
-        plain = array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
-        tensor = runtime.from_dlpack(plain)._create_view(array.shape, str(array.dtype))
-    return ir.GenericConst(tensor, relax.TensorType(array.shape, str(array.dtype)))
 
 
 def evaluate(call: relax.Call, arrays: Sequence[Array]) -> Value | None:
@@ -114,41 +57,13 @@ def _typed(array: Array, ty: Any) -> Array | None:
     array = np.asarray(array)
     if not is_static_tensor(ty) or array.shape != tuple(int(extent) for extent in ty.shape.values):
         return None
-    return array.astype(_numpy_dtype(str(ty.dtype)), copy=False)
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes  # numpy has no bfloat16 of its own, and reads no such tensor
-
-    return np.dtype(ml_dtypes.bfloat16)
+    return array.astype(numpy_dtype(str(ty.dtype)), copy=False)
 
 
 def _computed_dtype(call: relax.Call) -> str:
     """The dtype that numpy computes a call in: what ml_dtypes adds to numpy has no products of its own."""
     dtype = str(call.ty.dtype)
     return "float32" if dtype == "bfloat16" else dtype
-
-
-def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
-    """Uninitialised memory that starts at a multiple of 64 bytes, in huge pages where numpy gets them."""
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
-
-
-def copy_into(target: Array, source: Array) -> None:
-    """`target[...] = source` for arrays of one shape; fast also where it transposes."""
-    dense = [axis for axis in range(target.ndim) if target.shape[axis] > 1]
-    axis = min(dense, key=lambda a: abs(target.strides[a]), default=-1)
-    if target.nbytes < _TRANSPOSE_STRIP_ABOVE or abs(source.strides[axis]) <= source.itemsize:
-        target[...] = source
-        return
-    target, source = np.moveaxis(target, axis, 0), np.moveaxis(source, axis, 0)
-    for begin in range(0, len(target), _TRANSPOSE_STRIP):
-        target[begin : begin + _TRANSPOSE_STRIP] = source[begin : begin + _TRANSPOSE_STRIP]
 
 
 # Reading a call: attributes and arguments that are no tensors.
@@ -335,7 +250,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.ceil": _floats_only(np.ceil),
     "relax.trunc": _floats_only(np.trunc),
     "relax.clip": _clip,
-    "relax.astype": lambda call, x: x.astype(_numpy_dtype(str(call.ty.dtype))),
+    "relax.astype": lambda call, x: x.astype(numpy_dtype(str(call.ty.dtype))),
     # functions
     "relax.sqrt": _floats_only(np.sqrt),
     "relax.rsqrt": _floats_only(lambda x: 1 / np.sqrt(x)),

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, transform
 
-from .evaluate import EVALUATORS, Array, Value, array_of, constant_of, evaluate, is_static_tensor
+from .constants import Array, array_of, constant_of, is_static_tensor
+from .evaluate import EVALUATORS, Value, evaluate
 from .functions import leaves, map_functions, operator, substitute, top_level_bindings, use_counts
 
 __all__ = ["FoldWeights", "WeightValues", "transposed_weights"]

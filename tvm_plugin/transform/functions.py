@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .evaluate import array_of
+from .constants import array_of
 
 __all__ = [
     "KERNEL_CALLS",

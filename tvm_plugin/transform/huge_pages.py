@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .evaluate import ALIGNMENT, array_of, constant_of
+from .constants import ALIGNMENT, array_of, constant_of
 from .functions import constants, map_functions
 
 __all__ = ["HUGE_PAGE", "in_huge_pages"]

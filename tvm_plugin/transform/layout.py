@@ -10,7 +10,7 @@ import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .evaluate import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
+from .constants import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
 from .fold_weights import FoldWeights
 from .functions import extents, map_functions, operator, top_level_bindings, use_counts
 from .simplify_shapes import SimplifyShapes, permutation_of

@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..gpu_machine import is_gpu
 from ..machine import describe_machine
-from .evaluate import Array, array_of, constant_of, is_static_tensor
+from .constants import Array, array_of, constant_of, is_static_tensor
 from .functions import extents, map_functions, operator
 from .simplify_shapes import permutation_of
 

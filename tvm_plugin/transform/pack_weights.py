@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
-from .evaluate import Array, array_of, constant_of
+from .constants import Array, array_of, constant_of
 from .functions import KERNEL_CALLS, map_functions, operator, rewrite_calls, top_level_bindings
 from .packing import pack
 

@@ -18,7 +18,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import ir, s_tir, tirx
 
-from .evaluate import Array, aligned_empty, copy_into
+from .constants import Array, aligned_empty, copy_into
 
 __all__ = ["pack"]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..graph_prices import GraphPrices
     from ..graph_search import GraphConfig, GraphResult
 
-__all__ = ["Form", "Forms", "graph_config", "model_forms", "simplify"]
+__all__ = ["Form", "Forms", "check_graph", "graph_config", "model_forms", "simplify"]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -179,19 +179,28 @@ def graph_config(graph: Any, fast_math: bool = False) -> GraphConfig | None:
     InputError
         For another value of `graph`, or fast math without a graph search.
     """
+    check_graph(graph, fast_math)
+    if graph == "off":
+        return None
     from ..graph_search import GraphConfig
 
     if isinstance(graph, GraphConfig):
         return replace(graph, fast_math=graph.fast_math or fast_math)
-    if graph == "saturate":
-        return GraphConfig(fast_math=fast_math)
-    if graph != "off":
-        raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")
-    if fast_math:
+    return GraphConfig(fast_math=fast_math)
+
+
+def check_graph(graph: Any, fast_math: bool = False) -> None:
+    """What `graph_config` raises; by name, without loading the graph search, which takes most of a second."""
+    if graph == "off" and fast_math:
         raise InputError(
             "fast_math permits rules of the graph search, which graph='off' leaves out; drop one of the two"
         )
-    return None
+    if graph in ("off", "saturate"):
+        return
+    from ..graph_result import GraphConfig
+
+    if not isinstance(graph, GraphConfig):
+        raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")
 
 
 def model_forms(

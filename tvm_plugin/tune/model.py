@@ -20,7 +20,7 @@ from ..frontends.verify import compare
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import build_executable
 from .estimate import estimated_result
-from .forms import Form, Forms, graph_config, model_forms
+from .forms import Form, Forms, check_graph, graph_config, model_forms
 from .loop import TuningLoop
 from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
@@ -120,14 +120,15 @@ def tune_model(
     """
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, not {threads}")
-    config = graph_config(graph, fast_math)
-    fast_math = config is not None and config.fast_math
+    check_graph(graph, fast_math)
     settings = Settings(
         target, trials, time_budget_s, str(work_dir), strategy, cost_model, allocator, measure, threads, seed, progress
     )
-    command = command_line(model, settings, graph, fast_math)
     started = time.monotonic()
     with Session(settings) as session:
+        config = graph_config(graph, fast_math)  # loads the graph search while the workers start
+        fast_math = config is not None and config.fast_math
+        command = command_line(model, settings, graph, fast_math)
         imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
         session.progress.say(session.describe())
         reference = Reference(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..frontends import ImportedModel
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import untuned_executable
-from ..transform.evaluate import array_of
+from ..transform.constants import array_of
 from ..transform.functions import constant_bytes, constants
 from .workdir import WorkDirectory
 
