@@ -151,11 +151,25 @@ class Kernel:
 
     @cached_property
     def contraction(self) -> Contraction | None:
-        """The contraction that the kernel is built around: the only reduction there is, and a sum of products."""
+        """The contraction that the kernel is built around: the only reduction there is, and a sum of products.
+
+        None where its results are spread over something larger: a tile would have to write all of that.
+        """
         reductions = [block for block in self.blocks if block.is_reduction]
-        if len(reductions) != 1:
+        if len(reductions) != 1 or self._spreads(reductions[0]):
             return None
         return _contraction(reductions[0], self)
+
+    def _spreads(self, reduction: Block) -> bool:
+        """Whether a block that follows computes more places than the reduction has results."""
+        results = math.prod(axis.extent for axis in reduction.spatial)
+        following = {reduction.write.buffer}
+        for block in self.blocks:
+            if block is not reduction and any(read.buffer in following for read in block.reads):
+                if block.iterations > results:
+                    return True
+                following.add(block.write.buffer)
+        return False
 
 
 def analyze(mod: Any) -> Kernel:

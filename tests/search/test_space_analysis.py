@@ -46,6 +46,27 @@ def sum_of_squares(x: T.Buffer((4, 8), "float32"), out: T.Buffer((4,), "float32"
             out[vi] = out[vi] + x[vi, vk] * x[vi, vk]
 
 
+@T.prim_func(private=True, s_tir=True)
+def gate(
+    x: T.Buffer((1, 8), "float32"),
+    w: T.Buffer((8, 16), "float32"),
+    image: T.Buffer((49, 16), "float32"),
+    out: T.Buffer((49, 16), "float32"),
+):
+    T.func_attr({"tirx.noalias": True})
+    product = T.sblock_alloc_buffer((1, 16))
+    for i, j, k in T.grid(1, 16, 8):
+        with T.sblock("product"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                product[vi, vj] = T.float32(0)
+            product[vi, vj] = product[vi, vj] + x[vi, vk] * w[vk, vj]
+    for i, j in T.grid(49, 16):
+        with T.sblock("spread"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            out[vi, vj] = image[vi, vj] * product[0, vj]
+
+
 def contraction(function):
     found = analyze(tvm.IRModule({"main": function})).contraction
     assert found is not None
@@ -85,6 +106,11 @@ def test_a_grouped_convolution_has_columns_in_runs() -> None:
 
 def test_a_sum_of_squares_is_no_contraction() -> None:
     assert analyze(tvm.IRModule({"main": sum_of_squares})).contraction is None
+
+
+def test_a_product_that_is_spread_over_an_image_is_no_contraction() -> None:
+    """Its tile would have to write the whole image, unrolled."""
+    assert analyze(tvm.IRModule({"main": gate})).contraction is None
 
 
 def test_a_symbolic_shape_is_refused() -> None:

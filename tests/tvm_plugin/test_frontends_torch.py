@@ -89,6 +89,8 @@ def test_layers_stay_whole():
         lambda x: F.scaled_dot_product_attention(x, 2 * x, x, is_causal=True, scale=0.3),
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6).tril().bool()),
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x),
+        lambda x: x * 10 ** (torch.arange(6) / 4),
+        lambda x: torch.sub(torch.arange(6), x, alpha=0.5) + torch.arange(6) * 0.5,
     ],
     ids=[
         "negative-select",
@@ -104,6 +106,8 @@ def test_layers_stay_whole():
         "causal-attention",
         "masked-attention",
         "biased-attention",
+        "quotient-of-integers",
+        "scaled-integers",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):

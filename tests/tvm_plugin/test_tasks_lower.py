@@ -108,6 +108,19 @@ def test_slices_of_a_split_fuse_into_what_reads_them():
     assert_same_outputs(mod, kernels)
 
 
+def test_the_gate_of_an_image_is_computed_apart():
+    """Squeeze and excitation: one kernel of both would have tiles as large as the image."""
+
+    def gated(emit, x):
+        mean = emit(op.mean(x, [2, 3], keepdims=True))
+        gate = emit(op.sigmoid(emit(op.add(emit(op.nn.conv2d(mean, constant(16, 16, 1, 1))), constant(1, 16, 1, 1)))))
+        return emit(op.multiply(x, gate))
+
+    mod, kernels = lower(function((1, 16, 12, 12), gated))
+    assert names(kernels) == ["conv2d_add_sigmoid", "mean", "multiply"]
+    assert_same_outputs(mod, kernels)
+
+
 def test_copies_that_change_nothing_disappear():
     def roundabout(emit, x):
         y = emit(op.permute_dims(emit(op.permute_dims(x, [0, 2, 3, 1])), [0, 3, 1, 2]))

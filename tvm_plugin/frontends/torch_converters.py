@@ -5,7 +5,8 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 - reads `select` and indexing with negative indices out of bounds;
 - ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
 - does not know `amax`, `amin`, `prod` over an axis, nor a layer norm without scale;
-- hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into.
+- hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
+- computes with the dtype of an operand: `arange(4) / 4` and `arange(4) * 0.5` in integers.
 """
 
 from __future__ import annotations
@@ -112,6 +113,25 @@ def _extremum(reduce: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
+def _arithmetic(function: Callable[[Any, Any], relax.Expr]) -> Converter:
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        emit = importer.block_builder.emit
+        dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+
+        def operand(value: Any) -> Any:
+            value = importer.env[value] if isinstance(value, torch.fx.Node) else value
+            if not isinstance(value, relax.Expr):
+                return relax.const(value, dtype)
+            return value if str(value.ty.dtype) == dtype else emit(op.astype(value, dtype))
+
+        left, right = map(operand, node.args)
+        if node.kwargs.get("alpha", 1) != 1:
+            right = emit(op.multiply(right, relax.const(node.kwargs["alpha"], dtype)))
+        return emit(function(left, right))
+
+    return convert
+
+
 def _attention(node: Any, importer: Any) -> relax.Expr:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     defaults = (None, 0.0, False, None, False)
@@ -147,4 +167,10 @@ CONVERTERS: dict[str, Converter] = {
     "amax.default": _extremum(op.max),
     "amin.default": _extremum(op.min),
     "scaled_dot_product_attention.default": _attention,
+    "add.Tensor": _arithmetic(op.add),
+    "sub.Tensor": _arithmetic(op.subtract),
+    "mul.Tensor": _arithmetic(op.multiply),
+    "div.Tensor": _arithmetic(op.divide),
+    "pow.Scalar": _arithmetic(op.power),
+    "pow.Tensor_Tensor": _arithmetic(op.power),
 }

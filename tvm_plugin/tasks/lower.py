@@ -16,6 +16,7 @@ from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
+from .spread import keep_spreads_apart
 from .transposed import legalize_transposed_weights
 
 __all__ = ["lower_to_kernels"]
@@ -55,11 +56,15 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 *library_dispatch_passes(target),
                 relax.transform.LegalizeOps({"relax.concat": legalize_concat}),
                 relax.transform.AnnotateTIROpPattern(),
+            ]
+        )(legalize_transposed_weights(mod))
+        mod = transform.Sequential(
+            [
                 relax.transform.FuseOps(),
                 relax.transform.FuseTIR(),
                 relax.transform.RewriteDataflowReshape(),
             ]
-        )(legalize_transposed_weights(mod))
+        )(keep_spreads_apart(mod))
         mod = _reshape_outputs(mod)
         mod = _attach_layout_free(mod)
         if concat_in_place:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .lowering import LowerToKernels
     from .narrow_products import NarrowProducts
     from .simplify_shapes import SimplifyShapes
+    from .sub_pixel import SubPixelConvolution
 
 __all__ = [
     "ApplyTuned",
@@ -28,6 +29,7 @@ __all__ = [
     "LowerToKernels",
     "NarrowProducts",
     "SimplifyShapes",
+    "SubPixelConvolution",
 ]
 
 _HOMES = {
@@ -39,6 +41,7 @@ _HOMES = {
     "LowerToKernels": ".lowering",
     "NarrowProducts": ".narrow_products",
     "SimplifyShapes": ".simplify_shapes",
+    "SubPixelConvolution": ".sub_pixel",
 }
 
 # What a pass raises inside a Sequential goes through C++, which makes a RuntimeError of any class it does not know.

@@ -16,6 +16,7 @@ from .functions import map_functions, top_level_bindings, use_counts
 __all__ = ["FoldBatchNorm"]
 
 _CONVOLUTIONS = frozenset({"relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"})
+_TRANSPOSED = frozenset(f"{name}_transpose" for name in _CONVOLUTIONS)
 
 
 @transform.module_pass(opt_level=0, name="FoldBatchNorm")
@@ -29,8 +30,9 @@ class FoldBatchNorm:
     - batch_norm(matmul(x, W))[0], batch_norm(matmul(x, W) + b)[0]: likewise
     - batch_norm(x)[0] -> x * scale + shift
 
-    Convolutions may be grouped or depthwise and of one to three dimensions. Weights are changed only where the
-    convolution's result has no other use. A batch norm in training mode, or whose updated statistics are read, stays.
+    Convolutions may be grouped or depthwise, of one to three dimensions, and, ungrouped, transposed. Weights are
+    changed only where the result has no other use. A batch norm in training mode, or whose updated statistics are read,
+    stays.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
@@ -129,7 +131,7 @@ def _is_call(value: Any, names: frozenset[str] | set[str]) -> TypeGuard[Any]:
 
 def _output_axis(call: relax.Call, axis: int) -> int | None:
     """Which axis of the weights makes the channels that the result has on `axis`; None for anything else."""
-    if _is_call(call, _CONVOLUTIONS):
+    if _is_call(call, _CONVOLUTIONS) or (_is_call(call, _TRANSPOSED) and int(call.attrs.groups) == 1):
         layout = str(call.attrs.out_layout or call.attrs.data_layout)
         return str(call.attrs.kernel_layout).index("O") if layout.find("C") == axis else None
     if _is_call(call, {"relax.matmul"}) and axis == call.ty.ndim - 1 and call.args[1].ty.ndim == 2:

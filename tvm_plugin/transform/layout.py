@@ -17,8 +17,9 @@ from .simplify_shapes import SimplifyShapes, permutation_of
 
 __all__ = ["ChannelsLast"]
 
-_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
-"""With HWIO the output channels of a weight lie side by side, as vectors want them, also where nothing is packed."""
+_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
+"""With HWIO the output channels of a weight lie side by side, as vectors want them, also where nothing is packed. TVM
+has no transposed convolution with channels last; most are convolutions by now (`SubPixelConvolution`)."""
 
 _ELEMENTWISE = frozenset(
     f"relax.{name}"

@@ -18,6 +18,7 @@ from .fold_weights import FoldWeights
 from .layout import ChannelsLast
 from .narrow_products import NarrowProducts, has_byte_products
 from .stored_schedules import stored_schedules
+from .sub_pixel import SubPixelConvolution
 
 __all__ = ["eqtune_pipeline"]
 
@@ -49,7 +50,8 @@ def eqtune_pipeline(
         machine = target.Target.current(allow_none=False)
         graph_passes = [EqualitySaturation(), FoldBatchNorm(), FoldWeights()] if graph else []
         narrow = [NarrowProducts()] if has_byte_products(machine) else []
-        mod = transform.Sequential([FoldWeights(), FoldBatchNorm(), FoldWeights(), *narrow, *graph_passes])(mod)
+        fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
+        mod = transform.Sequential([*fold, *narrow, *graph_passes])(mod)
         stored = stored_schedules(records, context) if records else {}
         lowered, schedules = _best_form(mod, machine, stored)
         lowered = schedule_kernels(lowered, schedules)

@@ -19,6 +19,7 @@ from ..transform.batch_norm import FoldBatchNorm
 from ..transform.fold_weights import FoldWeights
 from ..transform.layout import ChannelsLast
 from ..transform.narrow_products import NarrowProducts, has_byte_products
+from ..transform.sub_pixel import SubPixelConvolution
 from .loop import Variant
 
 if TYPE_CHECKING:
@@ -159,9 +160,12 @@ class Forms:
 
 
 def simplify(mod: Any, target: Any = None) -> Any:
-    """Fold batch norms, and everything that depends on weights alone; products of bytes as `target` likes them."""
+    """Fold batch norms and all that depends on weights alone; write transposed convolutions as convolutions.
+
+    Products of bytes become as `target` likes them.
+    """
     narrow = [NarrowProducts()] if target is not None and has_byte_products(target) else []
-    return tvm.transform.Sequential([FoldBatchNorm(), FoldWeights(), *narrow])(mod)
+    return tvm.transform.Sequential([FoldBatchNorm(), SubPixelConvolution(), FoldWeights(), *narrow])(mod)
 
 
 def graph_config(graph: Any, fast_math: bool = False) -> GraphConfig | None:
