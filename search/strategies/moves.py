@@ -134,7 +134,7 @@ class Moves:
 
     def mutate(self, rng: np.random.Generator, points: Points, attempts: int = 3) -> Points:
         """Each point after one random move (`MoveMix`); unchanged where `attempts` moves were all illegal."""
-        if not len(points):
+        if not len(points) or self.width == 1:  # no points, or no knobs
             return points.copy()
         # All attempts at once: for a few dozen points, a call of `legal` costs as much as for a thousand.
         moved = self._move(rng, np.tile(points, (attempts, 1)))

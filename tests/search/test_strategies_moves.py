@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from eqtune.search.space.base import Points
+from eqtune.search.space.base import Points, Space
+from eqtune.search.space.memory_bound.stages import UntouchedSketch
 from eqtune.search.space.toy import ToySpace
 from eqtune.search.strategies.moves import MoveMix, Moves
 
@@ -94,6 +95,13 @@ def test_sample_finds_rare_legal_points_and_gives_up_when_there_are_none() -> No
     assert len(found) > 50
     assert rare.space.legal(found).all()
     assert not len(Moves(_Never()).sample(np.random.default_rng(0), 100))
+
+
+def test_a_space_without_knobs_has_one_point() -> None:
+    """A kernel that stays as it is, such as a sort: there is nothing to walk along."""
+    moves = Moves(Space((UntouchedSketch(None),)))
+    assert moves.sample(np.random.default_rng(0), 100).tolist() == [[0]]
+    assert moves.neighbours(moves.everything()).shape == (0, 1)
 
 
 @pytest.mark.parametrize("values", [1, 2])

@@ -78,6 +78,8 @@ def test_layers_stay_whole():
     [
         lambda x: x[:, -1, 2],
         lambda x: x[:, [0, -1]],
+        lambda x: x[:, :, [0, -1, 2], [1, 2, -3]],
+        lambda x: x[:, [[0], [-1]], :, [1, 2, 3]],
         lambda x: x.amax(),
         lambda x: x.amin((1, -1), keepdim=True),
         lambda x: x.prod(2),
@@ -95,6 +97,8 @@ def test_layers_stay_whole():
     ids=[
         "negative-select",
         "negative-index",
+        "two-indices",
+        "indices-apart",
         "amax-all",
         "amin-keep",
         "prod",

@@ -29,6 +29,19 @@ def two_kernels() -> tvm.IRModule:
     return builder.get()
 
 
+def product_and_sort() -> tvm.IRModule:
+    """A product, and the places of the largest of each row: for these, there is no schedule."""
+    x = relax.Var("x", relax.TensorType((32, 64), "float32"))
+    weight = relax.const(np.random.default_rng(0).standard_normal((64, 48)).astype("float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.matmul(x, weight))
+            y = builder.emit_output(relax.op.topk(product, 2, ret_type="values"))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
 def tuned_once(work_dir: Path, **arguments: object) -> eqtune.TuneResult:
     """With one trial for both kernels."""
     defaults = {"trials": 1, "graph": "off", "progress": False, "work_dir": work_dir, "threads": 1}
@@ -41,6 +54,12 @@ def test_every_kernel_has_a_schedule_and_the_result_tells_which_was_measured(tmp
     assert sorted(task.measured for task in result.tasks) == [False, True]
     assert [task.trials for task in result.tasks if not task.measured] == [0]
     assert result.max_rel_error <= 1e-4
+
+
+def test_a_kernel_that_cannot_be_scheduled_does_not_stop_the_others(tmp_path: Path) -> None:
+    result = eqtune.tune_model(product_and_sort(), time_budget_s=10, work_dir=tmp_path, threads=1, progress=False)
+    assert result.max_rel_error <= 1e-4
+    assert any(task.trials for task in result.tasks)
 
 
 def test_where_it_would_be_wrong_it_stays_untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

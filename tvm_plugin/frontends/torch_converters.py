@@ -2,7 +2,7 @@
 
 Each takes a node of the exported graph and the importer, and returns the Relax value. With TVM 0.27 the importer
 
-- reads `select` and indexing with negative indices out of bounds;
+- reads `select` and indexing with negative indices out of bounds, and takes `x[:, i, j]` for `x[:, i][:, :, j]`;
 - ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
 - does not know `amax`, `amin`, `prod` over an axis, nor a layer norm without scale;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
@@ -62,16 +62,26 @@ def _select(node: Any, importer: Any) -> relax.Expr:
 
 
 def _index(node: Any, importer: Any) -> relax.Expr:
+    """x[:, i, j]: the axes of `i` and `j` become one, of which whole slices are taken."""
     x = importer.env[node.args[0]]
-    for axis, index in enumerate(node.args[1]):
-        if index is None or not str(importer.env[index].ty.dtype).startswith("int"):
-            continue
-        value = importer.env[index]
-        dtype = str(value.ty.dtype)
-        wrapped = op.add(value, relax.const(_shape(x)[axis], dtype))
-        negative = op.less(value, relax.const(0, dtype))
-        importer.env[index] = importer.block_builder.emit(op.where(negative, wrapped, value))
-    return importer._index_tensor(node)  # its own converter, which reads the wrapped indices
+    given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
+    if not all(str(index.ty.dtype).startswith("int") for index in given.values()):
+        return importer._index_tensor(node)
+    emit = importer.block_builder.emit
+    shape, axes = _shape(x), list(given)
+    if axes != list(range(axes[0], axes[0] + len(axes))):  # apart: what they select comes first
+        rest = [axis for axis in range(len(shape)) if axis not in given]
+        x = emit(op.permute_dims(x, [*axes, *rest]))
+        shape, axes = [shape[axis] for axis in (*axes, *rest)], list(range(len(axes)))
+    place = None
+    for extent, index in zip(shape[axes[0] :], given.values(), strict=False):
+        dtype = str(index.ty.dtype)
+        negative = op.less(index, relax.const(0, dtype))
+        index = emit(op.where(negative, op.add(index, relax.const(extent, dtype)), index))
+        place = index if place is None else emit(op.add(op.multiply(place, relax.const(extent, dtype)), index))
+    joined = math.prod(shape[axis] for axis in axes)
+    flat = emit(op.reshape(x, [*shape[: axes[0]], joined, *shape[axes[-1] + 1 :]]))
+    return emit(op.take(flat, place, axis=axes[0]))
 
 
 def _std(node: Any, importer: Any) -> relax.Expr:
