@@ -156,10 +156,17 @@ class Space:
         return None
 
     def apply(self, decision: Decision) -> Any:
-        """Schedule the kernel. Raises KeyError for an unknown sketch."""
+        """Schedule the kernel. Raises KeyError for an unknown sketch, ScheduleError where it does not fit.
+
+        What LLVM would compile for minutes is refused: not all of it is compiled in a process that can be killed.
+        """
+        from .code_size import check_code_size  # needs TVM, which a space need not
+
         for sketch in self.sketches:
             if sketch.name == decision.sketch:
-                return sketch.apply(decision.values)
+                schedule = sketch.apply(decision.values)
+                check_code_size(schedule)
+                return schedule
         raise KeyError(f"no sketch {decision.sketch!r}; this kernel has {[s.name for s in self.sketches]}")
 
     def _by_sketch(self, points: Points) -> list[tuple[Sketch, NDArray[np.intp], NDArray[np.int64]]]:
