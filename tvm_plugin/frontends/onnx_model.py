@@ -26,6 +26,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from ..errors import InputError, UnsupportedModelError
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_quantized import QUANTIZED
+from .onnx_recurrent import RECURRENT, recurrent
 
 __all__ = ["from_onnx", "from_onnx_file"]
 
@@ -161,11 +162,11 @@ class _Importer(ONNXGraphImporter):
     """TVM's importer, with converters whose results a graph pass can look into.
 
     TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
-    It has no quantised convolution and but one quantised product.
+    It has no quantised convolution and but one quantised product, and no recurrent layers.
     """
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
-        known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in QUANTIZED])
+        known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in QUANTIZED.keys() | RECURRENT])
         super()._check_for_unsupported_ops(known)
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
@@ -176,6 +177,8 @@ class _Importer(ONNXGraphImporter):
                 return self.bb.normalize(_clip(inputs[0], low, high))
         if op_name == "Gather" and _is_static(inputs[0]) and isinstance(inputs[1].ty, relax.TensorType):
             return self.bb.normalize(_gather(inputs[0], inputs[1], int(attrs.get("axis", 0))))
+        if op_name in RECURRENT:
+            return self.bb.normalize(recurrent(self.bb, op_name, list(inputs), attrs))
         if op_name in QUANTIZED:
             convolve = functools.partial(super()._convert_operator, "Conv", opset=opset)
             return self.bb.normalize(QUANTIZED[op_name](self.bb, list(inputs), attrs, convolve))
