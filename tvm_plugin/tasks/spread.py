@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, map_functions, operator, top_level_bindings
+from ..transform.functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings
 
 __all__ = ["keep_spreads_apart"]
 
@@ -23,39 +23,28 @@ def keep_spreads_apart(mod: ir.IRModule) -> ir.IRModule:
     product and of the multiplication of a whole image: its tiles spread over the image, and take minutes to compile.
     The kernels of `mod` must have the attribute `op_pattern`.
     """
-    return map_functions(mod, lambda function: _Rewriter(mod, function).rewritten())
+    return map_functions(mod, lambda function: rewrite_bindings(function, _Views(mod, function).before))
 
 
-class _Rewriter:
+class _Views:
     def __init__(self, mod: ir.IRModule, function: relax.Function) -> None:
         self._mod = mod
-        self._function = function
         self._builder = relax.BlockBuilder(mod)
-        self._values = {binding.var: binding.value for binding in top_level_bindings(function)}
+        # Results of products, perhaps after element-wise work: what FuseOps makes one kernel.
+        self._products: set[relax.Var] = set()
+        for binding in top_level_bindings(function):
+            if isinstance(binding.var, relax.DataflowVar) and self._is_product(binding.value):
+                self._products.add(binding.var)
 
-    def rewritten(self) -> relax.Function:
-        blocks = []
-        changed = False
-        for block in self._function.body.blocks:
-            bindings = [new for binding in block.bindings for new in self._with_views(binding)]
-            changed = changed or len(bindings) > len(block.bindings)
-            kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
-            blocks.append(kind(bindings))
-        if not changed:
-            return self._function
-        function = self._function
-        body = relax.SeqExpr(blocks, function.body.body)
-        return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
-
-    def _with_views(self, binding: Any) -> list[Any]:
-        """The binding, after those of the views that it reads."""
+    def before(self, binding: Any) -> list[Any]:
+        """The views that a binding needs, and the binding, which reads them."""
         call = binding.value
         if self._pattern(call) > _BROADCAST or not is_static_tensor(call.ty):
             return [binding]
         arguments = list(call.args[1].fields)
         views = []
         for position, argument in enumerate(arguments):
-            if self._size(argument) < self._size(call) and self._is_product(argument):
+            if argument in self._products and self._size(argument) < self._size(call):
                 view = relax.DataflowVar(f"{argument.name}_whole", argument.ty)
                 value = self._builder.normalize(relax.op.reshape(argument, argument.ty.shape))
                 views.append(relax.VarBinding(view, value))
@@ -66,15 +55,11 @@ class _Rewriter:
         return [*views, relax.VarBinding(binding.var, self._builder.normalize(spread))]
 
     def _is_product(self, value: Any) -> bool:
-        """Whether `value` is a product's result, perhaps after element-wise work: what FuseOps makes one kernel."""
-        if not isinstance(value, relax.DataflowVar) or value not in self._values:
-            return False
-        call = self._values[value]
-        pattern = self._pattern(call)
-        if pattern == _PRODUCT:
-            return True
-        same = [a for a in call.args[1].fields if self._size(a) == self._size(value)] if pattern <= _BROADCAST else []
-        return any(map(self._is_product, same))
+        pattern = self._pattern(value)
+        if pattern > _BROADCAST:
+            return pattern == _PRODUCT
+        same = [argument for argument in value.args[1].fields if self._size(argument) == self._size(value)]
+        return any(argument in self._products for argument in same)
 
     def _pattern(self, value: Any) -> float:
         """TVM's OpPatternKind of a call of a kernel; infinity for anything else."""

@@ -18,6 +18,7 @@ __all__ = [
     "leaves",
     "map_functions",
     "operator",
+    "rewrite_bindings",
     "rewrite_calls",
     "substitute",
     "top_level_bindings",
@@ -54,24 +55,30 @@ def extents(ty: Any) -> list[int]:
     return [int(extent) for extent in ty.shape.values]
 
 
-def rewrite_calls(function: relax.Function, rewrite: Callable[[relax.VarBinding], relax.VarBinding]) -> relax.Function:
-    """Replace bindings whose value is a call, one by one. The new value must be normal and of the same type."""
+def rewrite_bindings(function: relax.Function, rewrite: Callable[[Any], list[Any]]) -> relax.Function:
+    """Put the bindings `rewrite(binding)` in the place of each one. New values must be normal, variables typed alike."""
     blocks = []
     changed = False
     for block in function.body.blocks:
-        bindings = [
-            rewrite(binding)
-            if isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.Call)
-            else binding
-            for binding in block.bindings
-        ]
-        changed = changed or any(not new.same_as(old) for new, old in zip(bindings, block.bindings, strict=True))
+        found = [rewrite(binding) for binding in block.bindings]
+        for new, old in zip(found, block.bindings, strict=True):
+            changed = changed or len(new) != 1 or not new[0].same_as(old)
         kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
-        blocks.append(kind(bindings))
+        blocks.append(kind([binding for new in found for binding in new]))
     if not changed:
         return function
     body = relax.SeqExpr(blocks, function.body.body)
     return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+
+
+def rewrite_calls(function: relax.Function, rewrite: Callable[[relax.VarBinding], relax.VarBinding]) -> relax.Function:
+    """Replace bindings whose value is a call, one by one. The new value must be normal and of the same type."""
+
+    def one(binding: Any) -> list[Any]:
+        is_call = isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.Call)
+        return [rewrite(binding) if is_call else binding]
+
+    return rewrite_bindings(function, one)
 
 
 def top_level_bindings(function: relax.Function) -> Iterator[Any]:
