@@ -178,7 +178,7 @@ def analyze(mod: Any) -> Kernel:
     Raises
     ------
     ValueError
-        When a shape is symbolic, or a block is not one store (opaque or nested blocks).
+        When a shape is symbolic, an extent varies, or a block is not one store (opaque or nested blocks).
     """
     func = mod["main"]
     buffers: list[Any] = [p for p in func.params if hasattr(p.ty, "shape")]
@@ -226,6 +226,8 @@ def _read_block(block: Any, buffers: list[Any]) -> Block:
     conditional = any(isinstance(node, ir.Call) and "if_then_else" in str(node.op.name) for node in operators)
     conditional |= any(isinstance(node, tirx.Select) for node in operators)
     operators = [node for node in operators if not str(node.ty.dtype).startswith(("int64", "bool"))]
+    if not all(isinstance(variable.dom.extent, tirx.IntImm) for variable in block.iter_vars):
+        raise ValueError(f"block {block.name_hint!r} has an axis whose extent varies, as ragged adaptive pooling has")
     axes = tuple(
         Axis(position, str(variable.var.name), int(variable.dom.extent), int(variable.iter_type) == _REDUCTION)
         for position, variable in enumerate(block.iter_vars)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import ir
+from tvm import ir, tirx
 
-__all__ = ["binding_of", "substitute", "uses"]
+__all__ = ["binding_of", "constant_extent", "substitute", "uses"]
 
 
 def substitute(expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
@@ -30,3 +30,8 @@ def uses(expression: Any, *variables: Any) -> bool:
 def binding_of(realize: Any) -> list[tuple[Any, Any]]:
     """The variables of a block, each with what it stands for in the loops around."""
     return [(axis.var, value) for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)]
+
+
+def constant_extent(axis: tirx.IterVar) -> int:
+    """The extent of a block's axis; 1 for one that varies, such as a window of ragged adaptive pooling."""
+    return int(axis.dom.extent) if isinstance(axis.dom.extent, tirx.IntImm) else 1

@@ -118,6 +118,20 @@ def test_what_tvm_imports_wrongly_is_right(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_products_keep_their_dtype(dtype):
+    weight = torch.linspace(-1, 1, 24, dtype=dtype).reshape(4, 6)
+
+    def products(x):
+        y = F.linear(x, weight, weight[:, 0])
+        z = torch.addmm(y, x @ weight.T, torch.eye(4, dtype=dtype), beta=0.5, alpha=2)
+        return torch.bmm(z[None], z.T[None].contiguous())
+
+    imported = load_model(Lambda(products), example_inputs=(torch.linspace(-1, 1, 18, dtype=dtype).reshape(3, 6),))
+    assert str(imported.mod["main"].ret_ty.dtype) == str(dtype).removeprefix("torch.")
+    assert verify_import(imported, tolerance=0.05 if dtype.itemsize == 2 else 1e-6) < 0.05
+
+
 def test_attention_is_spelled_out():
     imported = load_model(Lambda(lambda x: F.scaled_dot_product_attention(x, x, x)), example_inputs=(IMAGE,))
     assert operators(imported.mod).count("relax.matmul") == 2

@@ -62,6 +62,17 @@ def test_a_kernel_that_cannot_be_scheduled_does_not_stop_the_others(tmp_path: Pa
     assert any(task.trials for task in result.tasks)
 
 
+def test_pooling_whose_windows_vary_in_size(tmp_path: Path) -> None:
+    x = relax.Var("x", relax.TensorType((1, 8, 16, 16), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.nn.adaptive_avg_pool2d(builder.emit(relax.op.nn.relu(x)), (3, 5)))
+        builder.emit_func_output(y)
+    result = eqtune.tune_model(builder.get(), trials=4, work_dir=tmp_path, threads=1, progress=False)
+    assert result.max_rel_error <= 1e-4
+
+
 def test_where_it_would_be_wrong_it_stays_untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model._Accuracy, "errors", wrong_at_first(model._Accuracy.errors))
     result = tuned_once(tmp_path)

@@ -6,7 +6,7 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 - ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
 - does not know `amax`, `amin`, `prod` over an axis, nor a layer norm without scale;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
-- computes with the dtype of an operand: `arange(4) / 4` and `arange(4) * 0.5` in integers.
+- computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
 """
 
 from __future__ import annotations
@@ -142,6 +142,28 @@ def _arithmetic(function: Callable[[Any, Any], relax.Expr]) -> Converter:
     return convert
 
 
+def _matmul(node: Any, importer: Any) -> relax.Expr:
+    left, right = (importer.env[argument] for argument in node.args[:2])
+    return importer.block_builder.emit(op.matmul(left, right, out_dtype=str(left.ty.dtype)))
+
+
+def _linear(node: Any, importer: Any) -> relax.Expr:
+    x, weight, bias = _arguments(node, importer, ("input", "weight", "bias"), (None,))
+    return importer.block_builder.emit(op.linear(x, weight, bias, str(x.ty.dtype)))
+
+
+def _addmm(node: Any, importer: Any) -> relax.Expr:
+    names = ("input", "mat1", "mat2", "beta", "alpha")
+    x, left, right, beta, alpha = _arguments(node, importer, names, (1, 1))
+    emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
+
+    def scaled(value: Any, factor: float) -> Any:
+        return value if factor == 1 else emit(op.multiply(value, relax.const(factor, dtype)))
+
+    product = emit(op.matmul(left, right, out_dtype=dtype))
+    return emit(op.add(scaled(x, beta), scaled(product, alpha)))
+
+
 def _attention(node: Any, importer: Any) -> relax.Expr:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     defaults = (None, 0.0, False, None, False)
@@ -177,6 +199,11 @@ CONVERTERS: dict[str, Converter] = {
     "amax.default": _extremum(op.max),
     "amin.default": _extremum(op.min),
     "scaled_dot_product_attention.default": _attention,
+    "linear.default": _linear,
+    "matmul.default": _matmul,
+    "mm.default": _matmul,
+    "bmm.default": _matmul,
+    "addmm.default": _addmm,
     "add.Tensor": _arithmetic(op.add),
     "sub.Tensor": _arithmetic(op.subtract),
     "mul.Tensor": _arithmetic(op.multiply),

@@ -69,6 +69,7 @@ class Interface:
         from tvm import s_tir, tirx
         from tvm.ir.expr import TensorLoad
 
+        from ..search.space.expressions import constant_extent
         from ..search.space.gpu.tf32 import permitted_products
 
         stores: list[Any] = []
@@ -88,7 +89,7 @@ class Interface:
             if _has_load(index)
         ]
         reductions = [
-            math.prod(int(v.dom.extent) for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce)
+            math.prod(constant_extent(v) for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce)
             for block in blocks
         ]
         return Interface(

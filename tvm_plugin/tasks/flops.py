@@ -10,6 +10,8 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..search.space.expressions import constant_extent
+
 __all__ = ["count_bytes", "count_flops"]
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
@@ -21,7 +23,8 @@ def count_flops(function: tirx.PrimFunc) -> float:
 
     Each floating-point addition, multiplication, division, minimum, maximum and function (exp, erf, ...) counts
     one, so an FMA counts two; selects, casts, comparisons and index arithmetic count nothing. (TVM's
-    `estimate_tir_flops` counts the index arithmetic of average pooling, and functions not at all.)
+    `estimate_tir_flops` counts the index arithmetic of average pooling, and functions not at all.) An axis whose
+    extent varies (the windows of a ragged adaptive pooling) counts as one.
     """
     root = function.body.block
     total = 0.0
@@ -29,7 +32,7 @@ def count_flops(function: tirx.PrimFunc) -> float:
     def add(block: s_tir.SBlock) -> None:
         nonlocal total
         if not block.same_as(root):
-            total += math.prod(int(axis.dom.extent) for axis in block.iter_vars) * _operations(block.body)
+            total += math.prod(constant_extent(axis) for axis in block.iter_vars) * _operations(block.body)
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, add))
     return total
@@ -44,7 +47,7 @@ def count_bytes(function: tirx.PrimFunc) -> float:
 
     def collect(block: s_tir.SBlock) -> None:
         points = math.prod(
-            int(axis.dom.extent) for axis in block.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar
+            constant_extent(axis) for axis in block.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar
         )
         written.extend((region.source, points) for region in block.writes)
 

@@ -56,7 +56,7 @@ def extents(ty: Any) -> list[int]:
 
 
 def rewrite_bindings(function: relax.Function, rewrite: Callable[[Any], list[Any]]) -> relax.Function:
-    """Put the bindings `rewrite(binding)` in the place of each one. New values must be normal, variables typed alike."""
+    """Put the bindings `rewrite(binding)` in the place of each one. New values must be normal."""
     blocks = []
     changed = False
     for block in function.body.blocks:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError
@@ -32,7 +33,10 @@ __all__ = ["tune_model"]
 LOGGER = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
-"""Largest accepted difference from the reference, relative to the largest value of that output (float32)."""
+"""Largest accepted difference from the reference, relative to the largest value of that output (float32)..."""
+
+ROUNDINGS = 8
+"""... and so many roundings of the least precise output, where that is more: 8e-3 for float16."""
 
 SCREENING_SHARE = 0.02
 """Of the time budget, what one run of the untuned model may take for forms with fast math to be checked early."""
@@ -61,7 +65,8 @@ def tune_model(
     """Make a model faster on a target: search equal graphs, then schedules of each kernel; apply, check and time.
 
     Whatever is found is timed against what was there and compared with it before it is used: the result is never
-    slower than the untuned model, and its outputs equal the reference's within 1e-4 of the largest value.
+    slower than the untuned model, and its outputs equal the reference's within 1e-4 of the largest value, or within
+    8 roundings of a less precise dtype (8e-3 for float16).
 
     Parameters
     ----------
@@ -161,11 +166,11 @@ def tune_model(
         tuned, latency_s = _fastest(built, reference.inputs)
         session.remember_winner(tuned.form.name)
         absolute, relative = accuracy.errors(tuned.run)
-        if verify and not relative <= TOLERANCE:
+        if verify and not relative <= accuracy.tolerance:
             raise MismatchError(
                 f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
-                f"absolute, where {TOLERANCE:.0e} relative is allowed; nothing is returned. The records and the log "
-                f"are in {session.work.path}"
+                f"absolute, where {accuracy.tolerance:.0e} relative is allowed; nothing is returned. The records and "
+                f"the log are in {session.work.path}"
             )
         baseline_s = reference.latency_s
         if latency_s > baseline_s:  # perhaps only because the machine was quieter when the baseline was timed
@@ -240,6 +245,12 @@ class _Accuracy:
         """Largest absolute and relative difference of the outputs from the reference's."""
         return compare(run(*self.reference.inputs), self.reference.outputs)
 
+    @property
+    def tolerance(self) -> float:
+        """Largest accepted difference, relative to the largest value of an output."""
+        outputs = [output for output in self.reference.outputs if output.dtype.kind == "f"]
+        return max([TOLERANCE, *(ROUNDINGS * float(np.finfo(output.dtype).eps) for output in outputs)])
+
     def permits(self, built: _Built) -> bool:
         """Whether the form may compete: False for one with fast math that is too inaccurate, which is remembered."""
         if not built.form.lossy or not self.verify:
@@ -271,7 +282,7 @@ class _Accuracy:
 
     def _judge(self, form: Form, relative: float) -> bool:
         self.session.work.database.put_json(self._key(form), {"max_rel_error": relative})
-        if relative <= TOLERANCE:
+        if relative <= self.tolerance:
             return True
         self.refused_for = min(self.refused_for, relative)
         self.session.progress.say(f"fast math is refused ({self._why}): the form without it is used")
@@ -289,7 +300,7 @@ class _Accuracy:
 
     @property
     def _why(self) -> str:
-        return f"off by {self.refused_for:.1e} of the largest value, where {TOLERANCE:.0e} is allowed"
+        return f"off by {self.refused_for:.1e} of the largest value, where {self.tolerance:.0e} is allowed"
 
 
 def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
@@ -322,7 +333,7 @@ def _build(form: Form, results: Sequence[TaskResult], session: Session, accuracy
     calls = form.calls
     tasks = [replace(task, calls=calls[task.workload_hash]) for task in results if task.workload_hash in calls]
     built = _compiled(form, tasks, session)
-    if all(task.measured for task in tasks) or accuracy.errors(built.run)[1] <= TOLERANCE:
+    if all(task.measured for task in tasks) or accuracy.errors(built.run)[1] <= accuracy.tolerance:
         return built
     LOGGER.warning("kernels that were not measured make form %r compute something else: they stay untuned", form.name)
     return _compiled(form, [task if task.measured else task.untuned for task in tasks], session)
