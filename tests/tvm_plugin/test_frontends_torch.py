@@ -132,6 +132,27 @@ def test_products_keep_their_dtype(dtype):
     assert verify_import(imported, tolerance=0.05 if dtype.itemsize == 2 else 1e-6) < 0.05
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        torch.nn.LSTM(6, 4, 2, bidirectional=True, batch_first=True),
+        torch.nn.LSTM(6, 4, bias=False),
+        torch.nn.GRU(6, 4, 2, batch_first=True),
+        torch.nn.GRU(6, 4, bidirectional=True),
+        torch.nn.RNN(6, 4, 2),
+        torch.nn.RNN(6, 4, nonlinearity="relu", bidirectional=True),
+    ],
+    ids=["stacked-lstm", "lstm-without-bias", "stacked-gru", "two-way-gru", "stacked-rnn", "relu-rnn"],
+)
+def test_recurrent_layers_and_their_last_states(layer):
+    data = torch.linspace(-1, 1, 3 * 5 * 6).reshape(3, 5, 6)
+    directions = layer.num_layers * (2 if layer.bidirectional else 1)
+    start = torch.linspace(-1, 1, directions * (3 if layer.batch_first else 5) * 4).reshape(directions, -1, 4)
+    states = (start, 2 * start) if isinstance(layer, torch.nn.LSTM) else start
+    assert verify_import(load_model(Lambda(lambda x: layer(x)), example_inputs=(data,))) < 1e-5
+    assert verify_import(load_model(Lambda(lambda x: layer(x, states)), example_inputs=(data,))) < 1e-5
+
+
 def test_attention_is_spelled_out():
     imported = load_model(Lambda(lambda x: F.scaled_dot_product_attention(x, x, x)), example_inputs=(IMAGE,))
     assert operators(imported.mod).count("relax.matmul") == 2
