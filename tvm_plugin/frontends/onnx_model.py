@@ -26,7 +26,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from ..errors import InputError, UnsupportedModelError
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_quantized import QUANTIZED
-from .onnx_recurrent import RECURRENT, recurrent
+from .recurrent import RECURRENT, recurrent
 
 __all__ = ["from_onnx", "from_onnx_file"]
 

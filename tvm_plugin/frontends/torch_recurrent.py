@@ -8,7 +8,7 @@ from typing import Any
 import torch.fx
 from tvm.relax import op
 
-from .onnx_recurrent import recurrent
+from .recurrent import recurrent
 
 __all__ = ["RECURRENT_CONVERTERS"]
 

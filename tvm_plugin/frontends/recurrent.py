@@ -1,4 +1,4 @@
-"""Recurrent layers of ONNX that TVM's importer does not know: LSTM, GRU and RNN, step by step.
+"""Recurrent layers as ONNX defines them, LSTM, GRU and RNN, step by step: TVM's importer does not know them.
 
 What the inputs contribute to the gates is one product for all steps; what the state contributes, one product a step.
 """
