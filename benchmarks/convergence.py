@@ -25,17 +25,22 @@ def reached_s(summary: RunSummary, records: Sequence[Record], started_at: float,
 
     None where it never was, 0 where older records were enough.
     """
-    records, curve = _curve(summary, records)
-    trial = next((trial for trial, sum_s in curve if sum_s <= latency_s), None)
-    if trial is None:
-        return None
-    return 0.0 if not trial else max(0.0, records[trial - 1].timestamp_s - started_at)
+    return _reached_s(*_curve(summary, records), started_at, latency_s)
 
 
 def within_s(summary: RunSummary, records: Sequence[Record], started_at: float, share: float = 0.05) -> float | None:
     """Seconds until the kernels' sum was within `share` of its last value; None without a kernel or a record of one."""
     used, curve = _curve(summary, records)
-    return reached_s(summary, used, started_at, (1 + share) * curve[-1][1]) if curve and used else None
+    return _reached_s(used, curve, started_at, (1 + share) * curve[-1][1]) if curve and used else None
+
+
+def _reached_s(
+    used: Sequence[Record], curve: Sequence[tuple[int, float]], started_at: float, latency_s: float
+) -> float | None:
+    trial = next((trial for trial, sum_s in curve if sum_s <= latency_s), None)
+    if trial is None:
+        return None
+    return 0.0 if not trial else max(0.0, used[trial - 1].timestamp_s - started_at)
 
 
 def _curve(summary: RunSummary, records: Sequence[Record]) -> tuple[list[Record], list[tuple[int, float]]]:

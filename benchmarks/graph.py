@@ -59,7 +59,7 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
     from eqtune.machine import describe_machine
     from eqtune.search.graph.cost import AnalyticCost
     from eqtune.search.graph.saturate import Limits
-    from eqtune.tune.forms import simplify
+    from eqtune.transform.simplify import simplify
 
     mod = simplify(zoo.relax(model, seed=args.seed))
     config = GraphConfig(

@@ -20,7 +20,7 @@ from benchmarks.output import table, write
 def measure(model: str) -> dict[str, float | str]:
     """One row."""
     from eqtune import zoo
-    from eqtune.tune.forms import simplify
+    from eqtune.transform.simplify import simplify
 
     mod = zoo.relax(model)
     seconds = []

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, transform
 
+from .dtypes import numpy_dtype
 from .errors import MismatchError
 from .graph_result import ExtractorReport, GraphConfig, GraphResult, RuleReport
 from .search.graph.cost import Pricing
@@ -361,7 +362,6 @@ def _compare(
 
 def _random_inputs(main: Any, seed: int) -> list[NDArray[Any]] | None:
     """Normal floats and small integers for each parameter; None where a parameter is no static tensor."""
-    from .measure.arguments import numpy_dtype
     from .search.graph.relax_ops import FLOATS, static_type
 
     generator = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from benchmarks.peers import metaschedule
 from benchmarks.suites import named
 from eqtune.machine import detect_target
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.tune.forms import simplify
+from eqtune.transform.simplify import simplify
 
 
 def main(kernel: str, threads: int, trials: int, seed: int = 0) -> dict[str, float]:

@@ -26,7 +26,7 @@ from eqtune.frontends.verify import compare
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner, time_side_by_side
 from eqtune.transform.apply_tuned import untuned_executable
-from eqtune.tune.forms import simplify
+from eqtune.transform.simplify import simplify
 
 ENDLESS = 1_000_000
 """Trials: time ends first."""

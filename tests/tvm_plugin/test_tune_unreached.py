@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,35 +18,29 @@ from eqtune.tasks import lower_to_kernels
 from eqtune.tune import model
 
 
-def two_kernels() -> tvm.IRModule:
-    """A product and a softmax."""
-    x = relax.Var("x", relax.TensorType((96, 64), "float32"))
-    weight = relax.const(np.random.default_rng(0).standard_normal((64, 80)).astype("float32"))
+def module(shape: tuple[int, ...], body: Callable[[relax.BlockBuilder, relax.Var], relax.Expr]) -> tvm.IRModule:
+    """A model of one input."""
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            y = builder.emit_output(relax.op.nn.softmax(builder.emit(relax.op.matmul(x, weight))))
+            y = builder.emit_output(body(builder, x))
         builder.emit_func_output(y)
     return builder.get()
 
 
-def product_and_sort() -> tvm.IRModule:
-    """A product, and the places of the largest of each row: for these, there is no schedule."""
-    x = relax.Var("x", relax.TensorType((32, 64), "float32"))
-    weight = relax.const(np.random.default_rng(0).standard_normal((64, 48)).astype("float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            product = builder.emit(relax.op.matmul(x, weight))
-            y = builder.emit_output(relax.op.topk(product, 2, ret_type="values"))
-        builder.emit_func_output(y)
-    return builder.get()
+def weight(*shape: int) -> relax.Expr:
+    return relax.const(np.random.default_rng(0).standard_normal(shape).astype("float32"))
+
+
+def product_and_softmax() -> tvm.IRModule:
+    return module((96, 64), lambda bb, x: relax.op.nn.softmax(bb.emit(relax.op.matmul(x, weight(64, 80)))))
 
 
 def tuned_once(work_dir: Path, **arguments: object) -> eqtune.TuneResult:
     """With one trial for both kernels."""
     defaults = {"trials": 1, "graph": "off", "progress": False, "work_dir": work_dir, "threads": 1}
-    return eqtune.tune_model(two_kernels(), **{**defaults, **arguments})  # type: ignore[arg-type]
+    return eqtune.tune_model(product_and_softmax(), **{**defaults, **arguments})  # type: ignore[arg-type]
 
 
 def test_every_kernel_has_a_schedule_and_the_result_tells_which_was_measured(tmp_path: Path) -> None:
@@ -57,19 +52,17 @@ def test_every_kernel_has_a_schedule_and_the_result_tells_which_was_measured(tmp
 
 
 def test_a_kernel_that_cannot_be_scheduled_does_not_stop_the_others(tmp_path: Path) -> None:
-    result = eqtune.tune_model(product_and_sort(), time_budget_s=10, work_dir=tmp_path, threads=1, progress=False)
+    product_and_sort = module(
+        (32, 64), lambda bb, x: relax.op.topk(bb.emit(relax.op.matmul(x, weight(64, 48))), 2, ret_type="values")
+    )
+    result = eqtune.tune_model(product_and_sort, time_budget_s=10, work_dir=tmp_path, threads=1, progress=False)
     assert result.max_rel_error <= 1e-4
     assert any(task.trials for task in result.tasks)
 
 
 def test_pooling_whose_windows_vary_in_size(tmp_path: Path) -> None:
-    x = relax.Var("x", relax.TensorType((1, 8, 16, 16), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(relax.op.nn.adaptive_avg_pool2d(builder.emit(relax.op.nn.relu(x)), (3, 5)))
-        builder.emit_func_output(y)
-    result = eqtune.tune_model(builder.get(), trials=4, work_dir=tmp_path, threads=1, progress=False)
+    ragged = module((1, 8, 16, 16), lambda bb, x: relax.op.nn.adaptive_avg_pool2d(bb.emit(relax.op.nn.relu(x)), (3, 5)))
+    result = eqtune.tune_model(ragged, trials=4, work_dir=tmp_path, threads=1, progress=False)
     assert result.max_rel_error <= 1e-4
 
 
@@ -100,7 +93,7 @@ def test_what_nobody_compares_nobody_guesses(tmp_path: Path) -> None:
 def test_single_kernels_all_have_a_measured_untuned_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eqtune.tune.session.BASELINES_SHARE", 0.0)
     arguments = {"time_budget_s": 60.0, "trials": 1, "threads": 1, "progress": False, "work_dir": tmp_path}
-    result = eqtune.tune_kernels(lower_to_kernels(two_kernels(), detect_target(1)), **arguments)
+    result = eqtune.tune_kernels(lower_to_kernels(product_and_softmax(), detect_target(1)), **arguments)
     assert sorted(task.trials for task in result.tasks) == [0, 1]
     assert all(task.latency_s > 0.0 and task.baseline_latency_s > 0.0 for task in result.tasks)
 

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from ..search.graph.extract import EXTRACTORS
     from ..search.graph.rules import EXTENDED_RULES, RULES
     from ..search.graph.saturate import Limits
-    from ..tune.forms import simplify
+    from ..transform.simplify import simplify
     from ..tune.session import Session, Settings
 
     if args.list_rules:

@@ -80,7 +80,7 @@ def _kernels(source: str, target: str | None, threads: int | None) -> dict[str, 
     from ..gpu_machine import resolve_target
     from ..machine import detect_target
     from ..tasks import lower_to_kernels
-    from ..tune.forms import simplify
+    from ..transform.simplify import simplify
 
     mod = None
     if source.endswith(".json") and Path(source).is_file():

@@ -6,6 +6,7 @@ What the inputs contribute to the gates is one product for all steps; what the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from tvm import relax
@@ -36,16 +37,26 @@ class _Cell:
     """
 
     def __init__(self, bb: Any, recurrence: Any, recurrence_bias: Any, activations: list[Any]) -> None:
-        self.bb = bb
+        self.bb, self.emit = bb, bb.emit
         self.recurrence, self.recurrence_bias = recurrence, recurrence_bias
         self.activations = activations
-
-    def emit(self, value: Any) -> Any:
-        return self.bb.emit(value)
 
     def from_state(self, h: Any) -> Any:
         """What the state contributes to the gates."""
         return self.emit(op.add(self.emit(op.matmul(h, self.recurrence)), self.recurrence_bias))
+
+    @cached_property
+    def gru_halves(self) -> tuple[_Cell, _Cell]:
+        """A GRU's weights for the two gates, and for the new state: one copy for all steps."""
+        return self._of_gates(0, 2), self._of_gates(2, 3)
+
+    def _of_gates(self, begin: int, end: int) -> _Cell:
+        """The cell with the weights of these gates alone."""
+        width = int(self.recurrence.ty.shape[0])
+        place = [begin * width], [end * width]
+        columns = self.emit(op.strided_slice(self.recurrence, [1], *place))
+        bias = self.emit(op.strided_slice(self.recurrence_bias, [0], *place))
+        return _Cell(self.bb, columns, bias, self.activations)
 
     def parts(self, gates: Any, count: int) -> list[Any]:
         """The gates one by one, [batch, hidden] each."""
@@ -82,18 +93,12 @@ def _gru(cell: _Cell, given: Any, states: list[Any]) -> list[Any]:
 def _gru_reset_first(cell: _Cell, given: Any, states: list[Any]) -> list[Any]:
     f, g = cell.activations
     (hidden,) = states
-    width = int(hidden.ty.shape[-1])
+    of_both, of_new = cell.gru_halves
     z_given, r_given, new_given = cell.parts(given, 3)
-
-    def state_part(value: Any, begin: int, end: int) -> Any:
-        columns = cell.emit(op.strided_slice(cell.recurrence, [1], [begin * width], [end * width]))
-        bias = cell.emit(op.strided_slice(cell.recurrence_bias, [0], [begin * width], [end * width]))
-        return cell.emit(op.add(cell.emit(op.matmul(value, columns)), bias))
-
-    z_state, r_state = cell.parts(state_part(hidden, 0, 2), 2)
+    z_state, r_state = cell.parts(of_both.from_state(hidden), 2)
     z = cell.emit(f(cell.emit(op.add(z_given, z_state))))
     r = cell.emit(f(cell.emit(op.add(r_given, r_state))))
-    new = cell.emit(g(cell.emit(op.add(new_given, state_part(cell.emit(op.multiply(r, hidden)), 2, 3)))))
+    new = cell.emit(g(cell.emit(op.add(new_given, of_new.from_state(cell.emit(op.multiply(r, hidden)))))))
     return [_mixed(cell, z, hidden, new)]
 
 
@@ -138,8 +143,7 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
     if unknown:
         raise UnsupportedModelError(f"{name} with activation {unknown[0]} cannot be imported; {list(_ACTIVATIONS)} can")
 
-    def emit(value: Any) -> Any:
-        return bb.emit(value)
+    emit = bb.emit
 
     def one(value: Any, number: int) -> Any:
         """What a direction has of a value whose first axis is directions."""

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dtypes import numpy_dtype
+
 __all__ = ["BufferSpec", "Domain", "Interface", "as_comparable", "poison", "random_inputs"]
 
 Domain = Literal["normal", "positive"]
@@ -154,16 +156,6 @@ def poison(spec: BufferSpec) -> NDArray[Any]:
 def as_comparable(array: NDArray[Any]) -> NDArray[Any]:
     """The array in a dtype that `numpy.save` can keep: small floating-point types become float32."""
     return array if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
-
-
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype of a TVM dtype. Raises AttributeError for one that NumPy does not have."""
-    try:
-        return np.dtype(dtype)
-    except TypeError:
-        import ml_dtypes  # bfloat16, float8_e4m3fn, int4, ...
-
-        return np.dtype(getattr(ml_dtypes, dtype))
 
 
 def _has_load(index: Any) -> bool:

@@ -11,7 +11,8 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from .arguments import Domain, Interface, as_comparable, numpy_dtype, poison, random_inputs
+from ..dtypes import numpy_dtype
+from .arguments import Domain, Interface, as_comparable, poison, random_inputs
 from .build import Program
 from .check import mismatch, relative_tolerance
 

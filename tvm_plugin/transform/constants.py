@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, runtime, tirx
 
+from ..dtypes import numpy_dtype
+
 __all__ = [
     "ALIGNMENT",
     "Array",
@@ -18,7 +20,6 @@ __all__ = [
     "constant_of",
     "copy_into",
     "is_static_tensor",
-    "numpy_dtype",
 ]
 
 Array = NDArray[Any]
@@ -67,15 +68,6 @@ def constant_of(array: Array) -> ir.GenericConst:
         plain = array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
         tensor = runtime.from_dlpack(plain)._create_view(array.shape, str(array.dtype))
     return ir.GenericConst(tensor, relax.TensorType(array.shape, str(array.dtype)))
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of this name, "bfloat16" included."""
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes  # numpy has no bfloat16 of its own, and reads no such tensor
-
-    return np.dtype(ml_dtypes.bfloat16)
 
 
 def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:

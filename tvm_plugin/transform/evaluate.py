@@ -13,7 +13,8 @@ import numpy as np
 from scipy import special
 from tvm import relax
 
-from .constants import Array, is_static_tensor, numpy_dtype
+from ..dtypes import numpy_dtype
+from .constants import Array, is_static_tensor
 
 __all__ = ["EVALUATORS", "Value", "evaluate"]
 

@@ -16,9 +16,8 @@ from .batch_norm import FoldBatchNorm
 from .equality_saturation import EqualitySaturation
 from .fold_weights import FoldWeights
 from .layout import ChannelsLast
-from .narrow_products import NarrowProducts, has_byte_products
+from .simplify import simplify
 from .stored_schedules import stored_schedules
-from .sub_pixel import SubPixelConvolution
 
 __all__ = ["eqtune_pipeline"]
 
@@ -49,9 +48,7 @@ def eqtune_pipeline(
     def pipeline(mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         machine = target.Target.current(allow_none=False)
         graph_passes = [EqualitySaturation(), FoldBatchNorm(), FoldWeights()] if graph else []
-        narrow = [NarrowProducts()] if has_byte_products(machine) else []
-        fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
-        mod = transform.Sequential([*fold, *narrow, *graph_passes])(mod)
+        mod = transform.Sequential(graph_passes)(simplify(mod, machine))
         stored = stored_schedules(records, context) if records else {}
         lowered, schedules = _best_form(mod, machine, stored)
         lowered = schedule_kernels(lowered, schedules)

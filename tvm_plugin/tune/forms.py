@@ -15,18 +15,15 @@ from ..errors import InputError
 from ..gpu_machine import is_gpu
 from ..search.space.gpu.tf32 import permit_tf32
 from ..tasks import Task, extract_tasks, lower_to_kernels
-from ..transform.batch_norm import FoldBatchNorm
-from ..transform.fold_weights import FoldWeights
 from ..transform.layout import ChannelsLast
-from ..transform.narrow_products import NarrowProducts, has_byte_products
-from ..transform.sub_pixel import SubPixelConvolution
+from ..transform.simplify import simplify
 from .loop import Variant
 
 if TYPE_CHECKING:
     from ..graph_prices import GraphPrices
     from ..graph_search import GraphConfig, GraphResult
 
-__all__ = ["Form", "Forms", "check_graph", "graph_config", "model_forms", "simplify"]
+__all__ = ["Form", "Forms", "check_graph", "graph_config", "model_forms"]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -157,15 +154,6 @@ class Forms:
             (form for form in self.forms if not form.lossy),
             key=lambda form: Variant(form.name, form.calls).latency_s(best_s),
         )
-
-
-def simplify(mod: Any, target: Any = None) -> Any:
-    """Fold batch norms and all that depends on weights alone; write transposed convolutions as convolutions.
-
-    Products of bytes become as `target` likes them.
-    """
-    narrow = [NarrowProducts()] if target is not None and has_byte_products(target) else []
-    return tvm.transform.Sequential([FoldBatchNorm(), SubPixelConvolution(), FoldWeights(), *narrow])(mod)
 
 
 def graph_config(graph: Any, fast_math: bool = False) -> GraphConfig | None:

@@ -15,7 +15,7 @@ import tvm
 import eqtune
 from eqtune.frontends import load_model
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.tune.forms import simplify
+from eqtune.transform.simplify import simplify
 
 TEXT = """#[version = "0.0.5"]
 def @main(%x: Tensor[(16, 64), float32], %w: Tensor[(64, 64), float32]) -> Tensor[(16, 64), float32] {

@@ -1,0 +1,24 @@
+"""What every form of a model begins with: folded batch norms and weights, convolutions in their plain form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import transform
+
+from .batch_norm import FoldBatchNorm
+from .fold_weights import FoldWeights
+from .narrow_products import NarrowProducts, has_byte_products
+from .sub_pixel import SubPixelConvolution
+
+__all__ = ["simplify"]
+
+
+def simplify(mod: Any, target: Any = None) -> Any:
+    """Fold batch norms and all that depends on weights alone; write transposed convolutions as convolutions.
+
+    Products of bytes become as `target` likes them.
+    """
+    narrow = [NarrowProducts()] if target is not None and has_byte_products(target) else []
+    fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
+    return transform.Sequential([*fold, *narrow])(mod)
