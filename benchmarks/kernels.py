@@ -117,7 +117,7 @@ def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="matmul", help="comma-separated names, or all")
-    parser.add_argument("--kernels", help="only kernels whose name contains this")
+    parser.add_argument("--kernels", help="only kernels whose name contains one of these, comma-separated")
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--budget", type=float, help="seconds of tuning a kernel")
     parser.add_argument("--threads", default=str(os.cpu_count() or 1), help="comma-separated numbers of threads")
@@ -133,7 +133,7 @@ def main() -> None:
     rows = []
     for threads in map(int, args.threads.split(",")):
         for case in suite(args.suite):
-            if args.kernels and args.kernels not in case.name:
+            if args.kernels and not any(part in case.name for part in args.kernels.split(",")):
                 continue
             rows.append(measure(case, threads, args))
             write(rows, args.json)
