@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 from tvm.script import tirx as T
+from tvm.tirx import ForKind
 
 from eqtune.search.space import Decision, Hardware, Space, build_space
 from eqtune.search.space.contraction.estimate import tiles
@@ -150,6 +151,7 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "into_nhwc_slice_padded": lambda: into_a_concatenation("NHWC", 3),
     "into_nchw_slice": lambda: into_a_concatenation("NCHW", 3),
     "grouped": lambda: conv(8, 7, 32, 3, groups=2, padding=(1, 1)),
+    "grouped_nhwc": lambda: conv(16, 7, 32, 3, "NHWC", "OHWI", groups=2, padding=(1, 1)),
     "depthwise_nchw": lambda: conv(6, 10, 6, 3, groups=6, padding=(1, 1)),
     "depthwise_nhwc": lambda: conv(32, 6, 32, 3, "NHWC", "OHWI", groups=32, padding=(1, 1)),
 }
@@ -207,6 +209,19 @@ def test_rows_of_zeros_around_an_image_are_not_multiplied(layout: str, weights: 
         assert "T.max(0, T.min(3, " in str(prepare_for_lowering(space.apply(decision).mod["main"]))
     assert {decision.values["pad"] for decision in chosen} == {0, 1, 2}
     check(mod, space, chosen, 1e-4)
+
+
+def test_the_padded_channels_of_a_group_are_copied_by_vectors() -> None:
+    mod = conv(16, 7, 32, 3, "NHWC", "OHWI", groups=2, padding=(1, 1))
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 3000)]
+    chosen = {d.values["pad"]: d for d in decisions if d.sketch == "tiled_columns"}
+    assert chosen.keys() == {0, 1, 2}
+    for decision in chosen.values():
+        sch = space.apply(decision)
+        copy = sch.get_sblock(space.sketches[0].plan.staged)
+        lanes = sch.get(sch.get_loops(copy)[-1])
+        assert (int(lanes.extent), lanes.kind) == (16 if decision.values["pad"] == 0 else 8, ForKind.VECTORIZED)
 
 
 SPLIT = ("few_outputs", "few_outputs_with_epilogue", "one_row", "one_output", "few_outputs_of_images")

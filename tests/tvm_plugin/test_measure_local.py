@@ -17,10 +17,12 @@ import pytest
 from tvm import te
 
 from eqtune.errors import InputError
-from eqtune.machine import detect_target
+from eqtune.machine import describe_machine, detect_target
 from eqtune.measure import LocalMeasurer, create
 from eqtune.records.workload import as_workload, workload_hash
+from eqtune.search.space import build_space
 from eqtune.search.space.base import Decision
+from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
 
 SIZE = 64
@@ -64,6 +66,21 @@ def measurer():
             detect_target(1), threads=1, workers=2, timeout_s=1.5, space_builder=SPACE, memory_bytes=1 << 30
         ) as it:
             yield it
+
+
+def test_idle_workers_leave_the_cores_to_the_compiler():
+    a = te.placeholder((1 << 20,), name="A")
+    task = make_task("copy", [a, te.compute(a.shape, lambda i: a[i] + 1.0, name="B")])
+    target = detect_target(2)
+    space = build_space(task.mod, describe_machine(target, threads=2, measure=False))
+    points = [space.decision(point) for point in Moves(space).sample(np.random.default_rng(0), 64)]
+    parallel = [decision for decision in points if decision.values.get("workers", 1) > 1][:2]
+    with LocalMeasurer(target, threads=2, workers=2) as measurer:
+        assert all(m.error == "" for m in measurer.measure(task, parallel))
+        workers = [psutil.Process(pid) for pid in measurer.worker_pids]
+        before_s = sum(sum(worker.cpu_times()[:2]) for worker in workers)
+        time.sleep(1.0)
+        assert sum(sum(worker.cpu_times()[:2]) for worker in workers) - before_s < 0.05
 
 
 def test_every_candidate_is_timed_in_order_and_keeps_its_trace(measurer):

@@ -24,6 +24,10 @@ START_LIMIT_S = 120.0
 
 CLOSE_GRACE_S = 1.0
 
+SPINS = 10_000
+"""How often an idle thread of TVM's pool looks for work before it sleeps: some 4 ms, longer than any pause between two
+parallel loops. TVM's own 300,000 last so long that compiling, which comes next, took twice the time."""
+
 _COMMAND = (sys.executable, "-m", "eqtune.measure.worker")
 
 
@@ -90,6 +94,7 @@ def worker_environment(threads: int) -> dict[str, str]:
     return {
         **os.environ,
         "TVM_NUM_THREADS": str(threads),
+        "TVM_THREAD_POOL_SPIN_COUNT": str(SPINS),
         # Of the libraries that a worker loads, none but TVM's own thread pool may compete with the kernel.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -186,7 +191,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def _others_stopped(self, index: int) -> Iterator[None]:
-        """Stop the other processes: after a kernel, the threads of TVM's pool spin for a long while.
+        """Stop the other processes: after a kernel, the threads of TVM's pool spin for a while.
 
         All workers' pools are bound to the same cores, so what runs next would share them: 1.75 times as slow.
         """

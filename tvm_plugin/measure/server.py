@@ -167,6 +167,8 @@ class Server:
                 failures[s.key] = _failure(error, "build_error")
                 continue
             pack = packing_module.get_function(s.packing_symbol) if packing_module else None
+            if not self.config.export:
+                module.get_function(s.symbol)  # LLVM makes the code now, not when the others rest for a kernel to run
             self._programs[s.key] = Program(module, s.symbol, s.packing, pack, packing_module)
         return failures
 

@@ -311,15 +311,22 @@ def split_lanes(sch: Any, loop: Any, lanes: int, extent: int | None = None) -> A
 
 
 def _schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: bool) -> None:
-    """The padded operand: loops are partitioned into border and interior, so that the interior is a plain copy."""
-    rank = len(plan.kernel.block(plan.staged).axes)
+    """The padded operand: loops are partitioned into border and interior, so that the interior is a plain copy.
+
+    Channels of one group, where they are last and not padded, are copied by narrower vectors, too: element by element,
+    a copy of 28 x 28 x 256 in 32 groups takes a third as long as the convolution.
+    """
+    copy = plan.kernel.block(plan.staged)
+    rank = len(copy.axes)
     loops = sch.get_loops(staged)
     own = loops[-rank:]
     if parallel and rank > 2:
         sch.parallel(sch.fuse(*own[:-2], preserve_unit_iters=True))
         own = own[-2:]
-    conditional = plan.kernel.block(plan.staged).conditional
-    whole_vectors = int(sch.get(own[-1]).extent) % lanes == 0
+    conditional = copy.conditional
+    width = whole_width(int(sch.get(own[-1]).extent), lanes)
+    inside = copy.write.shape[-1] == copy.reads[0].shape[-1]
+    whole_vectors = width == lanes or (inside and 4 * width >= lanes)
     if conditional:
         for loop in own[-3:-1] if whole_vectors else own[-2:]:
             sch.annotate(loop, "pragma_loop_partition_hint", 1)
