@@ -49,7 +49,10 @@ FINALISTS = 3
 """Candidates of each kernel that are timed again, side by side, before one is believed..."""
 
 CONTENDER = 1.05
-"""... if they are this close to the fastest: one that is ahead of all others by more needs no second look."""
+"""... if they are this close to the fastest: one that is ahead of all others by more needs no second look..."""
+
+WORTH_A_LOOK = 0.005
+"""... and, under a budget of time, if the kernel takes at least this share of all: a look takes as long as a trial."""
 
 MACHINE_SHARE = 0.1
 """Of the time budget, what measuring the speeds of the machine may take..."""
@@ -309,7 +312,11 @@ class Session:
         With `guess`, a kernel that the budget did not reach gets the schedule that the estimate likes best: whoever
         asks for that compares what the model computes.
         """
-        results = [self._guess(kernel) if guess and kernel.unreached else self._accept(kernel) for kernel in kernels]
+        all_s = sum(kernel.status.calls * kernel.best_s for kernel in kernels if math.isfinite(kernel.best_s))
+        least_s = 0.0 if self.budget.time_s is None else WORTH_A_LOOK * all_s
+        results = [
+            self._guess(kernel) if guess and kernel.unreached else self._accept(kernel, least_s) for kernel in kernels
+        ]
         guessed = sum(not result.measured for result in results)
         if guessed:
             self.progress.say(f"the budget did not reach {guessed} of {len(results)} kernels: estimates choose")
@@ -325,7 +332,7 @@ class Session:
             return replace(self._result(kernel, (guess, guess.latency_s)), measured=False)
         return self._result(kernel, None)
 
-    def _accept(self, kernel: KernelSearch) -> TaskResult:
+    def _accept(self, kernel: KernelSearch, least_s: float) -> TaskResult:
         key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
         known = self.work.database.get_json(key)
         chosen = None
@@ -333,7 +340,7 @@ class Session:
             measurement = kernel.measurements.get(known["decision"])
             chosen = None if measurement is None else (measurement, float(known["latency_s"]))
         if chosen is None:
-            chosen = self._choose(kernel)
+            chosen = self._choose(kernel, kernel.status.calls * kernel.best_s >= least_s)
             if chosen is not None:
                 self.work.database.put_json(key, {"decision": decision_key(chosen[0].decision), "latency_s": chosen[1]})
         return self._result(kernel, None if chosen is None or chosen[1] > kernel.baseline_s else chosen)
@@ -356,8 +363,8 @@ class Session:
             decision=None if chosen is None else chosen[0].decision.to_json(),
         )
 
-    def _choose(self, kernel: KernelSearch) -> tuple[Measurement, float] | None:
-        """The fastest candidate and its latency in seconds; contenders are timed again, side by side.
+    def _choose(self, kernel: KernelSearch, look: bool) -> tuple[Measurement, float] | None:
+        """The fastest candidate and its latency in seconds; with `look`, contenders are timed again, side by side.
 
         So are all finalists where the untuned kernel seems to be faster: it was timed at another moment, perhaps a
         quieter one.
@@ -368,7 +375,7 @@ class Session:
         too_late = seconds_left is not None and seconds_left < self.finish_s
         if not finalists:
             return None
-        if too_late or (len(finalists) < 2 and not loses):
+        if too_late or (not loses and (len(finalists) < 2 or not look)):
             return finalists[0], finalists[0].latency_s
         again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
         best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
