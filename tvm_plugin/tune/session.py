@@ -52,7 +52,13 @@ CONTENDER = 1.05
 """... if they are this close to the fastest: one that is ahead of all others by more needs no second look..."""
 
 WORTH_A_LOOK = 0.005
-"""... and, under a budget of time, if the kernel takes at least this share of all: a look takes as long as a trial."""
+"""... and, under a budget of time, if the kernel takes this share of all or more: a look takes as long as a trial..."""
+
+LOOKS = 25
+"""... of which models need so many, roughly..."""
+
+LOOK_S = 0.1
+"""... and each takes so long."""
 
 MACHINE_SHARE = 0.1
 """Of the time budget, what measuring the speeds of the machine may take..."""
@@ -201,13 +207,13 @@ class Session:
         return share_s if share_s >= LEAST_GRAPH_S else 0.0
 
     def keep_back(self, finish_s: float, kernels: int) -> None:
-        """Reserve time for what follows the search: `finish_s` for whole models, a moment for each kernel's finalists.
+        """Reserve time for what follows the search: `finish_s` for whole models, a moment for kernels' finalists.
 
         Never more than 0.4 of the budget.
         """
         self.finish_s = finish_s
         if self.budget.time_s is not None:
-            self.budget.reserve_s = min(0.4 * self.budget.time_s, finish_s + 0.1 * kernels)
+            self.budget.reserve_s = min(0.4 * self.budget.time_s, finish_s + LOOK_S * min(kernels, LOOKS))
 
     def affords(self, tasks: Sequence[Task], candidates: int) -> bool:
         """Whether half of the budget is enough to run each kernel untuned and to measure so many candidates of it."""
