@@ -158,6 +158,9 @@ def test_a_model_with_more_weights_than_the_caches_hold_waits_for_them(tmp_path:
         assert cold([task, without]) == [1.25, 0.25]
         assert cold.guess_s(task) == 0.25
         assert cold.wait_s(other) == 1.0, "as long for each byte as another kernel"
+        cold.read_s_per_byte = 1e-10
+        assert cold.wait_s(other) == pytest.approx(64 * 64 * 4e-10), "but no longer than memory takes to deliver them"
+        assert cold.wait_s(task) == 1.0
         assert source(database, watch, cold_weights=True)([task]) == [1.25], "kept with the records"
         assert watch.asked == 3
         database.add([Record(task.workload_hash, "{}", "", CONTEXT, (0.125,))])

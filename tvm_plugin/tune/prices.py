@@ -69,6 +69,8 @@ class KernelPrices:
         Seconds from now on in which kernels are measured; what the caller does meanwhile counts.
     cold_weights : bool
         Whether the model has more weights than the caches hold, so that each call reads its own from memory.
+    read_s_per_byte : float
+        What reading weights from memory takes: kernels whose waiting was not measured wait no longer than that.
     measure_s : float
         Seconds that were.
     measured, known, estimated : int
@@ -82,6 +84,7 @@ class KernelPrices:
     measurer: Measurer | None = None
     budget_s: float = float("inf")
     cold_weights: bool = False
+    read_s_per_byte: float = math.inf
     measure_s: float = 0.0
     measured: int = 0
     known: int = 0
@@ -118,7 +121,7 @@ class KernelPrices:
     def wait_s(self, task: Task) -> float:
         """Seconds that a call in the model waits for its weights, by what is known already.
 
-        Where that was not measured, as long for each byte as other kernels do.
+        Where that was not measured, as long for each byte as other kernels do, or as memory takes to deliver it.
         """
         if not self._waits(task):
             return 0.0
@@ -126,7 +129,7 @@ class KernelPrices:
         if price is not None and not math.isnan(price.cold_s):
             return price.cold_s - price.latency_s
         rates = list(self._waits_s_per_byte.values())
-        return task.weight_bytes * float(np.median(rates)) if rates else 0.0
+        return task.weight_bytes * min(float(np.median(rates)), self.read_s_per_byte) if rates else 0.0
 
     def defaults(self, task: Task) -> Sequence[Decision]:
         """The candidates of a kernel that the analytic estimate likes best."""

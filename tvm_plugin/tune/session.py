@@ -183,7 +183,13 @@ class Session:
     def prices(self) -> KernelPrices:
         """What kernels cost before they are tuned; measured from now on while the graph search's time lasts."""
         return KernelPrices(
-            self.work.database, self.context, self.context_key, self.space, self.measurer, budget_s=self.graph_s
+            self.work.database,
+            self.context,
+            self.context_key,
+            self.space,
+            self.measurer,
+            budget_s=self.graph_s,
+            read_s_per_byte=1 / self.hardware.bandwidth_bytes_per_s,
         )
 
     def graph_prices(self, mod: Any) -> GraphPrices:
