@@ -54,8 +54,8 @@ CONTENDER = 1.05
 WORTH_A_LOOK = 0.005
 """... and, under a budget of time, if the kernel takes this share of all or more: a look takes as long as a trial..."""
 
-LOOKS = 25
-"""... of which models need so many, roughly..."""
+LOOKS = 50
+"""... of which models need so many at most, roughly..."""
 
 LOOK_S = 0.1
 """... and each takes so long."""
