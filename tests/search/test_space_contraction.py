@@ -224,6 +224,20 @@ def test_the_padded_channels_of_a_group_are_copied_by_vectors() -> None:
         assert (int(lanes.extent), lanes.kind) == (16 if decision.values["pad"] == 0 else 8, ForKind.VECTORIZED)
 
 
+@pytest.mark.parametrize(("channels", "partitioned"), [(64, False), (7, True)])
+def test_only_short_runs_of_padded_channels_are_copied_by_partitioned_loops(channels: int, partitioned: bool) -> None:
+    mod = conv(channels, 7, 32, 3, "NHWC", "OHWI", padding=(1, 1))
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 3000)]
+    chosen = {d.values["pad"]: d for d in decisions if d.sketch == "tiled_columns"}
+    assert chosen.keys() == {0, 1, 2}
+    for decision in chosen.values():
+        sch = space.apply(decision)
+        loops = [sch.get(loop) for loop in sch.get_loops(sch.get_sblock(space.sketches[0].plan.staged))]
+        assert any("pragma_loop_partition_hint" in loop.annotations for loop in loops[-3:]) == partitioned
+    check(mod, space, list(chosen.values()), 1e-4)
+
+
 SPLIT = ("few_outputs", "few_outputs_with_epilogue", "one_row", "one_output", "few_outputs_of_images")
 
 

@@ -75,6 +75,7 @@ def test_idle_workers_leave_the_cores_to_the_compiler():
     space = build_space(task.mod, describe_machine(target, threads=2, measure=False))
     points = [space.decision(point) for point in Moves(space).sample(np.random.default_rng(0), 64)]
     parallel = [decision for decision in points if decision.values.get("workers", 1) > 1][:2]
+    assert len(parallel) == 2
     with LocalMeasurer(target, threads=2, workers=2) as measurer:
         assert all(m.error == "" for m in measurer.measure(task, parallel))
         workers = [psutil.Process(pid) for pid in measurer.worker_pids]

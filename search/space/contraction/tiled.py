@@ -326,10 +326,11 @@ def _schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: b
     loops = sch.get_loops(staged)
     own = loops[-rank:]
     conditional = copy.conditional
-    width = whole_width(int(sch.get(own[-1]).extent), lanes)
-    inside = copy.write.shape[-1] == copy.reads[0].shape[-1]
+    run = int(sch.get(own[-1]).extent)
+    width = whole_width(run, lanes)
+    inside = conditional and copy.write.shape[-1] == copy.reads[0].shape[-1]
     whole_vectors = width == lanes or (inside and 4 * width >= lanes)
-    long_runs = inside and int(sch.get(own[-1]).extent) >= LONG_RUN * width
+    long_runs = inside and whole_vectors and run >= LONG_RUN * width
     if parallel and rank > 2 and not long_runs:
         sch.parallel(sch.fuse(*own[:-2], preserve_unit_iters=True))
         own = own[-2:]
