@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,6 +30,9 @@ class TaskStatus:
         `history[i]` is the best latency in seconds after round i; `inf` while nothing works.
     trials : int
         Candidates measured.
+    price_s : float
+        What a candidate or two took before the search, in seconds, when nobody compared their outputs; NaN where that
+        is not known.
     finished : str
         Why the kernel needs no more measurements; "" while it does. Written by the allocator, or by the loop when
         a search has nothing left to ask.
@@ -41,6 +45,7 @@ class TaskStatus:
     similarity: str
     history: list[float]
     trials: int = 0
+    price_s: float = math.nan
     finished: str = ""
 
 

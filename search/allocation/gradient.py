@@ -57,13 +57,13 @@ class GradientAllocation:
     def next_task(self, statuses: Sequence[TaskStatus]) -> int | None:
         """See `Allocation.next_task`.
 
-        First every kernel once, that with most calls x latency first; then the one with the largest expected gain,
-        and the one with fewer rounds where two are alike.
+        First every kernel of which nothing is known, that with most calls x latency first; then the one with the
+        largest expected gain, and the one with fewer rounds where two are alike.
         """
         open_tasks = self._config.stopping.open_tasks(statuses)
         if not open_tasks:
             return None
-        new = [i for i in open_tasks if not statuses[i].trials]
+        new = [i for i in open_tasks if not statuses[i].trials and math.isnan(statuses[i].price_s)]
         if new:
             return max(new, key=lambda i: _cost_s(statuses[i]))
         gains = {i: expected_gain_s(statuses, i, self._config) for i in open_tasks}
@@ -77,10 +77,11 @@ def expected_gain_s(statuses: Sequence[TaskStatus], index: int, config: Gradient
     (g(t - w) - g(t)) / w, plus (1 - alpha) times what optimism expects, g - max(min(g - g / t, beta C / V), roofline),
     with V the best throughput among similar kernels; times the number of calls. (Ansor's gradient, negated.)
 
-    `inf` for a kernel without a working candidate: until one is found, nothing pays more.
+    What a kernel was priced at counts as the latency after a first round. `inf` for a kernel without a working
+    candidate: until one is found, nothing pays more.
     """
     status = statuses[index]
-    history = status.history
+    history = _latencies_s(status)
     if not history or not math.isfinite(history[-1]):
         return math.inf
     now_s, rounds, window = history[-1], len(history), config.window
@@ -107,14 +108,22 @@ def _group_throughput(statuses: Sequence[TaskStatus], index: int, config: Gradie
         return 0.0
     own = _flops_per_s(status)
     best = max(own, *(_flops_per_s(other) for other in others))
-    longest = max(len(other.history) for other in others)
-    if own < best / config.beta and len(status.history) > config.group_patience + longest:
+    longest = max(len(_latencies_s(other)) for other in others)
+    if own < best / config.beta and len(_latencies_s(status)) > config.group_patience + longest:
         return 0.0
     return best
 
 
+def _latencies_s(status: TaskStatus) -> list[float]:
+    """The best latency after each round, in seconds; the price comes first."""
+    if math.isnan(status.price_s):
+        return status.history
+    return [status.price_s, *status.history]
+
+
 def _flops_per_s(status: TaskStatus) -> float:
-    return status.flops / status.history[-1] if status.history else 0.0
+    latencies_s = _latencies_s(status)
+    return status.flops / latencies_s[-1] if latencies_s else 0.0
 
 
 def _cost_s(status: TaskStatus) -> float:

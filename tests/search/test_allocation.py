@@ -22,8 +22,9 @@ def kernel(
     roofline_s: float = 1e-6,
     similarity: str = "",
     finished: str = "",
+    price_s: float = math.nan,
 ) -> TaskStatus:
-    return TaskStatus("kernel", calls, flops, roofline_s, similarity, history, 16 * len(history), finished)
+    return TaskStatus("kernel", calls, flops, roofline_s, similarity, history, 16 * len(history), price_s, finished)
 
 
 def choose(*statuses: TaskStatus, name: str = "gradient") -> int | None:
@@ -45,6 +46,17 @@ def test_every_kernel_once_the_most_expensive_first() -> None:
 def test_calls_and_latency_decide() -> None:
     assert choose(kernel([1e-3, 1e-3]), kernel([1e-3, 1e-3], calls=3)) == 1
     assert choose(kernel([5e-3, 5e-3]), kernel([1e-3, 1e-3], calls=3)) == 0
+
+
+def test_a_priced_kernel_waits_until_it_promises_most() -> None:
+    unknown, good, bad = kernel([]), kernel([], price_s=1.1e-6), kernel([], price_s=9e-6)
+    measured = kernel([5e-6])
+    assert choose(unknown, good, bad, measured) == 0, "nobody knows what it takes"
+    assert choose(good, bad, measured) == 1
+    assert choose(good, measured) == 1
+    assert expected_gain_s([bad], 0, Gradient(alpha=0.0)) == pytest.approx(8e-6)
+    bad.history = [9e-6]
+    assert expected_gain_s([bad], 0, Gradient(alpha=0.0)) == pytest.approx(4.5e-6), "the price was a first round"
 
 
 def test_recent_gain_counts() -> None:

@@ -120,15 +120,16 @@ def without_weights() -> tvm.IRModule:
 class Watch:
     """A measurer that prices everything the same and counts; weights from memory make a kernel wait for a second."""
 
-    def __init__(self, price_s: float) -> None:
-        self.price_s, self.asked = price_s, 0
+    def __init__(self, price_s: float, fastest: int = 0) -> None:
+        self.price_s, self.fastest, self.asked = price_s, fastest, 0
 
     def price(
         self, candidates: Sequence[tuple[Task, Sequence[Decision]]], cold_weights: bool = False
     ) -> Sequence[Price]:
         assert all(decisions for _, decisions in candidates)
         self.asked += len(candidates)
-        return [Price(self.price_s, self.price_s + bool(cold_weights and t.weight_bytes)) for t, _ in candidates]
+        waits = [bool(cold_weights and task.weight_bytes) for task, _ in candidates]
+        return [Price(self.price_s, self.price_s + wait, self.fastest) for wait in waits]
 
 
 def source(database: RecordDatabase, measurer: Any, **settings: Any) -> KernelPrices:
@@ -168,6 +169,14 @@ def test_a_model_with_more_weights_than_the_caches_hold_waits_for_them(tmp_path:
         assert source(database, watch)([task]) == [0.125]
 
 
+def test_the_candidate_that_was_fastest_is_the_first_choice_from_now_on(tmp_path: Path) -> None:
+    task = kernel()
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        before = source(database, None).defaults(task)
+        source(database, Watch(0.25, fastest=2))([task])
+        assert source(database, None).defaults(task) == [before[2], before[0], before[1]]
+
+
 def test_without_time_left_prices_are_estimated(tmp_path: Path) -> None:
     with RecordDatabase(tmp_path / "records.sqlite") as database:
         watch = Watch(0.25)
@@ -203,10 +212,10 @@ def test_prices_are_measured_without_running_the_untuned_kernel() -> None:
     assert len(decisions) > 1
     assert estimate_s > 0
     with LocalMeasurer(detect_target(1), hardware=Hardware(), threads=1, workers=1) as measurer:
-        ((price_s, same_s),) = measurer.price([(task, decisions)])
+        ((price_s, same_s, _),) = measurer.price([(task, decisions)])
         assert 0 < price_s < 1e-2
         assert same_s == price_s
-        assert measurer.price([(task, [])]) == [(math.inf, math.inf)]
+        assert measurer.price([(task, [])]) == [(math.inf, math.inf, 0)]
         (measured,) = measurer.measure(task, decisions[:1])
         assert not measured.error, "it is compared with the reference all the same"
 

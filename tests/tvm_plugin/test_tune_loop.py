@@ -125,6 +125,33 @@ def test_kernels_with_few_candidates_each_are_measured_together(tmp_path: Path) 
     assert not any(k.status.finished for k in kernels)
 
 
+def test_untuned_kernels_are_run_for_several_turns_in_advance(tmp_path: Path) -> None:
+    sketches = {name * 16: ToySketch(1.0 + i, 3 + i) for i, name in enumerate("abcdef")}
+    kernels = [kernel(name, sketch) for name, sketch in sketches.items()]
+    loop = loop_over(kernels, LookUp(sketches), tmp_path, trials=5 * 16)
+    groups: list[int] = []
+
+    def run_untuned(some: Sequence[KernelSearch]) -> None:
+        groups.append(len(some))
+        for one in some:
+            one.baseline_s = 1.0
+
+    for one in kernels:
+        one.baseline_s = math.nan
+    loop.baselines = run_untuned
+    loop.run()
+    assert groups == [4, 2]
+
+
+def test_a_kernel_whose_price_is_near_its_roofline_gives_its_trials_to_others(tmp_path: Path) -> None:
+    sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(50.0, 5)}
+    kernels = [kernel(name, sketch) for name, sketch in sketches.items()]
+    for one, price_s in zip(kernels, (1.001e-9, 1e-3), strict=True):
+        one.status.price_s = price_s
+    loop_over(kernels, LookUp(sketches), tmp_path, trials=32).run()
+    assert [one.status.trials for one in kernels] == [0, 32]
+
+
 def test_it_finds_good_candidates_within_its_trials_and_records_each_once(tmp_path: Path) -> None:
     sketches = {K0: ToySketch(1.0, 5), K1: ToySketch(3.0, 9)}
     measurer = LookUp(sketches)

@@ -116,6 +116,16 @@ def test_what_this_run_measured_counts_and_is_newer_than_the_records(tmp_path: P
         np.testing.assert_array_equal(point, nearest_point(new.space, better))
 
 
+def test_the_candidate_that_a_price_is_of_is_measured_first() -> None:
+    kernel = matmul(64, 64, 64)
+    score = lambda points: -kernel.space.latency_s(points)  # noqa: E731
+    kernel.favourite = some_decision(kernel, 0)
+    assert kernel.ask(1, score) == [kernel.favourite]
+    assert kernel.ask(4, score)[0] == kernel.favourite
+    kernel.tell([Measurement(kernel.favourite, (1e-3,))])
+    assert kernel.favourite not in kernel.ask(4, score)
+
+
 def test_suggestions_begin_the_first_batch_and_are_asked_once() -> None:
     kernel = matmul(64, 64, 64)
     suggested = kernel.search.ask(2, lambda points: np.zeros(len(points)))

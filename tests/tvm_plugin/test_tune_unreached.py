@@ -90,18 +90,17 @@ def test_what_nobody_compares_nobody_guesses(tmp_path: Path) -> None:
     assert sorted(task.tuned for task in result.tasks) == [False, True]
 
 
-def test_single_kernels_all_have_a_measured_untuned_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqtune.tune.session.BASELINES_SHARE", 0.0)
+def test_single_kernels_all_have_a_measured_untuned_time(tmp_path: Path) -> None:
     arguments = {"time_budget_s": 60.0, "trials": 1, "threads": 1, "progress": False, "work_dir": tmp_path}
     result = eqtune.tune_kernels(lower_to_kernels(product_and_softmax(), detect_target(1)), **arguments)
     assert sorted(task.trials for task in result.tasks) == [0, 1]
     assert all(task.latency_s > 0.0 and task.baseline_latency_s > 0.0 for task in result.tasks)
 
 
-def test_an_untuned_time_that_waited_is_measured_once_its_kernel_is_reached(
+def test_in_limited_time_an_untuned_kernel_is_run_once_its_turn_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqtune.tune.session.BASELINES_SHARE", 0.0)
+    monkeypatch.setattr("eqtune.tune.loop.TOGETHER", 1)
     tuned_once(tmp_path, time_budget_s=60.0)
     with contextlib.closing(sqlite3.connect(tmp_path / "records.sqlite")) as database:
         keys = [key for (key,) in database.execute("SELECT key FROM facts")]

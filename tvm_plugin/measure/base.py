@@ -64,10 +64,13 @@ class Price(NamedTuple):
     cold_s : float
         Of a call whose weights come from memory, as in a model that has more of them than the caches hold; as
         `latency_s` for a kernel without weights, or where nobody asked.
+    fastest : int
+        Which of the candidates it is, from 0.
     """
 
     latency_s: float
     cold_s: float
+    fastest: int = 0
 
 
 @dataclass

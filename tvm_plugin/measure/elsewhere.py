@@ -28,6 +28,7 @@ from .trial import (
     Trial,
     candidate_spec,
     chunks_of,
+    fastest_of,
     to_measurement,
     without_reference,
 )
@@ -169,7 +170,8 @@ class ElsewhereMeasurer(ABC):
         Caches over there are left alone: `cold_weights` asks in vain.
         """
         specs = [candidate_spec(self._know(task), candidate) for task, some in candidates for candidate in some]
-        built = [trial for trial in self._build(specs, self._timeout_s) if not trial.failure] if specs else []
+        every = self._build(specs, self._timeout_s) if specs else []
+        built = [trial for trial in every if not trial.failure]
         best = {task.workload_hash: math.inf for task, _ in candidates}
 
         def ask(number: int) -> Mapping[str, Any]:
@@ -177,12 +179,17 @@ class ElsewhereMeasurer(ABC):
             return self._request(trial, QUICK, self._timeout_s, best_s=best[trial.task], check=False)
 
         def note(number: int, answer: dict[str, Any]) -> None:
-            task = built[number].task
-            best[task] = min(best[task], *answer.get("latencies_s", ()), math.inf)
+            trial = built[number]
+            trial.answer = answer
+            best[trial.task] = min(best[trial.task], trial.latency_s)
 
         self._run([[number] for number in range(len(built))], ask, note)
-        prices = [best[task.workload_hash] if some else math.inf for task, some in candidates]
-        return [Price(price_s, price_s) for price_s in prices]
+        prices = []
+        for task, some in candidates:
+            of_task, every = every[: len(some)], every[len(some) :]
+            price_s = best[task.workload_hash] if some else math.inf
+            prices.append(Price(price_s, price_s, fastest_of(of_task)))
+        return prices
 
     def describe(self) -> dict[str, Any]:
         """Device name with the way to it, target as canonical JSON, threads, and TVM's version."""

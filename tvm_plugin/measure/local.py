@@ -32,6 +32,7 @@ from .trial import (
     Trial,
     candidate_spec,
     chunks_of,
+    fastest_of,
     to_measurement,
     without_reference,
 )
@@ -268,14 +269,15 @@ class LocalMeasurer:
         cold_s = dict(best_s)
         for trial in self._in_turn(every, self._timeout_s):
             trial.answer = self._run(trial, QUICK, best_s[trial.task], check=False, cold_weights=cold_weights)
-            latency_s = min(trial.answer.get("latencies_s", ()), default=math.inf)
-            best_s[trial.task] = min(best_s[trial.task], latency_s)
+            best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
             if not trial.answer.get("given_up"):
-                cold_s[trial.task] = min(cold_s[trial.task], trial.answer.get("cold_s", latency_s))
-        return [
-            Price(best_s[task], max(best_s[task], cold_s[task])) if task in best_s else Price(math.inf, math.inf)
-            for task in (of_task[0].task if of_task else "" for of_task in trials)
-        ]
+                cold_s[trial.task] = min(cold_s[trial.task], trial.answer.get("cold_s", trial.latency_s))
+        prices = []
+        for of_task in trials:
+            latency_s = best_s[of_task[0].task] if of_task else math.inf
+            waited_s = cold_s[of_task[0].task] if of_task else math.inf
+            prices.append(Price(latency_s, max(latency_s, waited_s), fastest_of(of_task)))
+        return prices
 
     def _retime(self, task: Task, candidates: Sequence[Candidate]) -> list[Measurement]:
         trials = [self._trial(task, candidate_spec(task.workload_hash, candidate)) for candidate in candidates]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ __all__ = [
     "Trial",
     "candidate_spec",
     "chunks_of",
+    "fastest_of",
     "to_measurement",
     "without_reference",
 ]
@@ -75,6 +77,11 @@ class Trial:
         """Hash of the kernel."""
         return str(self.spec["task"])
 
+    @property
+    def latency_s(self) -> float:
+        """The minimum of the last run; `inf` where there was none."""
+        return min(self.answer.get("latencies_s", ()), default=math.inf)
+
     def take(self, built: dict[str, Any]) -> None:
         """Note what the builder answered."""
         self.trace = str(built.get("trace", ""))
@@ -93,6 +100,11 @@ class Trial:
                 "latencies_s": [*self.answer.get("latencies_s", ()), *answer["latencies_s"]],
                 "notes": answer.get("notes", {}),
             }
+
+
+def fastest_of(trials: Sequence[Trial]) -> int:
+    """Index of the trial whose last run was fastest; 0 without any."""
+    return min(range(len(trials)), key=lambda index: trials[index].latency_s, default=0)
 
 
 def chunks_of(trials: Sequence[T], workers: int, shared: int = SHARED_MODULE) -> list[Sequence[T]]:

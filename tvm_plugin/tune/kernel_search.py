@@ -45,6 +45,8 @@ class KernelSearch:
         `decision_key` to the fastest measurement of that decision, failures left out.
     suggestions : Points
         Legal points that the first batch begins with, shape [n, 1 + knobs].
+    favourite : Decision or None
+        The candidate that was fastest when the kernel was priced: measured before all others, and compared.
     """
 
     task: Task
@@ -56,6 +58,7 @@ class KernelSearch:
     measured_now: int = 0
     measurements: dict[str, Measurement] = field(default_factory=dict)
     suggestions: Points | None = None
+    favourite: Decision | None = None
     _latencies: list[NDArray[np.float64]] = field(default_factory=list)
     _features: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -80,14 +83,15 @@ class KernelSearch:
         return sorted(self.measurements.values(), key=lambda m: m.latency_s)[:count]
 
     def ask(self, count: int, score: Score) -> list[Decision]:
-        """The next candidates to measure, suggestions first; empty when the space is exhausted.
+        """The next candidates to measure, the favourite and suggestions first; empty when the space is exhausted.
 
         Suggestions take at most half of the first batch: what was best elsewhere can be bad here (16 rows of a tile
         share a set of the first-level cache where they are 12288 bytes apart, and not where it is 3072).
         """
-        first: list[Decision] = []
+        first = [self.favourite] if self.favourite is not None and self.unreached else []
         if self.suggestions is not None:
-            first = [self.space.decision(point) for point in self.suggestions[: count // 2]]
+            first += [self.space.decision(point) for point in self.suggestions[: count // 2]]
+            first = first[:1] + [decision for decision in first[1:] if decision != self.favourite]
             self.suggestions = None
         own = [self.space.decision(point) for point in self.search.ask(count - len(first), score)]
         return first + [decision for decision in own if decision not in first]

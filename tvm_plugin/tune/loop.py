@@ -36,7 +36,8 @@ BATCH = 16
 IN_THIS_ROUND = "measured in this round"
 
 TOGETHER = 4
-"""Kernels with fewer candidates than this a round are measured several at a time, so that all cores compile."""
+"""Kernels with fewer candidates than this a round are measured several at a time, so that all cores compile. Untuned
+kernels are run for so many kernels in advance, for the same reason."""
 
 
 @dataclass
@@ -145,27 +146,31 @@ class TuningLoop:
         wanted = TOGETHER // count if isinstance(self.measurer, MeasuresTogether) else 1
         if self.budget.trials_left is not None:
             wanted = min(wanted, self.budget.trials_left // count)
-        chosen: list[KernelSearch] = []
-        while len(chosen) < max(1, wanted):
+        turns = self._turns(max(1, wanted))
+        new = next((i for i, kernel in enumerate(turns) if kernel.status.trials), len(turns))
+        return turns[: max(1, new)]
+
+    def _turns(self, most: int) -> list[KernelSearch]:
+        """The kernels whose turns come next, were nothing learnt meanwhile."""
+        turns: list[KernelSearch] = []
+        while len(turns) < most:
             index = self.allocation.next_task([kernel.status for kernel in self.kernels])
-            if index is None or (chosen and self.kernels[index].status.trials):
+            if index is None:
                 break
-            chosen.append(self.kernels[index])
-            if chosen[0].status.trials:
-                break
-            chosen[-1].status.finished = IN_THIS_ROUND  # so that the others' turns come
-        for kernel in chosen:
+            turns.append(self.kernels[index])
+            turns[-1].status.finished = IN_THIS_ROUND  # so that the others' turns come
+        for kernel in turns:
             kernel.status.finished = ""
-        return chosen
+        return turns
 
     def _round(self, kernels: Sequence[KernelSearch], count: int) -> None:
         started = time.monotonic()
         asked = [(kernel, decisions) for kernel in kernels if (decisions := self._ask(kernel, count))]
         if not asked:
             return
-        without_baseline = [kernel for kernel, _ in asked if math.isnan(kernel.baseline_s)]
-        if self.baselines is not None and without_baseline:
-            self.baselines(without_baseline)
+        if self.baselines is not None and any(math.isnan(kernel.baseline_s) for kernel, _ in asked):
+            soon = {id(kernel): kernel for kernel in [*(kernel for kernel, _ in asked), *self._turns(TOGETHER)]}
+            self.baselines([kernel for kernel in soon.values() if math.isnan(kernel.baseline_s)])
         measurements = self._measure(asked)
         self.database.add(
             [self._record(k, m) for (k, _), of_kernel in zip(asked, measurements, strict=True) for m in of_kernel]
@@ -204,14 +209,18 @@ class TuningLoop:
         return [self.measurer.measure(k.task, decisions, k.best_s) for k, decisions in asked]
 
     def _batch(self) -> int:
-        """Candidates of the next round: a full batch, or fewer where that would leave kernels without any."""
-        untouched = sum(not kernel.status.trials and not kernel.status.finished for kernel in self.kernels)
+        """Candidates of the next round: a full batch, or fewer where that would leave kernels without any.
+
+        Where kernels are priced, those that promise little may stay without.
+        """
+        new = [kernel.status for kernel in self.kernels if not kernel.status.trials and not kernel.status.finished]
+        untouched, unpriced = len(new), any(math.isnan(status.price_s) for status in new)
         shares = [BATCH]
         if self.budget.trials_left is not None:
             shares.append(self.budget.trials_left // max(1, untouched))
         if self.budget.seconds_left is not None:
             shares.append(int(self.budget.seconds_left / (self._trial_s or TRIAL_S)) // max(1, untouched))
-        return max(1, min(shares))
+        return max(1 if unpriced else TOGETHER, min(shares))
 
     def _score(self, kernel: KernelSearch) -> BlendedScore:
         return BlendedScore(kernel.space, self.model, measured=len(kernel.measurements))
@@ -232,7 +241,11 @@ class TuningLoop:
     def drop_slow_variants(self) -> None:
         """Give up forms that are clearly slower: by 30 % after a first look at their kernels, by 10 % in the end."""
         guessed = self.guess_s is not None and not self.budget.allows()
-        looked_at = {k.task.workload_hash for k in self.kernels if k.status.history or k.status.finished or guessed}
+        looked_at = {
+            kernel.task.workload_hash
+            for kernel in self.kernels
+            if guessed or kernel.status.history or kernel.status.finished or not math.isnan(kernel.status.price_s)
+        }
         complete = [variant for variant in self.variants if variant.calls.keys() <= looked_at]
         if not complete:
             return

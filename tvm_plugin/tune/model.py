@@ -263,8 +263,15 @@ class _Accuracy:
         return Forms([form for form in forms.forms if self._known(form) is not False])
 
     def screened(self, forms: Forms) -> Forms:
-        """The forms that are worth tuning: those with fast math run untuned once, where there is time for that."""
-        return Forms([form for form in forms.forms if self._passes(form)])
+        """The forms that are worth tuning: the first with fast math runs untuned once, where there is time for that.
+
+        If it is too inaccurate, so does the next. The others are checked when they are built, as all are.
+        """
+        kept: list[Form] = []
+        for form in forms.forms:
+            if any(other.lossy for other in kept) or self._passes(form):
+                kept.append(form)
+        return Forms(kept)
 
     def _passes(self, form: Form) -> bool:
         if not form.lossy or not self.verify or not self.session.runs or self._known(form):

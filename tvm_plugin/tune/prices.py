@@ -132,8 +132,11 @@ class KernelPrices:
         return task.weight_bytes * min(float(np.median(rates)), self.read_s_per_byte) if rates else 0.0
 
     def defaults(self, task: Task) -> Sequence[Decision]:
-        """The candidates of a kernel that the analytic estimate likes best."""
-        return self._estimate(task)[0]
+        """The candidates of a kernel that the analytic estimate likes best; first the one that a price is of."""
+        decisions = self._estimate(task)[0]
+        known = self.database.get_json(self._key(task.workload_hash)) or {}
+        favourite = [decision for decision in decisions if decision.to_json() == known.get("decision")]
+        return [*favourite, *(decision for decision in decisions if decision not in favourite)]
 
     def is_measured(self, task: Task) -> bool:
         """Whether the kernel's price is a measured one."""
@@ -199,8 +202,9 @@ class KernelPrices:
     def _learn(self, task: Task, price: Price) -> None:
         estimate_s = self._estimate(task)[1]
         LOGGER.debug("price of %s: %.3g s (%.3g cold), estimated %.3g s", task.name, *price, estimate_s)
+        fact = {"latency_s": price.latency_s, "decision": self._estimate(task)[0][price.fastest].to_json()}
         cold = {"cold_s": price.cold_s} if self._waits(task) else {}
-        self.database.put_json(self._key(task.workload_hash), {"latency_s": price.latency_s, **cold})
+        self.database.put_json(self._key(task.workload_hash), fact | cold)
         self._know(task, self._recorded(task.workload_hash) or price)
         self.measured += 1
         if estimate_s > 0:

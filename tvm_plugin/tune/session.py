@@ -81,12 +81,6 @@ TERMS_S = 8.0
 TRIALS_GRAPH_S = 10.0
 """Without a time budget but with one of trials: seconds of the graph search, more where as many trials take longer."""
 
-BASELINES_SHARE = 0.4
-"""Of the seconds left, what timing untuned kernels may take before the search; others follow once reached..."""
-
-BASELINES_CHUNK = 16
-"""... so many side by side."""
-
 FINISH_S = 8.0
 """What compiling, checking and timing the whole model takes, roughly, where nothing tells better."""
 
@@ -139,6 +133,7 @@ class Session:
         self.finish_s = FINISH_S
         self.untuned_s_per_flop = 0.0
         self._spaces: dict[str, Space] = {}
+        self._any_ran = False
         self.work = WorkDirectory(settings.work_dir)
         try:
             # Before the workers start: they would share the cores with what is being measured.
@@ -243,7 +238,7 @@ class Session:
         """
         if not self.run_key:
             self.identify(variants[0])
-        kernels = [self._kernel(task) for task in tasks]
+        kernels = [self._kernel(task, guess and self.runs) for task in tasks]
         spent = self.work.database.get_json(self.run_key) or {}
         self.budget.spent_s = float(spent.get("seconds", 0.0))
         self.budget.spent_trials = int(spent.get("trials", 0))
@@ -272,11 +267,13 @@ class Session:
             guess_s=self.prices.guess_s if guess and self.runs else None,
             waits_s={task.workload_hash: self.prices.wait_s(task) for task in tasks},
         )
+        missing = self._known_baselines(kernels)
         if self.budget.allows():
-            self._find_baselines(kernels, in_time=guess)
+            if missing and not (guess and self.budget.time_s is not None):  # else each once its turn comes
+                self.progress.say(f"timing {len(missing)} untuned kernels; their outputs are the reference")
+                self._measure_baselines(missing)
             loop.run()
         else:
-            self._known_baselines(kernels)
             loop.drop_slow_variants()
         return loop
 
@@ -396,7 +393,7 @@ class Session:
             return None
         return best, retimed.latency_s
 
-    def _kernel(self, task: Task) -> KernelSearch:
+    def _kernel(self, task: Task, guess: bool) -> KernelSearch:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
@@ -404,27 +401,11 @@ class Session:
         status = TaskStatus(task.name, task.calls, task.flops, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)
+        if guess and self.prices.is_measured(task):
+            status.price_s = self.prices.guess_s(task)
+            kernel.favourite = next(iter(self.prices.defaults(task)), None)
         kernel.resume(database.for_workload(task.workload_hash, self.context))
         return kernel
-
-    def _find_baselines(self, kernels: Sequence[KernelSearch], in_time: bool) -> None:
-        """Set what untuned kernels take. With `in_time`, those that are searched last wait until they are reached."""
-        missing = self._known_baselines(kernels)
-        if not missing:
-            return
-        self.progress.say(f"timing {len(missing)} untuned kernels; their outputs are the reference")
-        left_s = self.budget.seconds_left if in_time else None
-        until = math.inf if left_s is None else time.monotonic() + BASELINES_SHARE * left_s
-        missing.sort(key=lambda kernel: -kernel.status.calls * kernel.status.roofline_s)  # as they are searched
-        chunk = len(missing) if left_s is None else BASELINES_CHUNK
-        for start in range(0, len(missing), chunk):
-            if time.monotonic() < until:
-                self._measure_baselines(missing[start : start + chunk])
-        if all(math.isinf(kernel.baseline_s) for kernel in kernels):
-            raise SetupError(
-                f"no kernel compiled for {self.context.target} runs on this machine; leave out the target to tune "
-                "for this machine's CPU, or give `measure` a machine that has the target"
-            )
 
     def _known_baselines(self, kernels: Sequence[KernelSearch]) -> list[KernelSearch]:
         """Set what earlier runs measured; returns the kernels that they did not."""
@@ -435,14 +416,22 @@ class Session:
                 missing.append(kernel)
             else:
                 kernel.baseline_s = float(known["latency_s"])
+                self._any_ran = True
         return missing
 
     def _measure_baselines(self, kernels: Sequence[KernelSearch]) -> None:
+        """Set what untuned kernels take; an error where none of them runs, and none did before."""
         baselines = self.measurer.baseline([kernel.task for kernel in kernels])
         for kernel, latency_s in zip(kernels, baselines, strict=True):
             kernel.baseline_s = latency_s
             if math.isfinite(latency_s):
                 self.work.database.put_json(self._baseline_key(kernel), {"latency_s": latency_s})
+        self._any_ran = self._any_ran or any(map(math.isfinite, baselines))
+        if not self._any_ran:
+            raise SetupError(
+                f"no kernel compiled for {self.context.target} runs on this machine; leave out the target to tune "
+                "for this machine's CPU, or give `measure` a machine that has the target"
+            )
 
     def _baseline_key(self, kernel: KernelSearch) -> str:
         return f"baseline:{kernel.task.workload_hash}:{self.context_key}"
