@@ -29,22 +29,21 @@ def extract_tasks(mod: ir.IRModule) -> list[Task]:
                 calls[name] = calls.get(name, 0) + 1
     tasks: dict[str, Task] = {}
     for name, count in calls.items():
-        kernel = mod[name]
-        key = workload_hash(kernel)
-        if key in tasks:
-            known = tasks[key]
-            tasks[key] = replace(known, calls=known.calls + count, functions=(*known.functions, name))
-        else:
-            tasks[key] = task_of(name, kernel, count)
+        task = task_of(name, mod[name], count)
+        known = tasks.get(task.workload_hash)
+        if known is not None:
+            task = replace(known, calls=known.calls + count, functions=(*known.functions, name))
+        tasks[task.workload_hash] = task
     return sorted(tasks.values(), key=lambda task: (-task.flops * task.calls, -task.bytes_moved * task.calls))
 
 
 def task_of(name: str, kernel: tirx.PrimFunc, calls: int = 1) -> Task:
     """One unscheduled kernel as a task."""
+    workload = as_workload(kernel)
     return Task(
         name=name,
-        mod=as_workload(kernel),
-        workload_hash=workload_hash(kernel),
+        mod=workload,
+        workload_hash=workload_hash(workload),
         calls=calls,
         flops=count_flops(kernel),
         bytes_moved=count_bytes(kernel),

@@ -23,7 +23,7 @@ from .kernel_search import KernelSearch, decision_key
 from .progress import Progress
 from .transfer import Transfer
 
-__all__ = ["TRIAL_S", "TuningLoop", "Variant"]
+__all__ = ["BATCH", "TRIAL_S", "TuningLoop", "Variant"]
 
 LOGGER = logging.getLogger(__name__)
 

@@ -109,6 +109,10 @@ class KernelPrices:
         self.estimated += len(estimated)
         return [self.in_model_s(task) for task in tasks]
 
+    def extend(self, seconds: float) -> None:
+        """Kernels may be measured for so many seconds from now on."""
+        self.budget_s = time.monotonic() - self._started + seconds
+
     def in_model_s(self, task: Task) -> float:
         """Seconds of one call in the model, by what is known already: nothing is measured."""
         return self.guess_s(task) + self.wait_s(task)
@@ -173,7 +177,7 @@ class KernelPrices:
         """Measure what there is time for; returns the kernels without a price."""
         unpriced: list[Task] = []
         # What runs longest is worth its price first.
-        order = sorted(tasks, key=lambda task: -self._estimate(task)[1])
+        order = sorted(tasks, key=lambda task: -task.calls * self._estimate(task)[1])
         while order and isinstance(self.measurer, Pricer):
             count = self._chunk()
             if not count:

@@ -34,7 +34,7 @@ from ..tasks.task import Task
 from ..transform.functions import constant_bytes
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
-from .loop import TRIAL_S, TuningLoop, Variant
+from .loop import BATCH, TRIAL_S, TuningLoop, Variant
 from .prices import KernelPrices
 from .progress import Progress
 from .result import TaskResult
@@ -80,6 +80,10 @@ TERMS_S = 8.0
 
 TRIALS_GRAPH_S = 10.0
 """Without a time budget but with one of trials: seconds of the graph search, more where as many trials take longer."""
+
+PRICES_SHARE = 0.4
+"""Of the seconds left, what pricing kernels may take before the search, where there is no time for two rounds of each:
+the search then begins where it should save most, and the other kernels get the candidate that was fastest."""
 
 FINISH_S = 8.0
 """What compiling, checking and timing the whole model takes, roughly, where nothing tells better."""
@@ -238,10 +242,12 @@ class Session:
         """
         if not self.run_key:
             self.identify(variants[0])
-        kernels = [self._kernel(task, guess and self.runs) for task in tasks]
         spent = self.work.database.get_json(self.run_key) or {}
         self.budget.spent_s = float(spent.get("seconds", 0.0))
         self.budget.spent_trials = int(spent.get("trials", 0))
+        if guess and self.runs:
+            self._price(tasks)
+        kernels = [self._kernel(task, guess and self.runs) for task in tasks]
         self.resumed_trials = sum(kernel.status.trials for kernel in kernels)
         if self.resumed_trials:
             known = sum(kernel.status.trials > 0 for kernel in kernels)
@@ -392,6 +398,14 @@ class Session:
             LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, retimed.detail)
             return None
         return best, retimed.latency_s
+
+    def _price(self, tasks: Sequence[Task]) -> None:
+        seconds_left = self.budget.seconds_left
+        if seconds_left is not None and seconds_left < 2 * BATCH * TRIAL_S * len(tasks):
+            started = time.monotonic()
+            self.prices.extend(PRICES_SHARE * seconds_left)
+            self.prices(tasks)
+            LOGGER.info("priced kernels for %.1f s", time.monotonic() - started)
 
     def _kernel(self, task: Task, guess: bool) -> KernelSearch:
         database = self.work.database

@@ -36,7 +36,6 @@ _FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
 )
 _MASKED_BYTES = 32  # of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512
 _EXPENSIVE = 8  # vector instructions of an element; below, recomputing is cheaper than storing
-_TRIED = 3
 
 
 def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
@@ -50,7 +49,7 @@ def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
 
     Returns
     -------
-    list of Sketch, each of which was applied at a few of its points.
+    list of Sketch, each of which was applied at its best and its worst point.
 
     Raises
     ------
@@ -107,7 +106,7 @@ def _works(sketch: MemoryBoundSketch) -> bool:
     values = np.stack([np.asarray(k.values)[indices[:, c]] for c, k in enumerate(sketch.knobs)], axis=1)
     values = values[sketch.legal(values)]
     best = values[np.argsort(sketch.latency_s(values), kind="stable")]
-    for row in (*best[:_TRIED], *best[-1:]):
+    for row in (*best[:1], *best[-1:]):
         try:
             sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
         except ScheduleError:
