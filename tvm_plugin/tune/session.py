@@ -245,9 +245,9 @@ class Session:
         spent = self.work.database.get_json(self.run_key) or {}
         self.budget.spent_s = float(spent.get("seconds", 0.0))
         self.budget.spent_trials = int(spent.get("trials", 0))
+        kernels = [self._kernel(task) for task in tasks]
         if guess and self.runs:
-            self._price(tasks)
-        kernels = [self._kernel(task, guess and self.runs) for task in tasks]
+            self._price(kernels)
         self.resumed_trials = sum(kernel.status.trials for kernel in kernels)
         if self.resumed_trials:
             known = sum(kernel.status.trials > 0 for kernel in kernels)
@@ -399,15 +399,19 @@ class Session:
             return None
         return best, retimed.latency_s
 
-    def _price(self, tasks: Sequence[Task]) -> None:
+    def _price(self, kernels: Sequence[KernelSearch]) -> None:
+        """Tell the allocation what kernels are priced at; where time is short, price more, and estimate the others."""
         seconds_left = self.budget.seconds_left
-        if seconds_left is not None and seconds_left < 2 * BATCH * TRIAL_S * len(tasks):
-            started = time.monotonic()
+        is_short = seconds_left is not None and seconds_left < 2 * BATCH * TRIAL_S * len(kernels)
+        if seconds_left is not None and is_short:
             self.prices.extend(PRICES_SHARE * seconds_left)
-            self.prices(tasks)
-            LOGGER.info("priced kernels for %.1f s", time.monotonic() - started)
+            self.prices([kernel.task for kernel in kernels])
+        for kernel in kernels:
+            if is_short or self.prices.is_measured(kernel.task):
+                kernel.status.price_s = self.prices.guess_s(kernel.task)
+                kernel.favourite = next(iter(self.prices.defaults(kernel.task)), None)
 
-    def _kernel(self, task: Task, guess: bool) -> KernelSearch:
+    def _kernel(self, task: Task) -> KernelSearch:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
@@ -415,9 +419,6 @@ class Session:
         status = TaskStatus(task.name, task.calls, task.flops, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)
-        if guess and self.prices.is_measured(task):
-            status.price_s = self.prices.guess_s(task)
-            kernel.favourite = next(iter(self.prices.defaults(task)), None)
         kernel.resume(database.for_workload(task.workload_hash, self.context))
         return kernel
 

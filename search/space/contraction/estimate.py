@@ -191,11 +191,11 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan, by_elements: ND
 
 
 def _rows_in_l1(plan: Plan) -> float:
-    """Rows of the left operand whose lines, read element by element, stay in the first-level cache together."""
-    if plan.left_vectorised:
+    """Rows of the operand read element by element whose lines stay in the first-level cache together."""
+    if plan.left_vectorised and plan.right_vectorised:
         return math.inf
-    left = plan.contraction.left.access
-    row_bytes = (left.stride(plan.unrolled[-1].position) or 0) * dtype_bytes(left.dtype)
+    by_elements = plan.contraction.right.access if plan.left_vectorised else plan.contraction.left.access
+    row_bytes = (by_elements.stride(plan.unrolled[-1].position) or 0) * dtype_bytes(by_elements.dtype)
     return float(WAYS * PAGE_BYTES // math.gcd(PAGE_BYTES, row_bytes)) if row_bytes else math.inf
 
 
