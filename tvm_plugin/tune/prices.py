@@ -16,7 +16,7 @@ from ..search.space.base import Decision, Space
 from ..search.strategies.moves import Moves
 from ..tasks.task import Task
 
-__all__ = ["KernelPrices", "defaults"]
+__all__ = ["CANDIDATES", "KernelPrices", "defaults"]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -25,7 +25,6 @@ SAMPLES = 512
 
 CANDIDATES = 3
 """Defaults that are measured for a price: the estimate's first choice is now and then twice as slow as its third."""
-
 
 CHUNK = 8
 """Kernels that are priced together: enough to keep all cores compiling, few enough to stop in time..."""

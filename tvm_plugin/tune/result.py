@@ -39,8 +39,9 @@ class TaskResult:
     decision : dict or None
         The accepted candidate by name, {"sketch": ..., "values": {...}}.
     measured : bool
-        False where the budget did not reach the kernel: it has the schedule that the analytic estimate likes best, and
-        latencies are estimates. The model was compared and timed with it.
+        False where the budget did not reach the kernel: it has the fastest of the few candidates that it was priced
+        by, or the one that the analytic estimate likes best, and `latency_s` is that price or estimate. Nobody compared
+        its outputs alone; the model was compared and timed with it.
     """
 
     name: str

@@ -35,7 +35,7 @@ from ..transform.functions import constant_bytes
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
 from .loop import BATCH, TRIAL_S, TuningLoop, Variant
-from .prices import KernelPrices
+from .prices import CANDIDATES, KernelPrices
 from .progress import Progress
 from .result import TaskResult
 from .transfer import Transfer
@@ -324,17 +324,21 @@ class Session:
     def accept(self, kernels: Sequence[KernelSearch], guess: bool = False) -> list[TaskResult]:
         """Time each kernel's finalists again side by side and choose; the untuned kernel stays where it is faster.
 
-        With `guess`, a kernel that the budget did not reach gets the schedule that the estimate likes best: whoever
-        asks for that compares what the model computes.
+        With `guess`, a kernel that the budget did not reach gets the candidate that its price is of, or that the
+        estimate likes best: whoever asks for that compares what the model computes.
         """
         all_s = sum(kernel.status.calls * kernel.best_s for kernel in kernels if math.isfinite(kernel.best_s))
         least_s = 0.0 if self.budget.time_s is None else WORTH_A_LOOK * all_s
         results = [
             self._guess(kernel) if guess and kernel.unreached else self._accept(kernel, least_s) for kernel in kernels
         ]
-        guessed = sum(not result.measured for result in results)
-        if guessed:
-            self.progress.say(f"the budget did not reach {guessed} of {len(results)} kernels: estimates choose")
+        unreached = [k for k, result in zip(kernels, results, strict=True) if not result.measured]
+        if unreached:
+            priced = sum(self.prices.is_measured(kernel.task) for kernel in unreached)
+            self.progress.say(
+                f"the budget did not reach {len(unreached)} of {len(results)} kernels: {priced} get the fastest of "
+                f"{CANDIDATES} candidates, {len(unreached) - priced} what the estimate likes best"
+            )
         return results
 
     def _guess(self, kernel: KernelSearch) -> TaskResult:
