@@ -152,6 +152,42 @@ def test_retiming_repeats_more(measurer):
     assert bad.error == "wrong_result"
 
 
+def disturb(measurer, monkeypatch, runs):
+    """The first `runs` candidates seem to take 2 ms, on cores that were not at full speed, all others 1 ms."""
+    run, count = measurer._run, iter(range(10**9))
+
+    def instead(*arguments, **options):
+        answer = run(*arguments, **options)
+        disturbed = next(count) < runs
+        return answer | {"disturbed": disturbed, "latencies_s": [2e-3 if disturbed else 1e-3]}
+
+    monkeypatch.setattr(measurer, "_run", instead)
+    return count
+
+
+def test_what_ran_on_disturbed_cores_and_may_be_best_runs_again(measurer, monkeypatch):
+    task, decisions = matmul(2 * SIZE), [tiled(4, 16), tiled(4, 32), tiled(8, 32)]
+    measurer.baseline([task])
+    count = disturb(measurer, monkeypatch, runs=2)
+    measured = measurer.measure(task, decisions)
+    assert [m.latency_s for m in measured] == [1e-3] * 3
+    assert next(count) == 5, "the third was not disturbed"
+
+
+def test_finalists_go_on_while_cores_are_disturbed(measurer, monkeypatch):
+    task = matmul()
+    measurer.baseline([task])
+    disturb(measurer, monkeypatch, runs=7)
+    (measured,) = measurer.retime(task, [tiled()])
+    assert measured.latencies_s == (2e-3,) * 7 + (1e-3,)
+
+
+def test_disturbed_prices_are_asked_again(measurer, monkeypatch):
+    disturb(measurer, monkeypatch, runs=1)
+    (price,) = measurer.price([(matmul(), [tiled()])])
+    assert price.latency_s == 1e-3
+
+
 def test_a_worker_killed_while_idle_is_replaced(measurer):
     measurer.baseline([matmul()])
     os.kill(measurer.worker_pids[0], signal.SIGKILL)

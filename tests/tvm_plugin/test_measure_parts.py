@@ -1,4 +1,4 @@
-"""How long to time, what counts as wrong, and measuring from records: without a compiler."""
+"""How long to time, what counts as wrong, whether the cores are disturbed, and measuring from records."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from eqtune.errors import InputError
+from eqtune.machine import detect_target
 from eqtune.measure import ReplayMeasurer
 from eqtune.measure.arguments import BufferSpec, Interface, poison, random_inputs
 from eqtune.measure.check import mismatch, relative_tolerance
+from eqtune.measure.gauge import Gauge, multiply_adds
 from eqtune.measure.timing import BASELINE, QUICK, time_kernel
 from eqtune.records.record import Context, Record
 from eqtune.search.space.base import Decision
+from eqtune.search.space.hardware import Hardware
 from eqtune.tasks.task import Task
 
 
@@ -55,6 +58,18 @@ def test_a_slow_first_call_alone_gives_up_only_far_above_the_best():
     slower = Clock(4e-3)
     assert time_kernel(slower, first_s=4e-3, best_s=2e-3)[1] is True
     assert slower.calls <= 4
+
+
+def test_the_gauge_compares_with_the_fastest_it_saw():
+    seconds = iter([2.0, 1.0, 1.1, 1.7, 1.0])
+    gauge = Gauge(lambda: next(seconds))
+    assert [gauge.disturbed() for _ in range(5)] == [False, False, False, True, False]
+
+
+def test_multiply_adds_are_timed_on_every_thread():
+    for threads in (1, 2):
+        time_s = multiply_adds(detect_target(threads), Hardware(threads=threads))
+        assert 1e-6 < time_s() < 1e-2
 
 
 def test_rounding_is_right_and_a_missing_term_is_wrong():

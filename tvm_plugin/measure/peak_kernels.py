@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm.script import tirx as T
 
-__all__ = ["CHAINS", "STEPS", "copy", "fma", "touch"]
+__all__ = ["CHAINS", "STEPS", "arguments_of", "copy", "fma", "touch"]
 
 CHAINS = 12
 """Independent chains of FMAs: they cover 4 cycles of latency on 2 units, and fit 16 registers with the operands."""
@@ -18,8 +20,8 @@ STEPS = 50_000
 """FMAs of each chain in one call: some tenths of a millisecond."""
 
 
-def fma(threads: int, lanes: int) -> Any:
-    """Each thread: CHAINS accumulators in registers, STEPS times accumulator * x + y."""
+def fma(threads: int, lanes: int, steps: int = STEPS) -> Any:
+    """Each thread: CHAINS accumulators in registers, `steps` times accumulator * x + y."""
 
     @T.prim_func(s_tir=True)
     def kernel(x: T.Buffer((CHAINS, lanes), "float32"), out: T.Buffer((threads, CHAINS, lanes), "float32")):
@@ -30,7 +32,7 @@ def fma(threads: int, lanes: int) -> Any:
                 for chain in T.unroll(CHAINS):
                     for lane in T.vectorized(lanes):
                         acc[chain, lane] = x[chain, lane]
-                for _ in range(STEPS):
+                for _ in range(steps):
                     for chain in T.unroll(CHAINS):
                         for lane in T.vectorized(lanes):
                             acc[chain, lane] = acc[chain, lane] * x[0, lane] + x[1, lane]
@@ -39,6 +41,12 @@ def fma(threads: int, lanes: int) -> Any:
                         out[thread, chain, lane] = acc[chain, lane]
 
     return kernel
+
+
+def arguments_of(kernel: Any) -> list[Any]:
+    """Tensors for one of these kernels. The chains, x -> x / 2 + 1 / 2, go to 1: no overflow, no denormal numbers."""
+    shapes = [tuple(int(extent) for extent in param.shape) for param in kernel.params]
+    return [tvm.runtime.tensor(np.full(shape, 0.5, np.float32)) for shape in shapes]
 
 
 def copy(threads: int, count: int, lanes: int) -> Any:

@@ -97,7 +97,7 @@ def _ask(question: str, threads: int, limit_s: float) -> dict[str, float]:
 def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
     import tvm
 
-    from .peak_kernels import CHAINS, STEPS, copy, fma, touch
+    from .peak_kernels import CHAINS, STEPS, arguments_of, copy, fma, touch
 
     lanes, threads = hardware.lanes(4), hardware.threads
     large = min(MEMORY_BYTES, 2 * hardware.l3_bytes) // 4 // (threads * lanes)
@@ -113,7 +113,7 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
     mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()})
     module = tvm.compile(mod, target).jit()
     calls = {"fma_one": 2, "fma_all": 2, "copy_memory": 1, "copy_cached": 100, "parallel": 200, "serial": 200}
-    arguments = {name: _arguments(function) for name, function in functions.items()}
+    arguments = {name: arguments_of(function) for name, function in functions.items()}
     seconds = dict.fromkeys(functions, float("inf"))
     started = time.monotonic()
     for number_of_rounds in range(1, PATIENCE * ROUNDS + 1):
@@ -134,15 +134,6 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
         "cache_bandwidth_bytes_per_s": 8.0 * small * lanes / seconds["copy_cached"],
         "parallel_overhead_s": max(0.0, seconds["parallel"] - seconds["serial"]),
     }
-
-
-def _arguments(function: Any) -> list[Any]:
-    import numpy as np
-    import tvm
-
-    # The chains, x -> x / 2 + 1 / 2, go to 1: they neither overflow nor reach denormal numbers.
-    shapes = [tuple(int(extent) for extent in param.shape) for param in function.params]
-    return [tvm.runtime.tensor(np.full(shape, 0.5, np.float32)) for shape in shapes]
 
 
 def main() -> None:

@@ -5,13 +5,15 @@
            something (`Measurement`); exported programs also say what `exported.py` needs to load them elsewhere
     {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds,
      "save": bool, "check": bool, "cold_weights": bool}
-        -> {"latencies_s": [...], "given_up": bool, "domain": ...} or an error; with "cold_s" where it was asked for
+        -> {"latencies_s": [...], "given_up": bool, "domain": ..., "disturbed": bool} or an error; with "cold_s" where
+           it was asked for
     {"op": "untuned", "batch": n, "workloads": {hash: text}, "task": hash}
         -> {"program": key, "latencies_s": [seconds of one call], "domain": ...} or an error; the outputs are saved
 
 A candidate is {"task": hash} with one of "decision", "trace" and "untuned". An error is {"error": kind, "detail": ...}.
 A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone;
 without "check" they are not compared with it. "cold_s" is the time of a call that finds its weights in no cache.
+"disturbed" says that the cores were not at full speed before or after it (`gauge.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ from .build import (
     split_packing,
 )
 from .exported import export_programs
+from .gauge import Gauge, multiply_adds
 from .pool import Config
 from .run import MAX_DETAIL, run_program
 from .timing import ONCE
@@ -104,9 +108,15 @@ class Server:
             if request["op"] == "untuned":
                 return self._run_untuned(request)
             with on_first_core():
-                return self._run(request)
+                disturbed = self._gauge.disturbed()
+                answer = self._run(request)
+                return answer | {"disturbed": self._gauge.disturbed() or disturbed}
         except Exception as error:  # noqa: BLE001 - TVM and generated code raise anything; it is the candidate's failure
             return _failure(error, "build_error" if request["op"] == "build" else "crash")
+
+    @cached_property
+    def _gauge(self) -> Gauge:
+        return Gauge(multiply_adds(self._target, self._hardware))
 
     def _build(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if request["batch"] != self._batch:

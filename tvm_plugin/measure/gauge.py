@@ -1,0 +1,57 @@
+"""Whether the cores are at full speed just now.
+
+A core of a virtual machine is often one of two hardware threads, and shares its multiply-add units with whatever
+another tenant runs on the other. Kernels then take up to twice as long, for 25 ms or for seconds; nothing that the
+operating system counts tells. A few microseconds of nothing but multiply-adds do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..search.space.hardware import Hardware
+
+__all__ = ["Gauge", "multiply_adds"]
+
+SLOWER = 1.2
+"""A core that another tenant uses, too, takes 1.7 to 2 times as long; its clock alone changes it by a few percent."""
+
+STEPS = 5_000
+"""Multiply-adds of each chain: 16 us."""
+
+CALLS = 3
+"""The fastest counts: an interrupt is no tenant."""
+
+
+class Gauge:
+    """Compares multiply-adds now with the fastest ever seen.
+
+    Parameters
+    ----------
+    time_s : callable
+        Seconds that they take now.
+    """
+
+    def __init__(self, time_s: Callable[[], float]) -> None:
+        self._time_s = time_s
+        self._best_s = float("inf")
+
+    def disturbed(self) -> bool:
+        """Whether they take clearly longer now than they can."""
+        now_s = self._time_s()
+        self._best_s = min(self._best_s, now_s)
+        return now_s > SLOWER * self._best_s
+
+
+def multiply_adds(target: Any, hardware: Hardware) -> Callable[[], float]:
+    """A kernel of multiply-adds on all of `hardware.threads`; a call runs it and returns its seconds."""
+    import tvm
+
+    from .peak_kernels import arguments_of, fma
+
+    kernel = fma(hardware.threads, hardware.lanes(4), STEPS)
+    module = tvm.compile(tvm.IRModule({"fma": kernel.with_attr("global_symbol", "fma")}), target).jit()
+    timer = module.time_evaluator("fma", tvm.cpu(), number=1, repeat=CALLS)
+    arguments = arguments_of(kernel)
+    return lambda: min(timer(*arguments).results)
