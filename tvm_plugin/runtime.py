@@ -19,6 +19,8 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from .measure.gauge import Gauge
+
 __all__ = ["ModelRunner", "time_side_by_side"]
 
 AFFINITY_BIG_CORES = 1
@@ -26,6 +28,9 @@ AFFINITY_BIG_CORES = 1
 
 ENOUGH_ROUNDS = 200
 """More runs than this seldom find a lower minimum."""
+
+PATIENCE = 3.0
+"""So many times as long as otherwise, at most, while the cores are not at full speed."""
 
 
 class ModelRunner:
@@ -58,6 +63,10 @@ class ModelRunner:
         """Seconds of one run on prepared arguments."""
         return self._pool.submit(self._timed, arguments).result()
 
+    def disturbed(self, gauge: Gauge) -> bool:
+        """What the gauge says where models run."""
+        return self._pool.submit(gauge.disturbed).result()
+
     def _timed(self, arguments: Sequence[Any]) -> float:
         started = time.perf_counter()
         self._main(*arguments)
@@ -66,7 +75,11 @@ class ModelRunner:
 
 
 def time_side_by_side(
-    runners: Sequence[ModelRunner], inputs: Sequence[NDArray[Any]], budget_s: float = 1.0, at_least: int = 3
+    runners: Sequence[ModelRunner],
+    inputs: Sequence[NDArray[Any]],
+    budget_s: float = 1.0,
+    at_least: int = 3,
+    gauge: Gauge | None = None,
 ) -> list[float]:
     """Seconds of one run of each: the minimum of several, taken in turn so that drift hits all alike.
 
@@ -78,17 +91,25 @@ def time_side_by_side(
         Seconds to spend on all together, about.
     at_least : int
         Runs of each, however long they take, after one to warm up.
+    gauge : Gauge, optional
+        Of the cores: up to three times the budget is spent until each has run between two moments of full speed.
     """
     prepared = [runner.prepare(inputs) for runner in runners]
     for runner, arguments in zip(runners, prepared, strict=True):
         runner.time_s(arguments)
     best = [float("inf")] * len(runners)
+    settled = [gauge is None] * len(runners)
     started, rounds = time.monotonic(), 0
-    while rounds < at_least or (time.monotonic() - started < budget_s and rounds < ENOUGH_ROUNDS):
+    while True:
+        spent_s = time.monotonic() - started
+        enough = rounds >= at_least and (spent_s >= budget_s or rounds >= ENOUGH_ROUNDS)
+        if enough and (all(settled) or spent_s >= PATIENCE * budget_s):
+            return best
         for index, (runner, arguments) in enumerate(zip(runners, prepared, strict=True)):
+            disturbed = gauge is not None and runner.disturbed(gauge)
             best[index] = min(best[index], runner.time_s(arguments))
+            settled[index] |= not disturbed and (gauge is None or not runner.disturbed(gauge))
         rounds += 1
-    return best
 
 
 @functools.cache

@@ -152,6 +152,14 @@ def test_a_kernel_whose_price_is_near_its_roofline_gives_its_trials_to_others(tm
     assert [one.status.trials for one in kernels] == [0, 32]
 
 
+@pytest.mark.parametrize("trials", [3, 18, 34])
+def test_no_trial_more_than_the_budget_allows(tmp_path: Path, trials: int) -> None:
+    sketches = {K0: ToySketch(1.0, 5), K1: ToySketch(3.0, 9)}
+    kernels = [kernel(name, sketch) for name, sketch in sketches.items()]
+    loop_over(kernels, LookUp(sketches), tmp_path, trials=trials).run()
+    assert sum(one.status.trials for one in kernels) == trials
+
+
 def test_it_finds_good_candidates_within_its_trials_and_records_each_once(tmp_path: Path) -> None:
     sketches = {K0: ToySketch(1.0, 5), K1: ToySketch(3.0, 9)}
     measurer = LookUp(sketches)

@@ -220,7 +220,8 @@ class TuningLoop:
             shares.append(self.budget.trials_left // max(1, untouched))
         if self.budget.seconds_left is not None:
             shares.append(int(self.budget.seconds_left / (self._trial_s or TRIAL_S)) // max(1, untouched))
-        return max(1 if unpriced else TOGETHER, min(shares))
+        count = max(1 if unpriced else TOGETHER, min(shares))
+        return count if self.budget.trials_left is None else max(1, min(count, self.budget.trials_left))
 
     def _score(self, kernel: KernelSearch) -> BlendedScore:
         return BlendedScore(kernel.space, self.model, measured=len(kernel.measurements))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, MismatchError
 from ..frontends import load_model
 from ..frontends.verify import compare
+from ..measure.gauge import Gauge
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import build_executable
 from .estimate import estimated_result
@@ -164,7 +165,7 @@ def tune_model(
         results = session.accept(kernels, guess=verify)
         session.measurer.close()  # idle workers' thread pools spin for a while, and the model is timed next
         built = _built(contenders, results, session, accuracy) or [_build(spare, results, session, accuracy)]
-        tuned, latency_s = _fastest(built, reference.inputs)
+        tuned, latency_s = _fastest(built, reference.inputs, session.gauge())
         session.remember_winner(tuned.form.name)
         absolute, relative = accuracy.errors(tuned.run)
         if verify and not relative <= accuracy.tolerance:
@@ -352,9 +353,9 @@ def _compiled(form: Form, tasks: list[TaskResult], session: Session) -> _Built:
     return _Built(form, tasks, executable, ModelRunner(executable, threads=session.context.threads))
 
 
-def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]]) -> tuple[_Built, float]:
+def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]], gauge: Gauge | None) -> tuple[_Built, float]:
     """The fastest form and its latency in seconds, timed in turn."""
-    latencies = time_side_by_side([candidate.run for candidate in built], inputs)
+    latencies = time_side_by_side([candidate.run for candidate in built], inputs, gauge=gauge)
     index = min(range(len(built)), key=latencies.__getitem__)
     for candidate, latency_s in zip(built, latencies, strict=True):
         LOGGER.info("form %r takes %.4g s", candidate.form.name, latency_s)

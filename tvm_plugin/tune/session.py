@@ -21,6 +21,7 @@ from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
+from ..measure.gauge import Gauge, multiply_adds
 from ..records import Context
 from ..records.record import NOT_MEASURED
 from ..records.traces import trace_to_json
@@ -84,6 +85,9 @@ TRIALS_GRAPH_S = 10.0
 PRICES_SHARE = 0.4
 """Of the seconds left, what pricing kernels may take before the search, where there is no time for two rounds of each:
 the search then begins where it should save most, and the other kernels get the candidate that was fastest."""
+
+GAUGE_S = 3.0
+"""What timing the whole model may take until the cores are at full speed."""
 
 FINISH_S = 8.0
 """What compiling, checking and timing the whole model takes, roughly, where nothing tells better."""
@@ -282,6 +286,13 @@ class Session:
         else:
             loop.drop_slow_variants()
         return loop
+
+    def gauge(self) -> Gauge | None:
+        """Of the cores, for timing whole models; None on a GPU, and where there is no time to wait for full speed."""
+        left_s = self.budget.whole_seconds_left
+        if isinstance(self.hardware, GpuHardware) or (left_s is not None and left_s < GAUGE_S):
+            return None
+        return Gauge(multiply_adds(self.target, self.hardware))
 
     @property
     def context_key(self) -> str:

@@ -1,0 +1,60 @@
+"""Whole models are timed in turns, and longer while the cores are not at full speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from eqtune import runtime
+from eqtune.measure.gauge import Gauge
+
+
+class Model:
+    """Runs of 1 s of a clock that only they turn; `slow` runs, at first, take twice as long."""
+
+    def __init__(self, clock: list[float], slow: int) -> None:
+        self.clock, self.slow, self.runs = clock, slow, 0
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Any]:
+        return list(inputs)
+
+    def time_s(self, arguments: Sequence[Any]) -> float:
+        self.runs += 1
+        seconds = 2.0 if self.runs <= self.slow else 1.0
+        self.clock[0] += seconds
+        return seconds
+
+    def disturbed(self, gauge: Gauge) -> bool:
+        return self.runs < self.slow
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(runtime.time, "monotonic", lambda: now[0])
+    return now
+
+
+GAUGE = Gauge(lambda: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("slow", "gauge", "fastest_s", "runs"),
+    [(0, GAUGE, 1.0, 1 + 4), (5, None, 2.0, 1 + 3), (5, GAUGE, 1.0, 1 + 5), (math.inf, GAUGE, 2.0, 1 + 6)],
+    ids=["quiet", "without a gauge", "quiet later", "never quiet"],
+)
+def test_a_model_runs_until_it_was_undisturbed(
+    clock: list[float], slow: int, gauge: Gauge | None, fastest_s: float, runs: int
+) -> None:
+    model = Model(clock, slow)
+    assert runtime.time_side_by_side([model], [], budget_s=4.0, at_least=3, gauge=gauge) == [fastest_s]  # type: ignore[list-item]
+    assert model.runs == runs
+
+
+def test_each_model_gets_as_many_runs(clock: list[float]) -> None:
+    models = [Model(clock, slow=0), Model(clock, slow=4)]
+    assert runtime.time_side_by_side(models, [], budget_s=4.0, at_least=3, gauge=GAUGE) == [1.0, 1.0]  # type: ignore[arg-type]
+    assert models[0].runs == models[1].runs
