@@ -143,6 +143,20 @@ def test_untuned_kernels_are_run_for_several_turns_in_advance(tmp_path: Path) ->
     assert groups == [4, 2]
 
 
+def test_an_untuned_kernel_that_takes_too_long_is_not_begun(tmp_path: Path) -> None:
+    sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(50.0, 5)}
+    kernels = [kernel(name, sketch) for name, sketch in sketches.items()]
+    for one in kernels:
+        one.baseline_s = math.nan
+    loop = loop_over(kernels, LookUp(sketches), tmp_path, trials=32)
+    loop.budget.time_s = 60.0
+    loop.untuned_s = lambda task: 100.0 if task.workload_hash == SLOW else 1.0
+    loop.baselines = lambda some: [setattr(one, "baseline_s", 1.0) for one in some]  # type: ignore[func-returns-value]
+    loop.run()
+    assert [one.status.trials for one in kernels] == [32, 0]
+    assert math.isnan(kernels[1].baseline_s)
+
+
 def test_a_kernel_whose_price_is_near_its_roofline_gives_its_trials_to_others(tmp_path: Path) -> None:
     sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(50.0, 5)}
     kernels = [kernel(name, sketch) for name, sketch in sketches.items()]

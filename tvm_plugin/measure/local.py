@@ -42,8 +42,8 @@ __all__ = ["Candidate", "LocalMeasurer"]
 _T = TypeVar("_T")
 
 
-PATIENCE_S = 0.4
-"""How long a batch's candidates are timed again, in turns, while the machine is disturbed."""
+PATIENCE = 2.0
+"""So many times as long as a batch ran its candidates run again, at most, while the machine is disturbed."""
 
 RETIME_PATIENCE = 3
 """Finalists get so many times the rounds, at most, until each has run undisturbed."""
@@ -255,6 +255,7 @@ class LocalMeasurer:
         best_s = {task.workload_hash: latency_s for task, _, latency_s in requests}
         if checked:
             self._build(checked, self._timeout_s)
+        started_s = time.monotonic()
         for trial in self._in_turn(checked, self._timeout_s):
             answer = self._outcomes.get(trial.program)
             if answer is None:
@@ -264,7 +265,7 @@ class LocalMeasurer:
                     self._outcomes[trial.program] = answer
             trial.answer = answer
             best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
-        for trial in self._disturbed(checked, best_s):
+        for trial in self._disturbed(checked, best_s, started_s):
             trial.repeat(self._run(trial, QUICK, best_s[trial.task]))
             self._outcomes[trial.program] = trial.answer
             best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
@@ -281,12 +282,13 @@ class LocalMeasurer:
             self._build(every, self._timeout_s)
         best_s = {trial.task: math.inf for trial in every}
         cold_s = dict(best_s)
+        started_s = time.monotonic()
         for trial in self._in_turn(every, self._timeout_s):
             trial.answer = self._run(trial, QUICK, best_s[trial.task], check=False, cold_weights=cold_weights)
             best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
             if not trial.answer.get("given_up"):
                 cold_s[trial.task] = min(cold_s[trial.task], trial.answer.get("cold_s", trial.latency_s))
-        for trial in self._disturbed(every, best_s):
+        for trial in self._disturbed(every, best_s, started_s):
             answer = self._run(trial, QUICK, best_s[trial.task], check=False, cold_weights=cold_weights)
             trial.repeat(answer)
             best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
@@ -311,9 +313,12 @@ class LocalMeasurer:
                 trial.add_round(self._run(trial, LONG))
         return [to_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
 
-    def _disturbed(self, trials: Sequence[_Trial], best_s: Mapping[str, float]) -> Iterator[_Trial]:
-        """Trials that ran while the machine was disturbed and may be the fastest, as long as patience lasts."""
-        until = time.monotonic() + PATIENCE_S
+    def _disturbed(self, trials: Sequence[_Trial], best_s: Mapping[str, float], started_s: float) -> Iterator[_Trial]:
+        """Trials that ran while the machine was disturbed and may be the fastest, as long as patience lasts.
+
+        All have run once since `started_s` (`time.monotonic`).
+        """
+        until = time.monotonic() + PATIENCE * (time.monotonic() - started_s)
         while time.monotonic() < until:
             doubtful = [t for t in trials if t.disturbed and t.latency_s < DISTURBED_FACTOR * best_s[t.task]]
             if not doubtful:

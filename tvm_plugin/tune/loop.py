@@ -33,6 +33,9 @@ TRIAL_S = 0.08
 BATCH = 16
 """Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
 
+FEW = 8
+"""Candidates of a round, at least, where kernels that promise little may stay without."""
+
 IN_THIS_ROUND = "measured in this round"
 
 TOGETHER = 4
@@ -77,6 +80,8 @@ class TuningLoop:
         Suggests the first candidates of each kernel.
     baselines : callable or None
         Sets `baseline_s` of kernels that are reached without one.
+    untuned_s : callable
+        Task -> seconds that takes for it, roughly.
     guess_s : callable or None
         Task -> seconds of one call that are expected of a kernel which nobody has measured; None: its untuned time.
     waits_s : mapping
@@ -97,6 +102,7 @@ class TuningLoop:
     transfer: Transfer | None = None
     on_round: Callable[[], None] = lambda: None
     baselines: Callable[[Sequence[KernelSearch]], None] | None = None
+    untuned_s: Callable[[Task], float] = lambda task: 0.0
     guess_s: Callable[[Task], float] | None = None
     waits_s: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
@@ -115,7 +121,7 @@ class TuningLoop:
                     kernels = self._next_kernels(count)
                     if not kernels:
                         break
-                    self._round(kernels, count)
+                    self._round([kernel for kernel in kernels if self._in_time(kernel)], count)
             except KeyboardInterrupt:
                 interrupt.happened = True
         self.interrupted = interrupt.happened
@@ -150,6 +156,16 @@ class TuningLoop:
         new = next((i for i, kernel in enumerate(turns) if kernel.status.trials), len(turns))
         return turns[: max(1, new)]
 
+    def _in_time(self, kernel: KernelSearch) -> bool:
+        """Whether there is time for a round and, before it, for the untuned kernel; else the kernel is finished."""
+        seconds_left = self.budget.seconds_left
+        if seconds_left is None or not math.isnan(kernel.baseline_s):
+            return True
+        if self._round_s + self.untuned_s(kernel.task) <= seconds_left:
+            return True
+        kernel.status.finished = "no time is left to run it untuned"
+        return False
+
     def _turns(self, most: int) -> list[KernelSearch]:
         """The kernels whose turns come next, were nothing learnt meanwhile."""
         turns: list[KernelSearch] = []
@@ -169,7 +185,8 @@ class TuningLoop:
         if not asked:
             return
         if self.baselines is not None and any(math.isnan(kernel.baseline_s) for kernel, _ in asked):
-            soon = {id(kernel): kernel for kernel in [*(kernel for kernel, _ in asked), *self._turns(TOGETHER)]}
+            later = [kernel for kernel in self._turns(TOGETHER) if self._in_time(kernel)]
+            soon = {id(kernel): kernel for kernel in [*(kernel for kernel, _ in asked), *later]}
             self.baselines([kernel for kernel in soon.values() if math.isnan(kernel.baseline_s)])
         measurements = self._measure(asked)
         self.database.add(
@@ -220,7 +237,7 @@ class TuningLoop:
             shares.append(self.budget.trials_left // max(1, untouched))
         if self.budget.seconds_left is not None:
             shares.append(int(self.budget.seconds_left / (self._trial_s or TRIAL_S)) // max(1, untouched))
-        count = max(1 if unpriced else TOGETHER, min(shares))
+        count = max(1 if unpriced else FEW, min(shares))
         return count if self.budget.trials_left is None else max(1, min(count, self.budget.trials_left))
 
     def _score(self, kernel: KernelSearch) -> BlendedScore:

@@ -274,6 +274,7 @@ class Session:
             transfer=Transfer(self.work.database, self.context),
             on_round=self.save_spent,
             baselines=self._measure_baselines,
+            untuned_s=lambda task: self.untuned_s_per_flop * task.flops,
             guess_s=self.prices.guess_s if guess and self.runs else None,
             waits_s={task.workload_hash: self.prices.wait_s(task) for task in tasks},
         )
