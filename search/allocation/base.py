@@ -33,6 +33,8 @@ class TaskStatus:
     price_s : float
         What a candidate or two took before the search, in seconds, when nobody compared their outputs; NaN where that
         is not known.
+    estimate_s : float
+        What an analytic model expects of the best schedule, in seconds a call; 0 when that is not known.
     finished : str
         Why the kernel needs no more measurements; "" while it does. Written by the allocator, or by the loop when
         a search has nothing left to ask.
@@ -46,6 +48,7 @@ class TaskStatus:
     history: list[float]
     trials: int = 0
     price_s: float = math.nan
+    estimate_s: float = 0.0
     finished: str = ""
 
 

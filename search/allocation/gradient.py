@@ -1,7 +1,7 @@
 """Give the next measurements to the kernel where they should save most of the model's time.
 
 The task scheduler of Ansor (Zheng et al., OSDI 2020, section 6), without its restriction to 64 measurements a round,
-and with a bound that Ansor does not have: no kernel gets faster than its roofline.
+and with bounds that Ansor does not have: no kernel gets faster than its roofline, or much faster than estimated.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ class Gradient:
         Trust in similar kernels: a kernel is expected to come within 1 / beta of the best throughput among them.
     window : int
         The last rounds that count as recent.
+    optimism : float
+        No kernel is expected to take less than this share of its analytic estimate, unless it does already: the
+        estimate is then off. (For 180 kernels of Inception-v3 the best schedule took 0.95 times the estimate, median.)
     group_patience : int
         A kernel that stays below 1 / beta of its group's best throughput leaves the group after so many rounds more
         than any other member had: the group says nothing about it.
@@ -40,6 +43,7 @@ class Gradient:
     alpha: float = 0.2
     beta: float = 2.0
     window: int = 3
+    optimism: float = 0.8
     group_patience: int = 5
     stopping: Stopping = field(default_factory=Stopping)
 
@@ -74,7 +78,7 @@ def expected_gain_s(statuses: Sequence[TaskStatus], index: int, config: Gradient
     """Seconds a run of the model that one more round of kernel `index` is expected to save.
 
     With g the latency after t rounds, C the FLOPs and w the window: alpha times the recent gain a round,
-    (g(t - w) - g(t)) / w, plus (1 - alpha) times what optimism expects, g - max(min(g - g / t, beta C / V), roofline),
+    (g(t - w) - g(t)) / w, plus (1 - alpha) times what optimism expects, g - max(min(g - g / t, beta C / V), bounds),
     with V the best throughput among similar kernels; times the number of calls. (Ansor's gradient, negated.)
 
     What a kernel was priced at counts as the latency after a first round. `inf` for a kernel without a working
@@ -92,7 +96,8 @@ def expected_gain_s(statuses: Sequence[TaskStatus], index: int, config: Gradient
     throughput = _group_throughput(statuses, index, config)
     if throughput > 0.0:
         hoped_s = min(hoped_s, config.beta * status.flops / throughput)
-    hoped_s = min(now_s, max(hoped_s, status.roofline_s))
+    estimate_s = config.optimism * status.estimate_s
+    hoped_s = min(now_s, max(hoped_s, status.roofline_s, estimate_s if estimate_s <= now_s else 0.0))
     return status.calls * (config.alpha * recent_s + (1.0 - config.alpha) * (now_s - hoped_s))
 
 

@@ -24,7 +24,8 @@ def kernel(
     finished: str = "",
     price_s: float = math.nan,
 ) -> TaskStatus:
-    return TaskStatus("kernel", calls, flops, roofline_s, similarity, history, 16 * len(history), price_s, finished)
+    trials = 16 * len(history)
+    return TaskStatus("kernel", calls, flops, roofline_s, similarity, history, trials, price_s, finished=finished)
 
 
 def choose(*statuses: TaskStatus, name: str = "gradient") -> int | None:
@@ -57,6 +58,13 @@ def test_a_priced_kernel_waits_until_it_promises_most() -> None:
     assert expected_gain_s([bad], 0, Gradient(alpha=0.0)) == pytest.approx(8e-6)
     bad.history = [9e-6]
     assert expected_gain_s([bad], 0, Gradient(alpha=0.0)) == pytest.approx(4.5e-6), "the price was a first round"
+
+
+def test_no_hope_far_below_the_estimate_unless_it_is_off() -> None:
+    kernels = [kernel([1e-3, 1e-3]), kernel([1e-3, 1e-3]), kernel([1e-3, 1e-3])]
+    kernels[1].estimate_s, kernels[2].estimate_s = 1.1e-3, 2e-3
+    gains = [expected_gain_s(kernels, i, Gradient(alpha=0.0)) for i in range(3)]
+    assert gains == pytest.approx([0.5e-3, 0.12e-3, 0.5e-3])
 
 
 def test_recent_gain_counts() -> None:

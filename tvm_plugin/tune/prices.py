@@ -141,6 +141,10 @@ class KernelPrices:
         favourite = [decision for decision in decisions if decision.to_json() == known.get("decision")]
         return [*favourite, *(decision for decision in decisions if decision not in favourite)]
 
+    def estimate_s(self, task: Task) -> float:
+        """Seconds of one call by the analytic estimate, of the best of some random candidates."""
+        return self._estimate(task)[1]
+
     def is_measured(self, task: Task) -> bool:
         """Whether the kernel's price is a measured one."""
         return task.workload_hash in self._prices or self._recorded(task.workload_hash) is not None

@@ -425,6 +425,7 @@ class Session:
         for kernel in kernels:
             if is_short or self.prices.is_measured(kernel.task):
                 kernel.status.price_s = self.prices.guess_s(kernel.task)
+                kernel.status.estimate_s = self.prices.estimate_s(kernel.task)
                 kernel.favourite = next(iter(self.prices.defaults(kernel.task)), None)
 
     def _kernel(self, task: Task) -> KernelSearch:
