@@ -378,8 +378,8 @@ class Session:
 
     def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
         baseline_s = kernel.baseline_s
-        if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model
-            baseline_s = self.untuned_s_per_flop * max(1.0, kernel.task.flops)
+        if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model, or as long as now
+            baseline_s = max(self.untuned_s_per_flop * kernel.task.flops, 0.0 if chosen is None else chosen[1])
         return TaskResult(
             name=kernel.task.name,
             workload_hash=kernel.task.workload_hash,
