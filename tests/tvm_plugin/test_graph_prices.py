@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -146,6 +147,15 @@ def test_records_come_before_measurements_and_those_before_estimates(tmp_path: P
         assert watch.asked == 1, "a price is measured once, also in another session"
         database.add([Record(task.workload_hash, "{}", "", CONTEXT, (0.5, 0.125))])
         assert source(database, watch)([task]) == [0.125]
+
+
+def test_a_price_is_told_beside_its_estimate_to_whoever_debugs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "eqtune")
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        source(database, Watch(0.25))([kernel()])
+    assert "0.25 s (0.25 cold), estimated" in caplog.text
 
 
 def test_a_model_with_more_weights_than_the_caches_hold_waits_for_them(tmp_path: Path) -> None:

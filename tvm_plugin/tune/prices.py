@@ -207,9 +207,10 @@ class KernelPrices:
         return min(CHUNK, int(left_s / self._kernel_s)) if self._kernel_s else FIRST_CHUNK
 
     def _learn(self, task: Task, price: Price) -> None:
-        estimate_s = self._estimate(task)[1]
-        LOGGER.debug("price of %s: %.3g s (%.3g cold), estimated %.3g s", task.name, *price, estimate_s)
-        fact = {"latency_s": price.latency_s, "decision": self._estimate(task)[0][price.fastest].to_json()}
+        decisions, estimate_s = self._estimate(task)
+        known = task.name, price.latency_s, price.cold_s, estimate_s
+        LOGGER.debug("price of %s: %.3g s (%.3g cold), estimated %.3g s", *known)
+        fact = {"latency_s": price.latency_s, "decision": decisions[price.fastest].to_json()}
         cold = {"cold_s": price.cold_s} if self._waits(task) else {}
         self.database.put_json(self._key(task.workload_hash), fact | cold)
         self._know(task, self._recorded(task.workload_hash) or price)
