@@ -211,13 +211,19 @@ def test_rows_of_zeros_around_an_image_are_not_multiplied(layout: str, weights: 
     check(mod, space, chosen, 1e-4)
 
 
-def test_the_padded_channels_of_a_group_are_copied_by_vectors() -> None:
-    mod = conv(16, 7, 32, 3, "NHWC", "OHWI", groups=2, padding=(1, 1))
-    space = build_space(mod, HARDWARE)
+def one_of_each_padding(space: Space) -> list[Decision]:
+    """A candidate for each place where the image may be padded, in the form that vectorises columns."""
     decisions = [space.decision(point) for point in random_points(space, 3000)]
     chosen = {d.values["pad"]: d for d in decisions if d.sketch == "tiled_columns"}
     assert chosen.keys() == {0, 1, 2}
-    for decision in chosen.values():
+    return list(chosen.values())
+
+
+def test_the_padded_channels_of_a_group_are_copied_by_vectors() -> None:
+    mod = conv(16, 7, 32, 3, "NHWC", "OHWI", groups=2, padding=(1, 1))
+    space = build_space(mod, HARDWARE)
+    chosen = one_of_each_padding(space)
+    for decision in chosen:
         sch = space.apply(decision)
         copy = sch.get_sblock(space.sketches[0].plan.staged)
         lanes = sch.get(sch.get_loops(copy)[-1])
@@ -228,14 +234,12 @@ def test_the_padded_channels_of_a_group_are_copied_by_vectors() -> None:
 def test_only_short_runs_of_padded_channels_are_copied_by_partitioned_loops(channels: int, partitioned: bool) -> None:
     mod = conv(channels, 7, 32, 3, "NHWC", "OHWI", padding=(1, 1))
     space = build_space(mod, HARDWARE)
-    decisions = [space.decision(point) for point in random_points(space, 3000)]
-    chosen = {d.values["pad"]: d for d in decisions if d.sketch == "tiled_columns"}
-    assert chosen.keys() == {0, 1, 2}
-    for decision in chosen.values():
+    chosen = one_of_each_padding(space)
+    for decision in chosen:
         sch = space.apply(decision)
         loops = [sch.get(loop) for loop in sch.get_loops(sch.get_sblock(space.sketches[0].plan.staged))]
         assert any("pragma_loop_partition_hint" in loop.annotations for loop in loops[-3:]) == partitioned
-    check(mod, space, list(chosen.values()), 1e-4)
+    check(mod, space, chosen, 1e-4)
 
 
 SPLIT = ("few_outputs", "few_outputs_with_epilogue", "one_row", "one_output", "few_outputs_of_images")
