@@ -63,9 +63,9 @@ class ModelRunner:
         """Seconds of one run on prepared arguments."""
         return self._pool.submit(self._timed, arguments).result()
 
-    def disturbed(self, gauge: Gauge) -> bool:
-        """What the gauge says where models run."""
-        return self._pool.submit(gauge.disturbed).result()
+    def disturbed(self, gauge: Gauge | None) -> bool:
+        """What the gauge says where models run; False without one."""
+        return gauge is not None and self._pool.submit(gauge.disturbed).result()
 
     def _timed(self, arguments: Sequence[Any]) -> float:
         started = time.perf_counter()
@@ -98,7 +98,7 @@ def time_side_by_side(
     for runner, arguments in zip(runners, prepared, strict=True):
         runner.time_s(arguments)
     best = [float("inf")] * len(runners)
-    settled = [gauge is None] * len(runners)
+    settled = [False] * len(runners)
     started, rounds = time.monotonic(), 0
     while True:
         spent_s = time.monotonic() - started
@@ -106,9 +106,9 @@ def time_side_by_side(
         if enough and (all(settled) or spent_s >= PATIENCE * budget_s):
             return best
         for index, (runner, arguments) in enumerate(zip(runners, prepared, strict=True)):
-            disturbed = gauge is not None and runner.disturbed(gauge)
+            disturbed = runner.disturbed(gauge)
             best[index] = min(best[index], runner.time_s(arguments))
-            settled[index] |= not disturbed and (gauge is None or not runner.disturbed(gauge))
+            settled[index] |= not (disturbed or runner.disturbed(gauge))
         rounds += 1
 
 

@@ -27,8 +27,8 @@ class Model:
         self.clock[0] += seconds
         return seconds
 
-    def disturbed(self, gauge: Gauge) -> bool:
-        return self.runs < self.slow
+    def disturbed(self, gauge: Gauge | None) -> bool:
+        return gauge is not None and self.runs < self.slow
 
 
 @pytest.fixture

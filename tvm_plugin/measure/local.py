@@ -255,19 +255,12 @@ class LocalMeasurer:
         best_s = {task.workload_hash: latency_s for task, _, latency_s in requests}
         if checked:
             self._build(checked, self._timeout_s)
-        started_s = time.monotonic()
-        for trial in self._in_turn(checked, self._timeout_s):
-            answer = self._outcomes.get(trial.program)
-            if answer is None:
-                answer = self._run(trial, QUICK, best_s[trial.task])
-                # A crash or a timeout may have come from outside; what a program computes, and how fast, stays.
-                if answer.get("error", "wrong_result") == "wrong_result":
-                    self._outcomes[trial.program] = answer
-            trial.answer = answer
-            best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
-        for trial in self._disturbed(checked, best_s, started_s):
-            trial.repeat(self._run(trial, QUICK, best_s[trial.task]))
-            self._outcomes[trial.program] = trial.answer
+        for trial in self._until_undisturbed(checked, best_s):
+            known = None if trial.answer else self._outcomes.get(trial.program)
+            trial.add_run(known or self._run(trial, QUICK, best_s[trial.task]))
+            # A crash or a timeout may have come from outside; what a program computes, and how fast, stays.
+            if trial.answer.get("error", "wrong_result") == "wrong_result":
+                self._outcomes[trial.program] = trial.answer
             best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
         return [
             [to_measurement(candidate, trial) for candidate, trial in zip(candidates, of_task, strict=True)]
@@ -282,15 +275,9 @@ class LocalMeasurer:
             self._build(every, self._timeout_s)
         best_s = {trial.task: math.inf for trial in every}
         cold_s = dict(best_s)
-        started_s = time.monotonic()
-        for trial in self._in_turn(every, self._timeout_s):
-            trial.answer = self._run(trial, QUICK, best_s[trial.task], check=False, cold_weights=cold_weights)
-            best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
-            if not trial.answer.get("given_up"):
-                cold_s[trial.task] = min(cold_s[trial.task], trial.answer.get("cold_s", trial.latency_s))
-        for trial in self._disturbed(every, best_s, started_s):
+        for trial in self._until_undisturbed(every, best_s):
             answer = self._run(trial, QUICK, best_s[trial.task], check=False, cold_weights=cold_weights)
-            trial.repeat(answer)
+            trial.add_run(answer)
             best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
             if not answer.get("given_up"):
                 cold_s[trial.task] = min(cold_s[trial.task], answer.get("cold_s", trial.latency_s))
@@ -313,11 +300,12 @@ class LocalMeasurer:
                 trial.add_round(self._run(trial, LONG))
         return [to_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
 
-    def _disturbed(self, trials: Sequence[_Trial], best_s: Mapping[str, float], started_s: float) -> Iterator[_Trial]:
-        """Trials that ran while the machine was disturbed and may be the fastest, as long as patience lasts.
-
-        All have run once since `started_s` (`time.monotonic`).
+    def _until_undisturbed(self, trials: Sequence[_Trial], best_s: Mapping[str, float]) -> Iterator[_Trial]:
+        """The trials in turn; then those again that ran while the machine was disturbed and may be the fastest, as
+        long as patience lasts.
         """
+        started_s = time.monotonic()
+        yield from self._in_turn(trials, self._timeout_s)
         until = time.monotonic() + PATIENCE * (time.monotonic() - started_s)
         while time.monotonic() < until:
             doubtful = [t for t in trials if t.disturbed and t.latency_s < DISTURBED_FACTOR * best_s[t.task]]

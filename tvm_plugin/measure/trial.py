@@ -107,8 +107,8 @@ class Trial:
                 "disturbed": answer.get("disturbed", False) and self.answer.get("disturbed", True),
             }
 
-    def repeat(self, answer: dict[str, Any]) -> None:
-        """Note what running it again gave, after it was disturbed: the faster counts."""
+    def add_run(self, answer: dict[str, Any]) -> None:
+        """Note one more run; of several, the faster counts."""
         if "error" in answer or min(answer["latencies_s"]) < self.latency_s:
             self.answer = answer
         else:
