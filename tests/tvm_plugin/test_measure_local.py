@@ -174,6 +174,16 @@ def test_what_ran_on_disturbed_cores_and_may_be_best_runs_again(measurer, monkey
     assert next(count) == 5, "the third was not disturbed"
 
 
+def test_a_crash_of_a_repeat_is_not_what_the_program_does(measurer, monkeypatch):
+    task, decisions = matmul(3 * SIZE), [tiled()]
+    measurer.baseline([task])
+    quiet, crash = {"disturbed": False}, {"error": "crash", "detail": "from outside"}
+    run, answers = measurer._run, iter([{"disturbed": True}, crash, quiet])
+    monkeypatch.setattr(measurer, "_run", lambda *some, **more: run(*some, **more) | next(answers))
+    assert [m.error for m in measurer.measure(task, decisions)] == ["crash"]
+    assert [m.error for m in measurer.measure(task, decisions)] == [""]
+
+
 def test_finalists_go_on_while_cores_are_disturbed(measurer, monkeypatch):
     task = matmul()
     measurer.baseline([task])
