@@ -67,6 +67,22 @@ def test_no_hope_far_below_the_estimate_unless_it_is_off() -> None:
     assert gains == pytest.approx([0.5e-3, 0.12e-3, 0.5e-3])
 
 
+def test_a_round_that_takes_longer_must_promise_more() -> None:
+    slow, quick, new = kernel([2e-3, 2e-3]), kernel([1e-3, 1e-3]), kernel([1.5e-3, 1.5e-3])
+    assert choose(slow, quick) == 0
+    slow.round_s, quick.round_s = 3.0, 1.0
+    assert choose(slow, quick) == 1
+    assert choose(slow, new) == 0, "it is taken to be as slow as the others"
+    assert choose(slow, new, quick) == 2, "or as slow as they are on the whole"
+
+
+def test_what_only_a_slower_form_needs_counts_for_less() -> None:
+    kernels = [kernel([2e-3, 2e-3]), kernel([1e-3, 1e-3])]
+    kernels[0].weight = 0.25
+    assert choose(*kernels) == 1
+    assert expected_gain_s(kernels, 0, Gradient(alpha=0.0)) == pytest.approx(0.25e-3)
+
+
 def test_recent_gain_counts() -> None:
     assert choose(kernel([1e-3] * 5), kernel([2e-3, 1.8e-3, 1.6e-3, 1.2e-3, 1e-3])) == 1
 

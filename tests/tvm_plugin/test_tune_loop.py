@@ -222,6 +222,18 @@ def test_a_form_that_is_clearly_slower_gets_no_more_trials(tmp_path: Path) -> No
     assert loop.kernels[1].status.finished
 
 
+def test_a_form_that_can_hardly_catch_up_gets_few_trials(tmp_path: Path) -> None:
+    sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(1.2, 5)}
+    variants = [Variant("fast form", {FAST: 1}), Variant("slow form", {SLOW: 1})]
+    kernels = [kernel(name, sketch) for name, sketch in sketches.items()]
+    for one, scale in zip(kernels, (1.0, 1.2), strict=True):
+        one.status.price_s, one.status.estimate_s = scale * 3e-6, scale * 1e-6
+        one.baseline_s = scale * 3e-6  # no form is more than 1.3 times as slow as the other
+    loop_over(kernels, LookUp(sketches), tmp_path, variants, trials=160).run()
+    assert kernels[0].best_s == pytest.approx(1e-6)
+    assert kernels[1].status.trials <= 32
+
+
 def test_what_a_form_waits_for_its_weights_counts(tmp_path: Path) -> None:
     sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(2.0, 5)}
     variants = [Variant("waits", {FAST: 1}), Variant("does not wait", {SLOW: 1})]

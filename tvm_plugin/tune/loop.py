@@ -36,6 +36,9 @@ BATCH = 16
 FEW = 8
 """Candidates of a round, at least, where kernels that promise little may stay without."""
 
+HOPEFUL, LEVEL = 1.3, 1.1
+"""How many times as long as the fastest form another may take: while it may catch up, and in the end."""
+
 IN_THIS_ROUND = "measured in this round"
 
 TOGETHER = 4
@@ -188,7 +191,11 @@ class TuningLoop:
             later = [kernel for kernel in self._turns(TOGETHER) if self._in_time(kernel)]
             soon = {id(kernel): kernel for kernel in [*(kernel for kernel, _ in asked), *later]}
             self.baselines([kernel for kernel in soon.values() if math.isnan(kernel.baseline_s)])
+        measure_started = time.monotonic()
         measurements = self._measure(asked)
+        if self.budget.time_s is not None:  # else trials are what counts, and no clock decides
+            for kernel, _ in asked:
+                kernel.status.round_s = (time.monotonic() - measure_started) / len(asked)
         self.database.add(
             [self._record(k, m) for (k, _), of_kernel in zip(asked, measurements, strict=True) for m in of_kernel]
         )
@@ -257,7 +264,12 @@ class TuningLoop:
         self.measurer.overheads.model_s += time.monotonic() - started
 
     def drop_slow_variants(self) -> None:
-        """Give up forms that are clearly slower: by 30 % after a first look at their kernels, by 10 % in the end."""
+        """Give up forms that are clearly slower, and let those that are behind count for less.
+
+        A form is given up once all its kernels were looked at and it is `HOPEFUL` times as slow as the fastest; or
+        `LEVEL` times, where time is over or its kernels promise less than it is behind (`TaskStatus.hoped_s`).
+        Otherwise seconds saved in its kernels count by the share of its promises that goes beyond catching up.
+        """
         guessed = self.guess_s is not None and not self.budget.allows()
         looked_at = {
             kernel.task.workload_hash
@@ -267,33 +279,36 @@ class TuningLoop:
         complete = [variant for variant in self.variants if variant.calls.keys() <= looked_at]
         if not complete:
             return
-        best = self.best_s
-        fastest = min(variant.latency_s(best) for variant in complete)
-        in_race = [variant for variant in complete if variant.latency_s(best) <= self._margin(variant) * fastest]
-        if self.budget.allows():
-            in_race += [variant for variant in self.variants if variant not in complete]
-        kept = [variant for variant in self.variants if variant in in_race]
-        if len(kept) == len(self.variants):
-            return
-        for variant in self.variants:
-            if variant not in kept:
-                LOGGER.info(
-                    "dropped the form %r: %.3g s against %.3g s",
-                    variant.name,
-                    variant.latency_s(best),
-                    fastest,
-                )
-        self.variants = kept
+        best_s = self.best_s
+        fastest_s = min(variant.latency_s(best_s) for variant in complete)
+        weights = {variant.name: 1.0 for variant in self.variants}
+        kept = [] if not self.budget.allows() else [v for v in self.variants if v not in complete]
+        for variant in complete:
+            latency_s = variant.latency_s(best_s)
+            if latency_s > fastest_s:
+                weights[variant.name] = self._weight(variant, latency_s - fastest_s, best_s)
+            has_hope = weights[variant.name] > 0.0 and self.budget.allows(self._round_s)
+            if latency_s <= (HOPEFUL if has_hope else LEVEL) * fastest_s:
+                kept.append(variant)
+            else:
+                LOGGER.info("dropped the form %r: %.3g s against %.3g s", variant.name, latency_s, fastest_s)
+        self.variants = [variant for variant in self.variants if variant in kept]
         for kernel in self.kernels:
-            kernel.status.calls = max((v.calls.get(kernel.task.workload_hash, 0) for v in kept), default=0)
-            if not kernel.status.calls:
+            users = [variant for variant in self.variants if kernel.task.workload_hash in variant.calls]
+            kernel.status.calls = max((variant.calls[kernel.task.workload_hash] for variant in users), default=0)
+            kernel.status.weight = max((weights[variant.name] for variant in users), default=0.0)
+            if not users:
                 kernel.status.finished = "only a slower form of the model needs it"
 
-    def _margin(self, variant: Variant) -> float:
-        if not self.budget.allows(self._round_s):
-            return 1.1
-        rounds = [len(k.status.history) for k in self.kernels if k.task.workload_hash in variant.calls]
-        return 1.1 + 0.2 / max(1, min(rounds, default=1))
+    def _weight(self, variant: Variant, behind_s: float, best_s: Mapping[str, float]) -> float:
+        """The share of what the variant may still gain that is left once it has caught up; 0 where it cannot."""
+        hopes_s = {kernel.task.workload_hash: kernel.status.hoped_s() for kernel in self.kernels}
+        hoped_s = {
+            workload: min(latency_s, hopes_s[workload] + self.waits_s.get(workload, 0.0))
+            for workload, latency_s in best_s.items()
+        }
+        gain_s = variant.latency_s(best_s) - variant.latency_s(hoped_s)
+        return 1.0 - behind_s / gain_s if gain_s > behind_s else 0.0
 
     def _record(self, kernel: KernelSearch, measurement: Measurement) -> Record:
         return Record(

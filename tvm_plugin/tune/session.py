@@ -423,9 +423,9 @@ class Session:
             self.prices.extend(PRICES_SHARE * seconds_left)
             self.prices([kernel.task for kernel in kernels])
         for kernel in kernels:
+            kernel.status.estimate_s = self.prices.estimate_s(kernel.task)
             if is_short or self.prices.is_measured(kernel.task):
                 kernel.status.price_s = self.prices.guess_s(kernel.task)
-                kernel.status.estimate_s = self.prices.estimate_s(kernel.task)
                 kernel.favourite = next(iter(self.prices.defaults(kernel.task)), None)
 
     def _kernel(self, task: Task) -> KernelSearch:
