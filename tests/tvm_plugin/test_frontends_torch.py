@@ -87,6 +87,11 @@ def test_layers_stay_whole():
         lambda x: x.var((2, 3), unbiased=False),
         lambda x: F.layer_norm(x, (6,)),
         lambda x: F.pixel_shuffle(x.reshape(2, 12, 3, 3), 2),
+        lambda x: F.conv_transpose3d(x[None], x[:, :, :4, :2, None], None, (1, 2, 2), 1, (0, 1, 0)),
+        lambda x: F.conv_transpose3d(x[None], x[:, :, :4, :3, None], x[0, 0, 0], groups=2),
+        lambda x: F.adaptive_max_pool2d(x, (3, 2)),
+        lambda x: F.adaptive_max_pool2d(x, (4, 5)) + F.adaptive_max_pool2d(x, (4, 1)),
+        lambda x: F.adaptive_max_pool1d(x[0], 4),
         lambda x: F.scaled_dot_product_attention(x, x, x),
         lambda x: F.scaled_dot_product_attention(x, 2 * x, x, is_causal=True, scale=0.3),
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6).tril().bool()),
@@ -106,6 +111,11 @@ def test_layers_stay_whole():
         "population-variance",
         "layer-norm-without-scale",
         "pixel-shuffle",
+        "transposed-convolution-of-volumes",
+        "grouped-transposed-convolution-of-volumes",
+        "adaptive-max-in-equal-bins",
+        "adaptive-max-in-overlapping-bins",
+        "adaptive-max-over-one-axis",
         "attention",
         "causal-attention",
         "masked-attention",
@@ -116,6 +126,12 @@ def test_layers_stay_whole():
 )
 def test_what_tvm_imports_wrongly_is_right(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-5
+
+
+def test_indices_of_adaptive_pooling_are_refused():
+    module = Lambda(lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True)[1])
+    with pytest.raises(UnsupportedModelError, match="indices are used"):
+        load_model(module, example_inputs=(IMAGE,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

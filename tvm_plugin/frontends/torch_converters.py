@@ -4,7 +4,8 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 
 - reads `select` and indexing with negative indices out of bounds, and takes `x[:, i, j]` for `x[:, i][:, :, j]`;
 - ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
-- does not know `amax`, `amin`, `prod` over an axis, a layer norm without scale, nor stacked recurrent layers;
+- does not know `amax`, `amin`, `prod` over an axis, adaptive max pooling, transposed convolutions of volumes, a layer
+  norm without scale, nor stacked recurrent layers;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
 """
@@ -12,6 +13,7 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,12 +118,40 @@ def _pixel_shuffle(node: Any, importer: Any) -> relax.Expr:
     return emit(op.reshape(interleaved, (*batch, channels // factor**2, height * factor, width * factor)))
 
 
+def _conv_transpose3d(node: Any, importer: Any) -> relax.Expr:
+    names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+    x, weight, bias, strides, padding, more, groups, dilation = _arguments(node, importer, names, (None, 1, 0, 0, 1, 1))
+    if set(np.atleast_1d(dilation)) != {1}:
+        raise UnsupportedModelError(f"{node.name} is a transposed convolution of volumes with dilation")
+    emit = importer.block_builder.emit
+    result = emit(op.nn.conv3d_transpose(x, weight, strides, padding, more, groups=groups))
+    return result if bias is None else emit(op.add(result, emit(op.reshape(bias, (1, -1, 1, 1, 1)))))
+
+
 def _extremum(reduce: Callable[..., relax.Expr]) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axes, keep = _arguments(node, importer, ("input", "dim", "keepdim"), ((), False))
         return importer.block_builder.emit(reduce(x, axis=list(axes) or None, keepdims=keep))
 
     return convert
+
+
+def _adaptive_max_pool(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+    """The largest value of each bin [floor(i H / O), ceil((i + 1) H / O)), axis by axis; bins may overlap."""
+    if any(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
+        raise UnsupportedModelError(f"{node.name} is an adaptive max pooling whose indices are used")
+    x, sizes = _arguments(node, importer, ("input", "output_size"), ())
+    emit, shape = importer.block_builder.emit, _shape(x)
+    first = len(shape) - len(sizes)
+    if len(shape) == 4 and len(sizes) == 2 and not any(h % o for h, o in zip(shape[2:], sizes, strict=True)):
+        window = [h // o for h, o in zip(shape[2:], sizes, strict=True)]
+        return (emit(op.nn.max_pool2d(x, window, strides=window)),)
+    for axis, size in enumerate(sizes, start=first):
+        extent = shape[axis]
+        bins = [(i * extent // size, -(-(i + 1) * extent // size)) for i in range(size)]
+        parts = [emit(op.strided_slice(x, axes=[axis], begin=[begin], end=[end])) for begin, end in bins]
+        x = emit(op.concat([emit(op.max(part, axis=[axis], keepdims=True)) for part in parts], axis=axis))
+    return (x,)
 
 
 def _arithmetic(function: Callable[[Any, Any], relax.Expr]) -> Converter:
@@ -197,6 +227,9 @@ CONVERTERS: dict[str, Converter] = {
     "var.correction": _var,
     "prod.dim_int": _product,
     "pixel_shuffle.default": _pixel_shuffle,
+    "adaptive_max_pool2d.default": _adaptive_max_pool,
+    "adaptive_max_pool3d.default": _adaptive_max_pool,
+    "conv_transpose3d.input": _conv_transpose3d,
     "amax.default": _extremum(op.max),
     "amin.default": _extremum(op.min),
     "scaled_dot_product_attention.default": _attention,

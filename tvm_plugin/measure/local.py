@@ -67,8 +67,8 @@ class LocalMeasurer:
     target : tvm.target.Target
         What to compile for.
     hardware : Hardware, optional
-        What the workers' spaces are built from; by default, tables for `target`. May be assigned until the first
-        measurement.
+        What the workers' spaces are built from; by default, tables for `target`. Where it is not given, it may be
+        assigned until the first measurement.
     threads : int, optional
         Threads that a kernel may use; by default, all cores.
     workers : int, optional
@@ -124,6 +124,8 @@ class LocalMeasurer:
         self._directory = tempfile.TemporaryDirectory(prefix="eqtune-measure-", ignore_cleanup_errors=True)
         self._pool = WorkerPool(workers, self.threads, Path(self._directory.name), self._workloads)
         self._close = weakref.finalize(self, _close, self._pool, self._directory)
+        if hardware is not None:
+            self._configure()
 
     def __enter__(self) -> LocalMeasurer:
         return self
@@ -194,15 +196,19 @@ class LocalMeasurer:
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         """Do `work`; when it is interrupted (Ctrl-C), leave no worker busy with what nobody waits for."""
-        if not self._configured:
-            self._configured = True
-            self._pool.configure(self._configuration())
+        self._configure()
         self._batch += 1
         try:
             return work()
         except BaseException:
             self._pool.abandon()
             raise
+
+    def _configure(self) -> None:
+        """Tell the workers, once: they get ready while the caller does something else."""
+        if not self._configured:
+            self._configured = True
+            self._pool.configure(self._configuration())
 
     def _configuration(self) -> Config:
         if self.hardware is None:

@@ -99,6 +99,9 @@ class Server:
         self._packers: dict[str, Any] = {}
         self._batch = -1
         self._benches: dict[tuple[str, str], Bench] = {}
+        if not config.export:
+            with on_first_core():  # the first compilation and the first kernel take longest: now, nobody waits
+                self._gauge.disturbed()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to one request."""

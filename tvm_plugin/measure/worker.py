@@ -2,7 +2,7 @@
 
 Requests and replies are JSON objects, one a line, on the standard input and output it was started with; `server.py`
 says which. Whatever the compiler or a kernel prints goes to standard error. The first line is the configuration
-(`pool.Config`), answered by {"ready": true} once TVM is loaded. A request that fails in an orderly way is answered
+(`pool.Config`), answered by {"ready": true}; TVM is loaded before it arrives. A request that fails in an orderly way is answered
 with an error kind; one that hangs or crashes is the parent's to notice. The worker ends when its parent does.
 """
 
@@ -28,29 +28,37 @@ Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 def main() -> None:
     """Serve until the parent closes the pipe."""
-    serve(_start)
+    serve(_start, _load)
     sys.stderr.flush()
     os._exit(0)  # nothing is left to save, and taking TVM down takes most of a second
 
 
-def serve(start: Callable[[Mapping[str, Any]], Answer]) -> None:
+def serve(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[], None] = lambda: None) -> None:
     """Answer requests until the parent closes the pipe.
 
     Parameters
     ----------
     start : callable
         Takes the configuration, returns what answers requests.
+    load : callable
+        Imports what takes long, while the parent is busy with something else.
     """
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     replies = _protect_stdout()
     # The FFI imports torch, where installed, to exchange tensors with it: a second of start-up that is no use here.
     sys.modules["torch"] = None  # type: ignore[assignment]
+    load()
     answer = start(json.loads(sys.stdin.readline()))
     restore_crash_signals()
     _reply(replies, {"ready": True})
     for line in sys.stdin:
         _reply(replies, answer(json.loads(line)))
+
+
+def _load() -> None:
+    from ..search import space  # noqa: F401 - what the usual configuration names
+    from . import server  # noqa: F401
 
 
 def _start(fields: Mapping[str, Any]) -> Answer:
