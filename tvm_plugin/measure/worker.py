@@ -2,8 +2,8 @@
 
 Requests and replies are JSON objects, one a line, on the standard input and output it was started with; `server.py`
 says which. Whatever the compiler or a kernel prints goes to standard error. The first line is the configuration
-(`pool.Config`), answered by {"ready": true}; TVM is loaded before it arrives. A request that fails in an orderly way is answered
-with an error kind; one that hangs or crashes is the parent's to notice. The worker ends when its parent does.
+(`pool.Config`), answered by {"ready": true}; TVM is loaded before it arrives. A request that fails in an orderly way is
+answered with an error kind; one that hangs or crashes is the parent's to notice. The worker ends when its parent does.
 """
 
 from __future__ import annotations
