@@ -100,13 +100,14 @@ def _latency_s(result: Any, target: Any, threads: int) -> float:
     """Seconds of all the kernel's calls, in a worker process that ends with it."""
     from eqtune.measure import LocalMeasurer
     from eqtune.tasks import extract_tasks
+    from eqtune.tune.forms import model_forms
 
-    if not result.tasks:
-        return _found_s(result)
     traces = {task.workload_hash: task.trace for task in result.tasks if task.tuned}
+    # Without tasks, the untuned model was faster and is kept as it was given.
+    tasks = extract_tasks(result.mod) if result.tasks else model_forms(result.mod, target, "off")[0].forms[-1].tasks
     seconds = 0.0
     with LocalMeasurer(target, threads=threads, workers=1) as measurer:
-        for task in extract_tasks(result.mod):
+        for task in tasks:
             trace = traces.get(task.workload_hash)
             (baseline_s,) = measurer.baseline([task])
             seconds += task.calls * (baseline_s if trace is None else measurer.retime(task, [trace])[0].latency_s)

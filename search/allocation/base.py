@@ -70,11 +70,13 @@ class TaskStatus:
         """What another round may bring the latency to, in seconds: a t-th of it less after t rounds.
 
         Or what similar kernels promise, where `throughput`, in FLOP/s, is expected. No less than the roofline and the
-        share `optimism` of the estimate, no more than now; as much as now where the kernel is finished; `inf` while
-        nothing works.
+        share `optimism` of the estimate, no more than now; as much as now where the kernel is finished; the roofline
+        before a first round, and `inf` while nothing works.
         """
         rounds = self.latencies_s
-        if not rounds or not math.isfinite(rounds[-1]):
+        if not rounds:
+            return self.roofline_s
+        if not math.isfinite(rounds[-1]):
             return math.inf
         now_s = rounds[-1]
         if self.finished:

@@ -234,6 +234,18 @@ def test_a_form_that_can_hardly_catch_up_gets_few_trials(tmp_path: Path) -> None
     assert kernels[1].status.trials <= 32
 
 
+def test_a_form_is_given_up_as_soon_as_a_part_of_it_is_too_slow(tmp_path: Path) -> None:
+    sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(50.0, 5), K0: ToySketch(0.1, 5)}
+    variants = [Variant("fast form", {FAST: 1}), Variant("slow form", {SLOW: 1, K0: 1})]
+    kernels = [kernel(name, sketch) for name, sketch in sketches.items()]
+    for one, roofline_s in zip(kernels, (1e-6, 4e-5, 1e-7), strict=True):
+        one.status.roofline_s = roofline_s  # the most expensive first
+    loop = loop_over(kernels, LookUp(sketches), tmp_path, variants, trials=96)
+    loop.run()
+    assert [variant.name for variant in loop.variants] == ["fast form"]
+    assert kernels[2].status.trials == 0
+
+
 def test_what_a_form_waits_for_its_weights_counts(tmp_path: Path) -> None:
     sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(2.0, 5)}
     variants = [Variant("waits", {FAST: 1}), Variant("does not wait", {SLOW: 1})]

@@ -266,9 +266,10 @@ class TuningLoop:
     def drop_slow_variants(self) -> None:
         """Give up forms that are clearly slower, and let those that are behind count for less.
 
-        A form is given up once all its kernels were looked at and it is `HOPEFUL` times as slow as the fastest; or
-        `LEVEL` times, where time is over or its kernels promise less than it is behind (`TaskStatus.hoped_s`).
-        Otherwise seconds saved in its kernels count by the share of its promises that goes beyond catching up.
+        The fastest form is the fastest of those whose kernels were all looked at. Another one is given up where it is
+        `HOPEFUL` times as slow; or `LEVEL` times, where time is over or its kernels promise no more than to catch up;
+        one that was not looked at as a whole, where even what it promises is `LEVEL` times as slow. Otherwise seconds
+        saved in its kernels count by the share of its promises (`TaskStatus.hoped_s`) that goes beyond catching up.
         """
         guessed = self.guess_s is not None and not self.budget.allows()
         looked_at = {
@@ -279,20 +280,23 @@ class TuningLoop:
         complete = [variant for variant in self.variants if variant.calls.keys() <= looked_at]
         if not complete:
             return
-        best_s = self.best_s
+        best_s, hoped_s = self.best_s, self._hoped_s
         fastest_s = min(variant.latency_s(best_s) for variant in complete)
-        weights = {variant.name: 1.0 for variant in self.variants}
-        kept = [] if not self.budget.allows() else [v for v in self.variants if v not in complete]
-        for variant in complete:
-            latency_s = variant.latency_s(best_s)
+        kept: dict[str, Variant] = {}
+        weights: dict[str, float] = {}
+        for variant in self.variants:
+            least_s = variant.latency_s(hoped_s)
+            latency_s = variant.latency_s(best_s) if variant in complete else least_s
+            weight = 1.0
             if latency_s > fastest_s:
-                weights[variant.name] = self._weight(variant, latency_s - fastest_s, best_s)
-            has_hope = weights[variant.name] > 0.0 and self.budget.allows(self._round_s)
-            if latency_s <= (HOPEFUL if has_hope else LEVEL) * fastest_s:
-                kept.append(variant)
+                weight = (fastest_s - least_s) / (latency_s - least_s) if least_s < fastest_s else 0.0
+            has_hope = weight > 0.0 and self.budget.allows(self._round_s)
+            in_race = variant in complete or self.budget.allows()
+            if in_race and latency_s <= (HOPEFUL if has_hope else LEVEL) * fastest_s:
+                kept[variant.name], weights[variant.name] = variant, weight
             else:
                 LOGGER.info("dropped the form %r: %.3g s against %.3g s", variant.name, latency_s, fastest_s)
-        self.variants = [variant for variant in self.variants if variant in kept]
+        self.variants = list(kept.values())
         for kernel in self.kernels:
             users = [variant for variant in self.variants if kernel.task.workload_hash in variant.calls]
             kernel.status.calls = max((variant.calls[kernel.task.workload_hash] for variant in users), default=0)
@@ -300,15 +304,14 @@ class TuningLoop:
             if not users:
                 kernel.status.finished = "only a slower form of the model needs it"
 
-    def _weight(self, variant: Variant, behind_s: float, best_s: Mapping[str, float]) -> float:
-        """The share of what the variant may still gain that is left once it has caught up; 0 where it cannot."""
-        hopes_s = {kernel.task.workload_hash: kernel.status.hoped_s() for kernel in self.kernels}
-        hoped_s = {
-            workload: min(latency_s, hopes_s[workload] + self.waits_s.get(workload, 0.0))
-            for workload, latency_s in best_s.items()
-        }
-        gain_s = variant.latency_s(best_s) - variant.latency_s(hoped_s)
-        return 1.0 - behind_s / gain_s if gain_s > behind_s else 0.0
+    @property
+    def _hoped_s(self) -> dict[str, float]:
+        """Workload hash to the latency in the model, in seconds, that its kernel promises."""
+        hoped = {}
+        for kernel in self.kernels:
+            workload, known_s = kernel.task.workload_hash, min(kernel.best_s, _or_inf(kernel.baseline_s))
+            hoped[workload] = min(known_s, kernel.status.hoped_s()) + self.waits_s.get(workload, 0.0)
+        return hoped
 
     def _record(self, kernel: KernelSearch, measurement: Measurement) -> Record:
         return Record(
