@@ -100,7 +100,7 @@ class Server:
         self._packers: dict[str, Any] = {}
         self._batch = -1
         self._benches: dict[tuple[str, str], Bench] = {}
-        # The first compilation takes longest: now, nobody waits. Where the target does not run, its kernels will say so.
+        # The first compilation takes longest: now, nobody waits. Where the target does not run, kernels will say so.
         if not config.export:
             with contextlib.suppress(Exception):
                 _ = self._gauge
