@@ -84,7 +84,7 @@ class TuningLoop:
     baselines : callable or None
         Sets `baseline_s` of kernels that are reached without one.
     untuned_s : callable
-        Task -> seconds that takes for it, roughly.
+        Task -> seconds that running it untuned takes, roughly.
     guess_s : callable or None
         Task -> seconds of one call that are expected of a kernel which nobody has measured; None: its untuned time.
     waits_s : mapping
@@ -280,7 +280,8 @@ class TuningLoop:
         complete = [variant for variant in self.variants if variant.calls.keys() <= looked_at]
         if not complete:
             return
-        best_s, hoped_s = self.best_s, self._hoped_s
+        best_s = self.best_s
+        hoped_s = self._hoped_s(best_s)
         fastest_s = min(variant.latency_s(best_s) for variant in complete)
         kept: dict[str, Variant] = {}
         weights: dict[str, float] = {}
@@ -304,13 +305,12 @@ class TuningLoop:
             if not users:
                 kernel.status.finished = "only a slower form of the model needs it"
 
-    @property
-    def _hoped_s(self) -> dict[str, float]:
-        """Workload hash to the latency in the model, in seconds, that its kernel promises."""
+    def _hoped_s(self, best_s: Mapping[str, float]) -> dict[str, float]:
+        """Workload hash to the latency in the model, in seconds, that its kernel promises; `best_s` is what it has."""
         hoped = {}
         for kernel in self.kernels:
-            workload, known_s = kernel.task.workload_hash, min(kernel.best_s, _or_inf(kernel.baseline_s))
-            hoped[workload] = min(known_s, kernel.status.hoped_s()) + self.waits_s.get(workload, 0.0)
+            workload = kernel.task.workload_hash
+            hoped[workload] = min(best_s[workload], kernel.status.hoped_s() + self.waits_s.get(workload, 0.0))
         return hoped
 
     def _record(self, kernel: KernelSearch, measurement: Measurement) -> Record:
