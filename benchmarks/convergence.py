@@ -51,6 +51,6 @@ def _curve(summary: RunSummary, records: Sequence[Record]) -> tuple[list[Record]
     curve = convergence(
         [(record.workload_hash, record.latency_s) for record in used],
         {row.workload_hash: row.calls for row in rows},
-        {row.workload_hash: row.baseline_s for row in rows},
+        {row.workload_hash: row.before_s for row in rows},
     )
     return used, curve

@@ -39,6 +39,12 @@ def test_seconds_until_nearly_as_fast_as_in_the_end() -> None:
     assert within_s(summary("a", "other"), records, started_at=100.0) == 7.0
     assert within_s(summary("b"), records, started_at=100.0) is None
 
+    late = [record("a", 1.0, 107.0), record("b", 1.01, 159.0)]
+    assert within_s(summary("a", "b"), late, started_at=100.0) == 59.0
+    a, b = summary("a", "b").kernels
+    priced = replace(summary(), kernels=(a, replace(b, price_s=1.04)))  # as fast before the search looked at it
+    assert within_s(priced, late, started_at=100.0) == 7.0
+
 
 def test_seconds_until_as_fast_as_a_peer() -> None:
     records = [record("a", 4.0, 101.0), record("b", 3.0, 104.0), record("a", 1.0, 107.0)]

@@ -38,12 +38,12 @@ def convergence(
     calls : mapping of str to int
         Workload hash to calls in one run of the model.
     baselines_s : mapping of str to float
-        Workload hash to untuned seconds: what a kernel costs until something faster was measured.
+        Workload hash to seconds (mostly untuned): what a kernel costs until something faster was measured.
 
     Returns
     -------
     Curve
-        Begins with trial 0, all untuned. Empty without kernels: the untuned model was kept.
+        Begins with trial 0, nothing measured yet. Empty without kernels: the untuned model was kept.
     """
     if not calls:
         return ()

@@ -38,6 +38,8 @@ class KernelRow:
         The accepted schedule's sketch; "" when the untuned kernel was kept.
     curve : tuple of (int, float)
         Best latency in seconds after so many trials; see `best_so_far`.
+    price_s : float or None
+        Seconds of one call with the schedule that it was priced by before the search; None where it was not.
     """
 
     name: str
@@ -51,11 +53,17 @@ class KernelRow:
     failed: int = 0
     sketch: str = ""
     curve: Curve = ()
+    price_s: float | None = None
 
     @property
     def speedup(self) -> float:
         """How many times faster than untuned."""
         return self.baseline_s / self.tuned_s
+
+    @property
+    def before_s(self) -> float:
+        """Seconds of one call before its first trial: with the schedule that it was priced by, or untuned."""
+        return self.baseline_s if self.price_s is None else min(self.price_s, self.baseline_s)
 
     @property
     def gflops(self) -> float:
@@ -219,7 +227,7 @@ def with_records(summary: RunSummary, records: Sequence[Record]) -> RunSummary:
         curve=convergence(
             [(record.workload_hash, record.latency_s) for record in records],
             calls={row.workload_hash: row.calls for row in rows},
-            baselines_s={row.workload_hash: row.baseline_s for row in rows},
+            baselines_s={row.workload_hash: row.before_s for row in rows},
         ),
     )
 
@@ -275,6 +283,7 @@ def _kernel(fields: Mapping[str, Any]) -> KernelRow:
         failed=int(fields.get("failed", 0)),
         sketch=str(fields.get("sketch", "")),
         curve=_curve(fields.get("curve", ())),
+        price_s=_optional(fields.get("price_s")),
     )
 
 

@@ -42,6 +42,8 @@ class TaskResult:
         False where the budget did not reach the kernel: it has the fastest of the few candidates that it was priced
         by, or the one that the analytic estimate likes best, and `latency_s` is that price or estimate. Nobody compared
         its outputs alone; the model was compared and timed with it.
+    price_s : float or None
+        Seconds of one call with the schedule that it was priced by before the search; None where it was not.
     """
 
     name: str
@@ -56,6 +58,7 @@ class TaskResult:
     trace: str
     decision: Mapping[str, Any] | None = None
     measured: bool = True
+    price_s: float | None = None
 
     @property
     def untuned(self) -> TaskResult:

@@ -392,6 +392,7 @@ class Session:
             failed=kernel.failed,
             trace="" if chosen is None else chosen[0].trace,
             decision=None if chosen is None else chosen[0].decision.to_json(),
+            price_s=None if math.isnan(kernel.status.price_s) else kernel.status.price_s,
         )
 
     def _choose(self, kernel: KernelSearch, look: bool) -> tuple[Measurement, float] | None:

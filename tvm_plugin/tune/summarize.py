@@ -46,6 +46,7 @@ def summarize(
                 trials=task.trials,
                 failed=task.failed,
                 sketch="" if task.decision is None else str(task.decision["sketch"]),
+                price_s=task.price_s,
             )
             for task in tasks
         ),
