@@ -100,6 +100,22 @@ def written_by_heads() -> Any:
     return tvm.IRModule({"main": main})
 
 
+def between_heads(rows: int, columns: int, depth: int, heads: int = 3) -> Any:
+    """A product of attention, which reads heads from between each other and writes them there."""
+    builder = relax.BlockBuilder()
+    shapes = [(1, rows, heads, depth), (1, depth, heads, columns)]
+    x, y = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in zip("xy", shapes, strict=True))
+    apart = [0, 2, 1, 3]
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            operands = [builder.emit(op.permute_dims(operand, apart)) for operand in (x, y)]
+            together = builder.emit(op.permute_dims(builder.emit(op.matmul(*operands)), apart))
+            result = builder.emit_output(op.nn.relu(together))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
+    return task.mod
+
+
 def into_a_concatenation(layout: str, window: int, filters: int = 32) -> Any:
     """The second of two convolutions that write their channels into one buffer."""
     builder = relax.BlockBuilder()
@@ -141,6 +157,8 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "float16": lambda: matmul((12, 10), (10, 48), dtype="float16"),
     "int8": integers,
     "written_by_heads": written_by_heads,
+    "between_heads": lambda: between_heads(9, 32, 16),
+    "between_ragged_heads": lambda: between_heads(19, 21, 19),
     "nchw": lambda: conv(5, 9, 18, 3, padding=(1, 1)),
     "nchw_pointwise": lambda: conv(12, 6, 20, 1),
     "nchw_strided_dilated": lambda: conv(3, 15, 8, 3, strides=(2, 2), dilation=(2, 2), padding=(2, 2)),

@@ -71,10 +71,62 @@ def test_transformer_block():
         [
             *["matmul_add"] * 4,  # Q, K, V, and the last layer
             *["matmul_add_gelu", "matmul_multiply", "matmul", "matmul_add_add", "softmax", "layer_norm"],
-            *["reshape_transpose"] * 3,
-            "transpose_reshape",
+            "reshape_transpose",  # of K, whose rows become columns
         ]
     )
+    assert_same_outputs(mod, kernels)
+
+
+def swap(emit, y, order):
+    return emit(op.permute_dims(y, order))
+
+
+def square(emit, x):
+    heads = swap(emit, x, [0, 2, 1, 3])
+    return op.matmul(heads, heads)
+
+
+def transposed_rows(emit, x):
+    return op.matmul(swap(emit, x, [0, 2, 1]), x)
+
+
+def one_place_for_all(emit, x):
+    return op.matmul(swap(emit, x, [2, 1, 0, 3]), constant(2, 1, 5, 6))
+
+
+def fewer_axes(emit, x):
+    return op.matmul(swap(emit, x, [1, 0, 2]), constant(4, 1, 5, 6))
+
+
+def permuted_result(emit, x):
+    return op.nn.relu(swap(emit, emit(op.matmul(swap(emit, x, [1, 0, 2]), constant(5, 7))), [1, 0, 2]))
+
+
+def operand_read_by_others(emit, x):
+    y = swap(emit, x, [1, 0, 2])
+    return op.add(emit(op.matmul(y, constant(2, 5, 5))), y)
+
+
+def result_read_by_others(emit, x):
+    y = emit(op.matmul(x, constant(3, 5, 5)))
+    return op.add(y, swap(emit, y, [1, 0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "expected"),
+    [
+        (square, (2, 5, 3, 5), ["matmul"]),
+        (one_place_for_all, (4, 3, 1, 5), ["matmul"]),
+        (fewer_axes, (3, 2, 5), ["matmul"]),
+        (permuted_result, (2, 6, 5), ["matmul_relu"]),
+        (transposed_rows, (2, 6, 5), ["matmul", "transpose"]),
+        (operand_read_by_others, (3, 2, 5), ["matmul_add", "transpose"]),
+        (result_read_by_others, (3, 3, 5), ["matmul", "transpose_add"]),
+    ],
+)
+def test_products_read_and_write_permuted_tensors(make, shape, expected):
+    mod, kernels = lower(function(shape, make))
+    assert names(kernels) == expected
     assert_same_outputs(mod, kernels)
 
 

@@ -12,12 +12,13 @@ from tvm import ir, relax, s_tir, tirx, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.pipeline import library_dispatch_passes
 
+from ..gpu_machine import is_gpu
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
+from .permuted_products import legalize_permuted_products
 from .spread import keep_spreads_apart
-from .transposed import legalize_transposed_weights
 
 __all__ = ["lower_to_kernels"]
 
@@ -57,7 +58,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.LegalizeOps({"relax.concat": legalize_concat}),
                 relax.transform.AnnotateTIROpPattern(),
             ]
-        )(legalize_transposed_weights(mod))
+        )(legalize_permuted_products(mod, activations=not is_gpu(target)))
         mod = transform.Sequential(
             [
                 relax.transform.FuseOps(),
