@@ -244,7 +244,10 @@ SUITES: dict[str, tuple[Case, ...]] = {
         _memory("transpose", (64, 12, 64), lambda net, x: net.permute(x, 1, 0, 2)),
         _memory("concat", (1, 128, 27, 27), lambda net, x: net.concat([net.relu(x), net.add(x, x)])),
     ),
-    "attention": (_attention(12, 64, 64), _attention(12, 128, 64), _attention(16, 64, 64)),
+    "attention": (
+        *(_attention(12, 64, 64), _attention(12, 128, 64), _attention(16, 64, 64)),
+        *(_attention(12, 512, 64), _attention(16, 512, 64), _attention(8, 1024, 64)),
+    ),
 }
 
 

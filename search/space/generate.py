@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .analysis import analyze
+from .attention import attention_sketches
 from .base import Space
 from .contraction import contraction_sketches
 from .gpu.generate import build_gpu_space
@@ -34,7 +35,9 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     """
     if isinstance(hardware, GpuHardware):
         return build_gpu_space(mod, hardware)
-    special = winograd_sketches(mod, hardware) or winograd_conv2d_sketches(mod, hardware)
+    special = (
+        winograd_sketches(mod, hardware) or winograd_conv2d_sketches(mod, hardware) or attention_sketches(mod, hardware)
+    )
     if special:
         return Space(special)
     try:

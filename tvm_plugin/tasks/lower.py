@@ -16,6 +16,7 @@ from ..gpu_machine import is_gpu
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
+from .attention import legalize_attention
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 from .permuted_products import legalize_permuted_products
 from .spread import keep_spreads_apart
@@ -58,7 +59,11 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.LegalizeOps({"relax.concat": legalize_concat}),
                 relax.transform.AnnotateTIROpPattern(),
             ]
-        )(legalize_permuted_products(mod, activations=not is_gpu(target)))
+        )(
+            legalize_permuted_products(
+                mod if is_gpu(target) else legalize_attention(mod), activations=not is_gpu(target)
+            )
+        )
         mod = transform.Sequential(
             [
                 relax.transform.FuseOps(),

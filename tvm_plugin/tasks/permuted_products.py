@@ -15,8 +15,8 @@ from typing import Any
 from tvm import ir, relax, te
 
 from ..transform.constants import is_static_tensor
-from ..transform.fold_weights import transposed_weights
-from ..transform.functions import leaves, operator, rewrite_calls, top_level_bindings, use_counts
+from ..transform.functions import operator, rewrite_calls, top_level_bindings, use_counts
+from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
 
 __all__ = ["legalize_permuted_products"]
 
@@ -46,83 +46,30 @@ def legalize_permuted_products(mod: ir.IRModule, activations: bool) -> ir.IRModu
 
 
 @dataclass(frozen=True)
-class _Permuted:
-    """A tensor as it is stored, and which of its axes each axis of the operand is."""
-
-    stored: Any
-    order: tuple[int, ...]
-
-    @classmethod
-    def whole(cls, tensor: Any) -> _Permuted:
-        return cls(tensor, tuple(range(tensor.ty.ndim)))
-
-    @property
-    def is_permuted(self) -> bool:
-        return self.order != tuple(range(len(self.order)))
-
-
-@dataclass(frozen=True)
 class _Product:
     """`order` says which axis of the product each axis of the result is."""
 
-    left: _Permuted
-    right: _Permuted
+    left: Permuted
+    right: Permuted
     dtype: str
     order: tuple[int, ...]
 
 
 def _products(function: relax.Function, activations: bool) -> dict[relax.Var, _Product]:
     """The products that have a permute to take in, by the variable of their (permuted) result."""
-    permutes = _permutes(function, activations)
+    permutes = permuted_operands(function, activations)
     products = {}
     for binding in top_level_bindings(function):
         call = binding.value
         if operator(call) == "relax.matmul" and is_static_tensor(call.ty) and min(a.ty.ndim for a in call.args) > 1:
-            left, right = (permutes.get(argument) or _Permuted.whole(argument) for argument in call.args)
+            left, right = (permutes.get(argument) or Permuted.not_at_all(argument) for argument in call.args)
             products[binding.var] = _Product(left, right, str(call.ty.dtype), tuple(range(call.ty.ndim)))
     uses = use_counts(function) if products and activations else {}
     for binding in top_level_bindings(function):
-        order = _order(binding.value) if activations else ()
-        if order and binding.value.args[0] in products and uses[binding.value.args[0]] == 1 and _keeps_runs(order):
+        order = permute_order(binding.value) if activations else ()
+        if order and binding.value.args[0] in products and uses[binding.value.args[0]] == 1 and keeps_runs(order):
             products[binding.var] = replace(products.pop(binding.value.args[0]), order=order)
     return {var: p for var, p in products.items() if p.left.is_permuted or p.right.is_permuted or _moves(p.order)}
-
-
-def _permutes(function: relax.Function, activations: bool) -> dict[relax.Var, _Permuted]:
-    """What variables that only products read are permutes of."""
-    weights = transposed_weights(function)
-    found = {}
-    for binding in top_level_bindings(function):
-        order = _order(binding.value)
-        if not order:
-            continue
-        stored = binding.value.args[0]
-        if isinstance(stored, ir.GenericConst):
-            taken = binding.var in weights
-        else:
-            taken = activations and _keeps_runs(order) and is_static_tensor(binding.value.ty)
-        if taken:
-            found[binding.var] = _Permuted(stored, order)
-    uses = use_counts(function) if found else {}
-    for binding in top_level_bindings(function) if found else ():
-        if operator(binding.value) == "relax.matmul":
-            for operand in leaves(binding.value):
-                if operand in found:
-                    uses[operand] -= 1
-    return {var: permuted for var, permuted in found.items() if var in weights or not uses[var]}
-
-
-def _order(value: Any) -> tuple[int, ...]:
-    """Of a permute: which axis of its operand each of its axes is; () for anything else."""
-    if operator(value) != "relax.permute_dims":
-        return ()
-    rank = value.ty.ndim
-    axes = value.attrs.axes
-    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
-
-
-def _keeps_runs(order: Sequence[int]) -> bool:
-    return len(order) > 1 and order[-1] == len(order) - 1
 
 
 def _moves(order: Sequence[int]) -> bool:
@@ -155,27 +102,18 @@ def _compute(left: te.Tensor, right: te.Tensor, product: _Product) -> te.Tensor:
     batch = [_wider(rows, columns, axis - rank) for axis in range(rank - 2)]
     shape = [*batch, rows[-2], columns[-1]]
 
-    def element(*result: Any) -> Any:
+    def at(*result: Any) -> Any:
         index = [result[product.order.index(axis)] for axis in range(rank)]
         return te.sum(
-            _at(left, product.left, [*index[:-1], k]).astype(product.dtype)
-            * _at(right, product.right, [*index[:-2], k, index[-1]]).astype(product.dtype),
+            element(left, product.left.order, [*index[:-1], k]).astype(product.dtype)
+            * element(right, product.right.order, [*index[:-2], k, index[-1]]).astype(product.dtype),
             axis=k,
         )
 
-    return te.compute([shape[axis] for axis in product.order], element, name="matmul")
+    return te.compute([shape[axis] for axis in product.order], at, name="matmul")
 
 
 def _wider(left: Sequence[Any], right: Sequence[Any], axis: int) -> Any:
     """The extent of an axis, counted from the last one, of which either may have none, or one place."""
     found = [shape[axis] for shape in (left, right) if -axis <= len(shape)]
     return max(found, key=int)
-
-
-def _at(tensor: te.Tensor, permuted: _Permuted, index: Sequence[Any]) -> Any:
-    """The element at an index of the product, which may have more axes, and more places along an axis of one."""
-    own = index[len(index) - len(permuted.order) :]
-    stored: list[Any] = [0] * len(permuted.order)
-    for place, axis in zip(own, permuted.order, strict=True):
-        stored[axis] = 0 if int(tensor.shape[axis]) == 1 else place
-    return tensor(*stored)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ..base import Knob
 from .cost import Work, instructions
 from .kernel import Kernel, Stage
-from .lane_trees import LANE_TREE
 from .nest import extent_of, fuse, vectorize
+from .row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
 from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
 __all__ = ["RowsSketch"]
@@ -184,8 +184,8 @@ class RowsSketch(MemoryBoundSketch):
                 k = schedule.get_loops(block)[-1]
             if (length // parts) % lanes == 0 and lanes > 1:
                 accumulators = 1 if parts == 1 and self._joins(reduction) else values["accumulators"]
-                width = lanes * _fitting(accumulators, lanes, length // parts)
-                in_lanes += _vector_sums(schedule, block, k, len(reduction.spatial) + (parts > 1), lanes, width)
+                width = lanes * fitting(accumulators, lanes, length // parts)
+                in_lanes += vector_sums(schedule, block, k, len(reduction.spatial) + (parts > 1), lanes, width)
         row, depth = self._row_loop(schedule, output, stage, values)
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
         # Not by name: TVM gives both blocks of a reduction that is factored twice the same one.
@@ -204,9 +204,9 @@ class RowsSketch(MemoryBoundSketch):
                 vector = any(sref.same_as(schedule.get_sref(known)) for known in in_lanes)
                 source = next((written[name] for name in _read(schedule, block) if name in written), None)
                 if vector and source is not None:
-                    _sum_as_written(schedule, block, source, depth, lanes)
+                    sum_as_written(schedule, block, source, depth, lanes)
                 else:
-                    _finish_reduction(schedule, block, depth, lanes, self._short(values), vector)
+                    finish_reduction(schedule, block, depth, lanes, self._short(values), vector)
             elif lanes > 1:
                 rows, inner = _rows_and_rest(schedule, block, depth, values["together"])
                 if inner:
@@ -275,26 +275,6 @@ def _row_prefix(stage: Stage, rows: int) -> tuple[int, int] | None:
     return (len(stage.extents), 1) if product == rows else None
 
 
-def _fitting(vectors: int, lanes: int, length: int) -> int:
-    """The most vectors, no more than given, that cut the length evenly."""
-    while vectors > 1 and length % (vectors * lanes):
-        vectors //= 2
-    return vectors
-
-
-def _vector_sums(schedule: Any, block: Any, k: Any, dimensions: int, lanes: int, width: int) -> list[Any]:
-    """Cut a reduction into `width` separate ones, then those into `lanes`; the blocks with a result for each lane.
-
-    The cuts are even: `compute_at` loses the bounds check of a ragged one.
-    """
-    _, inner = schedule.split(k, [None, width])
-    factored = [schedule.rfactor(inner, dimensions)]
-    if width > lanes:
-        _, inner = schedule.split(schedule.get_loops(block)[-1], [None, lanes])
-        factored.append(schedule.rfactor(inner, dimensions))
-    return factored
-
-
 def _rows_and_rest(schedule: Any, block: Any, depth: int, together: int) -> tuple[list[Any], list[Any]]:
     """The loop over the rows of one iteration, where there are several, and the loops inside a row."""
     loops = [x for x in schedule.get_loops(block)[depth:] if extent_of(schedule, x) > 1]
@@ -307,7 +287,7 @@ def _vectorize_run(schedule: Any, rows: list[Any], loops: Sequence[Any], lanes: 
     extent = extent_of(schedule, run)
     if extent < lanes:
         return
-    outer = vectorize(schedule, run, lanes, _fitting(unroll, lanes, extent), len(loops))
+    outer = vectorize(schedule, run, lanes, fitting(unroll, lanes, extent), len(loops))
     if rows:
         schedule.reorder(outer, *rows)
         schedule.unroll(rows[0])
@@ -319,43 +299,3 @@ def _lanes_of(schedule: Any, block: Any) -> int:
 
 def _read(schedule: Any, block: Any) -> list[str]:
     return [str(region.source.name) for region in schedule.get(block).reads]
-
-
-def _sum_as_written(schedule: Any, block: Any, source: Any, depth: int, lanes: int) -> None:
-    """Add each vector of `source` to the sums in lanes while it is in a register: no pass of its own over the row."""
-    loops = schedule.get_loops(source)
-    schedule.reverse_compute_at(block, loops[-2], preserve_unit_loops=True)
-    own = schedule.get_loops(block)[len(loops) - 1 :]
-    schedule.vectorize(next(loop for loop in own if extent_of(schedule, loop) == lanes))
-    zero = schedule.decompose_reduction(block, loops[depth])
-    *rows, wide = [loop for loop in schedule.get_loops(zero)[depth:] if extent_of(schedule, loop) > 1]
-    for loop in rows:
-        schedule.unroll(loop)
-    schedule.vectorize(wide)
-
-
-def _finish_reduction(schedule: Any, block: Any, depth: int, lanes: int, short: bool, vector: bool) -> None:
-    """Order the loops of a reduction inside a row: reduced ones outside, rows and vectors unrolled inside."""
-    loops = schedule.get_loops(block)[depth:]
-    kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
-    if len(loops) != len(kinds):
-        return
-    reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
-    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
-    narrow = [loop for loop in spatial if extent_of(schedule, loop) == 1]
-    rows = [loop for loop in spatial if extent_of(schedule, loop) > 1]
-    if vector:  # rfactor puts the loop over lanes first
-        wide = rows.pop(0)
-        schedule.reorder(*reduced, *narrow, *rows, wide)
-        outer, inner = schedule.split(wide, [None, lanes])
-        for loop in (*rows, outer):
-            schedule.unroll(loop)
-        schedule.vectorize(inner)
-    elif spatial:
-        schedule.reorder(*narrow, *rows, *reduced)
-        for loop in rows:
-            schedule.unroll(loop)
-        reduced = [fuse(schedule, reduced)] if short else reduced
-        if lanes > 1 and (extent_of(schedule, reduced[-1]) == lanes or short):
-            schedule.annotate(reduced[-1], LANE_TREE, lanes)
-    schedule.decompose_reduction(block, reduced[0])

@@ -1,0 +1,296 @@
+"""Attention in one kernel: some rows of scores at a time through all stages, which its core's cache holds.
+
+    for each head and block of rows (parallel):
+        query @ key, scale, mask          -> scores[row, place]
+        maxima of the rows, exp           -> exponentials[row, place], and their sums
+        exponentials @ value, over sums   -> rows of the result
+
+It is FlashAttention's fusion (Dao et al., 2022) without its running maxima: a block has whole rows. Both products run
+in register tiles; key and value may be copied into panels for each block, where their rows lie so far apart that they
+share the cache's sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+from tvm.s_tir import Schedule, ScheduleError
+
+from .base import Knob, Sketch
+from .features import FEATURES
+from .hardware import Hardware
+from .memory_bound.kernel import block_names
+from .memory_bound.nest import extent_of
+from .memory_bound.row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
+
+__all__ = [
+    "EXPONENTIALS",
+    "MAXIMA",
+    "PRODUCTS",
+    "SCORES",
+    "SUMS",
+    "VALUES",
+    "AttentionSketch",
+    "attention_sketches",
+    "fits",
+]
+
+PRODUCTS, SCORES, MAXIMA = "attention_products", "attention_scores", "attention_maxima"
+EXPONENTIALS, SUMS, VALUES = "attention_exponentials", "attention_sums", "attention_values"
+"""Names of the stages; the result is the block that follows them."""
+
+STAGES = (PRODUCTS, SCORES, MAXIMA, EXPONENTIALS, SUMS, VALUES)
+
+FAMILY_INDEX = 32
+
+VECTOR = 16
+"""Places, and columns of the values, come in multiples of this: whole vectors on every machine."""
+
+ROWS = tuple(range(4, 257, 4))
+"""Rows of a block: divisors of all rows that are among these."""
+
+EXP_INSTRUCTIONS = 16.0
+"""Vector instructions of one exponential, with its score's way to it and its sum."""
+
+
+def fits(rows: int, places: int, columns: int) -> bool:
+    """Whether blocks of rows, vectors of places and vectors of columns come out even."""
+    return any(rows % count == 0 for count in ROWS) and places % VECTOR == 0 and columns % VECTOR == 0
+
+
+def attention_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
+    """The sketch of `mod["main"]` when it is an attention (tasks/attention.py), else none."""
+    names = block_names(mod)
+    if set(names[:-1]) != set(STAGES):
+        return []
+    sketch = AttentionSketch(mod, hardware)
+    try:
+        sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
+    except ScheduleError:
+        return []
+    return [sketch]
+
+
+class AttentionSketch(Sketch):
+    """Knobs: `rows` of a block; for the scores and for the values `mr` x `nr` sums in registers and `ku` steps of the
+    reduction unrolled; `key_panels` and `value_panels` (1: copied for each block).
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        One function, "main", whose blocks are `STAGES` and the result.
+    hardware : Hardware
+    """
+
+    name = "attention"
+
+    def __init__(self, mod: Any, hardware: Hardware) -> None:
+        self.mod, self.hardware = mod, hardware
+        schedule = Schedule(mod, error_render_level="none")
+        products, values = (_extents(schedule, name) for name in (PRODUCTS, VALUES))
+        *batch, self.all_rows, self.places, self.depth = products
+        self.heads = prod(batch)
+        self.output = block_names(mod)[-1]
+        self.columns = values[-2]
+        self.row_axis = _row_axis(schedule, self.output)
+        self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
+        self.lanes = hardware.lanes(4)
+        rows = tuple(count for count in ROWS if self.all_rows % count == 0)
+        tiles = tuple(count for count in range(1, 29) if any(block % count == 0 for block in rows))
+        self.knobs = (
+            Knob("rows", rows),
+            Knob("score_mr", tiles),
+            Knob("score_nr", self._widths(self.places)),
+            Knob("score_ku", tuple(steps for steps in (1, 2, 4) if self.depth % steps == 0)),
+            Knob("value_mr", tiles),
+            Knob("value_nr", self._widths(self.columns)),
+            Knob("value_ku", (1, 2, 4)),
+            Knob("key_panels", (0, 1)),
+            Knob("value_panels", (0, 1)),
+        )
+
+    def _widths(self, extent: int) -> tuple[int, ...]:
+        return tuple(count * self.lanes for count in (1, 2, 3, 4, 5, 6) if extent % (count * self.lanes) == 0)
+
+    def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See `Sketch.legal`: tiles divide a block, its sums fit the registers, the bodies stay small."""
+        rows, *tiles, _, _ = values.T
+        ok = np.ones(len(values), dtype=np.bool_)
+        for mr, nr, ku in (tiles[:3], tiles[3:]):
+            vectors = nr // self.lanes
+            ok &= (rows % mr == 0) & (mr * vectors * ku <= 56)
+            ok &= mr * vectors + vectors + 1 <= self.hardware.vector_registers
+        result: NDArray[np.bool_] = ok
+        return result
+
+    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Sketch.latency_s`: both products at the efficiency of their tiles, exponentials by vectors, keys and
+        values once a block, and scores written and read again.
+        """
+        machine = self.hardware
+        rows, s_mr, s_nr, _, v_mr, v_nr, _, key_panels, value_panels = values.astype(np.float64).T
+        blocks = self.heads * self.all_rows / rows
+        used = np.minimum(machine.threads, blocks)
+        share = np.ceil(blocks / used) / blocks  # of the whole, that the busiest thread computes
+        scores = float(self.heads * self.all_rows * self.places)
+        serial_s = np.zeros(len(values))
+        products = ((s_mr, s_nr, self.depth, self.depth), (v_mr, v_nr, self.places, self.columns))
+        for mr, nr, steps, width in products:
+            sums = mr * nr / self.lanes
+            # Four cycles pass before a sum can be added to again; its operands are loaded once for mr or nr products.
+            loads = (mr + nr / self.lanes) / sums
+            efficiency = np.minimum(1.0, sums / 8) / np.maximum(1.0, 1.3 * loads) * steps / (steps + 6)
+            serial_s = serial_s + 2.0 * scores * width / machine.peak_flops_per_s / efficiency
+        serial_s = serial_s + scores * EXP_INSTRUCTIONS * 2.0 / machine.peak_flops_per_s
+        scratch = 8.0 * rows * self.places
+        again = np.where(scratch <= machine.l2_bytes / 2, 1.0, np.where(scratch <= machine.l2_bytes, 1.5, 3.0))
+        panels = 4.0 * self.places * (self.depth * (1 + key_panels) + self.columns * (1 + value_panels))
+        traffic = 4.0 * 8.0 * scores * again / 4 + blocks * panels + self.bytes_moved
+        overhead_s = machine.parallel_overhead_s if machine.threads > 1 else 0.0
+        return np.asarray((serial_s + traffic / machine.cache_bandwidth_bytes_per_s / 2) * share + overhead_s)
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Sketch.features`; tiles are those of the values, the block's columns those of the scores."""
+        rows, s_mr, s_nr, _, v_mr, v_nr, v_ku, key_panels, value_panels = values.astype(np.float64).T
+        flops = 2.0 * self.heads * self.all_rows * self.places * (self.depth + self.columns)
+        known = {
+            "log_flops": np.log2(flops),
+            "log_bytes": np.log2(self.bytes_moved),
+            "family": float(FAMILY_INDEX),
+            "log_vector_elements": np.log2(s_nr),
+            "accumulators": v_mr * v_nr / self.lanes,
+            "register_pressure": (v_mr + 1) * v_nr / self.lanes / self.hardware.vector_registers,
+            "log_tile_m": np.log2(v_mr),
+            "log_tile_n": np.log2(v_nr),
+            "log_tile_k": np.log2(v_ku),
+            "log_block_m": np.log2(rows),
+            "log_block_k": np.log2(s_mr),
+            "log_parallel_chunks": np.log2(self.heads * self.all_rows / rows),
+            "l2_footprint": 8.0 * rows * self.places / self.hardware.l2_bytes,
+            "log_reduction": np.log2(float(self.places)),
+            "log_latency": np.log2(self.latency_s(values)),
+            "variant": key_panels + 2 * value_panels,
+        }
+        result = np.full((len(values), len(FEATURES)), np.nan, dtype=np.float32)
+        for column, feature in enumerate(FEATURES):
+            if feature in known:
+                result[:, column] = known[feature]
+        return result
+
+    def apply(self, values: Mapping[str, int]) -> Any:
+        """See `Sketch.apply`."""
+        schedule = Schedule(self.mod, error_render_level="none")
+        blocks = {name: schedule.get_sblock(name) for name in (*STAGES, self.output)}
+        loops = schedule.get_loops(blocks[self.output])
+        batch = [loop for axis, loop in enumerate(loops[:-1]) if axis != self.row_axis]
+        chunk, row = schedule.split(loops[self.row_axis], [None, values["rows"]])
+        schedule.reorder(*batch, chunk, row, loops[-1])
+        outer = schedule.fuse(*batch, chunk)
+        if self.hardware.threads > 1:
+            schedule.parallel(outer)
+        finish = [self._product(schedule, blocks[VALUES], row, loops[-1], values, "value")]
+        panels = [self._panels(schedule, blocks[VALUES], values["value_nr"])] if values["value_panels"] else []
+        self._softmax(schedule, blocks, outer)
+        schedule.compute_at(blocks[SCORES], outer, preserve_unit_loops=True)
+        *_, row, place = schedule.get_loops(blocks[SCORES])
+        finish.append(self._product(schedule, blocks[PRODUCTS], row, place, values, "score"))
+        panels += [self._panels(schedule, blocks[PRODUCTS], values["score_nr"])] if values["key_panels"] else []
+        for panel in panels:
+            schedule.compute_at(panel, outer, preserve_unit_loops=True)
+            self._vectorize(schedule, schedule.get_loops(panel)[-1])
+        for block, step in finish:
+            schedule.decompose_reduction(block, step)
+        return schedule
+
+    def _product(
+        self, schedule: Any, product: Any, row: Any, column: Any, values: Mapping[str, int], name: str
+    ) -> tuple[Any, Any]:
+        """Tile the nest of what follows the product, and compute it there; it, and the loop over its steps."""
+        mr, nr, ku = (values[f"{name}_{knob}"] for knob in ("mr", "nr", "ku"))
+        rows, row = schedule.split(row, [None, mr])
+        columns, column = schedule.split(column, [None, nr])
+        schedule.reorder(columns, rows, row, column)
+        schedule.unroll(row)
+        schedule.unroll(self._vectorize(schedule, column))
+        schedule.compute_at(product, rows, preserve_unit_loops=True)
+        own = schedule.get_loops(product)[-len(schedule.get(product).iter_vars) :]
+        tile = [loop for loop in own[:-1] if extent_of(schedule, loop) > 1]
+        steps, step = schedule.split(own[-1], [None, ku])
+        vectors, lane = schedule.split(own[-2], [None, self.lanes])
+        row = tile[:1] if mr > 1 else []
+        schedule.reorder(steps, step, *row, vectors, lane)
+        schedule.vectorize(lane)
+        for loop in (step, *row, vectors):
+            schedule.unroll(loop)
+        return product, steps
+
+    def _softmax(self, schedule: Any, blocks: Mapping[str, Any], outer: Any) -> None:
+        """Maxima and exponentials row by row; sums are taken in lanes as exponentials are written."""
+        exponentials, maxima, sums = blocks[EXPONENTIALS], blocks[MAXIMA], blocks[SUMS]
+        lanes = self.lanes
+        rank = len(schedule.get(exponentials).iter_vars) - 1
+        width = lanes * fitting(4, lanes, self.places)
+        of_maxima = vector_sums(schedule, maxima, schedule.get_loops(maxima)[-1], rank, lanes, width)
+        (of_sums,) = vector_sums(schedule, sums, schedule.get_loops(sums)[-1], rank, lanes, lanes)
+        for block in (sums, of_sums, exponentials):
+            schedule.compute_at(block, outer, preserve_unit_loops=True)
+        row = schedule.get_loops(exponentials)[-2]
+        for block in (maxima, *reversed(of_maxima)):
+            schedule.compute_at(block, row, preserve_unit_loops=True)
+        depth = len(schedule.get_loops(exponentials)) - 1
+        self._vectorize(schedule, schedule.get_loops(exponentials)[-1])
+        for block in of_maxima:
+            finish_reduction(schedule, block, depth, lanes, False, True)
+        finish_reduction(schedule, maxima, depth, lanes, False, False)
+        sum_as_written(schedule, of_sums, exponentials, depth, lanes)
+        finish_reduction(schedule, sums, depth, lanes, False, False)
+
+    def _panels(self, schedule: Any, product: Any, nr: int) -> Any:
+        """The right operand, [..., step, column] in some order, as [..., column / nr, step, column % nr]."""
+        block = schedule.get(product)
+        step, column = block.iter_vars[-1].var, block.iter_vars[-2].var
+        loads: list[Any] = []
+        tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
+        right = next(
+            load
+            for load in loads
+            if load.indices[-1].same_as(column) and not load.source.same_as(block.writes[0].source)
+        )
+        own = next(axis for axis, index in enumerate(right.indices) if index.same_as(step))
+        rank = len(right.indices)
+        position = [read.source.name for read in block.reads].index(right.source.name)
+        copy = schedule.cache_read(product, position, "global")
+
+        def layout(*at: Any) -> list[Any]:
+            rest = [at[axis] for axis in range(rank - 1) if axis != own]
+            return [*rest, at[-1] // nr, at[own], at[-1] % nr]
+
+        index_map = tirx.IndexMap.from_func(layout, ndim=rank, index_dtype=str(column.ty.dtype))
+        schedule.transform_layout(copy, ("write", 0), index_map)
+        return copy
+
+    def _vectorize(self, schedule: Any, loop: Any) -> Any:
+        """Vectors along a loop; returns the loop over them."""
+        vectors, lane = schedule.split(loop, [None, self.lanes])
+        schedule.vectorize(lane)
+        return vectors
+
+
+def _extents(schedule: Any, name: str) -> list[int]:
+    return [int(axis.dom.extent) for axis in schedule.get(schedule.get_sblock(name)).iter_vars]
+
+
+def _row_axis(schedule: Any, output: str) -> int:
+    """Which axis of the result is its rows: the last one that the sums have."""
+    block = schedule.get(schedule.get_sblock(output))
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
+    row = next(load.indices[-1] for load in loads if str(load.source.name) == SUMS)
+    return next(axis for axis, variable in enumerate(block.iter_vars) if variable.var.same_as(row))

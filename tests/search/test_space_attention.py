@@ -1,0 +1,129 @@
+"""Attention over long sequences is one kernel, and every candidate of it computes what softmax and products do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.search.space import Hardware, build_space
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.tasks import extract_tasks, lower_to_kernels
+
+op = relax.op
+HEADS, ROWS, PLACES, DEPTH, COLUMNS = 3, 24, 256, 10, 32
+AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+Values = dict[str, np.ndarray[Any, Any]]
+
+
+def module(define: Callable[..., Any], **shapes: tuple[int, ...]) -> Any:
+    builder = relax.BlockBuilder()
+    inputs = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()}
+    with builder.function("main", list(inputs.values())):
+        with builder.dataflow():
+            result = builder.emit_output(define(builder.emit, **inputs))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def names(mod: Any) -> list[str]:
+    return sorted(task.name for task in extract_tasks(lower_to_kernels(mod, AVX2)))
+
+
+def between_heads(emit: Any, q: Any, k: Any, v: Any) -> Any:
+    apart = [0, 2, 1, 3]
+    q, k, v = (emit(op.permute_dims(tensor, axes)) for tensor, axes in ((q, apart), (k, [0, 2, 3, 1]), (v, apart)))
+    scores = emit(op.multiply(emit(op.matmul(q, k)), relax.const(0.3, "float32")))
+    return op.permute_dims(emit(op.matmul(emit(op.nn.softmax(scores)), v)), apart)
+
+
+def with_mask(emit: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = emit(op.subtract(mask, emit(op.divide(emit(op.matmul(q, k)), relax.const(-3.0, "float32")))))
+    return op.matmul(emit(op.nn.softmax(scores, 2)), v)
+
+
+def short(**lengths: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of queries, keys and values without heads between their rows."""
+    rows, places, columns = (
+        lengths.get(name, n) for name, n in (("rows", ROWS), ("places", PLACES), ("columns", COLUMNS))
+    )
+    return {"q": (HEADS, rows, DEPTH), "k": (HEADS, DEPTH, places), "v": (HEADS, places, columns)}
+
+
+def softmax(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    result: np.ndarray[Any, Any] = powers / powers.sum(-1, keepdims=True)
+    return result
+
+
+CASES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], Callable[[Values], Any]]] = {
+    "between heads": (
+        between_heads,
+        {"q": (1, ROWS, HEADS, DEPTH), "k": (1, PLACES, HEADS, DEPTH), "v": (1, PLACES, HEADS, COLUMNS)},
+        lambda x: np.einsum("bhij,bjhc->bihc", softmax(0.3 * np.einsum("bihd,bjhd->bhij", x["q"], x["k"])), x["v"]),
+    ),
+    "with a mask": (
+        with_mask,
+        {**short(), "mask": (ROWS, PLACES)},
+        lambda x: softmax(x["mask"] + x["q"] @ x["k"] / 3) @ x["v"],
+    ),
+}
+
+
+@pytest.mark.parametrize("registers", [(64, 32), (32, 16)], ids=["AVX-512", "AVX2"])
+@pytest.mark.parametrize("case", CASES)
+def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> None:
+    define, shapes, reference = CASES[case]
+    mod = module(define, **shapes)
+    assert names(mod) in (["attention"], ["attention", "transpose"])  # of the keys, whose rows become columns
+    task = max(extract_tasks(lower_to_kernels(mod, AVX2)), key=lambda task: task.flops)
+    products = 2 * HEADS * ROWS * PLACES * (DEPTH + COLUMNS)
+    assert products < task.flops < 1.3 * products
+    hardware = Hardware(threads=2, vector_bytes=registers[0], vector_registers=registers[1])
+    (sketch,) = build_space(task.mod, hardware).sketches
+    assert sketch.name == "attention"
+
+    rng = np.random.default_rng(0)
+    inputs = {name: 2 * rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    expected = reference({name: value.astype("float64") for name, value in inputs.items()})
+    if case == "between heads":
+        inputs["k"] = np.ascontiguousarray(inputs["k"].transpose(0, 2, 3, 1))
+    choices = np.stack([rng.choice(knob.values, 4000) for knob in sketch.knobs], -1)
+    choices = choices[sketch.legal(choices)]
+    assert np.isfinite(sketch.latency_s(choices)).all()
+    assert np.isfinite(sketch.features(choices)).any(axis=0).sum() > 10
+    for row in choices[:5]:
+        schedule = sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
+        function = prepare_for_lowering(schedule.mod["main"]).with_attr("global_symbol", "main")
+        library = tvm.compile(tvm.IRModule({"main": function}), AVX2)
+        result = tvm.runtime.tensor(np.full(expected.shape, np.nan, dtype="float32"))
+        library["main"](*(tvm.runtime.tensor(value) for value in inputs.values()), result)
+        np.testing.assert_allclose(result.numpy(), expected, atol=3e-6 * np.abs(expected).max())
+
+
+def test_short_and_ragged_rows_of_scores_stay_three_kernels() -> None:
+    def plain(emit: Any, q: Any, k: Any, v: Any) -> Any:
+        return op.matmul(emit(op.nn.softmax(emit(op.matmul(q, k)))), v)
+
+    three = ["matmul", "matmul1", "softmax"]
+    assert names(module(plain, **short())) == ["attention"]
+    assert names(module(plain, **short(places=128))) == three
+    assert names(module(plain, **short(places=264))) == three
+    assert names(module(plain, **short(columns=20))) == three
+    assert names(module(plain, **short(rows=257))) == three
+
+
+def test_scores_that_something_else_reads_are_kept() -> None:
+    def probabilities_too(emit: Any, q: Any, k: Any, v: Any) -> Any:
+        weights = emit(op.nn.softmax(emit(op.matmul(q, k))))
+        return op.add(emit(op.sum(weights, [2], keepdims=True)), emit(op.matmul(weights, v)))
+
+    def another_axis(emit: Any, q: Any, k: Any, v: Any) -> Any:
+        return op.matmul(emit(op.nn.softmax(emit(op.matmul(q, k)), 1)), v)
+
+    assert "attention" not in " ".join(names(module(probabilities_too, **short())))
+    assert "attention" not in " ".join(names(module(another_axis, **short())))

@@ -1,0 +1,217 @@
+"""Attention over long sequences as one kernel: softmax(f(query @ key)) @ value, which keeps its scores in the cache.
+
+As three kernels, the scores go through memory four times: with 16 heads and 512 places they take 17 MB. Short rows of
+scores stay in the cache anyway, and each product is then better tiled for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import ir, relax, te, tirx
+
+from ..search.space.attention import EXPONENTIALS, MAXIMA, PRODUCTS, SCORES, SUMS, VALUES, fits
+from ..transform.constants import array_of, is_static_tensor
+from ..transform.functions import extents, operator, rewrite_calls, top_level_bindings, use_counts
+from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
+
+__all__ = ["legalize_attention"]
+
+LEAST_PLACES = 256
+"""Scores of a row from which one kernel wins (Zen 4, two threads: 128, level; 512, 1.2 times as fast as three)."""
+
+_OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "relax.add": lambda a, b: a + b,
+    "relax.subtract": lambda a, b: a - b,
+    "relax.multiply": lambda a, b: a * b,
+    "relax.divide": lambda a, b: a / b,
+}
+
+
+def legalize_attention(mod: ir.IRModule) -> ir.IRModule:
+    """One kernel of each attention that the sketch for it fits."""
+    builder = relax.BlockBuilder(mod)
+    rewritten = {}
+    for variable, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            found = _attentions(function)
+            if found:
+                rewritten[variable] = _with_kernels(function, found, builder)
+    if not rewritten:
+        return mod
+    result = builder.get()
+    for variable, function in rewritten.items():
+        result.update_func(variable, function)
+    return result
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An element-wise operation on the scores; `tensor` is its other operand, which comes first where `swapped`."""
+
+    operation: str
+    tensor: Any
+    swapped: bool
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """Operands of shape [..., rows, depth], [..., depth, places] and [..., places, columns]; see `permuted_products`
+    for `order`."""
+
+    query: Permuted
+    key: Permuted
+    steps: tuple[_Step, ...]
+    value: Permuted
+    shape: tuple[int, ...]
+    depth: int
+    places: int
+    order: tuple[int, ...]
+
+
+def _attentions(function: relax.Function) -> dict[relax.Var, _Attention]:
+    """The attentions of a function, by the variable of their (permuted) result."""
+    values = {binding.var: binding.value for binding in top_level_bindings(function)}
+    softmaxes = [value for value in values.values() if operator(value) == "relax.nn.softmax"]
+    if not softmaxes:
+        return {}
+    uses, permuted = use_counts(function), permuted_operands(function, activations=True)
+    found = {}
+    for var, value in values.items():
+        if operator(value) == "relax.matmul":
+            attention = _attention(value, values, uses, permuted)
+            if attention is not None:
+                found[var] = attention
+    for var, value in values.items():
+        order = permute_order(value)
+        source = value.args[0] if order else None
+        if source in found and uses[source] == 1 and keeps_runs(order):
+            found[var] = replace(found.pop(source), order=order)
+    return found
+
+
+def _attention(
+    product: relax.Call,
+    values: Mapping[relax.Var, Any],
+    uses: Mapping[relax.Var, int],
+    permuted: Mapping[relax.Var, Permuted],
+) -> _Attention | None:
+    """What a product's left operand makes an attention of; None where it is something else, or does not fit."""
+
+    def of_its_own(var: Any) -> Any:
+        return values.get(var) if uses.get(var) == 1 else None
+
+    softmax = of_its_own(product.args[0])
+    if operator(softmax) != "relax.nn.softmax" or int(softmax.attrs.axis) not in (-1, softmax.ty.ndim - 1):
+        return None
+    steps: list[_Step] = []
+    scores = of_its_own(softmax.args[0])
+    while operator(scores) in _OPERATIONS:
+        # The product's side is the one that has the shape of the scores and is computed for them alone.
+        sides = [position for position in (0, 1) if _leads_to_scores(scores.args[position], softmax, of_its_own)]
+        if not sides:
+            return None
+        steps.insert(0, _Step(operator(scores), scores.args[1 - sides[0]], swapped=sides[0] == 1))
+        scores = of_its_own(scores.args[sides[0]])
+    if operator(scores) != "relax.matmul":
+        return None
+    query, key, value = *scores.args, product.args[1]
+    tensors = [query, key, value, scores, product, *(step.tensor for step in steps)]
+    if not all(is_static_tensor(t.ty) and str(t.ty.dtype) == "float32" for t in tensors):
+        return None
+    shapes = [extents(t.ty) for t in (query, key, value, scores, product)]
+    if len({tuple(shape[:-2]) for shape in shapes}) > 1 or not all(_broadcasts(s.tensor, shapes[3]) for s in steps):
+        return None
+    rows, places, columns = shapes[3][-2], shapes[3][-1], shapes[4][-1]
+    if places < LEAST_PLACES or not fits(rows, places, columns):
+        return None
+    return _Attention(
+        *(permuted.get(t) or Permuted.not_at_all(t) for t in (query, key)),
+        steps=tuple(steps),
+        value=permuted.get(value) or Permuted.not_at_all(value),
+        shape=tuple(shapes[4]),
+        depth=shapes[0][-1],
+        places=places,
+        order=tuple(range(len(shapes[4]))),
+    )
+
+
+def _leads_to_scores(tensor: Any, softmax: relax.Call, of_its_own: Callable[[Any], Any]) -> bool:
+    value = of_its_own(tensor) if isinstance(tensor, relax.Var) else None
+    if operator(value) != "relax.matmul" and operator(value) not in _OPERATIONS:
+        return False
+    return is_static_tensor(value.ty) and is_static_tensor(softmax.ty) and extents(value.ty) == extents(softmax.ty)
+
+
+def _broadcasts(tensor: Any, shape: list[int]) -> bool:
+    """Whether a step's operand has no axes and no places beside those of the scores."""
+    own = extents(tensor.ty)
+    return len(own) <= len(shape) and all(n in (1, m) for n, m in zip(reversed(own), reversed(shape), strict=False))
+
+
+def _with_kernels(
+    function: relax.Function, attentions: dict[relax.Var, _Attention], builder: relax.BlockBuilder
+) -> relax.Function:
+    def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
+        attention = attentions.get(binding.var)
+        if attention is None:
+            return binding
+        stored = [attention.query.stored, attention.key.stored, attention.value.stored]
+        tensors = [step.tensor for step in attention.steps if _number(step.tensor) is None]
+        call = builder.call_te(
+            lambda *given: _compute(attention, *given), *stored, *tensors, primfunc_name_hint="attention"
+        )
+        return relax.VarBinding(binding.var, builder.normalize(call))
+
+    return relax.analysis.remove_all_unused(rewrite_calls(function, rewrite))
+
+
+def _number(tensor: Any) -> float | None:
+    """The value of a constant without axes."""
+    return float(array_of(tensor)) if isinstance(tensor, ir.GenericConst) and not tensor.ty.ndim else None
+
+
+def _compute(attention: _Attention, query: te.Tensor, key: te.Tensor, value: te.Tensor, *given: te.Tensor) -> te.Tensor:
+    """The stages by the names that the sketch knows; rows are divided by their sums last."""
+    *batch, rows, _ = attention.shape
+    places = attention.places
+    depth = te.reduce_axis((0, attention.depth), name="d")
+    p, q, r = (te.reduce_axis((0, places), name=name) for name in "pqr")
+
+    def product(*at: Any) -> Any:
+        *outer, row, place = at
+        left = element(query, attention.query.order, [*outer, row, depth])
+        return te.sum(left * element(key, attention.key.order, [*outer, depth, place]), axis=depth)
+
+    def score(*at: Any) -> Any:
+        result, tensors = products(*at), iter(given)
+        for step in attention.steps:
+            number = _number(step.tensor)
+            if number is None:
+                tensor = next(tensors)
+                other = element(tensor, range(len(tensor.shape)), at)
+            else:
+                other = tirx.const(number, "float32")
+            operands = (other, result) if step.swapped else (result, other)
+            result = _OPERATIONS[step.operation](*operands)
+        return result
+
+    shape = [*batch, rows, places]
+    products = te.compute(shape, product, name=PRODUCTS)
+    scores = te.compute(shape, score, name=SCORES)
+    maxima = te.compute(shape[:-1], lambda *at: te.max(scores(*at, p), axis=p), name=MAXIMA)
+    powers = te.compute(shape, lambda *at: te.exp(scores(*at) - maxima(*at[:-1])), name=EXPONENTIALS)
+    sums = te.compute(shape[:-1], lambda *at: te.sum(powers(*at, q), axis=q), name=SUMS)
+
+    def logical(at: tuple[Any, ...]) -> list[Any]:
+        return [at[attention.order.index(axis)] for axis in range(len(attention.order))]
+
+    def mixed(*at: Any) -> Any:
+        *outer, row, column = logical(at)
+        return te.sum(powers(*outer, row, r) * element(value, attention.value.order, [*outer, r, column]), axis=r)
+
+    result_shape = [attention.shape[axis] for axis in attention.order]
+    values = te.compute(result_shape, mixed, name=VALUES)
+    return te.compute(result_shape, lambda *at: values(*at) / sums(*logical(at)[:-1]), name="attention")

@@ -1,0 +1,81 @@
+"""Tensors that are read through a permute of their axes, which then needs no kernel of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, te
+
+from ..transform.constants import is_static_tensor
+from ..transform.fold_weights import transposed_weights
+from ..transform.functions import leaves, operator, top_level_bindings, use_counts
+
+__all__ = ["Permuted", "element", "keeps_runs", "permute_order", "permuted_operands"]
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """A tensor as it is stored, and which of its axes each axis of the operand is."""
+
+    stored: Any
+    order: tuple[int, ...]
+
+    @classmethod
+    def not_at_all(cls, tensor: Any) -> Permuted:
+        """The operand is the tensor."""
+        return cls(tensor, tuple(range(tensor.ty.ndim)))
+
+    @property
+    def is_permuted(self) -> bool:
+        """Whether the operand is not the tensor."""
+        return self.order != tuple(range(len(self.order)))
+
+
+def permuted_operands(function: relax.Function, activations: bool) -> dict[relax.Var, Permuted]:
+    """What variables that only products read are permutes of, with vectors as long as before; weights in any order."""
+    weights = transposed_weights(function)
+    found = {}
+    for binding in top_level_bindings(function):
+        order = permute_order(binding.value)
+        if not order:
+            continue
+        stored = binding.value.args[0]
+        if isinstance(stored, ir.GenericConst):
+            taken = binding.var in weights
+        else:
+            taken = activations and keeps_runs(order) and is_static_tensor(binding.value.ty)
+        if taken:
+            found[binding.var] = Permuted(stored, order)
+    uses = use_counts(function) if found else {}
+    for binding in top_level_bindings(function) if found else ():
+        if operator(binding.value) == "relax.matmul":
+            for operand in leaves(binding.value):
+                if operand in found:
+                    uses[operand] -= 1
+    return {var: permuted for var, permuted in found.items() if var in weights or not uses[var]}
+
+
+def permute_order(value: Any) -> tuple[int, ...]:
+    """Of a permute: which axis of its operand each of its axes is; () for anything else."""
+    if operator(value) != "relax.permute_dims":
+        return ()
+    rank = value.ty.ndim
+    axes = value.attrs.axes
+    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
+
+
+def keeps_runs(order: Sequence[int]) -> bool:
+    """Whether the last axis stays the last: vectors are as long as before, only further apart."""
+    return len(order) > 1 and order[-1] == len(order) - 1
+
+
+def element(tensor: te.Tensor, order: Sequence[int], index: Sequence[Any]) -> Any:
+    """What a stored tensor has at an index of its operand, which may have more axes, and more places along an axis of
+    one."""
+    own = index[len(index) - len(order) :]
+    stored: list[Any] = [0] * len(order)
+    for place, axis in zip(own, order, strict=True):
+        stored[axis] = 0 if int(tensor.shape[axis]) == 1 else place
+    return tensor(*stored)
