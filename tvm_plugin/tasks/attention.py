@@ -117,20 +117,22 @@ def _attention(
         scores = of_its_own(scores.args[sides[0]])
     if operator(scores) != "relax.matmul":
         return None
-    query, key, value = *scores.args, product.args[1]
-    tensors = [query, key, value, scores, product, *(step.tensor for step in steps)]
+    operands = [scores.args[0], scores.args[1], product.args[1]]
+    tensors = [*operands, scores, product, *(step.tensor for step in steps)]
     if not all(is_static_tensor(t.ty) and str(t.ty.dtype) == "float32" for t in tensors):
         return None
-    shapes = [extents(t.ty) for t in (query, key, value, scores, product)]
+    shapes = [extents(t.ty) for t in (*operands, scores, product)]
     if len({tuple(shape[:-2]) for shape in shapes}) > 1 or not all(_broadcasts(s.tensor, shapes[3]) for s in steps):
         return None
     rows, places, columns = shapes[3][-2], shapes[3][-1], shapes[4][-1]
     if places < LEAST_PLACES or not fits(rows, places, columns):
         return None
+    query, key, value = (permuted.get(operand) or Permuted.not_at_all(operand) for operand in operands)
     return _Attention(
-        *(permuted.get(t) or Permuted.not_at_all(t) for t in (query, key)),
+        query=query,
+        key=key,
         steps=tuple(steps),
-        value=permuted.get(value) or Permuted.not_at_all(value),
+        value=value,
         shape=tuple(shapes[4]),
         depth=shapes[0][-1],
         places=places,
@@ -139,7 +141,7 @@ def _attention(
 
 
 def _leads_to_scores(tensor: Any, softmax: relax.Call, of_its_own: Callable[[Any], Any]) -> bool:
-    value = of_its_own(tensor) if isinstance(tensor, relax.Var) else None
+    value: Any = of_its_own(tensor) if isinstance(tensor, relax.Var) else None
     if operator(value) != "relax.matmul" and operator(value) not in _OPERATIONS:
         return False
     return is_static_tensor(value.ty) and is_static_tensor(softmax.ty) and extents(value.ty) == extents(softmax.ty)
