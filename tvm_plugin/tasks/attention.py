@@ -22,11 +22,13 @@ __all__ = ["legalize_attention"]
 LEAST_PLACES = 256
 """Scores of a row from which one kernel wins (Zen 4, two threads: 128, level; 512, 1.2 times as fast as three)."""
 
-_OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "relax.add": lambda a, b: a + b,
     "relax.subtract": lambda a, b: a - b,
     "relax.multiply": lambda a, b: a * b,
     "relax.divide": lambda a, b: a / b,
+    "relax.tanh": te.tanh,
+    "relax.where": tirx.Select,
 }
 
 
@@ -49,11 +51,15 @@ def legalize_attention(mod: ir.IRModule) -> ir.IRModule:
 
 @dataclass(frozen=True)
 class _Step:
-    """An element-wise operation on the scores; `tensor` is its other operand, which comes first where `swapped`."""
+    """An element-wise operation on the scores, with its operands in order; None stands for the scores."""
 
     operation: str
-    tensor: Any
-    swapped: bool
+    operands: tuple[Any, ...]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The operands beside the scores."""
+        return [operand for operand in self.operands if operand is not None]
 
 
 @dataclass(frozen=True)
@@ -109,20 +115,24 @@ def _attention(
     steps: list[_Step] = []
     scores = of_its_own(softmax.args[0])
     while operator(scores) in _OPERATIONS:
-        # The product's side is the one that has the shape of the scores and is computed for them alone.
-        sides = [position for position in (0, 1) if _leads_to_scores(scores.args[position], softmax, of_its_own)]
-        if not sides:
+        # The scores are the operand that has their shape and is computed for them alone.
+        side = next((i for i, a in enumerate(scores.args) if _leads_to_scores(a, softmax, of_its_own)), None)
+        if side is None:
             return None
-        steps.insert(0, _Step(operator(scores), scores.args[1 - sides[0]], swapped=sides[0] == 1))
-        scores = of_its_own(scores.args[sides[0]])
+        steps.insert(0, _Step(operator(scores), tuple(None if i == side else a for i, a in enumerate(scores.args))))
+        scores = of_its_own(scores.args[side])
     if operator(scores) != "relax.matmul":
         return None
     operands = [scores.args[0], scores.args[1], product.args[1]]
-    tensors = [*operands, scores, product, *(step.tensor for step in steps)]
-    if not all(is_static_tensor(t.ty) and str(t.ty.dtype) == "float32" for t in tensors):
+    others = [tensor for step in steps for tensor in step.tensors]
+    if not all(is_static_tensor(t.ty) for t in (*operands, scores, product, *others)):
+        return None
+    if not all(str(t.ty.dtype) == "float32" for t in (*operands, scores, product)):
+        return None
+    if not all(str(t.ty.dtype) in ("float32", "bool") for t in others):
         return None
     shapes = [extents(t.ty) for t in (*operands, scores, product)]
-    if len({tuple(shape[:-2]) for shape in shapes}) > 1 or not all(_broadcasts(s.tensor, shapes[3]) for s in steps):
+    if len({tuple(shape[:-2]) for shape in shapes}) > 1 or not all(_broadcasts(tensor, shapes[3]) for tensor in others):
         return None
     rows, places, columns = shapes[3][-2], shapes[3][-1], shapes[4][-1]
     if places < LEAST_PLACES or not fits(rows, places, columns):
@@ -161,7 +171,7 @@ def _with_kernels(
         if attention is None:
             return binding
         stored = [attention.query.stored, attention.key.stored, attention.value.stored]
-        tensors = [step.tensor for step in attention.steps if _number(step.tensor) is None]
+        tensors = [tensor for step in attention.steps for tensor in step.tensors if _number(tensor) is None]
         call = builder.call_te(
             lambda *given: _compute(attention, *given), *stored, *tensors, primfunc_name_hint="attention"
         )
@@ -189,15 +199,18 @@ def _compute(attention: _Attention, query: te.Tensor, key: te.Tensor, value: te.
 
     def score(*at: Any) -> Any:
         result, tensors = products(*at), iter(given)
+
+        def operand(tensor: Any) -> Any:
+            if tensor is None:
+                return result
+            number = _number(tensor)
+            if number is not None:
+                return tirx.const(number, str(tensor.ty.dtype))
+            stored = next(tensors)
+            return element(stored, range(len(stored.shape)), at)
+
         for step in attention.steps:
-            number = _number(step.tensor)
-            if number is None:
-                tensor = next(tensors)
-                other = element(tensor, range(len(tensor.shape)), at)
-            else:
-                other = tirx.const(number, "float32")
-            operands = (other, result) if step.swapped else (result, other)
-            result = _OPERATIONS[step.operation](*operands)
+            result = _OPERATIONS[step.operation](*[operand(tensor) for tensor in step.operands])
         return result
 
     shape = [*batch, rows, places]
