@@ -24,7 +24,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir import Schedule, ScheduleError
 
 from .base import Knob, Sketch
-from .features import FEATURES
+from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
 from .memory_bound.nest import extent_of
@@ -183,11 +183,7 @@ class AttentionSketch(Sketch):
             "log_latency": np.log2(self.latency_s(values)),
             "variant": key_panels + 2 * value_panels,
         }
-        result = np.full((len(values), len(FEATURES)), np.nan, dtype=np.float32)
-        for column, feature in enumerate(FEATURES):
-            if feature in known:
-                result[:, column] = known[feature]
-        return result
+        return feature_table(len(values), known)
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COMPILED", "FEATURES", "with_compiled"]
+__all__ = ["COMPILED", "FEATURES", "feature_table", "with_compiled"]
 
 COMPILED: tuple[str, ...] = (
     "registers",  # of a thread
@@ -61,6 +61,15 @@ FEATURES: tuple[str, ...] = (
     "stages",  # shared-memory buffers that loads run ahead in
     *COMPILED,
 )
+
+
+def feature_table(count: int, known: Mapping[str, NDArray[np.float64] | float]) -> NDArray[np.float32]:
+    """The features of `count` candidates, shape [count, len(FEATURES)]: NaN but for the columns that are `known`."""
+    table = np.full((count, len(FEATURES)), np.nan, dtype=np.float32)
+    for column, feature in enumerate(FEATURES):
+        if feature in known:
+            table[:, column] = known[feature]
+    return table
 
 
 def with_compiled(table: NDArray[np.float32], notes: Sequence[Mapping[str, float]]) -> NDArray[np.float32]:

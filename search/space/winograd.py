@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tvm.s_tir import ScheduleError
 
 from .base import Knob, Sketch
-from .features import FEATURES
+from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names, inlined
 from .memory_bound.nest import partition
@@ -147,11 +147,7 @@ class WinogradSketch(Sketch):
             "log_latency": np.log2(self.latency_s(values)),
             "variant": values[:, 1] + 2.0 * values[:, 2] + 0.5 * values[:, 3],
         }
-        result = np.full((len(values), len(FEATURES)), np.nan, dtype=np.float32)
-        for column, feature in enumerate(FEATURES):
-            if feature in known:
-                result[:, column] = known[feature]
-        return result
+        return feature_table(len(values), known)
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""

@@ -23,7 +23,7 @@ from tvm import tirx
 from tvm.s_tir import ScheduleError
 
 from .base import Knob, Sketch
-from .features import FEATURES
+from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names, inlined
 from .winograd import DATA, PRODUCTS, ROWS
@@ -175,11 +175,7 @@ class WinogradConv2dSketch(Sketch):
             "log_latency": np.log2(self.latency_s(values)),
             "variant": order,
         }
-        result = np.full((len(values), len(FEATURES)), np.nan, dtype=np.float32)
-        for column, feature in enumerate(FEATURES):
-            if feature in known:
-                result[:, column] = known[feature]
-        return result
+        return feature_table(len(values), known)
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""

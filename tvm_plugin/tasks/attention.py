@@ -14,8 +14,9 @@ from tvm import ir, relax, te, tirx
 
 from ..search.space.attention import EXPONENTIALS, MAXIMA, PRODUCTS, SCORES, SUMS, VALUES, fits
 from ..transform.constants import array_of, is_static_tensor
-from ..transform.functions import extents, operator, rewrite_calls, top_level_bindings, use_counts
+from ..transform.functions import extents, operator, top_level_bindings, use_counts
 from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
+from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_attention"]
 
@@ -34,19 +35,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 def legalize_attention(mod: ir.IRModule) -> ir.IRModule:
     """One kernel of each attention that the sketch for it fits."""
-    builder = relax.BlockBuilder(mod)
-    rewritten = {}
-    for variable, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            found = _attentions(function)
-            if found:
-                rewritten[variable] = _with_kernels(function, found, builder)
-    if not rewritten:
-        return mod
-    result = builder.get()
-    for variable, function in rewritten.items():
-        result.update_func(variable, function)
-    return result
+    return with_te_kernels(mod, "attention", _attentions)
 
 
 @dataclass(frozen=True)
@@ -75,6 +64,59 @@ class _Attention:
     depth: int
     places: int
     order: tuple[int, ...]
+
+    @property
+    def arguments(self) -> list[Any]:
+        """What is read, as it is stored."""
+        others = [tensor for step in self.steps for tensor in step.tensors if _number(tensor) is None]
+        return [self.query.stored, self.key.stored, self.value.stored, *others]
+
+    def compute(self, *arguments: te.Tensor) -> te.Tensor:
+        """The stages by the names that the sketch knows; rows are divided by their sums last."""
+        query, key, value, *given = arguments
+        *batch, rows, _ = self.shape
+        places = self.places
+        depth = te.reduce_axis((0, self.depth), name="d")
+        p, q, r = (te.reduce_axis((0, places), name=name) for name in "pqr")
+
+        def product(*at: Any) -> Any:
+            *outer, row, place = at
+            left = element(query, self.query.order, [*outer, row, depth])
+            return te.sum(left * element(key, self.key.order, [*outer, depth, place]), axis=depth)
+
+        def score(*at: Any) -> Any:
+            result, tensors = products(*at), iter(given)
+
+            def operand(tensor: Any) -> Any:
+                if tensor is None:
+                    return result
+                number = _number(tensor)
+                if number is not None:
+                    return tirx.const(number, str(tensor.ty.dtype))
+                stored = next(tensors)
+                return element(stored, range(len(stored.shape)), at)
+
+            for step in self.steps:
+                result = _OPERATIONS[step.operation](*[operand(tensor) for tensor in step.operands])
+            return result
+
+        shape = [*batch, rows, places]
+        products = te.compute(shape, product, name=PRODUCTS)
+        scores = te.compute(shape, score, name=SCORES)
+        maxima = te.compute(shape[:-1], lambda *at: te.max(scores(*at, p), axis=p), name=MAXIMA)
+        powers = te.compute(shape, lambda *at: te.exp(scores(*at) - maxima(*at[:-1])), name=EXPONENTIALS)
+        sums = te.compute(shape[:-1], lambda *at: te.sum(powers(*at, q), axis=q), name=SUMS)
+
+        def logical(at: tuple[Any, ...]) -> list[Any]:
+            return [at[self.order.index(axis)] for axis in range(len(self.order))]
+
+        def mixed(*at: Any) -> Any:
+            *outer, row, column = logical(at)
+            return te.sum(powers(*outer, row, r) * element(value, self.value.order, [*outer, r, column]), axis=r)
+
+        result_shape = [self.shape[axis] for axis in self.order]
+        values = te.compute(result_shape, mixed, name=VALUES)
+        return te.compute(result_shape, lambda *at: values(*at) / sums(*logical(at)[:-1]), name="attention")
 
 
 def _attentions(function: relax.Function) -> dict[relax.Var, _Attention]:
@@ -163,70 +205,6 @@ def _broadcasts(tensor: Any, shape: list[int]) -> bool:
     return len(own) <= len(shape) and all(n in (1, m) for n, m in zip(reversed(own), reversed(shape), strict=False))
 
 
-def _with_kernels(
-    function: relax.Function, attentions: dict[relax.Var, _Attention], builder: relax.BlockBuilder
-) -> relax.Function:
-    def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
-        attention = attentions.get(binding.var)
-        if attention is None:
-            return binding
-        stored = [attention.query.stored, attention.key.stored, attention.value.stored]
-        tensors = [tensor for step in attention.steps for tensor in step.tensors if _number(tensor) is None]
-        call = builder.call_te(
-            lambda *given: _compute(attention, *given), *stored, *tensors, primfunc_name_hint="attention"
-        )
-        return relax.VarBinding(binding.var, builder.normalize(call))
-
-    return relax.analysis.remove_all_unused(rewrite_calls(function, rewrite))
-
-
 def _number(tensor: Any) -> float | None:
     """The value of a constant without axes."""
     return float(array_of(tensor)) if isinstance(tensor, ir.GenericConst) and not tensor.ty.ndim else None
-
-
-def _compute(attention: _Attention, query: te.Tensor, key: te.Tensor, value: te.Tensor, *given: te.Tensor) -> te.Tensor:
-    """The stages by the names that the sketch knows; rows are divided by their sums last."""
-    *batch, rows, _ = attention.shape
-    places = attention.places
-    depth = te.reduce_axis((0, attention.depth), name="d")
-    p, q, r = (te.reduce_axis((0, places), name=name) for name in "pqr")
-
-    def product(*at: Any) -> Any:
-        *outer, row, place = at
-        left = element(query, attention.query.order, [*outer, row, depth])
-        return te.sum(left * element(key, attention.key.order, [*outer, depth, place]), axis=depth)
-
-    def score(*at: Any) -> Any:
-        result, tensors = products(*at), iter(given)
-
-        def operand(tensor: Any) -> Any:
-            if tensor is None:
-                return result
-            number = _number(tensor)
-            if number is not None:
-                return tirx.const(number, str(tensor.ty.dtype))
-            stored = next(tensors)
-            return element(stored, range(len(stored.shape)), at)
-
-        for step in attention.steps:
-            result = _OPERATIONS[step.operation](*[operand(tensor) for tensor in step.operands])
-        return result
-
-    shape = [*batch, rows, places]
-    products = te.compute(shape, product, name=PRODUCTS)
-    scores = te.compute(shape, score, name=SCORES)
-    maxima = te.compute(shape[:-1], lambda *at: te.max(scores(*at, p), axis=p), name=MAXIMA)
-    powers = te.compute(shape, lambda *at: te.exp(scores(*at) - maxima(*at[:-1])), name=EXPONENTIALS)
-    sums = te.compute(shape[:-1], lambda *at: te.sum(powers(*at, q), axis=q), name=SUMS)
-
-    def logical(at: tuple[Any, ...]) -> list[Any]:
-        return [at[attention.order.index(axis)] for axis in range(len(attention.order))]
-
-    def mixed(*at: Any) -> Any:
-        *outer, row, column = logical(at)
-        return te.sum(powers(*outer, row, r) * element(value, attention.value.order, [*outer, r, column]), axis=r)
-
-    result_shape = [attention.shape[axis] for axis in attention.order]
-    values = te.compute(result_shape, mixed, name=VALUES)
-    return te.compute(result_shape, lambda *at: values(*at) / sums(*logical(at)[:-1]), name="attention")

@@ -15,8 +15,9 @@ from typing import Any
 from tvm import ir, relax, te
 
 from ..transform.constants import is_static_tensor
-from ..transform.functions import operator, rewrite_calls, top_level_bindings, use_counts
+from ..transform.functions import operator, top_level_bindings, use_counts
 from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
+from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_permuted_products"]
 
@@ -30,19 +31,7 @@ def legalize_permuted_products(mod: ir.IRModule, activations: bool) -> ir.IRModu
     activations : bool
         Whether permutes of activations count, or those of weights only.
     """
-    builder = relax.BlockBuilder(mod)
-    rewritten = {}
-    for variable, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            products = _products(function, activations)
-            if products:
-                rewritten[variable] = _with_kernels(function, products, builder)
-    if not rewritten:
-        return mod
-    result = builder.get()
-    for variable, function in rewritten.items():
-        result.update_func(variable, function)
-    return result
+    return with_te_kernels(mod, "matmul", lambda function: _products(function, activations))
 
 
 @dataclass(frozen=True)
@@ -53,6 +42,30 @@ class _Product:
     right: Permuted
     dtype: str
     order: tuple[int, ...]
+
+    @property
+    def arguments(self) -> list[Any]:
+        """The operands as they are stored."""
+        return [self.left.stored, self.right.stored]
+
+    def compute(self, *arguments: te.Tensor) -> te.Tensor:
+        """The product, summed in its type, of operands `[..., M, K]` and `[..., K, N]`."""
+        left, right = arguments
+        rows, columns = ([t.shape[axis] for axis in p.order] for t, p in ((left, self.left), (right, self.right)))
+        k = te.reduce_axis((0, rows[-1]), name="k")
+        rank = len(self.order)
+        batch = [_wider(rows, columns, axis - rank) for axis in range(rank - 2)]
+        shape = [*batch, rows[-2], columns[-1]]
+
+        def at(*result: Any) -> Any:
+            index = [result[self.order.index(axis)] for axis in range(rank)]
+            return te.sum(
+                element(left, self.left.order, [*index[:-1], k]).astype(self.dtype)
+                * element(right, self.right.order, [*index[:-2], k, index[-1]]).astype(self.dtype),
+                axis=k,
+            )
+
+        return te.compute([shape[axis] for axis in self.order], at, name="matmul")
 
 
 def _products(function: relax.Function, activations: bool) -> dict[relax.Var, _Product]:
@@ -74,43 +87,6 @@ def _products(function: relax.Function, activations: bool) -> dict[relax.Var, _P
 
 def _moves(order: Sequence[int]) -> bool:
     return list(order) != sorted(order)
-
-
-def _with_kernels(
-    function: relax.Function, products: dict[relax.Var, _Product], builder: relax.BlockBuilder
-) -> relax.Function:
-    def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
-        product = products.get(binding.var)
-        if product is None:
-            return binding
-        call = builder.call_te(
-            lambda left, right: _compute(left, right, product),
-            product.left.stored,
-            product.right.stored,
-            primfunc_name_hint="matmul",
-        )
-        return relax.VarBinding(binding.var, builder.normalize(call))
-
-    return relax.analysis.remove_all_unused(rewrite_calls(function, rewrite))
-
-
-def _compute(left: te.Tensor, right: te.Tensor, product: _Product) -> te.Tensor:
-    """The product, summed in its type, of operands `[..., M, K]` and `[..., K, N]` as they are stored."""
-    rows, columns = ([t.shape[axis] for axis in p.order] for t, p in ((left, product.left), (right, product.right)))
-    k = te.reduce_axis((0, rows[-1]), name="k")
-    rank = len(product.order)
-    batch = [_wider(rows, columns, axis - rank) for axis in range(rank - 2)]
-    shape = [*batch, rows[-2], columns[-1]]
-
-    def at(*result: Any) -> Any:
-        index = [result[product.order.index(axis)] for axis in range(rank)]
-        return te.sum(
-            element(left, product.left.order, [*index[:-1], k]).astype(product.dtype)
-            * element(right, product.right.order, [*index[:-2], k, index[-1]]).astype(product.dtype),
-            axis=k,
-        )
-
-    return te.compute([shape[axis] for axis in product.order], at, name="matmul")
 
 
 def _wider(left: Sequence[Any], right: Sequence[Any], axis: int) -> Any:

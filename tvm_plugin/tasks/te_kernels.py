@@ -1,0 +1,54 @@
+"""Kernels that are written as tensor expressions, in the place of several operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from tvm import ir, relax, te
+
+from ..transform.functions import rewrite_calls
+
+__all__ = ["TeKernel", "with_te_kernels"]
+
+
+class TeKernel(Protocol):
+    """What computes the value of a variable."""
+
+    @property
+    def arguments(self) -> list[Any]:
+        """The expressions that it reads."""
+
+    def compute(self, *arguments: te.Tensor) -> te.Tensor:
+        """The value, from placeholders for them."""
+
+
+def with_te_kernels(
+    mod: ir.IRModule, name: str, find: Callable[[relax.Function], Mapping[relax.Var, TeKernel]]
+) -> ir.IRModule:
+    """Bind the variables that `find` returns to calls of their kernels, called `name`, and drop what nobody reads."""
+    builder = relax.BlockBuilder(mod)
+    rewritten = {}
+    for variable, function in mod.functions_items():
+        kernels = find(function) if isinstance(function, relax.Function) else {}
+        if kernels:
+            rewritten[variable] = _rewrite(function, name, kernels, builder)
+    if not rewritten:
+        return mod
+    result = builder.get()
+    for variable, function in rewritten.items():
+        result.update_func(variable, function)
+    return result
+
+
+def _rewrite(
+    function: relax.Function, name: str, kernels: Mapping[relax.Var, TeKernel], builder: relax.BlockBuilder
+) -> relax.Function:
+    def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
+        kernel = kernels.get(binding.var)
+        if kernel is None:
+            return binding
+        call = builder.call_te(kernel.compute, *kernel.arguments, primfunc_name_hint=name)
+        return relax.VarBinding(binding.var, builder.normalize(call))
+
+    return relax.analysis.remove_all_unused(rewrite_calls(function, rewrite))
