@@ -209,6 +209,20 @@ def test_a_transposed_weight_and_its_product_are_one_kernel():
     assert_same_outputs(mod, kernels)
 
 
+def test_kernels_of_the_users_own_stay_beside_a_transposed_weight():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 512), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            own = builder.emit_te(lambda a: te.compute(a.shape, lambda i, j: a(i, j) * 2.0, name="twice"), x)
+            product = builder.emit(op.matmul(own, builder.emit(op.permute_dims(constant(600, 512)))))
+            result = builder.emit_output(product)
+        builder.emit_func_output(result)
+    mod, kernels = lower(builder.get())
+    assert "matmul" in " ".join(names(kernels))
+    assert_same_outputs(mod, kernels)
+
+
 def test_transposed_weights_keep_the_dtype_that_they_are_summed_in():
     def linear(emit, x):
         weight = relax.const(np.random.default_rng(0).standard_normal((1200, 512)).astype("float16"))
