@@ -29,6 +29,7 @@ from .hardware import Hardware
 from .memory_bound.kernel import block_names
 from .memory_bound.nest import extent_of
 from .memory_bound.row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
+from .register_tiles import tile_efficiency, tile_fits
 
 __all__ = [
     "EXPONENTIALS",
@@ -73,7 +74,7 @@ def attention_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     names = block_names(mod)
     if set(names[:-1]) != set(STAGES):
         return []
-    sketch = AttentionSketch(mod, hardware)
+    sketch = AttentionSketch(mod, names[-1], hardware)
     try:
         sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
     except ScheduleError:
@@ -89,20 +90,21 @@ class AttentionSketch(Sketch):
     ----------
     mod : tvm.ir.IRModule
         One function, "main", whose blocks are `STAGES` and the result.
+    output : str
+        Name of the block that writes the result.
     hardware : Hardware
     """
 
     name = "attention"
 
-    def __init__(self, mod: Any, hardware: Hardware) -> None:
-        self.mod, self.hardware = mod, hardware
+    def __init__(self, mod: Any, output: str, hardware: Hardware) -> None:
+        self.mod, self.output, self.hardware = mod, output, hardware
         schedule = Schedule(mod, error_render_level="none")
         products, values = (_extents(schedule, name) for name in (PRODUCTS, VALUES))
         *batch, self.all_rows, self.places, self.depth = products
         self.heads = prod(batch)
-        self.output = block_names(mod)[-1]
         self.columns = values[-2]
-        self.row_axis = _row_axis(schedule, self.output)
+        self.row_axis = _row_axis(schedule, output)
         self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
         self.lanes = hardware.lanes(4)
         rows = tuple(count for count in ROWS if self.all_rows % count == 0)
@@ -127,11 +129,8 @@ class AttentionSketch(Sketch):
         rows, *tiles, _, _ = values.T
         ok = np.ones(len(values), dtype=np.bool_)
         for mr, nr, ku in (tiles[:3], tiles[3:]):
-            vectors = nr // self.lanes
-            ok &= (rows % mr == 0) & (mr * vectors * ku <= 56)
-            ok &= mr * vectors + vectors + 1 <= self.hardware.vector_registers
-        result: NDArray[np.bool_] = ok
-        return result
+            ok &= (rows % mr == 0) & tile_fits(mr, nr // self.lanes, ku, self.hardware.vector_registers)
+        return ok
 
     def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Sketch.latency_s`: both products at the efficiency of their tiles, exponentials by vectors, keys and
@@ -146,10 +145,7 @@ class AttentionSketch(Sketch):
         serial_s = np.zeros(len(values))
         products = ((s_mr, s_nr, self.depth, self.depth), (v_mr, v_nr, self.places, self.columns))
         for mr, nr, steps, width in products:
-            sums = mr * nr / self.lanes
-            # Four cycles pass before a sum can be added to again; its operands are loaded once for mr or nr products.
-            loads = (mr + nr / self.lanes) / sums
-            efficiency = np.minimum(1.0, sums / 8) / np.maximum(1.0, 1.3 * loads) * steps / (steps + 6)
+            efficiency = tile_efficiency(mr, nr / self.lanes, steps)
             serial_s = serial_s + 2.0 * scores * width / machine.peak_flops_per_s / efficiency
         serial_s = serial_s + scores * EXP_INSTRUCTIONS * 2.0 / machine.peak_flops_per_s
         copied = blocks * self.places * (self.depth * key_panels + self.columns * value_panels)

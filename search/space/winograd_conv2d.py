@@ -26,6 +26,7 @@ from .base import Knob, Sketch
 from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names, inlined
+from .register_tiles import tile_efficiency, tile_fits
 from .winograd import DATA, PRODUCTS, ROWS
 
 __all__ = ["WinogradConv2dSketch", "winograd_conv2d_sketches"]
@@ -116,7 +117,7 @@ class WinogradConv2dSketch(Sketch):
         """See `Sketch.legal`: a block is whole runs of tiles, its sums fit the registers, the body stays small."""
         down, across, mr, nr, ku, _, chunks = values.T
         vectors = nr // self.lanes
-        fits = (mr * vectors + vectors + 1 <= self.hardware.vector_registers) & (mr * vectors * ku <= 56)
+        fits = tile_fits(mr, vectors, ku, self.hardware.vector_registers)
         whole = (across == self.across) | (down == 1)
         # The tiles of a run are whole rows of a block, or part of one: else they are no box.
         boxes = (down * across % mr == 0) & ((across % mr == 0) | (mr % across == 0))
@@ -129,13 +130,11 @@ class WinogradConv2dSketch(Sketch):
         """
         machine, tiles = self.hardware, self.batch * self.down * self.across
         down, across, mr, nr, ku, order, chunks = values.astype(np.float64).T
-        block, sums = down * across, mr * nr / self.lanes
+        block = down * across
         blocks = tiles / block * chunks
         used = np.minimum(machine.threads, blocks)
         share = np.ceil(blocks / used) / blocks  # of the whole, that the busiest thread computes
-        # Four cycles pass before a sum can be added to again; its operands are loaded once for mr or nr products.
-        loads = (mr + nr / self.lanes) / sums
-        efficiency = np.minimum(1.0, sums / 8) / np.maximum(1.0, 1.3 * loads) * self.inputs / (self.inputs + 6)
+        efficiency = tile_efficiency(mr, nr / self.lanes, self.inputs)
         product_s = 2.0 * self.matrices * tiles * self.inputs * self.outputs / machine.peak_flops_per_s / efficiency
         product_s = product_s * np.where(order == 1, 1.02, 1.0)
         weight_bytes = 4.0 * self.matrices * self.inputs * self.outputs / chunks

@@ -53,17 +53,15 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.CanonicalizeBindings(),
             ]
         )(mod)
+        on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
+        mod = legalize_permuted_products(legalize_attention(mod) if on_cpu else mod, activations=on_cpu)
         mod = transform.Sequential(
             [
                 *library_dispatch_passes(target),
                 relax.transform.LegalizeOps({"relax.concat": legalize_concat}),
                 relax.transform.AnnotateTIROpPattern(),
             ]
-        )(
-            legalize_permuted_products(
-                mod if is_gpu(target) else legalize_attention(mod), activations=not is_gpu(target)
-            )
-        )
+        )(mod)
         mod = transform.Sequential(
             [
                 relax.transform.FuseOps(),

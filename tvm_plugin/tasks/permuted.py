@@ -12,7 +12,7 @@ from ..transform.constants import is_static_tensor
 from ..transform.fold_weights import transposed_weights
 from ..transform.functions import leaves, operator, top_level_bindings, use_counts
 
-__all__ = ["Permuted", "element", "keeps_runs", "permute_order", "permuted_operands"]
+__all__ = ["Permuted", "element", "keeps_runs", "moves_axes", "permute_order", "permuted_operands"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Permuted:
     @property
     def is_permuted(self) -> bool:
         """Whether the operand is not the tensor."""
-        return self.order != tuple(range(len(self.order)))
+        return moves_axes(self.order)
 
 
 def permuted_operands(function: relax.Function, activations: bool) -> dict[relax.Var, Permuted]:
@@ -64,6 +64,11 @@ def permute_order(value: Any) -> tuple[int, ...]:
     rank = value.ty.ndim
     axes = value.attrs.axes
     return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
+
+
+def moves_axes(order: Sequence[int]) -> bool:
+    """Whether an order is another than that of the tensor."""
+    return list(order) != sorted(order)
 
 
 def keeps_runs(order: Sequence[int]) -> bool:

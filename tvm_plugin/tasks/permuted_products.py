@@ -16,7 +16,7 @@ from tvm import ir, relax, te
 
 from ..transform.constants import is_static_tensor
 from ..transform.functions import operator, top_level_bindings, use_counts
-from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
+from .permuted import Permuted, element, keeps_runs, moves_axes, permute_order, permuted_operands
 from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_permuted_products"]
@@ -82,11 +82,7 @@ def _products(function: relax.Function, activations: bool) -> dict[relax.Var, _P
         order = permute_order(binding.value) if activations else ()
         if order and binding.value.args[0] in products and uses[binding.value.args[0]] == 1 and keeps_runs(order):
             products[binding.var] = replace(products.pop(binding.value.args[0]), order=order)
-    return {var: p for var, p in products.items() if p.left.is_permuted or p.right.is_permuted or _moves(p.order)}
-
-
-def _moves(order: Sequence[int]) -> bool:
-    return list(order) != sorted(order)
+    return {var: p for var, p in products.items() if p.left.is_permuted or p.right.is_permuted or moves_axes(p.order)}
 
 
 def _wider(left: Sequence[Any], right: Sequence[Any], axis: int) -> Any:

@@ -1,0 +1,27 @@
+"""Tiles of sums in vector registers, as the sketches with several stages use them: rows times vectors of columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["tile_efficiency", "tile_fits"]
+
+LARGEST_BODY = 56
+"""Multiply-adds in an unrolled body; see contraction/sketch.py."""
+
+
+def tile_fits(rows: Any, vectors: Any, steps: Any, registers: int) -> NDArray[np.bool_]:
+    """Whether the sums fit the registers, with a row's vectors and a factor, and the unrolled body stays small."""
+    result: NDArray[np.bool_] = (rows * vectors + vectors + 1 <= registers) & (rows * vectors * steps <= LARGEST_BODY)
+    return result
+
+
+def tile_efficiency(rows: Any, vectors: Any, reduction: float) -> NDArray[np.float64]:
+    """Share of the multiply-add peak that tiles reach over a reduction of that many steps."""
+    sums = rows * vectors
+    # Four cycles pass before a sum can be added to again; its operands are loaded once for a row or column of products.
+    loads = (rows + vectors) / sums
+    return np.asarray(np.minimum(1.0, sums / 8) / np.maximum(1.0, 1.3 * loads) * reduction / (reduction + 6))
