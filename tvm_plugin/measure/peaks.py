@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SetupError
+from ..machine import core_count
 from ..search.space.hardware import Hardware
 from .affinity import on_first_core
 
@@ -31,6 +32,9 @@ PATIENCE = 6
 
 PATIENCE_S = 4.0
 """And after so many seconds even rounds that are still missing are given up."""
+
+ALL_CORES_CLOCK = 0.65
+"""All cores under load keep at least this share of one core's clock. A slower figure is somebody else's doing."""
 
 LIMIT_S = 120.0
 
@@ -129,11 +133,22 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
     one = flops / seconds["fma_one"]
     return {
         "peak_flops_per_s": one,
-        "peak_flops_per_s_all": max(one, flops * threads / seconds["fma_all"]),
+        "peak_flops_per_s_all": _peak_of_all(one, flops * threads / seconds["fma_all"], threads),
         "bandwidth_bytes_per_s": 8.0 * threads * large * lanes / seconds["copy_memory"],
         "cache_bandwidth_bytes_per_s": 8.0 * small * lanes / seconds["copy_cached"],
         "parallel_overhead_s": max(0.0, seconds["parallel"] - seconds["serial"]),
     }
+
+
+def _peak_of_all(one: float, measured: float, threads: int) -> float:
+    """FLOP/s of all threads, of those of one and what was measured, perhaps beside a busy neighbour.
+
+    A peak that is too low ends the search at half speed, one that is too high only lets it go on. Hardware threads
+    that share a core are believed: together they may be no faster than one.
+    """
+    if threads <= core_count() and measured < ALL_CORES_CLOCK * threads * one:
+        return threads * one
+    return max(one, measured)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from . import side_by_side
 from .fold_weights import FoldWeights
 from .huge_pages import in_huge_pages
 from .pack_weights import pack_weights
+from .plain_schedules import with_plain_schedules
 from .stored_schedules import stored_schedules
 
 __all__ = [
@@ -147,16 +148,17 @@ def after_kernels() -> list[transform.Pass]:
     ]
 
 
-def untuned_executable(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
+def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> relax.VMExecutable:
     """What TVM's default pipeline makes of a Relax module: fused, not scheduled. The baseline.
 
-    Weights are folded with numpy first, which only saves the minutes that FoldConstant may take.
+    Weights are folded with numpy first, which only saves the minutes that FoldConstant may take. With `plain`, the same
+    kernels with plain schedules (CPUs only): no baseline, but the same outputs, much sooner.
     """
     with transform.PassContext(opt_level=3):
         mod = transform.Sequential([FoldWeights(transposes=True)])(mod)
         with target:
             mod = relax.get_default_pipeline(target)(mod)
-    return side_by_side.build(mod, target, {})
+    return side_by_side.build(with_plain_schedules(mod) if plain else mod, target, {})
 
 
 def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:

@@ -103,10 +103,15 @@ class Forms:
         """A form of the given graph: the same one in every run, whatever the searches find."""
         return next(variant for variant, form in zip(self.variants, self.forms, strict=True) if not form.rewritten)
 
+    @property
+    def given_flops(self) -> float:
+        """Floating-point operations of one run of the given model."""
+        (given,) = self.of([self.given])
+        return max(1.0, sum(task.calls * task.flops for task in given.tasks))
+
     def untuned_s_per_flop(self, latency_s: float) -> float:
         """Seconds an operation of kernels that nobody scheduled, where the given model takes `latency_s`."""
-        (given,) = self.of([self.given])
-        return latency_s / max(1.0, sum(task.calls * task.flops for task in given.tasks))
+        return latency_s / self.given_flops
 
     def shortlist(
         self,

@@ -103,7 +103,8 @@ class TuneResult:
     mod : tvm.ir.IRModule
         The tuned module: fused kernels with their schedules, weights packed. `tvm.compile` builds it.
     latency_s, baseline_latency_s : float
-        Seconds of one run of the whole model, tuned and untuned (the minimum of several).
+        Seconds of one run of the whole model, tuned and untuned (the minimum of several). Where running it untuned
+        would take more than 2 % of the time budget, the sum of its kernels (`summary.baseline_estimated`).
     tasks : list of TaskResult
         One entry a distinct kernel.
     graph : GraphResult or None

@@ -353,6 +353,21 @@ class Session:
             )
         return results
 
+    def learn_untuned_speed(self, kernels: Sequence[KernelSearch]) -> None:
+        """Take `untuned_s_per_flop` from the kernels that ran untuned, where there are any."""
+        ran = [kernel for kernel in kernels if math.isfinite(kernel.baseline_s) and kernel.task.flops]
+        if ran:
+            seconds = sum(kernel.status.calls * kernel.baseline_s for kernel in ran)
+            self.untuned_s_per_flop = seconds / max(1.0, sum(k.status.calls * k.task.flops for k in ran))
+
+    def untuned_s(self, tasks: Sequence[TaskResult]) -> float:
+        """Seconds of all calls of kernels as TVM compiles them; by `untuned_s_per_flop` where that is impossible."""
+        return sum(
+            task.calls * (task.baseline_latency_s if math.isfinite(task.baseline_latency_s) else guess_s)
+            for task in tasks
+            for guess_s in [self.untuned_s_per_flop * task.flops]
+        )
+
     def _guess(self, kernel: KernelSearch) -> TaskResult:
         for decision in self.prices.defaults(kernel.task):
             try:

@@ -1,0 +1,141 @@
+"""The outputs that a tuned model must meet, where running the untuned model would take too much of the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import eqtune
+from eqtune.machine import detect_target
+from eqtune.measure import peaks
+from eqtune.report.table import closing_lines
+from eqtune.runtime import ModelRunner
+from eqtune.transform.apply_tuned import untuned_executable
+from eqtune.tune import reference
+
+Body = Callable[[relax.BlockBuilder, relax.Var], relax.Expr]
+
+
+def module(shape: tuple[int, ...], body: Body) -> tvm.IRModule:
+    """A model of one input."""
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(body(builder, x))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def weight(*shape: int) -> relax.Expr:
+    return relax.const(np.random.default_rng(0).standard_normal(shape).astype("float32"))
+
+
+def convolution(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.nn.conv2d(x, weight(12, 4, 3, 3), padding=1, groups=2))))
+    return relax.op.nn.max_pool2d(y, (3, 3), (2, 2), (1, 1), ceil_mode=True)
+
+
+def product(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    return relax.op.nn.softmax(bb.emit(relax.op.matmul(x, weight(64, 70))))
+
+
+BODIES: dict[str, tuple[tuple[int, ...], Body]] = {
+    "convolution and ragged pooling": ((1, 8, 17, 17), convolution),
+    "product and softmax": ((33, 64), product),
+    "sum of all": ((7, 9), lambda bb, x: relax.op.sum(x)),
+    "statistics": ((5, 96), lambda bb, x: relax.op.nn.layer_norm(x, weight(96), weight(96), axes=[-1])),
+    "sorting": ((4, 30), lambda bb, x: relax.op.sort(x)),
+    "largest": ((4, 30), lambda bb, x: relax.op.astype(relax.op.argmax(x, axis=1), "float32")),
+    "comparison": ((4, 30), lambda bb, x: relax.op.where(relax.op.greater(x, weight(30)), x, weight(4, 30))),
+    "table": ((4, 30), lambda bb, x: relax.op.take(x, relax.const([3, 1, 29], "int32"), axis=1)),
+    "one element": ((1,), lambda bb, x: relax.op.exp(x)),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_plain_schedules_compute_what_stock_tvm_does(name: str) -> None:
+    mod = module(*BODIES[name])
+    x = np.random.default_rng(1).standard_normal(BODIES[name][0]).astype("float32")
+    target = detect_target(2)
+    (expected,) = ModelRunner(untuned_executable(mod, target), threads=2)(x)
+    (actual,) = ModelRunner(untuned_executable(mod, target, plain=True), threads=2)(x)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_that_takes_long_untuned_is_compared_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = spy_on_untuned(monkeypatch)
+    monkeypatch.setattr(reference, "UNTUNED_SHARE", 0.0)
+    result = tune(tmp_path)
+    assert built == [True]
+    assert result.max_rel_error <= 1e-4
+    assert result.summary.baseline_estimated
+    assert any("untuned about" in line for line in closing_lines(result.summary))
+    assert result.baseline_latency_s == pytest.approx(sum(t.calls * t.baseline_latency_s for t in result.tasks))
+    again = tune(tmp_path)
+    assert built == [True]  # the outputs are kept in the work directory
+    assert again.max_rel_error <= 1e-4
+
+
+def test_plain_schedules_that_do_not_compile_are_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(mod: tvm.IRModule) -> tvm.IRModule:
+        raise ValueError("not today")
+
+    monkeypatch.setattr(reference, "UNTUNED_SHARE", 0.0)
+    monkeypatch.setattr("eqtune.transform.apply_tuned.with_plain_schedules", refuse)
+    assert tune(tmp_path).max_rel_error <= 1e-4
+
+
+def test_a_wrong_model_is_refused_without_the_untuned_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "UNTUNED_SHARE", 0.0)
+    exact = reference.Reference.first_run.func  # type: ignore[attr-defined]
+
+    def wrong(self: reference.Reference) -> Any:
+        outputs, seconds = exact(self)
+        return [output + 1.0 for output in outputs], seconds
+
+    monkeypatch.setattr(reference.Reference, "first_run", property(wrong))
+    with pytest.raises(eqtune.MismatchError):
+        tune(tmp_path)
+
+
+def test_what_runs_quickly_is_run_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = spy_on_untuned(monkeypatch)
+    assert not tune(tmp_path).summary.baseline_estimated
+    assert built == [False]
+
+
+def test_a_peak_that_a_busy_neighbour_halved_is_not_believed() -> None:
+    assert peaks._peak_of_all(100e9, 98e9, 1) == 100e9
+    cores = peaks.core_count()
+    assert peaks._peak_of_all(100e9, 100e9 * cores, cores) == 100e9 * cores
+    assert peaks._peak_of_all(100e9, 51e9 * cores, cores) == 100e9 * cores
+    assert peaks._peak_of_all(100e9, 80e9 * cores, cores) == max(100e9, 80e9 * cores)
+    assert peaks._peak_of_all(100e9, 100e9 * cores, 2 * cores) == 100e9 * cores  # hardware threads share cores
+
+
+def tune(work_dir: Path) -> eqtune.TuneResult:
+    mod = module(*BODIES["product and softmax"])
+    return eqtune.tune_model(
+        mod, time_budget_s=20.0, trials=4, graph="off", threads=1, work_dir=work_dir, progress=False
+    )
+
+
+def spy_on_untuned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each untuned executable that is built from now on has plain schedules."""
+    built: list[bool] = []
+
+    def build(mod: tvm.IRModule, target: Any, plain: bool = False) -> Any:
+        built.append(plain)
+        return untuned_executable(mod, target, plain)
+
+    monkeypatch.setattr(reference, "untuned_executable", build)
+    return built
