@@ -77,12 +77,24 @@ def test_a_model_that_takes_long_untuned_is_compared_all_the_same(
     result = tune(tmp_path)
     assert built == [True]
     assert result.max_rel_error <= 1e-4
-    assert result.summary.baseline_estimated
-    assert any("untuned about" in line for line in closing_lines(result.summary))
-    assert result.baseline_latency_s == pytest.approx(sum(t.calls * t.baseline_latency_s for t in result.tasks))
+    assert result.summary.plain_baseline
+    assert any("plain schedules" in line for line in closing_lines(result.summary))
     again = tune(tmp_path)
-    assert built == [True]  # the outputs are kept in the work directory
+    assert built == [True]  # outputs and latency are kept in the work directory
     assert again.max_rel_error <= 1e-4
+    assert again.baseline_latency_s == result.baseline_latency_s
+
+
+def test_a_kernel_for_which_nothing_better_is_found_keeps_the_plain_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "UNTUNED_SHARE", 0.0)
+    monkeypatch.setattr("eqtune.tune.session.Session._choose", lambda self, kernel, look: None)
+    result = tune(tmp_path)
+    assert any(task.measured for task in result.tasks)
+    for task in result.tasks:
+        assert not task.measured or (task.latency_s == task.baseline_latency_s and "Parallel" in task.trace)
+    assert result.max_rel_error <= 1e-4
 
 
 def test_plain_schedules_that_do_not_compile_are_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +121,7 @@ def test_a_wrong_model_is_refused_without_the_untuned_one(tmp_path: Path, monkey
 
 def test_what_runs_quickly_is_run_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = spy_on_untuned(monkeypatch)
-    assert not tune(tmp_path).summary.baseline_estimated
+    assert not tune(tmp_path).summary.plain_baseline
     assert built == [False]
 
 

@@ -82,6 +82,12 @@ class LocalMeasurer:
     memory_bytes : int, optional
         What one worker may allocate; by default, 60 % of the machine's memory.
 
+    Attributes
+    ----------
+    plain_baselines : bool
+        False; True compares with plain schedules (`transform/plain_schedules.py`) instead of untuned kernels, which
+        take seconds each. Assign it before the first measurement.
+
     Raises
     ------
     InputError
@@ -104,6 +110,7 @@ class LocalMeasurer:
         self.hardware = hardware
         self.threads = cores if threads is None else threads
         self.overheads = Overheads()
+        self.plain_baselines = False
         workers = cores if workers is None else workers
         for name, value in (("threads", self.threads), ("workers", workers), ("timeout_s", timeout_s)):
             if not value > 0:
@@ -136,8 +143,8 @@ class LocalMeasurer:
     def baseline(self, tasks: Sequence[Task]) -> list[float]:
         """Seconds of one call of each kernel as TVM compiles it without a schedule; `inf` where that is impossible.
 
-        Kernels that take long run once, two or more at a time; the others are timed one by one. Their outputs are the
-        reference.
+        With `plain_baselines`, of each kernel with its plain schedule. Kernels that take long run once, two or more at
+        a time; the others are timed one by one. Their outputs are the reference.
         """
         new = list({task.workload_hash: task for task in tasks if task.workload_hash not in self._baselines}.values())
         if new:
@@ -229,7 +236,11 @@ class LocalMeasurer:
         started = time.monotonic()
         answers = self._pool.map(
             [
-                Request({"op": "untuned", "batch": self._batch, "task": trial.task}, limit_s, (trial.task,))
+                Request(
+                    {"op": "untuned", "batch": self._batch, "task": trial.task, "plain": self.plain_baselines},
+                    limit_s,
+                    (trial.task,),
+                )
                 for trial in trials
             ]
         )

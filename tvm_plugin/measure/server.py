@@ -7,10 +7,12 @@
      "save": bool, "check": bool, "cold_weights": bool}
         -> {"latencies_s": [...], "given_up": bool, "domain": ..., "disturbed": bool} or an error; with "cold_s" where
            it was asked for
-    {"op": "untuned", "batch": n, "workloads": {hash: text}, "task": hash}
-        -> {"program": key, "latencies_s": [seconds of one call], "domain": ...} or an error; the outputs are saved
+    {"op": "untuned", "batch": n, "workloads": {hash: text}, "task": hash, "plain": bool}
+        -> {"program": key, "latencies_s": [seconds of one call], "domain": ...} or an error; the outputs are saved.
+           "plain" asks for a plain schedule, where there is one that compiles
 
-A candidate is {"task": hash} with one of "decision", "trace" and "untuned". An error is {"error": kind, "detail": ...}.
+A candidate is {"task": hash} with one of "decision", "trace", "untuned" and "plain". An error is {"error": kind,
+"detail": ...}.
 A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone;
 without "check" they are not compared with it. "cold_s" is the time of a call that finds its weights in no cache.
 "disturbed" says that the cores were not at full speed before or after it (`gauge.py`).
@@ -34,6 +36,7 @@ from ..records.workload import deserialize_workload
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
 from ..search.space.lowering import prepare_for_lowering
+from ..transform.plain_schedules import plain_schedule
 from .affinity import on_first_core
 from .arguments import Interface
 from .bench import Bench
@@ -153,7 +156,11 @@ class Server:
     def _schedule(self, candidate: Mapping[str, Any]) -> _Scheduled:
         task = str(candidate["task"])
         workload = self._workloads[task]
-        if candidate.get("untuned"):
+        if candidate.get("plain"):
+            plain = plain_schedule(workload.mod["main"])
+            if plain is not None:
+                return _Scheduled(f"{task}_plain", "", plain.mod["main"], stock=True)
+        if candidate.get("plain") or candidate.get("untuned"):
             return _Scheduled(f"{task}_untuned", "", workload.mod["main"], stock=True)
         if "trace" in candidate:
             schedule = replay(candidate["trace"], workload.mod)
@@ -207,8 +214,11 @@ class Server:
 
     def _run_untuned(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Compile a kernel as it is and run it once, perhaps beside other workers: slow ones take seconds each."""
-        (built,) = self._build({**request, "candidates": [{"task": request["task"], "untuned": True}]})["built"]
-        if "error" in built:
+        for wish in ["plain", "untuned"] if request.get("plain") else ["untuned"]:
+            (built,) = self._build({**request, "candidates": [{"task": request["task"], wish: True}]})["built"]
+            if "error" not in built:
+                break
+        else:
             return dict(built)
         run = {"program": built["program"], "domain": "normal", "effort": asdict(ONCE), "best_s": math.inf}
         return built | self._run({**request, **run, "save": True, "check": True})

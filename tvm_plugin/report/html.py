@@ -61,11 +61,7 @@ def _head(summary: RunSummary) -> str:
     tiles = []
     if summary.baseline_s is not None and summary.tuned_s is not None:
         tiles += [
-            _tile(
-                "Untuned",
-                duration(summary.baseline_s),
-                note="sum of its kernels: not run as a whole" if summary.baseline_estimated else "",
-            ),
+            _tile("Plain schedules" if summary.plain_baseline else "Untuned", duration(summary.baseline_s)),
             _tile("Tuned", duration(summary.tuned_s), accent=True),
             _tile("Speedup", times(summary.speedup), accent=True),
         ]

@@ -89,8 +89,8 @@ class RunSummary:
     kernels : tuple of KernelRow
     baseline_s, tuned_s : float or None
         Seconds of one run of the whole model, untuned and tuned; None when only kernels were tuned.
-    baseline_estimated : bool
-        The untuned model was not run, because that takes long: `baseline_s` is the sum of its kernels.
+    plain_baseline : bool
+        Running the untuned model takes too long: baselines are of plain schedules, of the model and of its kernels.
     max_abs_error, max_rel_error : float or None
         Largest difference of the tuned outputs from the reference, absolute, and relative to the largest reference
         value; None when it was not checked.
@@ -120,7 +120,7 @@ class RunSummary:
     kernels: tuple[KernelRow, ...]
     baseline_s: float | None = None
     tuned_s: float | None = None
-    baseline_estimated: bool = False
+    plain_baseline: bool = False
     max_abs_error: float | None = None
     max_rel_error: float | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -258,7 +258,7 @@ def _summary(fields: Mapping[str, Any]) -> RunSummary:
         kernels=tuple(_kernel(kernel) for kernel in fields["kernels"]),
         baseline_s=_optional(fields.get("baseline_s")),
         tuned_s=_optional(fields.get("tuned_s")),
-        baseline_estimated=bool(fields.get("baseline_estimated", False)),
+        plain_baseline=bool(fields.get("plain_baseline", False)),
         max_abs_error=_optional(fields.get("max_abs_error")),
         max_rel_error=_optional(fields.get("max_rel_error")),
         machine=dict(fields.get("machine", {})),

@@ -55,7 +55,7 @@ def closing_lines(summary: RunSummary) -> list[str]:
         )
     if summary.baseline_s is not None and summary.tuned_s is not None:
         lines.append(
-            f"{printable(summary.model)}: untuned {'about ' if summary.baseline_estimated else ''}"
+            f"{printable(summary.model)}: {'plain schedules' if summary.plain_baseline else 'untuned'} "
             f"{duration(summary.baseline_s)}, tuned {duration(summary.tuned_s)}, "
             f"{times(summary.speedup)} faster on {printable(summary.context.device)}, "
             f"{summary.context.threads} thread{'s' if summary.context.threads != 1 else ''}"

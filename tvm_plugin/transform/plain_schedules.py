@@ -12,7 +12,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.s_tir import ScheduleError
 
-__all__ = ["with_plain_schedules"]
+__all__ = ["plain_schedule", "with_plain_schedules"]
 
 WIDEST = 64
 """Most elements of the last axis that are computed together: 4 vectors of 512 bits."""
@@ -29,28 +29,31 @@ def with_plain_schedules(mod: ir.IRModule) -> ir.IRModule:
     result = mod.clone()
     for variable, kernel in mod.functions_items():
         if isinstance(kernel, tirx.PrimFunc):
-            result.update_func(variable, _scheduled(kernel))
+            schedule = plain_schedule(kernel)
+            if schedule is not None:
+                result.update_func(variable, schedule.mod["main"])
     return result
 
 
-def _scheduled(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+def plain_schedule(kernel: tirx.PrimFunc) -> s_tir.Schedule | None:
+    """The kernel, as "main", with the first of its stages scheduled until one cannot be; None where none can."""
     try:
         schedule = s_tir.Schedule(tvm.IRModule({"main": kernel}))
-        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+        stages = schedule.get_child_blocks(schedule.get_sblock("root"))
     except (ScheduleError, ValueError, TypeError, tvm.error.InternalError):
-        return kernel
-    for block in blocks:
+        return None
+    for stage in stages:
         before = schedule.copy()
         try:
-            _schedule_block(schedule, block)
+            _schedule_stage(schedule, stage)
         except ScheduleError:
-            return before.mod["main"]
-    return schedule.mod["main"]
+            return before
+    return schedule
 
 
-def _schedule_block(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:
-    axes = schedule.get(block).iter_vars
-    loops = schedule.get_loops(block)
+def _schedule_stage(schedule: s_tir.Schedule, stage: s_tir.schedule.SBlockRV) -> None:
+    axes = schedule.get(stage).iter_vars
+    loops = schedule.get_loops(stage)
     if len(loops) != len(axes):
         return
     spatial = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type == tirx.IterVar.DataPar]
@@ -65,4 +68,4 @@ def _schedule_block(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) ->
     schedule.vectorize(vector)
     schedule.parallel(shared)
     if sums:
-        schedule.decompose_reduction(block, sums[0])
+        schedule.decompose_reduction(stage, sums[0])

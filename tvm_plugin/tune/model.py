@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from ..errors import InputError, MismatchError
 from ..frontends import ImportedModel, load_model
 from ..frontends.verify import compare
-from ..gpu_machine import is_gpu
 from ..measure.gauge import Gauge
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import build_executable
 from .estimate import estimated_result
 from .forms import Form, Forms, check_graph, graph_config, model_forms
 from .loop import TuningLoop
-from .reference import UNTUNED_S_PER_FLOP, Reference
+from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
 from .session import FINISH_S, Session, Settings
 from .summarize import command_line, summarize
@@ -142,23 +141,18 @@ def tune_model(
         forms, graph_result = model_forms(
             imported.mod, session.target, config or "off", session.graph_prices(imported.mod), seconds=session.graph_s
         )
+        in_limited_time = session.budget.time_s is not None and session.runs
         reference = _reference(imported, forms, session)
-        finish_s = None
-        if session.budget.time_s is not None and session.runs:
-            finish_s = reference.prepare()
-            untuned_s = reference.latency_s
-            session.untuned_s_per_flop = (
-                UNTUNED_S_PER_FLOP if untuned_s is None else forms.untuned_s_per_flop(untuned_s)
-            )
+        finish_s = reference.prepare() if in_limited_time else None
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
+        if in_limited_time:
+            session.untuned_s_per_flop = forms.untuned_s_per_flop(reference.latency_s)
         session.identify(forms.given, permits="fast-math" if fast_math else "")
         accuracy = _Accuracy(session, reference, verify)
         forms = accuracy.not_refused(forms)
         forms = forms.shortlist(session.prices.in_model_s, session.affords, session.prices.is_measured, session.winner)
         forms = accuracy.screened(forms)
         loop = session.search(forms.tasks, forms.variants, guess=verify)
-        if reference.latency_s is None:
-            session.learn_untuned_speed(loop.kernels)
         if not session.runs:
             results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
             return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
@@ -178,8 +172,7 @@ def tune_model(
                 f"absolute, where {accuracy.tolerance:.0e} relative is allowed; nothing is returned. The records and "
                 f"the log are in {session.work.path}"
             )
-        measured_s = reference.latency_s
-        baseline_s = session.untuned_s(tuned.tasks) if measured_s is None else measured_s
+        baseline_s = reference.latency_s
         if latency_s > baseline_s:  # perhaps only because the machine was quieter when the baseline was timed
             latency_s, baseline_s = time_side_by_side([tuned.run, reference.run], reference.inputs)
         if latency_s > baseline_s:
@@ -193,7 +186,7 @@ def tune_model(
             tuned.tasks,
             wall_s=time.monotonic() - started,
             baseline_s=baseline_s,
-            baseline_estimated=measured_s is None,
+            plain_baseline=reference.plain,
             tuned_s=latency_s,
             max_abs_error=absolute if verify else math.nan,
             max_rel_error=relative if verify else math.nan,
@@ -285,8 +278,7 @@ class _Accuracy:
         if not form.lossy or not self.verify or not self.session.runs or self._known(form):
             return True
         budget_s = self.session.budget.time_s
-        untuned_s = self.reference.latency_s
-        if untuned_s is None or (budget_s is not None and untuned_s > SCREENING_SHARE * budget_s):
+        if budget_s is not None and self.reference.latency_s > SCREENING_SHARE * budget_s:
             return True
         run = ModelRunner(build_executable(form.mod, self.session.target), threads=self.session.context.threads)
         return self._judge(form, self.errors(run)[1])
@@ -320,9 +312,10 @@ class _Accuracy:
 
 
 def _reference(imported: ImportedModel, forms: Forms, session: Session) -> Reference:
-    """The untuned model; a quick one, where running it takes too much of the time budget."""
+    """What the tuned model is compared with; where running it untuned takes too long, kernels have plain schedules."""
     budget_s = session.budget.time_s
-    can_be_quick = session.runs and not is_gpu(session.target)
+    if budget_s is not None and Reference.takes_too_long(forms.given_flops, budget_s):
+        session.use_plain_baselines()
     return Reference(
         imported,
         session.target,
@@ -330,7 +323,7 @@ def _reference(imported: ImportedModel, forms: Forms, session: Session) -> Refer
         session.settings.seed,
         session.context_key,
         session.context.threads,
-        quick=can_be_quick and budget_s is not None and Reference.takes_too_long(forms.given_flops, budget_s),
+        plain=session.plain_baselines,
     )
 
 

@@ -1,7 +1,7 @@
 """The untuned model: the baseline that must be beaten, and the outputs that must be met.
 
-Stock TVM computes 0.5 to 2 GFLOP a second: VGG-19 takes 23 s to run once. Where a run takes too much of the time
-budget, plain schedules give the same outputs (transform/plain_schedules.py); the baseline is the sum of its kernels.
+Stock TVM computes 0.5 to 2 GFLOP a second: VGG-19 takes 23 s to run once. Where a run would take too much of the time
+budget, plain schedules give the same outputs (transform/plain_schedules.py), and are the baseline, a harder one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ..transform.constants import array_of
 from ..transform.functions import constant_bytes, constants
 from .workdir import WorkDirectory
 
-__all__ = ["UNTUNED_S_PER_FLOP", "Reference"]
+__all__ = ["Reference"]
 
 LOGGER = logging.getLogger(__name__)
 
 Outputs = list[NDArray[Any]]
 
 UNTUNED_S_PER_FLOP = 1e-9
-"""What an operation takes untuned, roughly, before anything is measured."""
+"""What an operation takes untuned, roughly."""
 
 UNTUNED_SHARE = 0.02
-"""Of the time budget, what one run of the untuned model may take by this guess; else it is not run."""
+"""Of the time budget, what one run of the untuned model may take by this guess; else it is scheduled plainly."""
 
 LONG_S = 1.0
 """Of an untuned run that takes longer, one run is enough."""
@@ -51,7 +51,7 @@ WEIGHTS_BYTES_PER_S = 1e8
 
 @dataclass
 class Reference:
-    """The model as stock TVM compiles it. What it gave is kept in the work directory.
+    """The model as stock TVM compiles it, or with plain schedules. What it gave is kept in the work directory.
 
     Attributes
     ----------
@@ -63,8 +63,8 @@ class Reference:
     context_key : str
         Where the latency is valid.
     threads : int
-    quick : bool
-        The outputs come from plain schedules, unless a framework gives them, and the baseline is not timed.
+    plain : bool
+        With plain schedules.
     """
 
     imported: ImportedModel
@@ -73,7 +73,7 @@ class Reference:
     seed: int
     context_key: str
     threads: int
-    quick: bool = False
+    plain: bool = False
 
     @staticmethod
     def takes_too_long(flops: float, time_budget_s: float) -> bool:
@@ -87,7 +87,12 @@ class Reference:
 
     @cached_property
     def executable(self) -> Any:
-        """Stock TVM's executable."""
+        """Stock TVM's executable, or the plain one."""
+        if self.plain:
+            try:
+                return untuned_executable(self.imported.mod, self.target, plain=True)
+            except Exception as error:  # noqa: BLE001 - LLVM raises anything; the stock kernels are still there
+                LOGGER.warning("plain schedules do not compile, the untuned model is run: %s", error)
         return untuned_executable(self.imported.mod, self.target)
 
     @cached_property
@@ -98,31 +103,17 @@ class Reference:
     @cached_property
     def first_run(self) -> tuple[Outputs, float]:
         """Outputs of the first run, and its seconds, which are all that is measured where they are many."""
-        run = self._plain_run() if self.quick else self.run
+        run = self.run
         started = time.monotonic()
         outputs = run(*self.inputs)
         return outputs, time.monotonic() - started
 
-    def _plain_run(self) -> ModelRunner:
-        try:
-            executable = untuned_executable(self.imported.mod, self.target, plain=True)
-        except Exception as error:  # noqa: BLE001 - LLVM raises anything; the stock kernels are still there
-            LOGGER.warning("plain schedules do not compile, the untuned model is run: %s", error)
-            return self.run
-        return ModelRunner(executable, threads=self.threads)
-
-    @property
-    def known_latency_s(self) -> float | None:
-        """Seconds of one untuned run, where an earlier run of the tuner timed it."""
-        known = self.work.database.get_json(self.key)
-        return None if known is None else float(known["latency_s"])
-
     @cached_property
-    def latency_s(self) -> float | None:
-        """Seconds of one untuned run: the minimum of two or more, where one does not take long. None: too long."""
-        known = self.known_latency_s
-        if known is not None or self.quick:
-            return known
+    def latency_s(self) -> float:
+        """Seconds of one untuned run: the minimum of two or more, where one does not take long."""
+        known = self.work.database.get_json(self.key)
+        if known is not None:
+            return float(known["latency_s"])
         _, latency_s = self.first_run
         if latency_s <= LONG_S:
             (latency_s,) = time_side_by_side([self.run], self.inputs, budget_s=0.5, at_least=1)
@@ -147,22 +138,24 @@ class Reference:
         Returns about how many seconds the same will take for a tuned model, None where an earlier run knows the latency
         and nothing was compiled.
         """
-        if self.known_latency_s is not None or (self.quick and self.work.load_reference(self.key) is not None):
+        if self.work.database.get_json(self.key) is not None:
             return None
         started = time.monotonic()
         _, run_s = self.first_run
         compile_s = time.monotonic() - started - run_s
         weights_s = constant_bytes(self.imported.mod) / WEIGHTS_BYTES_PER_S
         finish_s = COMPILE_RATIO * compile_s + weights_s + TIMING_S
-        if self.quick or run_s > LONG_S:
-            # Kept now: what takes long is not run again, by a run that resumes this one either.
-            _ = self.latency_s, self.imported.reference or self.outputs
-        return finish_s + (2 * run_s if run_s <= LONG_S else 0.0)
+        if run_s <= LONG_S:
+            return finish_s + 2 * run_s
+        # Kept now: what takes long is not run again, by a run that resumes this one either.
+        _ = self.latency_s, self.imported.reference or self.outputs
+        return finish_s
 
     @cached_property
     def key(self) -> str:
         """Names the model with the contents of its weights, the inputs and the context."""
-        return f"reference:{self.context_key}:{_fingerprint(self.imported.mod)}:{self.seed}"
+        plain = ":plain" if self.plain else ""
+        return f"reference:{self.context_key}:{_fingerprint(self.imported.mod)}:{self.seed}{plain}"
 
 
 def _fingerprint(mod: Any) -> str:

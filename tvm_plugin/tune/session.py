@@ -22,6 +22,7 @@ from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target
 from ..measure.base import Measurement, Measurer
 from ..measure.gauge import Gauge, multiply_adds
+from ..measure.local import LocalMeasurer
 from ..records import Context
 from ..records.record import NOT_MEASURED
 from ..records.traces import trace_to_json
@@ -33,6 +34,7 @@ from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
 from ..tasks.task import Task
 from ..transform.functions import constant_bytes
+from ..transform.plain_schedules import plain_schedule
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
 from .loop import BATCH, TRIAL_S, TuningLoop, Variant
@@ -120,7 +122,9 @@ class Session:
     run_key : str
         Where the spent budget of this set of kernels is kept; "" before `identify` or `search`.
     untuned_s_per_flop : float
-        How long untuned kernels take, roughly; 0 before somebody says so.
+        How long kernels take that are not tuned, roughly; 0 before somebody says so.
+    plain_baselines : bool
+        Whether those have plain schedules.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -140,6 +144,7 @@ class Session:
         self.run_key = ""
         self.finish_s = FINISH_S
         self.untuned_s_per_flop = 0.0
+        self.plain_baselines = False
         self._spaces: dict[str, Space] = {}
         self._any_ran = False
         self.work = WorkDirectory(settings.work_dir)
@@ -288,6 +293,14 @@ class Session:
             loop.drop_slow_variants()
         return loop
 
+    def use_plain_baselines(self) -> None:
+        """Compare with plain schedules instead of untuned kernels, where the measurer can do that: it takes less time.
+
+        Call it before anything is measured.
+        """
+        if isinstance(self.measurer, LocalMeasurer):
+            self.plain_baselines = self.measurer.plain_baselines = True
+
     def gauge(self) -> Gauge | None:
         """Of the cores, for timing whole models; None on a GPU, and where there is no time to wait for full speed."""
         left_s = self.budget.whole_seconds_left
@@ -353,21 +366,6 @@ class Session:
             )
         return results
 
-    def learn_untuned_speed(self, kernels: Sequence[KernelSearch]) -> None:
-        """Take `untuned_s_per_flop` from the kernels that ran untuned, where there are any."""
-        ran = [kernel for kernel in kernels if math.isfinite(kernel.baseline_s) and kernel.task.flops]
-        if ran:
-            seconds = sum(kernel.status.calls * kernel.baseline_s for kernel in ran)
-            self.untuned_s_per_flop = seconds / max(1.0, sum(k.status.calls * k.task.flops for k in ran))
-
-    def untuned_s(self, tasks: Sequence[TaskResult]) -> float:
-        """Seconds of all calls of kernels as TVM compiles them; by `untuned_s_per_flop` where that is impossible."""
-        return sum(
-            task.calls * (task.baseline_latency_s if math.isfinite(task.baseline_latency_s) else guess_s)
-            for task in tasks
-            for guess_s in [self.untuned_s_per_flop * task.flops]
-        )
-
     def _guess(self, kernel: KernelSearch) -> TaskResult:
         for decision in self.prices.defaults(kernel.task):
             try:
@@ -395,6 +393,10 @@ class Session:
         baseline_s = kernel.baseline_s
         if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model, or as long as now
             baseline_s = max(self.untuned_s_per_flop * kernel.task.flops, 0.0 if chosen is None else chosen[1])
+        baseline_trace = ""
+        if self.plain_baselines and (chosen is None or math.isnan(kernel.baseline_s)):
+            plain = plain_schedule(kernel.task.mod["main"])
+            baseline_trace = "" if plain is None else trace_to_json(plain.trace)
         return TaskResult(
             name=kernel.task.name,
             workload_hash=kernel.task.workload_hash,
@@ -405,9 +407,10 @@ class Session:
             latency_s=baseline_s if chosen is None else chosen[1],
             trials=kernel.status.trials,
             failed=kernel.failed,
-            trace="" if chosen is None else chosen[0].trace,
+            trace=baseline_trace if chosen is None else chosen[0].trace,
             decision=None if chosen is None else chosen[0].decision.to_json(),
             price_s=None if math.isnan(kernel.status.price_s) else kernel.status.price_s,
+            baseline_trace=baseline_trace,
         )
 
     def _choose(self, kernel: KernelSearch, look: bool) -> tuple[Measurement, float] | None:
@@ -482,7 +485,8 @@ class Session:
             )
 
     def _baseline_key(self, kernel: KernelSearch) -> str:
-        return f"baseline:{kernel.task.workload_hash}:{self.context_key}"
+        plain = ":plain" if self.plain_baselines else ""
+        return f"baseline:{kernel.task.workload_hash}:{self.context_key}{plain}"
 
     def _describe_machine(self) -> Hardware:
         key = f"hardware:{self.target}:{self.settings.threads}"

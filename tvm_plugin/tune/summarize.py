@@ -22,7 +22,7 @@ def summarize(
     *,
     wall_s: float,
     baseline_s: float | None = None,
-    baseline_estimated: bool = False,
+    plain_baseline: bool = False,
     tuned_s: float | None = None,
     max_abs_error: float = math.nan,
     max_rel_error: float = math.nan,
@@ -52,7 +52,7 @@ def summarize(
             for task in tasks
         ),
         baseline_s=baseline_s,
-        baseline_estimated=baseline_estimated,
+        plain_baseline=plain_baseline,
         tuned_s=tuned_s,
         max_abs_error=None if math.isnan(max_abs_error) else max_abs_error,
         max_rel_error=None if math.isnan(max_rel_error) else max_rel_error,
