@@ -66,9 +66,7 @@ class TaskResult:
     @property
     def untuned(self) -> TaskResult:
         """The same kernel as its baseline."""
-        return replace(
-            self, latency_s=self.baseline_latency_s, trace=self.baseline_trace, decision=None, measured=True
-        )
+        return replace(self, latency_s=self.baseline_latency_s, trace=self.baseline_trace, decision=None, measured=True)
 
     @property
     def tuned(self) -> bool:
