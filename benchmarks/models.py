@@ -4,7 +4,8 @@
 
 Latencies are the minimum over several rounds of some seconds each, in which the runtimes take turns, one at a time, all
 with the same number of threads; the peers in processes of their own. A peer that fails is told on standard error, and
-its columns are empty. The untuned model is timed once. Records are fresh unless --work-dir is given.
+its columns are empty. The untuned model is timed once, after tuning where tuning itself took plain schedules for the
+baseline (`plain_ms`). Records are fresh unless --work-dir is given.
 
 `*_ms` are milliseconds of one run; `tune_s` is all of tuning, of which `overhead_share` (0 to 1) went to neither
 building nor running candidates; `rel_err` is the largest difference from the untuned model's outputs, relative to the
@@ -89,7 +90,8 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
     return {
         "model": model,
         "eqtune_ms": timed["eqtune"].latency_s * 1e3,
-        "untuned_ms": result.baseline_latency_s * 1e3,
+        "untuned_ms": _untuned_s(result, mod, model, args) * 1e3,
+        "plain_ms": result.baseline_latency_s * 1e3 if result.summary.plain_baseline else None,
         **{f"{name.replace('-', '_')}_ms": timed[name].latency_s * 1e3 if name in timed else None for name in columns},
         "rel_err": result.max_rel_error,
         "tune_s": tune_s,
@@ -123,6 +125,23 @@ def _latency_s(result: Any, model: str, args: argparse.Namespace) -> float:
 
     runner = ModelRunner(result.compile(), threads=args.threads)
     return time_side_by_side([runner], list(zoo.inputs(model, seed=args.seed).values()), budget_s=2.0, at_least=5)[0]
+
+
+def _untuned_s(result: Any, mod: Any, model: str, args: argparse.Namespace) -> float:
+    """Seconds of one run of the model as stock TVM compiles it, which tuning itself may have spared."""
+    if not result.summary.plain_baseline:
+        return float(result.baseline_latency_s)
+    from eqtune import zoo
+    from eqtune.frontends import load_model
+    from eqtune.machine import detect_target
+    from eqtune.runtime import ModelRunner
+    from eqtune.transform.apply_tuned import untuned_executable
+
+    untuned = ModelRunner(untuned_executable(load_model(mod).mod, detect_target(args.threads)), threads=args.threads)
+    inputs = zoo.inputs(model, seed=args.seed).values()
+    started = time.monotonic()
+    untuned(*inputs)
+    return time.monotonic() - started
 
 
 def len_tasks(model: str) -> int:

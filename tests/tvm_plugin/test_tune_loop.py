@@ -61,10 +61,12 @@ class LookUp:
         self.sketches, self.stop_after = sketches, stop_after
         self.overheads = Overheads()
         self.asked: list[tuple[str, str]] = []
+        self.batches: list[int] = []
 
     def measure(self, task: Any, decisions: Sequence[Decision], best_s: float = math.inf) -> list[Measurement]:
         if len(self.asked) >= self.stop_after:
             raise KeyboardInterrupt
+        self.batches.append(len(decisions))
         results = []
         for decision in decisions:
             values = np.array([[decision.values["a"], decision.values["b"]]])
@@ -123,6 +125,13 @@ def test_kernels_with_few_candidates_each_are_measured_together(tmp_path: Path) 
     assert sorted(name for group in measurer.groups for name in group) == sorted(sketches)
     assert [k.status.trials for k in kernels] == [1] * 6
     assert not any(k.status.finished for k in kernels)
+
+
+def test_a_kernel_among_few_begins_with_few_candidates(tmp_path: Path) -> None:
+    sketch = ToySketch(1.0, 5)
+    measurer = LookUp({K0: sketch})
+    loop_over([kernel(K0, sketch)], measurer, tmp_path, trials=36).run()
+    assert measurer.batches == [4, 16, 16]
 
 
 def test_untuned_kernels_are_run_for_several_turns_in_advance(tmp_path: Path) -> None:
@@ -257,10 +266,10 @@ def test_what_a_form_waits_for_its_weights_counts(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     sketches = {K0: ToySketch(1.0, 5)}
-    loop = loop_over([kernel(K0, sketches[K0])], LookUp(sketches, stop_after=32), tmp_path)
+    loop = loop_over([kernel(K0, sketches[K0])], LookUp(sketches, stop_after=20), tmp_path)
     loop.run()
     assert loop.interrupted
-    assert loop.kernels[0].status.trials == 32
+    assert loop.kernels[0].status.trials == 20
     assert math.isfinite(loop.latency_s)
 
 
@@ -288,4 +297,4 @@ def test_ctrl_c_inside_a_callback_that_swallows_it_still_ends_the_search(tmp_pat
     loop.model.fit = interrupted_fit  # type: ignore[method-assign]
     loop.run()
     assert loop.interrupted
-    assert loop.kernels[0].status.trials == 16
+    assert loop.kernels[0].status.trials == 4

@@ -33,6 +33,12 @@ TRIAL_S = 0.08
 BATCH = 16
 """Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
 
+OPENING = 4
+"""The first candidates of a kernel, where there are few kernels: a good one is known a second earlier..."""
+
+FEW_KERNELS = 4
+"""... where so many kernels are tuned at most: with more, rounds of few candidates cost time."""
+
 FEW = 8
 """Candidates of a round, at least, where kernels that promise little may stay without."""
 
@@ -124,6 +130,8 @@ class TuningLoop:
                     kernels = self._next_kernels(count)
                     if not kernels:
                         break
+                    if len(self.kernels) <= FEW_KERNELS and not kernels[0].status.trials:
+                        count = min(count, OPENING)
                     self._round([kernel for kernel in kernels if self._in_time(kernel)], count)
             except KeyboardInterrupt:
                 interrupt.happened = True

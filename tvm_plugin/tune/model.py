@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError
-from ..frontends import ImportedModel, load_model
+from ..frontends import load_model
 from ..frontends.verify import compare
 from ..measure.gauge import Gauge
 from ..runtime import ModelRunner, time_side_by_side
@@ -142,7 +142,16 @@ def tune_model(
             imported.mod, session.target, config or "off", session.graph_prices(imported.mod), seconds=session.graph_s
         )
         in_limited_time = session.budget.time_s is not None and session.runs
-        reference = _reference(imported, forms, session)
+        session.choose_baselines(forms.given_flops)
+        reference = Reference(
+            imported,
+            session.target,
+            session.work,
+            seed,
+            session.context_key,
+            session.context.threads,
+            plain=session.plain_baselines,
+        )
         finish_s = reference.prepare() if in_limited_time else None
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
         if in_limited_time:
@@ -278,7 +287,10 @@ class _Accuracy:
         if not form.lossy or not self.verify or not self.session.runs or self._known(form):
             return True
         budget_s = self.session.budget.time_s
-        if budget_s is not None and self.reference.latency_s > SCREENING_SHARE * budget_s:
+        takes_long = self.reference.plain or (
+            budget_s is not None and self.reference.latency_s > SCREENING_SHARE * budget_s
+        )
+        if takes_long:
             return True
         run = ModelRunner(build_executable(form.mod, self.session.target), threads=self.session.context.threads)
         return self._judge(form, self.errors(run)[1])
@@ -309,22 +321,6 @@ class _Accuracy:
     @property
     def _why(self) -> str:
         return f"off by {self.refused_for:.1e} of the largest value, where {self.tolerance:.0e} is allowed"
-
-
-def _reference(imported: ImportedModel, forms: Forms, session: Session) -> Reference:
-    """What the tuned model is compared with; where running it untuned takes too long, kernels have plain schedules."""
-    budget_s = session.budget.time_s
-    if budget_s is not None and Reference.takes_too_long(forms.given_flops, budget_s):
-        session.use_plain_baselines()
-    return Reference(
-        imported,
-        session.target,
-        session.work,
-        session.settings.seed,
-        session.context_key,
-        session.context.threads,
-        plain=session.plain_baselines,
-    )
 
 
 def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:

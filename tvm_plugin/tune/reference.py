@@ -1,7 +1,7 @@
 """The untuned model: the baseline that must be beaten, and the outputs that must be met.
 
-Stock TVM computes 0.5 to 2 GFLOP a second: VGG-19 takes 23 s to run once. Where a run would take too much of the time
-budget, plain schedules give the same outputs (transform/plain_schedules.py), and are the baseline, a harder one.
+Stock TVM computes 0.5 to 2 GFLOP a second: VGG-19 takes 23 s to run once. Where that is too much of the tuning, plain
+schedules give the same outputs (transform/plain_schedules.py), and are the baseline, a harder one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,6 @@ __all__ = ["Reference"]
 LOGGER = logging.getLogger(__name__)
 
 Outputs = list[NDArray[Any]]
-
-UNTUNED_S_PER_FLOP = 1e-9
-"""What an operation takes untuned, roughly."""
-
-UNTUNED_SHARE = 0.02
-"""Of the time budget, what one run of the untuned model may take by this guess; else it is scheduled plainly."""
 
 LONG_S = 1.0
 """Of an untuned run that takes longer, one run is enough."""
@@ -74,11 +68,6 @@ class Reference:
     context_key: str
     threads: int
     plain: bool = False
-
-    @staticmethod
-    def takes_too_long(flops: float, time_budget_s: float) -> bool:
-        """Whether running a model of so many operations untuned would take too much of the budget."""
-        return UNTUNED_S_PER_FLOP * flops > UNTUNED_SHARE * time_budget_s
 
     @cached_property
     def inputs(self) -> list[NDArray[Any]]:

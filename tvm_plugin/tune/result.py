@@ -107,8 +107,8 @@ class TuneResult:
         The tuned module: fused kernels with their schedules, weights packed. `tvm.compile` builds it.
     latency_s, baseline_latency_s : float
         Seconds of one run of the whole model, tuned and untuned (the minimum of several). Where running it untuned
-        would take more than 2 % of the time budget, the baseline has plain schedules (`summary.plain_baseline`): it is
-        5 to 50 times as fast as untuned.
+        would take more than 2 % of tuning, the baseline has plain schedules (`summary.plain_baseline`), which are 5 to
+        50 times as fast.
     tasks : list of TaskResult
         One entry a distinct kernel.
     graph : GraphResult or None

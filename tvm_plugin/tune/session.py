@@ -88,6 +88,15 @@ PRICES_SHARE = 0.4
 """Of the seconds left, what pricing kernels may take before the search, where there is no time for two rounds of each:
 the search then begins where it should save most, and the other kernels get the candidate that was fastest."""
 
+UNTUNED_S_PER_FLOP = 1e-9
+"""What an operation takes untuned, roughly..."""
+
+UNTUNED_SHARE = 0.02
+"""... of all tuning, what running everything untuned once may take by this guess..."""
+
+UNTUNED_S = 0.25
+"""... but so many seconds in any case; if it takes longer, plain schedules are the baseline."""
+
 GAUGE_S = 3.0
 """What timing the whole model may take until the cores are at full speed."""
 
@@ -293,12 +302,15 @@ class Session:
             loop.drop_slow_variants()
         return loop
 
-    def use_plain_baselines(self) -> None:
-        """Compare with plain schedules instead of untuned kernels, where the measurer can do that: it takes less time.
+    def choose_baselines(self, flops: float) -> None:
+        """Compare with plain schedules where running everything untuned once, `flops` operations, takes too long.
 
-        Call it before anything is measured.
+        Call it before anything is measured. Only measurers on this machine's CPU have plain schedules.
         """
-        if isinstance(self.measurer, LocalMeasurer):
+        trials, time_s = self.budget.trials, self.budget.time_s
+        tuning_s = min(math.inf if trials is None else TRIAL_S * trials, math.inf if time_s is None else time_s)
+        too_long = UNTUNED_S_PER_FLOP * flops > max(UNTUNED_S, UNTUNED_SHARE * tuning_s)
+        if too_long and isinstance(self.measurer, LocalMeasurer):
             self.plain_baselines = self.measurer.plain_baselines = True
 
     def gauge(self) -> Gauge | None:
