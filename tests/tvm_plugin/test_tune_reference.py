@@ -55,6 +55,12 @@ BODIES: dict[str, tuple[tuple[int, ...], Body]] = {
     "largest": ((4, 30), lambda bb, x: relax.op.astype(relax.op.argmax(x, axis=1), "float32")),
     "comparison": ((4, 30), lambda bb, x: relax.op.where(relax.op.greater(x, weight(30)), x, weight(4, 30))),
     "table": ((4, 30), lambda bb, x: relax.op.take(x, relax.const([3, 1, 29], "int32"), axis=1)),
+    "truth values": (
+        (4, 64),
+        lambda bb, x: relax.op.astype(
+            bb.emit(relax.op.logical_not(bb.emit(relax.op.greater(x, weight(64))))), "float32"
+        ),
+    ),
     "one element": ((1,), lambda bb, x: relax.op.exp(x)),
 }
 

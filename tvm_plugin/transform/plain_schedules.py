@@ -14,6 +14,9 @@ from tvm.s_tir import ScheduleError
 
 __all__ = ["plain_schedule", "with_plain_schedules"]
 
+NO_VECTORS = ("bool", "bfloat16")
+"""Dtypes of whose vectors TVM 0.27 makes programs that LLVM refuses."""
+
 WIDEST = 64
 """Most elements of the last axis that are computed together: 4 vectors of 512 bits."""
 
@@ -52,7 +55,8 @@ def plain_schedule(kernel: tirx.PrimFunc) -> s_tir.Schedule | None:
 
 
 def _schedule_stage(schedule: s_tir.Schedule, stage: s_tir.schedule.SBlockRV) -> None:
-    axes = schedule.get(stage).iter_vars
+    block = schedule.get(stage)
+    axes = block.iter_vars
     loops = schedule.get_loops(stage)
     if len(loops) != len(axes):
         return
@@ -65,7 +69,8 @@ def _schedule_stage(schedule: s_tir.Schedule, stage: s_tir.schedule.SBlockRV) ->
     rest, vector = schedule.split(spatial[-1], [None, width])
     schedule.reorder(*spatial[:-1], rest, *sums, vector)
     shared = schedule.fuse(*spatial[:-1], rest) if len(spatial) > 1 else rest
-    schedule.vectorize(vector)
+    if not any(str(region.source.dtype) in NO_VECTORS for region in (*block.reads, *block.writes)):
+        schedule.vectorize(vector)
     schedule.parallel(shared)
     if sums:
         schedule.decompose_reduction(stage, sums[0])
