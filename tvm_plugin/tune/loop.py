@@ -34,10 +34,10 @@ BATCH = 16
 """Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
 
 OPENING = 4
-"""The first candidates of a kernel, where there are few kernels: a good one is known a second earlier..."""
+"""Candidates of a kernel that are measured before the others of its first round: a good one is known earlier..."""
 
 FEW_KERNELS = 4
-"""... where so many kernels are tuned at most: with more, rounds of few candidates cost time."""
+"""... where so many kernels are tuned at most: of many, nobody waits for one."""
 
 FEW = 8
 """Candidates of a round, at least, where kernels that promise little may stay without."""
@@ -130,9 +130,9 @@ class TuningLoop:
                     kernels = self._next_kernels(count)
                     if not kernels:
                         break
-                    if len(self.kernels) <= FEW_KERNELS and not kernels[0].status.trials:
-                        count = min(count, OPENING)
-                    self._round([kernel for kernel in kernels if self._in_time(kernel)], count)
+                    for part in self._parts(kernels, count):
+                        if self.budget.allows(self._round_s) and not interrupt.happened:
+                            self._round([kernel for kernel in kernels if self._in_time(kernel)], part)
             except KeyboardInterrupt:
                 interrupt.happened = True
         self.interrupted = interrupt.happened
@@ -166,6 +166,11 @@ class TuningLoop:
         turns = self._turns(max(1, wanted))
         new = next((i for i, kernel in enumerate(turns) if kernel.status.trials), len(turns))
         return turns[: max(1, new)]
+
+    def _parts(self, kernels: Sequence[KernelSearch], count: int) -> list[int]:
+        """Candidates of a round: all at once, or a few before the others."""
+        opens = len(self.kernels) <= FEW_KERNELS and not kernels[0].status.trials and count > OPENING
+        return [OPENING, count - OPENING] if opens else [count]
 
     def _in_time(self, kernel: KernelSearch) -> bool:
         """Whether there is time for a round and, before it, for the untuned kernel; else the kernel is finished."""

@@ -94,7 +94,7 @@ UNTUNED_S_PER_FLOP = 1e-9
 UNTUNED_SHARE = 0.02
 """... of all tuning, what running everything untuned once may take by this guess..."""
 
-UNTUNED_S = 0.25
+UNTUNED_S = 0.05
 """... but so many seconds in any case; if it takes longer, plain schedules are the baseline."""
 
 GAUGE_S = 3.0
