@@ -23,7 +23,7 @@ def records_of(work_dir: Path) -> list[Record]:
 def reached_s(summary: RunSummary, records: Sequence[Record], started_at: float, latency_s: float) -> float | None:
     """Seconds from `started_at` (of `time.time()`) until the kernels' sum was at most `latency_s`.
 
-    None where it never was, 0 where older records were enough.
+    None where it never was, 0 where older records were enough. Where prices were, until the first trial ended.
     """
     return _reached_s(*_curve(summary, records), started_at, latency_s)
 
@@ -40,7 +40,8 @@ def _reached_s(
     trial = next((trial for trial, sum_s in curve if sum_s <= latency_s), None)
     if trial is None:
         return None
-    return 0.0 if not trial else max(0.0, used[trial - 1].timestamp_s - started_at)
+    # Prices carry no time: what they were enough for is known when the first trial is.
+    return max(0.0, used[max(0, trial - 1)].timestamp_s - started_at) if used else 0.0
 
 
 def _curve(summary: RunSummary, records: Sequence[Record]) -> tuple[list[Record], list[tuple[int, float]]]:

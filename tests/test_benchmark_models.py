@@ -44,6 +44,8 @@ def test_seconds_until_nearly_as_fast_as_in_the_end() -> None:
     a, b = summary("a", "b").kernels
     priced = replace(summary(), kernels=(a, replace(b, price_s=1.04)))  # as fast before the search looked at it
     assert within_s(priced, late, started_at=100.0) == 7.0
+    fast = replace(summary(), kernels=(replace(a, price_s=1.04),))
+    assert within_s(fast, records, started_at=100.0) == 1.0  # no later than the first trial
 
 
 def test_seconds_until_as_fast_as_a_peer() -> None:
