@@ -19,22 +19,9 @@ from eqtune.runtime import ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable
 from eqtune.tune import reference, session
 
+from .small_models import module, weight
+
 Body = Callable[[relax.BlockBuilder, relax.Var], relax.Expr]
-
-
-def module(shape: tuple[int, ...], body: Body) -> tvm.IRModule:
-    """A model of one input."""
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(body(builder, x))
-        builder.emit_func_output(y)
-    return builder.get()
-
-
-def weight(*shape: int) -> relax.Expr:
-    return relax.const(np.random.default_rng(0).standard_normal(shape).astype("float32"))
 
 
 def convolution(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:

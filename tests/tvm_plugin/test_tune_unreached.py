@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tvm
 from tvm import relax
@@ -17,20 +15,7 @@ from eqtune.machine import detect_target
 from eqtune.tasks import lower_to_kernels
 from eqtune.tune import model
 
-
-def module(shape: tuple[int, ...], body: Callable[[relax.BlockBuilder, relax.Var], relax.Expr]) -> tvm.IRModule:
-    """A model of one input."""
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(body(builder, x))
-        builder.emit_func_output(y)
-    return builder.get()
-
-
-def weight(*shape: int) -> relax.Expr:
-    return relax.const(np.random.default_rng(0).standard_normal(shape).astype("float32"))
+from .small_models import module, weight
 
 
 def product_and_softmax() -> tvm.IRModule:

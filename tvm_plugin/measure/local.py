@@ -231,18 +231,12 @@ class LocalMeasurer:
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> None:
         """All run once, side by side, which gives the reference; those that are fast are then timed one by one."""
-        trials = [self._trial(task, {"task": task.workload_hash, "untuned": True}) for task in tasks]
+        plain = self.plain_baselines
+        trials = [self._trial(task, {"task": task.workload_hash, "untuned": True, "plain": plain}) for task in tasks]
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
         started = time.monotonic()
         answers = self._pool.map(
-            [
-                Request(
-                    {"op": "untuned", "batch": self._batch, "task": trial.task, "plain": self.plain_baselines},
-                    limit_s,
-                    (trial.task,),
-                )
-                for trial in trials
-            ]
+            [Request({"op": "untuned", "batch": self._batch, **trial.spec}, limit_s, (trial.task,)) for trial in trials]
         )
         self.overheads.run_s += time.monotonic() - started
         for trial, (handle, answer) in zip(trials, answers, strict=True):

@@ -11,8 +11,8 @@
         -> {"program": key, "latencies_s": [seconds of one call], "domain": ...} or an error; the outputs are saved.
            "plain" asks for a plain schedule, where there is one that compiles
 
-A candidate is {"task": hash} with one of "decision", "trace", "untuned" and "plain". An error is {"error": kind,
-"detail": ...}.
+A candidate is {"task": hash} with one of "decision", "trace" and "untuned", the last perhaps with "plain". An error is
+{"error": kind, "detail": ...}.
 A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone;
 without "check" they are not compared with it. "cold_s" is the time of a call that finds its weights in no cache.
 "disturbed" says that the cores were not at full speed before or after it (`gauge.py`).
@@ -156,11 +156,10 @@ class Server:
     def _schedule(self, candidate: Mapping[str, Any]) -> _Scheduled:
         task = str(candidate["task"])
         workload = self._workloads[task]
-        if candidate.get("plain"):
-            plain = plain_schedule(workload.mod["main"])
+        if candidate.get("untuned"):
+            plain = plain_schedule(workload.mod["main"]) if candidate.get("plain") else None
             if plain is not None:
                 return _Scheduled(f"{task}_plain", "", plain.mod["main"], stock=True)
-        if candidate.get("plain") or candidate.get("untuned"):
             return _Scheduled(f"{task}_untuned", "", workload.mod["main"], stock=True)
         if "trace" in candidate:
             schedule = replay(candidate["trace"], workload.mod)
@@ -214,11 +213,11 @@ class Server:
 
     def _run_untuned(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Compile a kernel as it is and run it once, perhaps beside other workers: slow ones take seconds each."""
-        for wish in ["plain", "untuned"] if request.get("plain") else ["untuned"]:
-            (built,) = self._build({**request, "candidates": [{"task": request["task"], wish: True}]})["built"]
-            if "error" not in built:
-                break
-        else:
+        candidate = {"task": request["task"], "untuned": True, "plain": request.get("plain", False)}
+        (built,) = self._build({**request, "candidates": [candidate]})["built"]
+        if "error" in built and candidate["plain"]:
+            (built,) = self._build({**request, "candidates": [candidate | {"plain": False}]})["built"]
+        if "error" in built:
             return dict(built)
         run = {"program": built["program"], "domain": "normal", "effort": asdict(ONCE), "best_s": math.inf}
         return built | self._run({**request, **run, "save": True, "check": True})

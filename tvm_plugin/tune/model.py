@@ -287,10 +287,7 @@ class _Accuracy:
         if not form.lossy or not self.verify or not self.session.runs or self._known(form):
             return True
         budget_s = self.session.budget.time_s
-        takes_long = self.reference.plain or (
-            budget_s is not None and self.reference.latency_s > SCREENING_SHARE * budget_s
-        )
-        if takes_long:
+        if self.reference.plain or (budget_s is not None and self.reference.latency_s > SCREENING_SHARE * budget_s):
             return True
         run = ModelRunner(build_executable(form.mod, self.session.target), threads=self.session.context.threads)
         return self._judge(form, self.errors(run)[1])

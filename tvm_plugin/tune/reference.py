@@ -82,6 +82,7 @@ class Reference:
                 return untuned_executable(self.imported.mod, self.target, plain=True)
             except Exception as error:  # noqa: BLE001 - LLVM raises anything; the stock kernels are still there
                 LOGGER.warning("plain schedules do not compile, the untuned model is run: %s", error)
+                self.plain = False  # what is timed now is to be called untuned
         return untuned_executable(self.imported.mod, self.target)
 
     @cached_property

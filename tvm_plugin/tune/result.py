@@ -45,7 +45,7 @@ class TaskResult:
     price_s : float or None
         Seconds of one call with the schedule that it was priced by before the search; None where it was not.
     baseline_trace : str
-        The schedule of the baseline: "" as TVM compiles it, else a plain one.
+        The plain schedule of the baseline, where it was kept or may be fallen back to; "" as TVM compiles it.
     """
 
     name: str
