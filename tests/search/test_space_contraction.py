@@ -215,6 +215,9 @@ def test_random_candidates_compute_the_kernel(name: str) -> None:
         ("NHWC", "OHWI", {"padding": (1, 1), "strides": (2, 2)}),
         ("NHWC", "OHWI", {"padding": (1, 1), "groups": 2}),
         ("NCHW", "OIHW", {"padding": (1, 1)}),
+        ("NHWC", "OHWI", {"padding": (4, 4), "dilation": (4, 4)}),
+        ("NHWC", "OHWI", {"padding": (3, 2), "dilation": (3, 2), "strides": (2, 1)}),
+        ("NCHW", "OIHW", {"padding": (2, 2), "dilation": (2, 2)}),
     ],
 )
 def test_rows_of_zeros_around_an_image_are_not_multiplied(layout: str, weights: str, attributes: Any) -> None:

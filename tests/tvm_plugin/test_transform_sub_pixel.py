@@ -45,12 +45,13 @@ def outputs(mod, inputs):
         ((1, 4, 5, 6), (4, 3, 2, 2), {"strides": (2, 2)}),
         ((2, 4, 5, 6), (4, 3, 3, 3), {"strides": (2, 2), "padding": (1, 1), "output_padding": (1, 1)}),
         ((1, 4, 5, 6), (4, 3, 4, 5), {"strides": (2, 3), "padding": (1, 2)}),
+        ((2, 4, 5, 6), (4, 3, 4, 6), {"strides": (2, 3), "padding": (1, 4), "output_padding": (1, 0)}),
         ((1, 4, 5, 6), (4, 3, 1, 2), {"strides": (3, 2)}),
         ((1, 4, 5, 6), (4, 3, 3, 3), {"padding": (2, 0)}),
         ((1, 4, 5, 6), (4, 3, 3, 2), {"strides": (2, 2), "dilation": (2, 3), "padding": (2, 1)}),
         ((1, 4, 5, 6), (4, 2, 3, 3), {"strides": (2, 2), "padding": (1, 1), "groups": 2}),
     ],
-    ids=["pixels", "even", "unequal", "short", "without-stride", "dilated", "grouped"],
+    ids=["pixels", "even", "unequal", "cut", "short", "without-stride", "dilated", "grouped"],
 )
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
 def test_the_same_image(data, weight, attributes, last):
@@ -75,6 +76,15 @@ def test_a_kernel_as_large_as_its_stride_multiplies_by_no_zeros():
         extract_tasks(lower_to_kernels(FoldWeights()(SubPixelConvolution()(mod)), TARGET)), key=lambda task: -task.flops
     )
     assert first.flops == 2 * 4 * (3 * 2 * 2) * 5 * 6
+
+
+def test_a_kernel_of_twice_its_stride_multiplies_by_no_zeros_either():
+    """With windows around each input pixel, 3 x 3 of its taps would be read instead of 2 x 2."""
+    mod, inputs = module((1, 4, 5, 6), (4, 3, 4, 4), strides=(2, 2), padding=(1, 1))
+    rewritten = FoldWeights()(SubPixelConvolution()(mod))
+    first, *_ = sorted(extract_tasks(lower_to_kernels(rewritten, TARGET)), key=lambda task: -task.flops)
+    assert first.flops == 2 * (4 * 2 * 2) * (3 * 2 * 2) * (5 + 1) * (6 + 1)
+    np.testing.assert_allclose(outputs(rewritten, inputs), outputs(mod, inputs), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_that_are_no_constants_stay_with_channels_first():

@@ -28,8 +28,11 @@ class SubPixelConvolution:
     TVM puts zeros between the pixels of the data and multiplies by them: with strides of 2 x 2, three of four products.
     Instead, all s x s output pixels that belong to one input pixel are computed as channels, each by the taps of the
     kernel that reach it, and a transpose makes pixels of them (Shi et al., "Is the deconvolution layer the same as a
-    convolutional layer?", 2016). Without zeros where the kernel is as large as the stride; otherwise, the taps that
-    some of the pixels lack are zeros: of 3 x 3 taps, 4 instead of the 2.25 that each pixel needs on average.
+    convolutional layer?", 2016). Where the kernel is a multiple of the stride, pixels are counted from the corner of
+    the output without padding, so that all pixels of one place need the same part of the data, and padding is cut off
+    afterwards: 4 x 4 taps with strides of 2 x 2 are 2 x 2 for each pixel, where windows around each input pixel would
+    be 3 x 3. Otherwise, the taps that some of the pixels lack are zeros: of 3 x 3 taps, 4 instead of the 2.25 that each
+    pixel needs on average.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
@@ -72,8 +75,9 @@ class _Rewriter(PyExprMutator):
         if any(pad >= taps.shape[2 + axis] for axis, pad in enumerate(padding)):
             return call
         self.changed = True
-        places = [-(-extent // stride) for extent, stride in zip(size, strides, strict=True)]
-        kernel, before = _as_channels(taps, strides, padding, groups)
+        cut = [_cut(*axis) for axis in zip(taps.shape[2:], strides, padding, size, strict=True)]
+        places = [_places(*axis) for axis in zip(strides, size, cut, strict=True)]
+        kernel, before = _as_channels(taps, strides, [pad - c for pad, c in zip(padding, cut, strict=True)], groups)
         inputs = extents(data.ty)[2:]
         # The last place reads this many pixels from its own on.
         after = [
@@ -83,10 +87,13 @@ class _Rewriter(PyExprMutator):
         channels = convolve(
             data, constant_of(kernel), strides=1, padding=[*before, *after], groups=groups, data_layout=layout
         )
-        return self._as_pixels(self.builder_.normalize(channels), strides, groups, size)
+        return self._as_pixels(self.builder_.normalize(channels), strides, groups, size, cut)
 
-    def _as_pixels(self, channels: Any, strides: list[int], groups: int, size: list[int]) -> Any:
-        """[N, groups x strides x C, places] -> [N, groups x C, size]; moved with channels last, where C are runs."""
+    def _as_pixels(self, channels: Any, strides: list[int], groups: int, size: list[int], cut: list[int]) -> Any:
+        """[N, groups x strides x C, places] -> [N, groups x C, size], without the first `cut` pixels of each axis.
+
+        Moved with channels last, where C are runs.
+        """
         emit = self.builder_.emit
         rank = len(strides)
         batch, count, *places = extents(channels.ty)
@@ -99,7 +106,7 @@ class _Rewriter(PyExprMutator):
         image = emit(op.reshape(moved, [batch, *full, groups * width]))
         if full != size:
             axes = list(range(1, rank + 1))
-            image = emit(op.strided_slice(image, axes, [0] * rank, size))
+            image = emit(op.strided_slice(image, axes, cut, [c + extent for c, extent in zip(cut, size, strict=True)]))
         return op.permute_dims(image, [0, rank + 1, *range(1, rank + 1)])
 
 
@@ -113,6 +120,30 @@ def _dilated(weight: Array, dilation: list[int]) -> Array:
             spread[(slice(None),) * axis + (slice(None, None, distance),)] = weight
             weight = spread
     return weight
+
+
+def _phases(length: int, stride: int, pad: int) -> list[tuple[int, list[int]]]:
+    """For each pixel r of a place: the input pixel d, from its own on, that its first tap reads; and its taps."""
+    return [((r + pad) // stride, list(range((r + pad) % stride, length, stride))) for r in range(stride)]
+
+
+def _window(phases: list[tuple[int, list[int]]]) -> tuple[int, int]:
+    """The first and the last input pixel, from its own on, that any pixel of a place reads."""
+    return min(d - len(own) + 1 for d, own in phases if own), max(d for d, own in phases if own)
+
+
+def _places(stride: int, size: int, cut: int) -> int:
+    return -(-(size + cut) // stride)
+
+
+def _cut(length: int, stride: int, pad: int, size: int) -> int:
+    """Pixels that are computed in front of the output, and cut off, where that makes fewer products."""
+
+    def products(cut: int) -> int:
+        first, last = _window(_phases(length, stride, pad - cut))
+        return (last - first + 1) * _places(stride, size, cut)
+
+    return min(0, pad % stride, key=products)
 
 
 def _as_channels(taps: Array, strides: list[int], padding: list[int], groups: int) -> tuple[Array, list[int]]:
@@ -129,9 +160,8 @@ def _as_channels(taps: Array, strides: list[int], padding: list[int], groups: in
         # Pixels r already found lie between the groups and C: [groups, ..., C, I / groups, window..., taps...].
         position = 3 + 2 * axis
         length = kernel.shape[position]
-        phases = [((r + pad) // stride, list(range((r + pad) % stride, length, stride))) for r in range(stride)]
-        first = min(d - len(own) + 1 for d, own in phases if own)
-        last = max(d for d, own in phases if own)
+        phases = _phases(length, stride, pad)
+        first, last = _window(phases)
         found = []
         for d, own in phases:
             window = np.zeros([*kernel.shape[:position], last - first + 1, *kernel.shape[position + 1 :]], kernel.dtype)

@@ -13,19 +13,16 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
-from tvm.s_tir import ScheduleError
-
 from .. import __version__, cost_model, measure
 from ..errors import SetupError
 from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target
-from ..measure.base import Measurement, Measurer
+from ..measure.base import Measurer
 from ..measure.gauge import Gauge, multiply_adds
 from ..measure.local import LocalMeasurer
 from ..records import Context
 from ..records.record import NOT_MEASURED
-from ..records.traces import trace_to_json
 from ..records.workload import serialize_workload
 from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
@@ -34,11 +31,11 @@ from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
 from ..tasks.task import Task
 from ..transform.functions import constant_bytes
-from ..transform.plain_schedules import plain_schedule
+from .acceptance import Acceptance, looks_s
 from .budget import Budget
-from .kernel_search import KernelSearch, decision_key
+from .kernel_search import KernelSearch
 from .loop import BATCH, TRIAL_S, TuningLoop, Variant
-from .prices import CANDIDATES, KernelPrices
+from .prices import KernelPrices
 from .progress import Progress
 from .result import TaskResult
 from .transfer import Transfer
@@ -47,21 +44,6 @@ from .workdir import WorkDirectory
 __all__ = ["Session", "Settings"]
 
 LOGGER = logging.getLogger(__name__)
-
-FINALISTS = 3
-"""Candidates of each kernel that are timed again, side by side, before one is believed..."""
-
-CONTENDER = 1.05
-"""... if they are this close to the fastest: one that is ahead of all others by more needs no second look..."""
-
-WORTH_A_LOOK = 0.005
-"""... and, under a budget of time, if the kernel takes this share of all or more: a look takes as long as a trial..."""
-
-LOOKS = 50
-"""... of which models need so many at most, roughly..."""
-
-LOOK_S = 0.1
-"""... and each takes so long."""
 
 MACHINE_SHARE = 0.1
 """Of the time budget, what measuring the speeds of the machine may take..."""
@@ -236,7 +218,7 @@ class Session:
         """
         self.finish_s = finish_s
         if self.budget.time_s is not None:
-            self.budget.reserve_s = min(0.4 * self.budget.time_s, finish_s + LOOK_S * min(kernels, LOOKS))
+            self.budget.reserve_s = min(0.4 * self.budget.time_s, finish_s + looks_s(kernels))
 
     def affords(self, tasks: Sequence[Task], candidates: int) -> bool:
         """Whether half of the budget is enough to run each kernel untuned and to measure so many candidates of it."""
@@ -359,92 +341,19 @@ class Session:
         )
 
     def accept(self, kernels: Sequence[KernelSearch], guess: bool = False) -> list[TaskResult]:
-        """Time each kernel's finalists again side by side and choose; the untuned kernel stays where it is faster.
-
-        With `guess`, a kernel that the budget did not reach gets the candidate that its price is of, or that the
-        estimate likes best: whoever asks for that compares what the model computes.
-        """
-        all_s = sum(kernel.status.calls * kernel.best_s for kernel in kernels if math.isfinite(kernel.best_s))
-        least_s = 0.0 if self.budget.time_s is None else WORTH_A_LOOK * all_s
-        results = [
-            self._guess(kernel) if guess and kernel.unreached else self._accept(kernel, least_s) for kernel in kernels
-        ]
-        unreached = [k for k, result in zip(kernels, results, strict=True) if not result.measured]
-        if unreached:
-            priced = sum(self.prices.is_measured(kernel.task) for kernel in unreached)
-            self.progress.say(
-                f"the budget did not reach {len(unreached)} of {len(results)} kernels: {priced} get the fastest of "
-                f"{CANDIDATES} candidates, {len(unreached) - priced} what the estimate likes best"
-            )
-        return results
-
-    def _guess(self, kernel: KernelSearch) -> TaskResult:
-        for decision in self.prices.defaults(kernel.task):
-            try:
-                trace = trace_to_json(kernel.space.apply(decision).trace)
-            except ScheduleError:
-                continue
-            guess = Measurement(decision, (self.prices.guess_s(kernel.task),), trace=trace)
-            return replace(self._result(kernel, (guess, guess.latency_s)), measured=False)
-        return self._result(kernel, None)
-
-    def _accept(self, kernel: KernelSearch, least_s: float) -> TaskResult:
-        key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
-        known = self.work.database.get_json(key)
-        chosen = None
-        if known and not kernel.measured_now:
-            measurement = kernel.measurements.get(known["decision"])
-            chosen = None if measurement is None else (measurement, float(known["latency_s"]))
-        if chosen is None:
-            chosen = self._choose(kernel, kernel.status.calls * kernel.best_s >= least_s)
-            if chosen is not None:
-                self.work.database.put_json(key, {"decision": decision_key(chosen[0].decision), "latency_s": chosen[1]})
-        return self._result(kernel, None if chosen is None or chosen[1] > kernel.baseline_s else chosen)
-
-    def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
-        baseline_s = kernel.baseline_s
-        if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model, or as long as now
-            baseline_s = max(self.untuned_s_per_flop * kernel.task.flops, 0.0 if chosen is None else chosen[1])
-        baseline_trace = ""
-        if self.plain_baselines and (chosen is None or math.isnan(kernel.baseline_s)):
-            plain = plain_schedule(kernel.task.mod["main"])
-            baseline_trace = "" if plain is None else trace_to_json(plain.trace)
-        return TaskResult(
-            name=kernel.task.name,
-            workload_hash=kernel.task.workload_hash,
-            calls=kernel.task.calls,
-            flops=kernel.task.flops,
-            bytes_moved=kernel.task.bytes_moved,
-            baseline_latency_s=baseline_s,
-            latency_s=baseline_s if chosen is None else chosen[1],
-            trials=kernel.status.trials,
-            failed=kernel.failed,
-            trace=baseline_trace if chosen is None else chosen[0].trace,
-            decision=None if chosen is None else chosen[0].decision.to_json(),
-            price_s=None if math.isnan(kernel.status.price_s) else kernel.status.price_s,
-            baseline_trace=baseline_trace,
+        """The schedule that each kernel gets; see `Acceptance`."""
+        acceptance = Acceptance(
+            database=self.work.database,
+            context_key=self.context_key,
+            measurer=self.measurer,
+            budget=self.budget,
+            prices=self.prices,
+            progress=self.progress,
+            finish_s=self.finish_s,
+            untuned_s_per_flop=self.untuned_s_per_flop,
+            plain_baselines=self.plain_baselines,
         )
-
-    def _choose(self, kernel: KernelSearch, look: bool) -> tuple[Measurement, float] | None:
-        """The fastest candidate and its latency in seconds; with `look`, contenders are timed again, side by side.
-
-        So are all finalists where the untuned kernel seems to be faster: it was timed at another moment, perhaps a
-        quieter one.
-        """
-        loses = kernel.best_s > kernel.baseline_s
-        finalists = [m for m in kernel.finalists(FINALISTS) if loses or m.latency_s <= CONTENDER * kernel.best_s]
-        seconds_left = self.budget.whole_seconds_left
-        too_late = seconds_left is not None and seconds_left < self.finish_s
-        if not finalists:
-            return None
-        if too_late or (not loses and (len(finalists) < 2 or not look)):
-            return finalists[0], finalists[0].latency_s
-        again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
-        best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
-        if retimed.error:
-            LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, retimed.detail)
-            return None
-        return best, retimed.latency_s
+        return acceptance.of(kernels, guess)
 
     def _price(self, kernels: Sequence[KernelSearch]) -> None:
         """Tell the allocation what kernels are priced at; where time is short, price more, and estimate the others."""

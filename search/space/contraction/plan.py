@@ -149,9 +149,9 @@ class Plan:
             if index is None or len(index.coefficients) != 2 or tiled & index.coefficients.keys():
                 continue
             (row, step), (window, dilation) = sorted(index.coefficients.items(), key=lambda c: axes[c[0]].reduction)
-            if padded > inside and dilation == 1 and window in {axis.position for axis in self.reduction[:-1]}:
+            if padded > inside and dilation > 0 and window in {axis.position for axis in self.reduction[:-1]}:
                 first = (padded - inside) // 2
-                read = [y * step + r for y in range(axes[row].extent) for r in range(axes[window].extent)]
+                read = [y * step + r * dilation for y in range(axes[row].extent) for r in range(axes[window].extent)]
                 share = max(share, sum(not first <= line < first + inside for line in read) / len(read))
         return share
 

@@ -8,6 +8,7 @@ LLVM keeps the sums in registers when the reduction's initialisation is taken ou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 import tvm_ffi
@@ -93,7 +94,7 @@ def schedule_tiles(sch: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
     for axis, loop in zip(plan.reduction, loops["window"], strict=False):
         rows = images.get(axis.position)
         if rows is not None and staged is not None and values["m2"] == 1:
-            sch.annotate(loop, IMAGE_ROWS, [rows.dimension, rows.extent, rows.first, rows.end])
+            sch.annotate(loop, IMAGE_ROWS, list(astuple(rows)))
     sch.decompose_reduction(block, loops["reduction"])
 
 

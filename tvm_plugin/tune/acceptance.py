@@ -1,0 +1,166 @@
+"""Which schedule each kernel gets, once the search is over."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm.s_tir import ScheduleError
+
+from ..measure.base import Measurement, Measurer
+from ..records import RecordDatabase
+from ..records.traces import trace_to_json
+from ..transform.plain_schedules import plain_schedule
+from .budget import Budget
+from .kernel_search import KernelSearch, decision_key
+from .prices import CANDIDATES, KernelPrices
+from .progress import Progress
+from .result import TaskResult
+
+__all__ = ["Acceptance", "looks_s"]
+
+LOGGER = logging.getLogger(__name__)
+
+FINALISTS = 3
+"""Candidates of each kernel that are timed again, side by side, before one is believed..."""
+
+CONTENDER = 1.05
+"""... if they are this close to the fastest: one that is ahead of all others by more needs no second look..."""
+
+WORTH_A_LOOK = 0.005
+"""... and, under a budget of time, if the kernel takes this share of all or more: a look takes as long as a trial..."""
+
+LOOKS = 50
+"""... of which models need so many at most, roughly..."""
+
+LOOK_S = 0.1
+"""... and each takes so long."""
+
+
+def looks_s(kernels: int) -> float:
+    """Seconds that looking again at the finalists of so many kernels takes, roughly."""
+    return LOOK_S * min(kernels, LOOKS)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Times finalists again side by side and chooses; the untuned kernel stays where it is faster.
+
+    Attributes
+    ----------
+    database : RecordDatabase
+        Remembers what was accepted.
+    context_key : str
+        Names device, target, threads and version there.
+    measurer : Measurer
+    budget : Budget
+    prices : KernelPrices
+        Of kernels that the budget did not reach.
+    progress : Progress
+    finish_s : float
+        With fewer seconds left, nothing is timed again.
+    untuned_s_per_flop : float
+        How long kernels take that were not timed untuned, roughly.
+    plain_baselines : bool
+        Whether those have plain schedules.
+    """
+
+    database: RecordDatabase
+    context_key: str
+    measurer: Measurer
+    budget: Budget
+    prices: KernelPrices
+    progress: Progress
+    finish_s: float
+    untuned_s_per_flop: float
+    plain_baselines: bool
+
+    def of(self, kernels: Sequence[KernelSearch], guess: bool = False) -> list[TaskResult]:
+        """What each kernel gets, in order.
+
+        With `guess`, a kernel that the budget did not reach gets the candidate that its price is of, or that the
+        estimate likes best: whoever asks for that compares what the model computes.
+        """
+        all_s = sum(kernel.status.calls * kernel.best_s for kernel in kernels if math.isfinite(kernel.best_s))
+        least_s = 0.0 if self.budget.time_s is None else WORTH_A_LOOK * all_s
+        results = [
+            self._guess(kernel) if guess and kernel.unreached else self._accept(kernel, least_s) for kernel in kernels
+        ]
+        unreached = [k for k, result in zip(kernels, results, strict=True) if not result.measured]
+        if unreached:
+            priced = sum(self.prices.is_measured(kernel.task) for kernel in unreached)
+            self.progress.say(
+                f"the budget did not reach {len(unreached)} of {len(results)} kernels: {priced} get the fastest of "
+                f"{CANDIDATES} candidates, {len(unreached) - priced} what the estimate likes best"
+            )
+        return results
+
+    def _guess(self, kernel: KernelSearch) -> TaskResult:
+        for decision in self.prices.defaults(kernel.task):
+            try:
+                trace = trace_to_json(kernel.space.apply(decision).trace)
+            except ScheduleError:
+                continue
+            guess = Measurement(decision, (self.prices.guess_s(kernel.task),), trace=trace)
+            return replace(self._result(kernel, (guess, guess.latency_s)), measured=False)
+        return self._result(kernel, None)
+
+    def _accept(self, kernel: KernelSearch, least_s: float) -> TaskResult:
+        key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
+        known = self.database.get_json(key)
+        chosen = None
+        if known and not kernel.measured_now:
+            measurement = kernel.measurements.get(known["decision"])
+            chosen = None if measurement is None else (measurement, float(known["latency_s"]))
+        if chosen is None:
+            chosen = self._choose(kernel, kernel.status.calls * kernel.best_s >= least_s)
+            if chosen is not None:
+                self.database.put_json(key, {"decision": decision_key(chosen[0].decision), "latency_s": chosen[1]})
+        return self._result(kernel, None if chosen is None or chosen[1] > kernel.baseline_s else chosen)
+
+    def _choose(self, kernel: KernelSearch, look: bool) -> tuple[Measurement, float] | None:
+        """The fastest candidate and its latency in seconds; with `look`, contenders are timed again, side by side.
+
+        So are all finalists where the untuned kernel seems to be faster: it was timed at another moment, perhaps a
+        quieter one.
+        """
+        loses = kernel.best_s > kernel.baseline_s
+        finalists = [m for m in kernel.finalists(FINALISTS) if loses or m.latency_s <= CONTENDER * kernel.best_s]
+        seconds_left = self.budget.whole_seconds_left
+        too_late = seconds_left is not None and seconds_left < self.finish_s
+        if not finalists:
+            return None
+        if too_late or (not loses and (len(finalists) < 2 or not look)):
+            return finalists[0], finalists[0].latency_s
+        again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
+        best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
+        if retimed.error:
+            LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, retimed.detail)
+            return None
+        return best, retimed.latency_s
+
+    def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
+        baseline_s = kernel.baseline_s
+        if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model, or as long as now
+            baseline_s = max(self.untuned_s_per_flop * kernel.task.flops, 0.0 if chosen is None else chosen[1])
+        baseline_trace = ""
+        if self.plain_baselines and (chosen is None or math.isnan(kernel.baseline_s)):
+            plain = plain_schedule(kernel.task.mod["main"])
+            baseline_trace = "" if plain is None else trace_to_json(plain.trace)
+        return TaskResult(
+            name=kernel.task.name,
+            workload_hash=kernel.task.workload_hash,
+            calls=kernel.task.calls,
+            flops=kernel.task.flops,
+            bytes_moved=kernel.task.bytes_moved,
+            baseline_latency_s=baseline_s,
+            latency_s=baseline_s if chosen is None else chosen[1],
+            trials=kernel.status.trials,
+            failed=kernel.failed,
+            trace=baseline_trace if chosen is None else chosen[0].trace,
+            decision=None if chosen is None else chosen[0].decision.to_json(),
+            price_s=None if math.isnan(kernel.status.price_s) else kernel.status.price_s,
+            baseline_trace=baseline_trace,
+        )
