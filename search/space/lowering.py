@@ -16,6 +16,7 @@ from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_tr
 from .memory_bound.masked_lanes import mask_lanes
 from .memory_bound.maxima import exp_of_differences_from_maxima
 from .memory_bound.moments import sum_moments_together
+from .memory_bound.picked_lanes import pick_lanes
 from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
@@ -58,7 +59,7 @@ def prepare_for_lowering(function: Any) -> Any:
         function = keep_guards(function)
     else:
         function = exp_of_differences_from_maxima(sum_moments_together(function))
-        function = mask_lanes(function)
+        function = pick_lanes(mask_lanes(function))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = skip_padding(forget_sums(vectorizable_math(function)))
     return narrow_indices(function)

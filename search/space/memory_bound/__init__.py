@@ -1,8 +1,9 @@
 """Sketches for kernels that are not contractions: element-wise, reductions, pooling, normalisation, data movement.
 
 `elementwise` and `transpose` move data, `rows` reduces along memory (softmax, norms), `columns` across it (pooling),
-`windows` pools with stride one, `masked_windows` takes pooling and depthwise convolutions with channels first, `stages`
-takes whatever is left. Transcendental functions vectorise only in the form that `vector_math` gives them.
+`windows` pools with stride one, `masked_windows` takes pooling and depthwise convolutions with channels first,
+`resample` resizes images with channels first, `stages` takes whatever is left. Transcendental functions vectorise only
+in the form that `vector_math` gives them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .columns import ColumnsSketch
 from .elementwise import ElementwiseSketch
 from .kernel import Kernel, Stage, inlined, read_kernel, start
 from .masked_windows import MaskedWindowsSketch
+from .resample import ResampleSketch
 from .rows import RowsSketch
 from .sketch import MemoryBoundSketch
 from .stages import StagesSketch, UntouchedSketch
@@ -29,6 +31,7 @@ __all__ = ["masked_window_sketches", "memory_bound_sketches", "vectorizable_math
 
 _FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
     ElementwiseSketch,
+    ResampleSketch,
     TransposeSketch,
     RowsSketch,
     ColumnsSketch,

@@ -33,7 +33,7 @@ class WindowsSketch(MemoryBoundSketch):
     """
 
     family = "windows"
-    family_index = 13
+    family_index = 17
 
     @staticmethod
     def fits(kernel: Kernel) -> bool:

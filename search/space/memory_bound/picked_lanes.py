@@ -1,0 +1,207 @@
+"""Rows whose elements lie at constant places of another row, as in resized images: loads and shuffles, no gathers.
+
+    for j in range(32):                           t[0:16] = shuffle(x[i // 2, 0:16], [0, 0, 1, 1, ... 7, 7])
+        y[i, j] = 2 * x[i // 2, j // 2]    ->     for lane in vectorized(16):
+                                                      y[i, lane] = 2 * t[lane]
+                                                  t[0:16] = shuffle(x[i // 2, 0:16], [8, 8, 9, 9, ... 15, 15])
+                                                  for lane in vectorized(16):
+                                                      y[i, 16 + lane] = 2 * t[lane]
+
+TVM would compute each place, which takes float arithmetic, and load the elements one by one. All vectors of a row are
+written out, so that what depends on the column alone, such as weights, is constant, too: LLVM folds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm import ir, s_tir, tirx
+from tvm.ir.expr import TensorLoad
+
+from ..expressions import binding_of, substitute, uses
+
+__all__ = ["PICKED_LANES", "pick_lanes", "picked_rows"]
+
+PICKED_LANES = "eqtune.picked_lanes"
+"""Annotation of an innermost loop over a row that is written in vectors, its value their length. The row is no shorter.
+Around it is a single store."""
+
+Array = NDArray[Any]
+
+_BINARY: Mapping[type, Callable[[Array, Array], Array]] = {
+    tirx.Add: np.add,
+    tirx.Sub: np.subtract,
+    tirx.Mul: np.multiply,
+    tirx.Max: np.maximum,
+    tirx.Min: np.minimum,
+    tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod,
+    tirx.LT: np.less,
+    tirx.LE: np.less_equal,
+    tirx.GT: np.greater,
+    tirx.GE: np.greater_equal,
+    tirx.EQ: np.equal,
+    tirx.NE: np.not_equal,
+}
+
+_FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.rint,
+    "nearbyint": np.rint,
+}
+
+
+def picked_rows(block: Any, lanes: int) -> bool:
+    """Whether `pick_lanes` can write the block's last axis in vectors of `lanes`: no load of it needs a gather."""
+    if not isinstance(block.body, tirx.BufferStore):
+        return False
+    column = block.iter_vars[-1].var
+    extent = int(block.iter_vars[-1].dom.extent)
+    try:
+        return all(
+            _window(load, places[start : start + lanes], lanes) is not None
+            for load, places in _picked(block.body.value, column, extent)
+            for start in _starts(extent, lanes)
+        )
+    except ValueError:
+        return False
+
+
+def pick_lanes(func: Any) -> Any:
+    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+
+    Raises
+    ------
+    ValueError
+        When the loop holds anything but one store, or a load whose places are no constants, or lie too far apart.
+    """
+
+    def row(loop: Any) -> Any:
+        return _row(loop) if PICKED_LANES in loop.annotations else loop
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, row))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _row(loop: Any) -> Any:
+    realize = loop.body
+    if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
+        raise ValueError(f"the loop over {loop.loop_var} is marked as a row but holds more than one store")
+    lanes, extent = int(loop.annotations[PICKED_LANES]), int(loop.extent)
+    store = substitute(realize.block.body, binding_of(realize))
+    places = _picked(store.value, loop.loop_var, extent)
+    statements = [
+        statement
+        for start in _starts(extent, lanes)
+        for statement in _vector(store, loop.loop_var, start, lanes, [(load, at[start:]) for load, at in places])
+    ]
+    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+
+
+def _starts(extent: int, lanes: int) -> list[int]:
+    """Where vectors begin: the last one of a ragged row overlaps the one before."""
+    return [min(start, extent - lanes) for start in range(0, extent, lanes)]
+
+
+def _vector(store: Any, column: Any, start: int, lanes: int, places: list[tuple[Any, Array]]) -> Iterator[tirx.Stmt]:
+    """One vector of the row: what it picks, in registers, and its store."""
+    dtype = str(column.ty.dtype)
+    registers: list[tuple[Any, Any]] = []
+    for load, at in places:
+        window = _window(load, at[:lanes], lanes)
+        if window is None:
+            raise ValueError(f"the elements of {load} lie too far apart for a shuffle")
+        register = tirx.decl_buffer([lanes], str(load.ty.dtype), "picked")
+        yield tirx.AllocBuffer(register)
+        yield tirx.BufferStore(register, _shuffled(load, at[:lanes], *window), [tirx.Ramp(0, 1, lanes)])
+        registers.append((load, register))
+    lane = tirx.Var("lane", column.ty)
+
+    def picked(load: Any) -> Any:
+        register = next((register for known, register in registers if known.same_as(load)), None)
+        return load if register is None else tirx.BufferLoad(register, [lane])
+
+    here = [(column, lane + tirx.IntImm(dtype, start))]
+    value = substitute(tvm_ffi.structural_map(store.value, (TensorLoad, picked)), here)
+    body = tirx.BufferStore(store.buffer, value, [substitute(index, here) for index in store.indices])
+    yield tirx.For(lane, tirx.IntImm(dtype, 0), tirx.IntImm(dtype, lanes), tirx.ForKind.VECTORIZED, body)
+
+
+def _shuffled(load: Any, places: Array, first: int, width: int, count: int) -> Any:
+    """The elements of `load` at `places`, from `count` vectors of `width` in memory."""
+    *outer, last = load.indices
+    one = tirx.IntImm(str(last.ty.dtype), 1)
+    parts = [
+        tirx.BufferLoad(
+            load.source, [*outer, tirx.Ramp(tirx.IntImm(str(last.ty.dtype), first + n * width), one, width)]
+        )
+        for n in range(count)
+    ]
+    enough = -(-len(places) // (count * width))  # TVM wants as many elements as are picked, if only the same again
+    return tirx.Shuffle(parts * enough, [int(place) - first for place in places])
+
+
+def _window(load: Any, places: Array, lanes: int) -> tuple[int, int, int] | None:
+    """The vectors of a row in memory that hold all `places`: where they begin, their length, one or two; or None."""
+    extent, span = int(load.source.shape[-1]), int(places.max() - places.min()) + 1
+    width = min(lanes, extent)
+    count = 1 if span <= width else 2
+    if span > 2 * width or count * width > extent:
+        return None
+    return min(int(places.min()), extent - count * width), width, count
+
+
+def _picked(value: Any, column: Any, extent: int) -> list[tuple[Any, Array]]:
+    """The loads of `value` whose last index depends on the column, other than by its neighbour; and their places."""
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
+    columns = np.arange(extent)
+    found = []
+    for load in loads:
+        *outer, last = load.indices
+        if any(uses(index, column) for index in outer):
+            raise ValueError(f"{load} reads other rows in each column")
+        if uses(last, column) and not _is_run(last, column):
+            found.append((load, _evaluate(last, column, columns)))
+    return found
+
+
+def _is_run(index: Any, column: Any) -> bool:
+    """Whether the index is the column, plus something that does not depend on it: vectors in memory."""
+    if isinstance(index, tirx.Add):
+        return (_is_run(index.a, column) and not uses(index.b, column)) or (
+            _is_run(index.b, column) and not uses(index.a, column)
+        )
+    return bool(index.same_as(column))
+
+
+def _evaluate(expression: Any, column: Any, columns: Array) -> Array:
+    """Values for all columns; ValueError where they depend on anything else."""
+    if isinstance(expression, (tirx.IntImm, tirx.FloatImm)):
+        return np.asarray(expression.value, dtype=str(expression.ty.dtype))
+    if expression.same_as(column):
+        return columns.astype(str(column.ty.dtype))
+    if isinstance(expression, tirx.Cast):
+        return _evaluate(expression.value, column, columns).astype(str(expression.ty.dtype))
+    if type(expression) in _BINARY:
+        a, b = (_evaluate(part, column, columns) for part in (expression.a, expression.b))
+        return _BINARY[type(expression)](a, b)
+    if isinstance(expression, tirx.Div):
+        a, b = (_evaluate(part, column, columns) for part in (expression.a, expression.b))
+        return (np.trunc(a / b) if a.dtype.kind == "i" else a / b).astype(str(expression.ty.dtype))
+    if isinstance(expression, tirx.Select):
+        parts = expression.condition, expression.true_value, expression.false_value
+        return np.where(*(_evaluate(part, column, columns) for part in parts))
+    if isinstance(expression, ir.Call):
+        name = str(getattr(expression.op, "name", "")).rpartition(".")[2]
+        if name in _FUNCTIONS:
+            return _FUNCTIONS[name](_evaluate(expression.args[0], column, columns))
+        if name == "if_then_else":
+            return np.where(*(_evaluate(part, column, columns) for part in expression.args))
+    raise ValueError(f"{expression} is no constant in each column")

@@ -1,0 +1,106 @@
+"""Resized images with channels first: vectors and shuffles must give what TVM's gathers give, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.machine import detect_target
+from eqtune.search.space import Hardware, build_space
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.tasks import extract_tasks, lower_to_kernels
+
+TARGET = detect_target(2)
+HARDWARE = Hardware(threads=2)
+op = relax.op
+
+
+def resized(shape: tuple[int, ...], size: tuple[int, int], epilogue: bool = False, **attributes: Any) -> Any:
+    """The kernel that resizes an image; with `epilogue`, adds another and clips."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    other = relax.Var("other", relax.TensorType((*shape[:2], *size), "float32"))
+    with builder.function("main", [x, other] if epilogue else [x]):
+        with builder.dataflow():
+            image = builder.emit(op.image.resize2d(x, size, layout="NCHW", **attributes))
+            if epilogue:
+                image = builder.emit(op.nn.relu(builder.emit(op.add(image, other))))
+            result = builder.emit_output(image)
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
+    return task.mod
+
+
+def run(function: Any) -> Any:
+    """The output for random inputs."""
+    module = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), TARGET).jit()
+    random = np.random.default_rng(0)
+    *inputs, output = ([int(extent) for extent in param.shape] for param in function.params)
+    arrays = [random.standard_normal(shape).astype("float32") for shape in inputs] + [np.zeros(output, "float32")]
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    module["main"](*tensors)
+    return tensors[-1].numpy()
+
+
+NEAREST = {"method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "attributes"),
+    [
+        ((1, 3, 9, 32), (18, 64), NEAREST),
+        ((2, 3, 5, 20), (10, 40), NEAREST),
+        ((1, 2, 6, 24), (9, 36), {**NEAREST, "coordinate_transformation_mode": "half_pixel"}),
+        ((1, 3, 8, 32), (16, 64), {"method": "linear", "coordinate_transformation_mode": "half_pixel"}),
+        ((1, 3, 7, 11), (15, 53), {"method": "linear", "coordinate_transformation_mode": "align_corners"}),
+        ((1, 2, 8, 40), (4, 20), {"method": "linear", "coordinate_transformation_mode": "half_pixel"}),
+        ((1, 2, 6, 17), (12, 34), {"method": "cubic", "coordinate_transformation_mode": "half_pixel"}),
+    ],
+    ids=["nearest", "ragged", "by-one-and-a-half", "linear", "short-rows", "halved", "cubic"],
+)
+@pytest.mark.parametrize("epilogue", [False, True], ids=["alone", "added"])
+def test_vectors_pick_what_gathers_load(shape: Any, size: Any, attributes: Any, epilogue: bool) -> None:
+    mod = resized(shape, size, epilogue, **attributes)
+    (sketch,) = (sketch for sketch in build_space(mod, HARDWARE).sketches if sketch.name == "resample")
+    expected = run(mod["main"])
+    for lanes in sketch.knobs[0].values:
+        for workers in sketch.knobs[1].values:
+            function = prepare_for_lowering(sketch.apply({"lanes": lanes, "workers": workers}).mod["main"])
+            text = str(function)
+            assert text.count("T.vectorized") == -(-size[1] // lanes)
+            assert "T.Shuffle" in text
+            np.testing.assert_allclose(run(function), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_are_preferred_to_gathers() -> None:
+    mod = resized((1, 64, 64, 64), (128, 128), **NEAREST)
+    space = build_space(mod, HARDWARE)
+    best = {}
+    for sketch in space.sketches:
+        values = np.array(np.meshgrid(*[knob.values for knob in sketch.knobs])).reshape(len(sketch.knobs), -1).T
+        best[sketch.name] = sketch.latency_s(values[sketch.legal(values)]).min()
+    assert best["resample"] < 0.8 * best["elementwise"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((1, 2, 8, 320), (4, 40)), ((1, 2, 8, 4), (8, 6))], ids=["far apart", "no whole vector"]
+)
+def test_what_vectors_cannot_pick_is_left_to_others(shape: Any, size: Any) -> None:
+    mod = resized(shape, size, **NEAREST)
+    assert all(sketch.name != "resample" for sketch in build_space(mod, HARDWARE).sketches)
+
+
+def test_places_that_come_from_data_are_left_to_others() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 64), "float32"))
+    places = relax.Var("places", relax.TensorType((64,), "int64"))
+    with builder.function("main", [x, places]):
+        with builder.dataflow():
+            result = builder.emit_output(op.take(x, places, axis=1))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
+    assert all(sketch.name != "resample" for sketch in build_space(task.mod, HARDWARE).sketches)
