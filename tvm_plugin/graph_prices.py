@@ -8,6 +8,7 @@ and priced kernel by kernel.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,9 @@ IMAGES = frozenset({"conv2d", "pool2d", "winograd_conv2d", "winograd_data", "win
 
 PROMISING = 0.95
 """Of the given graph's cost, by what is known, what another may cost for its terms to be measured under a budget."""
+
+PRICING = 2.5
+"""How many times as long as lowering a module takes all that its price takes, estimating its kernels above all."""
 
 MOST_WEIGHTS_BYTES = 1 << 30
 """A term with larger weights keeps its analytic price: only its shape is wanted, but TVM holds the weights."""
@@ -101,23 +105,31 @@ class GraphPrices:
         given_s, *others_s = (graph_cost_s(graph, self.cost) for graph in graphs)
         return min(others_s, default=math.inf) < PROMISING * given_s
 
-    def modules_s(self, mods: Sequence[Any]) -> list[float]:
+    def modules_s(self, mods: Sequence[Any], seconds: float = math.inf) -> list[float]:
         """Seconds of one run of each module, in channels last where it has convolutions, each kernel by its price.
 
         Parameters
         ----------
         mods : sequence of tvm.ir.IRModule
             Simplified: batch norms and weights folded.
+        seconds : float
+            What pricing may take, roughly; modules that are too many for it, from the third on, get `inf`.
         """
-        kernels = [self.lowered(mod)[1] for mod in mods]
+        started = time.monotonic()
+        kernels: list[list[Task]] = []
+        for mod in mods:
+            if len(kernels) > 1 and PRICING * (time.monotonic() - started) > seconds:
+                break
+            kernels.append(self.lowered(mod)[1])
         distinct = {task.workload_hash: task for tasks in kernels for task in tasks}
         common = set.intersection(*({task.workload_hash for task in tasks} for tasks in kernels))
-        guessed = common if self.guess is not None and len(mods) > 1 else set()
+        guessed = common if self.guess is not None and len(kernels) > 1 else set()
         measured = [task for workload, task in distinct.items() if workload not in guessed]
         price_s = {task.workload_hash: s for task, s in zip(measured, self.kernels(measured), strict=True)}
         if self.guess is not None:  # after the others, which tell how far estimates are off
             price_s |= {workload: self.guess(distinct[workload]) for workload in guessed}
-        return [sum(task.calls * price_s[task.workload_hash] for task in tasks) for tasks in kernels]
+        sums = [sum(task.calls * price_s[task.workload_hash] for task in tasks) for tasks in kernels]
+        return sums + [math.inf] * (len(mods) - len(kernels))
 
     def lowered(self, mod: Any) -> tuple[Any, list[Task]]:
         """The module in channels last, lowered, and its tasks. Kept: who asks for a price often wants the kernels."""

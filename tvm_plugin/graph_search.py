@@ -43,8 +43,11 @@ MOST_TAKEN_BACK = 5
 class Prices(Pricing, Protocol):
     """Prices of terms and of modules, for example `eqtune.graph_prices.GraphPrices`."""
 
-    def modules_s(self, mods: Sequence[ir.IRModule]) -> list[float]:
-        """Seconds of one run of each module, the sums of their fused kernels; to be compared with each other."""
+    def modules_s(self, mods: Sequence[ir.IRModule], seconds: float = ...) -> list[float]:
+        """Seconds of one run of each module, the sums of their fused kernels; to be compared with each other.
+
+        `inf` for those that `seconds` do not suffice for; always enough for the first two.
+        """
 
 
 def optimize_graph(
@@ -169,7 +172,8 @@ def _cheaper_modules(
         return []
     started = time.perf_counter()
     deadline = started + config.seconds - (result.explore_s + result.extract_s + result.measure_s)
-    result.price_before_s, *after_s = prices.modules_s([mod, *(module for module, _ in choices)])
+    modules = [mod, *(module for module, _ in choices)]
+    result.price_before_s, *after_s = prices.modules_s(modules, deadline - started)
     priced = sorted(zip(after_s, choices, strict=True), key=lambda item: item[0])
     fewer = _take_back_rules(mod, main, priced[0], prices, config, deadline)
     if fewer is not None:

@@ -272,6 +272,8 @@ def test_under_a_budget_only_kernels_that_differ_are_measured() -> None:
     assert all("matmul" not in task.name for task in measured)
     assert short_s == 20.0
     assert long_s > short_s
+    hurried = guessing.modules_s([of(), of(relax.op.exp), of(relax.op.tanh)], seconds=0.0)
+    assert hurried == [short_s, long_s, math.inf]  # two at least: one to compare with the other
 
 
 def test_under_a_budget_terms_are_measured_only_for_graphs_that_promise_something() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tvm.s_tir import ScheduleError
 
@@ -44,7 +45,7 @@ def looks_s(kernels: int) -> float:
     return LOOK_S * min(kernels, LOOKS)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Acceptance:
     """Times finalists again side by side and chooses; the untuned kernel stays where it is faster.
 
@@ -60,7 +61,7 @@ class Acceptance:
         Of kernels that the budget did not reach.
     progress : Progress
     finish_s : float
-        With fewer seconds left, nothing is timed again.
+        Kept for what follows: with no more seconds left, nothing is timed again.
     untuned_s_per_flop : float
         How long kernels take that were not timed untuned, roughly.
     plain_baselines : bool
@@ -76,6 +77,7 @@ class Acceptance:
     finish_s: float
     untuned_s_per_flop: float
     plain_baselines: bool
+    _look_s: float = field(default=LOOK_S, init=False)
 
     def of(self, kernels: Sequence[KernelSearch], guess: bool = False) -> list[TaskResult]:
         """What each kernel gets, in order.
@@ -129,12 +131,14 @@ class Acceptance:
         loses = kernel.best_s > kernel.baseline_s
         finalists = [m for m in kernel.finalists(FINALISTS) if loses or m.latency_s <= CONTENDER * kernel.best_s]
         seconds_left = self.budget.whole_seconds_left
-        too_late = seconds_left is not None and seconds_left < self.finish_s
+        too_late = seconds_left is not None and seconds_left < self.finish_s + self._look_s
         if not finalists:
             return None
         if too_late or (not loses and (len(finalists) < 2 or not look)):
             return finalists[0], finalists[0].latency_s
+        started = time.monotonic()
         again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
+        self._look_s = time.monotonic() - started
         best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
         if retimed.error:
             LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, retimed.detail)

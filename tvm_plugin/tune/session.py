@@ -52,7 +52,7 @@ MACHINE_S = 5.0
 """... but this many seconds in any case; a machine that is too busy is described by a table."""
 
 GRAPH_SHARE = 0.2
-"""Of the time budget, what the graph search may take, with measuring the kernels that it only considers..."""
+"""Of the time left, what the graph search may take, with measuring the kernels that it only considers..."""
 
 GRAPH_S = 60.0
 """... seconds at most..."""
@@ -205,10 +205,11 @@ class Session:
     @cached_property
     def graph_s(self) -> float:
         """Seconds that the graph search may take; 0: it is not worth while."""
-        if self.budget.time_s is None:
+        left_s = self.budget.whole_seconds_left  # loading a large model may have taken much
+        if left_s is None:
             trials = self.budget.trials
             return math.inf if trials is None else max(TRIALS_GRAPH_S, min(TRIAL_S * trials, GRAPH_S))
-        share_s = min(GRAPH_SHARE * self.budget.time_s, GRAPH_S)
+        share_s = min(GRAPH_SHARE * left_s, GRAPH_S)
         return share_s if share_s >= LEAST_GRAPH_S else 0.0
 
     def keep_back(self, finish_s: float, kernels: int) -> None:

@@ -1,0 +1,81 @@
+"""Which schedule a kernel gets in the end, and what looking at finalists again may cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tvm import relax
+
+from eqtune.machine import detect_target
+from eqtune.measure.base import Measurement
+from eqtune.records import RecordDatabase
+from eqtune.search import strategies
+from eqtune.search.allocation.base import TaskStatus
+from eqtune.search.space import Hardware, build_space
+from eqtune.tasks import extract_tasks, lower_to_kernels
+from eqtune.tune import acceptance, budget
+from eqtune.tune.acceptance import Acceptance
+from eqtune.tune.budget import Budget
+from eqtune.tune.kernel_search import KernelSearch
+from eqtune.tune.prices import defaults
+from eqtune.tune.progress import Progress
+
+from .small_models import module
+
+TARGET = detect_target(1)
+LOOK_S = 0.2
+
+
+def searched(size: int) -> KernelSearch:
+    """A kernel whose first candidate seemed to be the faster of two, by a hair."""
+    mod = lower_to_kernels(module((size, size), lambda bb, x: relax.op.nn.softmax(x)), TARGET)
+    (task,) = extract_tasks(mod)
+    space = build_space(task.mod, Hardware())
+    status = TaskStatus(task.name, 1, task.flops, 1e-9, "rows", [])
+    search = strategies.create("random").begin(space, 0)
+    kernel = KernelSearch(task, space, search, status, baseline_s=1.0)
+    first, second, *_ = defaults(space)[0]
+    kernel.tell([Measurement(first, (1e-3,)), Measurement(second, (1.01e-3,))])
+    return kernel
+
+
+class SlowMeasurer:
+    """Finds, after a while, that the second of all finalists is the fastest. A clock, too."""
+
+    def __init__(self) -> None:
+        self.looked = 0
+
+    def retime(self, task, decisions):
+        self.looked += 1
+        return [Measurement(decision, (1e-3 / (1 + number),)) for number, decision in enumerate(decisions)]
+
+    def monotonic(self):
+        return LOOK_S * self.looked
+
+
+@pytest.fixture
+def measurer(monkeypatch):
+    slow = SlowMeasurer()
+    for module_with_clock in (acceptance, budget):
+        monkeypatch.setattr(module_with_clock, "time", slow)
+    return slow
+
+
+def accepted(path: Path, measurer: SlowMeasurer, time_s: float | None, finish_s: float):
+    prices = SimpleNamespace(is_measured=lambda task: False)
+    with RecordDatabase(path / "records.sqlite") as database:
+        left = Budget(time_s=time_s, _started=0.0)
+        choice = Acceptance(database, "here", measurer, left, prices, Progress(False), finish_s, 0.0, False)
+        return [result.latency_s for result in choice.of([searched(size) for size in (32, 48, 64, 80)])]
+
+
+def test_contenders_are_timed_again_and_the_fastest_is_taken(tmp_path, measurer):
+    assert accepted(tmp_path, measurer, None, 0.0) == [0.5e-3] * 4
+    assert measurer.looked == 4
+
+
+def test_what_slow_looks_take_is_not_taken_from_what_follows(tmp_path, measurer):
+    """The first look teaches how long one takes: there is time for one more, not for three."""
+    assert accepted(tmp_path, measurer, 10.0 + 2.5 * LOOK_S, 10.0) == [0.5e-3, 0.5e-3, 1e-3, 1e-3]
