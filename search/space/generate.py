@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .analysis import analyze
+from .analysis import Block, analyze
 from .attention import attention_sketches
-from .base import Space
+from .base import Sketch, Space
 from .contraction import contraction_sketches
 from .gpu.generate import build_gpu_space
 from .gpu.hardware import GpuHardware
@@ -46,7 +46,13 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
         ValueError
     ):  # not read by the analysis, such as a block that stores two values; the fallback takes any kernel
         return Space(memory_bound_sketches(mod, hardware))
-    sketches = contraction_sketches(mod, kernel, hardware)
-    if sketches:
-        return Space([*sketches, *masked_window_sketches(mod, hardware)])
-    return Space(memory_bound_sketches(mod, hardware))
+    sketches: list[Sketch] = [*contraction_sketches(mod, kernel, hardware)]
+    if sketches and any(map(_slides_alone, kernel.blocks)):
+        sketches += masked_window_sketches(mod, hardware)
+    return Space(sketches or memory_bound_sketches(mod, hardware))
+
+
+def _slides_alone(block: Block) -> bool:
+    """Whether the block sums over nothing but a window of two axes: only such are read once more for masked windows."""
+    reduced = [axis.extent for axis in block.axes if axis.reduction]
+    return len(reduced) > 1 and all(extent == 1 for extent in reduced[:-2])

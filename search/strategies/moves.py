@@ -19,6 +19,8 @@ Keys = NDArray[np.uint64]
 
 _CHUNK = 1 << 15
 
+_FEW = 64  # points that are checked at a time, at least
+
 
 @dataclass(frozen=True)
 class MoveMix:
@@ -117,13 +119,13 @@ class Moves:
         Points
             At most `count`; fewer when legal points are rare or there are not so many.
         """
-        found = self.none()
-        for _ in range(effort):
-            missing = count - len(found)
-            if missing <= 0:
-                return found[:count]
-            drawn = self.legal(self._draw(rng, max(missing, 64)))
-            found = self.distinct(np.concatenate([found, drawn]))
+        found, draws, most = self.none(), 0, effort * max(count, _FEW)
+        while len(found) < count and draws < most:
+            # As many as are likely to be enough: a call of `legal` for a few costs as much as for a thousand.
+            share = (len(found) + 1) / (draws + 1) if draws else 1.0
+            size = min(max(int((count - len(found)) / share), _FEW), most - draws)
+            found = self.distinct(np.concatenate([found, self.legal(self._draw(rng, size))]))
+            draws += size
         found = self.distinct(np.concatenate([found, self._corners()]))
         for _ in range(effort):
             if not 0 < len(found) < count:

@@ -166,12 +166,9 @@ def inlined(mod: Any, keep: Iterable[str]) -> Any:
 
 def block_names(mod: Any) -> list[str]:
     """Names of the kernel's blocks, in order; none where it has no blocks."""
-    schedule = start(mod)
-    try:
-        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    except s_tir.ScheduleError:
-        return []
-    return [str(schedule.get(block).name_hint) for block in blocks]
+    names: list[str] = []
+    tvm_ffi.structural_walk(mod["main"].body, (s_tir.SBlock, lambda block: names.append(str(block.name_hint))))
+    return [name for name in names if name != "root"]
 
 
 def _may_inline(block: Any) -> bool:
