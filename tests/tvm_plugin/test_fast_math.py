@@ -12,6 +12,7 @@ from tvm import relax
 import eqtune
 from eqtune.gpu_machine import resolve_target
 from eqtune.report.table import kernel_table
+from eqtune.tune.advice import fast_math_advice
 from eqtune.tune.forms import model_forms
 
 
@@ -39,6 +40,30 @@ def tune(scale: float, work_dir: Path, trials: int) -> eqtune.TuneResult:
         threads=1,
         progress=False,
     )
+
+
+def test_a_user_is_told_what_fast_math_could_do_for_the_model(tmp_path: Path) -> None:
+    result = eqtune.tune_model(
+        convolution(1e-3), trials=4, work_dir=tmp_path, graph=eqtune.GraphConfig(rules=()), threads=1, progress=False
+    )
+    told = "fast math: not permitted; 100% of the arithmetic is in convolutions that it makes faster"
+    assert told in kernel_table(result.summary)
+
+
+def test_no_advice_where_little_can_be_gained() -> None:
+    mod = convolution(1.0)
+    flops = 2.0 * 128 * 128 * 9 * 24 * 24
+    assert fast_math_advice(mod, flops).startswith("not permitted; 100%")
+    assert not fast_math_advice(mod, 4 * flops)  # a quarter of the model
+    pointwise = relax.op.nn.conv2d
+    x = relax.Var("x", relax.TensorType((1, 32, 8, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(pointwise(x, relax.const(np.zeros((32, 32, 1, 1), "float32"))))
+            z = builder.emit_output(pointwise(y, relax.const(np.zeros((32, 32, 3, 3), "float32")), strides=2))
+        builder.emit_func_output(z)
+    assert not fast_math_advice(builder.get(), 1.0)
 
 
 @pytest.mark.slow

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from ..errors import InputError, MismatchError
 from ..frontends import load_model
 from ..frontends.verify import compare
+from ..gpu_machine import is_gpu
 from ..measure.gauge import Gauge
 from ..runtime import ModelRunner, time_side_by_side
 from ..transform.apply_tuned import build_executable
+from .advice import fast_math_advice
 from .estimate import estimated_result
 from .forms import Form, Forms, check_graph, graph_config, model_forms
 from .loop import TuningLoop
@@ -141,6 +143,8 @@ def tune_model(
         forms, graph_result = model_forms(
             imported.mod, session.target, config or "off", session.graph_prices(imported.mod), seconds=session.graph_s
         )
+        may_be_fast = config is not None and not is_gpu(session.target)
+        advice = fast_math_advice(imported.mod, forms.given_flops) if may_be_fast else ""
         in_limited_time = session.budget.time_s is not None and session.runs
         session.choose_baselines(forms.given_flops)
         reference = Reference(
@@ -201,7 +205,7 @@ def tune_model(
             max_rel_error=relative if verify else math.nan,
             graph={
                 "form": tuned.form.name,
-                **({"fast math": accuracy.verdict(tuned.form)} if fast_math else {}),
+                **({"fast math": line} if (line := accuracy.verdict(tuned.form) if fast_math else advice) else {}),
             },
             command=command,
             interrupted=loop.interrupted,

@@ -39,7 +39,7 @@ from .pattern import (
 from .pattern import weights as trained
 from .rule import Condition, Match, Rule
 
-__all__ = ["WINOGRAD_RULES"]
+__all__ = ["FEWEST_CHANNELS", "KERNELS", "WINOGRAD_RULES"]
 
 (x,) = tensors("x")
 (w,) = trained("w")
@@ -57,6 +57,9 @@ FORMS: tuple[tuple[Pair, Pair], ...] = (
     ((6, 1), (7, 1)),
 )
 """m and r, down and across, of each form in one kernel."""
+
+KERNELS = frozenset(kernel for _, kernel in FORMS)
+"""Down and across."""
 
 FEWEST_CHANNELS = 16
 """With fewer inputs or outputs, the transforms cost more than the products save."""

@@ -1,0 +1,45 @@
+"""What a user has not permitted, where it would make much of the model faster."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import ir, relax
+
+from ..transform.constants import is_static_tensor
+from ..transform.functions import extents, operator, top_level_bindings
+
+__all__ = ["fast_math_advice"]
+
+WORTH_A_LINE = 0.3
+"""Share of a model's arithmetic that fast math must concern."""
+
+
+def fast_math_advice(mod: ir.IRModule, flops: float) -> str:
+    """How much of a Relax module's `flops` Winograd's convolutions could take over: a line for people; "" if little."""
+    main = next((f for var, f in mod.functions_items() if var.name_hint == "main"), None)
+    if not isinstance(main, relax.Function) or not flops:
+        return ""
+    share = sum(map(_winograd_flops, (binding.value for binding in top_level_bindings(main)))) / flops
+    if share < WORTH_A_LINE:
+        return ""
+    return f"not permitted; {min(share, 1.0):.0%} of the arithmetic is in convolutions that it makes faster"
+
+
+def _winograd_flops(value: Any) -> float:
+    """Of one binding; 0 where it is no convolution that has a Winograd form worth trying."""
+    if not isinstance(value, relax.Call) or operator(value) != "relax.nn.conv2d":
+        return 0.0
+    attrs, weight = value.attrs, value.args[1]
+    if (str(attrs.data_layout), str(attrs.kernel_layout)) != ("NCHW", "OIHW") or not is_static_tensor(weight.ty):
+        return 0.0
+    from ..search.graph.rules.winograd import FEWEST_CHANNELS, KERNELS
+
+    outputs, inputs, *kernel = extents(weight.ty)
+    slides_by_one = {int(step) for step in (*attrs.strides, *attrs.dilation)} == {1}
+    if not slides_by_one or int(attrs.groups) != 1 or tuple(kernel) not in KERNELS:
+        return 0.0
+    if min(outputs, inputs) < FEWEST_CHANNELS or not is_static_tensor(value.ty):
+        return 0.0
+    return 2.0 * prod(extents(value.ty)) * inputs * prod(kernel)
