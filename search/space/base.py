@@ -53,6 +53,11 @@ class Sketch(ABC):
     name: str
     knobs: tuple[Knob, ...]
 
+    @property
+    def skipped_share(self) -> float:
+        """Share of the kernel's FLOPs that some candidates leave out, because they are with zeros around an image."""
+        return 0.0
+
     @abstractmethod
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows obey the constraints, shape [n]. A row that can be seen to be bad is not legal."""
@@ -102,6 +107,11 @@ class Space:
         for row, sketch in enumerate(sketches):
             for column, knob in enumerate(sketch.knobs):
                 self._cardinalities[row, column] = len(knob.values)
+
+    @property
+    def skipped_share(self) -> float:
+        """The most of any sketch's: what a roofline must not count."""
+        return max(sketch.skipped_share for sketch in self.sketches)
 
     @property
     def cardinalities(self) -> NDArray[np.int64]:

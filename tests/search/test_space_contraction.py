@@ -232,6 +232,29 @@ def test_rows_of_zeros_around_an_image_are_not_multiplied(layout: str, weights: 
     check(mod, space, chosen, 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("layout", "weights", "dilation", "looped"),
+    [("NHWC", "OHWI", 6, 2), ("NHWC", "HWIO", 5, 2), ("NCHW", "OIHW", 6, 1)],
+)
+def test_tiles_beside_a_dilated_image_are_not_multiplied(layout: str, weights: str, dilation: int, looped: int) -> None:
+    """Of a window of 3 x 3, rows and, where columns of the window have a loop, columns of zeros are left out."""
+    mod = conv(6, 13, 32, 3, layout, weights, padding=(dilation, dilation), dilation=(dilation, dilation))
+    space = build_space(mod, HARDWARE)
+
+    def inside(size: int) -> float:
+        return sum(0 <= y + tap < size for y in range(size) for tap in (-dilation, 0, dilation)) / (3 * size)
+
+    kept = inside(13) * (inside(14) if looped == 2 else 1.0)
+    assert space.skipped_share == pytest.approx(1 - kept)
+    decisions = [space.decision(point) for point in random_points(space, 3000)]
+    one_row = [d for d in decisions if d.sketch == "tiled_columns" and d.values["m2"] == 1 and d.values["pad"] < 3]
+    chosen = list({(d.values["pad"], d.values["order"], d.values["mr"] > 6): d for d in one_row}.values())
+    for decision in chosen:
+        text = str(prepare_for_lowering(space.apply(decision).mod["main"]))
+        assert text.count("T.max(0, T.min(3, ") == looped
+    check(mod, space, chosen, 1e-4)
+
+
 def one_of_each_padding(space: Space) -> list[Decision]:
     """A candidate for each place where the image may be padded, in the form that vectorises columns."""
     decisions = [space.decision(point) for point in random_points(space, 3000)]

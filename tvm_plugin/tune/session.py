@@ -373,7 +373,7 @@ class Session:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
-        roofline_s = self.hardware.least_latency_s(task.flops, task.bytes_moved)
+        roofline_s = self.hardware.least_latency_s((1.0 - space.skipped_share) * task.flops, task.bytes_moved)
         status = TaskStatus(task.name, task.calls, task.flops, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)

@@ -229,7 +229,10 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     share = np.where(whole_rows * v["mr"] > 0, plan.unrolled_extent / np.maximum(whole_rows * v["mr"], 1), 1.0)
     work_s = whole_columns * per_column + np.where(t.whole_columns, 0.0, whole_rows * narrow * share)
     work_s *= plan.second_extent / v["m2"] * plan.outer_extent
-    work_s *= np.where((v["m2"] == 1) & (v["pad"] != PAD_INLINE), 1.0 - plan.padded_share, 1.0)
+    skipped = np.zeros_like(rows)
+    for mr in np.unique(v["mr"]) if plan.windows else ():
+        skipped[v["mr"] == mr] = plan.skipped_share(int(mr))
+    work_s *= np.where((v["m2"] == 1) & (v["pad"] != PAD_INLINE), 1.0 - skipped, 1.0)
     if plan.panel is not None and plan.contraction.right.access.bytes > hardware.l2_bytes:
         work_s *= 1.0 + STREAMED_PANEL / t.vectors**1.7
     flops = plan.contraction.flops

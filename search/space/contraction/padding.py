@@ -1,4 +1,4 @@
-"""Leaves out the products with rows of zeros that padding puts above and below an image.
+"""Leaves out the products with rows, and columns, of zeros that padding puts around an image.
 
     for y in range(14):                       for y in range(14):
         for ry in range(3):              ->       for ry in range(max(0, 1 - y), min(3, 15 - y)):
@@ -29,7 +29,7 @@ IMAGE_ROWS = "eqtune.image_rows"
 
 @dataclass(frozen=True)
 class ImageRows:
-    """The rows `first` to `end` of `extent` in one `dimension` of a padded image: all others are zero.
+    """The rows (or columns) `first` to `end` of `extent` in one `dimension` of a padded image: all others are zero.
 
     The window reads rows that are `dilation` apart.
     """
@@ -42,7 +42,7 @@ class ImageRows:
 
 
 def image_rows(sch: Any, plan: Plan) -> Mapping[int, ImageRows]:
-    """For each reduction axis that slides over rows of a padded image: which of them are worth multiplying."""
+    """For each reduction axis that slides over a padded image: which rows or columns are worth multiplying."""
     if not plan.staged:
         return {}
     block = sch.get(sch.get_sblock(plan.staged))
@@ -51,18 +51,12 @@ def image_rows(sch: Any, plan: Plan) -> Mapping[int, ImageRows]:
         return {}
     variables = [axis.var for axis in block.iter_vars]
     bounds = [_bounds(value.args[0], variable) for variable in variables]
-    tiled = {plan.vector.position, *(axis.position for axis in plan.unrolled)}
-    reduced = {axis.position for axis in plan.reduction[:-1] if axis.extent > 1}
     found: dict[int, ImageRows] = {}
-    left = plan.contraction.left.access
-    for dimension, index in enumerate(left.indices):
-        if index is None or len(index.coefficients) != 2 or tiled & index.coefficients.keys():
-            continue
-        window = [position for position in index.coefficients if position in reduced]
-        if len(window) == 1 and index.coefficients[window[0]] > 0:
-            extent = left.shape[dimension]
-            first, end = bounds[dimension]
-            found[window[0]] = ImageRows(dimension, extent, first, min(end, extent), index.coefficients[window[0]])
+    for window in plan.windows:
+        extent = plan.contraction.left.access.shape[window.dimension]
+        first, end = bounds[window.dimension]
+        rows = ImageRows(window.dimension, extent, first, min(end, extent), window.dilation)
+        found[window.tap.position] = rows
     return found
 
 
@@ -79,33 +73,39 @@ def skip_padding(func: Any) -> Any:
 def _shorter(loop: Any) -> Any:
     annotations = {key: value for key, value in loop.annotations.items() if key != IMAGE_ROWS}
     rows = ImageRows(*(int(value) for value in loop.annotations[IMAGE_ROWS]))
-    row = _first_row(loop, rows)
+    read = _rows_of_first(loop, rows)
 
     def constant(value: int) -> Any:
         return tirx.IntImm(str(loop.loop_var.ty.dtype), value)
 
-    if row is None:
+    if read is None:
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations=annotations)
+    lowest, highest = read
 
     def steps(distance: Any) -> Any:
         return tirx.floordiv(distance + constant(rows.dilation - 1), constant(rows.dilation))
 
-    first = tirx.Max(constant(0), steps(constant(rows.first) - row))
-    end = tirx.Min(loop.extent, steps(constant(rows.end) - row))
+    first = tirx.Max(constant(0), steps(constant(rows.first) - highest))
+    end = tirx.Min(loop.extent, steps(constant(rows.end) - lowest))
     variable = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
     body = substitute(loop.body, [(loop.loop_var, variable + first)])
     extent = tirx.Max(constant(0), end - first)
     return tirx.For(variable, constant(0), extent, loop.kind, body, annotations=annotations)
 
 
-def _first_row(loop: Any, rows: ImageRows) -> Any | None:
-    """The row of the padded image that the loop's first iteration reads; None where that differs inside the loop."""
+def _rows_of_first(loop: Any, rows: ImageRows) -> tuple[Any, Any] | None:
+    """The lowest and the highest row of the padded image that the loop's first iteration reads; None if it reads none.
+
+    Rows grow with every loop inside.
+    """
     inside: list[Any] = []
     realized: list[Any] = []
     tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
-    single = [inner for inner in inside if isinstance(inner.extent, tirx.IntImm) and int(inner.extent) == 1]
-    zero = [(one.loop_var, tirx.IntImm(str(one.loop_var.ty.dtype), 0)) for one in (loop, *single)]
-    varying = [inner.loop_var for inner in inside if not uses(inner.loop_var, *(variable for variable, _ in zero))]
+    counted = [inner for inner in inside if isinstance(inner.extent, tirx.IntImm)]
+    others = [inner.loop_var for inner in inside if not isinstance(inner.extent, tirx.IntImm)]
+    dtype = str(loop.loop_var.ty.dtype)
+    lowest = [(one.loop_var, tirx.IntImm(dtype, 0)) for one in (loop, *counted)]
+    highest = [lowest[0], *((one.loop_var, tirx.IntImm(dtype, int(one.extent) - 1)) for one in counted)]
     for realize in realized:
         loads: list[Any] = []
         tvm_ffi.structural_walk(realize.block.body, (TensorLoad, loads.append))
@@ -113,9 +113,8 @@ def _first_row(loop: Any, rows: ImageRows) -> Any | None:
             if len(load.indices) <= rows.dimension or int(load.source.shape[rows.dimension]) != rows.extent:
                 continue
             row = substitute(load.indices[rows.dimension], binding_of(realize))
-            if uses(row, loop.loop_var):
-                row = substitute(row, zero)
-                return None if uses(row, *varying) else row
+            if uses(row, loop.loop_var) and not uses(row, *others):
+                return substitute(row, lowest), substitute(row, highest)
     return None
 
 

@@ -9,7 +9,22 @@ from functools import cached_property
 from ..access import Access, Axis, Block, Linear, dtype_bytes
 from ..analysis import Contraction, Kernel
 
-__all__ = ["Plan", "make_plans", "whole_width"]
+__all__ = ["Plan", "Window", "make_plans", "whole_width"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The index `step * place + dilation * tap` in one `dimension` of the left operand.
+
+    `tiled`: a register tile has several places.
+    """
+
+    dimension: int
+    place: Axis
+    tap: Axis
+    step: int
+    dilation: int
+    tiled: bool
 
 
 @dataclass(frozen=True)
@@ -135,25 +150,45 @@ class Plan:
         return min(sizes, key=lambda size: -mr % size, default=0) if self.scattered else 0
 
     @cached_property
-    def padded_share(self) -> float:
-        """Share of the products that rows of zeros around an image make up, where tiles do not span rows.
+    def windows(self) -> tuple[Window, ...]:
+        """Windows over the left operand of which single tiles may leave out taps (`padding.skip_padding`).
 
-        See `padding.skip_padding`; images are taken to be padded alike on both sides.
+        Those have a loop, and slide over rows that tiles do not span, or in steps so long that some tiles of columns
+        lie beside the image for a tap.
         """
-        share = 0.0
-        left = self.contraction.left.access
-        source = self.kernel.block(self.staged).reads[0].shape if self.staged else left.shape
+        found = []
         axes = {axis.position: axis for axis in self.contraction.block.axes}
-        tiled = {self.vector.position, *(axis.position for axis in self.unrolled)}
-        for padded, inside, index in zip(left.shape, source, left.indices, strict=False):
-            if index is None or len(index.coefficients) != 2 or tiled & index.coefficients.keys():
+        looped = {axis.position for axis in self.reduction[:-1] if axis.extent > 1}
+        unrolled = {axis.position for axis in self.unrolled}
+        for dimension, index in enumerate(self.contraction.left.access.indices):
+            if index is None or len(index.coefficients) != 2:
                 continue
-            (row, step), (window, dilation) = sorted(index.coefficients.items(), key=lambda c: axes[c[0]].reduction)
-            if padded > inside and dilation > 0 and window in {axis.position for axis in self.reduction[:-1]}:
-                first = (padded - inside) // 2
-                read = [y * step + r * dilation for y in range(axes[row].extent) for r in range(axes[window].extent)]
-                share = max(share, sum(not first <= line < first + inside for line in read) / len(read))
-        return share
+            (place, step), (tap, dilation) = sorted(index.coefficients.items(), key=lambda c: axes[c[0]].reduction)
+            tiled = place in unrolled
+            if tap in looped and place != self.vector.position and step > 0 and dilation > (1 if tiled else 0):
+                found.append(Window(dimension, axes[place], axes[tap], step, dilation, tiled))
+        return tuple(found)
+
+    def skipped_share(self, mr: int) -> float:
+        """Share of the products with zeros around an image that tiles of `mr` columns of one row leave out.
+
+        Images are taken to be padded alike on both sides.
+        """
+        share = 1.0
+        padded = self.contraction.left.access.shape
+        inside = self.kernel.block(self.staged).reads[0].shape if self.staged else padded
+        for window in self.windows:
+            first = (padded[window.dimension] - inside[window.dimension]) // 2
+            end = first + inside[window.dimension]
+            width = mr if window.tiled else 1
+            tiles = [
+                (start * window.step, (min(start + width, window.place.extent) - 1) * window.step)
+                for start in range(0, window.place.extent, width)
+            ]
+            taps = [tap * window.dilation for tap in range(window.tap.extent)]
+            read = [first <= high + tap and low + tap < end for low, high in tiles for tap in taps]
+            share *= sum(read) / len(read)
+        return 1.0 - share
 
     @property
     def outer_extent(self) -> int:

@@ -61,6 +61,11 @@ class TiledContraction(Sketch):
         self._lanes = hardware.lanes(widest)
         self.knobs = self._make_knobs()
 
+    @property
+    def skipped_share(self) -> float:
+        """See `Sketch.skipped_share`."""
+        return self.plan.skipped_share(1) if self.plan.staged else 0.0
+
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Registers suffice, the body is small, tiles are not larger than the kernel, ragged tails can be split off."""
         plan, v = self.plan, self._columns(values)
