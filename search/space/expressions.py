@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tvm_ffi
+from numpy.typing import NDArray
 from tvm import ir, tirx
 
-__all__ = ["binding_of", "constant_extent", "substitute", "uses"]
+__all__ = ["binding_of", "constant_extent", "evaluate", "substitute", "uses"]
+
+Array = NDArray[Any]
+
+_OPERATORS: Mapping[type, Callable[[Array, Array], Array]] = {
+    tirx.Add: np.add,
+    tirx.Sub: np.subtract,
+    tirx.Mul: np.multiply,
+    tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod,
+    tirx.Min: np.minimum,
+    tirx.Max: np.maximum,
+    tirx.LT: np.less,
+    tirx.LE: np.less_equal,
+    tirx.GT: np.greater,
+    tirx.GE: np.greater_equal,
+    tirx.EQ: np.equal,
+    tirx.NE: np.not_equal,
+    tirx.And: np.logical_and,
+    tirx.Or: np.logical_or,
+}
+
+_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.rint,
+    "nearbyint": np.rint,
+    "if_then_else": np.where,
+}
 
 
 def substitute(expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
@@ -35,3 +66,37 @@ def binding_of(realize: Any) -> list[tuple[Any, Any]]:
 def constant_extent(axis: tirx.IterVar) -> int:
     """The extent of a block's axis; 1 for one that varies, such as a window of ragged adaptive pooling."""
     return int(axis.dom.extent) if isinstance(axis.dom.extent, tirx.IntImm) else 1
+
+
+def evaluate(expression: Any, values: Mapping[Any, Any]) -> Any:
+    """An expression over numpy arrays, in the types of its parts; `values` has what its variables stand for.
+
+    Raises
+    ------
+    TypeError
+        For a load, and for any operator that indices and conditions do not usually have.
+    KeyError
+        For a variable without a value.
+    """
+    if isinstance(expression, tirx.IntImm | tirx.FloatImm):
+        return np.asarray(expression.value, dtype=str(expression.ty.dtype))
+    if isinstance(expression, ir.Var):
+        return np.asarray(values[expression])
+    if isinstance(expression, tirx.Cast):
+        return evaluate(expression.value, values).astype(str(expression.ty.dtype))
+    if isinstance(expression, tirx.Not):
+        return np.logical_not(evaluate(expression.a, values))
+    if type(expression) in _OPERATORS:
+        return _OPERATORS[type(expression)](evaluate(expression.a, values), evaluate(expression.b, values))
+    if isinstance(expression, tirx.Div):
+        quotient = evaluate(expression.a, values) / evaluate(expression.b, values)
+        dtype = str(expression.ty.dtype)
+        return (quotient if dtype.startswith("float") else np.trunc(quotient)).astype(dtype)
+    if isinstance(expression, tirx.Select):
+        parts = expression.condition, expression.true_value, expression.false_value
+        return np.where(*(evaluate(part, values) for part in parts))
+    if isinstance(expression, ir.Call):
+        name = str(getattr(expression.op, "name", "")).rpartition(".")[2]
+        if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(evaluate(part, values) for part in expression.args))
+    raise TypeError(f"{type(expression).__name__} in an index")

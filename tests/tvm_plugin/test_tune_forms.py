@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,7 +145,7 @@ class SlowPrices:
         self.graphs += 1
         return True
 
-    def modules_s(self, mods: Sequence[Any]) -> list[float]:
+    def modules_s(self, mods: Sequence[Any], seconds: float = math.inf) -> list[float]:
         self.modules += mods
         return [1.0 / (index + 1) for index in range(len(mods))]
 

@@ -18,6 +18,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import ir, s_tir, tirx
 
+from ..search.space.expressions import evaluate
 from .constants import Array, aligned_empty, copy_into
 
 __all__ = ["pack"]
@@ -207,8 +208,8 @@ def _pads_the_outside(copy: _Copy, shape: Sequence[int]) -> bool:
     outside: Any = np.zeros((), np.bool_)
     for index, extent in zip(copy.source_indices, shape, strict=True):
         if _reach(index, copy.axes)[1] >= extent:
-            outside = outside | (_evaluate(index, values) >= extent)
-    padding = np.broadcast_to(_evaluate(copy.is_padding, values), np.broadcast_shapes(*(g.shape for g in grids)))
+            outside = outside | (evaluate(index, values) >= extent)
+    padding = np.broadcast_to(evaluate(copy.is_padding, values), np.broadcast_shapes(*(g.shape for g in grids)))
     return bool(np.array_equal(padding, np.broadcast_to(outside, padding.shape)))
 
 
@@ -228,11 +229,11 @@ def _separable(indices: Sequence[Any]) -> bool:
 def _reach(index: Any, axes: Mapping[Any, int]) -> tuple[int, int]:
     """Smallest and largest value of a separable index."""
     origin = dict.fromkeys(axes, 0)
-    base = int(_evaluate(index, origin))
+    base = int(evaluate(index, origin))
     low = high = base
     for axis in axes:
         if axis in _variables(index):
-            change = _evaluate(index, origin | {axis: np.arange(axes[axis])}) - base
+            change = evaluate(index, origin | {axis: np.arange(axes[axis])}) - base
             low, high = low + int(change.min()), high + int(change.max())
     return low, high
 
@@ -247,53 +248,16 @@ def _offsets(indices: Sequence[Any], shape: Sequence[int], axis: Any, axes: Mapp
 def _flat(indices: Sequence[Any], shape: Sequence[int], values: Mapping[Any, Any]) -> Any:
     flat: Any = 0
     for index, extent in zip(indices, shape, strict=True):
-        flat = flat * extent + _evaluate(index, values)
+        flat = flat * extent + evaluate(index, values).astype(np.int64)
     return flat
 
 
-_BINARY: dict[Any, Any] = {
-    tirx.Add: np.add,
-    tirx.Sub: np.subtract,
-    tirx.Mul: np.multiply,
-    tirx.FloorDiv: np.floor_divide,
-    tirx.FloorMod: np.mod,
-    tirx.Min: np.minimum,
-    tirx.Max: np.maximum,
-    tirx.LT: np.less,
-    tirx.LE: np.less_equal,
-    tirx.GT: np.greater,
-    tirx.GE: np.greater_equal,
-    tirx.EQ: np.equal,
-    tirx.NE: np.not_equal,
-    tirx.And: np.logical_and,
-    tirx.Or: np.logical_or,
-}
-
-
-def _evaluate(expr: Any, values: Mapping[Any, Any]) -> Any:
-    """An integer or boolean expression over arrays. Raises TypeError for an operator that is not in the table."""
-    if isinstance(expr, tirx.IntImm):
-        return np.int64(expr.value)
-    if isinstance(expr, ir.Var):
-        return np.asarray(values[expr], np.int64)
-    if isinstance(expr, tirx.Cast):
-        return _evaluate(expr.value, values)
-    if isinstance(expr, tirx.Not):
-        return np.logical_not(_evaluate(expr.a, values))
-    function = _BINARY.get(type(expr))
-    if function is None:
-        raise TypeError(f"{type(expr).__name__} in an index")
-    return function(_evaluate(expr.a, values), _evaluate(expr.b, values))
-
-
 def _evaluable(expr: Any) -> bool:
-    if isinstance(expr, tirx.IntImm | ir.Var):
-        return True
-    if isinstance(expr, tirx.Cast):
-        return _evaluable(expr.value)
-    if isinstance(expr, tirx.Not):
-        return _evaluable(expr.a)
-    return type(expr) in _BINARY and _evaluable(expr.a) and _evaluable(expr.b)
+    try:
+        evaluate(expr, dict.fromkeys(_variables(expr), np.zeros((), np.int64)))
+    except TypeError:
+        return False
+    return True
 
 
 def _variables(expr: Any) -> set[Any]:

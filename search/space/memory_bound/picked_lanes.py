@@ -13,16 +13,16 @@ written out, so that what depends on the column alone, such as weights, is const
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, substitute, uses
+from ..expressions import binding_of, evaluate, substitute, uses
 
 __all__ = ["PICKED_LANES", "pick_lanes", "picked_rows"]
 
@@ -31,30 +31,6 @@ PICKED_LANES = "eqtune.picked_lanes"
 Around it is a single store."""
 
 Array = NDArray[Any]
-
-_BINARY: Mapping[type, Callable[[Array, Array], Array]] = {
-    tirx.Add: np.add,
-    tirx.Sub: np.subtract,
-    tirx.Mul: np.multiply,
-    tirx.Max: np.maximum,
-    tirx.Min: np.minimum,
-    tirx.FloorDiv: np.floor_divide,
-    tirx.FloorMod: np.mod,
-    tirx.LT: np.less,
-    tirx.LE: np.less_equal,
-    tirx.GT: np.greater,
-    tirx.GE: np.greater_equal,
-    tirx.EQ: np.equal,
-    tirx.NE: np.not_equal,
-}
-
-_FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "round": np.rint,
-    "nearbyint": np.rint,
-}
 
 
 def picked_rows(block: Any, lanes: int) -> bool:
@@ -161,14 +137,17 @@ def _picked(value: Any, column: Any, extent: int) -> list[tuple[Any, Array]]:
     """The loads of `value` whose last index depends on the column, other than by its neighbour; and their places."""
     loads: list[Any] = []
     tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
-    columns = np.arange(extent)
+    columns = np.arange(extent, dtype=str(column.ty.dtype))
     found = []
     for load in loads:
         *outer, last = load.indices
         if any(uses(index, column) for index in outer):
             raise ValueError(f"{load} reads other rows in each column")
         if uses(last, column) and not _is_run(last, column):
-            found.append((load, _evaluate(last, column, columns)))
+            try:
+                found.append((load, evaluate(last, {column: columns})))
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{last} is no constant in each column") from error
     return found
 
 
@@ -179,29 +158,3 @@ def _is_run(index: Any, column: Any) -> bool:
             _is_run(index.b, column) and not uses(index.a, column)
         )
     return bool(index.same_as(column))
-
-
-def _evaluate(expression: Any, column: Any, columns: Array) -> Array:
-    """Values for all columns; ValueError where they depend on anything else."""
-    if isinstance(expression, (tirx.IntImm, tirx.FloatImm)):
-        return np.asarray(expression.value, dtype=str(expression.ty.dtype))
-    if expression.same_as(column):
-        return columns.astype(str(column.ty.dtype))
-    if isinstance(expression, tirx.Cast):
-        return _evaluate(expression.value, column, columns).astype(str(expression.ty.dtype))
-    if type(expression) in _BINARY:
-        a, b = (_evaluate(part, column, columns) for part in (expression.a, expression.b))
-        return _BINARY[type(expression)](a, b)
-    if isinstance(expression, tirx.Div):
-        a, b = (_evaluate(part, column, columns) for part in (expression.a, expression.b))
-        return (np.trunc(a / b) if a.dtype.kind == "i" else a / b).astype(str(expression.ty.dtype))
-    if isinstance(expression, tirx.Select):
-        parts = expression.condition, expression.true_value, expression.false_value
-        return np.where(*(_evaluate(part, column, columns) for part in parts))
-    if isinstance(expression, ir.Call):
-        name = str(getattr(expression.op, "name", "")).rpartition(".")[2]
-        if name in _FUNCTIONS:
-            return _FUNCTIONS[name](_evaluate(expression.args[0], column, columns))
-        if name == "if_then_else":
-            return np.where(*(_evaluate(part, column, columns) for part in expression.args))
-    raise ValueError(f"{expression} is no constant in each column")
