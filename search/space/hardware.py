@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Hardware"]
+__all__ = ["MASKED_BYTES", "Hardware"]
+
+MASKED_BYTES = 32
+"""Of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,7 @@ WORTH_A_LINE = 0.3
 
 def fast_math_advice(mod: ir.IRModule, flops: float) -> str:
     """How much of a Relax module's `flops` Winograd's convolutions could take over: a line for people; "" if little."""
-    main = next((f for var, f in mod.functions_items() if var.name_hint == "main"), None)
-    if not isinstance(main, relax.Function) or not flops:
-        return ""
-    share = sum(map(_winograd_flops, (binding.value for binding in top_level_bindings(main)))) / flops
+    share = sum(_winograd_flops(binding.value) for binding in top_level_bindings(mod["main"])) / flops
     if share < WORTH_A_LINE:
         return ""
     return f"not permitted; {min(share, 1.0):.0%} of the arithmetic is in convolutions that it makes faster"

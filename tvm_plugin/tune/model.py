@@ -143,8 +143,8 @@ def tune_model(
         forms, graph_result = model_forms(
             imported.mod, session.target, config or "off", session.graph_prices(imported.mod), seconds=session.graph_s
         )
-        may_be_fast = config is not None and not is_gpu(session.target)
-        advice = fast_math_advice(imported.mod, forms.given_flops) if may_be_fast else ""
+        needs_advice = config is not None and not fast_math and not is_gpu(session.target)
+        advice = fast_math_advice(imported.mod, forms.given_flops) if needs_advice else ""
         in_limited_time = session.budget.time_s is not None and session.runs
         session.choose_baselines(forms.given_flops)
         reference = Reference(
@@ -193,6 +193,7 @@ def tune_model(
             tuned = _Built(Form("untuned", imported.mod, ()), [], reference.executable, reference.run)
             latency_s = baseline_s
         session.save_spent()
+        verdict = accuracy.verdict(tuned.form) if fast_math else advice
         summary = summarize(
             session,
             imported.name,
@@ -205,7 +206,7 @@ def tune_model(
             max_rel_error=relative if verify else math.nan,
             graph={
                 "form": tuned.form.name,
-                **({"fast math": line} if (line := accuracy.verdict(tuned.form) if fast_math else advice) else {}),
+                **({"fast math": verdict} if verdict else {}),
             },
             command=command,
             interrupted=loop.interrupted,

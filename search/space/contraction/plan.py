@@ -174,6 +174,17 @@ class Plan:
 
         Images are taken to be padded alike on both sides.
         """
+        width = mr if any(window.tiled for window in self.windows) else 1
+        if width not in self._skipped_shares:
+            self._skipped_shares[width] = self._skipped_share(width)
+        return self._skipped_shares[width]
+
+    @cached_property
+    def _skipped_shares(self) -> dict[int, float]:
+        """What `skipped_share` found: estimates ask again and again."""
+        return {}
+
+    def _skipped_share(self, mr: int) -> float:
         share = 1.0
         padded = self.contraction.left.access.shape
         inside = self.kernel.block(self.staged).reads[0].shape if self.staged else padded

@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from ..hardware import MASKED_BYTES
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
 from .padding import IMAGE_ROWS, image_rows
@@ -34,9 +35,6 @@ STACK_BYTES = 1024
 
 LONG_RUN = 4
 """Vectors of channels a pixel from which the loop over padded pixels is not partitioned."""
-
-MASKED_BYTES = 32
-"""Of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512."""
 
 UNROLLED_EPILOGUE = 8
 """Operations of an element's epilogue up to which writing a tile back is unrolled: bias, residual, activation."""

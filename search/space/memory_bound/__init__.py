@@ -14,7 +14,7 @@ import numpy as np
 from tvm.s_tir import ScheduleError
 
 from ..base import Sketch
-from ..hardware import Hardware
+from ..hardware import MASKED_BYTES, Hardware
 from .columns import ColumnsSketch
 from .elementwise import ElementwiseSketch
 from .kernel import Kernel, Stage, inlined, read_kernel, start
@@ -37,7 +37,6 @@ _FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
     ColumnsSketch,
     WindowsSketch,
 )
-_MASKED_BYTES = 32  # of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512
 _EXPENSIVE = 8  # vector instructions of an element; below, recomputing is cheaper than storing
 
 
@@ -79,7 +78,7 @@ def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
 
 def masked_window_sketches(mod: Any, hardware: Hardware) -> list[MaskedWindowsSketch]:
     """The sketch of depthwise convolutions and pooling with channels first, if `mod["main"]` is one."""
-    if hardware.vector_bytes < _MASKED_BYTES:
+    if hardware.vector_bytes < MASKED_BYTES:
         return []
     kernel = read_kernel(inlined(mod, ()))
     if not MaskedWindowsSketch.fits(kernel):

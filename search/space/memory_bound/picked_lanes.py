@@ -75,7 +75,9 @@ def _row(loop: Any) -> Any:
     statements = [
         statement
         for start in _starts(extent, lanes)
-        for statement in _vector(store, loop.loop_var, start, lanes, [(load, at[start:]) for load, at in places])
+        for statement in _vector(
+            store, loop.loop_var, start, lanes, [(load, at[start : start + lanes]) for load, at in places]
+        )
     ]
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
@@ -90,12 +92,12 @@ def _vector(store: Any, column: Any, start: int, lanes: int, places: list[tuple[
     dtype = str(column.ty.dtype)
     registers: list[tuple[Any, Any]] = []
     for load, at in places:
-        window = _window(load, at[:lanes], lanes)
+        window = _window(load, at, lanes)
         if window is None:
             raise ValueError(f"the elements of {load} lie too far apart for a shuffle")
         register = tirx.decl_buffer([lanes], str(load.ty.dtype), "picked")
         yield tirx.AllocBuffer(register)
-        yield tirx.BufferStore(register, _shuffled(load, at[:lanes], *window), [tirx.Ramp(0, 1, lanes)])
+        yield tirx.BufferStore(register, _shuffled(load, at, *window), [tirx.Ramp(0, 1, lanes)])
         registers.append((load, register))
     lane = tirx.Var("lane", column.ty)
 
