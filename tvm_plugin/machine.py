@@ -14,7 +14,16 @@ from .errors import InputError, SetupError
 from .gpu_machine import describe_gpu, is_gpu
 from .search.space.hardware import Hardware
 
-__all__ = ["core_count", "describe_machine", "detect_target", "device_name", "is_host", "target_json"]
+__all__ = [
+    "core_count",
+    "describe_machine",
+    "detect_target",
+    "device_name",
+    "is_host",
+    "missing_here",
+    "missing_instructions",
+    "target_json",
+]
 
 CPU_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
 CPU_INFO = Path("/proc/cpuinfo")
@@ -50,6 +59,12 @@ PROCESSORS: Mapping[str, Processor] = {
 """For targets that are not this machine; rounded, and only as good as a first ranking needs. From vendors' manuals."""
 
 FALLBACK = Processor(32, 512, 8192, 2.5, 16)
+
+INSTRUCTION_SETS = (
+    *("sse", "ssse", "avx", "fma", "f16c", "amx", "bmi", "lzcnt", "popcnt", "movbe"),
+    *("neon", "fp-armv8", "fullfp16", "dotprod", "bf16", "i8mm", "sve", "sme", "lse"),
+)
+"""How those of LLVM's CPU features begin that code needs; others say what is fast, or are of no use to kernels."""
 
 
 def detect_target(threads: int | None = None) -> Any:
@@ -163,6 +178,29 @@ def is_host(target: Any) -> bool:
     return str(target.attrs.get("mcpu", "")) == str(codegen.llvm_get_system_cpu()) and (
         not triple or triple.partition("-")[0] == architecture
     )
+
+
+def missing_here(target: Any) -> str:
+    """Why code for the CPU `target` cannot run on this machine, for people; "" where it can."""
+    from tvm.target import codegen
+
+    triple = str(target.attrs.get("mtriple", ""))
+    here, there = str(codegen.llvm_get_system_triple()).partition("-")[0], triple.partition("-")[0]
+    if there and there != here:
+        return f"this is {here}, not {there}"
+    cpu = str(codegen.llvm_get_system_cpu())
+    missing = missing_instructions(cpu, target)
+    return f"this CPU, {cpu}, lacks {', '.join(missing[:5])}" if missing else ""
+
+
+def missing_instructions(cpu: str, target: Any) -> list[str]:
+    """Instruction sets that code for `target` may use and the processor that LLVM calls `cpu` does not have."""
+    from tvm.target import Target, codegen
+
+    fields = {name: value for name, value in target.export().items() if name in ("kind", "mtriple")}
+    there = {str(feature) for feature in codegen.llvm_get_cpu_features(Target({**fields, "mcpu": cpu}))}
+    needed = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    return sorted(feature for feature in needed - there if feature.startswith(INSTRUCTION_SETS))
 
 
 def device_name(target: Any) -> str:

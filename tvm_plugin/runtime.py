@@ -1,4 +1,4 @@
-"""Run whole executables with a chosen number of threads.
+"""Run whole executables: where, and on this machine with how many threads.
 
 TVM's thread pool belongs to the Python thread that first runs a parallel kernel, and counts half of the logical
 processors unless told otherwise. Models therefore run in a thread of their own, whose pool has the size asked for;
@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm
@@ -21,7 +21,10 @@ from tvm import relax
 
 from .measure.gauge import Gauge
 
-__all__ = ["ModelRunner", "time_side_by_side"]
+__all__ = ["LocalModels", "Model", "ModelRunner", "Models", "flat_tensors", "time_side_by_side"]
+
+Model = Callable[..., list[NDArray[Any]]]
+"""An executable where it can run: numpy arrays in, numpy arrays out; tuples of outputs are flattened."""
 
 AFFINITY_BIG_CORES = 1
 """TVM's default: one worker thread a core."""
@@ -31,6 +34,79 @@ ENOUGH_ROUNDS = 200
 
 PATIENCE = 3.0
 """So many times as long as otherwise, at most, while the cores are not at full speed."""
+
+
+class Models(Protocol):
+    """Where whole models run."""
+
+    def load(self, executable: Any) -> Model:
+        """The function "main" of an executable."""
+
+    def run_once(self, model: Any, inputs: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
+        """The outputs of a model that `load` gave, and the seconds of the run, without the way to the device."""
+
+    def time_s(
+        self,
+        models: Sequence[Any],
+        inputs: Sequence[NDArray[Any]],
+        budget_s: float = 1.0,
+        at_least: int = 3,
+        settle: bool = False,
+    ) -> list[float]:
+        """Seconds of one run of each of `models`, which `load` gave: the minimum of several, in turn.
+
+        Parameters
+        ----------
+        models : sequence of Model
+        inputs : sequence of arrays
+        budget_s : float
+            Seconds to spend on all together, about.
+        at_least : int
+            Runs of each, however long they take, after one to warm up.
+        settle : bool
+            Go on for a while where the cores are not at full speed, and that can be told.
+        """
+
+
+class LocalModels:
+    """Runs models in this process. A `Models`.
+
+    Parameters
+    ----------
+    threads : int
+        Threads of TVM's pool.
+    device : tvm.runtime.Device, optional
+        The CPU unless given.
+    make_gauge : callable, optional
+        The gauge of the cores; without one, nothing tells whether they are at full speed.
+    """
+
+    def __init__(self, threads: int, device: Any = None, make_gauge: Callable[[], Gauge] | None = None) -> None:
+        self._threads = threads
+        self._device = device
+        self._make_gauge = make_gauge
+
+    def load(self, executable: Any) -> ModelRunner:
+        """See `Models`."""
+        return ModelRunner(executable, self._device, self._threads)
+
+    def run_once(self, model: Any, inputs: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
+        """See `Models`."""
+        started = time.monotonic()
+        outputs: list[NDArray[Any]] = model(*inputs)
+        return outputs, time.monotonic() - started
+
+    def time_s(
+        self,
+        models: Sequence[Any],
+        inputs: Sequence[NDArray[Any]],
+        budget_s: float = 1.0,
+        at_least: int = 3,
+        settle: bool = False,
+    ) -> list[float]:
+        """See `Models`."""
+        gauge = self._make_gauge() if settle and self._make_gauge is not None else None
+        return time_side_by_side(models, inputs, budget_s, at_least, gauge)
 
 
 class ModelRunner:
@@ -53,7 +129,7 @@ class ModelRunner:
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Outputs in order; tuples of outputs are flattened."""
         arguments = self.prepare(inputs)
-        return self._pool.submit(lambda: _flatten(self._main(*arguments))).result()
+        return self._pool.submit(lambda: [tensor.numpy() for tensor in flat_tensors(self._main(*arguments))]).result()
 
     def prepare(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
         """The inputs as tensors on the device."""
@@ -124,7 +200,8 @@ def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
 
 
-def _flatten(value: Any) -> list[NDArray[Any]]:
+def flat_tensors(value: Any) -> list[Any]:
+    """The tensors of a result that may be a tuple of tuples."""
     if isinstance(value, tvm.runtime.Tensor):
-        return [value.numpy()]
-    return [array for part in value for array in _flatten(part)]
+        return [value]
+    return [tensor for part in value for tensor in flat_tensors(part)]

@@ -12,8 +12,9 @@ import numpy as np
 import psutil
 import pytest
 import tvm
-from tvm import te, topi
+from tvm import relax, te, topi
 
+import eqtune
 from eqtune.errors import InputError, SetupError
 from eqtune.gpu_machine import describe_gpu, find_compiler, resolve_target
 from eqtune.machine import target_json
@@ -27,6 +28,8 @@ from eqtune.search.space import build_space
 from eqtune.search.space.gpu.tf32 import permit_tf32
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
+
+from .small_models import module, weight
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 import test_gpu_space as kernels
@@ -266,3 +269,14 @@ def test_a_killed_gpu_process_is_replaced():
                 child.kill()
         assert not any(m.error for m in measurer.measure(task, decisions[1:]))
         assert measurer.losses == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")
+def test_a_model_is_tuned_compared_and_run_on_a_gpu(tmp_path):
+    mod = module((64, 96), lambda bb, x: relax.op.nn.softmax(bb.emit(relax.op.matmul(x, weight(96, 128)))))
+    result = eqtune.tune_model(mod, target="cuda", trials=16, work_dir=tmp_path / "work", progress=False)
+    assert result.max_rel_error < 1e-4
+    assert 0 < result.latency_s <= result.baseline_latency_s
+    (outputs,) = result.run(np.ones((64, 96), "float32"))
+    np.testing.assert_allclose(outputs.sum(axis=1), 1.0, rtol=1e-5)

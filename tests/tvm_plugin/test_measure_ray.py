@@ -1,4 +1,4 @@
-"""Candidates are built and timed on a Ray cluster; an actor that is killed loses none."""
+"""Candidates are built and timed on a Ray cluster, models are run there; an actor that is killed loses none."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ SCRIPT = """
     import json
     import threading
 
+    import numpy as np
     import ray
-    from tvm import te
+    from tvm import relax, te
 
     from eqtune.machine import detect_target
     from eqtune.measure import LocalMeasurer, RayMeasurer
     from eqtune.records.workload import as_workload, workload_hash
     from eqtune.search.space.base import Decision
     from eqtune.tasks.task import Task
+    from eqtune.transform.apply_tuned import untuned_executable
+
+    x, builder = relax.Var("x", relax.TensorType((4,), "float32")), relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.add(x, x))
+        builder.emit_func_output(y)
 
     a, b = te.placeholder((64, 64), name="A"), te.placeholder((64, 64), name="B")
     k = te.reduce_axis((0, 64), name="k")
@@ -50,6 +58,9 @@ SCRIPT = """
             "device": measurer.describe()["device"],
             "in order": [m.decision for m in measured] == decisions,
         }
+        model = measurer.models.load(untuned_executable(builder.get(), detect_target(1)))
+        found["outputs"] = model(np.arange(4, dtype="float32"))[0].tolist()
+        (found["model_s"],) = measurer.models.time_s([model], [np.zeros(4, "float32")], budget_s=0.01)
     print("FOUND", json.dumps(found))
 """
 
@@ -70,6 +81,8 @@ def test_a_killed_actor_loses_no_candidate():
     assert min(found["latencies_s"]) < found["baseline_s"]  # one may be slow: Ray uses the cores, too
     assert found["losses"] == 3, "the killed actor, and two that the crashing kernel took along"
     assert found["device"].endswith(" on ray")
+    assert found["outputs"] == [0, 2, 4, 6]
+    assert 0 < found["model_s"] < 1
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import socket
 import subprocess
 import sys
@@ -10,10 +11,13 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
-from tvm import te
+from tvm import relax, te
 
+import eqtune
+from eqtune import runtime
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import detect_target
 from eqtune.measure import LocalMeasurer, RpcMeasurer, create
@@ -21,6 +25,9 @@ from eqtune.measure.rpc_tracker import RpcAddress, rpc_status
 from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space.base import Decision
 from eqtune.tasks.task import Task
+from eqtune.tune import session
+
+from .small_models import module, weight
 
 SPACE = "measure_spaces:build"
 FAULTS = {"raises": 0, "run hangs": 4, "run crashes": 5, "wrong": 6}  # by position in measure_spaces.FAULTS
@@ -236,6 +243,35 @@ def test_no_server_under_the_key_is_one_error_that_says_what_to_start(farm):
 def test_a_server_with_another_number_of_threads_is_refused(spare):
     with pytest.raises(SetupError, match="runs kernels on 1 threads, not on 2"):
         RpcMeasurer(spare, detect_target(2), threads=2, wait_s=1.0, timeout_s=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs a target that is not this machine, and runs here")
+def test_a_model_for_another_cpu_is_compared_and_timed_there(farm, tmp_path, monkeypatch):
+    """With SSE only, and as if no model compiled for it could run here."""
+    farm.add_server("board")
+    farm.wait_for(1, "board")
+    monkeypatch.setattr(runtime.LocalModels, "load", None)
+    monkeypatch.setattr(session, "UNTUNED_S_PER_FLOP", 1.0)
+    result = eqtune.tune_model(
+        module((33, 64), lambda bb, x: relax.op.nn.softmax(bb.emit(relax.op.matmul(x, weight(64, 70))))),
+        target={"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2", "num-cores": 1},
+        measure=f"rpc://127.0.0.1:{farm.port}/board",
+        trials=8,
+        time_budget_s=60,
+        threads=1,
+        work_dir=tmp_path / "work",
+        progress=False,
+    )
+    assert result.max_rel_error < 1e-5
+    assert 0 < result.latency_s <= result.baseline_latency_s < 1
+    assert result.summary.plain_baseline, "boards are slow: untuned kernels would take most of the time"
+    assert result.summary.context.device.endswith("over rpc, key board")
+    assert sum(task.trials for task in result.tasks) > 0
+    with pytest.raises(SetupError, match="device that is not here"):
+        result.run(np.zeros(1, "float32"))
+    library = result.export(tmp_path / "model.tar")
+    assert library.stat().st_size > 0
 
 
 def test_close_may_be_repeated_and_ends_everything(spare):

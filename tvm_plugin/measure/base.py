@@ -8,10 +8,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # a worker imports this package before it can say that TVM is to do without torch
+    from ..runtime import Models
     from ..search.space.base import Decision
     from ..tasks.task import Task
 
-__all__ = ["ERROR_KINDS", "Measurement", "Measurer", "MeasuresTogether", "Overheads", "Price", "Pricer"]
+__all__ = [
+    "ERROR_KINDS",
+    "Measurement",
+    "Measurer",
+    "MeasuresTogether",
+    "Overheads",
+    "Price",
+    "Pricer",
+    "RunsModels",
+    "TakesPlainBaselines",
+]
 
 ERROR_KINDS = ("build_error", "timeout", "crash", "out_of_memory", "wrong_result")
 """How a candidate can fail."""
@@ -126,3 +137,20 @@ class MeasuresTogether(Protocol):
 
     def measure_together(self, requests: Sequence[tuple[Task, Sequence[Decision], float]]) -> list[list[Measurement]]:
         """As `Measurer.measure`, for several kernels: each with its candidates and its best latency so far."""
+
+
+@runtime_checkable
+class TakesPlainBaselines(Protocol):
+    """A measurer that can compare with plain schedules instead of untuned kernels, which take seconds each."""
+
+    plain_baselines: bool
+    """Assign it before the first measurement."""
+
+
+@runtime_checkable
+class RunsModels(Protocol):
+    """A measurer whose devices run whole models, too, as long as it is not closed."""
+
+    @property
+    def models(self) -> Models:
+        """Where they run."""

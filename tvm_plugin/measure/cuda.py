@@ -18,6 +18,7 @@ import psutil
 from ..errors import InputError, SetupError
 from ..gpu_machine import describe_gpu, find_compiler, is_gpu
 from ..machine import core_count, target_json
+from ..runtime import LocalModels
 from ..search.space.gpu.hardware import GpuHardware
 from .cuda_worker import CudaWorkerConfig
 from .elsewhere import ElsewhereMeasurer, FarTrial, references_of_builders
@@ -129,6 +130,7 @@ class CudaMeasurer(ElsewhereMeasurer):
             self.close()
             raise
         # Times with cold caches are other times: their records never pass for those of warm ones.
+        self._first = chosen[0]
         device = found[0]["device"] + (" with L2 flushed" if flush_l2 else "")
         self._device = {"device": device, "threads": self.hardware.multiprocessors}
 
@@ -141,6 +143,13 @@ class CudaMeasurer(ElsewhereMeasurer):
     def close(self) -> None:
         """Stop all processes. May be repeated."""
         self._close()
+
+    @property
+    def models(self) -> LocalModels:
+        """Where whole models run: on the first of the GPUs, in this process."""
+        import tvm
+
+        return LocalModels(core_count(), tvm.cuda(self._first))
 
     @property
     def _builders(self) -> int:

@@ -63,6 +63,11 @@ class ElsewhereMeasurer(ABC):
         How long a candidate may take to compile, and to run.
     seed : int
         Of the random inputs.
+
+    Attributes
+    ----------
+    plain_baselines : bool
+        False; True compares with plain schedules, as `LocalMeasurer`'s. For CPUs.
     """
 
     def __init__(self, target: Any, fleet: Fleet, timeout_s: float, seed: int) -> None:
@@ -72,6 +77,7 @@ class ElsewhereMeasurer(ABC):
             raise InputError(f"seed must not be negative, got {seed}")
         self.target = target
         self.overheads = Overheads()
+        self.plain_baselines = False
         self._fleet = fleet
         self._timeout_s = timeout_s
         self._batch = 0
@@ -106,7 +112,10 @@ class ElsewhereMeasurer(ABC):
         """Chunks that are built at once."""
 
     def baseline(self, tasks: Sequence[Task]) -> list[float]:
-        """Seconds of one call of each kernel as TVM compiles it without a schedule; `inf` where that is impossible."""
+        """Seconds of one call of each kernel as TVM compiles it without a schedule; `inf` where that is impossible.
+
+        With `plain_baselines`, of each kernel with its plain schedule.
+        """
         new = list({task.workload_hash: task for task in tasks if task.workload_hash not in self._baselines}.values())
         if new:
             self._measure_baselines(new)
@@ -237,8 +246,18 @@ class ElsewhereMeasurer(ABC):
         if is_gpu(self.target):
             self._measure_gpu_baselines(tasks)
             return
+        hashes = [self._know(task) for task in tasks]
+        refused = self._run_untuned(hashes, self.plain_baselines)
+        if refused and self.plain_baselines:  # a few LLVM does not take
+            refused = self._run_untuned(list(refused), plain=False)
+        for workload_hash, detail in refused.items():
+            self._baselines[workload_hash] = math.inf
+            self._unreferenced[workload_hash] = detail
+
+    def _run_untuned(self, hashes: Sequence[str], plain: bool) -> dict[str, str]:
+        """Time kernels and keep their outputs as the reference. Returns why it is impossible, where it is."""
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
-        trials = self._build([{"task": self._know(task), "untuned": True} for task in tasks], limit_s)
+        trials = self._build([{"task": h, "untuned": True, "plain": plain} for h in hashes], limit_s)
         built = [trial for trial in trials if not trial.failure]
 
         def ask(number: int) -> Mapping[str, Any]:
@@ -253,10 +272,7 @@ class ElsewhereMeasurer(ABC):
                 self._baselines[trial.task] = min(answer["latencies_s"])
 
         self._run([[number] for number in range(len(built))], ask, note)
-        for trial in trials:
-            if trial.failure:
-                self._baselines[trial.task] = math.inf
-                self._unreferenced[trial.task] = str(trial.failure["detail"])
+        return {trial.task: str(trial.failure["detail"]) for trial in trials if trial.failure}
 
     def _know(self, task: Task) -> str:
         if task.workload_hash not in self._workloads:

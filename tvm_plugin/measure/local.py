@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from ..errors import InputError
-from ..machine import core_count, describe_machine, device_name, target_json
+from ..errors import InputError, SetupError
+from ..machine import core_count, describe_machine, device_name, missing_here, target_json
 from ..records.workload import serialize_workload
 from ..search.space.hardware import Hardware
 from ..tasks.task import Task
@@ -92,6 +92,8 @@ class LocalMeasurer:
     ------
     InputError
         For a number that is not positive, or a negative seed.
+    SetupError
+        When this machine cannot run code for the target.
     """
 
     def __init__(
@@ -105,6 +107,13 @@ class LocalMeasurer:
         space_builder: str = SPACE_BUILDER,
         memory_bytes: int | None = None,
     ) -> None:
+        missing = missing_here(target)
+        if missing:
+            raise SetupError(
+                f"code for the target {target_json(target)} does not run on this machine: {missing}; leave out the "
+                "target to tune for this machine's CPU, or give `measure` a machine that has the target "
+                '("rpc://HOST:PORT/KEY")'
+            )
         cores = core_count()
         self.target = target
         self.hardware = hardware

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, MissingExtraError, SetupError
@@ -16,6 +19,7 @@ from ..machine import describe_machine, is_host, target_json
 from ..search.space.hardware import Hardware
 from .elsewhere import ElsewhereMeasurer, FarTrial
 from .exported import libraries_of
+from .far_models import FarModels, transfer_limit_s
 from .fleet import DeviceLost, Fleet
 from .pool import START_LIMIT_S, Config, worker_environment
 from .trial import SPACE_BUILDER
@@ -87,12 +91,15 @@ class RayMeasurer(ElsewhereMeasurer):
         own = not ray.is_initialized()
         if own:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-        self._close = weakref.finalize(self, _close, self._fleet, own)
+        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
+        self._close = weakref.finalize(self, _close, self._fleet, own, self._directory)
         self._seed = seed
         self._environment = {"env_vars": _changed(worker_environment(threads))}
         self._libraries: dict[str, bytes] = {}
         self._references: dict[str, Any] = {}
+        self._files: dict[str, Any] = {}
         self._places: set[tuple[str, int]] = set()
+        self._export = "so" if is_gpu(target) or is_host(target) else "tar"
         self._config = json.dumps(
             asdict(
                 Config(
@@ -102,7 +109,7 @@ class RayMeasurer(ElsewhereMeasurer):
                     seed=seed,
                     references="",
                     memory_bytes=0,
-                    export="so" if is_gpu(target) or is_host(target) else "tar",
+                    export=self._export,
                 )
             )
         )
@@ -121,6 +128,11 @@ class RayMeasurer(ElsewhereMeasurer):
     def close(self) -> None:
         """End the actors, and the cluster where it was started here. May be repeated."""
         self._close()
+
+    @cached_property
+    def models(self) -> FarModels:
+        """Where whole models run: in the actors."""
+        return FarModels(self._fleet, Path(self._directory.name), self._export)
 
     @property
     def actors(self) -> list[Any]:
@@ -204,6 +216,7 @@ class _RayDevice:
         self._environment = measurer._environment
         self._libraries = measurer._libraries
         self._references = measurer._references
+        self._files = measurer._files
         self._node = node
         self._actor: Any = None
         self._name = ""
@@ -233,6 +246,8 @@ class _RayDevice:
 
         if "describe" in request:
             return {"device": self._name}
+        if "model" in request:
+            return self._run_model(request)
         libraries = {path: self._libraries[path] for path in libraries_of(request["fields"])}
         references = self._references.get(request["task"], {})
         failure: dict[str, Any] = self._ask("load", TRANSFER_LIMIT_S, request, libraries, references)
@@ -241,6 +256,22 @@ class _RayDevice:
         answer: dict[str, Any] = self._ask("run", request["limit_s"], request)
         if "references" in answer:
             self._references[request["task"]] = ray.put(answer.pop("references"))
+        return answer
+
+    def _run_model(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        import ray
+
+        needed = (request["model"], request["inputs"])
+        for path in needed:
+            if path not in self._files:
+                self._files[path] = ray.put(Path(path).read_bytes())
+        limit_s = TRANSFER_LIMIT_S + transfer_limit_s(request)
+        failure: dict[str, Any] = self._ask("load_model", limit_s, request, *(self._files[path] for path in needed))
+        if failure:
+            return failure
+        answer: dict[str, Any] = self._ask("run_model", request["limit_s"], request)
+        for path, data in answer.pop("files", {}).items():
+            Path(path).write_bytes(data)
         return answer
 
     def close(self) -> None:
@@ -286,9 +317,10 @@ def _changed(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in wanted}
 
 
-def _close(fleet: Fleet, own: bool) -> None:
+def _close(fleet: Fleet, own: bool, directory: tempfile.TemporaryDirectory[str]) -> None:
     import ray
 
     fleet.close()
     if own:
         ray.shutdown()
+    directory.cleanup()

@@ -17,6 +17,7 @@ from typing import Any
 from ..gpu_machine import is_gpu, let_tvm_compile
 from .affinity import on_first_core
 from .exported import libraries_of
+from .model_bench import ModelBench
 from .pool import Config
 from .runner import Runner
 from .server import Server
@@ -135,6 +136,7 @@ class DeviceActor:
         self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
         device = tvm.device(self._target.get_target_device_type(), 0)
         self._runner = Runner(device, self._module, Path(self._directory.name), seed)
+        self._models = ModelBench(device, self._module)
 
     def describe(self) -> str:
         """The device's name."""
@@ -146,9 +148,7 @@ class DeviceActor:
         self, request: Mapping[str, Any], libraries: Mapping[str, bytes], references: Mapping[str, bytes]
     ) -> dict[str, Any]:
         """Bring program, inputs and reference outputs to the device; {} or an error."""
-        for path, data in (*libraries.items(), *references.items()):
-            if not self._place(path).exists():  # a library that is loaded must not be written to
-                self._place(path).write_bytes(data)
+        self._write({**libraries, **references})
         try:
             self._runner.load(request)
         except Exception as error:  # noqa: BLE001 - TVM raises anything; it is the candidate's failure
@@ -165,6 +165,34 @@ class DeviceActor:
         if request["save"]:
             answer["references"] = _files_of(self._directory.name, str(request["task"]))
         return answer
+
+    def load_model(self, request: Mapping[str, Any], library: bytes, inputs: bytes) -> dict[str, Any]:
+        """Bring a model and its inputs to the device, see `model_bench.py`; {} or an error."""
+        self._write({request["model"]: library, request["inputs"]: inputs})
+        try:
+            self._models.load({**request, "inputs": str(self._place(request["inputs"]))})
+        except Exception as error:  # noqa: BLE001 - TVM raises anything
+            return {"error": "build_error", "detail": str(error)[-MAX_DETAIL:]}
+        return {}
+
+    def run_model(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """As `ModelBench.run`; "files" holds the outputs by the path that was asked for."""
+        outputs = request["outputs"]
+        place = self._place(outputs) if outputs else None
+        try:
+            with on_first_core():
+                answer = self._models.run({**request, "outputs": str(place or "")})
+        except Exception as error:  # noqa: BLE001 - generated code raises anything
+            return {"error": "crash", "detail": str(error)[-MAX_DETAIL:]}
+        if place is not None:
+            answer["files"] = {outputs: place.read_bytes()}
+            place.unlink()
+        return answer
+
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        for path, data in files.items():
+            if not self._place(path).exists():  # a library that is loaded must not be written to
+                self._place(path).write_bytes(data)
 
     def _module(self, path: str) -> Any:
         import tvm

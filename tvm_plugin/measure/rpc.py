@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..machine import core_count, describe_machine, is_host, target_json
 from ..search.space.hardware import Hardware
 from .cuda import BUILDER
 from .elsewhere import ElsewhereMeasurer, FarTrial, references_of_builders
+from .far_models import FarModels, transfer_limit_s
 from .fleet import DeviceLost, Fleet
 from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
 from .process import WorkerProcess
@@ -109,6 +111,8 @@ class RpcMeasurer(ElsewhereMeasurer):
         self._pool = WorkerPool(workers, 1 if gpu else threads, directory, self._workloads, *command)
         self._close = weakref.finalize(self, _close, self._fleet, self._pool, self._directory)
         plain_target = json.loads(target_json(target))
+        # Linked here where the linker knows the target, else there. Beside a GPU there is a CPU like this one.
+        self._export = "so" if gpu or is_host(target) else "tar"
         self._pool.configure(
             Config(
                 target=plain_target,
@@ -117,8 +121,7 @@ class RpcMeasurer(ElsewhereMeasurer):
                 seed=seed,
                 references=str(directory),
                 memory_bytes=int(psutil.virtual_memory().total * MEMORY_SHARE),
-                # Linked here where the linker knows the target, else there. Beside a GPU there is a CPU like this one.
-                export="so" if gpu or is_host(target) else "tar",
+                export=self._export,
             )
         )
         self._config = RpcConfig(
@@ -141,6 +144,13 @@ class RpcMeasurer(ElsewhereMeasurer):
     def close(self) -> None:
         """Stop the builders and end the sessions. May be repeated."""
         self._close()
+
+    @cached_property
+    def models(self) -> FarModels:
+        """Where whole models run: on the servers."""
+        directory = Path(self._directory.name) / "models"
+        directory.mkdir()
+        return FarModels(self._fleet, directory, self._export)
 
     @property
     def _builders(self) -> int:
@@ -218,6 +228,10 @@ class _RpcDevice:
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if "describe" in request:
             return {"device": self._expected}
+        if "model" in request:
+            limit_s = self._config.wait_s + TRANSFER_LIMIT_S + transfer_limit_s(request)
+            failure = self._ask({**request, "op": "load_model"}, limit_s)
+            return failure or self._ask({**request, "op": "run_model"}, request["limit_s"])
         failure = self._ask({**request, "op": "load"}, TRANSFER_LIMIT_S)
         return failure or self._ask({**request, "op": "run"}, request["limit_s"])
 

@@ -6,6 +6,8 @@ protocol is that of `worker.py`: the first line is `RpcConfig`; then
     {"op": "connect"}                 -> {"device": name, "address": [host, port]}
     {"op": "load", a runner request}  -> {}
     {"op": "run", the same request}   -> as `server.py`'s "run"
+    {"op": "load_model", a request of `model_bench.py`} -> {}
+    {"op": "run_model", the same request}               -> as `ModelBench.run`
 
 Each may be answered by an error, or by {"lost": reason} when there is no server, or no more.
 """
@@ -78,6 +80,7 @@ class _Client:
         self._target = tvm.target.Target(config.target)
         self._session: Any = None
         self._runner: Any = None
+        self._models: Any = None
         self._until_s = 0.0
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +89,8 @@ class _Client:
             "connect": self._connect,
             "load": self._load,
             "run": lambda request: dict(self._runner.run(request)),
+            "load_model": self._load_model,
+            "run_model": lambda request: dict(self._models.run(request)),
         }
         try:
             return operations[request["op"]](request)
@@ -97,9 +102,10 @@ class _Client:
             if self._session is None or not self._alive():
                 self._drop()
                 return {"lost": text}
-            return {"error": "crash" if request["op"] == "run" else "build_error", "detail": text}
+            return {"error": "crash" if request["op"].startswith("run") else "build_error", "detail": text}
 
     def _connect(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        from .model_bench import ModelBench
         from .runner import Runner
 
         self._drop()
@@ -112,13 +118,23 @@ class _Client:
         device = self._session.device("cpu" if kind == "llvm" else kind, 0)
         description = _check_server(self._session, device, self._target, config.threads)
         self._runner = Runner(device, self._module, Path(config.references), config.seed)
+        self._models = ModelBench(device, self._module)
         return description
 
     def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if self._until_s - time.monotonic() < request["limit_s"] + SPARE_S:
-            self._connect(request)
+        self._renew(request)
         self._runner.load(request)
         return {}
+
+    def _load_model(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._renew(request)
+        self._models.load(request)
+        return {}
+
+    def _renew(self, request: Mapping[str, Any]) -> None:
+        """Another session, unless what is asked for will be done before this one ends."""
+        if self._until_s - time.monotonic() < request["limit_s"] + SPARE_S:
+            self._connect(request)
 
     def _module(self, path: str) -> Any:
         self._session.upload(path)
@@ -134,6 +150,7 @@ class _Client:
     def _drop(self) -> None:
         """End the session: it lasts as long as anything refers to it."""
         self._runner = None
+        self._models = None
         self._session = None
 
 
@@ -172,8 +189,10 @@ def _check_server(session: Any, device: Any, target: Any, threads: int) -> dict[
         if not device.exist:
             raise _Unsuitable(f"the server has no {target.kind.name} device")
         return {"device": str(device.device_name)}
+    from ..machine import missing_instructions
+
     cpu = str(_optional(session, "target.llvm_get_system_cpu") or "")
-    missing = _missing_features(cpu, target)
+    missing = missing_instructions(cpu, target) if cpu else []
     if missing:
         raise _Unsuitable(
             f"the server's CPU, {cpu}, lacks {', '.join(missing[:5])} of the target {target.attrs.get('mcpu', '')}; "
@@ -196,17 +215,6 @@ def _optional(session: Any, name: str) -> Any:
         return session.get_function(name)()
     except AttributeError:
         return None
-
-
-def _missing_features(cpu: str, target: Any) -> list[str]:
-    """Instruction sets that the target uses and `cpu` does not have."""
-    from tvm.target import Target, codegen
-
-    if not cpu:
-        return []
-    fields = {name: value for name, value in target.export().items() if name in ("kind", "mtriple")}
-    far = {str(feature) for feature in codegen.llvm_get_cpu_features(Target({**fields, "mcpu": cpu}))}
-    return sorted({str(feature) for feature in codegen.llvm_get_cpu_features(target)} - far)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from ..errors import InputError, MismatchError
 from ..frontends import load_model
 from ..frontends.verify import compare
 from ..gpu_machine import is_gpu
-from ..measure.gauge import Gauge
-from ..runtime import ModelRunner, time_side_by_side
+from ..runtime import Model, ModelRunner
 from ..transform.apply_tuned import build_executable
 from .advice import fast_math_advice
 from .estimate import estimated_result
@@ -153,7 +152,7 @@ def tune_model(
             session.work,
             seed,
             session.context_key,
-            session.context.threads,
+            session.models,
             plain=session.plain_baselines,
         )
         finish_s = reference.prepare() if in_limited_time else None
@@ -174,9 +173,9 @@ def tune_model(
         needed = {workload for form in [*contenders, spare] for workload in form.calls}
         kernels = [kernel for kernel in loop.kernels if kernel.task.workload_hash in needed]
         results = session.accept(kernels, guess=verify)
-        session.measurer.close()  # idle workers' thread pools spin for a while, and the model is timed next
+        session.rest()
         built = _built(contenders, results, session, accuracy) or [_build(spare, results, session, accuracy)]
-        tuned, latency_s = _fastest(built, reference.inputs, session.gauge())
+        tuned, latency_s = _fastest(built, reference.inputs, session)
         session.remember_winner(tuned.form.name)
         absolute, relative = accuracy.errors(tuned.run)
         if verify and not relative <= accuracy.tolerance:
@@ -187,7 +186,7 @@ def tune_model(
             )
         baseline_s = reference.latency_s
         if latency_s > baseline_s:  # perhaps only because the machine was quieter when the baseline was timed
-            latency_s, baseline_s = time_side_by_side([tuned.run, reference.run], reference.inputs)
+            latency_s, baseline_s = session.models.time_s([tuned.run, reference.run], reference.inputs)
         if latency_s > baseline_s:
             LOGGER.warning("tuned %.3g s, untuned %.3g s: the untuned model is kept", latency_s, baseline_s)
             tuned = _Built(Form("untuned", imported.mod, ()), [], reference.executable, reference.run)
@@ -223,7 +222,7 @@ def tune_model(
         interrupted=loop.interrupted,
         summary=summary,
         _executable=tuned.executable,
-        _run=tuned.run,
+        _run=tuned.run if isinstance(tuned.run, ModelRunner) else None,
     )
 
 
@@ -234,7 +233,7 @@ class _Built:
     form: Form
     tasks: list[TaskResult]
     executable: Any
-    run: ModelRunner
+    run: Model
 
 
 @dataclass
@@ -256,7 +255,7 @@ class _Accuracy:
     verify: bool
     refused_for: float = math.inf
 
-    def errors(self, run: ModelRunner) -> tuple[float, float]:
+    def errors(self, run: Model) -> tuple[float, float]:
         """Largest absolute and relative difference of the outputs from the reference's."""
         return compare(run(*self.reference.inputs), self.reference.outputs)
 
@@ -294,7 +293,7 @@ class _Accuracy:
         budget_s = self.session.budget.time_s
         if self.reference.plain or (budget_s is not None and self.reference.latency_s > SCREENING_SHARE * budget_s):
             return True
-        run = ModelRunner(build_executable(form.mod, self.session.target), threads=self.session.context.threads)
+        run = self.session.models.load(build_executable(form.mod, self.session.target))
         return self._judge(form, self.errors(run)[1])
 
     def _known(self, form: Form) -> bool | None:
@@ -363,12 +362,12 @@ def _build(form: Form, results: Sequence[TaskResult], session: Session, accuracy
 
 def _compiled(form: Form, tasks: list[TaskResult], session: Session) -> _Built:
     executable = build_executable(form.mod, session.target, schedules_of(tasks))
-    return _Built(form, tasks, executable, ModelRunner(executable, threads=session.context.threads))
+    return _Built(form, tasks, executable, session.models.load(executable))
 
 
-def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]], gauge: Gauge | None) -> tuple[_Built, float]:
+def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]], session: Session) -> tuple[_Built, float]:
     """The fastest form and its latency in seconds, timed in turn."""
-    latencies = time_side_by_side([candidate.run for candidate in built], inputs, gauge=gauge)
+    latencies = session.models.time_s([candidate.run for candidate in built], inputs, settle=session.may_settle)
     index = min(range(len(built)), key=latencies.__getitem__)
     for candidate, latency_s in zip(built, latencies, strict=True):
         LOGGER.info("form %r takes %.4g s", candidate.form.name, latency_s)

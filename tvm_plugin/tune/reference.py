@@ -18,7 +18,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 
 from ..frontends import ImportedModel
-from ..runtime import ModelRunner, time_side_by_side
+from ..runtime import Model, Models
 from ..transform.apply_tuned import untuned_executable
 from ..transform.constants import array_of
 from ..transform.functions import constant_bytes, constants
@@ -56,7 +56,8 @@ class Reference:
         Of the inputs.
     context_key : str
         Where the latency is valid.
-    threads : int
+    models : Models
+        Where it runs.
     plain : bool
         With plain schedules.
     """
@@ -66,7 +67,7 @@ class Reference:
     work: WorkDirectory
     seed: int
     context_key: str
-    threads: int
+    models: Models
     plain: bool = False
 
     @cached_property
@@ -86,17 +87,14 @@ class Reference:
         return untuned_executable(self.imported.mod, self.target)
 
     @cached_property
-    def run(self) -> ModelRunner:
+    def run(self) -> Model:
         """Runs it on numpy arrays."""
-        return ModelRunner(self.executable, threads=self.threads)
+        return self.models.load(self.executable)
 
     @cached_property
     def first_run(self) -> tuple[Outputs, float]:
         """Outputs of the first run, and its seconds, which are all that is measured where they are many."""
-        run = self.run
-        started = time.monotonic()
-        outputs = run(*self.inputs)
-        return outputs, time.monotonic() - started
+        return self.models.run_once(self.run, self.inputs)
 
     @cached_property
     def latency_s(self) -> float:
@@ -106,7 +104,7 @@ class Reference:
             return float(known["latency_s"])
         _, latency_s = self.first_run
         if latency_s <= LONG_S:
-            (latency_s,) = time_side_by_side([self.run], self.inputs, budget_s=0.5, at_least=1)
+            (latency_s,) = self.models.time_s([self.run], self.inputs, budget_s=0.5, at_least=1)
         self.work.database.put_json(self.key, {"latency_s": latency_s})
         return latency_s
 

@@ -157,9 +157,15 @@ class TuneResult:
         return self._executable
 
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
-        """Run the tuned model on numpy arrays; returns its outputs, in order."""
+        """Run the tuned model on numpy arrays; returns its outputs, in order.
+
+        Raises SetupError when it was tuned for a device that is not here.
+        """
         if self._run is None:
-            raise SetupError("the model was tuned by compiling only: there is no device here to run it on")
+            raise SetupError(
+                "the model was tuned for a device that is not here: load what `export` writes there, with "
+                "tvm.runtime.load_module, or build `result.mod` there"
+            )
         return self._run(*(np.asarray(value) for value in inputs))
 
     def export(self, path: str | os.PathLike[str]) -> Path:

@@ -18,12 +18,12 @@ from ..errors import SetupError
 from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target
-from ..measure.base import Measurer
+from ..measure.base import Measurer, RunsModels, TakesPlainBaselines
 from ..measure.gauge import Gauge, multiply_adds
-from ..measure.local import LocalMeasurer
 from ..records import Context
 from ..records.record import NOT_MEASURED
 from ..records.workload import serialize_workload
+from ..runtime import LocalModels, Models
 from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
 from ..search.space import Hardware, Space, build_space
@@ -288,20 +288,31 @@ class Session:
     def choose_baselines(self, flops: float) -> None:
         """Compare with plain schedules where running everything untuned once, `flops` operations, takes too long.
 
-        Call it before anything is measured. Only measurers on this machine's CPU have plain schedules.
+        Call it before anything is measured. Plain schedules are for CPUs.
         """
         trials, time_s = self.budget.trials, self.budget.time_s
         tuning_s = min(math.inf if trials is None else TRIAL_S * trials, math.inf if time_s is None else time_s)
         too_long = UNTUNED_S_PER_FLOP * flops > max(UNTUNED_S, UNTUNED_SHARE * tuning_s)
-        if too_long and isinstance(self.measurer, LocalMeasurer):
+        if too_long and isinstance(self.measurer, TakesPlainBaselines) and not is_gpu(self.target):
             self.plain_baselines = self.measurer.plain_baselines = True
 
-    def gauge(self) -> Gauge | None:
-        """Of the cores, for timing whole models; None on a GPU, and where there is no time to wait for full speed."""
+    @cached_property
+    def models(self) -> Models:
+        """Where whole models run: on the measurer's devices, else in this process."""
+        if isinstance(self.measurer, RunsModels):
+            return self.measurer.models
+        return LocalModels(self.context.threads, make_gauge=lambda: Gauge(multiply_adds(self.target, self.hardware)))
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether there is time to wait until the cores are at full speed, for timing whole models."""
         left_s = self.budget.whole_seconds_left
-        if isinstance(self.hardware, GpuHardware) or (left_s is not None and left_s < GAUGE_S):
-            return None
-        return Gauge(multiply_adds(self.target, self.hardware))
+        return left_s is None or left_s >= GAUGE_S
+
+    def rest(self) -> None:
+        """The last kernel was measured; models are next, for which the cores should be free."""
+        if not isinstance(self.measurer, RunsModels):
+            self.measurer.close()  # the thread pools of idle workers spin for a while
 
     @property
     def context_key(self) -> str:
