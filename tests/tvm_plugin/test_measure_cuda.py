@@ -29,7 +29,7 @@ from eqtune.search.space.gpu.tf32 import permit_tf32
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
 
-from .small_models import module, weight
+from .small_models import module
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 import test_gpu_space as kernels
@@ -271,11 +271,67 @@ def test_a_killed_gpu_process_is_replaced():
         assert measurer.losses == 1
 
 
+WEIGHT = np.random.default_rng(0).standard_normal((96, 128)).astype("float32")
+
+
+def product_and_softmax():
+    return module((64, 96), lambda bb, x: relax.op.nn.softmax(bb.emit(relax.op.matmul(x, relax.const(WEIGHT)))))
+
+
+class StandIn:
+    """Runs models as numpy does, and takes half a millisecond."""
+
+    def __init__(self) -> None:
+        self.executables = []
+
+    def load(self, executable):
+        self.executables.append(executable)
+        return self._run
+
+    def run_once(self, model, inputs):
+        return model(*inputs), 1e-3
+
+    def time_s(self, models, inputs, budget_s=1.0, at_least=3, settle=False):
+        return [5e-4] * len(models)
+
+    def _run(self, x):
+        powers = np.exp(x @ WEIGHT - (x @ WEIGHT).max(axis=1, keepdims=True))
+        return [powers / powers.sum(axis=1, keepdims=True)]
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [{"trials": 8}, {"time_budget_s": 60, "trials": 8}], ids=["trials", "seconds"])
+def test_a_model_is_tuned_and_resumed_as_on_a_gpu(tmp_path, monkeypatch, limits):
+    stand_in = StandIn()
+    monkeypatch.setattr(CudaMeasurer, "models", stand_in)
+
+    def tune():
+        measurer = CudaMeasurer(TARGET, devices=[0], workers=2, runner=(sys.executable, str(FAKE), str(tmp_path)))
+        return eqtune.tune_model(
+            product_and_softmax(), TARGET, measure=measurer, **limits, work_dir=tmp_path / "work", progress=False
+        )
+
+    result = tune()
+    assert result.summary.context.device == "a GPU of paper"
+    assert sum(task.trials for task in result.tasks) == 8
+    assert result.max_rel_error < 1e-6
+    assert {"cuda"} == {module.kind for made in stand_in.executables for module in cuda_modules(made)}
+    with pytest.raises(eqtune.SetupError, match="device that is not here"):
+        result.run(np.ones((64, 96), "float32"))
+    assert sum(task.trials for task in tune().tasks) == 8, "nothing is left of the budget"
+
+
+def cuda_modules(executable):
+    return [module for library in executable.mod.imports for module in library.imports]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")
 def test_a_model_is_tuned_compared_and_run_on_a_gpu(tmp_path):
-    mod = module((64, 96), lambda bb, x: relax.op.nn.softmax(bb.emit(relax.op.matmul(x, weight(96, 128)))))
-    result = eqtune.tune_model(mod, target="cuda", trials=16, work_dir=tmp_path / "work", progress=False)
+    result = eqtune.tune_model(
+        product_and_softmax(), target="cuda", trials=16, work_dir=tmp_path / "work", progress=False
+    )
     assert result.max_rel_error < 1e-4
     assert 0 < result.latency_s <= result.baseline_latency_s
     (outputs,) = result.run(np.ones((64, 96), "float32"))
