@@ -160,6 +160,37 @@ def test_slices_of_a_split_fuse_into_what_reads_them():
     assert_same_outputs(mod, kernels)
 
 
+def steps_of_a_row(count, width):
+    """Products of the rows of x, one after another: each reads a row, and what the last one gave."""
+
+    def make(emit, x):
+        y = constant(1, width)
+        for t in range(count):
+            row = emit(op.squeeze(emit(op.strided_slice(x, [0], [t], [t + 1])), [0]))
+            y = emit(op.add(emit(op.matmul(y, constant(width, width))), row))
+        return y
+
+    return function((count, 1, width), make)
+
+
+@pytest.mark.parametrize(("count", "joined"), [(3, 0), (8, 1), (67, 1), (70, 2)])
+def test_small_slices_of_one_tensor_are_made_together(count, joined):
+    mod, kernels = lower(steps_of_a_row(count, 16))
+    assert sum(name.startswith("slices") for name in names(kernels)) == joined
+    assert len(extract_tasks(kernels)) <= (3 if joined == 0 else 1) + joined + 3
+    assert_same_outputs(mod, kernels)
+
+
+def test_large_slices_stay_apart():
+    def products(emit, x):
+        rows = [emit(op.strided_slice(x, [0], [t], [t + 1])) for t in range(4)]
+        return emit(op.concat([emit(op.matmul(row, constant(20_000, 2))) for row in rows], axis=0))
+
+    mod, kernels = lower(function((4, 20_000), products))
+    assert "slices" not in names(kernels)
+    assert_same_outputs(mod, kernels)
+
+
 def test_the_gate_of_an_image_is_computed_apart():
     """Squeeze and excitation: one kernel of both would have tiles as large as the image."""
 

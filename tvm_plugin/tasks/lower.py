@@ -19,6 +19,7 @@ from ..transform.simplify_shapes import SimplifyShapes
 from .attention import legalize_attention
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 from .permuted_products import legalize_permuted_products
+from .slices import join_slices
 from .spread import keep_spreads_apart
 
 __all__ = ["lower_to_kernels"]
@@ -70,6 +71,8 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             ]
         )(keep_spreads_apart(mod))
         mod = _reshape_outputs(mod)
+        if on_cpu:
+            mod = join_slices(mod)
         mod = _attach_layout_free(mod)
         if concat_in_place:
             mod = write_concats_in_place(mod)
