@@ -69,7 +69,8 @@ SCRIPT = """
 @pytest.mark.skipif(not ray_cluster.ray_available(), reason="needs the extra: pip install 'eqtune[ray]'")
 def test_a_killed_actor_loses_no_candidate():
     """In a process of its own: Ray warns of much that pytest would turn into errors."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "RAY_USAGE_STATS_ENABLED": "0"}
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT)], env=environment, capture_output=True, text=True, timeout=400
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import select
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from .elsewhere import ElsewhereMeasurer, FarTrial, references_of_builders
 from .fleet import DeviceLost, Fleet
 from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
 from .process import WorkerProcess
+from .scratch import Scratch
 from .trial import MEMORY_SHARE, SPACE_BUILDER
 
 __all__ = ["CudaMeasurer", "gpu_count"]
@@ -104,7 +104,7 @@ class CudaMeasurer(ElsewhereMeasurer):
         if not workers > 0:
             raise InputError(f"workers must be positive, got {workers!r}")
         self.hardware = describe_gpu(target) if hardware is None else hardware
-        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-cuda-", ignore_cleanup_errors=True)
+        self._directory = Scratch("cuda")
         directory = Path(self._directory.name)
         self._pool = WorkerPool(workers, 1, directory, self._workloads, BUILDER)
         self._close = weakref.finalize(self, _close, self._fleet, self._pool, self._directory)
@@ -226,7 +226,7 @@ class _GpuDevice:
         self._process = None
 
 
-def _close(fleet: Fleet, pool: WorkerPool, directory: tempfile.TemporaryDirectory[str]) -> None:
+def _close(fleet: Fleet, pool: WorkerPool, directory: Scratch) -> None:
     fleet.close()
     pool.close()
     directory.cleanup()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from ..search.space.hardware import Hardware
 from ..tasks.task import Task
 from .base import Measurement, Overheads, Price
 from .pool import Config, Handle, Request, WorkerPool
+from .scratch import Scratch
 from .timing import BASELINE, LONG, QUICK, SLOW_BASELINE_S, Effort
 from .trial import (
     BASELINE_LIMIT_FACTOR,
@@ -137,7 +137,7 @@ class LocalMeasurer:
         self._baselines: dict[str, float] = {}
         self._unreferenced: dict[str, str] = {}
         self._outcomes: dict[str, dict[str, Any]] = {}
-        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-measure-", ignore_cleanup_errors=True)
+        self._directory = Scratch("measure")
         self._pool = WorkerPool(workers, self.threads, Path(self._directory.name), self._workloads)
         self._close = weakref.finalize(self, _close, self._pool, self._directory)
         if hardware is not None:
@@ -403,6 +403,6 @@ class LocalMeasurer:
         return answer
 
 
-def _close(pool: WorkerPool, directory: tempfile.TemporaryDirectory[str]) -> None:
+def _close(pool: WorkerPool, directory: Scratch) -> None:
     pool.close()
     directory.cleanup()

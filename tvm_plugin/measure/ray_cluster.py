@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from .exported import libraries_of
 from .far_models import FarModels, transfer_limit_s
 from .fleet import DeviceLost, Fleet
 from .pool import START_LIMIT_S, Config, worker_environment
+from .scratch import Scratch
 from .trial import SPACE_BUILDER
 
 __all__ = ["RayMeasurer", "ray_available"]
@@ -91,7 +91,7 @@ class RayMeasurer(ElsewhereMeasurer):
         own = not ray.is_initialized()
         if own:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
+        self._directory = Scratch("ray")
         self._close = weakref.finalize(self, _close, self._fleet, own, self._directory)
         self._seed = seed
         self._environment = {"env_vars": _changed(worker_environment(threads))}
@@ -317,7 +317,7 @@ def _changed(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in wanted}
 
 
-def _close(fleet: Fleet, own: bool, directory: tempfile.TemporaryDirectory[str]) -> None:
+def _close(fleet: Fleet, own: bool, directory: Scratch) -> None:
     import ray
 
     fleet.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import select
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
 from .process import WorkerProcess
 from .rpc_tracker import RpcAddress, rpc_status
 from .rpc_worker import RpcConfig, lifetime_s
+from .scratch import Scratch
 from .trial import MEMORY_SHARE, SPACE_BUILDER
 
 __all__ = ["RpcMeasurer"]
@@ -104,7 +104,7 @@ class RpcMeasurer(ElsewhereMeasurer):
         self._address = address
         self._advice = advice
         self._wait_for_server(wait_s)
-        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-rpc-", ignore_cleanup_errors=True)
+        self._directory = Scratch("rpc")
         directory = Path(self._directory.name)
         gpu = is_gpu(target)
         command = [BUILDER] if gpu else []
@@ -271,7 +271,7 @@ class _RpcDevice:
         self._process = None
 
 
-def _close(fleet: Fleet, pool: WorkerPool, directory: tempfile.TemporaryDirectory[str]) -> None:
+def _close(fleet: Fleet, pool: WorkerPool, directory: Scratch) -> None:
     fleet.close()
     pool.close()
     directory.cleanup()
