@@ -7,11 +7,14 @@ whatever the caller runs with TVM in other threads keeps its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +24,7 @@ from tvm import relax
 
 from .measure.gauge import Gauge
 
-__all__ = ["LocalModels", "Model", "ModelRunner", "Models", "flat_tensors", "time_side_by_side"]
+__all__ = ["LocalModels", "Model", "ModelRunner", "Models", "export_library", "time_side_by_side"]
 
 Model = Callable[..., list[NDArray[Any]]]
 """An executable where it can run: numpy arrays in, numpy arrays out; tuples of outputs are flattened."""
@@ -129,7 +132,7 @@ class ModelRunner:
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Outputs in order; tuples of outputs are flattened."""
         arguments = self.prepare(inputs)
-        return self._pool.submit(lambda: [tensor.numpy() for tensor in flat_tensors(self._main(*arguments))]).result()
+        return self._pool.submit(lambda: [tensor.numpy() for tensor in _flat(self._main(*arguments))]).result()
 
     def prepare(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
         """The inputs as tensors on the device."""
@@ -200,8 +203,29 @@ def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
 
 
-def flat_tensors(value: Any) -> list[Any]:
+def _flat(value: Any) -> list[Any]:
     """The tensors of a result that may be a tuple of tuples."""
     if isinstance(value, tvm.runtime.Tensor):
         return [value]
-    return [tensor for part in value for tensor in flat_tensors(part)]
+    return [tensor for part in value for tensor in _flat(part)]
+
+
+def export_library(executable: Any, path: Path) -> None:
+    """Write an executable as a library. Raises what TVM and its linker raise."""
+    with _quiet_native_stderr():
+        executable.export_library(str(path))
+
+
+@contextlib.contextmanager
+def _quiet_native_stderr() -> Iterator[None]:
+    """TVM's C++ prints a line for every weight that it saves; nothing that Python can switch off."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(silence, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(silence)
+        os.close(kept)

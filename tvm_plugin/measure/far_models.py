@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SetupError
+from ..runtime import export_library
 from .fleet import Fleet
 from .model_bench import digest_of, read_arrays, write_arrays
 
@@ -69,7 +70,7 @@ class FarModels:
         """See `Models`. Raises SetupError when the library cannot be linked."""
         library = self._directory / f"model-{uuid.uuid4().hex}.{self._kind}"
         try:
-            executable.export_library(str(library))
+            export_library(executable, library)
         except (OSError, RuntimeError) as error:
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise SetupError(f"the model cannot be linked to be sent to a device ({reason[:200]})") from error
@@ -84,7 +85,7 @@ class FarModels:
         try:
             return read_arrays(path, answers[0]["output_specs"]), float(answers[0]["latencies_s"][0])
         finally:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     def time_s(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, SetupError
 from ..report.summary import RunSummary
+from ..runtime import export_library
 
 __all__ = ["KernelsResult", "TaskResult", "TuneResult"]
 
@@ -175,8 +175,8 @@ class TuneResult:
         cannot be linked.
         """
         path = check_export_path(path)
-        with _writing(path), _quiet_native_stderr():
-            self.compile().export_library(str(path))
+        with _writing(path):
+            export_library(self.compile(), path)
         return path
 
     def report(self, path: str | os.PathLike[str]) -> Path:
@@ -185,21 +185,6 @@ class TuneResult:
 
         write_html(self.summary, path)
         return Path(path)
-
-
-@contextlib.contextmanager
-def _quiet_native_stderr() -> Iterator[None]:
-    """TVM's C++ prints a line for every weight that it saves; nothing that Python can switch off."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(silence, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(silence)
-        os.close(kept)
 
 
 @contextlib.contextmanager
