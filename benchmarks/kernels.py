@@ -35,6 +35,9 @@ from benchmarks.suites import Case, suite
 
 PEERS = ("onednn", "onnxruntime", "metaschedule")
 
+TIMING_S = 2.0
+"""Seconds for which a kernel is timed in each round, as peers are."""
+
 
 def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """One row."""
@@ -110,8 +113,17 @@ def _latency_s(result: Any, target: Any, threads: int) -> float:
         for task in tasks:
             trace = traces.get(task.workload_hash)
             (baseline_s,) = measurer.baseline([task])
-            seconds += task.calls * (baseline_s if trace is None else measurer.retime(task, [trace])[0].latency_s)
+            seconds += task.calls * (baseline_s if trace is None else _minimum_s(measurer, task, trace))
     return seconds
+
+
+def _minimum_s(measurer: Any, task: Any, trace: str) -> float:
+    """Of one call, over as long a time as peers are timed (`peers.timing.minimum_s`)."""
+    end = time.monotonic() + TIMING_S
+    best_s = measurer.retime(task, [trace])[0].latency_s
+    while time.monotonic() < end:
+        best_s = min(best_s, measurer.retime(task, [trace])[0].latency_s)
+    return float(best_s)
 
 
 def main() -> None:

@@ -150,6 +150,8 @@ def describe_machine(
         "cache_line_bytes": _cache_line_bytes() if host else 64,
         "peak_flops_per_s": peak,
         "peak_flops_per_s_all": peak * count,
+        # Two units, each of which takes a whole vector or half of one, unless wide ones take both.
+        "half_vector_rate": min(2.0, max(1.0, 4.0 * (vector_bytes // 4) / processor.flops_per_cycle)),
     }
     if host and measure:
         from .measure.peaks import measure_speeds

@@ -32,8 +32,9 @@ Model = Callable[..., list[NDArray[Any]]]
 AFFINITY_BIG_CORES = 1
 """TVM's default: one worker thread a core."""
 
-ENOUGH_ROUNDS = 200
-"""More runs than this seldom find a lower minimum."""
+ENOUGH_ROUNDS, ENOUGH_SHARE = 200, 0.3
+"""More runs than this seldom find a lower minimum, where they take so much of the budget: a model of 0.1 ms had run 200
+times within one bad moment of the machine, and was timed at 0.38."""
 
 PATIENCE = 3.0
 """So many times as long as otherwise, at most, while the cores are not at full speed."""
@@ -181,7 +182,8 @@ def time_side_by_side(
     started, rounds = time.monotonic(), 0
     while True:
         spent_s = time.monotonic() - started
-        enough = rounds >= at_least and (spent_s >= budget_s or rounds >= ENOUGH_ROUNDS)
+        many = rounds >= ENOUGH_ROUNDS and spent_s >= ENOUGH_SHARE * budget_s
+        enough = rounds >= at_least and (spent_s >= budget_s or many)
         if enough and (all(settled) or spent_s >= PATIENCE * budget_s):
             return best
         for index, (runner, arguments) in enumerate(zip(runners, prepared, strict=True)):

@@ -39,6 +39,9 @@ class Hardware:
         Measured copy bandwidth of one thread at a working set that fits L2.
     parallel_overhead_s : float
         Measured cost of starting and joining one parallel region over `threads` threads.
+    half_vector_rate : float
+        Multiply-adds of half a vector register that take as long as one of a whole one: 2 where wide ones are computed
+        in halves (Zen 4 with AVX-512), else 1.
     dot_products : tuple of str
         Instructions that multiply and sum groups of small numbers, as LLVM names the features: "avx512vnni" for 8-bit
         integers, "avx512bf16" for bfloat16.
@@ -57,6 +60,7 @@ class Hardware:
     bandwidth_bytes_per_s: float = 20e9
     cache_bandwidth_bytes_per_s: float = 80e9
     parallel_overhead_s: float = 3e-6
+    half_vector_rate: float = 2.0
     dot_products: tuple[str, ...] = ()
 
     def lanes(self, dtype_bytes: int) -> int:

@@ -16,7 +16,7 @@ from eqtune.tasks import extract_tasks, lower_to_kernels
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 
 
-def product(rows: int, columns: int, depth: int) -> Space:
+def product(rows: int, columns: int, depth: int, half_vector_rate: float = 2.0) -> Space:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
     w = relax.const(np.zeros((depth, columns), "float32"))
@@ -25,7 +25,7 @@ def product(rows: int, columns: int, depth: int) -> Space:
             result = builder.emit_output(relax.op.matmul(x, w))
         builder.emit_func_output(result)
     (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
-    return build_space(task.mod, Hardware(threads=1))
+    return build_space(task.mod, Hardware(threads=1, half_vector_rate=half_vector_rate))
 
 
 def estimate_s(space: Space, mr: int, nr: int) -> float:
@@ -63,3 +63,7 @@ def test_the_first_candidate_does_not_alias(depth: int) -> None:
 def test_the_first_candidate_has_three_half_vectors_or_more_not_one(columns: int, width: int) -> None:
     """Which loads its row for each multiply-add: 136 us instead of 106 (columns 72)."""
     assert first_candidate(product(196, columns, 432), "nr") == width
+
+
+def test_half_vectors_gain_nothing_where_whole_ones_take_no_longer() -> None:
+    assert first_candidate(product(196, 40, 432, half_vector_rate=1.0), "nr") % 16 == 0

@@ -37,6 +37,7 @@ def test_measured_speeds_are_those_of_a_real_machine():
     assert 1e9 < hardware.bandwidth_bytes_per_s < 1e12
     assert hardware.cache_bandwidth_bytes_per_s > hardware.bandwidth_bytes_per_s / 2
     assert 0 <= hardware.parallel_overhead_s < 1e-2
+    assert 1 <= hardware.half_vector_rate <= 2
 
 
 def test_what_can_be_looked_up_is_instant_and_overridable():
@@ -50,22 +51,22 @@ def test_what_can_be_looked_up_is_instant_and_overridable():
 
 
 @pytest.mark.parametrize(
-    ("target", "vector_bytes", "vector_registers", "l2_bytes"),
+    ("target", "vector_bytes", "vector_registers", "l2_bytes", "half_vector_rate"),
     [
-        ({"kind": "llvm", "mcpu": "znver4", "num-cores": 8}, 64, 32, 1024 * 1024),
-        ({"kind": "llvm", "mcpu": "haswell"}, 32, 16, 256 * 1024),
-        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}, 16, 32, 1024 * 1024),
-        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}, 16, 16, 512 * 1024),
+        ({"kind": "llvm", "mcpu": "znver4", "num-cores": 8}, 64, 32, 1024 * 1024, 2),
+        ({"kind": "llvm", "mcpu": "skylake-avx512"}, 64, 32, 1024 * 1024, 1),
+        ({"kind": "llvm", "mcpu": "haswell"}, 32, 16, 256 * 1024, 1),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}, 16, 32, 1024 * 1024, 1),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}, 16, 16, 512 * 1024, 1),
     ],
 )
-def test_other_targets_come_from_the_table(monkeypatch, target, vector_bytes, vector_registers, l2_bytes):
+def test_other_targets_come_from_the_table(
+    monkeypatch, target, vector_bytes, vector_registers, l2_bytes, half_vector_rate
+):
     monkeypatch.setattr(machine, "is_host", lambda target: False)
     hardware = describe_machine(tvm.target.Target(target))
-    assert (hardware.vector_bytes, hardware.vector_registers, hardware.l2_bytes) == (
-        vector_bytes,
-        vector_registers,
-        l2_bytes,
-    )
+    assert (hardware.vector_bytes, hardware.vector_registers) == (vector_bytes, vector_registers)
+    assert (hardware.l2_bytes, hardware.half_vector_rate) == (l2_bytes, half_vector_rate)
     assert hardware.threads == target.get("num-cores", hardware.threads)
 
 

@@ -134,6 +134,16 @@ def test_a_kernel_among_few_begins_with_few_candidates(tmp_path: Path) -> None:
     assert measurer.batches == [4, 12, 16, 4]
 
 
+def test_a_kernel_that_hardly_counts_has_its_opening_only(tmp_path: Path) -> None:
+    large, small = ToySketch(1000.0, 5), ToySketch(1.0, 5)
+    measurer = LookUp({K0: large, K1: small})
+    kernels = [kernel(K0, large), kernel(K1, small)]
+    kernels[0].status.roofline_s, kernels[1].status.roofline_s = 1e-6, 1e-9  # the larger one is first
+    loop_over(kernels, measurer, tmp_path, trials=36).run()
+    assert measurer.batches == [4, 12, 4, 16]
+    assert [k.status.trials for k in kernels] == [32, 4]
+
+
 def test_untuned_kernels_are_run_for_several_turns_in_advance(tmp_path: Path) -> None:
     sketches = {name * 16: ToySketch(1.0 + i, 3 + i) for i, name in enumerate("abcdef")}
     kernels = [kernel(name, sketch) for name, sketch in sketches.items()]

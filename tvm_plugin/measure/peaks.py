@@ -58,7 +58,7 @@ def measure_speeds(target: Mapping[str, Any], hardware: Hardware, limit_s: float
     -------
     dict
         peak_flops_per_s, peak_flops_per_s_all (FLOP/s), bandwidth_bytes_per_s, cache_bandwidth_bytes_per_s (bytes
-        read plus bytes written a second), parallel_overhead_s (seconds).
+        read plus bytes written a second), parallel_overhead_s (seconds), half_vector_rate.
 
     Raises
     ------
@@ -109,6 +109,7 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
     functions = {
         "fma_one": fma(1, lanes),
         "fma_all": fma(threads, lanes),
+        "fma_half": fma(1, max(1, lanes // 2)),
         "copy_memory": copy(threads, large, lanes),
         "copy_cached": copy(1, small, lanes),
         "parallel": touch(threads),
@@ -116,7 +117,15 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
     }
     mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()})
     module = tvm.compile(mod, target).jit()
-    calls = {"fma_one": 2, "fma_all": 2, "copy_memory": 1, "copy_cached": 100, "parallel": 200, "serial": 200}
+    calls = {
+        "fma_one": 2,
+        "fma_half": 2,
+        "fma_all": 2,
+        "copy_memory": 1,
+        "copy_cached": 100,
+        "parallel": 200,
+        "serial": 200,
+    }
     arguments = {name: arguments_of(function) for name, function in functions.items()}
     seconds = dict.fromkeys(functions, float("inf"))
     started = time.monotonic()
@@ -137,6 +146,7 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
         "bandwidth_bytes_per_s": 8.0 * threads * large * lanes / seconds["copy_memory"],
         "cache_bandwidth_bytes_per_s": 8.0 * small * lanes / seconds["copy_cached"],
         "parallel_overhead_s": max(0.0, seconds["parallel"] - seconds["serial"]),
+        "half_vector_rate": min(2.0, max(1.0, seconds["fma_one"] / seconds["fma_half"])),
     }
 
 

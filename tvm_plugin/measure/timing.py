@@ -11,14 +11,15 @@ __all__ = ["BASELINE", "LONG", "QUICK", "Effort", "Evaluate", "time_kernel"]
 Evaluate = Callable[[int, int], list[float]]
 """(number, repeat) -> seconds of one call, one entry a repeat: one warm-up call, then `repeat` times `number` calls."""
 
-COLD_FACTOR = 4.0
-"""The first call of a kernel pays for page faults and cold caches: given up only when it is this much slower."""
+COLD_FACTOR, COLD_S = 4.0, 5e-3
+"""The first call of a kernel pays for page faults, cold caches and sleeping threads, milliseconds on a busy machine: it
+is given up only when it takes this many times as long as the best, and so many seconds more."""
 
 WARM_FACTOR = 1.5
 """A warm call this much slower than the best is not noise: it is given up."""
 
 WORTH_GIVING_UP_S = 1e-3
-"""Kernels faster than this are repeated in any case: giving up saves nothing."""
+"""Kernels whose warm calls are faster are repeated in any case: giving up saves nothing."""
 
 SEVERAL_LOOKS_S = 5e-3
 """A faster kernel may have met an interrupt or another process: it gets several warm calls before it is given up."""
@@ -87,7 +88,7 @@ def time_kernel(
     given_up : bool
         Whether the repeats were spared because `best_s` is out of reach.
     """
-    if first_s >= WORTH_GIVING_UP_S and first_s > COLD_FACTOR * best_s:
+    if first_s > COLD_S + COLD_FACTOR * best_s:
         return (first_s,), True
     if first_s >= 4 * effort.once_from_s:
         return (first_s,), False

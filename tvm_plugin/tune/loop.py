@@ -39,6 +39,10 @@ OPENING = 4
 FEW_KERNELS = 4
 """... where so many kernels are tuned at most: of many, nobody waits for one."""
 
+LITTLE = 0.03
+"""A kernel that takes less than this share of what the others take has no more than its opening at first: the copies
+around a convolution with another layout had half of 64 trials."""
+
 FEW = 8
 """Candidates of a round, at least, where kernels that promise little may stay without."""
 
@@ -133,6 +137,8 @@ class TuningLoop:
                     for part in self._parts(kernels, count):
                         if self.budget.allows(self._round_s) and not interrupt.happened:
                             self._round([kernel for kernel in kernels if self._in_time(kernel)], part)
+                        if part < count and self._take_little(kernels):
+                            break
             except KeyboardInterrupt:
                 interrupt.happened = True
         self.interrupted = interrupt.happened
@@ -171,6 +177,19 @@ class TuningLoop:
         """Candidates of a round: all at once, or a few before the others."""
         opens = len(self.kernels) <= FEW_KERNELS and not kernels[0].status.trials and count > OPENING
         return [OPENING, count - OPENING] if opens else [count]
+
+    def _take_little(self, kernels: Sequence[KernelSearch]) -> bool:
+        """Whether what these kernels take hardly counts, in each form, beside its others that were measured."""
+        best_s = {kernel.task.workload_hash: kernel.best_s for kernel in self.kernels if kernel.status.history}
+        own = {kernel.task.workload_hash for kernel in kernels}
+
+        def is_little(calls: Mapping[str, int]) -> bool:
+            own_s = sum(calls[workload] * best_s.get(workload, math.inf) for workload in own & calls.keys())
+            others_s = sum(calls[workload] * best_s[workload] for workload in (best_s.keys() & calls.keys()) - own)
+            return own_s < LITTLE * others_s
+
+        forms = [variant.calls for variant in self.variants if own & variant.calls.keys()]
+        return bool(forms) and all(map(is_little, forms))
 
     def _in_time(self, kernel: KernelSearch) -> bool:
         """Whether there is time for a round and, before it, for the untuned kernel; else the kernel is finished."""

@@ -203,7 +203,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     """The estimate and its parts."""
     reduction = float(plan.reduction_extent)
     rows = v["mr"] * v["m2"]
-    per_instruction_s = 2.0 * lanes / hardware.peak_flops_per_s * _narrowness(plan, t, lanes)
+    per_instruction_s = 2.0 * lanes / hardware.peak_flops_per_s * _narrowness(plan, hardware, t, lanes)
     trips = reduction / v["ku"]
 
     by_elements = plan.scattered & ~_transposes(plan, v, t)
@@ -359,15 +359,17 @@ def _window_extent(plan: Plan) -> float:
     return 1.0
 
 
-def _narrowness(plan: Plan, t: Tiles, lanes: int) -> Column:
-    """Time of a narrow vector instruction relative to a full one: half vectors pair up, smaller ones do not.
+def _narrowness(plan: Plan, hardware: Hardware, t: Tiles, lanes: int) -> Column:
+    """Time of a narrow vector instruction relative to a full one: half vectors may pair up, smaller ones do not.
 
     Windows gain less: every multiply-add loads its data. So do tiles of one half vector, where each has a load of its
-    own (196 x 72 x 432 on Zen 4: 136 us with tiles 8 wide, 119 with 16).
+    own (196 x 72 x 432 on Zen 4: 136 us with tiles 8 wide, 119 with 16, 106 with 24).
     """
     windows = plan.left_vectorised and plan.right_vectorised
-    half = np.where(t.vectors == 1, 0.63, 0.52) if not windows else np.full_like(t.width, 0.7)
-    return np.where(t.width >= lanes, 1.0, np.where(t.width * 2 == lanes, half, half - 0.05))
+    gained = 1.0 - (np.full_like(t.width, 0.7) if windows else np.where(t.vectors == 1, 0.63, 0.52))
+    pairs = hardware.half_vector_rate - 1.0
+    half = 1.0 - pairs * gained
+    return np.where(t.width >= lanes, 1.0, np.where(t.width * 2 == lanes, half, half - 0.05 * pairs))
 
 
 def _footprint(plan: Plan, access: Access, rows: Column, lines: Column, columns: Column) -> Column:
