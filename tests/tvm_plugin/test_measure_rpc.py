@@ -247,7 +247,7 @@ def test_a_server_with_another_number_of_threads_is_refused(spare):
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs a target that is not this machine, and runs here")
-def test_a_model_for_another_cpu_is_compared_and_timed_there(farm, tmp_path, monkeypatch):
+def test_a_model_for_another_cpu_is_compared_and_timed_there(farm, tmp_path, monkeypatch, capsys):
     """With SSE only, and as if no model compiled for it could run here."""
     farm.add_server("board")
     farm.wait_for(1, "board")
@@ -261,8 +261,9 @@ def test_a_model_for_another_cpu_is_compared_and_timed_there(farm, tmp_path, mon
         time_budget_s=60,
         threads=1,
         work_dir=tmp_path / "work",
-        progress=False,
     )
+    said = capsys.readouterr()
+    assert "GB/s by a table of processors" in said.out + said.err
     assert result.max_rel_error < 1e-5
     assert 0 < result.latency_s <= result.baseline_latency_s < 1
     assert result.summary.plain_baseline, "boards are slow: untuned kernels would take most of the time"

@@ -17,7 +17,7 @@ from .. import __version__, cost_model, measure
 from ..errors import SetupError
 from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
-from ..machine import core_count, describe_machine, detect_target
+from ..machine import core_count, describe_machine, detect_target, is_host
 from ..measure.base import Measurer, RunsModels, TakesPlainBaselines
 from ..measure.gauge import Gauge, multiply_adds
 from ..records import Context
@@ -330,9 +330,10 @@ class Session:
                 f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s" + ("" if self.runs else f"; {NOT_MEASURED}")
             )
         caches = (machine.l1_bytes // 1024, machine.l2_bytes // 1024, machine.l3_bytes // 1024)
+        how = "measured" if is_host(self.target) else "by a table of processors"
         return (
             f"{machine.name}, {machine.threads} threads: {machine.peak_flops_per_s_all / 1e9:.0f} GFLOPS and "
-            f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s measured, {machine.peak_flops_per_s / 1e9:.0f} GFLOPS a "
+            f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s {how}, {machine.peak_flops_per_s / 1e9:.0f} GFLOPS a "
             f"thread; {8 * machine.vector_bytes}-bit vectors, caches {', '.join(f'{size} KiB' for size in caches)}"
         )
 
