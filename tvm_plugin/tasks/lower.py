@@ -17,6 +17,7 @@ from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
 from .attention import legalize_attention
+from .block_names import rename_blocks
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 from .permuted_products import legalize_permuted_products
 from .slices import join_slices
@@ -160,27 +161,10 @@ def _with_plain_blocks(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
             count = counts[found[1]] = counts.get(found[1], -1) + 1
             names[str(block.name_hint)] = f"T_{found[1]}_{count}" if count else f"T_{found[1]}"
 
-    def rename(block: s_tir.SBlock) -> s_tir.SBlock:
-        name = names.get(str(block.name_hint))
-        if name is None:
-            return block
-        return s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            name,
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-            block.span,
-        )
-
     tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, collect))
     if not names:
         return kernel
-    return kernel.with_body(tvm_ffi.structural_map(kernel.body, (s_tir.SBlock, rename)))
+    return kernel.with_body(rename_blocks(kernel.body, lambda name: names.get(name, name)))
 
 
 def _reduced_arguments(kernel: tirx.PrimFunc) -> set[int]:

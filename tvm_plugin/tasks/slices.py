@@ -17,6 +17,7 @@ from tvm.ir.expr import TensorLoad
 from ..dtypes import numpy_dtype
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, operator, rewrite_bindings, top_level_bindings
+from .block_names import rename_blocks
 
 __all__ = ["join_slices"]
 
@@ -118,30 +119,10 @@ def _joined(kernels: Sequence[tirx.PrimFunc]) -> tirx.PrimFunc:
         own = kernel.params[0]
         root = kernel.body.block
         body = tvm_ffi.structural_map(root.body, (ir.Var, lambda var, own=own: source if var.same_as(own) else var))
-        body = _numbered(body, number)
+        body = rename_blocks(body, f"{{}}_{number}".format)
         statements.extend(body.seq if isinstance(body, tirx.SeqStmt) else [body])
         allocated.extend(root.alloc_buffers)
     block = s_tir.SBlock([], [], [], "root", tirx.SeqStmt(statements), alloc_buffers=allocated)
     outputs = [kernel.params[1] for kernel in fresh]
     function = tirx.PrimFunc([source, *outputs], s_tir.SBlockRealize([], True, block))
     return s_tir.renew_defs(function.with_attr("tirx.noalias", True))
-
-
-def _numbered(body: Any, number: int) -> Any:
-    """With a number behind the name of each block: schedules find blocks by their names."""
-
-    def rename(block: s_tir.SBlock) -> s_tir.SBlock:
-        return s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            f"{block.name_hint}_{number}",
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-            block.span,
-        )
-
-    return tvm_ffi.structural_map(body, (s_tir.SBlock, rename))
