@@ -181,6 +181,23 @@ def test_small_slices_of_one_tensor_are_made_together(count, joined):
     assert_same_outputs(mod, kernels)
 
 
+def test_slices_are_joined_within_their_dataflow_block():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((8, 1, 16), "float32"))
+    with builder.function("main", [x]):
+        sums = []
+        for begin in (0, 4):
+            with builder.dataflow():
+                rows = [builder.emit(op.strided_slice(x, [0], [t], [t + 1])) for t in range(begin, begin + 4)]
+                products = [builder.emit(op.matmul(row, constant(16, 16))) for row in rows]
+                sums.append(builder.emit_output(op.concat(products, axis=0)))
+            sums[-1] = builder.emit(op.sort(sums[-1]))  # between the blocks, which are one otherwise
+        builder.emit_func_output(relax.Tuple(sums))
+    mod, kernels = lower(builder.get())
+    assert sum(name.startswith("slices") for name in names(kernels)) == 2
+    assert_same_outputs(mod, kernels)
+
+
 def test_large_slices_stay_apart():
     def products(emit, x):
         rows = [emit(op.strided_slice(x, [0], [t], [t + 1])) for t in range(4)]

@@ -16,7 +16,7 @@ from tvm.ir.expr import TensorLoad
 
 from ..dtypes import numpy_dtype
 from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, rewrite_bindings, top_level_bindings
+from ..transform.functions import extents, operator, rewrite_bindings
 from .block_names import rename_blocks
 
 __all__ = ["join_slices"]
@@ -47,10 +47,11 @@ def join_slices(mod: ir.IRModule) -> ir.IRModule:
 def _groups_of(function: relax.Function, mod: ir.IRModule) -> list[list[Any]]:
     """The bindings of slices that become one call each."""
     by_source: dict[tuple[Any, ...], list[Any]] = {}
-    for binding in top_level_bindings(function):
-        if _is_small_slice(binding, mod):
-            (source,) = binding.value.args[1].fields
-            by_source.setdefault((source, *extents(binding.var.ty)), []).append(binding)
+    for number, block in enumerate(function.body.blocks):  # what a dataflow block binds, no other one may read
+        for binding in block.bindings:
+            if _is_small_slice(binding, mod):
+                (source,) = binding.value.args[1].fields
+                by_source.setdefault((number, source, *extents(binding.var.ty)), []).append(binding)
     return [
         found[start : start + MOST]
         for found in by_source.values()
