@@ -24,7 +24,16 @@ from tvm import relax
 
 from .measure.gauge import Gauge
 
-__all__ = ["LocalModels", "Model", "ModelRunner", "Models", "export_library", "time_side_by_side"]
+__all__ = [
+    "LocalModels",
+    "Model",
+    "ModelRunner",
+    "Models",
+    "export_library",
+    "first_line",
+    "flat_tensors",
+    "time_side_by_side",
+]
 
 Model = Callable[..., list[NDArray[Any]]]
 """An executable where it can run: numpy arrays in, numpy arrays out; tuples of outputs are flattened."""
@@ -133,7 +142,7 @@ class ModelRunner:
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Outputs in order; tuples of outputs are flattened."""
         arguments = self.prepare(inputs)
-        return self._pool.submit(lambda: [tensor.numpy() for tensor in _flat(self._main(*arguments))]).result()
+        return self._pool.submit(lambda: [tensor.numpy() for tensor in flat_tensors(self._main(*arguments))]).result()
 
     def prepare(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
         """The inputs as tensors on the device."""
@@ -205,17 +214,22 @@ def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
 
 
-def _flat(value: Any) -> list[Any]:
+def flat_tensors(value: Any) -> list[Any]:
     """The tensors of a result that may be a tuple of tuples."""
     if isinstance(value, tvm.runtime.Tensor):
         return [value]
-    return [tensor for part in value for tensor in _flat(part)]
+    return [tensor for part in value for tensor in flat_tensors(part)]
 
 
 def export_library(executable: Any, path: Path) -> None:
     """Write an executable as a library. Raises what TVM and its linker raise."""
     with _quiet_native_stderr():
         executable.export_library(str(path))
+
+
+def first_line(error: Exception) -> str:
+    """What a linker's failure says first; its name where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextlib.contextmanager

@@ -129,8 +129,8 @@ class CudaMeasurer(ElsewhereMeasurer):
         except BaseException:
             self.close()
             raise
-        # Times with cold caches are other times: their records never pass for those of warm ones.
         self._first = chosen[0]
+        # Times with cold caches are other times: their records never pass for those of warm ones.
         device = found[0]["device"] + (" with L2 flushed" if flush_l2 else "")
         self._device = {"device": device, "threads": self.hardware.multiprocessors}
 

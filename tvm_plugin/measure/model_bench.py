@@ -87,6 +87,8 @@ class ModelBench:
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """{"latencies_s": seconds of each run}, and "output_specs" of the outputs, where they were written."""
+        from ..runtime import flat_tensors
+
         machine = self._machines[request["model"]]
         if not request["outputs"]:
             timer = machine.time_evaluator("timed", self._device, number=1, repeat=request["repeat"])
@@ -95,9 +97,5 @@ class ModelBench:
         machine.invoke_stateful("main")
         self._device.sync()
         seconds = time.perf_counter() - started
-        outputs = [tensor.numpy() for tensor in _flat(machine.get_outputs("main"))]
+        outputs = [tensor.numpy() for tensor in flat_tensors(machine.get_outputs("main"))]
         return {"latencies_s": [seconds], "output_specs": write_arrays(Path(request["outputs"]), outputs)}
-
-
-def _flat(value: Any) -> list[Any]:
-    return [tensor for part in value for tensor in _flat(part)] if isinstance(value, tuple) else [value]

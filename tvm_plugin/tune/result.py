@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, SetupError
 from ..report.summary import RunSummary
-from ..runtime import export_library
+from ..runtime import export_library, first_line
 
 __all__ = ["KernelsResult", "TaskResult", "TuneResult"]
 
@@ -199,10 +199,9 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         path.unlink(missing_ok=True)
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise SetupError(
-            f"the tuned model could not be linked to {str(path)!r} ({reason[:200]}); a .so needs g++ and space on the "
-            "disk, a .tar needs no compiler"
+            f"the tuned model could not be linked to {str(path)!r} ({first_line(error)[:200]}); a .so needs g++ and "
+            "space on the disk, a .tar needs no compiler"
         ) from error
 
 
