@@ -25,7 +25,7 @@ class TaskStatus:
     calls : int
         How often one run of the model calls it.
     flops : float
-        Floating-point operations of one call.
+        Operations of one call, those of integers included.
     roofline_s : float
         No schedule is faster, in seconds a call; 0 when that is not known.
     similarity : str

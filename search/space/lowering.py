@@ -20,6 +20,7 @@ from .memory_bound.picked_lanes import pick_lanes
 from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
+from .rounding import round_in_vectors
 
 __all__ = ["ASYNC_COPIES", "narrow_indices", "prepare_for_lowering"]
 
@@ -61,7 +62,7 @@ def prepare_for_lowering(function: Any) -> Any:
         function = exp_of_differences_from_maxima(sum_moments_together(function))
         function = pick_lanes(mask_lanes(function))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
-        function = skip_padding(forget_sums(vectorizable_math(function)))
+        function = skip_padding(forget_sums(vectorizable_math(round_in_vectors(function))))
     return narrow_indices(function)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import tvm
 from tvm import relax
 
+import eqtune
 from eqtune.frontends import load_model
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
-from eqtune.transform import FoldWeights, NarrowProducts
+from eqtune.transform import FakeQuantizationToInteger, FoldWeights, NarrowProducts
 from eqtune.transform.apply_tuned import build_executable
 
 onnx = pytest.importorskip("onnx")
@@ -100,3 +102,78 @@ def test_the_integers_are_those_of_onnx_runtime(
     for mod in (imported, narrow):
         (actual,) = ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(x)
         np.testing.assert_array_equal(actual, expected)
+
+
+def float_network() -> Any:
+    """Convolutions (one depthwise), a residual, a concatenation, pooling and a dense layer."""
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (16, 3, 3, 3), "w2": (16, 1, 3, 3), "w3": (16, 16, 1, 1), "w4": (32, 10)}
+    tensors = [
+        onnx.numpy_helper.from_array((0.3 * rng.standard_normal(shape)).astype("float32"), name)
+        for name, shape in [*shapes.items(), ("b1", (16,)), ("b2", (16,)), ("b3", (16,)), ("b4", (10,))]
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Relu", ["c1"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], pads=[1, 1, 1, 1], group=16),
+        helper.make_node("Add", ["r1", "c2"], ["a"]),
+        helper.make_node("MaxPool", ["a"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Conv", ["m", "w3", "b3"], ["c3"]),
+        helper.make_node("Concat", ["m", "c3"], ["j"], axis=1),
+        helper.make_node("GlobalAveragePool", ["j"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("Gemm", ["f", "w4", "b4"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", P.FLOAT, [1, 3, 16, 16])]
+    outputs = [helper.make_tensor_value_info("y", P.FLOAT, [1, 10])]
+    graph = helper.make_graph(nodes, "network", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture(scope="module", params=["QDQ", "QOperator"])
+def quantised(request: Any, tmp_path_factory: Any) -> Path:
+    """The network as ONNX Runtime quantises it, in either of its formats."""
+    quantization = pytest.importorskip("onnxruntime.quantization")
+
+    class Calibration(quantization.CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = [{"x": image(seed)} for seed in range(4)]
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    directory = tmp_path_factory.mktemp(request.param)
+    onnx.save(float_network(), directory / "float.onnx")
+    quantization.quantize_static(
+        directory / "float.onnx",
+        directory / "quantised.onnx",
+        Calibration(),
+        quant_format=quantization.QuantFormat[request.param],
+        per_channel=True,
+    )
+    return Path(directory / "quantised.onnx")
+
+
+def image(seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((1, 3, 16, 16), np.float32)
+
+
+def test_a_network_multiplies_bytes_and_gives_onnx_runtimes_results(quantised: Path) -> None:
+    imported = load_model(quantised)
+    narrow = tvm.transform.Sequential([FakeQuantizationToInteger(), FoldWeights(), NarrowProducts()])(imported.mod)
+    # Signed activations, ONNX Runtime's default, are made unsigned where they are a QDQ model's own.
+    assert multiplied(narrow) == {"uint8", "int8"} if quantised.parent.name.startswith("QDQ") else {"int8"}
+    run = ModelRunner(build_executable(lower_to_kernels(narrow, TARGET), TARGET))
+    for seed in range(3):
+        (expected,) = imported.reference(image(seed))
+        (actual,) = run(image(seed))
+        step = float(np.ptp(expected)) / 255
+        assert np.abs(actual - expected).max() <= 2.1 * step
+
+
+def test_a_network_is_tuned(quantised: Path, tmp_path: Path) -> None:
+    result = eqtune.tune_model(quantised, trials=16, work_dir=tmp_path, graph="off", progress=False)
+    assert result.latency_s <= result.baseline_latency_s
+    assert result.max_rel_error <= 8 / 256
+    assert sum(task.failed for task in result.tasks) == 0
+    assert any("conv" in task.name and task.trials for task in result.tasks)

@@ -7,7 +7,7 @@ from tvm import relax, te, tirx
 
 from eqtune import zoo
 from eqtune.runtime import ModelRunner
-from eqtune.tasks import count_bytes, count_flops, extract_tasks, lower_to_kernels
+from eqtune.tasks import count_bytes, count_flops, count_integer_operations, extract_tasks, lower_to_kernels
 from eqtune.transform import FoldBatchNorm, FoldWeights
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
 
@@ -350,6 +350,17 @@ def test_flops_count_arithmetic_on_floats_alone():
     half = te.placeholder((10,), "float16", name="half")
     doubled = te.create_prim_func([half, te.compute((10,), lambda i: half[i] + half[i])])
     assert (count_flops(doubled), count_bytes(doubled)) == (10, 40)
+
+
+def test_integer_operations_are_those_of_the_data_not_of_indices():
+    x = te.placeholder((1, 4, 8, 8), "uint8", name="x")
+    w = te.placeholder((16, 4, 3, 3), "int8", name="w")
+    sums = te.create_prim_func([x, w, tvm.topi.nn.conv2d(x, w, 1, 1, 1, out_dtype="int32")])
+    assert count_integer_operations(sums) == 2 * 16 * 8 * 8 * 4 * 9
+    assert count_flops(sums) == 0
+    y = te.placeholder((8, 8), "float32", name="y")
+    moved = te.create_prim_func([y, te.compute((64,), lambda i: y[i // 8, i % 8] + 1.0)])
+    assert (count_integer_operations(moved), count_flops(moved)) == (0, 64)
 
 
 def test_the_input_module_is_not_changed():

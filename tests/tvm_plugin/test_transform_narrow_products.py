@@ -57,6 +57,8 @@ CASES = {
     "batch": lambda: layer((2, 5, 24), "uint8", 3, drawn(2, 24, 40), matmul),
     "conv_padded": lambda: layer((1, 6, 9, 9), "uint8", 5, drawn(20, 6, 3, 3), conv(padding=(1, 0, 2, 1))),
     "conv_signed": lambda: layer((2, 6, 9, 9), "int8", -3, drawn(20, 6, 3, 3), conv(padding=1, strides=2)),
+    "conv_grouped": lambda: layer((1, 6, 9, 9), "int8", 4, drawn(12, 2, 3, 3), conv(padding=1, groups=3)),
+    "conv_depthwise": lambda: layer((1, 6, 9, 9), "uint8", 5, drawn(6, 1, 3, 3), conv(padding=1, strides=2, groups=6)),
     "conv_off_centre": lambda: layer((1, 6, 9, 9), "uint8", 9, drawn(20, 6, 3, 3, low=-255, high=-1), conv(padding=1)),
     "conv_channels_last": lambda: layer(
         (1, 9, 9, 6), "int8", 4, drawn(3, 3, 6, 70), conv(padding=1, data_layout="NHWC", kernel_layout="HWIO")
@@ -103,7 +105,7 @@ def test_signed_data_is_flipped_where_that_pays(name: str, left: str) -> None:
     [
         layer((5, 24), "uint8", 0, drawn(24, 40, low=-200, high=200), matmul),
         layer((5, 24), "int16", 0, drawn(24, 40), matmul),
-        layer((1, 6, 9, 9), "uint8", 0, drawn(6, 1, 3, 3), conv(groups=6)),
+        layer((1, 6, 9, 9), "uint8", 0, drawn(6, 1, 3, 3, low=0, high=255), conv(groups=6)),
         layer((1, 6, 9, 9), "uint8", 300, drawn(20, 6, 3, 3), conv(padding=1)),
     ],
 )

@@ -70,7 +70,7 @@ def test_all_forms_compete_where_the_budget_reaches() -> None:
 
 
 def test_what_untuned_kernels_take_is_known_from_the_model() -> None:
-    assert FORMS.untuned_s_per_flop(6.0) == 3.0  # two kernels of one operation each
+    assert FORMS.untuned_s_per_operation(6.0) == 3.0  # two kernels of one operation each
 
 
 def test_a_form_with_fast_math_never_competes_alone() -> None:

@@ -86,7 +86,7 @@ def test_in_limited_time_an_untuned_kernel_is_run_once_its_turn_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eqtune.tune.loop.TOGETHER", 1)
-    monkeypatch.setattr("eqtune.tune.forms.Forms.untuned_s_per_flop", lambda self, latency_s: 1e-15)
+    monkeypatch.setattr("eqtune.tune.forms.Forms.untuned_s_per_operation", lambda self, latency_s: 1e-15)
     result = tuned_once(tmp_path, time_budget_s=60.0)
     assert all(task.baseline_latency_s >= task.latency_s > 0.0 for task in result.tasks if not task.measured)
     with contextlib.closing(sqlite3.connect(tmp_path / "records.sqlite")) as database:

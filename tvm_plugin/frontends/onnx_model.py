@@ -162,7 +162,8 @@ class _Importer(ONNXGraphImporter):
     """TVM's importer, with converters whose results a graph pass can look into.
 
     TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
-    It has no quantised convolution and but one quantised product, and no recurrent layers.
+    It has no quantised convolution and but one quantised product, and no recurrent layers. Of other domains' operators,
+    it knows only the names.
     """
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -180,8 +181,11 @@ class _Importer(ONNXGraphImporter):
         if op_name in RECURRENT:
             return self.bb.normalize(recurrent(self.bb, op_name, list(inputs), attrs))
         if op_name in QUANTIZED:
-            convolve = functools.partial(super()._convert_operator, "Conv", opset=opset)
-            return self.bb.normalize(QUANTIZED[op_name](self.bb, list(inputs), attrs, convolve))
+            convert = functools.partial(self._convert_plain, opset=opset)
+            return self.bb.normalize(QUANTIZED[op_name](self.bb, list(inputs), attrs, convert))
+        return super()._convert_operator(op_name, inputs, attrs, opset)
+
+    def _convert_plain(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
         return super()._convert_operator(op_name, inputs, attrs, opset)
 
 

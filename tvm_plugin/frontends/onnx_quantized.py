@@ -1,7 +1,9 @@
-"""Quantised products of ONNX that TVM's importer does not know: QLinearMatMul, QLinearConv and ConvInteger.
+"""Quantised operators of ONNX, and of ONNX Runtime's own domain, that TVM's importer does not know.
 
-Sums are taken of (x - zero point) * (w - zero point) in int32, as ONNX defines them; `eqtune.transform.NarrowProducts`
-makes products of bytes of that where the CPU has instructions for them.
+QLinearMatMul, QLinearConv and ConvInteger sum (x - zero point) * (w - zero point) in int32, as ONNX defines them;
+`eqtune.transform.NarrowProducts` makes products of bytes of that where the CPU has instructions for them. All others
+(QLinearAdd, QGemm, ...) become what they stand for: `dequantize`, the operator, `quantize`, which
+`eqtune.transform.FakeQuantizationToInteger` takes together again.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax import op
 
-__all__ = ["QUANTIZED", "Convolve"]
+__all__ = ["QUANTIZED", "Convert"]
 
-Convolve = Callable[[Sequence[Any], dict[str, Any]], Any]
-"""Data, weight, bias, and attributes of a Conv node -> its result."""
+Convert = Callable[[str, Sequence[Any], dict[str, Any]], Any]
+"""Name, inputs and attributes of a node of ONNX -> its result."""
+
+Quantized = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
 
 
-def _matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convolve: Convolve) -> Any:
+def _matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs[:8]
     left = _centered(bb, a, a_zero, -2)
     right = _centered(bb, b, b_zero, -1)
@@ -28,25 +32,86 @@ def _matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convolve: Con
     return _rescaled(bb, sums, ratio, y_scale, y_zero)
 
 
-def _convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convolve: Convolve) -> Any:
+def _convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = inputs[:8]
-    sums = bb.emit(convolve([_centered(bb, x, x_zero, 1), _centered(bb, w, w_zero, 0), None], attrs))
+    sums = bb.emit(convert("Conv", [_centered(bb, x, x_zero, 1), _centered(bb, w, w_zero, 0), None], attrs))
     if len(inputs) > 8 and inputs[8] is not None:
         sums = bb.emit(op.add(sums, _along(bb, inputs[8], sums, 1)))
     return _rescaled(bb, sums, (_along(bb, x_scale, sums, 1), _along(bb, w_scale, sums, 1)), y_scale, y_zero)
 
 
-def _convolution_sums(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convolve: Convolve) -> Any:
+def _convolution_sums(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     x_zero, w_zero = [*inputs[2:], None, None][:2]
-    return convolve([_centered(bb, inputs[0], x_zero, 1), _centered(bb, inputs[1], w_zero, 0), None], attrs)
+    return convert("Conv", [_centered(bb, inputs[0], x_zero, 1), _centered(bb, inputs[1], w_zero, 0), None], attrs)
 
 
-QUANTIZED: dict[str, Callable[[Any, Sequence[Any], dict[str, Any], Convolve], Any]] = {
+def _through(name: str, operands: int = 1) -> Quantized:
+    """`name` on dequantised operands, each with scale and zero point; those of the result follow."""
+
+    def converted(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+        known = _padded(inputs, 3 * operands + 2)
+        real = [_real(bb, *known[3 * i : 3 * i + 3]) for i in range(operands)]
+        result = bb.emit(convert(name, real, attrs))
+        y_scale, y_zero = known[-2:]
+        return _stored(result, y_scale, y_zero, like=inputs[0])
+
+    return converted
+
+
+def _concat(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    y_scale, y_zero, *rest = inputs
+    real = [_real(bb, *rest[i : i + 3]) for i in range(0, len(rest), 3)]
+    return _stored(bb.emit(convert("Concat", real, attrs)), y_scale, y_zero, like=rest[0])
+
+
+def _gemm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = _padded(inputs, 9)
+    channel = 0 if attrs.get("transB") else 1
+    left, right = _real(bb, a, a_scale, a_zero), _real(bb, b, b_scale, b_zero, axis=channel)
+    result = bb.emit(convert("Gemm", [left, right, None], {k: v for k, v in attrs.items() if k != "beta"}))
+    if bias is not None:
+        scale = _product(bb, a_scale, b_scale, float(attrs.get("alpha", 1.0)))
+        real = bb.emit(op.dequantize(bias, scale, relax.const(0, "int32"), axis=-1, out_dtype="float32"))
+        result = bb.emit(op.add(result, real))
+    return result if y_scale is None else _stored(result, y_scale, y_zero, like=a)
+
+
+def _padded(inputs: Sequence[Any], count: int) -> list[Any]:
+    """Inputs that are left out at the end are None."""
+    return [*inputs, *([None] * (count - len(inputs)))]
+
+
+def _real(bb: Any, stored: Any, scale: Any, zero: Any, axis: int = 1) -> Any:
+    zero = relax.const(0, str(stored.ty.dtype)) if zero is None else zero
+    return bb.emit(op.dequantize(stored, scale, zero, axis=axis, out_dtype="float32"))
+
+
+def _stored(real: Any, scale: Any, zero: Any, like: Any) -> Any:
+    dtype = str((like if zero is None else zero).ty.dtype)
+    return op.quantize(real, scale, relax.const(0, dtype) if zero is None else zero, axis=1, out_dtype=dtype)
+
+
+def _product(bb: Any, a_scale: Any, b_scale: Any, alpha: float) -> Any:
+    """The scale of a product's integers, a constant where those of its operands are."""
+    if all(isinstance(scale, ir.GenericConst) for scale in (a_scale, b_scale)):
+        return relax.const((a_scale.value.numpy() * b_scale.value.numpy() * alpha).astype(np.float32))
+    return bb.emit(op.multiply(bb.emit(op.multiply(a_scale, b_scale)), relax.const(alpha)))
+
+
+QUANTIZED: dict[str, Quantized] = {
     "ConvInteger": _convolution_sums,
+    "QGemm": _gemm,
+    "QLinearAdd": _through("Add", operands=2),
+    "QLinearAveragePool": _through("AveragePool"),
+    "QLinearConcat": _concat,
     "QLinearConv": _convolution,
+    "QLinearGlobalAveragePool": _through("GlobalAveragePool"),
+    "QLinearLeakyRelu": _through("LeakyRelu"),
     "QLinearMatMul": _matmul,
+    "QLinearMul": _through("Mul", operands=2),
+    "QLinearSigmoid": _through("Sigmoid"),
 }
-"""By operator: a function of the block builder, inputs, attributes, and what converts a Conv node."""
+"""By operator: a function of the block builder, inputs, attributes, and what converts other nodes."""
 
 
 def _along(bb: Any, value: Any, data: Any, axis: int) -> Any:

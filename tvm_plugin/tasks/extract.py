@@ -11,7 +11,7 @@ from tvm import ir, relax, tirx
 from eqtune.records.workload import as_workload, workload_hash
 
 from ..transform.functions import KERNEL_CALLS, operator
-from .flops import count_bytes, count_flops, count_weight_bytes
+from .flops import count_bytes, count_flops, count_integer_operations, count_weight_bytes
 from .task import Task
 
 __all__ = ["extract_tasks", "task_of"]
@@ -48,6 +48,7 @@ def task_of(name: str, kernel: tirx.PrimFunc, calls: int = 1) -> Task:
         flops=count_flops(kernel),
         bytes_moved=count_bytes(kernel),
         weight_bytes=count_weight_bytes(kernel),
+        integer_operations=count_integer_operations(kernel),
         functions=(name,),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tvm.ir.expr import TensorLoad
 
 from ..search.space.expressions import constant_extent
 
-__all__ = ["count_bytes", "count_flops"]
+__all__ = ["count_bytes", "count_flops", "count_integer_operations"]
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 _FREE_CALLS = frozenset({"prim.if_then_else", "tirx.likely", "tirx.reinterpret"})
@@ -26,13 +27,23 @@ def count_flops(function: tirx.PrimFunc) -> float:
     `estimate_tir_flops` counts the index arithmetic of average pooling, and functions not at all.) An axis whose
     extent varies (the windows of a ragged adaptive pooling) counts as one.
     """
+    return _count(function, _operations)
+
+
+def count_integer_operations(function: tirx.PrimFunc) -> float:
+    """The same of integers that are computed to be stored or converted: what quantised layers sum."""
+    return _count(function, lambda body: _integer_operations(getattr(body, "value", None)))
+
+
+def _count(function: tirx.PrimFunc, operations: Callable[[Any], float]) -> float:
+    """`operations` of the body of each block, times the points of its axes."""
     root = function.body.block
     total = 0.0
 
     def add(block: s_tir.SBlock) -> None:
         nonlocal total
         if not block.same_as(root):
-            total += math.prod(constant_extent(axis) for axis in block.iter_vars) * _operations(block.body)
+            total += math.prod(constant_extent(axis) for axis in block.iter_vars) * operations(block.body)
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, add))
     return total
@@ -84,6 +95,19 @@ def _operations(body: Any) -> float:
 
     tvm_ffi.structural_walk(body, ((*_ARITHMETIC, ir.Call), add))
     return count
+
+
+def _integer_operations(value: Any) -> int:
+    """Those of a value that do not compute an index or a condition."""
+    if isinstance(value, _ARITHMETIC):
+        return int("int" in str(value.ty)) + _integer_operations(value.a) + _integer_operations(value.b)
+    if isinstance(value, tirx.Cast):
+        return _integer_operations(value.value)
+    if isinstance(value, tirx.Select):
+        return _integer_operations(value.true_value)
+    if isinstance(value, ir.Call):
+        return sum(map(_integer_operations, value.args[value.op.name == "prim.if_then_else" :]))
+    return 0
 
 
 def _choices(value: Any) -> list[Any]:

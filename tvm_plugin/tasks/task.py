@@ -29,6 +29,8 @@ class Task:
         Bytes of all inputs and outputs of one call, each counted once.
     weight_bytes : float
         Of these, what is constant in the model.
+    integer_operations : float
+        The same of integers, in quantised layers.
     functions : tuple of str
         Names of all functions of the fused module that are this kernel.
     """
@@ -41,3 +43,9 @@ class Task:
     bytes_moved: float
     functions: tuple[str, ...] = ()
     weight_bytes: float = 0.0
+    integer_operations: float = 0.0
+
+    @property
+    def operations(self) -> float:
+        """Of one call, of whatever numbers: what it takes time for."""
+        return self.flops + self.integer_operations

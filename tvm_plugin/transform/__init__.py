@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .apply_tuned import ApplyTuned
     from .batch_norm import FoldBatchNorm
     from .equality_saturation import EqualitySaturation
+    from .fake_quantization import FakeQuantizationToInteger
     from .fold_weights import FoldWeights
     from .layout import ChannelsLast
     from .lowering import LowerToKernels
@@ -24,6 +25,7 @@ __all__ = [
     "ApplyTuned",
     "ChannelsLast",
     "EqualitySaturation",
+    "FakeQuantizationToInteger",
     "FoldBatchNorm",
     "FoldWeights",
     "LowerToKernels",
@@ -36,6 +38,7 @@ _HOMES = {
     "ApplyTuned": ".apply_tuned",
     "ChannelsLast": ".layout",
     "EqualitySaturation": ".equality_saturation",
+    "FakeQuantizationToInteger": ".fake_quantization",
     "FoldBatchNorm": ".batch_norm",
     "FoldWeights": ".fold_weights",
     "LowerToKernels": ".lowering",

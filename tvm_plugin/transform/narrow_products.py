@@ -45,7 +45,7 @@ class NarrowProducts:
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
-        """Rewrite `relax.matmul` and ungrouped `relax.nn.conv2d` of int32; weights must be folded already."""
+        """Rewrite `relax.matmul` and `relax.nn.conv2d` of int32; weights must be folded already."""
         return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_Narrower().visit_expr(f)))
 
 
@@ -56,8 +56,6 @@ class _Narrower(PyExprMutator):
         if operator(call) not in _PRODUCTS or not is_static_tensor(call.ty) or str(call.ty.dtype) != "int32":
             return call
         if any(not is_static_tensor(arg.ty) or arg.ty.ndim < 2 or 0 in extents(arg.ty) for arg in call.args):
-            return call
-        if operator(call) == "relax.nn.conv2d" and call.attrs.groups != 1:
             return call
         data = self._bytes(call.args[0])
         if data is None:
@@ -75,11 +73,11 @@ class _Narrower(PyExprMutator):
         """The product by constant weights; None where they do not fit 8 bits."""
         least, most = int(weight.min()), int(weight.max())
         offset = 0 if least >= -128 and most <= 127 else least + 128
-        if most - least > 255:
+        groups = _groups(call)
+        if most - least > 255 or (offset and groups > 1):
             return None
-        if str(data.ty.dtype) == "int8" and math.prod(weight.shape) * _places(call) >= _REUSE * math.prod(
-            extents(data.ty)
-        ):
+        reused = math.prod(weight.shape) * _places(call) >= _REUSE * math.prod(extents(data.ty))
+        if str(data.ty.dtype) == "int8" and groups == 1 and reused:
             wide = self.builder_.emit(op.add(self.builder_.emit(op.astype(data, "int32")), relax.const(128, "int32")))
             data, zero = self.builder_.emit(op.astype(wide, "uint8")), zero + 128
         padding = _padding(call)
@@ -113,6 +111,7 @@ class _Narrower(PyExprMutator):
             strides=list(attrs.strides),
             padding=padding,
             dilation=list(attrs.dilation),
+            groups=_groups(call),
             data_layout=str(attrs.data_layout),
             kernel_layout=str(attrs.kernel_layout),
             out_layout=str(attrs.out_layout),
@@ -158,6 +157,10 @@ class _Narrower(PyExprMutator):
 
 def _padding(call: relax.Call) -> list[int]:
     return [int(width) for width in call.attrs.padding] if operator(call) == "relax.nn.conv2d" else []
+
+
+def _groups(call: relax.Call) -> int:
+    return int(call.attrs.groups) if operator(call) == "relax.nn.conv2d" else 1
 
 
 def _places(call: relax.Call) -> int:

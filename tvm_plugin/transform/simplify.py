@@ -7,6 +7,7 @@ from typing import Any
 from tvm import transform
 
 from .batch_norm import FoldBatchNorm
+from .fake_quantization import FakeQuantizationToInteger
 from .fold_weights import FoldWeights
 from .narrow_products import NarrowProducts, has_byte_products
 from .sub_pixel import SubPixelConvolution
@@ -19,6 +20,7 @@ def simplify(mod: Any, target: Any = None) -> Any:
 
     Products of bytes become as `target` likes them.
     """
-    narrow = [NarrowProducts()] if target is not None and has_byte_products(target) else []
+    bytes_ = target is not None and has_byte_products(target)
     fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
-    return transform.Sequential([*fold, *narrow])(mod)
+    narrow = [NarrowProducts()] if bytes_ else []
+    return transform.Sequential([FakeQuantizationToInteger(products=bytes_), *fold, *narrow])(mod)

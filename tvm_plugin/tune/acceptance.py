@@ -62,7 +62,7 @@ class Acceptance:
     progress : Progress
     finish_s : float
         Kept for what follows: with no more seconds left, nothing is timed again.
-    untuned_s_per_flop : float
+    untuned_s_per_operation : float
         How long kernels take that were not timed untuned, roughly.
     plain_baselines : bool
         Whether those have plain schedules.
@@ -75,7 +75,7 @@ class Acceptance:
     prices: KernelPrices
     progress: Progress
     finish_s: float
-    untuned_s_per_flop: float
+    untuned_s_per_operation: float
     plain_baselines: bool
     _look_s: float = field(default=LOOK_S, init=False)
 
@@ -148,7 +148,9 @@ class Acceptance:
     def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
         baseline_s = kernel.baseline_s
         if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model, or as long as now
-            baseline_s = max(self.untuned_s_per_flop * kernel.task.flops, 0.0 if chosen is None else chosen[1])
+            baseline_s = max(
+                self.untuned_s_per_operation * kernel.task.operations, 0.0 if chosen is None else chosen[1]
+            )
         baseline_trace = ""
         if self.plain_baselines and (chosen is None or math.isnan(kernel.baseline_s)):
             plain = plain_schedule(kernel.task.mod["main"])
@@ -157,7 +159,7 @@ class Acceptance:
             name=kernel.task.name,
             workload_hash=kernel.task.workload_hash,
             calls=kernel.task.calls,
-            flops=kernel.task.flops,
+            flops=kernel.task.operations,
             bytes_moved=kernel.task.bytes_moved,
             baseline_latency_s=baseline_s,
             latency_s=baseline_s if chosen is None else chosen[1],

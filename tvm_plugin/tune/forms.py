@@ -104,14 +104,14 @@ class Forms:
         return next(variant for variant, form in zip(self.variants, self.forms, strict=True) if not form.rewritten)
 
     @property
-    def given_flops(self) -> float:
-        """Floating-point operations of one run of the given model."""
+    def given_operations(self) -> float:
+        """Operations of one run of the given model."""
         (given,) = self.of([self.given])
-        return max(1.0, sum(task.calls * task.flops for task in given.tasks))
+        return max(1.0, sum(task.calls * task.operations for task in given.tasks))
 
-    def untuned_s_per_flop(self, latency_s: float) -> float:
+    def untuned_s_per_operation(self, latency_s: float) -> float:
         """Seconds an operation of kernels that nobody scheduled, where the given model takes `latency_s`."""
-        return latency_s / self.given_flops
+        return latency_s / self.given_operations
 
     def shortlist(
         self,

@@ -29,7 +29,7 @@ class TaskResult:
     calls : int
         How often one run of the model calls it.
     flops, bytes_moved : float
-        Of one call.
+        Of one call; operations of quantised layers' integers count as well.
     baseline_latency_s, latency_s : float
         Seconds of one call, untuned (or with a plain schedule, `RunSummary.plain_baseline`) and tuned.
     trials, failed : int

@@ -70,7 +70,7 @@ PRICES_SHARE = 0.4
 """Of the seconds left, what pricing kernels may take before the search, where there is no time for two rounds of each:
 the search then begins where it should save most, and the other kernels get the candidate that was fastest."""
 
-UNTUNED_S_PER_FLOP = 1e-9
+UNTUNED_S_PER_OPERATION = 1e-9
 """What an operation takes untuned, roughly..."""
 
 UNTUNED_SHARE = 0.02
@@ -112,7 +112,7 @@ class Session:
         Measurements of earlier runs that the search started from.
     run_key : str
         Where the spent budget of this set of kernels is kept; "" before `identify` or `search`.
-    untuned_s_per_flop : float
+    untuned_s_per_operation : float
         How long kernels take that are not tuned, roughly; 0 before somebody says so.
     plain_baselines : bool
         Whether those have plain schedules.
@@ -134,7 +134,7 @@ class Session:
         self.resumed_trials = 0
         self.run_key = ""
         self.finish_s = FINISH_S
-        self.untuned_s_per_flop = 0.0
+        self.untuned_s_per_operation = 0.0
         self.plain_baselines = False
         self._spaces: dict[str, Space] = {}
         self._any_ran = False
@@ -225,7 +225,7 @@ class Session:
         """Whether half of the budget is enough to run each kernel untuned and to measure so many candidates of it."""
         seconds, trials = self.budget.seconds_left, self.settings.trials
         needed = candidates * len(tasks)
-        untuned_s = self.untuned_s_per_flop * sum(task.flops for task in tasks) / core_count()  # side by side
+        untuned_s = self.untuned_s_per_operation * sum(task.operations for task in tasks) / core_count()  # side by side
         needed_s = needed * TRIAL_S + untuned_s
         return (seconds is None or needed_s <= seconds / 2) and (trials is None or needed <= trials / 2)
 
@@ -271,7 +271,7 @@ class Session:
             transfer=Transfer(self.work.database, self.context),
             on_round=self.save_spent,
             baselines=self._measure_baselines,
-            untuned_s=lambda task: self.untuned_s_per_flop * task.flops,
+            untuned_s=lambda task: self.untuned_s_per_operation * task.operations,
             guess_s=self.prices.guess_s if guess and self.runs else None,
             waits_s={task.workload_hash: self.prices.wait_s(task) for task in tasks},
         )
@@ -285,14 +285,14 @@ class Session:
             loop.drop_slow_variants()
         return loop
 
-    def choose_baselines(self, flops: float) -> None:
-        """Compare with plain schedules where running everything untuned once, `flops` operations, takes too long.
+    def choose_baselines(self, operations: float) -> None:
+        """Compare with plain schedules where running everything untuned once, so many `operations`, takes too long.
 
         Call it before anything is measured. Plain schedules are for CPUs.
         """
         trials, time_s = self.budget.trials, self.budget.time_s
         tuning_s = min(math.inf if trials is None else TRIAL_S * trials, math.inf if time_s is None else time_s)
-        too_long = UNTUNED_S_PER_FLOP * flops > max(UNTUNED_S, UNTUNED_SHARE * tuning_s)
+        too_long = UNTUNED_S_PER_OPERATION * operations > max(UNTUNED_S, UNTUNED_SHARE * tuning_s)
         if too_long and isinstance(self.measurer, TakesPlainBaselines) and not is_gpu(self.target):
             self.plain_baselines = self.measurer.plain_baselines = True
 
@@ -363,7 +363,7 @@ class Session:
             prices=self.prices,
             progress=self.progress,
             finish_s=self.finish_s,
-            untuned_s_per_flop=self.untuned_s_per_flop,
+            untuned_s_per_operation=self.untuned_s_per_operation,
             plain_baselines=self.plain_baselines,
         )
         return acceptance.of(kernels, guess)
@@ -386,7 +386,7 @@ class Session:
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
         roofline_s = self.hardware.least_latency_s((1.0 - space.skipped_share) * task.flops, task.bytes_moved)
-        status = TaskStatus(task.name, task.calls, task.flops, roofline_s, space.sketches[0].name, [])
+        status = TaskStatus(task.name, task.calls, task.operations, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)
         kernel.resume(database.for_workload(task.workload_hash, self.context))

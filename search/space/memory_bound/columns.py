@@ -153,7 +153,7 @@ class ColumnsSketch(MemoryBoundSketch):
         depth = [schedule.get(x) for x in schedule.get_loops(output)].index(schedule.get(tile)) + 1
         if values["window"] == 2:
             schedule.compute_at(reduction, inner, preserve_unit_loops=True)
-            depth += 1
+            depth += 1 + len(rest)
         else:
             schedule.compute_at(reduction, tile, preserve_unit_loops=True)
         if lanes > 1:

@@ -1,0 +1,172 @@
+"""FakeQuantizationToInteger: models that dequantise, compute and quantise give integers' results, by integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from eqtune.runtime import ModelRunner
+from eqtune.tasks import lower_to_kernels
+from eqtune.transform import FakeQuantizationToInteger, FoldWeights
+from eqtune.transform.apply_tuned import build_executable, untuned_executable
+from eqtune.transform.fake_quantization import is_quantized
+from eqtune.transform.functions import operator, top_level_bindings
+
+op = relax.op
+TARGET = tvm.target.Target("llvm")
+RNG = np.random.default_rng(0)
+Body = Callable[[Any, Any], Any]
+
+
+def model(shape: tuple[int, ...], dtype: str, body: Body) -> Any:
+    """`body(emit, x)` of one input."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(body(builder.emit, x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def real(emit: Any, stored: Any, scale: Any, zero: Any, axis: int = 1) -> Any:
+    zero = relax.const(np.asarray(zero, str(stored.ty.dtype)))
+    return emit(op.dequantize(stored, relax.const(np.asarray(scale, "float32")), zero, axis=axis))
+
+
+def stored(emit: Any, value: Any, scale: float, zero: int, dtype: str = "uint8") -> Any:
+    known = relax.const(np.asarray(scale, "float32")), relax.const(np.asarray(zero, dtype))
+    return emit(op.quantize(value, *known, axis=1, out_dtype=dtype))
+
+
+def drawn(*shape: int, dtype: str = "int8") -> Any:
+    limits = np.iinfo(dtype)
+    return relax.const(RNG.integers(limits.min, limits.max, shape, dtype, endpoint=True))
+
+
+def bias(emit: Any, scale: Any, *shape: int) -> Any:
+    integers = relax.const(RNG.integers(-3000, 3000, np.size(scale) or 1, "int32"))
+    return emit(op.reshape(real(emit, integers, scale, 0, axis=0), shape))
+
+
+def convolution(groups: int = 1, zero: int = 7, **attributes: Any) -> Body:
+    scales = RNG.uniform(0.001, 0.003, 12).astype("float32")
+
+    def body(emit: Any, x: Any) -> Any:
+        weight = real(emit, drawn(12, 6 // groups, 3, 3), scales, np.zeros(12), axis=0)
+        value = emit(op.nn.conv2d(real(emit, x, 0.5, zero), weight, groups=groups, **attributes))
+        value = emit(op.add(value, bias(emit, scales * np.float32(0.5), 1, 12, 1, 1)))
+        return stored(emit, value, 0.75, 3)
+
+    return body
+
+
+def dense(transposed: bool, with_bias: bool) -> Body:
+    def body(emit: Any, x: Any) -> Any:
+        weight = real(emit, drawn(*((20, 24) if transposed else (24, 20)), dtype="uint8"), 0.002, 130)
+        weight = emit(op.permute_dims(weight)) if transposed else weight
+        value = emit(op.matmul(real(emit, x, 0.5, -7), weight))
+        if with_bias:
+            value = emit(op.add(value, bias(emit, np.float32(0.5) * np.float32(0.002), 1)))
+        return stored(emit, value, 0.25, -3, "int8")
+
+    return body
+
+
+def pooled(emit: Any, x: Any) -> Any:
+    value = emit(op.nn.max_pool2d(real(emit, x, 0.1, 7), (3, 3), (2, 2), (1, 1)))
+    value = emit(op.permute_dims(value, [0, 2, 3, 1]))
+    return stored(emit, emit(op.reshape(value, (1, -1))), 0.1, 7)
+
+
+def residual(emit: Any, x: Any) -> Any:
+    left, right = real(emit, x, 0.5, 7), real(emit, emit(op.reshape(x, (1, 6, 9, 9))), 0.5, 7)
+    return stored(emit, emit(op.nn.relu(emit(op.add(left, right)))), 0.8, 0)
+
+
+def joined(emit: Any, x: Any) -> Any:
+    parts = [real(emit, x, 0.5, 7), real(emit, emit(op.reshape(x, (1, 6, 9, 9))), 0.2, 9)]
+    return stored(emit, emit(op.concat(parts, axis=1)), 0.5, 7)
+
+
+IMAGE = ((1, 6, 9, 9), "uint8")
+CASES: dict[str, Callable[[], Any]] = {
+    "conv": lambda: model(*IMAGE, convolution(padding=1)),
+    "conv_grouped": lambda: model(*IMAGE, convolution(groups=3, padding=1, strides=2)),
+    "conv_depthwise": lambda: model(*IMAGE, convolution(groups=6, zero=0, padding=1)),
+    "dense": lambda: model((5, 24), "int8", dense(transposed=False, with_bias=True)),
+    "dense_transposed": lambda: model((5, 24), "int8", dense(transposed=True, with_bias=False)),
+    "pooled": lambda: model(*IMAGE, pooled),
+    "residual": lambda: model(*IMAGE, residual),
+    "joined": lambda: model(*IMAGE, joined),
+}
+
+
+def operators(mod: Any) -> set[str]:
+    return {operator(binding.value) for binding in top_level_bindings(mod["main"])} - {""}
+
+
+def dtypes_of_products(mod: Any) -> set[str]:
+    products = ("relax.nn.conv2d", "relax.matmul")
+    return {str(b.var.ty.dtype) for b in top_level_bindings(mod["main"]) if operator(b.value) in products}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("products", [True, False])
+def test_results_are_those_of_the_floats_but_for_roundings_between_two_steps(name: str, products: bool) -> None:
+    before = CASES[name]()
+    after = FakeQuantizationToInteger(products)(before)
+    assert relax.analysis.check_well_formed(after)
+    assert not {"relax.quantize", "relax.dequantize"} & operators(after)
+    assert dtypes_of_products(after) <= {"int32" if products else "float32"}
+    (parameter,) = before["main"].params
+    limits = np.iinfo(str(parameter.ty.dtype))
+    shape = [int(extent) for extent in parameter.ty.shape]
+    data = np.random.default_rng(1).integers(limits.min, limits.max, shape, str(parameter.ty.dtype), endpoint=True)
+    (expected,) = ModelRunner(untuned_executable(before, TARGET))(data)
+    folded = FoldWeights()(after)
+    (actual,) = ModelRunner(build_executable(lower_to_kernels(folded, TARGET), TARGET))(data)
+    assert actual.dtype == expected.dtype
+    difference = np.abs(actual.astype(int) - expected.astype(int))
+    assert difference.max(initial=0) <= 1
+    assert (difference > 0).mean() <= 0.01
+    assert expected.std() > 10  # neither all cut off nor all alike
+
+
+def test_what_only_moves_elements_moves_integers() -> None:
+    after = FakeQuantizationToInteger()(CASES["pooled"]())
+    assert operators(after) == {"relax.nn.max_pool2d", "relax.permute_dims", "relax.reshape"}
+
+
+def test_a_part_of_the_same_scale_is_joined_as_it_is() -> None:
+    after = FakeQuantizationToInteger()(CASES["joined"]())
+    roundings = [b for b in top_level_bindings(after["main"]) if operator(b.value) == "relax.round"]
+    assert len(roundings) == 1
+
+
+def test_a_bias_is_added_to_the_sums_and_all_scales_become_one() -> None:
+    after = FoldWeights()(FakeQuantizationToInteger()(CASES["conv"]()))
+    values = [operator(binding.value) for binding in top_level_bindings(after["main"])]
+    assert values.count("relax.multiply") == 1
+    assert "relax.divide" not in values
+    assert values.index("relax.add") == values.index("relax.nn.conv2d") + 1
+
+
+def test_a_sum_that_32_bits_do_not_hold_stays_a_float() -> None:
+    def body(emit: Any, x: Any) -> Any:
+        weight = relax.const(np.full((70000, 1), 127, "int8"))
+        return stored(emit, emit(op.matmul(real(emit, x, 1e-4, 0), real(emit, weight, 1e-2, 0))), 200.0, 0)
+
+    assert dtypes_of_products(FakeQuantizationToInteger()(model((1, 70000), "uint8", body))) == {"float32"}
+
+
+def test_other_models_stay_as_they_are() -> None:
+    mod = model((1, 6, 9, 9), "float32", lambda emit, x: emit(op.nn.relu(x)))
+    assert FakeQuantizationToInteger()(mod).same_as(mod)
+    assert not is_quantized(mod)
+    assert is_quantized(CASES["conv"]())

@@ -1,0 +1,343 @@
+"""FakeQuantizationToInteger: what is dequantised, multiplied and quantised again is summed in integers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, transform
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from .constants import Array, array_of, constant_of, is_static_tensor
+from .functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings, use_counts
+from .simplify_shapes import permutation_of
+
+__all__ = ["FakeQuantizationToInteger", "is_quantized"]
+
+QUANTIZE, DEQUANTIZE = "relax.quantize", "relax.dequantize"
+
+_MOVES = frozenset(
+    f"relax.{name}"
+    for name in ("expand_dims", "flatten", "nn.batch_flatten", "nn.max_pool2d", "permute_dims", "reshape", "squeeze")
+)
+"""Operators of one tensor whose results are some of its elements, the largest of several included."""
+
+_SAME_SCALE = 1e-5
+"""Relative difference of a bias's scale from that of the products: both were rounded."""
+
+
+def is_quantized(mod: ir.IRModule) -> bool:
+    """Whether some activations of a Relax module are rounded to 8 bits."""
+    return any(
+        operator(binding.value) == QUANTIZE and str(binding.var.ty.dtype) in ("int8", "uint8")
+        for function in mod.functions.values()
+        if isinstance(function, relax.Function)
+        for binding in top_level_bindings(function)
+    )
+
+
+@transform.module_pass(opt_level=0, name="FakeQuantizationToInteger")
+class FakeQuantizationToInteger:
+    """Compute with integers where a model says that it may: `dequantize`, a float operator, `quantize` (ONNX's QDQ).
+
+    - product(dequantize(x), dequantize(W)) + dequantize(b) -> (product(x - z, W - z') + b) * scales, summed in int32,
+      which is exact, for `relax.matmul` and `relax.nn.conv2d` with constant W
+    - quantize(f(dequantize(x))) -> f(x), where f moves or chooses elements and the parameters are the same
+    - quantize(concat(a, b)) -> concat(quantize(a), quantize(b)), which then become less
+    - scales that follow each other are multiplied beforehand
+    - signed bytes that are only dequantised again become unsigned, as instructions want one operand
+    - all other `quantize` and `dequantize` with constant parameters become arithmetic, which layouts and fusion know
+
+    It is what runtimes do with such models, Relay's pass of this name among them: sums are more exact than those of
+    the float operators, and a value that lies between two steps of the scale may be rounded to the other one.
+
+    Parameters
+    ----------
+    products : bool
+        Whether products become integers. Where the CPU multiplies no bytes, those of float32 are faster.
+    """
+
+    def __init__(self, products: bool = True) -> None:
+        self._products = products
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Rewrite every Relax function that dequantises."""
+        return map_functions(mod, self._rewritten)
+
+    def _rewritten(self, function: relax.Function) -> relax.Function:
+        if not any(operator(binding.value) in (QUANTIZE, DEQUANTIZE) for binding in top_level_bindings(function)):
+            return function
+        if self._products:
+            function = _unsigned(function)
+        integer = relax.analysis.remove_all_unused(_Integers(self._products).visit_expr(function))
+        return relax.analysis.remove_all_unused(_Arithmetic().visit_expr(integer))
+
+
+class _Builder(PyExprMutator):
+    """What the two rewriters share."""
+
+    def _value(self, arg: Any) -> Any:
+        return self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg
+
+    def _rounded(self, real: Any, zero: Any, dtype: str) -> Any:
+        """round(real) + zero, within the range of `dtype`; ties to even."""
+        limits = np.iinfo(dtype)
+        whole = self.builder_.emit(op.round(real))
+        if not isinstance(zero, ir.GenericConst) or array_of(zero).any():
+            whole = self.builder_.emit(op.add(whole, zero))
+        return op.astype(self.builder_.emit(op.clip(whole, float(limits.min), float(limits.max))), dtype)
+
+    def _centered(self, stored: Any, zero: Array) -> Any:
+        """stored - zero, in int32."""
+        wide = self.builder_.emit(op.astype(stored, "int32"))
+        return self.builder_.emit(op.subtract(wide, constant_of(zero.astype(np.int32)))) if zero.any() else wide
+
+
+def _unsigned(function: relax.Function) -> relax.Function:
+    """int8 that is only dequantised again as uint8, it and its zero point 128 higher: the same numbers."""
+    dequantized: dict[relax.Var, int] = {}
+    for binding in top_level_bindings(function):
+        if _parameters(binding.value) is not None and operator(binding.value) == DEQUANTIZE:
+            dequantized[binding.value.args[0]] = dequantized.get(binding.value.args[0], 0) + 1
+    uses = use_counts(function)
+    unsigned: dict[relax.Var, relax.Var] = {}
+    normalize = relax.BlockBuilder().normalize
+
+    def rewrite(binding: Any) -> list[Any]:
+        value, var = binding.value, binding.var
+        if _parameters(value) is None:
+            return [binding]
+        data, scale, zero = value.args
+        if operator(value) == DEQUANTIZE and data in unsigned:
+            real = op.dequantize(unsigned[data], scale, _raised(zero), axis=value.attrs.axis)
+            return [relax.VarBinding(var, normalize(real))]
+        if operator(value) == QUANTIZE and str(var.ty.dtype) == "int8" and dequantized.get(var) == uses.get(var):
+            stored = normalize(op.quantize(data, scale, _raised(zero), axis=value.attrs.axis, out_dtype="uint8"))
+            unsigned[var] = type(var)(var.name, stored.ty)
+            return [relax.VarBinding(unsigned[var], stored)]
+        return [binding]
+
+    return rewrite_bindings(function, rewrite)
+
+
+def _raised(zero: Any) -> Any:
+    return constant_of((array_of(zero).astype(np.int32) + 128).astype(np.uint8))
+
+
+@mutator
+class _Integers(_Builder):
+    """Works on what the builder holds already: operands come before their users."""
+
+    def __init__(self, products: bool) -> None:
+        super().__init__()
+        self._products = products
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        name = operator(call)
+        if not is_static_tensor(call.ty):
+            return call
+        if name in ("relax.matmul", "relax.nn.conv2d") and self._products:
+            product = self._product(call)
+            return call if product is None else product
+        if name == "relax.add":
+            sides = call.args, call.args[::-1]
+            return next((found for side in sides if (found := self._biased(*side)) is not None), call)
+        if name == QUANTIZE:
+            parameters = _parameters(call)
+            if parameters is not None and parameters[0].size == 1:
+                return self._quantized(call.args[0], *parameters, str(call.ty.dtype))
+        return call
+
+    def _product(self, call: relax.Call) -> Any:
+        """The product as integer sums times a scale; None where the operands are no quantised data and weights."""
+        data, weight = self._value(call.args[0]), self._weight(call)
+        parameters = _parameters(data) if str(call.ty.dtype) == "float32" else None
+        if weight is None or parameters is None or parameters[0].size > 1:
+            return None
+        stored, (scale, zero) = data.args[0], parameters
+        integers, weight_scale, shape = weight
+        if str(stored.ty.dtype) not in ("int8", "uint8"):
+            return None
+        limits = np.iinfo(str(stored.ty.dtype))
+        largest = max(int(limits.max) - int(zero.min()), int(zero.max()) - int(limits.min))
+        if _largest_sum(call, integers) * largest > _INT32:
+            return None
+        centered, kernel = self._centered(stored, zero.reshape(())), constant_of(integers.astype(np.int32))
+        if operator(call) == "relax.matmul":
+            sums = op.matmul(centered, kernel, out_dtype="int32")
+        else:
+            attrs = call.attrs
+            sums = op.nn.conv2d(
+                centered,
+                kernel,
+                strides=list(attrs.strides),
+                padding=list(attrs.padding),
+                dilation=list(attrs.dilation),
+                groups=int(attrs.groups),
+                data_layout=str(attrs.data_layout),
+                kernel_layout=str(attrs.kernel_layout),
+                out_layout=str(attrs.out_layout),
+                out_dtype="int32",
+            )
+        return self._scaled(self.builder_.emit(sums), (scale.reshape(()) * weight_scale).reshape(shape))
+
+    def _scaled(self, sums: Any, scale: Array) -> Any:
+        return op.multiply(self.builder_.emit(op.astype(sums, "float32")), constant_of(scale.astype(np.float32)))
+
+    def _weight(self, call: relax.Call) -> tuple[Array, Array, list[int]] | None:
+        """Centred integers, their scales, and the shape in which those broadcast against the product."""
+        value, order = self._value(call.args[1]), None
+        if operator(value) == "relax.permute_dims":
+            order, value = permutation_of(value), self._value(value.args[0])
+        parameters = _parameters(value)
+        if parameters is None or not isinstance(value.args[0], ir.GenericConst):
+            return None
+        scale, zero = parameters
+        axis = int(value.attrs.axis) % value.ty.ndim
+        integers = array_of(value.args[0]).astype(np.int64) - zero.astype(np.int64).reshape(_along(axis, zero, value))
+        if order is not None:
+            integers, axis = integers.transpose(order), order.index(axis)
+        if operator(call) == "relax.matmul":
+            shape, outputs = [-1], integers.ndim - 1
+        else:
+            shape = [-1 if letter == "C" else 1 for letter in str(call.attrs.out_layout)]
+            outputs = str(call.attrs.kernel_layout).index("O")
+        if scale.size > 1 and axis != outputs:
+            return None
+        return integers, scale.reshape(-1), shape if scale.size > 1 else []
+
+    def _biased(self, scaled: Any, bias: Any) -> Any:
+        """scaled + bias with the integers of the bias added to the sums; None where they are not of one scale."""
+        sums, other = self._sums(scaled), self._value(bias)
+        if sums is None:
+            return None
+        while operator(other) in ("relax.reshape", "relax.expand_dims"):
+            other = self._value(other.args[0])
+        parameters = _parameters(other)
+        if parameters is None or not isinstance(other.args[0], ir.GenericConst) or parameters[1].any():
+            return None
+        integers, scale = sums
+        stored = array_of(other.args[0])
+        same = np.abs(parameters[0].reshape(-1) - scale.reshape(-1)) <= _SAME_SCALE * scale.reshape(-1)
+        if stored.dtype != np.int32 or not same.all() or stored.size not in (1, max(scale.size, stored.size)):
+            return None
+        added = self.builder_.emit(op.add(integers, constant_of(stored.reshape(extents(bias.ty)))))
+        return self._scaled(added, scale)
+
+    def _sums(self, expr: Any) -> tuple[Any, Array] | None:
+        """The int32 tensor and the scale that are multiplied to make `expr`."""
+        value = self._value(expr)
+        if operator(value) != "relax.multiply" or not isinstance(value.args[1], ir.GenericConst):
+            return None
+        cast = self._value(value.args[0])
+        if operator(cast) != "relax.astype" or str(cast.args[0].ty.dtype) != "int32":
+            return None
+        return cast.args[0], array_of(value.args[1])
+
+    def _quantized(self, real: Any, scale: Array, zero: Array, dtype: str) -> Any:
+        """quantize(real), by integers alone where they are there already."""
+        stored = self._stored(real, scale, zero, dtype)
+        if stored is not None:
+            return stored
+        value = self._value(real)
+        if operator(value) == "relax.concat":
+            parts = self._value(value.args[0])
+            if isinstance(parts, relax.Tuple):
+                quantized = [self.builder_.emit(self._quantized(part, scale, zero, dtype)) for part in parts.fields]
+                return op.concat(quantized, axis=value.attrs.axis)
+        steps = self.builder_.emit(self._divided(real, scale.reshape(())))
+        return self._rounded(steps, relax.const(float(zero.reshape(())), "float32"), dtype)
+
+    def _stored(self, real: Any, scale: Array, zero: Array, dtype: str) -> Any:
+        """The integers that `real` was dequantised from, moved as it was; None where they are others."""
+        value = self._value(real)
+        if operator(value) == DEQUANTIZE:
+            parameters = _parameters(value)
+            same = parameters is not None and all(
+                a.size == b.size and (a == b).all() for a, b in zip(parameters, (scale, zero), strict=True)
+            )
+            return value.args[0] if same and str(value.args[0].ty.dtype) == dtype else None
+        if operator(value) not in _MOVES:
+            return None
+        stored = self._stored(value.args[0], scale, zero, dtype)
+        if stored is None:
+            return None
+        return self.builder_.emit(relax.Call(value.op, [stored, *value.args[1:]], value.attrs))
+
+    def _divided(self, real: Any, scale: Any) -> Any:
+        """real / scale, where possible without a division: scales of constants, sums and what was dequantised."""
+        value = self._value(real)
+        if isinstance(value, ir.GenericConst):
+            return constant_of((array_of(value) / scale).astype(np.float32))
+        if operator(value) == "relax.multiply" and isinstance(value.args[1], ir.GenericConst):
+            return op.multiply(value.args[0], constant_of((array_of(value.args[1]) / scale).astype(np.float32)))
+        parameters = _parameters(value)
+        if parameters is not None and parameters[0].size == 1:
+            centered = self._centered(value.args[0], parameters[1].reshape(()))
+            return self._scaled(centered, parameters[0].reshape(()) / scale)
+        if operator(value) == "relax.add" and operator(self._value(value.args[0])):
+            return op.add(*(self.builder_.emit(self._divided(term, scale)) for term in value.args))
+        if operator(value) == "relax.nn.relu":
+            return op.nn.relu(self.builder_.emit(self._divided(value.args[0], scale)))
+        return op.divide(real, relax.const(float(scale), "float32"))
+
+
+@mutator
+class _Arithmetic(_Builder):
+    """`quantize` and `dequantize` in elementary operators, as TVM legalises them."""
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        parameters = _parameters(call) if is_static_tensor(call.ty) else None
+        if parameters is None:
+            return call
+        axis = int(call.attrs.axis)
+        scale, zero = (known.reshape(_along(axis, known, call)) for known in parameters)
+        if operator(call) == DEQUANTIZE:
+            whole = self.builder_.emit(op.astype(self._centered(call.args[0], zero), "float32"))
+            return op.multiply(whole, constant_of(scale))
+        steps = self.builder_.emit(op.divide(call.args[0], constant_of(scale)))
+        return self._rounded(steps, constant_of(zero.astype(np.float32)), str(call.ty.dtype))
+
+
+_STORED = ("int8", "uint8", "int16", "uint16", "int32")
+
+_INT32 = 2**31 - 1
+"""What a sum must not exceed."""
+
+
+def _parameters(value: Any) -> tuple[Array, Array] | None:
+    """Scale (float32) and zero point of a `quantize` or `dequantize` between float32 and integers, if constant."""
+    if operator(value) not in (QUANTIZE, DEQUANTIZE):
+        return None
+    data, scale, zero = value.args
+    if not all(isinstance(known, ir.GenericConst) for known in (scale, zero)):
+        return None
+    dtypes = [str(data.ty.dtype), str(value.ty.dtype)]
+    real, stored = dtypes if operator(value) == QUANTIZE else reversed(dtypes)
+    if real != "float32" or stored not in _STORED or not is_static_tensor(value.ty):
+        return None
+    scales = array_of(scale)
+    return (scales, array_of(zero)) if scales.dtype == np.float32 and scales.ndim <= 1 else None
+
+
+def _along(axis: int, parameter: Array, value: Any) -> list[int]:
+    """The shape in which scales or zero points broadcast against a tensor; one of all elements is a scalar."""
+    if parameter.size == 1:
+        return []
+    shape = [1] * value.ty.ndim
+    shape[axis] = parameter.size
+    return shape
+
+
+def _largest_sum(call: relax.Call, integers: Array) -> int:
+    """The largest sum of the absolute weights of one output channel."""
+    if operator(call) == "relax.matmul":
+        axes: tuple[int, ...] = (integers.ndim - 2,)
+    else:
+        outputs = str(call.attrs.kernel_layout).index("O")
+        axes = tuple(axis for axis in range(integers.ndim) if axis != outputs)
+    return int(np.abs(integers).sum(axis=axes).max()) if math.prod(integers.shape) else 0
