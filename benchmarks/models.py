@@ -31,9 +31,12 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from benchmarks.convergence import records_of, within_s
 from benchmarks.output import table, write
@@ -73,7 +76,8 @@ def measure(model: str, args: argparse.Namespace, work_dir: Path) -> dict[str, A
     tune_s = time.monotonic() - started
     overheads = result.summary.overheads_s
     arguments = {"model": model, "threads": args.threads, "seed": args.seed}
-    runs = {"eqtune": lambda: {"latency_s": _latency_s(result, model, args)}}
+    inputs = list(zoo.inputs(model, seed=args.seed).values())
+    runs = {"eqtune": lambda: {"latency_s": timed_s(result, inputs, args.threads)}}
     metaschedule: dict[str, Any] = {}
     for name in args.peers:
         module, extra = PEERS[name]
@@ -118,13 +122,12 @@ def tuned_by(module: str, arguments: dict[str, Any], seconds: float) -> dict[str
         return {}
 
 
-def _latency_s(result: Any, model: str, args: argparse.Namespace) -> float:
-    """Seconds of one run of the tuned model: the minimum over two seconds."""
-    from eqtune import zoo
+def timed_s(result: Any, inputs: Sequence[NDArray[Any]], threads: int) -> float:
+    """Seconds of one run of a tuned model: the minimum over two seconds."""
     from eqtune.runtime import ModelRunner, time_side_by_side
 
-    runner = ModelRunner(result.compile(), threads=args.threads)
-    return time_side_by_side([runner], list(zoo.inputs(model, seed=args.seed).values()), budget_s=2.0, at_least=5)[0]
+    runner = ModelRunner(result.compile(), threads=threads)
+    return time_side_by_side([runner], inputs, budget_s=2.0, at_least=5)[0]
 
 
 def _untuned_s(result: Any, mod: Any, model: str, args: argparse.Namespace) -> float:

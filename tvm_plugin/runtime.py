@@ -146,7 +146,7 @@ class ModelRunner:
 
     def prepare(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
         """The inputs as tensors on the device."""
-        return [tvm.runtime.tensor(np.ascontiguousarray(value), self._device) for value in inputs]
+        return [tvm.runtime.tensor(np.asarray(value, order="C"), self._device) for value in inputs]
 
     def time_s(self, arguments: Sequence[Any]) -> float:
         """Seconds of one run on prepared arguments."""

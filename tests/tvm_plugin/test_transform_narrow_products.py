@@ -124,6 +124,24 @@ def test_two_inputs_are_multiplied_as_bytes() -> None:
     assert products(NarrowProducts()(builder.get())) == [["int8", "uint8"]]
 
 
+def test_a_zero_point_may_be_computed() -> None:
+    """As dynamic quantisation does."""
+    builder = relax.BlockBuilder()
+    x, zero = relax.Var("x", relax.TensorType((5, 24), "uint8")), relax.Var("zero", relax.TensorType((), "uint8"))
+    with builder.function("main", [x, zero]):
+        with builder.dataflow():
+            wide = [builder.emit(op.astype(value, "int32")) for value in (x, zero)]
+            result = builder.emit_output(matmul(builder.emit(op.subtract(*wide)), relax.const(drawn(24, 40), "int32")))
+        builder.emit_func_output(result)
+    before = builder.get()
+    after = NarrowProducts()(before)
+    assert products(after) == [["uint8", "int8"]]
+    data = RNG.integers(0, 255, (5, 24), "uint8", endpoint=True), np.array(37, "uint8")
+    expected = ModelRunner(untuned_executable(before, TARGET))(*data)[0]
+    actual = ModelRunner(build_executable(lower_to_kernels(after, TARGET), TARGET))(*data)[0]
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_a_chain_has_one_kernel_a_layer_and_no_transposes_between() -> None:
     """Two quantised convolutions: bytes are rescaled where they are summed, and padded in a kernel of their own."""
     builder = relax.BlockBuilder()

@@ -73,7 +73,7 @@ def _bind_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
     for name, value in params.items():
         if name not in by_name:
             raise InputError(f"no parameter {name!r} in main; its parameters are: {', '.join(by_name)}")
-        array = value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.ascontiguousarray(value))
+        array = value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(value, order="C"))
         wanted = by_name[name].ty
         given = relax.TensorType(array.shape, array.dtype)
         if str(wanted.dtype) != str(given.dtype) or not _fits(wanted, tuple(array.shape)):

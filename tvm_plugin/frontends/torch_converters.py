@@ -5,7 +5,7 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 - reads `select` and indexing with negative indices out of bounds, and takes `x[:, i, j]` for `x[:, i][:, :, j]`;
 - ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
 - does not know `amax`, `amin`, `prod` over an axis, adaptive max pooling, transposed convolutions of volumes, a layer
-  norm without scale, nor stacked recurrent layers;
+  norm without scale, stacked recurrent layers, nor what quantised models are exported with;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
 """
@@ -23,6 +23,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
+from .torch_quantized import QUANTIZED_CONVERTERS
 from .torch_recurrent import RECURRENT_CONVERTERS
 
 __all__ = ["CONVERTERS", "Converter"]
@@ -244,5 +245,6 @@ CONVERTERS: dict[str, Converter] = {
     "div.Tensor": _arithmetic(op.divide),
     "pow.Scalar": _arithmetic(op.power),
     "pow.Tensor_Tensor": _arithmetic(op.power),
+    **QUANTIZED_CONVERTERS,
     **RECURRENT_CONVERTERS,
 }

@@ -147,17 +147,19 @@ class _Integers(_Builder):
             return next((found for side in sides if (found := self._biased(*side)) is not None), call)
         if name == QUANTIZE:
             parameters = _parameters(call)
+            known = self._value(call.args[0])
+            if parameters is not None and isinstance(known, ir.GenericConst):
+                return _quantized_constant(call, array_of(known), *parameters)
             if parameters is not None and parameters[0].size == 1:
                 return self._quantized(call.args[0], *parameters, str(call.ty.dtype))
         return call
 
     def _product(self, call: relax.Call) -> Any:
         """The product as integer sums times a scale; None where the operands are no quantised data and weights."""
-        data, weight = self._value(call.args[0]), self._weight(call)
-        parameters = _parameters(data) if str(call.ty.dtype) == "float32" else None
-        if weight is None or parameters is None or parameters[0].size > 1:
+        data, weight = self._dequantized(call.args[0]), self._weight(call)
+        if weight is None or data is None or str(call.ty.dtype) != "float32":
             return None
-        stored, (scale, zero) = data.args[0], parameters
+        stored, scale, zero = data
         integers, weight_scale, shape = weight
         if str(stored.ty.dtype) not in ("int8", "uint8"):
             return None
@@ -193,11 +195,12 @@ class _Integers(_Builder):
         if operator(value) == "relax.permute_dims":
             order, value = permutation_of(value), self._value(value.args[0])
         parameters = _parameters(value)
-        if parameters is None or not isinstance(value.args[0], ir.GenericConst):
+        stored = None if parameters is None else self._value(value.args[0])
+        if parameters is None or not isinstance(stored, ir.GenericConst):
             return None
         scale, zero = parameters
         axis = int(value.attrs.axis) % value.ty.ndim
-        integers = array_of(value.args[0]).astype(np.int64) - zero.astype(np.int64).reshape(_along(axis, zero, value))
+        integers = array_of(stored).astype(np.int64) - zero.astype(np.int64).reshape(_along(axis, zero, value))
         if order is not None:
             integers, axis = integers.transpose(order), order.index(axis)
         if operator(call) == "relax.matmul":
@@ -253,19 +256,21 @@ class _Integers(_Builder):
 
     def _stored(self, real: Any, scale: Array, zero: Array, dtype: str) -> Any:
         """The integers that `real` was dequantised from, moved as it was; None where they are others."""
+        known = self._dequantized(real)
+        if known is None or (known[1] != scale).any() or (known[2] != zero).any():
+            return None
+        return known[0] if str(known[0].ty.dtype) == dtype else None
+
+    def _dequantized(self, real: Any) -> tuple[Any, Array, Array] | None:
+        """The integers that `real` was dequantised from, moved as it was, with their one scale and zero point."""
         value = self._value(real)
-        if operator(value) == DEQUANTIZE:
-            parameters = _parameters(value)
-            same = parameters is not None and all(
-                a.size == b.size and (a == b).all() for a, b in zip(parameters, (scale, zero), strict=True)
-            )
-            return value.args[0] if same and str(value.args[0].ty.dtype) == dtype else None
-        if operator(value) not in _MOVES:
-            return None
-        stored = self._stored(value.args[0], scale, zero, dtype)
-        if stored is None:
-            return None
-        return self.builder_.emit(relax.Call(value.op, [stored, *value.args[1:]], value.attrs))
+        if operator(value) in _MOVES:
+            inner = self._dequantized(value.args[0])
+            if inner is None:
+                return None
+            return self.builder_.emit(relax.Call(value.op, [inner[0], *value.args[1:]], value.attrs)), *inner[1:]
+        parameters = _parameters(value) if operator(value) == DEQUANTIZE else None
+        return None if parameters is None or parameters[0].size > 1 else (value.args[0], *parameters)
 
     def _divided(self, real: Any, scale: Any) -> Any:
         """real / scale, where possible without a division: scales of constants, sums and what was dequantised."""
@@ -280,6 +285,10 @@ class _Integers(_Builder):
             return self._scaled(centered, parameters[0].reshape(()) / scale)
         if operator(value) == "relax.add" and operator(self._value(value.args[0])):
             return op.add(*(self.builder_.emit(self._divided(term, scale)) for term in value.args))
+        if operator(value) in ("relax.minimum", "relax.maximum") and isinstance(value.args[1], ir.GenericConst):
+            limit = constant_of((array_of(value.args[1]) / scale).astype(np.float32))
+            choose = op.minimum if operator(value) == "relax.minimum" else op.maximum
+            return choose(self.builder_.emit(self._divided(value.args[0], scale)), limit)
         if operator(value) == "relax.nn.relu":
             return op.nn.relu(self.builder_.emit(self._divided(value.args[0], scale)))
         return op.divide(real, relax.const(float(scale), "float32"))
@@ -322,6 +331,14 @@ def _parameters(value: Any) -> tuple[Array, Array] | None:
         return None
     scales = array_of(scale)
     return (scales, array_of(zero)) if scales.dtype == np.float32 and scales.ndim <= 1 else None
+
+
+def _quantized_constant(call: relax.Call, real: Array, scale: Array, zero: Array) -> ir.GenericConst:
+    """quantize of what is known."""
+    dtype, axis = np.dtype(str(call.ty.dtype)), int(call.attrs.axis)
+    limits = np.iinfo(dtype)
+    steps = np.rint(real / scale.reshape(_along(axis, scale, call))) + zero.reshape(_along(axis, zero, call))
+    return constant_of(np.clip(steps, limits.min, limits.max).astype(dtype))
 
 
 def _along(axis: int, parameter: Array, value: Any) -> list[int]:

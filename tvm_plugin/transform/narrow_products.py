@@ -39,9 +39,10 @@ class NarrowProducts:
 
         sum((x - z) * w) -> sum(x * v) + c * sum(x) - z * sum(w)
 
-    where the last sum is a constant of each output channel. Padding is written out with z, which is what it means.
-    Signed x is made unsigned first where that pays, with z + 128 (Jacob et al., "Quantization and training of neural
-    networks for efficient integer-arithmetic-only inference", CVPR 2018, section 2.3). All of it holds modulo 2^32.
+    where the last sum is a constant of each output channel; z may be computed, too (dynamic quantisation). Padding is
+    written out with z, which is what it means. Signed x is made unsigned first where that pays, with z + 128 (Jacob et
+    al., "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018,
+    section 2.3). All of it holds modulo 2^32.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
@@ -65,25 +66,26 @@ class _Narrower(PyExprMutator):
             narrowed = self._by_constant(call, *data, weight, order)
             return call if narrowed is None else narrowed
         other = self._bytes(call.args[1])
-        if other is not None and data[1] == other[1] == 0:
+        if other is not None and all(isinstance(zero, int) and zero == 0 for _, zero in (data, other)):
             return self._product(call, data[0], other[0], _padding(call))
         return call
 
-    def _by_constant(self, call: relax.Call, data: Any, zero: int, weight: Array, order: list[int] | None) -> Any:
+    def _by_constant(self, call: relax.Call, data: Any, zero: Any, weight: Array, order: list[int] | None) -> Any:
         """The product by constant weights; None where they do not fit 8 bits."""
+        known = isinstance(zero, int)
         least, most = int(weight.min()), int(weight.max())
         offset = 0 if least >= -128 and most <= 127 else least + 128
         groups = _groups(call)
         if most - least > 255 or (offset and groups > 1):
             return None
         reused = math.prod(weight.shape) * _places(call) >= _REUSE * math.prod(extents(data.ty))
-        if str(data.ty.dtype) == "int8" and groups == 1 and reused:
+        if str(data.ty.dtype) == "int8" and groups == 1 and reused and known:
             wide = self.builder_.emit(op.add(self.builder_.emit(op.astype(data, "int32")), relax.const(128, "int32")))
             data, zero = self.builder_.emit(op.astype(wide, "uint8")), zero + 128
         padding = _padding(call)
-        if zero and any(padding):
+        if not (known and zero == 0) and any(padding):
             limits = np.iinfo(str(data.ty.dtype))
-            if not limits.min <= zero <= limits.max:
+            if not known or not limits.min <= zero <= limits.max:
                 return None
             data, padding = self._padded(call, data, zero), [0, 0, 0, 0]
         narrow: Any = constant_of((weight - offset).astype(np.int8))
@@ -96,7 +98,10 @@ class _Narrower(PyExprMutator):
                 self.builder_.emit(self._product(call, data, ones, padding)), relax.const(offset, "int32")
             )
             result = op.add(self.builder_.emit(result), self.builder_.emit(sums))
-        if zero:
+        if not known:
+            correction = self.builder_.emit(op.multiply(zero, constant_of(_sums(call, weight).astype(np.int32))))
+            result = op.subtract(self.builder_.emit(result), correction)
+        elif zero:
             correction = constant_of((zero * _sums(call, weight)).astype(np.int32))
             result = op.subtract(self.builder_.emit(result), correction)
         return result
@@ -128,16 +133,17 @@ class _Narrower(PyExprMutator):
         ]
         return self.builder_.emit(op.nn.pad(data, widths, "constant", zero))
 
-    def _bytes(self, arg: Any) -> tuple[Any, int] | None:
-        """An 8-bit tensor x and a number z such that `arg` is x - z in int32."""
+    def _bytes(self, arg: Any) -> tuple[Any, Any] | None:
+        """An 8-bit tensor x and a number z, or a tensor of one, such that `arg` is x - z in int32."""
         value, zero = self._value(arg), 0
         if operator(value) == "relax.subtract":
             known = value.args[1]
-            if not isinstance(known, ir.GenericConst) or math.prod(extents(known.ty)) != 1:
+            if not is_static_tensor(known.ty) or math.prod(extents(known.ty)) != 1:
                 return None
             if known.ty.ndim > value.args[0].ty.ndim:
                 return None
-            value, zero = self._value(value.args[0]), int(array_of(known).reshape(()))
+            value = self._value(value.args[0])
+            zero = int(array_of(known).reshape(())) if isinstance(known, ir.GenericConst) else known
         if operator(value) != "relax.astype" or str(value.args[0].ty.dtype) not in ("uint8", "int8"):
             return None
         return value.args[0], zero

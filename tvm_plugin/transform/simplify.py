@@ -23,4 +23,6 @@ def simplify(mod: Any, target: Any = None) -> Any:
     bytes_ = target is not None and has_byte_products(target)
     fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
     narrow = [NarrowProducts()] if bytes_ else []
-    return transform.Sequential([FakeQuantizationToInteger(products=bytes_), *fold, *narrow])(mod)
+    # Parameters of quantisation are constants only once they are folded.
+    integers = [FoldWeights(), FakeQuantizationToInteger(products=bytes_)]
+    return transform.Sequential([*integers, *fold, *narrow])(mod)

@@ -1,0 +1,68 @@
+"""PyTorch models that were quantised for export multiply bytes, and give PyTorch's results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from eqtune.frontends import load_model
+from eqtune.runtime import ModelRunner
+from eqtune.tasks import lower_to_kernels
+from eqtune.transform import FakeQuantizationToInteger, FoldWeights, NarrowProducts
+from eqtune.transform.apply_tuned import build_executable
+from eqtune.transform.functions import operator, top_level_bindings
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch.ao.quantization.fx._decomposed")  # registers the operators
+ops = torch.ops.quantized_decomposed
+TARGET = tvm.target.Target("llvm")
+BYTE, SIGNED = (0, 255, torch.uint8), (-127, 127, torch.int8)
+
+
+class Network(torch.nn.Module):
+    """A convolution with weights a channel, stored as integers; a dense layer whose weights are rounded when it runs.
+
+    Parameters of the activation between are tensors, and its range is a bit short, as some back ends ask for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.register_buffer("taps", torch.randint(-127, 128, (8, 3, 3, 3), generator=generator, dtype=torch.int8))
+        self.register_buffer("scales", 0.001 + 0.001 * torch.rand(8, generator=generator))
+        self.register_buffer("zeros", torch.zeros(8, dtype=torch.int64))
+        self.bias = torch.nn.Parameter(torch.randn(8, generator=generator))
+        self.dense = torch.nn.Parameter(0.2 * torch.randn(10, 128, generator=generator))
+        self.register_buffer("scale", torch.tensor(0.02))
+        self.register_buffer("zero", torch.tensor(60))
+
+    def forward(self, x: Any) -> Any:
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.03, 128, *BYTE), 0.03, 128, *BYTE)
+        taps = ops.dequantize_per_channel(self.taps, self.scales, self.zeros, 0, *SIGNED)
+        x = torch.relu(torch.nn.functional.conv2d(x, taps, self.bias, stride=2, padding=1))
+        short = (0, 127, torch.uint8)
+        stored = ops.quantize_per_tensor.tensor(x, self.scale, self.zero, *short)
+        x = ops.dequantize_per_tensor.tensor(stored, self.scale, self.zero, *short)
+        weight = ops.dequantize_per_tensor(ops.quantize_per_tensor(self.dense, 0.005, 0, *SIGNED), 0.005, 0, *SIGNED)
+        x = torch.nn.functional.linear(torch.flatten(x, 1), weight)
+        return ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.02, 100, *BYTE), 0.02, 100, *BYTE)
+
+
+def test_products_are_of_bytes_and_results_pytorchs() -> None:
+    network = Network().eval()
+    example = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    imported = load_model(network, example_inputs=(example,))
+    passes = [FoldWeights(), FakeQuantizationToInteger(), FoldWeights(), NarrowProducts()]
+    narrow = tvm.transform.Sequential(passes)(imported.mod)
+    products = [
+        b for b in top_level_bindings(narrow["main"]) if operator(b.value) in ("relax.nn.conv2d", "relax.matmul")
+    ]
+    assert [[str(arg.ty.dtype) for arg in b.value.args] for b in products] == [["uint8", "int8"]] * 2
+    (actual,) = ModelRunner(build_executable(lower_to_kernels(narrow, TARGET), TARGET))(example.numpy())
+    with torch.no_grad():
+        expected = network(example).numpy()
+    assert len(np.unique(expected)) > 5
+    assert np.abs(actual - expected).max() <= 0.02 * 1.01  # a step of the last scale
