@@ -7,12 +7,13 @@ import math
 
 import numpy as np
 import pytest
+from tvm import te
 
 from eqtune.errors import InputError
 from eqtune.machine import detect_target
 from eqtune.measure import ReplayMeasurer
 from eqtune.measure.arguments import BufferSpec, Interface, poison, random_inputs
-from eqtune.measure.check import mismatch, relative_tolerance
+from eqtune.measure.check import ONE_OFF, mismatch, relative_tolerance
 from eqtune.measure.gauge import Gauge, multiply_adds
 from eqtune.measure.timing import BASELINE, QUICK, time_kernel
 from eqtune.records.record import Context, Record
@@ -101,6 +102,30 @@ def test_integers_must_be_equal_and_a_poisoned_output_never_passes():
     assert "first at (2,)" in mismatch(np.array([0, 1, 3, 3]), np.arange(4), 0.0)
     spec = BufferSpec((4, 4), "float32")
     assert mismatch(poison(spec), np.zeros((4, 4), np.float32), relative_tolerance("float32", 10**6)) != ""
+
+
+def test_a_few_rounded_sums_may_be_the_next_integer_and_no_more():
+    reference = np.arange(200, dtype=np.uint8)
+    got = reference.copy()
+    got[17] -= 1
+    assert mismatch(got, reference, 0.0) != ""
+    assert mismatch(got, reference, 0.0, ONE_OFF) == ""
+    got[18:20] += 1
+    assert "3 of 200 elements differ" in mismatch(got, reference, 0.0, ONE_OFF)
+    far = reference.copy()
+    far[17] = 19
+    assert mismatch(far, reference, 0.0, ONE_OFF) != ""
+
+
+def test_integers_that_are_rounded_sums_of_floats_are_known():
+    a, b = (te.placeholder((8, 8), "float32", name=name) for name in "ab")
+    k = te.reduce_axis((0, 8), name="k")
+    sums = te.compute((8, 8), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
+    rounded = te.compute((8, 8), lambda i, j: te.nearbyint(sums[i, j]).astype("int8"))
+    assert Interface.of(te.create_prim_func([a, b, rounded])).quantizes
+    assert not Interface.of(te.create_prim_func([a, b, sums])).quantizes
+    alone = te.compute((8, 8), lambda i, j: te.nearbyint(a[i, j]).astype("int8"))
+    assert not Interface.of(te.create_prim_func([a, alone])).quantizes
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint8", "int64", "bool"])

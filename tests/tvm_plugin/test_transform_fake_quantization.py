@@ -165,6 +165,23 @@ def test_a_sum_that_32_bits_do_not_hold_stays_a_float() -> None:
     assert dtypes_of_products(FakeQuantizationToInteger()(model((1, 70000), "uint8", body))) == {"float32"}
 
 
+def test_a_bias_along_another_axis_than_the_scales_is_added_afterwards() -> None:
+    """A square product: the bias is one of each row, the scales are one of each column, and all are alike."""
+    scales = np.linspace(0.001, 0.002, 8, dtype="float32")
+
+    def body(emit: Any, x: Any) -> Any:
+        weight = real(emit, drawn(24, 8), scales, np.zeros(8))
+        value = emit(op.matmul(real(emit, x, 1.0, 0), weight))
+        return stored(emit, emit(op.add(value, bias(emit, scales, 8, 1))), 0.5, 100)
+
+    before = model((8, 24), "uint8", body)
+    data = np.random.default_rng(1).integers(0, 255, (8, 24), "uint8", endpoint=True)
+    after = FoldWeights()(FakeQuantizationToInteger()(before))
+    (expected,) = ModelRunner(untuned_executable(before, TARGET))(data)
+    (actual,) = ModelRunner(build_executable(lower_to_kernels(after, TARGET), TARGET))(data)
+    assert np.abs(actual.astype(int) - expected.astype(int)).max() <= 1
+
+
 def test_other_models_stay_as_they_are() -> None:
     mod = model((1, 6, 9, 9), "float32", lambda emit, x: emit(op.nn.relu(x)))
     assert FakeQuantizationToInteger()(mod).same_as(mod)

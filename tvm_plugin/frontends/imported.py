@@ -63,6 +63,9 @@ class ImportedModel:
         the list of outputs. None where there is no such thing.
     source
         Where the model came from.
+    unfused
+        The same as `reference`, operator by operator, where there is such a way: how far the two are apart tells how
+        much the roundings of a quantised model matter.
     """
 
     mod: tvm.IRModule
@@ -70,6 +73,7 @@ class ImportedModel:
     inputs: tuple[InputInfo, ...]
     reference: Reference | None
     source: Source
+    unfused: Reference | None = None
 
     def random_inputs(self, seed: int = 0) -> list[NDArray[Any]]:
         """Arrays for all inputs: standard normal, whole numbers below `high` (2 where unknown), or booleans."""
@@ -84,7 +88,13 @@ def _random(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
     return np.asarray(generator.integers(0, info.high or 2, info.shape), dtype)
 
 
-def imported_model(mod: tvm.IRModule, name: str, source: Source, reference: Reference | None = None) -> ImportedModel:
+def imported_model(
+    mod: tvm.IRModule,
+    name: str,
+    source: Source,
+    reference: Reference | None = None,
+    unfused: Reference | None = None,
+) -> ImportedModel:
     """Check and normalize `mod`, and describe it."""
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
     mod = with_blocked_convolutions(with_out_dtypes(mod))
@@ -93,7 +103,7 @@ def imported_model(mod: tvm.IRModule, name: str, source: Source, reference: Refe
     inputs = tuple(
         InputInfo(param.name, _concrete(param.ty), str(param.ty.dtype), bounds.get(param)) for param in main.params
     )
-    return ImportedModel(mod, name, inputs, reference, source)
+    return ImportedModel(mod, name, inputs, reference, source, unfused)
 
 
 def _concrete(ty: relax.TensorType) -> tuple[int, ...]:

@@ -68,7 +68,9 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
         model = onnx.inliner.inline_local_functions(model)
     folded = _folded(model, name) if any(node.op_type in _SHAPE_OPERATORS for node in model.graph.node) else model
     mod = relax.transform.DeadCodeElimination(["main"])(_translated(folded, name))
-    return imported_model(mod, name, "onnx", _reference(model, name))
+    unfused = onnxruntime.SessionOptions()
+    unfused.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return imported_model(mod, name, "onnx", _reference(model, name), _reference(model, name, unfused))
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
@@ -234,8 +236,8 @@ def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
             raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {_first_line(error)}") from error
 
 
-def _reference(model: onnx.ModelProto, name: str) -> Reference:
-    session = functools.cache(lambda: _session(model, name))
+def _reference(model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None) -> Reference:
+    session = functools.cache(lambda: _session(model, name, options))
 
     def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
         feeds = {value.name: array for value, array in zip(session().get_inputs(), arrays, strict=True)}

@@ -55,6 +55,9 @@ class Interface:
         Whether factors of products may be rounded to tfloat32.
     weights : tuple of int
         Positions of the parameters that are constants of the model.
+    quantizes : bool
+        Whether integers are written that derive from a sum of floats: by the order of its terms, a value between two
+        integers is rounded to one or the other.
     """
 
     params: tuple[BufferSpec, ...]
@@ -63,6 +66,7 @@ class Interface:
     reduction: int
     rounds: bool = False
     weights: tuple[int, ...] = ()
+    quantizes: bool = False
 
     @staticmethod
     def of(function: Any) -> Interface:
@@ -94,17 +98,23 @@ class Interface:
             math.prod(constant_extent(v) for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce)
             for block in blocks
         ]
+        written = [p for p in function.params if any(p.same_as(store.buffer) for store in stores)]
+        sums_floats = any(
+            "float" in str(region.source.dtype)
+            for block in blocks
+            if any(v.iter_type == tirx.IterVar.CommReduce for v in block.iter_vars)
+            for region in block.writes
+        )
         return Interface(
             params=specs(function),
             outputs=tuple(
-                index
-                for index, param in enumerate(function.params)
-                if any(param.same_as(store.buffer) for store in stores)
+                index for index, param in enumerate(function.params) if any(param.same_as(p) for p in written)
             ),
             index_bound=min(bounds, default=None),
             reduction=max(reductions, default=1),
             rounds=permitted_products(function) == 1,
             weights=tuple(int(position) for position in function.attrs.get("layout_free_buffers", ())),
+            quantizes=sums_floats and any("int" in str(p.dtype) for p in written),
         )
 
     @property

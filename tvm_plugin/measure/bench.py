@@ -14,7 +14,7 @@ import tvm_ffi
 from ..dtypes import numpy_dtype
 from .arguments import Domain, Interface, as_comparable, poison, random_inputs
 from .build import Program
-from .check import mismatch, relative_tolerance
+from .check import ONE_OFF, mismatch, relative_tolerance
 
 __all__ = ["Bench"]
 
@@ -128,7 +128,8 @@ class Bench:
         tolerance = relative_tolerance(least, self._interface.reduction)
         for position in self._interface.outputs:
             reference = np.load(self._path(position), mmap_mode="r", allow_pickle=False)
-            wrong = mismatch(as_comparable(self._buffers[position].numpy()), reference, tolerance)
+            got = as_comparable(self._buffers[position].numpy())
+            wrong = mismatch(got, reference, tolerance, ONE_OFF if self._interface.quantizes else 0.0)
             if wrong:
                 return wrong
         return ""

@@ -79,6 +79,7 @@ def interface_fields(interface: Interface) -> dict[str, Any]:
         "index_bound": interface.index_bound,
         "reduction": interface.reduction,
         "rounds": interface.rounds,
+        "quantizes": interface.quantizes,
     }
 
 
@@ -90,6 +91,7 @@ def interface_of(fields: Mapping[str, Any]) -> Interface:
         fields["index_bound"],
         fields["reduction"],
         bool(fields.get("rounds")),
+        quantizes=bool(fields.get("quantizes")),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,7 @@ class _Integers(_Builder):
             return None
         limits = np.iinfo(str(stored.ty.dtype))
         largest = max(int(limits.max) - int(zero.min()), int(zero.max()) - int(limits.min))
-        if _largest_sum(call, integers) * largest > _INT32:
+        if _largest_sum(call, integers) * largest > _LARGEST:
             return None
         centered, kernel = self._centered(stored, zero.reshape(())), constant_of(integers.astype(np.int32))
         if operator(call) == "relax.matmul":
@@ -225,7 +226,8 @@ class _Integers(_Builder):
         integers, scale = sums
         stored = array_of(other.args[0])
         same = np.abs(parameters[0].reshape(-1) - scale.reshape(-1)) <= _SAME_SCALE * scale.reshape(-1)
-        if stored.dtype != np.int32 or not same.all() or stored.size not in (1, max(scale.size, stored.size)):
+        along = scale.size == 1 or stored.size == 1 or _trimmed(extents(bias.ty)) == _trimmed(scale.shape)
+        if stored.dtype != np.int32 or not same.all() or not along or np.abs(stored.astype(np.int64)).max() > _LARGEST:
             return None
         added = self.builder_.emit(op.add(integers, constant_of(stored.reshape(extents(bias.ty)))))
         return self._scaled(added, scale)
@@ -314,8 +316,8 @@ class _Arithmetic(_Builder):
 
 _STORED = ("int8", "uint8", "int16", "uint16", "int32")
 
-_INT32 = 2**31 - 1
-"""What a sum must not exceed."""
+_LARGEST = 2**30 - 1
+"""What a sum, and a bias, must not exceed, so that they fit 32 bits together."""
 
 
 def _parameters(value: Any) -> tuple[Array, Array] | None:
@@ -330,7 +332,8 @@ def _parameters(value: Any) -> tuple[Array, Array] | None:
     if real != "float32" or stored not in _STORED or not is_static_tensor(value.ty):
         return None
     scales = array_of(scale)
-    return (scales, array_of(zero)) if scales.dtype == np.float32 and scales.ndim <= 1 else None
+    usable = scales.dtype == np.float32 and scales.ndim <= 1 and (scales > 0).all()
+    return (scales, array_of(zero)) if usable else None
 
 
 def _quantized_constant(call: relax.Call, real: Array, scale: Array, zero: Array) -> ir.GenericConst:
@@ -348,6 +351,11 @@ def _along(axis: int, parameter: Array, value: Any) -> list[int]:
     shape = [1] * value.ty.ndim
     shape[axis] = parameter.size
     return shape
+
+
+def _trimmed(shape: Sequence[int]) -> list[int]:
+    """A shape without the ones that it begins with."""
+    return list(shape[next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape)) :])
 
 
 def _largest_sum(call: relax.Call, integers: Array) -> int:

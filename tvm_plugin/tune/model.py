@@ -39,13 +39,8 @@ TOLERANCE = 1e-4
 """Largest accepted difference from the reference, relative to the largest value of that output (float32)..."""
 
 ROUNDINGS = 8
-"""... and so many roundings of the least precise output, where that is more: 8e-3 for float16. And of activations that
-the model rounds to 8 bits: 3e-2. A value between two steps of a scale is rounded to one or the other, by whatever order
-its terms are added in: ONNX Runtime's own outputs differ by two steps of MobileNet-v2's last scale, 1.5e-2 of the
-largest, when it runs the same operators in float32 (three models, three inputs)."""
-
-BYTE_EPS = 2.0**-8
-"""Of activations in 8 bits: the smallest step, relative to the range."""
+"""... and so many roundings of the least precise output, where that is more: 8e-3 for float16. Of quantised models
+`Reference.roundings` tells more."""
 
 SCREENING_SHARE = 0.02
 """Of the time budget, what one run of the untuned model may take for forms with fast math to be checked early."""
@@ -272,9 +267,7 @@ class _Accuracy:
         """Largest accepted difference, relative to the largest value of an output."""
         outputs = [output for output in self.reference.outputs if output.dtype.kind == "f"]
         roundings = [float(np.finfo(output.dtype).eps) for output in outputs]
-        if is_quantized(self.reference.imported.mod):
-            roundings.append(BYTE_EPS)
-        return max([TOLERANCE, *(ROUNDINGS * eps for eps in roundings)])
+        return max([TOLERANCE, self.reference.roundings, *(ROUNDINGS * eps for eps in roundings)])
 
     def permits(self, built: _Built) -> bool:
         """Whether the form may compete: False for one with fast math that is too inaccurate, which is remembered."""

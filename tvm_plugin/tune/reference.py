@@ -18,9 +18,11 @@ import tvm_ffi
 from numpy.typing import NDArray
 
 from ..frontends import ImportedModel
+from ..frontends.verify import compare
 from ..runtime import Model, Models
 from ..transform.apply_tuned import untuned_executable
 from ..transform.constants import array_of
+from ..transform.fake_quantization import is_quantized
 from ..transform.functions import constant_bytes, constants
 from .workdir import WorkDirectory
 
@@ -38,6 +40,13 @@ TIMING_S = 1.5
 
 COMPILE_RATIO = 1.25
 """A tuned model's code is larger than the untuned one's: compiling it takes so many times as long, roughly."""
+
+STEPS = 8
+"""Of 256: what outputs of a quantised model may be off in any case. ONNX Runtime's own outputs differ by two for
+MobileNet-v2, where it computes operator by operator, by nine for BERT-base..."""
+
+MOST_APART = 0.25
+"""... but by no more than this: an error of the import would be larger."""
 
 WEIGHTS_BYTES_PER_S = 1e8
 """How fast weights are folded, packed and copied, all in all: each step touches fresh memory."""
@@ -119,6 +128,25 @@ class Reference:
                 outputs, _ = self.first_run
             self.work.save_reference(self.key, outputs)
         return outputs
+
+    @cached_property
+    def roundings(self) -> float:
+        """How far the outputs of a quantised model may be off, relative to the largest: 0 for other models.
+
+        A value between two steps of a scale is rounded to one or the other, by whatever order its terms are added in,
+        and the next layers make more of it. Where the source framework computes the model in two ways, twice what
+        those are apart is permitted.
+        """
+        if not is_quantized(self.imported.mod):
+            return 0.0
+        known = self.work.database.get_json(f"roundings:{self.key}")
+        if known is None:
+            apart = 0.0
+            if self.imported.unfused is not None:
+                _, apart = compare(self.imported.unfused(*self.inputs), self.outputs)
+            known = {"apart": apart}
+            self.work.database.put_json(f"roundings:{self.key}", known)
+        return min(MOST_APART, max(STEPS / 2**8, 2.0 * float(known["apart"])))
 
     def prepare(self) -> float | None:
         """Compile and run the untuned model now, as a measure of the machine.
