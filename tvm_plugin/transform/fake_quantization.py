@@ -82,18 +82,20 @@ class _Builder(PyExprMutator):
     def _value(self, arg: Any) -> Any:
         return self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg
 
-    def _rounded(self, real: Any, zero: Any, dtype: str) -> Any:
+    def _rounded(self, real: Any, zero: Array, dtype: str) -> Any:
         """round(real) + zero, within the range of `dtype`; ties to even."""
-        limits = np.iinfo(dtype)
-        whole = self.builder_.emit(op.round(real))
-        if not isinstance(zero, ir.GenericConst) or array_of(zero).any():
-            whole = self.builder_.emit(op.add(whole, zero))
-        return op.astype(self.builder_.emit(op.clip(whole, float(limits.min), float(limits.max))), dtype)
+        limits, emit = np.iinfo(dtype), self.builder_.emit
+        whole = emit(op.round(real))
+        if not zero.any():
+            return op.astype(emit(op.clip(whole, float(limits.min), float(limits.max))), dtype)
+        steps = emit(op.astype(emit(op.clip(whole, -_MOST_STEPS, _MOST_STEPS)), "int32"))
+        steps = emit(op.add(steps, _constant(zero, "int32", real)))
+        return op.astype(emit(op.clip(steps, int(limits.min), int(limits.max))), dtype)
 
     def _centered(self, stored: Any, zero: Array) -> Any:
         """stored - zero, in int32."""
         wide = self.builder_.emit(op.astype(stored, "int32"))
-        return self.builder_.emit(op.subtract(wide, constant_of(zero.astype(np.int32)))) if zero.any() else wide
+        return self.builder_.emit(op.subtract(wide, _constant(zero, "int32", stored))) if zero.any() else wide
 
 
 def _unsigned(function: relax.Function) -> relax.Function:
@@ -188,7 +190,7 @@ class _Integers(_Builder):
         return self._scaled(self.builder_.emit(sums), (scale.reshape(()) * weight_scale).reshape(shape))
 
     def _scaled(self, sums: Any, scale: Array) -> Any:
-        return op.multiply(self.builder_.emit(op.astype(sums, "float32")), constant_of(scale.astype(np.float32)))
+        return op.multiply(self.builder_.emit(op.astype(sums, "float32")), _constant(scale, "float32", sums))
 
     def _weight(self, call: relax.Call) -> tuple[Array, Array, list[int]] | None:
         """Centred integers, their scales, and the shape in which those broadcast against the product."""
@@ -254,7 +256,7 @@ class _Integers(_Builder):
                 quantized = [self.builder_.emit(self._quantized(part, scale, zero, dtype)) for part in parts.fields]
                 return op.concat(quantized, axis=value.attrs.axis)
         steps = self.builder_.emit(self._divided(real, scale.reshape(())))
-        return self._rounded(steps, relax.const(float(zero.reshape(())), "float32"), dtype)
+        return self._rounded(steps, zero.reshape(()), dtype)
 
     def _stored(self, real: Any, scale: Array, zero: Array, dtype: str) -> Any:
         """The integers that `real` was dequantised from, moved as it was; None where they are others."""
@@ -293,7 +295,7 @@ class _Integers(_Builder):
             return choose(self.builder_.emit(self._divided(value.args[0], scale)), limit)
         if operator(value) == "relax.nn.relu":
             return op.nn.relu(self.builder_.emit(self._divided(value.args[0], scale)))
-        return op.divide(real, relax.const(float(scale), "float32"))
+        return op.divide(real, _constant(scale, "float32", real))
 
 
 @mutator
@@ -309,9 +311,22 @@ class _Arithmetic(_Builder):
         scale, zero = (known.reshape(_along(axis, known, call)) for known in parameters)
         if operator(call) == DEQUANTIZE:
             whole = self.builder_.emit(op.astype(self._centered(call.args[0], zero), "float32"))
-            return op.multiply(whole, constant_of(scale))
-        steps = self.builder_.emit(op.divide(call.args[0], constant_of(scale)))
-        return self._rounded(steps, constant_of(zero.astype(np.float32)), str(call.ty.dtype))
+            return op.multiply(whole, _constant(scale, "float32", whole))
+        steps = self.builder_.emit(op.divide(call.args[0], _constant(scale, "float32", call)))
+        return self._rounded(steps, zero, str(call.ty.dtype))
+
+
+_MOST_STEPS = 4e6
+"""More than any limit and zero point together, and few enough to be rounded in vectors (search/space/rounding.py)."""
+
+
+def _constant(value: Array, dtype: str, beside: Any) -> ir.GenericConst:
+    """A constant operand. One number has as many axes as what it stands beside.
+
+    A scalar would be written into the kernel, and layers that differ in their scales alone be different kernels.
+    """
+    array = np.asarray(value, dtype)
+    return constant_of(array.reshape([1] * beside.ty.ndim) if array.ndim == 0 else array)
 
 
 _STORED = ("int8", "uint8", "int16", "uint16", "int32")
