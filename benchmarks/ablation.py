@@ -1,12 +1,13 @@
 """Every technique of the schedule search, switched off or replaced by another, one at a time.
 
     python -m benchmarks.ablation --json ablation.json             # no machine: toy spaces, and benchmarks/data
-    python -m benchmarks.ablation --parts one,several --measure    # on this machine
+    python -m benchmarks.ablation --parts one,several,first,give-up --measure    # on this machine
 
 Each row is a mean over kernels; `kernel` tells which ones. On the machine, all variants search the same kernels (one
 thread, float32) with the same seeds, and a candidate is measured once, whoever asks for it. `after_16`, `after_32`,
 `after_64` are best latency / the best that any variant found, geometric mean over kernels and seeds; `to_95` is the
 mean number of trials until a candidate within 5 % of that best (one more than there are trials where none was found).
+`first` and `give-up` are benchmarks/ablation_machine.py's.
 docs/ablation.md says what was made of it.
 """
 
@@ -22,12 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.ablation_machine import first_batches, give_up
 from benchmarks.ablation_replay import scores_on_tables, strategies_on_toys
 from benchmarks.measured import load
 from benchmarks.output import table, write
 from benchmarks.replay import RememberingMeasurer
 from benchmarks.suites import suite
 from eqtune import cost_model
+from eqtune.errors import InputError
 from eqtune.machine import describe_machine, detect_target
 from eqtune.records import Context, RecordDatabase
 from eqtune.records.workload import serialize_workload
@@ -57,6 +60,9 @@ KERNELS = (
 
 SEQUENCE = tuple(case.name for case in suite("conv") if case.flops < 2.1e8)
 """Cases that are searched in one run, for transfer and allocation."""
+
+FIRST = tuple(case.name for case in suite("all") if case.compute_bound and case.flops < 2.1e8)
+"""Cases whose first batches are compared."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", default="replay.json.gz", help="measurements that are replayed")
     parser.add_argument("--measure", action="store_true", help="measure what the table lacks, and add it")
-    parser.add_argument("--parts", default="toys,tables", help="of toys, tables, one, several")
+    parser.add_argument("--parts", default="toys,tables", help="of toys, tables, one, several, first, give-up")
     parser.add_argument("--only", default="", help="only variants whose names contain one of these, comma-separated")
     parser.add_argument("--stride", type=int, default=3, help="every so many kernels of the tables")
     parser.add_argument("--seeds", type=int, default=3)
@@ -206,7 +212,7 @@ def main() -> None:
         rows += _over("toy spaces", strategies_on_toys(args.seeds))
     if "tables" in args.parts:
         rows += _over("measured tables", scores_on_tables(load(Path("benchmarks/data")), 1, args.stride))
-    if "one" in args.parts or "several" in args.parts:
+    if set(args.parts.split(",")) & {"one", "several", "first", "give-up"}:
         rows += _on_the_machine(args)
     write(rows, args.json)
     for columns in dict.fromkeys(tuple(row) for row in rows):
@@ -228,6 +234,14 @@ def _on_the_machine(args: argparse.Namespace) -> list[dict[str, Any]]:
         if "several" in args.parts:
             bench = Bench(open_cases(SEQUENCE, measurer.hardware), measurer)
             rows += _over("several", together(bench, list(bench.kernels), args.seeds, args.trials, args.only))
+        if "first" in args.parts:
+            known = load(Path("benchmarks/data"))
+            rows += _over("first", first_batches(open_cases(FIRST, measurer.hardware), measurer, known, args.seeds))
+        if "give-up" in args.parts:
+            if not args.measure:
+                raise InputError("the part give-up takes times of its own; add --measure")
+            opened = open_cases(KERNELS, measurer.hardware)
+            rows += _over("give-up", give_up(opened, target, measurer.hardware, args.trials, 0))
         print(f"{len(measurer.asked)} candidates asked for, {measurer.unknown} of them not in the table")
     return rows
 
