@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.ablation_replay import trained
 from benchmarks.measured import MeasuredKernel, candidates
 from benchmarks.replay import RememberingMeasurer
 from eqtune.cost_model import BlendedScore
-from eqtune.cost_model.xgboost_model import XGBoostConfig, XGBoostModel
 from eqtune.measure import LocalMeasurer
 from eqtune.search import strategies
 from eqtune.search.space import Hardware, Space
@@ -33,7 +33,8 @@ def first_batches(
 
     The prior is trained on `known`, but for these very kernels; beside the estimate it has half of the weight.
     """
-    prior = _prior(known, {task.workload_hash for task, _ in kernels.values()})
+    these = {task.workload_hash for task, _ in kernels.values()}
+    prior = trained([kernel for kernel in known if kernel.workload_hash not in these])
     scores = {
         "estimate": lambda space: BlendedScore(space, None, 0),
         "estimate and prior": lambda space: BlendedScore(space, prior, 1, half_life=1.0),
@@ -90,14 +91,3 @@ def give_up(kernels: Kernels, target: Any, hardware: Hardware, count: int, seed:
             }
         )
     return rows
-
-
-def _prior(known: Sequence[MeasuredKernel], without: set[str]) -> XGBoostModel:
-    kernels = [kernel for kernel in known if kernel.workload_hash not in without]
-    trees = XGBoostModel(config=XGBoostConfig(rounds=150))
-    trees.fit(
-        np.concatenate([kernel.features for kernel in kernels]),
-        np.concatenate([kernel.latencies_s for kernel in kernels]),
-        np.repeat(np.arange(len(kernels)), [len(kernel.points) for kernel in kernels]),
-    )
-    return trees

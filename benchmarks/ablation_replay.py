@@ -23,7 +23,7 @@ from eqtune.search.strategies.batch import BatchConfig
 from eqtune.search.strategies.evolution import Breeding
 from eqtune.search.strategies.simulate import simulate
 
-__all__ = ["scores_on_tables", "strategies_on_toys"]
+__all__ = ["scores_on_tables", "strategies_on_toys", "trained"]
 
 
 _BY_SCORE = AnnealedEvolution(descent=Descent(share=0.0), batch=BatchConfig(epsilon=0.0))
@@ -101,12 +101,16 @@ def scores_on_tables(
 def _prior_without(model: str, kernels: Sequence[MeasuredKernel]) -> XGBoostModel:
     """Trees over the kernels of the other models."""
     known = {kernel.workload_hash for kernel in kernels if kernel.model == model}
-    others = [k for k in kernels if k.model != model and k.workload_hash not in known]
+    return trained([k for k in kernels if k.model != model and k.workload_hash not in known])
+
+
+def trained(kernels: Sequence[MeasuredKernel]) -> XGBoostModel:
+    """A prior: trees over measured kernels."""
     trees = XGBoostModel(config=XGBoostConfig(rounds=150))
     trees.fit(
-        np.concatenate([kernel.features for kernel in others]),
-        np.concatenate([kernel.latencies_s for kernel in others]),
-        np.repeat(np.arange(len(others)), [len(kernel.points) for kernel in others]),
+        np.concatenate([kernel.features for kernel in kernels]),
+        np.concatenate([kernel.latencies_s for kernel in kernels]),
+        np.repeat(np.arange(len(kernels)), [len(kernel.points) for kernel in kernels]),
     )
     return trees
 

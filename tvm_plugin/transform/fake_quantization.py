@@ -13,6 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import Array, array_of, constant_of, is_static_tensor
 from .functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings, use_counts
+from .narrow_products import integer_product, padding_of
 from .simplify_shapes import permutation_of
 
 __all__ = ["FakeQuantizationToInteger", "is_quantized"]
@@ -171,22 +172,7 @@ class _Integers(_Builder):
         if _largest_sum(call, integers) * largest > _LARGEST:
             return None
         centered, kernel = self._centered(stored, zero.reshape(())), constant_of(integers.astype(np.int32))
-        if operator(call) == "relax.matmul":
-            sums = op.matmul(centered, kernel, out_dtype="int32")
-        else:
-            attrs = call.attrs
-            sums = op.nn.conv2d(
-                centered,
-                kernel,
-                strides=list(attrs.strides),
-                padding=list(attrs.padding),
-                dilation=list(attrs.dilation),
-                groups=int(attrs.groups),
-                data_layout=str(attrs.data_layout),
-                kernel_layout=str(attrs.kernel_layout),
-                out_layout=str(attrs.out_layout),
-                out_dtype="int32",
-            )
+        sums = integer_product(call, centered, kernel, padding_of(call))
         return self._scaled(self.builder_.emit(sums), (scale.reshape(()) * weight_scale).reshape(shape))
 
     def _scaled(self, sums: Any, scale: Array) -> Any:

@@ -16,7 +16,7 @@ from .constants import Array, array_of, constant_of, is_static_tensor
 from .functions import extents, map_functions, operator
 from .simplify_shapes import permutation_of
 
-__all__ = ["NarrowProducts", "has_byte_products"]
+__all__ = ["NarrowProducts", "has_byte_products", "integer_product", "padding_of"]
 
 _PRODUCTS = ("relax.matmul", "relax.nn.conv2d")
 
@@ -67,7 +67,7 @@ class _Narrower(PyExprMutator):
             return call if narrowed is None else narrowed
         other = self._bytes(call.args[1])
         if other is not None and all(isinstance(zero, int) and zero == 0 for _, zero in (data, other)):
-            return self._product(call, data[0], other[0], _padding(call))
+            return integer_product(call, data[0], other[0], padding_of(call))
         return call
 
     def _by_constant(self, call: relax.Call, data: Any, zero: Any, weight: Array, order: list[int] | None) -> Any:
@@ -82,7 +82,7 @@ class _Narrower(PyExprMutator):
         if str(data.ty.dtype) == "int8" and groups == 1 and reused and known:
             wide = self.builder_.emit(op.add(self.builder_.emit(op.astype(data, "int32")), relax.const(128, "int32")))
             data, zero = self.builder_.emit(op.astype(wide, "uint8")), zero + 128
-        padding = _padding(call)
+        padding = padding_of(call)
         if not (known and zero == 0) and any(padding):
             limits = np.iinfo(str(data.ty.dtype))
             if not known or not limits.min <= zero <= limits.max:
@@ -91,11 +91,11 @@ class _Narrower(PyExprMutator):
         narrow: Any = constant_of((weight - offset).astype(np.int8))
         if order is not None:
             narrow, weight = self.builder_.emit(op.permute_dims(narrow, order)), weight.transpose(order)
-        result = self._product(call, data, narrow, padding)
+        result = integer_product(call, data, narrow, padding)
         if offset:
             ones = constant_of(np.ones(_one_output(call, weight.shape), np.int8))
             sums = op.multiply(
-                self.builder_.emit(self._product(call, data, ones, padding)), relax.const(offset, "int32")
+                self.builder_.emit(integer_product(call, data, ones, padding)), relax.const(offset, "int32")
             )
             result = op.add(self.builder_.emit(result), self.builder_.emit(sums))
         if not known:
@@ -105,23 +105,6 @@ class _Narrower(PyExprMutator):
             correction = constant_of((zero * _sums(call, weight)).astype(np.int32))
             result = op.subtract(self.builder_.emit(result), correction)
         return result
-
-    def _product(self, call: relax.Call, data: Any, weight: Any, padding: list[int]) -> Any:
-        if operator(call) == "relax.matmul":
-            return op.matmul(data, weight, out_dtype="int32")
-        attrs = call.attrs
-        return op.nn.conv2d(
-            data,
-            weight,
-            strides=list(attrs.strides),
-            padding=padding,
-            dilation=list(attrs.dilation),
-            groups=_groups(call),
-            data_layout=str(attrs.data_layout),
-            kernel_layout=str(attrs.kernel_layout),
-            out_layout=str(attrs.out_layout),
-            out_dtype="int32",
-        )
 
     def _padded(self, call: relax.Call, data: Any, zero: int) -> Any:
         """The data with its padding written out."""
@@ -161,7 +144,27 @@ class _Narrower(PyExprMutator):
         return self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg
 
 
-def _padding(call: relax.Call) -> list[int]:
+def integer_product(call: relax.Call, data: Any, weight: Any, padding: list[int]) -> Any:
+    """The matrix product or convolution `call` of other operands, summed in int32."""
+    if operator(call) == "relax.matmul":
+        return op.matmul(data, weight, out_dtype="int32")
+    attrs = call.attrs
+    return op.nn.conv2d(
+        data,
+        weight,
+        strides=list(attrs.strides),
+        padding=padding,
+        dilation=list(attrs.dilation),
+        groups=int(attrs.groups),
+        data_layout=str(attrs.data_layout),
+        kernel_layout=str(attrs.kernel_layout),
+        out_layout=str(attrs.out_layout),
+        out_dtype="int32",
+    )
+
+
+def padding_of(call: relax.Call) -> list[int]:
+    """A convolution's padding; nothing for a matrix product."""
     return [int(width) for width in call.attrs.padding] if operator(call) == "relax.nn.conv2d" else []
 
 
