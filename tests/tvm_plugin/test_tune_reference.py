@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import tvm
 from tvm import relax
 
 import eqtune
+from eqtune.frontends.imported import imported_model
 from eqtune.machine import detect_target
 from eqtune.measure import peaks
 from eqtune.report.table import closing_lines
-from eqtune.runtime import ModelRunner
+from eqtune.runtime import LocalModels, ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable
 from eqtune.tune import reference, session
+from eqtune.tune.workdir import WorkDirectory
 
 from .small_models import module, weight
 
@@ -60,6 +63,29 @@ def test_plain_schedules_compute_what_stock_tvm_does(name: str) -> None:
     (expected,) = ModelRunner(untuned_executable(mod, target), threads=2)(x)
     (actual,) = ModelRunner(untuned_executable(mod, target, plain=True), threads=2)(x)
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def rounded(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    scale, zero = relax.const(0.1, "float32"), relax.const(0, "int8")
+    return relax.op.dequantize(bb.emit(relax.op.quantize(x, scale, zero)), scale, zero)
+
+
+@pytest.mark.parametrize(
+    ("body", "apart", "permitted"),
+    [(rounded, 0.0, 8 / 256), (rounded, 0.05, 0.1), (rounded, 1.0, 0.25), (product, 0.05, 0.0)],
+)
+def test_what_roundings_make_of_a_quantised_model_is_measured(
+    body: Body, apart: float, permitted: float, tmp_path: Path
+) -> None:
+    """Where the source computes it in two ways; other models have nothing to round."""
+    ones = np.ones((33, 64), np.float32)
+    imported = imported_model(
+        module((33, 64), body), "quantised", "onnx", lambda x: [ones], lambda x: [ones - np.float32(apart)]
+    )
+    target = detect_target(1)
+    with contextlib.closing(WorkDirectory(tmp_path)) as work:
+        told = [reference.Reference(imported, target, work, 0, "here", LocalModels(1)).roundings for _ in range(2)]
+    assert told == pytest.approx([permitted, permitted], rel=1e-4)
 
 
 def test_a_model_that_takes_long_untuned_is_compared_all_the_same(
