@@ -124,6 +124,18 @@ def test_two_inputs_are_multiplied_as_bytes() -> None:
     assert products(NarrowProducts()(builder.get())) == [["int8", "uint8"]]
 
 
+def test_a_bias_and_the_correction_of_a_zero_point_are_one_addition() -> None:
+    def with_bias(data: Any, weight: Any) -> Any:
+        return op.add(conv(padding=1)(data, weight), relax.const(RNG.integers(-999, 999, (1, 20, 1, 1), "int32")))
+
+    before = layer((1, 6, 9, 9), "uint8", 5, drawn(20, 6, 3, 3), with_bias)
+    after = NarrowProducts()(before)
+    assert "R.subtract" not in after.script()
+    assert after.script().count("R.add") == 1
+    data = RNG.integers(0, 255, (1, 6, 9, 9), "uint8", endpoint=True)
+    np.testing.assert_array_equal(outputs(after, data), ModelRunner(untuned_executable(before, TARGET))(data)[0])
+
+
 def test_a_zero_point_may_be_computed() -> None:
     """As dynamic quantisation does."""
     builder = relax.BlockBuilder()

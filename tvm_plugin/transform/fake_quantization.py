@@ -315,7 +315,8 @@ def _constant(value: Array, dtype: str, beside: Any) -> ir.GenericConst:
     return constant_of(array.reshape([1] * beside.ty.ndim) if array.ndim == 0 else array)
 
 
-_STORED = ("int8", "uint8", "int16", "uint16", "int32")
+_STORED = {QUANTIZE: ("int8", "uint8", "int16", "uint16"), DEQUANTIZE: ("int8", "uint8", "int16", "uint16", "int32")}
+"""Of integers; what is rounded to 32 bits is left to TVM."""
 
 _LARGEST = 2**30 - 1
 """What a sum, and a bias, must not exceed, so that they fit 32 bits together."""
@@ -330,7 +331,7 @@ def _parameters(value: Any) -> tuple[Array, Array] | None:
         return None
     dtypes = [str(data.ty.dtype), str(value.ty.dtype)]
     real, stored = dtypes if operator(value) == QUANTIZE else reversed(dtypes)
-    if real != "float32" or stored not in _STORED or not is_static_tensor(value.ty):
+    if real != "float32" or stored not in _STORED[operator(value)] or not is_static_tensor(value.ty):
         return None
     scales = array_of(scale)
     usable = scales.dtype == np.float32 and scales.ndim <= 1 and (scales > 0).all()

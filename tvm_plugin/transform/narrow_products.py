@@ -54,6 +54,8 @@ class NarrowProducts:
 class _Narrower(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
+        if operator(call) == "relax.add":
+            return self._one_addition(call)
         if operator(call) not in _PRODUCTS or not is_static_tensor(call.ty) or str(call.ty.dtype) != "int32":
             return call
         if any(not is_static_tensor(arg.ty) or arg.ty.ndim < 2 or 0 in extents(arg.ty) for arg in call.args):
@@ -69,6 +71,19 @@ class _Narrower(PyExprMutator):
         if other is not None and all(isinstance(zero, int) and zero == 0 for _, zero in (data, other)):
             return integer_product(call, data[0], other[0], padding_of(call))
         return call
+
+    def _one_addition(self, call: relax.Call) -> Any:
+        """sums - correction + bias, both constants of each channel: one constant."""
+        difference, bias = self._value(call.args[0]), call.args[1]
+        if operator(difference) != "relax.subtract" or str(call.ty.dtype) != "int32":
+            return call
+        sums, correction = difference.args
+        if not all(isinstance(known, ir.GenericConst) for known in (correction, bias)):
+            return call
+        together = array_of(bias).astype(np.int64) - array_of(correction)
+        if np.abs(together).max(initial=0) >= 2**31:
+            return call
+        return op.add(sums, constant_of(together.astype(np.int32)))
 
     def _by_constant(self, call: relax.Call, data: Any, zero: Any, weight: Array, order: list[int] | None) -> Any:
         """The product by constant weights; None where they do not fit 8 bits."""
