@@ -30,7 +30,6 @@ from benchmarks.output import table, write
 from benchmarks.replay import RememberingMeasurer
 from benchmarks.suites import suite
 from eqtune import cost_model
-from eqtune.errors import InputError
 from eqtune.machine import describe_machine, detect_target
 from eqtune.records import Context, RecordDatabase
 from eqtune.records.workload import serialize_workload
@@ -207,12 +206,15 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64, help="a kernel")
     parser.add_argument("--json", metavar="FILE", help="write rows here")
     args = parser.parse_args()
+    parts = set(args.parts.split(","))
+    if "give-up" in parts and not args.measure:
+        parser.error("the part give-up takes times of its own; add --measure")
     rows: list[dict[str, Any]] = []
     if "toys" in args.parts:
         rows += _over("toy spaces", strategies_on_toys(args.seeds))
     if "tables" in args.parts:
         rows += _over("measured tables", scores_on_tables(load(Path("benchmarks/data")), 1, args.stride))
-    if set(args.parts.split(",")) & {"one", "several", "first", "give-up"}:
+    if parts & {"one", "several", "first", "give-up"}:
         rows += _on_the_machine(args)
     write(rows, args.json)
     for columns in dict.fromkeys(tuple(row) for row in rows):
@@ -238,8 +240,6 @@ def _on_the_machine(args: argparse.Namespace) -> list[dict[str, Any]]:
             known = load(Path("benchmarks/data"))
             rows += _over("first", first_batches(open_cases(FIRST, measurer.hardware), measurer, known, args.seeds))
         if "give-up" in args.parts:
-            if not args.measure:
-                raise InputError("the part give-up takes times of its own; add --measure")
             opened = open_cases(KERNELS, measurer.hardware)
             rows += _over("give-up", give_up(opened, target, measurer.hardware, args.trials, 0))
         print(f"{len(measurer.asked)} candidates asked for, {measurer.unknown} of them not in the table")

@@ -68,7 +68,7 @@ def _gemm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conver
     a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = _padded(inputs, 9)
     channel = 0 if attrs.get("transB") else 1
     left, right = _real(bb, a, a_scale, a_zero), _real(bb, b, b_scale, b_zero, axis=channel)
-    result = bb.emit(convert("Gemm", [left, right, None], {k: v for k, v in attrs.items() if k != "beta"}))
+    result = bb.emit(convert("Gemm", [left, right, None], attrs))
     if bias is not None:
         scale = _product(bb, a_scale, b_scale, float(attrs.get("alpha", 1.0)))
         real = bb.emit(op.dequantize(bias, scale, relax.const(0, "int32"), axis=-1, out_dtype="float32"))
