@@ -64,10 +64,12 @@ KINDS = ("llvm", "cuda")
 """Kinds of targets that there are search spaces for."""
 
 
-def resolve_target(target: Any) -> Any:
+def resolve_target(target: Any, threads: int | None = None) -> Any:
     """A `tvm.target.Target` from what users write: a target, a dict, or a tag of TVM's or of `DEVICES`.
 
-    "cuda" means the GPU of this machine.
+    "cuda" means the GPU of this machine, "llvm" its CPU, with everything that it can do and `threads` cores (all unless
+    given); for code that runs on any processor of a kind, name the least of them, `{"kind": "llvm", "mcpu":
+    "x86-64-v3"}`.
 
     Raises
     ------
@@ -76,10 +78,14 @@ def resolve_target(target: Any) -> Any:
     """
     import tvm
 
+    from .machine import detect_target
+
     if isinstance(target, tvm.target.Target):
         return _checked(target)
     if isinstance(target, str):
         tag = ALIASES.get(target, target)
+        if tag == "llvm":
+            return detect_target(threads)
         if tag in DEVICES:
             return gpu_target(DEVICES[tag].hardware())
         if tag == "cuda":

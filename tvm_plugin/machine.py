@@ -15,6 +15,7 @@ from .gpu_machine import describe_gpu, is_gpu
 from .search.space.hardware import Hardware
 
 __all__ = [
+    "allowed_cores",
     "core_count",
     "describe_machine",
     "detect_target",
@@ -165,8 +166,13 @@ def describe_machine(
 
 def core_count() -> int:
     """Cores that this process may run on; two hardware threads of one core count once."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(allowed_cores())
     return min(allowed, psutil.cpu_count(logical=False) or allowed)
+
+
+def allowed_cores() -> set[int]:
+    """The logical cores that this process may run on: all of them where the system cannot tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def is_host(target: Any) -> bool:

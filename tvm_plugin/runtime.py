@@ -21,7 +21,10 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import relax
+from tvm.support import cc
+from tvm.target import codegen
 
+from .machine import allowed_cores
 from .measure.gauge import Gauge
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "export_library",
     "first_line",
     "flat_tensors",
+    "linker_of",
     "time_side_by_side",
 ]
 
@@ -136,7 +140,7 @@ class ModelRunner:
 
     def __init__(self, executable: Any, device: Any = None, threads: int | None = None) -> None:
         self._device = tvm.cpu() if device is None else device
-        self._pool = _thread_with_pool(threads or len(os.sched_getaffinity(0)))
+        self._pool = _thread_with_pool(threads or len(allowed_cores()))
         self._main = self._pool.submit(lambda: relax.VirtualMachine(executable, self._device)["main"]).result()
 
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
@@ -205,10 +209,11 @@ def time_side_by_side(
 @functools.cache
 def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
     def configure() -> None:
-        cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-        names = [cores[index % len(cores)] for index in range(threads)]
+        cores = sorted(allowed_cores())
+        names = [str(cores[index % len(cores)]) for index in range(threads)]
         # Its own core, for good: the pool's other threads are bound to the others (measure/affinity.py).
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        if hasattr(os, "sched_setaffinity"):  # Linux
+            os.sched_setaffinity(0, {cores[0]})
         tvm.get_global_func("runtime.config_threadpool")(AFFINITY_BIG_CORES, threads, names)
 
     return ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
@@ -221,10 +226,18 @@ def flat_tensors(value: Any) -> list[Any]:
     return [tensor for part in value for tensor in flat_tensors(part)]
 
 
-def export_library(executable: Any, path: Path) -> None:
-    """Write an executable as a library. Raises what TVM and its linker raise."""
+def export_library(executable: Any, path: Path, compiler: str | None = None) -> None:
+    """Write an executable as a library, linked by a C++ compiler. Raises what TVM and its linker raise."""
+    link = None if compiler is None or path.suffix != ".so" else cc.cross_compiler(compiler)
     with _quiet_native_stderr():
-        executable.export_library(str(path))
+        executable.export_library(str(path), fcompile=link)
+
+
+def linker_of(target: Any) -> str | None:
+    """The C++ compiler that links for a target's machine; None where that is this one's own."""
+    triple = str(target.attrs.get("mtriple", "")) if str(target.kind.name) == "llvm" else ""
+    here = str(codegen.llvm_get_system_triple()).partition("-")[0]
+    return f"{triple}-g++" if triple and triple.partition("-")[0] != here else None
 
 
 def first_line(error: Exception) -> str:

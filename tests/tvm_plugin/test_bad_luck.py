@@ -21,6 +21,7 @@ import eqtune
 from eqtune.measure import LocalMeasurer
 from eqtune.measure.base import Measurement
 from eqtune.report.curves import convergence
+from eqtune.runtime import linker_of
 from eqtune.tune.workdir import WorkDirectory
 
 
@@ -51,6 +52,8 @@ def eqtune_command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess
         (("--export", "file/model.so"), "file/model.so cannot be written"),
         (("--shape", "x=1,2"), "'zoo:nasrnn' has weights and shapes"),
         (("--budget", "nan"), "more than 0"),
+        (("--budget", "inf"), "more than 0"),
+        (("--export", "m.so", "--measure", "compile-only"), "leave out --export"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: tuple[object, ...], message: str) -> None:
@@ -146,6 +149,24 @@ def test_a_library_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
         result.export(tmp_path / "file" / "model.so")
     with pytest.raises(eqtune.SetupError, match="cannot be written"):
         result.report(tmp_path / "file" / "report.html")
+
+
+def test_a_library_that_cannot_be_linked_leaves_the_older_one(tmp_path: Path) -> None:
+    result = eqtune.tune_model(model(identity=True), work_dir=tmp_path / "work", trials=4, progress=False)
+    path = tmp_path / "model.so"
+    path.write_text("an older library")
+    with pytest.raises(eqtune.SetupError, match="could not be linked"):
+        result.export(path, compiler="false")
+    assert path.read_text() == "an older library"
+    assert [file.name for file in tmp_path.glob("*model*")] == ["model.so"]
+    result.export(path)
+    assert path.stat().st_size > 1000
+
+
+def test_a_cross_compiler_links_for_another_machine() -> None:
+    there = tvm.target.Target({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
+    assert linker_of(there) == "riscv64-linux-gnu-g++"
+    assert linker_of(eqtune.machine.detect_target()) is None
 
 
 def test_a_model_that_was_kept_untuned_has_no_curve() -> None:

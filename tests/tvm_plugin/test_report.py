@@ -140,6 +140,16 @@ def test_a_summary_survives_json(summary):
     assert fields["speedup"] == pytest.approx(0.41 / 0.09)
 
 
+def test_what_never_ran_survives_json(summary):
+    """After `--measure compile-only`, or where an untuned kernel failed, there is no time to write."""
+    never = replace(summary.kernels[1], baseline_s=math.inf, tuned_s=math.inf, curve=((1, math.inf),))
+    summary = replace(summary, kernels=(summary.kernels[0], never), curve=((0, math.inf), (3, 0.1)))
+    again = RunSummary.from_json(json.loads(json.dumps(summary.to_json(), allow_nan=False)))
+    assert again == summary
+    assert kernel_table(again)
+    assert render_html(again)
+
+
 @pytest.mark.parametrize("change", [{"kernels": 3}, {"context": None}, {"kernels": [{}]}, {"baseline_s": "fast"}])
 def test_what_is_no_summary_is_refused(summary, change):
     with pytest.raises(InputError, match="not the summary"):
@@ -163,6 +173,16 @@ def test_table_has_a_row_a_kernel_and_the_baseline(summary):
     assert "2.0e-07 relative" in closing
     assert "5, of which 1 failed (1 timeout)" in closing
     assert "took 10.0 s: search 1.00 s, build 4.00 s, run 3.00 s, model 500 ms, other 1.50 s" in closing
+
+
+def test_plain_schedules_and_trials_of_other_forms_are_told(summary):
+    summary = replace(summary, plain_baseline=True, spent_trials=12)
+    for text in (kernel_table(summary), render_html(summary)):
+        assert "7 more of" in text
+        assert "plain schedules" in text
+        assert "untuned 410" not in text
+    assert "Untuned us" not in render_html(summary)
+    assert "more of" not in kernel_table(replace(summary, spent_trials=5))
 
 
 def test_table_fits_a_terminal_and_keeps_escape_codes_out(summary):

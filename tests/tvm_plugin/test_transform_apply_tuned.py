@@ -169,6 +169,27 @@ def test_the_passes_work_in_a_sequential(model, schedules):
     )
 
 
+def test_kernels_without_a_record_are_told_of_or_estimated(model, kernels, schedules, caplog):
+    one = dict(list(schedules.items())[:1])
+    with TARGET:
+        ApplyTuned(schedules=one)(kernels)
+        assert f"{len(schedules) - 1} of {len(schedules)} kernels have no schedule" in caplog.text
+        caplog.clear()
+        estimated = ApplyTuned(schedules=one, estimate=True)(kernels)
+    assert "no schedule" not in caplog.text
+    assert all(
+        "tirx.is_scheduled" in function.attrs
+        for _, function in estimated.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    )
+    np.testing.assert_allclose(
+        ModelRunner(build_executable(estimated, TARGET))(data())[0],
+        ModelRunner(untuned_executable(model, TARGET))(data())[0],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
 def test_packing_without_a_relax_function_stays_in_the_kernel(kernels, schedules):
     task = next(task for task in extract_tasks(kernels) if "matmul" in task.name)
     mod = apply_schedules(tvm.IRModule({"kernel": task.mod["main"]}), schedules)

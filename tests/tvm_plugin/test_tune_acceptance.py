@@ -63,17 +63,23 @@ def measurer(monkeypatch):
     return slow
 
 
-def accepted(path: Path, measurer: SlowMeasurer, time_s: float | None, finish_s: float):
+def accepted(path: Path, measurer: SlowMeasurer, time_s: float | None, finish_s: float, look: bool = True):
     prices = SimpleNamespace(is_measured=lambda task: False)
     with RecordDatabase(path / "records.sqlite") as database:
         left = Budget(time_s=time_s, _started=0.0)
         choice = Acceptance(database, "here", measurer, left, prices, Progress(False), finish_s, 0.0, False)
-        return [result.latency_s for result in choice.of([searched(size) for size in (32, 48, 64, 80)])]
+        return [result.latency_s for result in choice.of([searched(size) for size in (32, 48, 64, 80)], look=look)]
 
 
 def test_contenders_are_timed_again_and_the_fastest_is_taken(tmp_path, measurer):
     assert accepted(tmp_path, measurer, None, 0.0) == [0.5e-3] * 4
     assert measurer.looked == 4
+
+
+def test_after_an_interrupt_nothing_is_timed_again_and_nothing_settled(tmp_path, measurer):
+    assert accepted(tmp_path, measurer, None, 0.0, look=False) == [1e-3] * 4
+    assert measurer.looked == 0
+    assert accepted(tmp_path, measurer, None, 0.0) == [0.5e-3] * 4
 
 
 def test_what_slow_looks_take_is_not_taken_from_what_follows(tmp_path, measurer):

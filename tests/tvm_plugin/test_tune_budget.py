@@ -30,7 +30,14 @@ def test_a_round_that_would_not_fit_is_not_started() -> None:
     assert not budget.allows(round_s=1.5)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [({"trials": 0}, "at least 1"), ({"time_s": -1.0}, "more than 0")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"trials": 0}, "at least 1"),
+        ({"time_s": -1.0}, "more than 0"),
+        ({"time_s": float("inf")}, "leave it out"),
+    ],
+)
 def test_an_impossible_budget_is_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Budget(**arguments)  # type: ignore[arg-type]
@@ -83,9 +90,22 @@ def test_a_file_in_the_way_of_the_work_directory_is_one_clear_error(tmp_path: Pa
         WorkDirectory(tmp_path / "file" / "work")
 
 
-def test_the_root_logger_is_left_alone(tmp_path: Path) -> None:
-    before = list(logging.getLogger().handlers), logging.getLogger().level
-    with WorkDirectory(tmp_path / "work"):
+def test_the_users_logging_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def state() -> list[object]:
+        return [(list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
+
+    loggers = logging.getLogger(), logging.getLogger("eqtune")
+    before = state()
+    with WorkDirectory(tmp_path / "work"), WorkDirectory(tmp_path / "another"):
         logging.getLogger("eqtune.tune").info("noted")
-    assert (list(logging.getLogger().handlers), logging.getLogger().level) == before
+    assert state() == before
+    assert "noted" in caplog.text  # the user's handlers get it as well
     assert "noted" in (tmp_path / "work" / "eqtune.log").read_text()
+
+
+def test_a_level_that_the_user_chose_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("eqtune"), "level", logging.DEBUG)
+    logging.getLogger("eqtune")._cache.clear()  # type: ignore[attr-defined]
+    with WorkDirectory(tmp_path / "work"):
+        logging.getLogger("eqtune").debug("in detail")
+    assert "in detail" in (tmp_path / "work" / "eqtune.log").read_text()

@@ -294,7 +294,10 @@ def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     assert asked[0] == asked[1]
 
 
-def test_ctrl_c_inside_a_callback_that_swallows_it_still_ends_the_search(tmp_path: Path) -> None:
+@pytest.mark.parametrize("swallowed", [True, False])
+def test_ctrl_c_inside_a_callback_that_makes_something_else_of_it_ends_the_search(
+    tmp_path: Path, swallowed: bool
+) -> None:
     sketches = {K0: ToySketch(1.0, 5)}
     loop = loop_over([kernel(K0, sketches[K0])], LookUp(sketches), tmp_path)
     fit = loop.model.fit
@@ -303,6 +306,8 @@ def test_ctrl_c_inside_a_callback_that_swallows_it_still_ends_the_search(tmp_pat
         fit(*arguments)
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+        if not swallowed:
+            raise RuntimeError("0 rows instead of 4")
 
     loop.model.fit = interrupted_fit  # type: ignore[method-assign]
     loop.run()

@@ -105,6 +105,40 @@ def test_a_baseline_of_quieter_times_is_timed_again(tuned: tuple[eqtune.TuneResu
     assert 1e-6 < result.latency_s <= result.baseline_latency_s
 
 
+def test_the_tuned_module_is_scheduled_and_tvm_builds_it(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    result, _ = tuned
+    kernels = [f for f in result.mod.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
+    scheduled = [f for f in kernels if "tirx.is_scheduled" in f.attrs]
+    assert len(scheduled) == sum(task.tuned for task in result.tasks) > 0
+    machine = relax.VirtualMachine(tvm.compile(result.mod, eqtune.machine.detect_target(1)), tvm.cpu())
+    x = np.random.default_rng(2).standard_normal((1, 4, 24, 24)).astype(np.float32)
+    np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(x)).numpy(), result.run(x)[0])
+
+
+def test_llvm_means_this_machine(tmp_path: Path) -> None:
+    result = tune(tmp_path / "work", target="llvm", trials=4)
+    assert result.summary.context.target == eqtune.machine.target_json(eqtune.machine.detect_target(1))
+
+
+def test_a_target_of_one_core_is_timed_on_one(tmp_path: Path) -> None:
+    result = tune(tmp_path / "work", target=eqtune.machine.detect_target(1), threads=None, trials=4)
+    assert result.summary.context.threads == 1
+
+
+def test_unverified_models_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eqtune.tune.model.compare", lambda *_: pytest.fail("compared"))
+    assert np.isnan(tune(tmp_path / "work", trials=4, verify=False).max_rel_error)
+
+
+def test_a_stricter_tolerance_of_the_graph_search_holds_for_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eqtune.tune.model.compare", lambda *_: (1e-5, 1e-5))
+    assert tune(tmp_path / "work", trials=4, graph=eqtune.GraphConfig(rules=())).max_rel_error == 1e-5
+    with pytest.raises(eqtune.MismatchError, match="1e-06 relative is allowed"):
+        tune(tmp_path / "work", trials=4, graph=eqtune.GraphConfig(rules=(), tolerance=1e-6))
+
+
 def test_the_exported_library_runs(
     tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """The command line: `eqtune tune | kernels | graph | report | watch | records | doctor`.
 
-Exit codes: 0 done, 1 failed, 2 bad arguments or input, 130 interrupted (the best so far was kept).
+Exit codes: 0 done, 1 failed, 2 bad arguments or input, 130 interrupted (all measurements are kept; during the search,
+the best so far is applied and written, too).
 """
 
 from __future__ import annotations

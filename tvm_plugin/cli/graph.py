@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .options import check_writable, write_text
+from .options import add_model_options, check_writable, model_arguments, write_text
 
 if TYPE_CHECKING:
     from ..graph_search import GraphResult
@@ -28,6 +28,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "model", nargs="?", help="a model as `eqtune tune` takes it, for example zoo:nasrnn or model.onnx"
     )
+    add_model_options(parser)
     parser.add_argument(
         "--rules", metavar="NAME,NAME", help="only these rules (default: all but those marked in --list-rules)"
     )
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         extractors=_names(args.extractors) or EXTRACTORS,
     )
-    mod = simplify(load_model(args.model).mod)
+    mod = simplify(load_model(args.model, **model_arguments(args)).mod)
     if args.measure:
         with Session(Settings(work_dir=args.work_dir, seed=args.seed, progress=False)) as session:
             result = optimize_graph(mod, config, prices=session.graph_prices(mod))

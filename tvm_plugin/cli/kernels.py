@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .options import add_search_options, check_writable, parse_target, search_arguments, write_text
+from ..report.summary import plain
+from .options import (
+    add_model_options,
+    add_search_options,
+    check_writable,
+    model_arguments,
+    parse_target,
+    search_arguments,
+    write_text,
+)
 
 __all__ = ["add_parser", "run"]
 
@@ -22,7 +32,8 @@ def add_parser(commands: Any) -> None:
         description="Tune TensorIR kernels, or the fused kernels of a model one by one, without a model around them.",
     )
     parser.add_argument("source", help="a .json IRModule of PrimFuncs, or a model as `eqtune tune` takes it")
-    parser.add_argument("--list", action="store_true", help="only list the kernels: calls, FLOPs, bytes, sketches")
+    add_model_options(parser)
+    parser.add_argument("--list", action="store_true", help="only list the kernels: FLOPs, bytes, candidates, sketches")
     parser.add_argument("--only", metavar="TEXT", help="only kernels whose name contains this")
     parser.add_argument("--output", metavar="FILE", help="write the scheduled module as .json")
     add_search_options(parser)
@@ -35,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..tune.kernels import tune_kernels
 
-    kernels = _kernels(args.source, args.target, args.threads)
+    kernels = _kernels(args)
     if args.only:
         kernels = {name: kernel for name, kernel in kernels.items() if args.only in name}
         if not kernels:
@@ -52,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             "kernel": task.name,
             "baseline_us": task.baseline_latency_s * 1e6,
             "tuned_us": task.latency_s * 1e6,
-            "gflops": task.flops / task.latency_s / 1e9,
+            "gflops": task.flops / task.latency_s / 1e9 if task.latency_s else math.nan,
             "trials": task.trials,
             "sketch": "" if task.decision is None else task.decision["sketch"],
         }
@@ -61,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output:
         write_text(args.output, str(tvm.ir.save_json(result.mod)))
     if args.json:
-        json.dump(rows, sys.stdout, indent=1)
+        json.dump(plain(rows), sys.stdout, indent=1)
         print()
     else:
         for row in rows:
@@ -72,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 130 if result.interrupted else 0
 
 
-def _kernels(source: str, target: str | None, threads: int | None) -> dict[str, Any]:
+def _kernels(args: argparse.Namespace) -> dict[str, Any]:
     import tvm
     from tvm import tirx
 
@@ -82,16 +93,17 @@ def _kernels(source: str, target: str | None, threads: int | None) -> dict[str, 
     from ..tasks import lower_to_kernels
     from ..transform.simplify import simplify
 
-    mod = None
+    source, mod = args.source, None
     if source.endswith(".json") and Path(source).is_file():
         try:
             mod = tvm.ir.load_json(Path(source).read_text(encoding="utf-8"))
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             raise InputError(f"{source} is not a module saved with tvm.ir.save_json") from error
     if mod is None or any(isinstance(function, tvm.relax.Function) for function in mod.functions.values()):
-        chosen = parse_target(target)
-        chosen = detect_target(threads) if chosen is None else resolve_target(chosen)
-        mod = lower_to_kernels(simplify(load_model(source if mod is None else mod).mod, chosen), chosen)
+        chosen = parse_target(args.target)
+        chosen = detect_target(args.threads) if chosen is None else resolve_target(chosen, args.threads)
+        model = load_model(source if mod is None else mod, **model_arguments(args))
+        mod = lower_to_kernels(simplify(model.mod, chosen), chosen)
     return {v.name_hint: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
 
 

@@ -11,14 +11,40 @@ from typing import Any
 
 from ..errors import InputError
 
-__all__ = ["add_search_options", "check_writable", "parse_shapes", "parse_target", "search_arguments", "write_text"]
+__all__ = [
+    "add_model_options",
+    "add_search_options",
+    "check_writable",
+    "model_arguments",
+    "parse_shapes",
+    "parse_target",
+    "search_arguments",
+    "write_text",
+]
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say what a model leaves open."""
+    parser.add_argument(
+        "--params", metavar="FILE", help="weights by parameter name: a .npz, or a .params file of relay.save_param_dict"
+    )
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="the shape of a symbolic input"
+    )
+
+
+def model_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `tune_model` and `load_model` that these options stand for."""
+    from ..frontends.params import load_params
+
+    return {"params": load_params(args.params) if args.params else None, "shapes": parse_shapes(args.shape)}
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     """The options of `tune` and `kernels` that say how, where and how long to search."""
     where = parser.add_argument_group("where")
     where.add_argument(
-        "--target", help="a TVM target tag or JSON object (default: this machine's CPU, fully described)"
+        "--target", help="a TVM target tag or JSON object (default, and llvm: this machine's CPU, fully described)"
     )
     where.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use (default: all cores)")
     where.add_argument(
@@ -88,8 +114,12 @@ def parse_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
 def check_writable(file: str) -> None:
     """Raise InputError, before hours are spent on what goes there, if a file cannot be written."""
     path = Path(file).absolute()
-    folder = next(parent for parent in path.parents if parent.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+    try:
+        folder = next(parent for parent in path.parents if parent.exists())
+        writable = os.access(path if path.exists() else folder, os.W_OK) and folder.is_dir() and not path.is_dir()
+    except OSError:  # a folder that may not even be looked into
+        writable = False
+    if not writable:
         raise InputError(f"{file} cannot be written; name a file in a folder that you may write to")
 
 

@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any
 
-from .options import add_search_options, check_writable, parse_shapes, search_arguments
+from ..errors import InputError
+from .options import add_model_options, add_search_options, check_writable, model_arguments, search_arguments
 
 __all__ = ["add_parser", "run"]
 
@@ -23,12 +24,7 @@ def add_parser(commands: Any) -> None:
         "model",
         help="a .onnx, .pt2, .relay (Relay text) or .json (saved Relax or Relay) file, or zoo:NAME (zoo:squeezenet)",
     )
-    parser.add_argument(
-        "--params", metavar="FILE", help="weights by parameter name: a .npz, or a .params file of relay.save_param_dict"
-    )
-    parser.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="the shape of a symbolic input"
-    )
+    add_model_options(parser)
     parser.add_argument("--graph", default="saturate", help="saturate (default) or off")
     parser.add_argument(
         "--fast-math",
@@ -46,19 +42,22 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tune, print the table, write what was asked for."""
-    from ..frontends.params import load_params
     from ..report.table import kernel_table
     from ..tune import tune_model
     from ..tune.result import check_export_path
 
     if args.export:
         check_export_path(args.export)
+        if args.measure == "compile-only":
+            raise InputError(
+                "--measure compile-only builds no library that --export could write: leave out --export; in Python, "
+                "build the result's `mod` where the device is, with tvm.compile"
+            )
     for file in filter(None, (args.report, args.export)):
         check_writable(file)
     result = tune_model(
         args.model,
-        params=load_params(args.params) if args.params else None,
-        shapes=parse_shapes(args.shape),
+        **model_arguments(args),
         graph=args.graph,
         fast_math=args.fast_math,
         verify=not args.no_verify,

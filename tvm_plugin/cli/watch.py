@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -31,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     from ..records import RecordDatabase
 
     path = Path(args.work_dir) / "records.sqlite"
-    if not path.exists():
-        raise InputError(f"{args.work_dir!r} has no records.sqlite; give a work directory of `eqtune tune`")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{args.work_dir!r} has no records.sqlite to read; give a work directory of `eqtune tune`")
     while True:
         with RecordDatabase(path) as database:
             records = list(database.all())

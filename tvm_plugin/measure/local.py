@@ -117,7 +117,9 @@ class LocalMeasurer:
         cores = core_count()
         self.target = target
         self.hardware = hardware
-        self.threads = cores if threads is None else threads
+        if threads is None:
+            threads = cores if hardware is None else min(cores, hardware.threads)
+        self.threads = threads
         self.overheads = Overheads()
         self.plain_baselines = False
         workers = cores if workers is None else workers

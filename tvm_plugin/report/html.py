@@ -61,13 +61,14 @@ def _head(summary: RunSummary) -> str:
     tiles = []
     if summary.baseline_s is not None and summary.tuned_s is not None:
         tiles += [
-            _tile("Plain schedules" if summary.plain_baseline else "Untuned", duration(summary.baseline_s)),
+            _tile(summary.baseline_name.capitalize(), duration(summary.baseline_s)),
             _tile("Tuned", duration(summary.tuned_s), accent=True),
             _tile("Speedup", times(summary.speedup), accent=True),
         ]
     if summary.max_rel_error is not None:
         tiles.append(_tile("Largest difference", f"{summary.max_rel_error:.1e}", note="relative to the reference"))
-    tiles.append(_tile("Trials", str(summary.trials), note=f"{summary.failed} failed"))
+    elsewhere = f", {summary.other_trials} more of other forms" if summary.other_trials else ""
+    tiles.append(_tile("Trials", str(summary.trials), note=f"{summary.failed} failed{elsewhere}"))
     if summary.wall_s:
         tiles.append(_tile("Tuning took", duration(summary.wall_s)))
     warning = (
@@ -95,7 +96,7 @@ def _convergence(summary: RunSummary) -> str:
     title = f"Time of all kernels after each trial: from {duration(baseline_s)} to {duration(summary.curve[-1][1])}"
     return (
         "<h2>Convergence</h2><p class='note'>Time of all calls of all kernels (logarithmic) against trials. "
-        "<span class='key'></span> best so far &nbsp; <span class='key dashed'></span> untuned</p>"
+        f"<span class='key'></span> best so far &nbsp; <span class='key dashed'></span> {summary.baseline_name}</p>"
         f'<div class="card wide">{curve_svg(summary.curve, baseline_s, title)}</div>'
     )
 
@@ -105,9 +106,13 @@ def _kernels(summary: RunSummary) -> str:
         ("Kernel", "name"),
         ("Calls", "calls in one run of the model"),
         ("FLOPs", "floating-point operations of one call"),
-        ("Untuned us", "microseconds of one call as TVM compiles it without a schedule"),
+        (
+            ("Plain us", "microseconds of one call with a plain schedule: sums outside of vectors, the rest parallel")
+            if summary.plain_baseline
+            else ("Untuned us", "microseconds of one call as TVM compiles it without a schedule")
+        ),
         ("Tuned us", "microseconds of one call as tuned"),
-        ("Speedup", "untuned over tuned"),
+        ("Speedup", f"{summary.baseline_name} over tuned"),
         ("GFLOPS", "speed as tuned"),
         ("% of peak", "of this machine's measured float32 peak with these threads"),
         ("Trials", "candidates measured"),

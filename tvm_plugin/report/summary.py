@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..records import Context, Record
 from .curves import Curve, best_so_far, convergence
 
-__all__ = ["KernelRow", "RunSummary", "with_records"]
+__all__ = ["KernelRow", "RunSummary", "plain", "with_records"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,9 @@ class RunSummary:
         Wall-clock seconds by what they were spent on: "search", "build", "run", "model".
     wall_s : float
         Wall-clock seconds of the whole run.
+    spent_trials : int
+        Candidates measured for the model, also of kernels that only its other forms have, by all runs in the work
+        directory.
     errors : mapping of str to int
         Failed candidates by kind.
     curve : tuple of (int, float)
@@ -127,6 +130,7 @@ class RunSummary:
     versions: Mapping[str, str] = field(default_factory=dict)
     overheads_s: Mapping[str, float] = field(default_factory=dict)
     wall_s: float = 0.0
+    spent_trials: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
     curve: Curve = ()
     graph: Mapping[str, Any] = field(default_factory=dict)
@@ -149,8 +153,18 @@ class RunSummary:
 
     @property
     def trials(self) -> int:
-        """Candidates measured on all kernels."""
+        """Candidates measured of these kernels."""
         return sum(row.trials for row in self.kernels)
+
+    @property
+    def other_trials(self) -> int:
+        """Candidates measured of kernels that only other forms of the model have."""
+        return max(0, self.spent_trials - self.trials)
+
+    @property
+    def baseline_name(self) -> str:
+        """What `baseline_s` is of, for people."""
+        return "plain schedules" if self.plain_baseline else "untuned"
 
     @property
     def failed(self) -> int:
@@ -197,7 +211,7 @@ class RunSummary:
             kernel["gflops"] = row.gflops
             kernel["peak_fraction"] = self.peak_fraction(row)
             kernel["share"] = self.share(row)
-        return {name: _plain(value) for name, value in fields.items()}
+        return {name: plain(value) for name, value in fields.items()}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> RunSummary:
@@ -235,17 +249,17 @@ def with_records(summary: RunSummary, records: Sequence[Record]) -> RunSummary:
     )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Only what JSON has: not-a-number and infinities become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if value is None or isinstance(value, (str, int)):
         return value
-    return _plain(value.item()) if hasattr(value, "item") else str(value)
+    return plain(value.item()) if hasattr(value, "item") else str(value)
 
 
 def _summary(fields: Mapping[str, Any]) -> RunSummary:
@@ -265,6 +279,7 @@ def _summary(fields: Mapping[str, Any]) -> RunSummary:
         versions={str(k): str(v) for k, v in fields.get("versions", {}).items()},
         overheads_s={str(k): float(v) for k, v in fields.get("overheads_s", {}).items()},
         wall_s=float(fields.get("wall_s", 0.0)),
+        spent_trials=int(fields.get("spent_trials", 0)),
         errors={str(k): int(v) for k, v in fields.get("errors", {}).items()},
         curve=_curve(fields.get("curve", ())),
         graph=dict(fields.get("graph", {})),
@@ -281,8 +296,8 @@ def _kernel(fields: Mapping[str, Any]) -> KernelRow:
         calls=int(fields["calls"]),
         flops=float(fields["flops"]),
         bytes_moved=float(fields["bytes_moved"]),
-        baseline_s=_positive(fields["baseline_s"]),
-        tuned_s=_positive(fields["tuned_s"]),
+        baseline_s=_latency(fields["baseline_s"]),
+        tuned_s=_latency(fields["tuned_s"]),
         trials=int(fields["trials"]),
         failed=int(fields.get("failed", 0)),
         sketch=str(fields.get("sketch", "")),
@@ -292,14 +307,17 @@ def _kernel(fields: Mapping[str, Any]) -> KernelRow:
 
 
 def _curve(points: Any) -> Curve:
-    return tuple((int(trial), _positive(latency_s)) for trial, latency_s in points)
+    return tuple((int(trial), _latency(latency_s)) for trial, latency_s in points)
 
 
 def _optional(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _positive(value: Any) -> float:
+def _latency(value: Any) -> float:
+    """Seconds; `inf`, which JSON writes as null, for what never ran."""
+    if value is None:
+        return math.inf
     number = float(value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"a latency must be a positive number of seconds, not {value!r}")

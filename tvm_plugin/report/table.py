@@ -55,7 +55,7 @@ def closing_lines(summary: RunSummary) -> list[str]:
         )
     if summary.baseline_s is not None and summary.tuned_s is not None:
         lines.append(
-            f"{printable(summary.model)}: {'plain schedules' if summary.plain_baseline else 'untuned'} "
+            f"{printable(summary.model)}: {summary.baseline_name} "
             f"{duration(summary.baseline_s)}, tuned {duration(summary.tuned_s)}, "
             f"{times(summary.speedup)} faster on {printable(summary.context.device)}, "
             f"{summary.context.threads} thread{'s' if summary.context.threads != 1 else ''}"
@@ -68,9 +68,13 @@ def closing_lines(summary: RunSummary) -> list[str]:
         )
     if "fast math" in summary.graph:
         lines.append(f"fast math: {printable(str(summary.graph['fast math']))}")
-    if summary.trials:
+    if summary.trials or summary.other_trials:
         kinds = ", ".join(f"{number} {printable(kind)}" for kind, number in summary.errors.items())
-        lines.append(f"trials: {summary.trials}, of which {summary.failed} failed" + (f" ({kinds})" if kinds else ""))
+        lines.append(
+            f"trials: {summary.trials}, of which {summary.failed} failed"
+            + (f" ({kinds})" if kinds else "")
+            + (f"; {summary.other_trials} more of kernels of other forms" if summary.other_trials else "")
+        )
     if summary.wall_s:
         parts = [f"{printable(name)} {duration(seconds)}" for name, seconds in summary.overheads_s.items()]
         lines.append(f"took {duration(summary.wall_s)}: " + ", ".join([*parts, f"other {duration(summary.other_s)}"]))

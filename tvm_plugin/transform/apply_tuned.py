@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import ir, relax, tirx, transform
+from tvm.target import Target
 
 from eqtune.records.traces import replay
 from eqtune.records.workload import as_workload, workload_hash
 
 from ..gpu_machine import is_gpu
+from ..machine import describe_machine
 from ..search.space.lowering import ASYNC_COPIES, prepare_for_lowering
+from ..tasks import extract_tasks
 from . import side_by_side
+from .analytic_schedules import analytic_schedules
 from .fold_weights import FoldWeights
 from .huge_pages import in_huge_pages
 from .pack_weights import pack_weights
@@ -26,9 +31,13 @@ __all__ = [
     "Schedules",
     "apply_schedules",
     "build_executable",
+    "build_scheduled",
     "schedule_kernels",
+    "scheduled",
     "untuned_executable",
 ]
+
+LOGGER = logging.getLogger("eqtune")
 
 Schedules = Mapping[str, str | Callable[[ir.IRModule], Any]]
 """Workload hash to a schedule: a trace as text, or a function from the workload to a `tvm.s_tir.Schedule`."""
@@ -45,7 +54,9 @@ _GRAPH_CONFIG = {"relax.backend.use_cuda_graph": True}
 class ApplyTuned:
     """Schedule the kernels of a lowered module, and pack weights ahead of time.
 
-    Use it after `LowerToKernels`. A kernel without a schedule is left to TVM's default.
+    Use it after `LowerToKernels`. A kernel without a schedule is left to TVM's default, one thread and no vectors,
+    which is logged as a warning; or, with `estimate`, it gets the one that the analytic model likes best. `tune_model`
+    tunes the form of a model that is fastest, mostly with channels last (`ChannelsLast`): records fit its kernels.
 
     Parameters
     ----------
@@ -55,6 +66,8 @@ class ApplyTuned:
         Where the records must come from. Without it: from this machine, the current target and this version of TVM.
     schedules : mapping, optional
         Schedules by workload hash; they come before the records.
+    estimate : bool
+        Schedule kernels without a record by the analytic model, unmeasured; needs a current target.
     """
 
     def __init__(
@@ -62,15 +75,30 @@ class ApplyTuned:
         records: str | os.PathLike[str] | Any | None = None,
         context: Any = None,
         schedules: Schedules | None = None,
+        estimate: bool = False,
     ) -> None:
         self._records = records
         self._context = context
         self._schedules = dict(schedules or {})
+        self._estimate = estimate
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Apply and pack. Raises RecordError for records that cannot be read or do not fit."""
         stored = {} if self._records is None else stored_schedules(self._records, self._context)
-        return schedule_kernels(mod, {**stored, **self._schedules})
+        known: dict[str, Any] = {**stored, **self._schedules}
+        tasks = extract_tasks(mod)
+        missing = [task for task in tasks if task.workload_hash not in known]
+        if missing and self._estimate:
+            known |= analytic_schedules(missing, describe_machine(Target.current(allow_none=False), measure=False))
+        elif missing:
+            LOGGER.warning(
+                "%d of %d kernels have no schedule and stay as TVM compiles them, among them %s: tune this form of the "
+                "model, or permit estimates with ApplyTuned(..., estimate=True)",
+                len(missing),
+                len(tasks),
+                ", ".join(task.name for task in missing[:3]),
+            )
+        return schedule_kernels(mod, known)
 
 
 def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
@@ -107,7 +135,7 @@ def schedule_kernels(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
 
 
 def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None = None) -> relax.VMExecutable:
-    """Compile a module of kernels (`lower_to_kernels`) without fusing it again.
+    """Compile a module of kernels (`lower_to_kernels`) without fusing it again: `build_scheduled` of `scheduled`.
 
     Parameters
     ----------
@@ -121,12 +149,20 @@ def build_executable(mod: ir.IRModule, target: Any, schedules: Schedules | None 
     RecordError
         When a trace does not fit its kernel.
     """
+    return build_scheduled(scheduled(mod, target, schedules or {}), target)
+
+
+def scheduled(mod: ir.IRModule, target: Any, schedules: Schedules) -> ir.IRModule:
+    """The module with its schedules, weights packed, on a CPU in huge pages. RecordError as `schedule_kernels`."""
     with target:
-        mod = schedule_kernels(mod, schedules or {})
-        if not is_gpu(target):
-            mod = in_huge_pages(mod)
-        with transform.PassContext(config=_GRAPH_CONFIG) if is_gpu(target) else contextlib.nullcontext():
-            mod = transform.Sequential(after_kernels())(mod)
+        mod = schedule_kernels(mod, schedules)
+        return mod if is_gpu(target) else in_huge_pages(mod)
+
+
+def build_scheduled(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
+    """Compile what `scheduled` made, without fusing it again."""
+    with target, transform.PassContext(config=_GRAPH_CONFIG) if is_gpu(target) else contextlib.nullcontext():
+        mod = transform.Sequential(after_kernels())(mod)
     return side_by_side.build(mod, target, _BUILD_CONFIG)
 
 

@@ -79,16 +79,18 @@ class Acceptance:
     plain_baselines: bool
     _look_s: float = field(default=LOOK_S, init=False)
 
-    def of(self, kernels: Sequence[KernelSearch], guess: bool = False) -> list[TaskResult]:
+    def of(self, kernels: Sequence[KernelSearch], guess: bool = False, look: bool = True) -> list[TaskResult]:
         """What each kernel gets, in order.
 
         With `guess`, a kernel that the budget did not reach gets the candidate that its price is of, or that the
-        estimate likes best: whoever asks for that compares what the model computes.
+        estimate likes best: whoever asks for that compares what the model computes. Without `look`, nothing is timed
+        again: somebody waits.
         """
         all_s = sum(kernel.status.calls * kernel.best_s for kernel in kernels if math.isfinite(kernel.best_s))
         least_s = 0.0 if self.budget.time_s is None else WORTH_A_LOOK * all_s
         results = [
-            self._guess(kernel) if guess and kernel.unreached else self._accept(kernel, least_s) for kernel in kernels
+            self._guess(kernel) if guess and kernel.unreached else self._accept(kernel, least_s, look)
+            for kernel in kernels
         ]
         unreached = [k for k, result in zip(kernels, results, strict=True) if not result.measured]
         if unreached:
@@ -109,7 +111,7 @@ class Acceptance:
             return replace(self._result(kernel, (guess, guess.latency_s)), measured=False)
         return self._result(kernel, None)
 
-    def _accept(self, kernel: KernelSearch, least_s: float) -> TaskResult:
+    def _accept(self, kernel: KernelSearch, least_s: float, look: bool) -> TaskResult:
         key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
         known = self.database.get_json(key)
         chosen = None
@@ -117,16 +119,16 @@ class Acceptance:
             measurement = kernel.measurements.get(known["decision"])
             chosen = None if measurement is None else (measurement, float(known["latency_s"]))
         if chosen is None:
-            chosen = self._choose(kernel, kernel.status.calls * kernel.best_s >= least_s)
-            if chosen is not None:
+            chosen = self._choose(kernel, kernel.status.calls * kernel.best_s >= least_s, look)
+            if chosen is not None and look:
                 self.database.put_json(key, {"decision": decision_key(chosen[0].decision), "latency_s": chosen[1]})
         return self._result(kernel, None if chosen is None or chosen[1] > kernel.baseline_s else chosen)
 
-    def _choose(self, kernel: KernelSearch, look: bool) -> tuple[Measurement, float] | None:
-        """The fastest candidate and its latency in seconds; with `look`, contenders are timed again, side by side.
+    def _choose(self, kernel: KernelSearch, worth: bool, look: bool) -> tuple[Measurement, float] | None:
+        """The fastest candidate and its latency in seconds; where it is `worth` a `look`, contenders are timed again.
 
-        So are all finalists where the untuned kernel seems to be faster: it was timed at another moment, perhaps a
-        quieter one.
+        They run side by side. So do all finalists where the untuned kernel seems to be faster: it was timed at another
+        moment, perhaps a quieter one.
         """
         loses = kernel.best_s > kernel.baseline_s
         finalists = [m for m in kernel.finalists(FINALISTS) if loses or m.latency_s <= CONTENDER * kernel.best_s]
@@ -134,7 +136,7 @@ class Acceptance:
         too_late = seconds_left is not None and seconds_left < self.finish_s + self._look_s
         if not finalists:
             return None
-        if too_late or (not loses and (len(finalists) < 2 or not look)):
+        if too_late or not look or (not loses and (len(finalists) < 2 or not worth)):
             return finalists[0], finalists[0].latency_s
         started = time.monotonic()
         again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
@@ -148,9 +150,8 @@ class Acceptance:
     def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
         baseline_s = kernel.baseline_s
         if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model, or as long as now
-            baseline_s = max(
-                self.untuned_s_per_operation * kernel.task.operations, 0.0 if chosen is None else chosen[1]
-            )
+            guess_s = self.untuned_s_per_operation * kernel.task.operations or math.nan
+            baseline_s = guess_s if chosen is None else max(chosen[1], guess_s)
         baseline_trace = ""
         if self.plain_baselines and (chosen is None or math.isnan(kernel.baseline_s)):
             plain = plain_schedule(kernel.task.mod["main"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -38,8 +39,11 @@ class Budget:
             raise InputError(
                 f"trials must be at least 1, not {self.trials}; leave it out to tune until nothing improves"
             )
-        if self.time_s is not None and not self.time_s > 0:
-            raise InputError(f"the time budget must be more than 0 seconds, not {self.time_s}")
+        if self.time_s is not None and not 0 < self.time_s < math.inf:
+            raise InputError(
+                f"the time budget must be more than 0 seconds, not {self.time_s}; leave it out to tune until nothing "
+                "improves"
+            )
 
     @property
     def elapsed_s(self) -> float:

@@ -61,7 +61,7 @@ def tune_kernels(
     with Session(settings) as session:
         session.choose_baselines(sum(task.operations for task in tasks))
         loop = session.search(tasks, [Variant("kernels", {task.workload_hash: task.calls for task in tasks})])
-        results = session.accept(loop.kernels)
+        results = session.accept(loop.kernels, look=not loop.interrupted)
         session.save_spent()
     return KernelsResult(schedule_kernels(mod, schedules_of(results)), results, loop.interrupted)
 

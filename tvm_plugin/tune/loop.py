@@ -141,11 +141,16 @@ class TuningLoop:
                             break
             except KeyboardInterrupt:
                 interrupt.happened = True
+            except Exception:  # what C code makes of a Ctrl-C that it did not expect, XGBoost for one
+                if not interrupt.happened:
+                    raise
         self.interrupted = interrupt.happened
         if self.interrupted:
             LOGGER.info("interrupted; the best so far is kept")
         self.drop_slow_variants()
         self.progress.close()
+        if self.interrupted:
+            self.progress.say("interrupted: the best so far is applied and checked; Ctrl-C again gives up")
 
     @property
     def best_s(self) -> dict[str, float]:

@@ -20,7 +20,7 @@ from ..frontends import load_model
 from ..frontends.verify import compare
 from ..gpu_machine import is_gpu
 from ..runtime import Model, ModelRunner
-from ..transform.apply_tuned import build_executable
+from ..transform.apply_tuned import build_executable, build_scheduled, scheduled
 from ..transform.fake_quantization import is_quantized
 from .advice import fast_math_advice
 from .estimate import estimated_result
@@ -36,7 +36,8 @@ __all__ = ["tune_model"]
 LOGGER = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
-"""Largest accepted difference from the reference, relative to the largest value of that output (float32)..."""
+"""Largest accepted difference from the reference, relative to the largest value of that output (float32), unless a
+GraphConfig asks for less..."""
 
 ROUNDINGS = 8
 """... and so many roundings of the least precise output, where that is more: 8e-3 for float16. Of quantised models
@@ -90,7 +91,9 @@ def tune_model(
     work_dir : str or path
         Records, log, report data. Running again resumes; nothing is measured twice.
     graph : str or GraphConfig
-        "saturate", "off", or a configuration of the graph search.
+        "saturate", "off", or a configuration of the graph search. Of that, `tolerance` is what the whole model is
+        compared with where it is below 1e-4; `cost`, `verify` and `seed` are not used, because prices are measured here
+        and the tuned model is compared as a whole.
     strategy, cost_model, allocator, measure : str or instance
         Parts by name, or your own (see eqtune.search.strategies, eqtune.cost_model, eqtune.search.allocation,
         eqtune.measure).
@@ -138,7 +141,7 @@ def tune_model(
     with Session(settings) as session:
         config = graph_config(graph, fast_math)  # loads the graph search while the workers start
         fast_math = config is not None and config.fast_math
-        command = command_line(model, settings, graph, fast_math)
+        command = command_line(model, settings, graph, fast_math, verify, shapes, params)
         imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
         session.progress.say(session.describe())
         forms, graph_result = model_forms(
@@ -163,7 +166,8 @@ def tune_model(
         if in_limited_time:
             session.untuned_s_per_operation = forms.untuned_s_per_operation(reference.latency_s)
         session.identify(forms.given, permits="fast-math" if fast_math else "")
-        accuracy = _Accuracy(session, reference, verify)
+        limit = TOLERANCE if config is None else min(TOLERANCE, config.tolerance)
+        accuracy = _Accuracy(session, reference, verify, limit)
         forms = accuracy.not_refused(forms)
         forms = forms.shortlist(session.prices.in_model_s, session.affords, session.prices.is_measured, session.winner)
         forms = accuracy.screened(forms)
@@ -171,16 +175,16 @@ def tune_model(
         if not session.runs:
             results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
             return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
-        contenders = _contenders(forms, loop, session)
+        contenders = _contenders(forms, loop, session)[: 1 if loop.interrupted else None]
         spare = forms.exact(loop.best_s)
         needed = {workload for form in [*contenders, spare] for workload in form.calls}
         kernels = [kernel for kernel in loop.kernels if kernel.task.workload_hash in needed]
-        results = session.accept(kernels, guess=verify)
+        results = session.accept(kernels, guess=verify, look=not loop.interrupted)
         session.rest()
         built = _built(contenders, results, session, accuracy) or [_build(spare, results, session, accuracy)]
         tuned, latency_s = _fastest(built, reference.inputs, session)
         session.remember_winner(tuned.form.name)
-        absolute, relative = accuracy.errors(tuned.run)
+        absolute, relative = accuracy.errors(tuned.run) if verify else (math.nan, math.nan)
         if verify and not relative <= accuracy.tolerance:
             raise MismatchError(
                 f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
@@ -191,9 +195,11 @@ def tune_model(
         if latency_s > baseline_s:  # perhaps only because the machine was quieter when the baseline was timed
             latency_s, baseline_s = session.models.time_s([tuned.run, reference.run], reference.inputs)
         if latency_s > baseline_s:
-            LOGGER.warning("tuned %.3g s, untuned %.3g s: the untuned model is kept", latency_s, baseline_s)
-            tuned = _Built(Form("untuned", imported.mod, ()), [], reference.executable, reference.run)
+            session.progress.say(f"tuned {latency_s:.3g} s, untuned {baseline_s:.3g} s: the untuned model is kept")
+            tuned = _Built(Form("untuned", imported.mod, ()), [], imported.mod, reference.executable, reference.run)
             latency_s = baseline_s
+            if verify:
+                absolute, relative = accuracy.errors(tuned.run)
         session.save_spent()
         verdict = accuracy.verdict(tuned.form) if fast_math else advice
         summary = summarize(
@@ -204,8 +210,8 @@ def tune_model(
             baseline_s=baseline_s,
             plain_baseline=reference.plain,
             tuned_s=latency_s,
-            max_abs_error=absolute if verify else math.nan,
-            max_rel_error=relative if verify else math.nan,
+            max_abs_error=absolute,
+            max_rel_error=relative,
             graph={
                 "form": tuned.form.name,
                 **({"fast math": verdict} if verdict else {}),
@@ -215,15 +221,16 @@ def tune_model(
         )
         session.work.write_json("summary.json", summary.to_json())
     return TuneResult(
-        mod=tuned.form.mod,
+        mod=tuned.mod,
         latency_s=latency_s,
         baseline_latency_s=baseline_s,
         tasks=tuned.tasks,
         graph=graph_result,
-        max_abs_error=absolute if verify else math.nan,
-        max_rel_error=relative if verify else math.nan,
+        max_abs_error=absolute,
+        max_rel_error=relative,
         interrupted=loop.interrupted,
         summary=summary,
+        _target=session.target,
         _executable=tuned.executable,
         _run=tuned.run if isinstance(tuned.run, ModelRunner) else None,
     )
@@ -231,10 +238,11 @@ def tune_model(
 
 @dataclass(frozen=True)
 class _Built:
-    """A form with its schedules applied, compiled."""
+    """A form with its schedules applied (`mod`), compiled."""
 
     form: Form
     tasks: list[TaskResult]
+    mod: Any
     executable: Any
     run: Model
 
@@ -249,6 +257,8 @@ class _Accuracy:
     reference : Reference
     verify : bool
         False: forms with fast math are used unchecked.
+    limit : float
+        See `TOLERANCE`.
     refused_for : float
         The smallest relative error for which a form was refused; `inf` where none was.
     """
@@ -256,6 +266,7 @@ class _Accuracy:
     session: Session
     reference: Reference
     verify: bool
+    limit: float = TOLERANCE
     refused_for: float = math.inf
 
     def errors(self, run: Model) -> tuple[float, float]:
@@ -267,7 +278,7 @@ class _Accuracy:
         """Largest accepted difference, relative to the largest value of an output."""
         outputs = [output for output in self.reference.outputs if output.dtype.kind == "f"]
         roundings = [float(np.finfo(output.dtype).eps) for output in outputs]
-        return max([TOLERANCE, self.reference.roundings, *(ROUNDINGS * eps for eps in roundings)])
+        return max([self.limit, self.reference.roundings, *(ROUNDINGS * eps for eps in roundings)])
 
     def permits(self, built: _Built) -> bool:
         """Whether the form may compete: False for one with fast math that is too inaccurate, which is remembered."""
@@ -360,13 +371,14 @@ def _build(form: Form, results: Sequence[TaskResult], session: Session, accuracy
     built = _compiled(form, tasks, session)
     if all(task.measured for task in tasks) or accuracy.errors(built.run)[1] <= accuracy.tolerance:
         return built
-    LOGGER.warning("kernels that were not measured make form %r compute something else: they stay untuned", form.name)
+    session.progress.say(f"kernels that were not measured make form {form.name!r} wrong: they stay untuned")
     return _compiled(form, [task if task.measured else task.untuned for task in tasks], session)
 
 
 def _compiled(form: Form, tasks: list[TaskResult], session: Session) -> _Built:
-    executable = build_executable(form.mod, session.target, schedules_of(tasks))
-    return _Built(form, tasks, executable, session.models.load(executable))
+    mod = scheduled(form.mod, session.target, schedules_of(tasks))
+    executable = build_scheduled(mod, session.target)
+    return _Built(form, tasks, mod, executable, session.models.load(executable))
 
 
 def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]], session: Session) -> tuple[_Built, float]:

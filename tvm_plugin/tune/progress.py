@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -12,6 +13,8 @@ from tqdm import tqdm
 from .budget import Budget
 
 __all__ = ["Progress"]
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Progress:
@@ -41,7 +44,8 @@ class Progress:
         self.note = ""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """A line that stays, also in the log."""
+        LOGGER.info("%s", text)
         if self._enabled:
             if self._bar is not None:
                 self._bar.clear()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, SetupError
 from ..report.summary import RunSummary
-from ..runtime import export_library, first_line
+from ..runtime import export_library, first_line, linker_of
 
 __all__ = ["KernelsResult", "TaskResult", "TuneResult"]
 
@@ -31,7 +31,8 @@ class TaskResult:
     flops, bytes_moved : float
         Of one call; operations of quantised layers' integers count as well.
     baseline_latency_s, latency_s : float
-        Seconds of one call, untuned (or with a plain schedule, `RunSummary.plain_baseline`) and tuned.
+        Seconds of one call, untuned (or with a plain schedule, `RunSummary.plain_baseline`) and tuned. NaN where the
+        budget was spent before anything was measured.
     trials, failed : int
         Candidates measured, and how many of them failed.
     trace : str
@@ -104,7 +105,8 @@ class TuneResult:
     Attributes
     ----------
     mod : tvm.ir.IRModule
-        The tuned module: fused kernels with their schedules, weights packed. `tvm.compile` builds it.
+        The tuned module: fused kernels with their schedules, weights packed. `tvm.compile` builds it. The model as it
+        was given where nothing made it faster.
     latency_s, baseline_latency_s : float
         Seconds of one run of the whole model, tuned and untuned (the minimum of several). Where running it untuned
         would take more than 2 % of tuning, the baseline has plain schedules (`summary.plain_baseline`), which are 5 to
@@ -131,6 +133,7 @@ class TuneResult:
     max_rel_error: float
     interrupted: bool
     summary: RunSummary
+    _target: Any = field(repr=False, default=None)
     _executable: Any = field(repr=False, default=None)
     _run: Callable[..., list[NDArray[Any]]] | None = field(repr=False, default=None)
 
@@ -168,15 +171,32 @@ class TuneResult:
             )
         return self._run(*(np.asarray(value) for value in inputs))
 
-    def export(self, path: str | os.PathLike[str]) -> Path:
+    def export(self, path: str | os.PathLike[str], compiler: str | None = None) -> Path:
         """Write the executable as a shared library that `tvm.runtime.load_module` loads. Returns the path.
 
-        Raises InputError unless the path ends in ".so" (or ".tar") and can be written to, SetupError when the library
-        cannot be linked.
+        Whatever was at `path` stays until the new library is whole. Where the library runs, TVM's runtime uses half of
+        the logical cores unless the environment says otherwise: `TVM_NUM_THREADS=` as many as it was tuned for.
+
+        Parameters
+        ----------
+        path : str or path
+            Ends in ".so" (or ".tar": object files, linked where they are loaded).
+        compiler : str, optional
+            What links a .so: g++ for this machine, `TRIPLE-g++` for a target with another `mtriple`, unless given.
+
+        Raises
+        ------
+        InputError
+            For another name, or where it cannot be written.
+        SetupError
+            When the library cannot be linked, or nothing was compiled.
         """
         path = check_export_path(path)
-        with _writing(path):
-            export_library(self.compile(), path)
+        executable = self.compile()
+        if compiler is None and self._target is not None:
+            compiler = linker_of(self._target)
+        with _replacing(path) as temporary:
+            export_library(executable, temporary, compiler)
         return path
 
     def report(self, path: str | os.PathLike[str]) -> Path:
@@ -188,21 +208,24 @@ class TuneResult:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Make room for a library at `path`; what goes wrong while it is written becomes one line."""
+def _replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a library that then takes its place; what goes wrong becomes one line."""
+    temporary = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
+        temporary.open("wb").close()
     except OSError as error:
         raise InputError(f"the tuned model cannot be written to {str(path)!r}: {error.strerror}") from error
     try:
-        yield
+        yield temporary
+        temporary.replace(path)
     except (OSError, RuntimeError) as error:
-        path.unlink(missing_ok=True)
         raise SetupError(
-            f"the tuned model could not be linked to {str(path)!r} ({first_line(error)[:200]}); a .so needs g++ and "
-            "space on the disk, a .tar needs no compiler"
+            f"the tuned model could not be linked to {str(path)!r} ({first_line(error)[:200]}); a .so needs g++, of "
+            "the target where that is another machine, and space on the disk; a .tar needs no compiler"
         ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def check_export_path(path: str | os.PathLike[str]) -> Path:

@@ -125,7 +125,8 @@ class Session:
         self.strategy = strategies.create(settings.strategy)
         self.model = cost_model.create(settings.cost_model, seed=settings.seed)
         self.allocator = allocation.create(settings.allocator)
-        self.target = detect_target(settings.threads) if settings.target is None else resolve_target(settings.target)
+        target, threads = settings.target, settings.threads
+        self.target = detect_target(threads) if target is None else resolve_target(target, threads)
         if is_gpu(self.target):
             let_tvm_compile()
             late = [FEATURES.index(name) for name in COMPILED]
@@ -353,8 +354,8 @@ class Session:
             self.run_key, {"seconds": self.budget.elapsed_s, "trials": self.budget.spent_trials}
         )
 
-    def accept(self, kernels: Sequence[KernelSearch], guess: bool = False) -> list[TaskResult]:
-        """The schedule that each kernel gets; see `Acceptance`."""
+    def accept(self, kernels: Sequence[KernelSearch], guess: bool = False, look: bool = True) -> list[TaskResult]:
+        """The schedule that each kernel gets; see `Acceptance.of`."""
         acceptance = Acceptance(
             database=self.work.database,
             context_key=self.context_key,
@@ -366,7 +367,7 @@ class Session:
             untuned_s_per_operation=self.untuned_s_per_operation,
             plain_baselines=self.plain_baselines,
         )
-        return acceptance.of(kernels, guess)
+        return acceptance.of(kernels, guess, look)
 
     def _price(self, kernels: Sequence[KernelSearch]) -> None:
         """Tell the allocation what kernels are priced at; where time is short, price more, and estimate the others."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
+from ..machine import target_json
 from ..report.summary import KernelRow, RunSummary, with_records
 from .result import TaskResult
 from .session import Session, Settings
@@ -65,6 +68,7 @@ def summarize(
             "model": overheads.model_s,
         },
         wall_s=wall_s,
+        spent_trials=session.budget.spent_trials,
         graph=graph or {},
         command=command,
         seed=session.settings.seed,
@@ -73,25 +77,50 @@ def summarize(
     return with_records(summary, session.work.database.all(context=session.context))
 
 
-def command_line(model: object, settings: Settings, graph: object, fast_math: bool) -> str:
+def command_line(
+    model: object,
+    settings: Settings,
+    graph: object,
+    fast_math: bool = False,
+    verify: bool = True,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    params: object = None,
+) -> str:
     """The `eqtune tune` command that does this again; "" where the command line cannot say it."""
-    if not isinstance(model, (str, os.PathLike)) or not isinstance(graph, str):
+    parts = (graph, settings.measure, settings.strategy, settings.cost_model, settings.allocator)
+    if not isinstance(model, (str, os.PathLike)) or params is not None:
         return ""
+    if not all(isinstance(part, str) for part in parts):
+        return ""
+    usual = Settings()
     options = {
-        "--target": settings.target if isinstance(settings.target, str) else None,
-        "--measure": settings.measure if settings.measure == "compile-only" else None,
-        "--graph": graph if graph != "saturate" else None,
+        "--target": _target_option(settings.target),
+        "--measure": None if settings.measure == usual.measure else settings.measure,
+        "--graph": None if graph == "saturate" else graph,
         "--work-dir": settings.work_dir,
         "--trials": settings.trials,
         "--budget": settings.time_budget_s,
         "--threads": settings.threads,
+        "--strategy": None if settings.strategy == usual.strategy else settings.strategy,
+        "--cost-model": None if settings.cost_model == usual.cost_model else settings.cost_model,
+        "--allocator": None if settings.allocator == usual.allocator else settings.allocator,
         "--seed": settings.seed,
     }
     words = ["eqtune", "tune", os.fspath(model)]
+    for name, extents in (shapes or {}).items():
+        words += ["--shape", f"{name}={','.join(map(str, extents))}"]
     for name, value in options.items():
         if value is not None:
             words += [name, str(value)]
-    return shlex.join([*words, "--fast-math"] if fast_math else words)
+    flags = {"--fast-math": fast_math, "--no-verify": not verify}
+    return shlex.join([*words, *(flag for flag, given in flags.items() if given)])
+
+
+def _target_option(target: Any) -> str | None:
+    """A tag as it is, anything else as JSON."""
+    if target is None or isinstance(target, str):
+        return target
+    return json.dumps(target) if isinstance(target, dict) else target_json(target)
 
 
 def _version(package: str) -> str:

@@ -55,9 +55,10 @@ class WorkDirectory:
             ) from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self._handler = handler
+        self._level = LOGGER.level
         LOGGER.addHandler(handler)
-        LOGGER.setLevel(logging.INFO)
-        LOGGER.propagate = False
+        if not LOGGER.isEnabledFor(logging.INFO):
+            LOGGER.setLevel(logging.INFO)
         self.database = RecordDatabase(self.path / "records.sqlite")
 
     def __enter__(self) -> WorkDirectory:
@@ -72,6 +73,8 @@ class WorkDirectory:
         """Close the database and the log."""
         self.database.close()
         LOGGER.removeHandler(self._handler)
+        if not any(isinstance(handler, _Log) for handler in LOGGER.handlers):  # another run may go on
+            LOGGER.setLevel(self._level)
         self._handler.close()
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> Path:
