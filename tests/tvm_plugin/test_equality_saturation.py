@@ -12,6 +12,7 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax
+from tvm.script import tirx as T
 
 import eqtune
 from eqtune import GraphConfig, InputError, optimize_graph, zoo
@@ -410,6 +411,43 @@ def unknown_operator() -> tvm.IRModule:
     return module(lambda b: relax.op.cumsum(matmul_weights(b.emit(relax.op.cumsum(x, 1)), b), axis=1), x)
 
 
+def inline_number() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+    return module(lambda b: relax.op.add(matmul_weights(x, b), relax.prim_value(1.0, "float32")), x)
+
+
+def tuple_with_a_number() -> tvm.IRModule:
+    """A kernel that takes tensors and a number, given as one tuple."""
+    x = tensor("x", (4, 8))
+    builder = relax.BlockBuilder()
+
+    @T.prim_func(private=True, s_tir=True)
+    def scaled(
+        a: T.Buffer((T.int64(4), T.int64(8))),
+        times: T.int64,
+        b: T.Buffer((T.int64(4), T.int64(8))),
+        out: T.Buffer((T.int64(4), T.int64(8))),
+    ) -> None:
+        for i, j in T.grid(T.int64(4), T.int64(8)):
+            with T.sblock("out"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = a[vi, vj] * T.Cast("float32", times) + b[vi, vj]
+
+    kernel = builder.add_func(scaled, "scaled")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = matmul_weights(x, builder)
+            operands = relax.Tuple([first, tvm.tirx.IntImm("int64", 3), builder.emit(relax.op.nn.relu(first))])
+            value = builder.emit(
+                relax.Call(
+                    tvm.ir.Op.get("relax.call_tir"), [kernel, operands], ty_args=[relax.TensorType((4, 8), "float32")]
+                )
+            )
+            result = builder.emit_output(matmul_weights(value, builder))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
 def half_precision() -> tvm.IRModule:
     return chain_of_products("float16")
 
@@ -459,7 +497,7 @@ ODD = {
         (False, (dynamic, integers, booleans, returns_an_input, returns_a_constant)),
         (False, (without_dataflow, no_main, no_functions)),
         (True, (unused_parameter, several_outputs, calls_a_primitive_function, unknown_operator, half_precision)),
-        (True, (branches, brain_floats)),
+        (True, (branches, brain_floats, inline_number, tuple_with_a_number)),
         (None, (empty_tensor, tuple_valued_operator)),
     )
     for build in builds
@@ -489,6 +527,8 @@ def test_odd_modules_pass_through_or_improve(build: Callable[[], tvm.IRModule]) 
         calls_a_primitive_function,
         tuple_valued_operator,
         unknown_operator,
+        inline_number,
+        tuple_with_a_number,
         branches,
         half_precision,
         brain_floats,
