@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -542,6 +544,44 @@ def test_odd_modules_pass_through_or_improve(build: Callable[[], tvm.IRModule]) 
 def test_odd_modules_compute_the_same_in_tvm(build: Callable[[], tvm.IRModule]) -> None:
     result = optimize_graph(build(), GraphConfig(limits=FAST.limits, cost=ArbitraryCost(1), min_gain=0))
     assert result.kept_because in ("", "nothing cheaper was found")
+
+
+def products_in(block: Any) -> int:
+    """How many matrix products a block has."""
+    return sum("matmul" in str(getattr(binding.value, "op", "")) for binding in block.bindings)
+
+
+def test_the_blocks_of_a_function_share_the_seconds() -> None:
+    class TakesAllTheTime(AnalyticCost):
+        """The first price takes as long as the whole search may."""
+
+        waited = False
+
+        def term_s(self, *term: Any) -> float:
+            """See `TermCost`."""
+            if not TakesAllTheTime.waited:
+                time.sleep(0.5)
+            TakesAllTheTime.waited = True
+            return super().term_s(*term)
+
+    result = optimize_graph(branches(), replace(FAST, seconds=0.5, cost=TakesAllTheTime()))
+    first, _, last = result.mod["main"].body.blocks
+    assert (products_in(first), products_in(last)) == (1, 2)
+
+
+def test_what_was_left_alone_does_not_count_where_something_changed() -> None:
+    x = tensor("x", (4, 8))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit_output(matmul_weights(x, builder))
+        middle = builder.emit(relax.op.nn.relu(first))  # two blocks side by side would be one
+        with builder.dataflow():
+            last = builder.emit_output(builder.match_cast(middle, relax.TensorType((4, 8), "float32")))
+        builder.emit_func_output(last)
+    result = optimize_graph(builder.get(), FAST)
+    assert result.changed
+    assert not result.kept_because
 
 
 class PlainConvolutionsAreDear(AnalyticCost):

@@ -20,6 +20,7 @@ from eqtune.machine import detect_target
 from eqtune.measure import LocalMeasurer
 from eqtune.measure.base import Price
 from eqtune.records import Context, Record, RecordDatabase
+from eqtune.search.graph.decode import decode_block
 from eqtune.search.graph.encode import encode_block
 from eqtune.search.graph.terms import TermGraph
 from eqtune.search.space import Hardware, build_space
@@ -102,6 +103,19 @@ def test_a_rule_that_spoils_a_graph_is_taken_back_and_the_others_stay() -> None:
     used = rules_used(result)
     assert used & {"matmul-associate-left", "matmul-associate-right"}
     assert "merge-matmul-shared-input" not in used
+
+
+def test_a_module_that_is_not_well_formed_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_its_first_binding(*block: Any) -> relax.DataflowBlock:
+        return relax.DataflowBlock(decode_block(*block).bindings[1:])
+
+    def price_s(task: Task) -> float:
+        raise AssertionError("there is nothing to price")
+
+    monkeypatch.setattr("eqtune.graph_search.decode_block", without_its_first_binding)
+    result = optimize_graph(two_products(), CONFIG, prices=replace(prices(price_s), terms=None))
+    assert not result.changed
+    assert "not well-formed" in result.kept_because
 
 
 def kernel() -> Task:
