@@ -106,8 +106,7 @@ class _Decoder:
             found = self.calls.get(identity) if template.path else None
             if found is None:
                 operands = [
-                    _build(place, arguments, old)
-                    for old, place in zip(call.args, template.arguments, strict=True)
+                    _build(place, arguments, old) for old, place in zip(call.args, template.arguments, strict=True)
                 ]
                 found = relax.Call(call.op, operands, call.attrs, list(call.ty_args))
                 if template.path:

@@ -326,6 +326,18 @@ def test_rules_of_ones_own_are_refused_when_they_are_wrong() -> None:
         GraphConfig(extra_rules=(row_sums("reduce-of-reduce", of_rows, sums),))
 
 
+@pytest.mark.parametrize(("dtype", "changes"), [("float32", True), ("bfloat16", True), ("float16", False)])
+def test_scores_of_half_precision_are_not_summed_before_they_are_scaled(dtype: str, changes: bool) -> None:
+    queries, keys = tensor("q", (64, 512), dtype), tensor("k", (512, 8), dtype)
+
+    def scores(builder: relax.BlockBuilder) -> Any:
+        scaled = builder.emit(relax.op.multiply(queries, relax.const(np.asarray(0.0625, "float32"), dtype)))
+        return relax.op.matmul(scaled, keys)
+
+    result = optimize_graph(module(scores, queries, keys), FAST)
+    assert result.changed == changes
+
+
 def test_every_relax_operator_of_the_vocabulary_exists() -> None:
     for name in ROWS:
         assert tvm.ir.Op.get(name).name == name

@@ -11,6 +11,7 @@ from typing import Any
 from ..attributes import Conv2d, Full, Pool2d, Reduce, TensorType
 from .pattern import add, concat, conv2d, full, multiply, pad, pool2d, reduce, relu, tensors, weights
 from .rule import Match, Rule, both_ways
+from .shapes import keeps_sums_after_scale_small, keeps_sums_before_scale_small
 
 __all__ = ["POOLING_LAWS", "POOLING_RULES"]
 
@@ -257,12 +258,20 @@ POOLING_LAWS: tuple[Rule, ...] = (
         when=(averages, same_inputs),
         reason=_LAW,
     ),
-    *both_ways(
+    Rule(
         "average-of-scaled",
-        pool2d(multiply(x, c), "a"),
-        "scale-of-average",
-        multiply(_POOLED, c),
+        before=pool2d(multiply(x, c), "a"),
+        after=multiply(_POOLED, c),
         when=(averages,),
+        worth=(keeps_sums_before_scale_small,),
+        reason=_LAW,
+    ),
+    Rule(
+        "scale-of-average",
+        before=multiply(_POOLED, c),
+        after=pool2d(multiply(x, c), "a"),
+        when=(averages,),
+        worth=(keeps_sums_after_scale_small,),
         reason=_LAW,
     ),
     Rule(

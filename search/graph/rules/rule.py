@@ -122,7 +122,8 @@ class Rule:
     fast_math : bool
         Equal over the reals but less accurate in floating point; used only where the configuration permits.
     worth : tuple of functions of the match
-        Must hold as well, but are not needed for the sides to be equal: they keep the rule to where it may pay.
+        Must hold as well, but are not needed for the sides to be equal: they keep the rule to where it may pay, or
+        where no number leaves the range of float16.
     on_weights : bool
         Whether it also rewrites what depends on weights alone, which is free as it is: so that what other rules make
         of a weight has one form, and is recognised when they come by it again.
