@@ -101,6 +101,7 @@ class Match:
 
 
 Condition = Callable[[Match], bool]
+Example = Callable[[Random], tuple[Mapping[str, TensorType], Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Rule:
     fast_math: bool = False
     worth: tuple[Condition, ...] = ()
     on_weights: bool = False
-    example: Callable[[Random], tuple[Mapping[str, TensorType], Mapping[str, Any]]] | None = None
+    example: Example | None = None
 
     def __post_init__(self) -> None:
         if len(self.roots) != len(self.results):
@@ -270,9 +271,13 @@ def both_ways(
     reason: str,
     source: str = "eqtune",
     when: tuple[Condition, ...] = (),
+    example: Example | None = None,
 ) -> tuple[Rule, Rule]:
     """A rule and its inverse: `forward` names left -> right, `backward` right -> left."""
-    return Rule(forward, left, right, reason, source, when), Rule(backward, right, left, reason, source, when)
+    return (
+        Rule(forward, left, right, reason, source, when, example=example),
+        Rule(backward, right, left, reason, source, when, example=example),
+    )
 
 
 def term_graphs(
