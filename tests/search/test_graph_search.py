@@ -182,6 +182,7 @@ def test_groups_stay_with_the_classes_of_the_graph() -> None:
     first = egraph.apply()
     assert first.matches == {group.name: 4}  # three pairs and all three
     assert not egraph.apply().changed
+    assert EGraph(projections(3), [group]).apply(budget=2).matches == {group.name: 2}
 
 
 def test_a_rule_that_would_change_a_type_is_not_applied() -> None:
