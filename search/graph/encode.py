@@ -28,8 +28,12 @@ Place = int | None | tuple["Place", ...]
 """Where an argument of a call stands among a term's arguments: a position, a tuple, or None for what is no value."""
 
 
+IN_PLACE = ("relax.call_tir_inplace", "relax.call_inplace_packed")
+"""Calls that write into their arguments."""
+
+
 class NotEncodable(Exception):
-    """A block holds what this encoding does not cover (a binding that defines symbolic shapes); it stays as it is."""
+    """A block holds what this encoding does not cover (symbolic shapes bound, writing in place); it stays as it is."""
 
 
 @dataclass
@@ -143,6 +147,8 @@ class _Encoder:
                 return self.graph.add(*known, operands)
         if isinstance(call.op, relax.Var | relax.Function):
             raise NotEncodable("a call of a local function")
+        if name in IN_PLACE:
+            raise NotEncodable(f"{name} overwrites what others may read, and terms have no order")
         return self.opaque(call, arguments, operands)
 
     def argument(self, expr: Any, operands: list[int]) -> Place:

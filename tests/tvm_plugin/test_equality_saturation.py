@@ -462,6 +462,29 @@ def tuple_with_a_number() -> tvm.IRModule:
     return builder.get()
 
 
+def writes_in_place() -> tvm.IRModule:
+    """A kernel adds to what another operator reads before."""
+    x = tensor("x", (4, 8))
+    builder = relax.BlockBuilder()
+
+    @T.prim_func(private=True, s_tir=True)
+    def increment(a: T.Buffer((T.int64(4), T.int64(8)))) -> None:
+        for i, j in T.grid(T.int64(4), T.int64(8)):
+            with T.sblock("out"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                a[vi, vj] = a[vi, vj] + T.float32(1)
+
+    kernel = builder.add_func(increment, "increment")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = matmul_weights(x, builder)
+            before = builder.emit(relax.op.nn.relu(first))
+            after = builder.emit(relax.op.call_tir_inplace(kernel, first, 0, relax.TensorType((4, 8), "float32")))
+            result = builder.emit_output(relax.Tuple([before, matmul_weights(after, builder)]))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
 def half_precision() -> tvm.IRModule:
     return chain_of_products("float16")
 
@@ -509,7 +532,7 @@ ODD = {
     build: changes
     for changes, builds in (
         (False, (dynamic, integers, booleans, returns_an_input, returns_a_constant)),
-        (False, (without_dataflow, no_main, no_functions)),
+        (False, (without_dataflow, writes_in_place, no_main, no_functions)),
         (True, (unused_parameter, several_outputs, calls_a_primitive_function, unknown_operator, half_precision)),
         (True, (branches, brain_floats, inline_number, tuple_with_a_number)),
         (None, (empty_tensor, tuple_valued_operator)),
