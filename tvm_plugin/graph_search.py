@@ -132,16 +132,23 @@ def _search(
 ) -> list[_Choice]:
     """Modules that cost less than the given one, the cheapest first; fills `result`."""
     deadline = time.perf_counter() + config.seconds
+    choices = _search_blocks(mod, main, config, prices, deadline, result)
+    if prices is not None:
+        choices += _without_fast_math(mod, main, choices, config, prices, deadline)
+        choices = _cheaper_modules(mod, main, choices, prices, config, deadline, result)
+        result.exact = next((other for other, blocks in choices if not _needs_fast_math(blocks, config)), None)
+    return choices
+
+
+def _search_blocks(
+    mod: ir.IRModule, main: Any, config: GraphConfig, prices: Prices | None, deadline: float, result: GraphResult
+) -> list[_Choice]:
+    """Modules of each block's candidates; fills `result`."""
     found = [
         _search_block(block, main, config, prices, deadline, result) if isinstance(block, relax.DataflowBlock) else []
         for block in main.body.blocks
     ]
-    choices = _choices(mod, main, found)
-    if prices is not None:
-        choices += _without_fast_math(mod, main, choices, config)
-        choices = _cheaper_modules(mod, main, choices, prices, config, deadline, result)
-        result.exact = next((other for other, blocks in choices if not _needs_fast_math(blocks, config)), None)
-    return choices
+    return _choices(mod, main, found)
 
 
 def _choices(mod: ir.IRModule, main: Any, found: Sequence[Sequence[_Rewritten]]) -> list[_Choice]:
@@ -154,17 +161,34 @@ def _choices(mod: ir.IRModule, main: Any, found: Sequence[Sequence[_Rewritten]])
 
 
 def _needs_fast_math(blocks: Sequence[_Rewritten | None], config: GraphConfig) -> bool:
-    return any(new is not None and not _lossy(config).isdisjoint(new.candidate.rules_used) for new in blocks)
+    """Whether lossy rules made a part; where a lossy rule is the user's own, whether it was there at all.
+
+    Exact rules can build on what a rule made. None of ours builds on what our lossy ones make.
+    """
+    lossy, own = _lossy(config), _own_lossy(config)
+    return any(
+        new is not None
+        and not (lossy.isdisjoint(new.candidate.rules_used) and own.isdisjoint(rule.name for rule in new.search.rules))
+        for new in blocks
+    )
 
 
 def _lossy(config: GraphConfig) -> frozenset[str]:
     return frozenset(rule.name for rule in config.selected_rules if rule.fast_math)
 
 
-def _without_fast_math(mod: ir.IRModule, main: Any, choices: Sequence[_Choice], config: GraphConfig) -> list[_Choice]:
+def _own_lossy(config: GraphConfig) -> frozenset[str]:
+    return frozenset(rule.name for rule in config.extra_rules if rule.fast_math)
+
+
+def _without_fast_math(
+    mod: ir.IRModule, main: Any, choices: Sequence[_Choice], config: GraphConfig, prices: Prices, deadline: float
+) -> list[_Choice]:
     """The best module without fast math, where the first of `choices` needs it."""
     if not choices or not _needs_fast_math(choices[0][1], config):
         return []
+    if _own_lossy(config):
+        return _search_blocks(mod, main, replace(config, fast_math=False), prices, deadline, GraphResult(mod))[:1]
     exact = [None if new is None else _without(new, _lossy(config), main, config) for new in choices[0][1]]
     return [(_with_blocks(mod, main, exact), exact)] if any(exact) else []
 
