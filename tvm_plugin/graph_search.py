@@ -88,20 +88,13 @@ def optimize_graph(
     if main is None:
         result.kept_because = "the module has no Relax function named 'main'"
         return result
-    found = [
-        _search_block(block, main, config, prices, result) if isinstance(block, relax.DataflowBlock) else []
-        for block in main.body.blocks
-    ]
-    choices = _choices(mod, main, found)
-    if prices is not None:
-        choices += _without_fast_math(mod, main, choices, config)
-        choices = _cheaper_modules(mod, main, choices, prices, config, result)
-        result.exact = next((other for other, blocks in choices if not _needs_fast_math(blocks, config)), None)
+    try:
+        choices = _search(mod, main, config, prices, result)
+    except MismatchError as error:
+        return _keep(result, f"the search contradicts itself: {error}")
     if not choices:
         return _keep(result, result.kept_because or "nothing cheaper was found")
     candidate, chosen = choices[0]
-    if not relax.analysis.check_well_formed(candidate):
-        return _keep(result, "the new module is not well-formed")
     reason = _compare(mod, candidate, config, run, result) if config.verify else ""
     if not reason and timer is not None:
         result.latency_before_s, result.latency_after_s = timer(mod), timer(candidate)
@@ -109,8 +102,8 @@ def optimize_graph(
             reason = "the new module is not faster"
     if reason:
         return _keep(result, reason)
-    result.mod, result.changed = candidate, True
-    result.alternatives = [other for other, _ in choices[1:] if relax.analysis.check_well_formed(other)]
+    result.mod, result.changed, result.kept_because = candidate, True, ""
+    result.alternatives = [other for other, _ in choices[1:]]
     _report_choice(result, chosen)
     return result
 
@@ -134,6 +127,30 @@ _Choice = tuple[Any, list[_Rewritten | None]]
 """A module, and for each of its blocks what is new."""
 
 
+def _search(
+    mod: ir.IRModule, main: Any, config: GraphConfig, prices: Prices | None, result: GraphResult
+) -> list[_Choice]:
+    """Modules that cost less than the given one, the cheapest first; fills `result`."""
+    deadline = time.perf_counter() + config.seconds
+    choices = _search_blocks(mod, main, config, prices, deadline, result)
+    if prices is not None:
+        choices += _without_fast_math(mod, main, choices, config, prices, deadline)
+        choices = _cheaper_modules(mod, main, choices, prices, config, deadline, result)
+        result.exact = next((other for other, blocks in choices if not _needs_fast_math(blocks, config)), None)
+    return choices
+
+
+def _search_blocks(
+    mod: ir.IRModule, main: Any, config: GraphConfig, prices: Prices | None, deadline: float, result: GraphResult
+) -> list[_Choice]:
+    """Modules of each block's candidates; fills `result`."""
+    found = [
+        _search_block(block, main, config, prices, deadline, result) if isinstance(block, relax.DataflowBlock) else []
+        for block in main.body.blocks
+    ]
+    return _choices(mod, main, found)
+
+
 def _choices(mod: ir.IRModule, main: Any, found: Sequence[Sequence[_Rewritten]]) -> list[_Choice]:
     """Modules with new blocks, the cheapest first: the i-th has the i-th of each block's candidates."""
     choices = []
@@ -144,17 +161,34 @@ def _choices(mod: ir.IRModule, main: Any, found: Sequence[Sequence[_Rewritten]])
 
 
 def _needs_fast_math(blocks: Sequence[_Rewritten | None], config: GraphConfig) -> bool:
-    return any(new is not None and not _lossy(config).isdisjoint(new.candidate.rules_used) for new in blocks)
+    """Whether lossy rules made a part; where a lossy rule is the user's own, whether it was there at all.
+
+    Exact rules can build on what a rule made. None of ours builds on what our lossy ones make.
+    """
+    lossy, own = _lossy(config), _own_lossy(config)
+    return any(
+        new is not None
+        and not (lossy.isdisjoint(new.candidate.rules_used) and own.isdisjoint(rule.name for rule in new.search.rules))
+        for new in blocks
+    )
 
 
 def _lossy(config: GraphConfig) -> frozenset[str]:
     return frozenset(rule.name for rule in config.selected_rules if rule.fast_math)
 
 
-def _without_fast_math(mod: ir.IRModule, main: Any, choices: Sequence[_Choice], config: GraphConfig) -> list[_Choice]:
+def _own_lossy(config: GraphConfig) -> frozenset[str]:
+    return frozenset(rule.name for rule in config.extra_rules if rule.fast_math)
+
+
+def _without_fast_math(
+    mod: ir.IRModule, main: Any, choices: Sequence[_Choice], config: GraphConfig, prices: Prices, deadline: float
+) -> list[_Choice]:
     """The best module without fast math, where the first of `choices` needs it."""
     if not choices or not _needs_fast_math(choices[0][1], config):
         return []
+    if _own_lossy(config):
+        return _search_blocks(mod, main, replace(config, fast_math=False), prices, deadline, GraphResult(mod))[:1]
     exact = [None if new is None else _without(new, _lossy(config), main, config) for new in choices[0][1]]
     return [(_with_blocks(mod, main, exact), exact)] if any(exact) else []
 
@@ -165,13 +199,13 @@ def _cheaper_modules(
     choices: Sequence[_Choice],
     prices: Prices,
     config: GraphConfig,
+    deadline: float,
     result: GraphResult,
 ) -> list[_Choice]:
     """The modules whose fused kernels cost less than the given module's, the cheapest first."""
     if not choices:
         return []
     started = time.perf_counter()
-    deadline = started + config.seconds - (result.explore_s + result.extract_s + result.measure_s)
     modules = [mod, *(module for module, _ in choices)]
     result.price_before_s, *after_s = prices.modules_s(modules, deadline - started)
     priced = sorted(zip(after_s, choices, strict=True), key=lambda item: item[0])
@@ -257,7 +291,7 @@ def _main_function(mod: ir.IRModule) -> Any:
 
 
 def _search_block(
-    block: Any, main: Any, config: GraphConfig, prices: Prices | None, result: GraphResult
+    block: Any, main: Any, config: GraphConfig, prices: Prices | None, deadline: float, result: GraphResult
 ) -> list[_Rewritten]:
     """Cheaper blocks, the cheapest first; fills `result`."""
     started = time.perf_counter()
@@ -276,7 +310,7 @@ def _search_block(
             pricing=prices,
             extractors=config.extractors,
             extract_seconds=config.extract_seconds,
-            seconds=config.seconds,
+            seconds=max(0.0, deadline - time.perf_counter()),
         )
         result.graphs.append((encoded.graph, encoded.graph))
         _add_to_report(result, found)
@@ -321,7 +355,10 @@ def _add_to_report(result: GraphResult, found: SearchResult) -> None:
 
 
 def _with_blocks(mod: ir.IRModule, main: Any, chosen: Sequence[_Rewritten | None]) -> ir.IRModule:
-    """The module with other blocks in "main", its weights folded; None keeps a block."""
+    """The module with other blocks in "main", its weights folded; None keeps a block.
+
+    Raises MismatchError when it is not well-formed.
+    """
     from .transform.fold_weights import FoldWeights
 
     blocks = [old if new is None else new.block for old, new in zip(main.body.blocks, chosen, strict=True)]
@@ -333,7 +370,10 @@ def _with_blocks(mod: ir.IRModule, main: Any, chosen: Sequence[_Rewritten | None
     candidate.update_func(
         mod.get_global_var("main"), relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs, main.span)
     )
-    return transform.Sequential([FoldWeights()])(candidate)
+    candidate = transform.Sequential([FoldWeights()])(candidate)
+    if not relax.analysis.check_well_formed(candidate):
+        raise MismatchError("the new module is not well-formed")
+    return candidate
 
 
 def _compare(

@@ -8,7 +8,7 @@ from tvm import relax
 
 from eqtune.errors import MismatchError
 
-from .encode import Encoded, Template, Tree, is_unknown
+from .encode import Encoded, Place, Template, Tree, is_unknown
 from .relax_ops import static_type, write_term
 from .terms import TermGraph
 
@@ -106,8 +106,7 @@ class _Decoder:
             found = self.calls.get(identity) if template.path else None
             if found is None:
                 operands = [
-                    old if tree is None else _build(tree, arguments)
-                    for old, tree in zip(call.args, template.arguments, strict=True)
+                    _build(place, arguments, old) for old, place in zip(call.args, template.arguments, strict=True)
                 ]
                 found = relax.Call(call.op, operands, call.attrs, list(call.ty_args))
                 if template.path:
@@ -126,5 +125,11 @@ def _replace(tree: Tree, leaves: Any) -> Tree:
     return next(leaves) if isinstance(tree, int) else tuple(_replace(item, leaves) for item in tree)
 
 
-def _build(tree: Tree, arguments: list[Any]) -> Any:
-    return arguments[tree] if isinstance(tree, int) else relax.Tuple([_build(item, arguments) for item in tree])
+def _build(place: Place, arguments: list[Any], old: Any) -> Any:
+    """An argument of a call: what is no value stays `old`."""
+    if place is None:
+        return old
+    if isinstance(place, int):
+        return arguments[place]
+    fields = old.fields if isinstance(old, relax.Tuple) else [old] * len(place)  # a variable's tuple is values only
+    return relax.Tuple([_build(inner, arguments, field) for inner, field in zip(place, fields, strict=True)])

@@ -309,6 +309,7 @@ class EGraph:
                 tensors = [numbers[f"#{name}"] for name in group.shared if f"#{name}" in numbers]
                 groups[(*attrs, *tensors)].setdefault(numbers["#0"], key)
         ready: dict[str, CompiledRule] = {}
+        told = 0
         for members in groups.values():
             for chosen in subsets(list(members.values())):
                 name = f"{group.name}/{len(chosen)}"
@@ -316,10 +317,12 @@ class EGraph:
                 if compiled is None:
                     compiled = self._add(name, group.make(len(chosen)), self._tags.index(group.name), asks=False)
                 key = group_key(compiled, member, chosen)
-                if len(ready) < budget and self._solve(compiled, key):
+                if told < budget and self._solve(compiled, key):
                     before = len(self._state.answers)
                     self._tell(compiled, [key])
-                    self._state.pending[compiled.number] += len(self._state.answers) - before
+                    new = len(self._state.answers) - before
+                    told += new
+                    self._state.pending[compiled.number] += new
                     if self._state.pending[compiled.number]:
                         ready[name] = compiled
         return list(ready.values())

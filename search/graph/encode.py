@@ -24,9 +24,16 @@ __all__ = ["Encoded", "NotEncodable", "Tree", "encode_block"]
 Tree = int | tuple["Tree", ...]
 """A value of a Relax program: the index of a term, or a tuple."""
 
+Place = int | None | tuple["Place", ...]
+"""Where an argument of a call stands among a term's arguments: a position, a tuple, or None for what is no value."""
+
+
+IN_PLACE = ("relax.call_tir_inplace", "relax.call_inplace_packed")
+"""Calls that write into their arguments."""
+
 
 class NotEncodable(Exception):
-    """A block holds what this encoding does not cover (a binding that defines symbolic shapes); it stays as it is."""
+    """A block holds what this encoding does not cover (symbolic shapes bound, writing in place); it stays as it is."""
 
 
 @dataclass
@@ -52,12 +59,12 @@ class Encoded:
 class Template:
     """How to write an opaque term: the Relax expression, and where its operands go.
 
-    `arguments` has one entry for each argument of the call: None where it holds no tensor, else a tree of positions
-    in the term's arguments. `path` leads to one tensor of a result that is a tuple.
+    `arguments` has one entry for each argument of the call; what has no place in the term's arguments is written as it
+    was. `path` leads to one tensor of a result that is a tuple.
     """
 
     expr: Any
-    arguments: tuple[Any, ...]
+    arguments: tuple[Place, ...]
     path: tuple[int, ...] = ()
 
 
@@ -126,8 +133,8 @@ class _Encoder:
 
     def call(self, call: relax.Call) -> Tree:
         name = getattr(call.op, "name", "")
-        trees = [self.operand(argument) if _is_value(argument) else None for argument in call.args]
-        operands = [index for tree in trees if tree is not None for index in flatten(tree)]
+        operands: list[int] = []
+        arguments = tuple(self.argument(argument, operands) for argument in call.args)
         types = [self.graph.types[index] for index in operands]
         if all(not is_unknown(ty) for ty in types):
             if name == "relax.split" and isinstance(call.ty, relax.TupleType):
@@ -140,9 +147,15 @@ class _Encoder:
                 return self.graph.add(*known, operands)
         if isinstance(call.op, relax.Var | relax.Function):
             raise NotEncodable("a call of a local function")
-        places = iter(range(len(operands)))
-        arguments = tuple(None if tree is None else _relabel(tree, places) for tree in trees)
+        if name in IN_PLACE:
+            raise NotEncodable(f"{name} overwrites what others may read, and terms have no order")
         return self.opaque(call, arguments, operands)
+
+    def argument(self, expr: Any, operands: list[int]) -> Place:
+        """The place of a call's argument; its terms are appended to `operands`."""
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.argument(item, operands) for item in expr.fields)
+        return _relabel(self.operand(expr), operands) if _is_value(expr) else None
 
     def split(self, call: relax.Call, operand: int) -> Tree | None:
         """The parts of a split, as slices."""
@@ -159,7 +172,7 @@ class _Encoder:
             slices.append(self.graph.add("slice", Slice(tuple(first), tuple(last)), (operand,)))
         return tuple(slices)
 
-    def opaque(self, expr: Any, arguments: tuple[Any, ...], operands: list[int]) -> Tree:
+    def opaque(self, expr: Any, arguments: tuple[Place, ...], operands: list[int]) -> Tree:
         """An opaque term for each tensor of the result."""
         key = self.identity(expr, arguments)
         name = getattr(getattr(expr, "op", None), "name", type(expr).__name__)
@@ -173,7 +186,7 @@ class _Encoder:
 
         return build(expr.ty, ())
 
-    def identity(self, expr: Any, arguments: tuple[Any, ...]) -> int:
+    def identity(self, expr: Any, arguments: tuple[Place, ...]) -> int:
         """The same number for calls of the same operator that differ in their operands only."""
         self.outside += 1
         if not isinstance(expr, relax.Call) or not isinstance(expr.op, ir.Op) or not expr.op.name.startswith("relax."):
@@ -181,7 +194,7 @@ class _Encoder:
         if expr.op.name.startswith("relax.call_"):
             return self.outside
         rest = [expr.op, *expr.ty_args]
-        rest += [a for a, place in zip(expr.args, arguments, strict=True) if place is None]
+        rest += [part for argument, place in zip(expr.args, arguments, strict=True) for part in _fixed(argument, place)]
         rest += [expr.attrs] if expr.attrs is not None else []
         bucket = self.calls.setdefault(hash((arguments, *(tvm_ffi.structural_hash(part) for part in rest))), [])
         for other, number in bucket:
@@ -210,13 +223,23 @@ def _unknown(ty: Any) -> TensorType:
 
 
 def _is_value(argument: Any) -> bool:
-    if isinstance(argument, relax.Tuple):
-        return bool(argument.fields) and all(_is_value(item) for item in argument.fields)
     return isinstance(argument, relax.Var | ir.GenericConst | relax.TupleGetItem | relax.Call)
 
 
-def _relabel(tree: Tree, places: Iterator[int]) -> Tree:
-    return next(places) if isinstance(tree, int) else tuple(_relabel(item, places) for item in tree)
+def _relabel(tree: Tree, operands: list[int]) -> Place:
+    if isinstance(tree, int):
+        operands.append(tree)
+        return len(operands) - 1
+    return tuple(_relabel(item, operands) for item in tree)
+
+
+def _fixed(argument: Any, place: Place) -> Iterator[Any]:
+    """What an argument of a call holds that is no value."""
+    if place is None:
+        yield argument
+    elif isinstance(place, tuple) and isinstance(argument, relax.Tuple):
+        for item, inner in zip(argument.fields, place, strict=True):
+            yield from _fixed(item, inner)
 
 
 def _scalar(expr: Any) -> Full | None:

@@ -32,7 +32,7 @@ from .attributes import (
     WinogradResult,
 )
 from .blocked_ops import blocked_conv2d
-from .operators import NotTypeable, infer
+from .operators import OPS, NotTypeable, infer
 from .winograd_ops import winograd_conv2d, winograd_data, winograd_result
 
 __all__ = ["read_call", "static_type", "write_term"]
@@ -70,6 +70,8 @@ def read_call(call: Any, types: Sequence[TensorType], result: TensorType) -> tup
     """Operator and attributes of a Relax call whose tensor arguments have these types; None when it is opaque."""
     row = ROWS.get(getattr(call.op, "name", ""))
     if row is None or (result.dtype not in FLOATS and row.op not in MOVES):
+        return None
+    if OPS[row.op].arity not in (None, len(types)):  # an operand is a number that is no tensor
         return None
     attrs = row.read(call, types, result)
     if attrs is _NOT_EXPRESSIBLE:

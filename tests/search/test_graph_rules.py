@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eqtune.errors import InputError
-from eqtune.search.graph.attributes import Axis, Conv2d, Kind, Leaf, Permute, Pool2d, Reduce, TensorType
+from eqtune.search.graph.attributes import Axis, Conv2d, Full, Kind, Leaf, Permute, Pool2d, Reduce, TensorType
 from eqtune.search.graph.egraph import EGraph
 from eqtune.search.graph.rules import EXTENDED_RULES, Group, Rule, select
 from eqtune.search.graph.rules.blocked import BLOCKED_RULES
@@ -169,6 +169,38 @@ def test_error_that_winograd_adds(rule: Rule) -> None:
     scale = np.abs(exact).max()
     assert np.abs(direct - exact).max() / scale < 1e-6
     assert np.abs(fast - exact).max() / scale < bound, np.abs(fast - exact).max() / scale
+
+
+_X, _Y = TensorType((1, 4, 4, 4), "float16"), TensorType((4, 4, 1, 1), "float16")
+_BIND = {"a": Conv2d(), "r": Reduce("sum", (1,))}
+WAITS = (
+    "matmul-of-scaled-by-one-number",
+    "matmul-with-scaled-by-one-number",
+    "reduce-of-scaled",
+    "convolution-of-scaled-by-one-number",
+    "convolution-with-scaled-by-one-number",
+    "average-of-scaled",
+)
+"""Rules that sum before they scale."""
+
+
+@pytest.mark.parametrize("name", [*WAITS, "scale-of-left-operand", "scale-of-right-operand", "scale-of-average"])
+def test_scales_do_not_move_where_sums_in_half_precision_get_larger(name: str) -> None:
+    (rule,) = (rule for rule in EXTENDED_RULES if rule.name == name)
+    assert isinstance(rule, Rule)
+    bound = _BIND | ({"a": Pool2d("avg", (2, 2))} if "average" in name else {})
+
+    def applies(factor: float, dtype: str) -> bool:
+        square = replace(_X, dtype=dtype)
+        second = replace(_Y, dtype=dtype) if "convolution" in name else square
+        types = {"x": square, "y": second, "p": second}
+        attrs = {**{key: bound[key] for key in rule.attributes if key != "c"}, "c": Full((), factor, dtype)}
+        return term_graphs(rule, {var.name: types[var.name] for var in rule.variables}, attrs) is not None
+
+    assert applies(8.0, "float16") == (name in WAITS)
+    assert applies(-0.125, "float16") == (name not in WAITS)
+    assert applies(8.0, "bfloat16")
+    assert applies(-0.125, "float32")
 
 
 @pytest.mark.parametrize("layouts", [CHANNELS_LAST_RULES, BLOCKED_RULES], ids=["last", "blocked"])

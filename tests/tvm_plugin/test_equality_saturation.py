@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax
+from tvm.script import tirx as T
 
 import eqtune
 from eqtune import GraphConfig, InputError, optimize_graph, zoo
@@ -323,6 +326,18 @@ def test_rules_of_ones_own_are_refused_when_they_are_wrong() -> None:
         GraphConfig(extra_rules=(row_sums("reduce-of-reduce", of_rows, sums),))
 
 
+@pytest.mark.parametrize(("dtype", "changes"), [("float32", True), ("bfloat16", True), ("float16", False)])
+def test_scores_of_half_precision_are_not_summed_before_they_are_scaled(dtype: str, changes: bool) -> None:
+    queries, keys = tensor("q", (64, 512), dtype), tensor("k", (512, 8), dtype)
+
+    def scores(builder: relax.BlockBuilder) -> Any:
+        scaled = builder.emit(relax.op.multiply(queries, relax.const(np.asarray(0.0625, "float32"), dtype)))
+        return relax.op.matmul(scaled, keys)
+
+    result = optimize_graph(module(scores, queries, keys), FAST)
+    assert result.changed == changes
+
+
 def test_every_relax_operator_of_the_vocabulary_exists() -> None:
     for name in ROWS:
         assert tvm.ir.Op.get(name).name == name
@@ -410,6 +425,66 @@ def unknown_operator() -> tvm.IRModule:
     return module(lambda b: relax.op.cumsum(matmul_weights(b.emit(relax.op.cumsum(x, 1)), b), axis=1), x)
 
 
+def inline_number() -> tvm.IRModule:
+    x = tensor("x", (4, 8))
+    return module(lambda b: relax.op.add(matmul_weights(x, b), relax.prim_value(1.0, "float32")), x)
+
+
+def tuple_with_a_number() -> tvm.IRModule:
+    """A kernel that takes tensors and a number, given as one tuple."""
+    x = tensor("x", (4, 8))
+    builder = relax.BlockBuilder()
+
+    @T.prim_func(private=True, s_tir=True)
+    def scaled(
+        a: T.Buffer((T.int64(4), T.int64(8))),
+        times: T.int64,
+        b: T.Buffer((T.int64(4), T.int64(8))),
+        out: T.Buffer((T.int64(4), T.int64(8))),
+    ) -> None:
+        for i, j in T.grid(T.int64(4), T.int64(8)):
+            with T.sblock("out"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = a[vi, vj] * T.Cast("float32", times) + b[vi, vj]
+
+    kernel = builder.add_func(scaled, "scaled")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = matmul_weights(x, builder)
+            operands = relax.Tuple([first, tvm.tirx.IntImm("int64", 3), builder.emit(relax.op.nn.relu(first))])
+            value = builder.emit(
+                relax.Call(
+                    tvm.ir.Op.get("relax.call_tir"), [kernel, operands], ty_args=[relax.TensorType((4, 8), "float32")]
+                )
+            )
+            result = builder.emit_output(matmul_weights(value, builder))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def writes_in_place() -> tvm.IRModule:
+    """A kernel adds to what another operator reads before."""
+    x = tensor("x", (4, 8))
+    builder = relax.BlockBuilder()
+
+    @T.prim_func(private=True, s_tir=True)
+    def increment(a: T.Buffer((T.int64(4), T.int64(8)))) -> None:
+        for i, j in T.grid(T.int64(4), T.int64(8)):
+            with T.sblock("out"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                a[vi, vj] = a[vi, vj] + T.float32(1)
+
+    kernel = builder.add_func(increment, "increment")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = matmul_weights(x, builder)
+            before = builder.emit(relax.op.nn.relu(first))
+            after = builder.emit(relax.op.call_tir_inplace(kernel, first, 0, relax.TensorType((4, 8), "float32")))
+            result = builder.emit_output(relax.Tuple([before, matmul_weights(after, builder)]))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
 def half_precision() -> tvm.IRModule:
     return chain_of_products("float16")
 
@@ -457,9 +532,9 @@ ODD = {
     build: changes
     for changes, builds in (
         (False, (dynamic, integers, booleans, returns_an_input, returns_a_constant)),
-        (False, (without_dataflow, no_main, no_functions)),
+        (False, (without_dataflow, writes_in_place, no_main, no_functions)),
         (True, (unused_parameter, several_outputs, calls_a_primitive_function, unknown_operator, half_precision)),
-        (True, (branches, brain_floats)),
+        (True, (branches, brain_floats, inline_number, tuple_with_a_number)),
         (None, (empty_tensor, tuple_valued_operator)),
     )
     for build in builds
@@ -489,6 +564,8 @@ def test_odd_modules_pass_through_or_improve(build: Callable[[], tvm.IRModule]) 
         calls_a_primitive_function,
         tuple_valued_operator,
         unknown_operator,
+        inline_number,
+        tuple_with_a_number,
         branches,
         half_precision,
         brain_floats,
@@ -502,6 +579,44 @@ def test_odd_modules_pass_through_or_improve(build: Callable[[], tvm.IRModule]) 
 def test_odd_modules_compute_the_same_in_tvm(build: Callable[[], tvm.IRModule]) -> None:
     result = optimize_graph(build(), GraphConfig(limits=FAST.limits, cost=ArbitraryCost(1), min_gain=0))
     assert result.kept_because in ("", "nothing cheaper was found")
+
+
+def products_in(block: Any) -> int:
+    """How many matrix products a block has."""
+    return sum("matmul" in str(getattr(binding.value, "op", "")) for binding in block.bindings)
+
+
+def test_the_blocks_of_a_function_share_the_seconds() -> None:
+    class TakesAllTheTime(AnalyticCost):
+        """The first price takes as long as the whole search may."""
+
+        waited = False
+
+        def term_s(self, *term: Any) -> float:
+            """See `TermCost`."""
+            if not TakesAllTheTime.waited:
+                time.sleep(0.5)
+            TakesAllTheTime.waited = True
+            return super().term_s(*term)
+
+    result = optimize_graph(branches(), replace(FAST, seconds=0.5, cost=TakesAllTheTime()))
+    first, _, last = result.mod["main"].body.blocks
+    assert (products_in(first), products_in(last)) == (1, 2)
+
+
+def test_what_was_left_alone_does_not_count_where_something_changed() -> None:
+    x = tensor("x", (4, 8))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit_output(matmul_weights(x, builder))
+        middle = builder.emit(relax.op.nn.relu(first))  # two blocks side by side would be one
+        with builder.dataflow():
+            last = builder.emit_output(builder.match_cast(middle, relax.TensorType((4, 8), "float32")))
+        builder.emit_func_output(last)
+    result = optimize_graph(builder.get(), FAST)
+    assert result.changed
+    assert not result.kept_because
 
 
 class PlainConvolutionsAreDear(AnalyticCost):

@@ -20,7 +20,10 @@ from eqtune.machine import detect_target
 from eqtune.measure import LocalMeasurer
 from eqtune.measure.base import Price
 from eqtune.records import Context, Record, RecordDatabase
+from eqtune.search.graph.decode import decode_block
 from eqtune.search.graph.encode import encode_block
+from eqtune.search.graph.rules.pattern import matmul, reduce, tensors
+from eqtune.search.graph.rules.rule import Match, Rule
 from eqtune.search.graph.terms import TermGraph
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.base import Decision
@@ -102,6 +105,44 @@ def test_a_rule_that_spoils_a_graph_is_taken_back_and_the_others_stay() -> None:
     used = rules_used(result)
     assert used & {"matmul-associate-left", "matmul-associate-right"}
     assert "merge-matmul-shared-input" not in used
+
+
+def of_rows(m: Match) -> bool:
+    return bool(m.r.kind == "sum" and m.r.keepdims and m.r.axes == (1,) and len(m.x.shape) == len(m.y.shape) == 2)
+
+
+def test_what_exact_rules_make_of_a_lossy_rule_s_result_is_not_exact() -> None:
+    # Sums of rows of (x @ y) @ w: the lossy rule gives (x @ y) @ column, and association then x @ (y @ column).
+    x, y = (relax.Var(name, relax.TensorType((128, 128), "float32")) for name in "xy")
+    w = relax.const(np.ones((128, 128), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            value = builder.emit(relax.op.matmul(builder.emit(relax.op.matmul(x, y)), w))
+            result = builder.emit_output(relax.op.sum(value, axis=[1], keepdims=True))
+        builder.emit_func_output(result)
+    p, q = tensors("x y")
+    lossy = Rule("row-sums", reduce(matmul(p, q), "r"), matmul(p, reduce(q, "r")), "", when=(of_rows,), fast_math=True)
+    config = replace(CONFIG, rules=("matmul-associate-right",), extra_rules=(lossy,), fast_math=True)
+    found = optimize_graph(builder.get(), config, prices=prices(lambda task: task.flops * 1e-9))
+    assert found.changed
+    assert found.exact is None
+    other = optimize_graph(two_products(), replace(config, rules=None), prices=prices(product))
+    assert other.changed
+    assert other.exact is not None
+
+
+def test_a_module_that_is_not_well_formed_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_its_first_binding(*block: Any) -> relax.DataflowBlock:
+        return relax.DataflowBlock(decode_block(*block).bindings[1:])
+
+    def price_s(task: Task) -> float:
+        raise AssertionError("there is nothing to price")
+
+    monkeypatch.setattr("eqtune.graph_search.decode_block", without_its_first_binding)
+    result = optimize_graph(two_products(), CONFIG, prices=replace(prices(price_s), terms=None))
+    assert not result.changed
+    assert "not well-formed" in result.kept_because
 
 
 def kernel() -> Task:

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 
 from ..cost import ELEMENTWISE, TermCost, is_computed, users_that_join
 from ..egraph_view import EGraphView
+from ..operators import OPS
 
 __all__ = ["Choice", "Problem", "cheapest_trees", "make_problem", "solution_cost"]
 
@@ -98,13 +99,14 @@ def _undominated(nodes: Sequence[int], problem: Problem) -> list[int]:
 
 
 def _weights(view: EGraphView) -> Choice:
-    """For each class that depends on weights alone, the tree with the fewest operators."""
+    """For each class that depends on weights alone, the tree with the fewest operators, all of which fold."""
     classes = {c: view.classes[c] for c in range(len(view.classes)) if view.constant[c]}
     children = {
         node: view.children[node]
         for nodes in classes.values()
         for node in nodes
-        if all(view.constant[child] for child in view.children[node])
+        if (view.ops[node] == "leaf" or OPS[view.ops[node]].folds)
+        and all(view.constant[child] for child in view.children[node])
     }
     classes = {c: [node for node in nodes if node in children] for c, nodes in classes.items()}
     return cheapest_trees(classes, children, dict.fromkeys(children, 1.0))[0]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from ..attributes import Axis, Pad, Permute, Slice, TensorType
+from ..attributes import Axis, Kind, Pad, Permute, Slice, TensorType
 from .pattern import Pattern, Var, binary, concat, pad, permute, slice_, tensors, unary
 from .rule import Match, Rule
 from .shapes import aligned_box, numbered
@@ -184,17 +184,42 @@ def concat_of_unary(count: int) -> Rule:
 
 
 def concat_of_binary(count: int) -> Rule:
-    """concat(f(x1, u1), ..., f(xn, un)) -> f(concat(x1, ..., xn), concat(u1, ..., un)).
-
-    Where an operand repeats along the axis, the result has another type: the rule does not apply.
-    """
+    """concat(f(x1, u1), ..., f(xn, un)) -> f(concat(x1, ..., xn), concat(u1, ..., un))."""
     left, right = numbered(x, count), numbered(u, count)
     terms = [binary(a, b, "f") for a, b in zip(left, right, strict=True)]
+
+    def operands_join(m: Match) -> bool:
+        """On either side, operands differ along the axis alone, and repeat nowhere along it.
+
+        Lengths may add up though one repeats, where another is empty.
+        """
+        axis = m.c.axis - len(m.out[0].shape)
+        lengths = [m.type(term).shape[axis] for term in terms]
+        for parts in (left, right):
+            shapes = [getattr(m, part.name).shape for part in parts]
+            if min(map(len, shapes)) < -axis or [shape[axis] for shape in shapes] != lengths:
+                return False
+            if len({(shape[:axis], shape[axis:][1:]) for shape in shapes}) > 1:
+                return False
+        return True
+
+    def example(random: Random) -> tuple[dict[str, TensorType], dict[str, Any]]:
+        shape = [random.randint(1, 3) for _ in range(random.randint(1, 3))]
+        axis = random.randrange(len(shape))
+        types = {}
+        for pair in zip(left, right, strict=True):
+            size = random.randint(0, 2)
+            for part in pair:
+                shape[axis] = random.choice((size, 1))
+                types[part.name] = TensorType(tuple(shape))
+        return types, {"c": Axis(axis), "f": Kind("add")}
 
     return Rule(
         f"concat-of-binary-{count}",
         before=concat(terms, "c"),
         after=binary(concat(left, _axis_in(left)), concat(right, _axis_in(right)), "f"),
+        when=(operands_join,),
+        example=example,
         reason="lets what was computed side by side merge",
         source="TASO",
     )

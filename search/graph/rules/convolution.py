@@ -8,7 +8,7 @@ from math import prod
 from ..attributes import Axis, Shape, Slice
 from .pattern import add, concat, conv2d, full, multiply, reshape, slice_, tensors, weights
 from .rule import Group, Match, Rule
-from .shapes import block, box, numbered
+from .shapes import block, box, keeps_sums_before_scale_small, numbered
 
 __all__ = ["CONVOLUTION_LAWS", "CONVOLUTION_RULES"]
 
@@ -324,6 +324,7 @@ CONVOLUTION_LAWS: tuple[Rule, ...] = (
         before=conv2d(multiply(x, c), p, "a"),
         after=multiply(conv2d(x, p, "a"), c),
         when=(one_number,),
+        worth=(keeps_sums_before_scale_small,),
         reason=_LAW,
         source="TASO",
     ),
@@ -332,6 +333,7 @@ CONVOLUTION_LAWS: tuple[Rule, ...] = (
         before=conv2d(x, multiply(p, c), "a"),
         after=multiply(conv2d(x, p, "a"), c),
         when=(one_number,),
+        worth=(keeps_sums_before_scale_small,),
         reason=_LAW,
         source="TASO",
     ),

@@ -7,7 +7,17 @@ from math import prod
 from ..attributes import Axis, Shape, Slice
 from .pattern import add, concat, full, matmul, multiply, permute, reshape, slice_, tensors, weights
 from .rule import Group, Match, Rule, both_ways
-from .shapes import axis_of, block, box, broadcasts_to, columns_only, numbered, transposition
+from .shapes import (
+    axis_of,
+    block,
+    box,
+    broadcasts_to,
+    columns_only,
+    keeps_sums_after_scale_small,
+    keeps_sums_before_scale_small,
+    numbered,
+    transposition,
+)
 
 __all__ = ["MATMUL_LAWS", "MATMUL_RULES"]
 
@@ -239,6 +249,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         before=multiply(matmul(x, y), c),
         after=matmul(multiply(x, c), y),
         when=(one_number,),
+        worth=(keeps_sums_after_scale_small,),
         reason="the scale can reach the weights that x was computed with, as in attention",
         source="TASO",
     ),
@@ -247,6 +258,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         before=matmul(multiply(x, c), y),
         after=multiply(matmul(x, y), c),
         when=(one_number,),
+        worth=(keeps_sums_before_scale_small,),
         reason="the scale can meet others, or fuse behind the product",
         source="TASO",
     ),
@@ -326,6 +338,7 @@ MATMUL_LAWS: tuple[Rule, ...] = (
         before=multiply(matmul(x, y), c),
         after=matmul(x, multiply(y, c)),
         when=(one_number,),
+        worth=(keeps_sums_after_scale_small,),
         reason=_LAW,
         source="TASO",
     ),
@@ -334,6 +347,7 @@ MATMUL_LAWS: tuple[Rule, ...] = (
         before=matmul(x, multiply(y, c)),
         after=multiply(matmul(x, y), c),
         when=(one_number,),
+        worth=(keeps_sums_before_scale_small,),
         reason=_LAW,
         source="TASO",
     ),

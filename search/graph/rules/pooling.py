@@ -8,9 +8,10 @@ from math import prod
 from random import Random
 from typing import Any
 
-from ..attributes import Conv2d, Full, Pool2d, Reduce, TensorType
+from ..attributes import Conv2d, Full, Pad, Pool2d, Reduce, TensorType
 from .pattern import add, concat, conv2d, full, multiply, pad, pool2d, reduce, relu, tensors, weights
 from .rule import Match, Rule, both_ways
+from .shapes import keeps_sums_after_scale_small, keeps_sums_before_scale_small
 
 __all__ = ["POOLING_LAWS", "POOLING_RULES"]
 
@@ -26,7 +27,7 @@ def takes_the_largest(m: Match) -> bool:
 
 def no_empty_window(m: Match) -> bool:
     """Every window has an element that is not padding."""
-    return bool(not m.a.ceil_mode and all(n < k for n, k in zip(m.a.padding, m.a.pool_size * 2, strict=True)))
+    return _every_window_sees(m.a, m.x, m.out[0])
 
 
 def averages(m: Match) -> bool:
@@ -74,6 +75,11 @@ def inner_slides_by_one(m: Match) -> bool:
     )
 
 
+def outer_sees_inner(m: Match) -> bool:
+    """Every window of the second pooling has an element that is not its padding."""
+    return _every_window_sees(m.b, m.type(_POOLED), m.out[0])
+
+
 def pads_space(m: Match) -> bool:
     """Only rows and columns are padded."""
     return all(letter in "HW" or not m.p.before[i] + m.p.after[i] for i, letter in enumerate(m.a.layout))
@@ -86,13 +92,7 @@ def zeros_count_as_padding(m: Match) -> bool:
 
 def zeros_are_no_larger(m: Match) -> bool:
     """Maximum pooling: where nothing is negative, zeros in a window that has elements change nothing."""
-    joined = _joined_padding(m)
-    return bool(m.a.kind == "max" and all(n < k for n, k in zip(joined.padding, m.a.pool_size * 2, strict=True)))
-
-
-def keeps_windows_whole(m: Match) -> bool:
-    """No window is rounded up."""
-    return not m.a.ceil_mode
+    return bool(m.a.kind == "max" and _every_window_sees(_joined_padding(m), m.x, m.out[0]))
 
 
 def joins_batch_or_channels(m: Match) -> bool:
@@ -114,6 +114,18 @@ def depthwise_average(m: Match) -> bool:
         and kernel["I"] == 1
         and kernel["O"] == m.b.groups
         and share * kernel["H"] * kernel["W"] == 1
+    )
+
+
+def _every_window_sees(a: Pool2d, data: TensorType, result: TensorType) -> bool:
+    """Whether each window has an element of the data: one that is dilated may step over all of it."""
+    extents, windows = (dict(zip(a.layout, ty.shape, strict=True)) for ty in (data, result))
+    return all(
+        any(0 <= window * stride + tap * dilation - before < extents[axis] for tap in range(size))
+        for axis, size, stride, before, dilation in zip(
+            "HW", a.pool_size, a.strides, a.padding[:2], a.dilation, strict=True
+        )
+        for window in range(windows[axis])
     )
 
 
@@ -170,6 +182,20 @@ def _whole_image_example(random: Random) -> tuple[dict[str, TensorType], dict[st
     return {"x": TensorType(tuple(extents[letter] for letter in layout))}, {"a": pool}
 
 
+def _small_image_example(random: Random) -> tuple[dict[str, TensorType], dict[str, Any]]:
+    """Dilated windows that reach beyond the image, and step over it."""
+    layout = random.choice(("NCHW", "NHWC"))
+    extents = {letter: random.randint(1, 2) for letter in "NCHW"}
+    size = random.randint(1, 3), random.randint(2, 3)
+    top, left, bottom, right = (random.choice((n - 1, random.randint(0, n))) for n in size * 2)
+    dilation = (random.randint(1, 3), random.randint(2, 3))
+    outside = {"H": random.randint(0, top), "W": random.randint(0, left)}
+    padding = (top - outside["H"], left - outside["W"], bottom, right)
+    pool = Pool2d("max", size, (random.randint(1, 2), 1), padding, dilation, random.random() < 0.3, layout=layout)
+    pads = Pad(tuple(outside.get(letter, 0) for letter in layout), (0,) * 4)
+    return {"x": TensorType(tuple(extents[letter] for letter in layout))}, {"a": pool, "p": pads}
+
+
 _POOLED = pool2d(x, "a")
 _FEWER = "the function is computed for fewer elements"
 
@@ -179,7 +205,7 @@ POOLING_RULES: tuple[Rule, ...] = (
         "max-pool-of-max-pool",
         before=pool2d(_POOLED, "b"),
         after=pool2d(x, _fused),
-        when=(inner_slides_by_one,),
+        when=(inner_slides_by_one, outer_sees_inner),
         reason="one pass over the image instead of two",
     ),
     *both_ways(
@@ -188,6 +214,7 @@ POOLING_RULES: tuple[Rule, ...] = (
         "relu-before-max-pool",
         relu(_POOLED),
         when=(takes_the_largest, no_empty_window),
+        example=_small_image_example,
         reason=_FEWER,
     ),
     *both_ways(
@@ -216,7 +243,8 @@ POOLING_RULES: tuple[Rule, ...] = (
         "max-pool-of-padded",
         before=pool2d(pad(relu(x), "p"), "a"),
         after=pool2d(relu(x), _joined_padding),
-        when=(pads_space, zeros_are_no_larger, keeps_windows_whole),
+        when=(pads_space, zeros_are_no_larger),
+        example=_small_image_example,
         reason="pooling pads by itself",
     ),
     Rule(
@@ -257,12 +285,20 @@ POOLING_LAWS: tuple[Rule, ...] = (
         when=(averages, same_inputs),
         reason=_LAW,
     ),
-    *both_ways(
+    Rule(
         "average-of-scaled",
-        pool2d(multiply(x, c), "a"),
-        "scale-of-average",
-        multiply(_POOLED, c),
+        before=pool2d(multiply(x, c), "a"),
+        after=multiply(_POOLED, c),
         when=(averages,),
+        worth=(keeps_sums_before_scale_small,),
+        reason=_LAW,
+    ),
+    Rule(
+        "scale-of-average",
+        before=multiply(_POOLED, c),
+        after=pool2d(multiply(x, c), "a"),
+        when=(averages,),
+        worth=(keeps_sums_after_scale_small,),
         reason=_LAW,
     ),
     Rule(

@@ -8,6 +8,7 @@ from math import prod
 from ..attributes import Axis, Permute, Reduce
 from .pattern import add, full, matmul, multiply, permute, reduce, softmax, tensors
 from .rule import Match, Rule
+from .shapes import keeps_sums_before_scale_small
 
 __all__ = ["REDUCTION_RULES"]
 
@@ -111,6 +112,7 @@ REDUCTION_RULES: tuple[Rule, ...] = (
         before=reduce(multiply(x, c), "r"),
         after=multiply(reduce(x, "r"), c),
         when=(sums, one_number),
+        worth=(keeps_sums_before_scale_small,),
         reason=_FEWER,
     ),
     Rule(

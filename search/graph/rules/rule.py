@@ -101,6 +101,7 @@ class Match:
 
 
 Condition = Callable[[Match], bool]
+Example = Callable[[Random], tuple[Mapping[str, TensorType], Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class Rule:
     fast_math : bool
         Equal over the reals but less accurate in floating point; used only where the configuration permits.
     worth : tuple of functions of the match
-        Must hold as well, but are not needed for the sides to be equal: they keep the rule to where it may pay.
+        Must hold as well, but are not needed for the sides to be equal: they keep the rule to where it may pay, or
+        where no number leaves the range of float16.
     on_weights : bool
         Whether it also rewrites what depends on weights alone, which is free as it is: so that what other rules make
         of a weight has one form, and is recognised when they come by it again.
@@ -140,7 +142,7 @@ class Rule:
     fast_math: bool = False
     worth: tuple[Condition, ...] = ()
     on_weights: bool = False
-    example: Callable[[Random], tuple[Mapping[str, TensorType], Mapping[str, Any]]] | None = None
+    example: Example | None = None
 
     def __post_init__(self) -> None:
         if len(self.roots) != len(self.results):
@@ -269,9 +271,13 @@ def both_ways(
     reason: str,
     source: str = "eqtune",
     when: tuple[Condition, ...] = (),
+    example: Example | None = None,
 ) -> tuple[Rule, Rule]:
     """A rule and its inverse: `forward` names left -> right, `backward` right -> left."""
-    return Rule(forward, left, right, reason, source, when), Rule(backward, right, left, reason, source, when)
+    return (
+        Rule(forward, left, right, reason, source, when, example=example),
+        Rule(backward, right, left, reason, source, when, example=example),
+    )
 
 
 def term_graphs(

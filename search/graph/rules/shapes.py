@@ -15,6 +15,8 @@ __all__ = [
     "box",
     "broadcasts_to",
     "columns_only",
+    "keeps_sums_after_scale_small",
+    "keeps_sums_before_scale_small",
     "numbered",
     "transposition",
 ]
@@ -73,6 +75,19 @@ def aligned_box(cut: Slice, shape: Extents) -> Slice:
 def columns_only(shape: Extents) -> bool:
     """Whether all extents but the last are 1."""
     return all(extent == 1 for extent in shape[:-1])
+
+
+def keeps_sums_before_scale_small(m: Match) -> bool:
+    """The factor c can wait until x was summed: unscaled, sums in float16 are no larger.
+
+    float16 ends at 65504: queries are scaled before their product with the keys, lest scores overflow.
+    """
+    return bool(m.x.dtype != "float16" or abs(m.c.value) >= 1)
+
+
+def keeps_sums_after_scale_small(m: Match) -> bool:
+    """The factor c can be applied before x is summed: scaled, sums in float16 are no larger."""
+    return bool(m.x.dtype != "float16" or abs(m.c.value) <= 1)
 
 
 def transposition(rank: int) -> Permute:

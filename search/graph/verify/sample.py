@@ -336,12 +336,7 @@ class _Sampler:
     def pooling(self) -> Pool2d:
         kernel = self.twice((1, 2, 3, 3))
         top, left, bottom, right = self.padding()
-        padding = (
-            min(top, kernel[0] - 1),
-            min(left, kernel[1] - 1),
-            min(bottom, kernel[0] - 1),
-            min(right, kernel[1] - 1),
-        )
+        padding = (min(top, kernel[0]), min(left, kernel[1]), min(bottom, kernel[0]), min(right, kernel[1]))
         return Pool2d(
             self.random.choice(("max", "avg")),
             kernel,
