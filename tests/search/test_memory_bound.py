@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ from eqtune.search.space.features import FEATURES
 from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound import memory_bound_sketches
+
+sys.path.insert(0, str(Path(__file__).parent))
+from guard_pages import stays_inside
 
 TARGET = {"kind": "llvm", "num-cores": 2}
 HARDWARE = Hardware(threads=2)
@@ -336,6 +341,21 @@ def test_tiles_transposed_in_registers_are_right(name: str) -> None:
     assert "T.Shuffle(" in func.script()
     for point, result in zip(points, run_points(mod, space, points, inputs), strict=True):
         np.testing.assert_array_equal(result, reference(*inputs), err_msg=str(space.decision(point)))
+
+
+def test_tiles_do_not_reach_beyond_what_is_padded_on_another_axis() -> None:
+    def build(b: Any, x: Any) -> Any:
+        return b.emit(op.permute_dims(b.emit(op.nn.pad(x, [0, 0, 0, 0, 1, 1, 0, 0])), [0, 2, 3, 1]))
+
+    mod = kernel(build, [(1, 16, 4, 16)])
+    space = Space([s for s in memory_bound_sketches(mod, Hardware(threads=1)) if s.name == "transpose"])
+    points = legal_points(space, 1000, seed=0)
+    vectors = np.array([space.decision(point).values["vector"] for point in points])
+    for kind in np.unique(vectors):
+        point = min(points[vectors == kind], key=lambda one: float(space.latency_s(one[None])[0]))
+        main = prepare_for_lowering(space.apply(space.decision(point)).mod["main"]).with_attr("global_symbol", "main")
+        library = tvm.compile(tvm.IRModule({"main": main}), target=tvm.target.Target(TARGET)).jit()
+        assert stays_inside(library["main"], [(1, 16, 4, 16), (1, 6, 16, 16)]), str(space.decision(point))
 
 
 def test_lanes_are_combined_as_a_tree_and_rows_multiplied_by_one_reciprocal() -> None:
