@@ -48,7 +48,7 @@ class TransposeSketch(MemoryBoundSketch):
         read, write = self.stage.extents[self.read_axis], self.stage.extents[self.write_axis]
         read *= math.prod(self.stage.extents[self.read_axis - self.fused : self.read_axis])
         # A tile is loaded whole before any condition is looked at, also one on another axis.
-        vectors = (0, 1) if self.stage.guards else (0, 1, 2)
+        vectors: tuple[int, ...] = (0, 1) if self.stage.guards else (0, 1, 2)
         if {self.read_axis, self.write_axis} & self.stage.guards.keys():
             vectors = (0,)
         return (
