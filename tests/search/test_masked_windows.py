@@ -18,6 +18,7 @@ from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 
 sys.path.insert(0, str(Path(__file__).parent))
+from guard_pages import stays_inside
 from test_memory_bound import TARGET, kernel, legal_points
 
 HARDWARE = Hardware(threads=2)
@@ -89,6 +90,23 @@ def test_borders_are_right_and_nothing_beside_the_output_is_written(name: str) -
         np.testing.assert_allclose(output, expected.numpy(), rtol=1e-5, atol=1e-5, err_msg=str(space.decision(point)))
         output[:] = 7.0
         assert (around == 7.0).all(), f"{space.decision(point)} writes beside its output"
+
+
+@pytest.mark.parametrize(
+    ("window", "padding"), [((3, 3), (1, 0, 1, 0)), ((3, 4), (1, 1, 1, 0))], ids=["rows", "rows and the first column"]
+)
+def test_lanes_that_skip_columns_do_not_read_beyond_the_last(window: tuple[int, int], padding: Shape) -> None:
+    build, shapes = depthwise((1, 16, 9, 33), window, padding=padding, strides=2)
+    mod = kernel(build, shapes)
+    arguments = [tuple(int(extent) for extent in param.shape) for param in mod["main"].params]
+    assert arguments[-1][-1] == 16  # whole vectors
+    space = masked(mod, Hardware(threads=1))
+    points = legal_points(space, 4, seed=0)
+    library = compiled(
+        {f"k{i}": prepare_for_lowering(space.apply(space.decision(p)).mod["main"]) for i, p in enumerate(points)}
+    )
+    for number, point in enumerate(points):
+        assert stays_inside(library[f"k{number}"], arguments), str(space.decision(point))
 
 
 def test_a_padded_image_is_not_copied() -> None:

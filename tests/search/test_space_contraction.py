@@ -339,8 +339,8 @@ def test_ragged_channels_of_an_image_are_not_read_beyond_its_end() -> None:
     decisions = [space.decision(point) for point in random_points(space, 5000)]
     wanted = {"nr": 32, "mr": 2, "pack": 3}
     decisions = [d for d in decisions if d.sketch == "tiled_channels"]
-    chosen = [d for d in decisions if {name: d.values[name] for name in wanted} == wanted][:8]
-    assert len(chosen) == 8
+    chosen = [d for d in decisions if {name: d.values[name] for name in wanted} == wanted][:3]
+    assert len(chosen) == 3
     library = build({f"c{i}": prepare_for_lowering(space.apply(d).mod["main"]) for i, d in enumerate(chosen)})
     shapes = [tuple(int(n) for n in p.shape) for p in mod["main"].params]
     for number, decision in enumerate(chosen):

@@ -119,7 +119,7 @@ class _Vector:
             if not isinstance(load, TensorLoad):
                 return call
             outside, inside = self._split(substitute(condition, self.binding))
-            within = [] if self._ends_in_row(load, inside) else self.within
+            within = [] if self._ends_in_row(load, inside) else self.within or self._end_of_row(load)
             return self._load(load, [*inside, *within], outside, other)
 
         def plain(load: Any) -> Any:
@@ -163,13 +163,22 @@ class _Vector:
 
         Then all elements of a window have one mask, and those of a stride share their loads.
         """
-        slope, column = self._linear(substitute(load.indices[-1], self.binding))
-        last = load.source.shape[-1] - 1 - column
+        slope, last = self._row(load)
         for other, bound in conditions:
             room = self.analyzer.simplify(last - bound)
-            if other == -slope < 0 and isinstance(room, tirx.IntImm) and int(room) >= 0:
+            if other == slope < 0 and isinstance(room, tirx.IntImm) and int(room) >= 0:
                 return True
         return False
+
+    def _end_of_row(self, load: Any) -> list[tuple[int, Any]]:
+        """The condition without which lanes that skip columns would also read those behind the last one's."""
+        end = self._row(load)
+        return [end] if end[0] < -1 else []
+
+    def _row(self, load: Any) -> tuple[int, Any]:
+        """The condition that an element lies in the row of `load`, or in front of it."""
+        slope, column = self._linear(substitute(load.indices[-1], self.binding))
+        return -slope, load.source.shape[-1] - 1 - column
 
     def _every(self, stride: int, place: int, parts: list[Any]) -> Any:
         """Each element of `parts` that is `stride` from the one before, beginning with the one at `place`."""
