@@ -15,8 +15,10 @@ from tvm.relax import op
 from tvm.s_tir import Schedule
 from tvm_ffi import structural_equal
 
+from eqtune.search.space import build_space
 from eqtune.search.space.base import Space
 from eqtune.search.space.features import FEATURES
+from eqtune.search.space.gpu.hardware import GpuHardware
 from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound import memory_bound_sketches
@@ -304,6 +306,23 @@ def test_odd_kernels_keep_their_meaning(name: str) -> None:
             atol=tolerance,
             err_msg=str(space.decision(point)),
         )
+
+
+def test_a_sum_may_read_nothing() -> None:
+    mod = kernel(lambda b: b.emit(op.sum(b.emit(op.full((3, 32), relax.const(1.5), "float32")), axis=[0])), [])
+    space = Space([s for s in memory_bound_sketches(mod, HARDWARE) if s.name == "columns"])
+    for result in run_points(mod, space, legal_points(space, 4, seed=0), []):
+        np.testing.assert_array_equal(result, np.full(32, 4.5))
+
+
+@pytest.mark.parametrize("hardware", [HARDWARE, GpuHardware()], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("function", "shapes"), [(op.nn.relu, [(2, 0)]), (op.matmul, [(0, 8), (8, 4)])], ids=["element-wise", "product"]
+)
+def test_kernels_without_iterations_stay_as_they_are(function: Any, shapes: Shapes, hardware: Any) -> None:
+    mod = kernel(emit(function), shapes)
+    (sketch,) = build_space(mod, hardware).sketches
+    tvm.ir.assert_structural_equal(sketch.apply({}).mod, mod)
 
 
 def test_symbolic_shapes_are_refused_by_name() -> None:
