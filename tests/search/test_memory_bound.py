@@ -251,6 +251,14 @@ def test_functions_that_vectorise_are_estimated_as_vectors() -> None:
     assert estimate(op.sin) > 8 * estimate(op.nn.relu)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_values_of_a_knob_differ(threads: int) -> None:
+    for name in ("softmax", "sum of all", "mean over rows"):
+        space = Space(memory_bound_sketches(kernel(*CASES[name][:2]), Hardware(threads=threads)))
+        for knob in (knob for sketch in space.sketches for knob in sketch.knobs):
+            assert len(set(knob.values)) == len(knob.values), knob
+
+
 def test_one_thread_means_no_parallel_loops() -> None:
     mod = kernel(*CASES["softmax"][:2])
     space = Space(memory_bound_sketches(mod, Hardware(threads=1)))
