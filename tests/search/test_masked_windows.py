@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import te, tirx, topi
 from tvm.relax import op
 
 from eqtune.search.space import build_space
@@ -127,3 +128,14 @@ def test_a_product_over_channels_is_no_window() -> None:
 
     mod = kernel(build, [(1, 4, 8, 16), (8, 4, 3, 3)])
     assert all(sketch.name != "masked_windows" for sketch in build_space(mod, HARDWARE).sketches)
+
+
+def test_what_is_computed_under_a_condition_is_left_to_others() -> None:
+    def pooled(x: Any) -> Any:
+        clipped = te.compute(x.shape, lambda *i: te.max(x(*i), tirx.const(0.0, "float32")), "clipped")
+        return topi.nn.pool2d(clipped, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max", layout="NCHW")
+
+    mod = kernel(lambda b, x: b.emit_te(pooled, x), [(1, 2, 9, 20)])
+    names = {sketch.name for sketch in build_space(mod, HARDWARE).sketches}
+    assert names
+    assert "masked_windows" not in names

@@ -22,8 +22,8 @@ __all__ = ["exp_of_differences_from_maxima"]
 def exp_of_differences_from_maxima(func: Any) -> Any:
     """Replace float32 `exp(x[i, j] - m[i])` where every store to m, but for constants, is of such a maximum over x[i].
 
-    Not where it is over a part of x[i]: what is left out may be larger. Partial maxima in buffers of their own (rfactor)
-    are followed. The same object when there is nothing to replace.
+    Not where it is over a part of x[i]: what is left out may be larger. Partial maxima in buffers of their own
+    (rfactor) are followed. The same object when there is nothing to replace.
     """
     stores: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
