@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 __all__ = ["Access", "Axis", "Block", "Linear", "dtype_bytes"]
@@ -154,6 +155,6 @@ class Block:
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element."""
-    digits = "".join(c for c in dtype if c.isdigit())
-    return max(1, int(digits) // 8) if digits else 1
+    """Bytes of one element: of "float8_e4m3fn" the 8 are its bits."""
+    bits = re.search(r"\d+", dtype)
+    return max(1, int(bits.group()) // 8) if bits else 1

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock
+
 from .analysis import Block, analyze
 from .attention import attention_sketches
 from .base import Sketch, Space
@@ -12,6 +16,7 @@ from .gpu.generate import build_gpu_space
 from .gpu.hardware import GpuHardware
 from .hardware import Hardware
 from .memory_bound import masked_window_sketches, memory_bound_sketches
+from .memory_bound.stages import UntouchedSketch
 from .winograd import winograd_sketches
 from .winograd_conv2d import winograd_conv2d_sketches
 
@@ -33,6 +38,8 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     ValueError
         When a shape is symbolic.
     """
+    if _is_empty(mod["main"]):  # no tile is small enough
+        return Space([UntouchedSketch(mod)])
     if isinstance(hardware, GpuHardware):
         return build_gpu_space(mod, hardware)
     special = (
@@ -50,6 +57,15 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     if sketches and any(map(_slides_alone, kernel.blocks)):
         sketches += masked_window_sketches(mod, hardware)
     return Space(sketches or memory_bound_sketches(mod, hardware))
+
+
+def _is_empty(function: Any) -> bool:
+    """Whether some statement of the kernel has no iterations: it writes an empty tensor, or sums nothing."""
+    extents: list[Any] = []
+    tvm_ffi.structural_walk(
+        function.body, (SBlock, lambda block: extents.extend(axis.dom.extent for axis in block.iter_vars))
+    )
+    return any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in extents)
 
 
 def _slides_alone(block: Block) -> bool:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tvm import te, tirx
 
 from eqtune.gpu_machine import find_compiler, gpu_target
 from eqtune.measure.arguments import Interface
 from eqtune.measure.check import mismatch, relative_tolerance
 from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
 from eqtune.measure.exported import interface_fields, interface_of
-from eqtune.records.workload import workload_hash
+from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.tf32 import permit_tf32, permitted_products
 from eqtune.search.space.lowering import prepare_for_lowering
@@ -71,6 +72,23 @@ def test_errors_are_what_the_number_of_products_promises(products, transposed, l
     for result in cuda_on_cpu.run(schedule, gpu_target(H100), inputs, tmp_path):
         assert least <= np.abs(result - expected).max() / expected.max() <= most
         assert mismatch(result, expected.astype(np.float32), tolerance) == ""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("products", [1, 3])
+def test_nan_is_not_rounded_to_a_number(products, tmp_path):
+    """GPUs write NaN as 0x7FFFFFFF."""
+    a, b = (te.placeholder((tirx.IntImm("int64", 32), tirx.IntImm("int64", 32)), name=name) for name in "ab")
+    k = te.reduce_axis((0, tirx.IntImm("int64", 32)), name="k")
+    c = te.compute(a.shape, lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    mod = permit_tf32(as_workload(te.create_prim_func([a, b, c])), products)
+    small = {"wi": 1, "fi": 1, "wj": 1, "fj": 1, "bk": 16, "stages": 2, "mma": 1, "split": 1}
+    schedule = build_space(mod, H100).apply(Decision("gpu_tensor_core", small))
+    inputs = [np.ones((32, 32), np.float32) for _ in mod["main"].params]
+    inputs[0].view(np.uint32)[3, 5] = 0x7FFFFFFF
+    for result in cuda_on_cpu.run(schedule, gpu_target(H100), inputs, tmp_path):
+        assert np.isnan(result[3]).all()
+        assert (np.delete(result, 3, axis=0) == 32.0).all()
 
 
 def test_the_check_of_a_kernel_knows_what_it_may_round():

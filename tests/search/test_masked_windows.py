@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import te, tirx, topi
 from tvm.relax import op
 
 from eqtune.search.space import build_space
@@ -18,6 +19,7 @@ from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 
 sys.path.insert(0, str(Path(__file__).parent))
+from guard_pages import stays_inside
 from test_memory_bound import TARGET, kernel, legal_points
 
 HARDWARE = Hardware(threads=2)
@@ -91,6 +93,20 @@ def test_borders_are_right_and_nothing_beside_the_output_is_written(name: str) -
         assert (around == 7.0).all(), f"{space.decision(point)} writes beside its output"
 
 
+def test_lanes_that_skip_columns_do_not_read_beyond_the_last() -> None:
+    build, shapes = depthwise((1, 16, 9, 33), (3, 3), padding=(1, 0, 1, 0), strides=2)
+    mod = kernel(build, shapes)
+    arguments = [tuple(int(extent) for extent in param.shape) for param in mod["main"].params]
+    assert arguments[-1][-1] == 16  # whole vectors
+    space = masked(mod, Hardware(threads=1))
+    points = legal_points(space, 4, seed=0)
+    library = compiled(
+        {f"k{i}": prepare_for_lowering(space.apply(space.decision(p)).mod["main"]) for i, p in enumerate(points)}
+    )
+    for number, point in enumerate(points):
+        assert stays_inside(library[f"k{number}"], arguments), str(space.decision(point))
+
+
 def test_a_padded_image_is_not_copied() -> None:
     build, shapes = CASES["depthwise"]
     space = masked(kernel(build, shapes))
@@ -112,3 +128,14 @@ def test_a_product_over_channels_is_no_window() -> None:
 
     mod = kernel(build, [(1, 4, 8, 16), (8, 4, 3, 3)])
     assert all(sketch.name != "masked_windows" for sketch in build_space(mod, HARDWARE).sketches)
+
+
+def test_what_is_computed_under_a_condition_is_left_to_others() -> None:
+    def pooled(x: Any) -> Any:
+        clipped = te.compute(x.shape, lambda *i: te.max(x(*i), tirx.const(0.0, "float32")), "clipped")
+        return topi.nn.pool2d(clipped, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max", layout="NCHW")
+
+    mod = kernel(lambda b, x: b.emit_te(pooled, x), [(1, 2, 9, 20)])
+    names = {sketch.name for sketch in build_space(mod, HARDWARE).sketches}
+    assert names
+    assert "masked_windows" not in names

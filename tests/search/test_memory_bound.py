@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,16 @@ from tvm.relax import op
 from tvm.s_tir import Schedule
 from tvm_ffi import structural_equal
 
+from eqtune.search.space import build_space
 from eqtune.search.space.base import Space
 from eqtune.search.space.features import FEATURES
+from eqtune.search.space.gpu.hardware import GpuHardware
 from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound import memory_bound_sketches
+
+sys.path.insert(0, str(Path(__file__).parent))
+from guard_pages import stays_inside
 
 TARGET = {"kind": "llvm", "num-cores": 2}
 HARDWARE = Hardware(threads=2)
@@ -244,6 +251,14 @@ def test_functions_that_vectorise_are_estimated_as_vectors() -> None:
     assert estimate(op.sin) > 8 * estimate(op.nn.relu)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_values_of_a_knob_differ(threads: int) -> None:
+    for name in ("softmax", "sum of all", "mean over rows"):
+        space = Space(memory_bound_sketches(kernel(*CASES[name][:2]), Hardware(threads=threads)))
+        for knob in (knob for sketch in space.sketches for knob in sketch.knobs):
+            assert len(set(knob.values)) == len(knob.values), knob
+
+
 def test_one_thread_means_no_parallel_loops() -> None:
     mod = kernel(*CASES["softmax"][:2])
     space = Space(memory_bound_sketches(mod, Hardware(threads=1)))
@@ -301,6 +316,23 @@ def test_odd_kernels_keep_their_meaning(name: str) -> None:
         )
 
 
+def test_a_sum_may_read_nothing() -> None:
+    mod = kernel(lambda b: b.emit(op.sum(b.emit(op.full((3, 32), relax.const(1.5), "float32")), axis=[0])), [])
+    space = Space([s for s in memory_bound_sketches(mod, HARDWARE) if s.name == "columns"])
+    for result in run_points(mod, space, legal_points(space, 4, seed=0), []):
+        np.testing.assert_array_equal(result, np.full(32, 4.5))
+
+
+@pytest.mark.parametrize("hardware", [HARDWARE, GpuHardware()], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("function", "shapes"), [(op.nn.relu, [(2, 0)]), (op.matmul, [(0, 8), (8, 4)])], ids=["element-wise", "product"]
+)
+def test_kernels_without_iterations_stay_as_they_are(function: Any, shapes: Shapes, hardware: Any) -> None:
+    mod = kernel(emit(function), shapes)
+    (sketch,) = build_space(mod, hardware).sketches
+    tvm.ir.assert_structural_equal(sketch.apply({}).mod, mod)
+
+
 def test_symbolic_shapes_are_refused_by_name() -> None:
     n = tvm.tirx.Var("n", "int64")
     mod = kernel(emit(op.nn.relu), [(n, 4)])  # type: ignore[list-item]
@@ -336,6 +368,21 @@ def test_tiles_transposed_in_registers_are_right(name: str) -> None:
     assert "T.Shuffle(" in func.script()
     for point, result in zip(points, run_points(mod, space, points, inputs), strict=True):
         np.testing.assert_array_equal(result, reference(*inputs), err_msg=str(space.decision(point)))
+
+
+def test_tiles_do_not_reach_beyond_what_is_padded_on_another_axis() -> None:
+    def build(b: Any, x: Any) -> Any:
+        return b.emit(op.permute_dims(b.emit(op.nn.pad(x, [0, 0, 0, 0, 1, 1, 0, 0])), [0, 2, 3, 1]))
+
+    mod = kernel(build, [(1, 16, 4, 16)])
+    space = Space([s for s in memory_bound_sketches(mod, Hardware(threads=1)) if s.name == "transpose"])
+    points = legal_points(space, 1000, seed=0)
+    vectors = np.array([space.decision(point).values["vector"] for point in points])
+    for kind in np.unique(vectors):
+        point = min(points[vectors == kind], key=lambda one: float(space.latency_s(one[None])[0]))
+        main = prepare_for_lowering(space.apply(space.decision(point)).mod["main"]).with_attr("global_symbol", "main")
+        library = tvm.compile(tvm.IRModule({"main": main}), target=tvm.target.Target(TARGET)).jit()
+        assert stays_inside(library["main"], [(1, 16, 4, 16), (1, 6, 16, 16)]), str(space.decision(point))
 
 
 def test_lanes_are_combined_as_a_tree_and_rows_multiplied_by_one_reciprocal() -> None:

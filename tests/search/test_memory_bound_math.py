@@ -12,6 +12,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from eqtune.search.space.memory_bound import vectorizable_math
+from eqtune.search.space.memory_bound.math_forms import exp_below_zero
 
 FORMS: dict[str, tuple[Callable[..., object], Callable[..., np.ndarray], float, float]] = {
     # name: (TVM's operator, reference, range of arguments, largest error in units in the last place)
@@ -65,6 +66,15 @@ def test_infinities_and_nan() -> None:
             got, _ = evaluate(FORMS[name][0], values)
             expected = FORMS[name][1](values.astype(np.float64)).astype(np.float32)
             np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "erf", "log", "exp below zero"])
+def test_nan_stays_nan_whatever_its_bits(name: str) -> None:
+    """GPUs write 0x7FFFFFFF, and what is added to its exponent overflows into a number."""
+    form = FORMS[name][0] if name in FORMS else exp_below_zero
+    bits = [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFC00080, 0x7FC0FFFF, 0x7F800001, 0x7FA00000]
+    got, _ = evaluate(form, np.resize(np.array(bits, np.uint32), 16).view(np.float32))
+    assert np.isnan(got).all()
 
 
 def test_other_types_and_functions_without_them_stay_as_they_are() -> None:

@@ -13,11 +13,11 @@ from eqtune.search.space.memory_bound.maxima import exp_of_differences_from_maxi
 ROWS, COLUMNS = 4, 64
 
 
-def shifted_exp(maximum_of_itself: bool = True, transposed: bool = False) -> tirx.PrimFunc:
-    """exp(x[i, j] - m[i]), m the maximum of x's rows, of another tensor's, or of x's columns."""
+def shifted_exp(maximum_of_itself: bool = True, transposed: bool = False, columns: int = COLUMNS) -> tirx.PrimFunc:
+    """exp(x[i, j] - m[i]), m the maximum of x's rows, or of as many `columns`; of another tensor's; of x's columns."""
     shape = (ROWS, COLUMNS) if not transposed else (COLUMNS, COLUMNS)
     x, z = (te.placeholder(shape, "float32", name) for name in "xz")
-    source, k = x if maximum_of_itself else z, te.reduce_axis((0, COLUMNS), "k")
+    source, k = x if maximum_of_itself else z, te.reduce_axis((0, columns), "k")
     m = te.compute(shape[:1], lambda i: te.max(source[k, i] if transposed else source[i, k], axis=k), "m")
     y = te.compute(shape, lambda i, j: tirx.exp(x[i, j] - m[i]), "y")
     return te.create_prim_func([x, z, y])
@@ -35,6 +35,8 @@ def test_only_differences_from_a_maximum_of_their_own_row_are_replaced() -> None
     assert "T.exp(" not in exp_of_differences_from_maxima(own).script()
     assert exp_of_differences_from_maxima(other).same_as(other)
     assert exp_of_differences_from_maxima(columns).same_as(columns)
+    half = shifted_exp(columns=COLUMNS // 2)
+    assert exp_of_differences_from_maxima(half).same_as(half)
 
 
 def test_masked_elements_become_zero_and_nan_stays() -> None:

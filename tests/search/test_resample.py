@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 
 from eqtune.machine import detect_target
 from eqtune.search.space import Hardware, build_space
@@ -19,16 +21,18 @@ HARDWARE = Hardware(threads=2)
 op = relax.op
 
 
-def resized(shape: tuple[int, ...], size: tuple[int, int], epilogue: bool = False, **attributes: Any) -> Any:
-    """The kernel that resizes an image; with `epilogue`, adds another and clips."""
+def resized(
+    shape: tuple[int, ...], size: tuple[int, int], after: Callable[[Any, Any], Any] | None = None, **attributes: Any
+) -> Any:
+    """The kernel that resizes an image, and computes something `after` that of it and another."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(shape, "float32"))
     other = relax.Var("other", relax.TensorType((*shape[:2], *size), "float32"))
-    with builder.function("main", [x, other] if epilogue else [x]):
+    with builder.function("main", [x, other] if after else [x]):
         with builder.dataflow():
             image = builder.emit(op.image.resize2d(x, size, layout="NCHW", **attributes))
-            if epilogue:
-                image = builder.emit(op.nn.relu(builder.emit(op.add(image, other))))
+            if after:
+                image = builder.emit(after(image, other))
             result = builder.emit_output(image)
         builder.emit_func_output(result)
     (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
@@ -62,9 +66,9 @@ NEAREST = {"method": "nearest_neighbor", "coordinate_transformation_mode": "asym
     ],
     ids=["nearest", "ragged", "by-one-and-a-half", "linear", "short-rows", "halved", "cubic"],
 )
-@pytest.mark.parametrize("epilogue", [False, True], ids=["alone", "added"])
-def test_vectors_pick_what_gathers_load(shape: Any, size: Any, attributes: Any, epilogue: bool) -> None:
-    mod = resized(shape, size, epilogue, **attributes)
+@pytest.mark.parametrize("after", [None, lambda x, y: op.nn.relu(op.add(x, y))], ids=["alone", "added"])
+def test_vectors_pick_what_gathers_load(shape: Any, size: Any, attributes: Any, after: Any) -> None:
+    mod = resized(shape, size, after, **attributes)
     (sketch,) = (sketch for sketch in build_space(mod, HARDWARE).sketches if sketch.name == "resample")
     expected = run(mod["main"])
     for lanes in sketch.knobs[0].values:
@@ -74,6 +78,36 @@ def test_vectors_pick_what_gathers_load(shape: Any, size: Any, attributes: Any, 
             assert text.count("T.vectorized") == -(-size[1] // lanes)
             assert "T.Shuffle" in text
             np.testing.assert_allclose(run(function), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda x, y: op.concat([x, y], axis=1),
+        lambda x, y: op.nn.relu(op.concat([y, x, y], axis=1)),
+        lambda x, y: op.nn.pad(op.add(x, y), [0, 0, 0, 0, 1, 1, 0, 0]),
+    ],
+    ids=["in front", "between others", "between zeros"],
+)
+def test_only_rows_that_are_there_are_loaded(after: Any) -> None:
+    mod = resized((1, 3, 9, 32), (18, 64), after, **NEAREST)
+    (sketch,) = (sketch for sketch in build_space(mod, HARDWARE).sketches if sketch.name == "resample")
+    expected = run(mod["main"])
+    for lanes in sketch.knobs[0].values:
+        function = prepare_for_lowering(sketch.apply({"lanes": lanes, "workers": 1}).mod["main"])
+        np.testing.assert_array_equal(run(function), expected)
+        anywhere, under_conditions = _picks(function.body), []
+        tvm_ffi.structural_walk(
+            function.body, (tirx.IfThenElse, lambda branch, found=under_conditions: found.extend(_picks(branch)))
+        )
+        assert anywhere
+        assert all(any(pick.same_as(other) for other in under_conditions) for pick in anywhere)
+
+
+def _picks(statement: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(statement, (tirx.Shuffle, found.append))
+    return found
 
 
 def test_rows_are_preferred_to_gathers() -> None:

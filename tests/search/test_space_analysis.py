@@ -6,6 +6,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
+from eqtune.search.space.access import dtype_bytes
 from eqtune.search.space.analysis import analyze
 
 
@@ -126,3 +127,8 @@ def test_a_symbolic_shape_is_refused() -> None:
 
     with pytest.raises(ValueError, match="symbolic"):
         analyze(tvm.IRModule({"main": symbolic}))
+
+
+def test_only_the_first_number_of_a_type_counts_its_bits() -> None:
+    types = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "int4": 1, "bool": 1}
+    assert {dtype: dtype_bytes(dtype) for dtype in types} == types

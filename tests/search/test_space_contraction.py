@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,9 @@ from eqtune.search.space.contraction.estimate import tiles
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.tasks import extract_tasks, lower_to_kernels
+
+sys.path.insert(0, str(Path(__file__).parent))
+from guard_pages import stays_inside
 
 op = relax.op
 HARDWARE = Hardware(threads=2, peak_flops_per_s=100e9, peak_flops_per_s_all=200e9)
@@ -325,6 +330,21 @@ def test_ragged_columns_are_computed_whole_where_the_panel_is_padded(layout: str
         padded += [space.decision(points[row]) for row in rows[whole & (columns["pack"] != 0)]]
     chosen = list({(d.values["nr"], d.values["order"], d.values["depth"]): d for d in padded}.values())[:8]
     assert len(chosen) > 3
+    check(mod, space, chosen, 1e-4)
+
+
+def test_ragged_channels_of_an_image_are_not_read_beyond_its_end() -> None:
+    mod = conv(40, 4, 40, 3, "NHWC", "OHWI", groups=40)
+    space = build_space(mod, Hardware(threads=1))
+    decisions = [space.decision(point) for point in random_points(space, 5000)]
+    wanted = {"nr": 32, "mr": 2, "pack": 3}
+    decisions = [d for d in decisions if d.sketch == "tiled_channels"]
+    chosen = [d for d in decisions if {name: d.values[name] for name in wanted} == wanted][:3]
+    assert len(chosen) == 3
+    library = build({f"c{i}": prepare_for_lowering(space.apply(d).mod["main"]) for i, d in enumerate(chosen)})
+    shapes = [tuple(int(n) for n in p.shape) for p in mod["main"].params]
+    for number, decision in enumerate(chosen):
+        assert stays_inside(library[f"c{number}"], shapes), str(decision)
     check(mod, space, chosen, 1e-4)
 
 

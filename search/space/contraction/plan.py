@@ -124,9 +124,9 @@ class Plan:
     def pads_columns(self, nr: int, lanes: int) -> bool:
         """Whether packed tiles of `nr` compute the ragged last one whole: else all vectors would have to be narrower.
 
-        The panel has zeros there; narrow vectors write back what exists.
+        The panel has zeros there; narrow vectors write back what exists. An image has none: its channels end.
         """
-        if self.panel is None or self.groups > 1:
+        if self.panel is None or self.groups > 1 or self.left_vectorised:
             return False
         width, scalar = self.vector_width(nr, lanes)
         return not scalar and width < whole_width(nr, lanes)

@@ -127,9 +127,15 @@ def _held(operand: str, word: int) -> _Layout:
 
 
 def _rounded(value: Any) -> Any:
-    """To tfloat32, nearest, ties away from zero; without this, the instruction cuts the last 13 bits off."""
-    bits = tirx.reinterpret("uint32", value) + tirx.const(0x1000, "uint32")
-    return tirx.reinterpret("float32", bits & tirx.const(0xFFFFE000, "uint32"))
+    """To tfloat32, nearest, ties away from zero; without this, the instruction cuts the last 13 bits off.
+
+    NaN stays as it is: the one that GPUs write, 0x7FFFFFFF, would be rounded to zero.
+    """
+    bits = tirx.reinterpret("uint32", value)
+    rounded = (bits + tirx.const(0x1000, "uint32")) & tirx.const(0xFFFFE000, "uint32")
+    # TVM takes `value == value` for true.
+    is_nan = (bits & tirx.const(0x7FFFFFFF, "uint32")) > tirx.const(0x7F800000, "uint32")
+    return tirx.reinterpret("float32", tirx.Select(is_nan, bits, rounded))
 
 
 def _fill(dtype: str) -> _Pair:

@@ -18,6 +18,7 @@ from ..hardware import MASKED_BYTES, Hardware
 from .columns import ColumnsSketch
 from .elementwise import ElementwiseSketch
 from .kernel import Kernel, Stage, inlined, read_kernel, start
+from .masked_lanes import guards_only_loads
 from .masked_windows import MaskedWindowsSketch
 from .resample import ResampleSketch
 from .rows import RowsSketch
@@ -80,8 +81,9 @@ def masked_window_sketches(mod: Any, hardware: Hardware) -> list[MaskedWindowsSk
     """The sketch of depthwise convolutions and pooling with channels first, if `mod["main"]` is one."""
     if hardware.vector_bytes < MASKED_BYTES:
         return []
-    kernel = read_kernel(inlined(mod, ()))
-    if not MaskedWindowsSketch.fits(kernel):
+    schedule = inlined(mod, ())
+    kernel = read_kernel(schedule)
+    if not MaskedWindowsSketch.fits(kernel) or not guards_only_loads(schedule.mod["main"]):
         return []
     sketch = MaskedWindowsSketch(mod, frozenset(), kernel, hardware)
     return [sketch] if _works(sketch) else []

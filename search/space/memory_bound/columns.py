@@ -60,7 +60,7 @@ class ColumnsSketch(MemoryBoundSketch):
         self.extent = self.reduction.extents[self.column]
         self.outer = self.reduction.rows // self.extent
         self.steps = self.reduction.iterations // self.reduction.rows
-        full = self.hardware.lanes(max(access.item_bytes for access in self.reduction.reads))
+        full = self.hardware.lanes(max(a.item_bytes for a in (*self.reduction.reads, *self.reduction.writes)))
         self.full = full
         guarded = self.column in self.reduction.guards
         lanes = [v for v in (full // 2, full) if self.extent % v == 0 and v > 1 and not guarded]

@@ -22,7 +22,7 @@ from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, substitute
 
-__all__ = ["MASKED_LANES", "mask_lanes"]
+__all__ = ["MASKED_LANES", "guards_only_loads", "mask_lanes"]
 
 MASKED_LANES = "eqtune.masked_lanes"
 """Annotation of an innermost loop that becomes one vector, its value the vector's length. Around it is a single store.
@@ -31,6 +31,13 @@ The loop may be shorter: sums of a row that is shorter than a vector get room fo
 
 _COMPARISONS = {tirx.LT: (-1, -1), tirx.LE: (-1, 0), tirx.GT: (1, -1), tirx.GE: (1, 0)}
 """For `a ? b` the sign of a - b and the constant with which it is at least zero."""
+
+
+def guards_only_loads(func: Any) -> bool:
+    """Whether `mask_lanes` can put all conditions of a PrimFunc into masks: each decides about a load and no more."""
+    calls: list[Any] = []
+    tvm_ffi.structural_walk(func.body, (ir.Call, calls.append))
+    return all(isinstance(call.args[1], TensorLoad) for call in calls if _is_conditional(call))
 
 
 def mask_lanes(func: Any) -> Any:
@@ -42,7 +49,8 @@ def mask_lanes(func: Any) -> Any:
     Raises
     ------
     ValueError
-        When a condition is not linear in the lane, or the loop holds anything but one store.
+        When a condition is not linear in the lane, or guards more than a load, or the loop holds anything but one
+        store.
     """
     arguments = [parameter for parameter in func.params if hasattr(parameter.ty, "shape")]
 
@@ -113,13 +121,13 @@ class _Vector:
         """The store's value with masked loads in registers, its block's variables replaced."""
 
         def guarded(call: Any) -> Any:
-            if not str(getattr(call.op, "name", "")).endswith("if_then_else"):
+            if not _is_conditional(call):
                 return call
             condition, load, other = call.args
             if not isinstance(load, TensorLoad):
-                return call
+                raise ValueError(f"the condition {condition} guards more than a load")
             outside, inside = self._split(substitute(condition, self.binding))
-            within = [] if self._ends_in_row(load, inside) else self.within
+            within = [] if self._ends_in_row(load, inside) else self.within or self._end_of_row(load)
             return self._load(load, [*inside, *within], outside, other)
 
         def plain(load: Any) -> Any:
@@ -163,13 +171,22 @@ class _Vector:
 
         Then all elements of a window have one mask, and those of a stride share their loads.
         """
-        slope, column = self._linear(substitute(load.indices[-1], self.binding))
-        last = load.source.shape[-1] - 1 - column
+        slope, last = self._row(load)
         for other, bound in conditions:
             room = self.analyzer.simplify(last - bound)
-            if other == -slope < 0 and isinstance(room, tirx.IntImm) and int(room) >= 0:
+            if other == slope < 0 and isinstance(room, tirx.IntImm) and int(room) >= 0:
                 return True
         return False
+
+    def _end_of_row(self, load: Any) -> list[tuple[int, Any]]:
+        """The condition without which lanes that skip columns would also read those behind the last one's."""
+        end = self._row(load)
+        return [end] if end[0] < -1 else []
+
+    def _row(self, load: Any) -> tuple[int, Any]:
+        """The condition that an element lies in the row of `load`, or in front of it."""
+        slope, column = self._linear(substitute(load.indices[-1], self.binding))
+        return -slope, load.source.shape[-1] - 1 - column
 
     def _every(self, stride: int, place: int, parts: list[Any]) -> Any:
         """Each element of `parts` that is `stride` from the one before, beginning with the one at `place`."""
@@ -223,3 +240,7 @@ class _Vector:
 
     def _is_argument(self, buffer: Any) -> bool:
         return any(buffer.same_as(argument) for argument in self.arguments)
+
+
+def _is_conditional(call: Any) -> bool:
+    return str(getattr(call.op, "name", "")).endswith("if_then_else")

@@ -55,7 +55,9 @@ _EXP2 = tuple(coefficient * math.log(2.0) ** power for power, coefficient in enu
 _LOG2_E = 1.4426950408889634
 _LARGEST_EXP = 88.72283
 _LEAST_EXP = -87.33654  # of 2^-126, the smallest normal number
+_ZERO_EXP = 88.0  # of it n = round(x / ln 2) = 127, and 2^-n becomes zero
 _ROUNDING = 1.5 * 2.0**_MANTISSA_BITS
+_BIASED_ROUNDING = _ROUNDING + 127.0  # of an exponent
 _LOG = (
     3.3333331174e-1,
     -2.4999993993e-1,
@@ -100,61 +102,71 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     return result
 
 
-def _scaled_exp(x: Any) -> Any:
-    """e^x = 2^n * e^r with n = round(x / ln 2), |r| <= ln 2 / 2, for x in [_LEAST_EXP, _LARGEST_EXP].
+def _reduced_exp(x: Any, rounding: float, scaled: Callable[[Any, Any], Any]) -> Any:
+    """e^x = 2^n * e^r with n = round(x / ln 2), |r| <= ln 2 / 2: `scaled(e^r, x / ln 2 + rounding)`.
 
-    Eight multiply-adds. Adding `_ROUNDING` rounds x / ln 2 to whole numbers and leaves n in the last bits of the sum,
-    from where it is added to the exponent of e^r; the sum of exponents stays finite at n = 128, where e^r < 1.
+    Eight multiply-adds. Adding `_ROUNDING` rounds x / ln 2 to whole numbers and leaves n in the last bits of the sum.
     """
-
-    def finish(shifted: Any, r: Any) -> Any:
-        return tirx.reinterpret(_FLOAT, _scaled(_polynomial(r, _EXP), shifted))
 
     def reduced(v: Any, shifted: Any) -> Any:
         def of(n: Any) -> Any:
             # ln 2 in two parts, the first with few enough bits that n * 0.693359375 is exact.
-            return _let((v - n * _f(0.693359375)) - n * _f(-2.12194440e-4), lambda r: finish(shifted, r))
+            r = (v - n * _f(0.693359375)) - n * _f(-2.12194440e-4)
+            return _let(r, lambda r: scaled(_polynomial(r, _EXP), shifted))
 
-        return _let(shifted - _f(_ROUNDING), of)
+        return _let(shifted - _f(rounding), of)
 
-    return _let(x, lambda v: _let(v * _f(_LOG2_E) + _f(_ROUNDING), lambda shifted: reduced(v, shifted)))
+    return _let(x, lambda v: _let(v * _f(_LOG2_E) + _f(rounding), lambda shifted: reduced(v, shifted)))
 
 
-def _scaled(value: Any, shifted: Any) -> Any:
-    """The bits of value * 2^n, where n is in the last bits of `shifted`."""
-    return tirx.reinterpret(_INT, value) + (tirx.reinterpret(_INT, shifted) << _i(_MANTISSA_BITS))
+def _with_exponent(value: Any, shifted: Any) -> Any:
+    """value * 2^n, where n is in the last bits of `shifted`: also where 2^n is infinite and the product is not.
+
+    Any number may come out of NaN.
+    """
+    exponent = tirx.reinterpret(_INT, shifted) << _i(_MANTISSA_BITS)
+    return tirx.reinterpret(_FLOAT, tirx.reinterpret(_INT, value) + exponent)
+
+
+def _times_power(value: Any, shifted: Any) -> Any:
+    """value * 2^n, where n + 127 is in the last bits of `shifted`: zero for n = -127, NaN for NaN; not for n > 127."""
+    return value * tirx.reinterpret(_FLOAT, tirx.reinterpret(_INT, shifted) << _i(_MANTISSA_BITS))
 
 
 def exp_below_zero(x: Any) -> Any:
-    """e^x for x <= 0 or NaN: seven multiply-adds, one comparison.
+    """e^x for x <= 0 or NaN: seven multiply-adds, a multiplication, a maximum.
 
     e^x = 2^n * 2^r with n = round(x * log2 e), r = x * log2 e - n. The error of log2 e in float32 makes a relative one
     of 1.3e-8 * |x|, and where the CPU has no multiply-add, the rounded product one of 6e-8 * |x|: as large as that of
-    a difference x that had to be rounded.
+    a difference x that had to be rounded. Results below 2^-126 may become zero; those below 2^-126.5 do.
     """
 
     def of(v: Any, shifted: Any) -> Any:
-        r = v * _f(_LOG2_E) - (shifted - _f(_ROUNDING))
-        # Selected as integers, so that the addition itself is masked.
-        bits = _let(r, lambda r: tirx.Select(v < _f(_LEAST_EXP), _i(0), _scaled(_polynomial(r, _EXP2), shifted)))
-        return tirx.reinterpret(_FLOAT, bits)
+        r = v * _f(_LOG2_E) - (shifted - _f(_BIASED_ROUNDING))
+        return _let(r, lambda r: _times_power(_polynomial(r, _EXP2), shifted))
 
-    return _let(x, lambda v: _let(v * _f(_LOG2_E) + _f(_ROUNDING), lambda shifted: of(v, shifted)))
+    # The constant first: a comparison with NaN is false, so that NaN goes through.
+    clamped = _let(x, lambda v: tirx.Select(_f(-_ZERO_EXP) > v, _f(-_ZERO_EXP), v))
+    return _let(clamped, lambda v: _let(v * _f(_LOG2_E) + _f(_BIASED_ROUNDING), lambda shifted: of(v, shifted)))
 
 
 def _exp(x: Any) -> Any:
     def edges(v: Any) -> Any:
         # NaN fails both comparisons and comes out of the sum.
-        above = tirx.Select(v <= _f(_LARGEST_EXP), _scaled_exp(v), v + _f(math.inf))
+        finite = _reduced_exp(v, _ROUNDING, _with_exponent)
+        above = tirx.Select(v <= _f(_LARGEST_EXP), finite, v + _f(math.inf))
         return tirx.Select(v < _f(_LEAST_EXP), _f(0.0), above)
 
     return _let(x, edges)
 
 
 def _sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x), of x clamped to [-_LARGEST_EXP, -_LEAST_EXP]."""
-    clamped = _let(_clamped(x, -_LARGEST_EXP, -_LEAST_EXP), lambda c: _scaled_exp(_f(0.0) - c))
-    return _f(1.0) / (_f(1.0) + clamped)
+    """1 / (1 + e^-x), of x clamped to [-_ZERO_EXP, _ZERO_EXP]."""
+
+    def exp_of_negated(c: Any) -> Any:
+        return _reduced_exp(_f(0.0) - c, _BIASED_ROUNDING, _times_power)
+
+    return _f(1.0) / (_f(1.0) + _let(_clamped(x, -_ZERO_EXP, _ZERO_EXP), exp_of_negated))
 
 
 def _clamped(x: Any, low: float, high: float) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from .math_forms import exp_below_zero
@@ -22,11 +22,14 @@ __all__ = ["exp_of_differences_from_maxima"]
 def exp_of_differences_from_maxima(func: Any) -> Any:
     """Replace float32 `exp(x[i, j] - m[i])` where every store to m, but for constants, is of such a maximum over x[i].
 
-    Partial maxima in buffers of their own (rfactor) are followed. The same object when there is nothing to replace.
+    Not where it is over a part of x[i]: what is left out may be larger. Partial maxima in buffers of their own
+    (rfactor) are followed. The same object when there is nothing to replace.
     """
     stores: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
     maxima = [store for store in stores if isinstance(store.value, tirx.Max)]
+    analyzer = sym.Analyzer()
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, lambda block: _bind_axes(analyzer, block)))
 
     def covers(row: Any, buffer: Any, element: Any, depth: int = 0) -> bool:
         """Whether `buffer`, whose first indices are a row's, holds maxima over rows of what `element` loads."""
@@ -36,7 +39,8 @@ def exp_of_differences_from_maxima(func: Any) -> Any:
         if not updates or len(updates) + constants != len(own) or depth > _MOST_FACTORS:
             return False
         return any(
-            _of_one_row(store, len(row)) and source_covers(row, store.value, element, depth) for store in updates
+            _of_one_row(store, len(row), analyzer) and source_covers(row, store.value, element, depth)
+            for store in updates
         )
 
     def source_covers(row: Any, maximum: Any, element: Any, depth: int) -> bool:
@@ -63,11 +67,26 @@ def exp_of_differences_from_maxima(func: Any) -> Any:
 _MOST_FACTORS = 3
 
 
-def _of_one_row(store: Any, axes: int) -> bool:
-    """Whether all that a maximum is taken of lies in the row that it is stored in: the first `axes` indices agree."""
+def _bind_axes(analyzer: Any, block: Any) -> None:
+    for axis in block.iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+
+
+def _of_one_row(store: Any, axes: int, analyzer: Any) -> bool:
+    """Whether a maximum is taken of the whole row that it is stored in: the first `axes` indices, and no others."""
     row = list(store.indices)[:axes]
     loads = (store.value.a, store.value.b)
-    return all(isinstance(load, TensorLoad) and _starts_with(load.indices, row) for load in loads)
+    return all(
+        isinstance(load, TensorLoad) and _starts_with(load.indices, row) and _runs_over_all(load, axes, analyzer)
+        for load in loads
+    )
+
+
+def _runs_over_all(load: Any, axes: int, analyzer: Any) -> bool:
+    """Whether all indices of `load` but the first `axes` begin at zero and end where their axis does."""
+    pairs = zip(list(load.indices)[axes:], list(load.source.shape)[axes:], strict=True)
+    bounds = [(analyzer.const_int_bound(index), int(extent)) for index, extent in pairs]
+    return all(int(bound.min_value) == 0 and int(bound.max_value) == extent - 1 for bound, extent in bounds)
 
 
 def _starts_with(indices: Any, row: list[Any]) -> bool:

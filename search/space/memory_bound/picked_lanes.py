@@ -9,6 +9,9 @@
 
 TVM would compute each place, which takes float arithmetic, and load the elements one by one. All vectors of a row are
 written out, so that what depends on the column alone, such as weights, is constant, too: LLVM folds it.
+
+Where a condition decides what a row is, as in concatenated channels, there is one such row for each answer: nothing is
+loaded that the condition forbids.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, evaluate, substitute, uses
@@ -39,12 +42,19 @@ def picked_rows(block: Any, lanes: int) -> bool:
         return False
     column = block.iter_vars[-1].var
     extent = int(block.iter_vars[-1].dom.extent)
-    try:
+
+    def possible(value: Any) -> bool:
+        choice = _choice(value, column)
+        if choice is not None:
+            return all(possible(row) for row in choice[1:])
         return all(
             _window(load, places[start : start + lanes], lanes) is not None
-            for load, places in _picked(block.body.value, column, extent)
+            for load, places in _picked(value, column, extent)
             for start in _starts(extent, lanes)
         )
+
+    try:
+        return possible(block.body.value)
     except ValueError:
         return False
 
@@ -55,7 +65,8 @@ def pick_lanes(func: Any) -> Any:
     Raises
     ------
     ValueError
-        When the loop holds anything but one store, or a load whose places are no constants, or lie too far apart.
+        When the loop holds anything but one store, or a load whose places are no constants, or lie too far apart, or
+        under a condition that differs within a row.
     """
 
     def row(loop: Any) -> Any:
@@ -70,16 +81,61 @@ def _row(loop: Any) -> Any:
     if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
         raise ValueError(f"the loop over {loop.loop_var} is marked as a row but holds more than one store")
     lanes, extent = int(loop.annotations[PICKED_LANES]), int(loop.extent)
-    store = substitute(realize.block.body, binding_of(realize))
-    places = _picked(store.value, loop.loop_var, extent)
+    return _vectors(substitute(realize.block.body, binding_of(realize)), loop.loop_var, extent, lanes)
+
+
+def _vectors(store: Any, column: Any, extent: int, lanes: int) -> Any:
+    """The row that a store writes, in vectors."""
+    choice = _choice(store.value, column)
+    if choice is not None:
+        condition, *values = choice
+        rows = [tirx.BufferStore(store.buffer, value, store.indices) for value in values]
+        return tirx.IfThenElse(condition, *(_vectors(row, column, extent, lanes) for row in rows))
+    places = _picked(store.value, column, extent)
     statements = [
         statement
         for start in _starts(extent, lanes)
         for statement in _vector(
-            store, loop.loop_var, start, lanes, [(load, at[start : start + lanes]) for load, at in places]
+            store, column, start, lanes, [(load, at[start : start + lanes]) for load, at in places]
         )
     ]
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+
+
+def _choice(value: Any, column: Any) -> tuple[Any, Any, Any] | None:
+    """A condition in `value` that is the same for the whole row, and the value where it holds and where not; or None.
+
+    Conditions that load something stay where they are: others may guard them.
+    """
+    conditions = [call.args[0] for call in _conditionals(value)]
+    condition = next((c for c in conditions if not uses(c, column) and not _loads(c)), None)
+    if condition is None:
+        return None
+
+    def decided(place: int) -> Any:
+        def decide(call: Any) -> Any:
+            same = _is_conditional(call) and tvm_ffi.structural_equal(call.args[0], condition)
+            return call.args[place] if same else call
+
+        return tvm_ffi.structural_map(value, (ir.Call, decide))
+
+    return condition, decided(1), decided(2)
+
+
+def _conditionals(value: Any) -> list[Any]:
+    calls: list[Any] = []
+    tvm_ffi.structural_walk(value, (ir.Call, calls.append))
+    return [call for call in calls if _is_conditional(call)]
+
+
+def _is_conditional(call: Any) -> bool:
+    return str(getattr(call.op, "name", "")).endswith(".if_then_else")
+
+
+def _loads(value: Any) -> list[Any]:
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
+    return loads
 
 
 def _starts(extent: int, lanes: int) -> list[int]:
@@ -137,11 +193,9 @@ def _window(load: Any, places: Array, lanes: int) -> tuple[int, int, int] | None
 
 def _picked(value: Any, column: Any, extent: int) -> list[tuple[Any, Array]]:
     """The loads of `value` whose last index depends on the column, other than by its neighbour; and their places."""
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
     columns = np.arange(extent, dtype=str(column.ty.dtype))
     found = []
-    for load in loads:
+    for load in _loads(value):
         *outer, last = load.indices
         if any(uses(index, column) for index in outer):
             raise ValueError(f"{load} reads other rows in each column")
@@ -150,6 +204,9 @@ def _picked(value: Any, column: Any, extent: int) -> list[tuple[Any, Array]]:
                 found.append((load, evaluate(last, {column: columns})))
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{last} is no constant in each column") from error
+    guarded = [load for call in _conditionals(value) for load in _loads(call)]
+    if any(load.same_as(other) for load, _ in found for other in guarded):
+        raise ValueError("a condition that differs within a row guards what is picked")
     return found
 
 

@@ -74,7 +74,9 @@ class RowsSketch(MemoryBoundSketch):
             lanes = [*lanes, full]
         alone = len(self.kernel.stages) == 1 and self.rows < 4 * threads and len(self.reductions[0].reduction) == 1
         parts = [
-            p for p in (threads, 2 * threads, 8 * threads, 32 * threads) if longest % p == 0 and longest // p >= full
+            p
+            for p in (threads, 2 * threads, 8 * threads, 32 * threads)
+            if p > 1 and longest % p == 0 and longest // p >= full
         ]
         self.tail = tail = self._tail()
         return (

@@ -47,12 +47,15 @@ class TransposeSketch(MemoryBoundSketch):
         self.fused = _fused(self.stage, self.read_axis, self.write_axis)
         read, write = self.stage.extents[self.read_axis], self.stage.extents[self.write_axis]
         read *= math.prod(self.stage.extents[self.read_axis - self.fused : self.read_axis])
-        guarded = {self.read_axis, self.write_axis} & self.stage.guards.keys()
+        # A tile is loaded whole before any condition is looked at, also one on another axis.
+        vectors: tuple[int, ...] = (0, 1) if self.stage.guards else (0, 1, 2)
+        if {self.read_axis, self.write_axis} & self.stage.guards.keys():
+            vectors = (0,)
         return (
             Knob("read_tile", _tiles(read)),
             Knob("write_tile", _tiles(write)),
             Knob("inner", (0, 1)),
-            Knob("vector", (0,) if guarded else (0, 1, 2)),
+            Knob("vector", vectors),
             Knob("workers", worker_counts(self.hardware, self.stage.iterations // 64)),
         )
 
