@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -143,6 +145,21 @@ def test_results_are_checked_and_ordered_as_local_ones_are(measurer):
     assert [m.trace for m in measured] == [m.trace for m in here]
     assert measured[-1].latencies_s == measured[0].latencies_s, "the same program was run twice"
     assert min(m.latency_s for m in measured) < baseline_s < math.inf
+
+
+def test_an_untuned_kernel_is_not_lost_with_its_builder(measurer, monkeypatch):
+    send, killed = measurer._pool._send, []
+
+    def instead(index, request):
+        if not killed:
+            killed.append(measurer._pool.pids[index])
+            os.kill(killed[0], signal.SIGKILL)
+        send(index, request)
+
+    monkeypatch.setattr(measurer._pool, "_send", instead)
+    (seconds,) = measurer.baseline([matmul(72)])
+    assert killed
+    assert math.isfinite(seconds)
 
 
 def test_records_of_elsewhere_do_not_pass_for_local_ones(measurer):
