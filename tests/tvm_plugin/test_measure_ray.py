@@ -17,7 +17,8 @@ from eqtune.measure import create, ray_cluster
 
 SCRIPT = """
     import json
-    import threading
+    import tempfile
+    from pathlib import Path
 
     import numpy as np
     import ray
@@ -61,6 +62,11 @@ SCRIPT = """
         model = measurer.models.load(untuned_executable(builder.get(), detect_target(1)))
         found["outputs"] = model(np.arange(4, dtype="float32"))[0].tolist()
         (found["model_s"],) = measurer.models.time_s([model], [np.zeros(4, "float32")], budget_s=0.01)
+        measurer.retime(task, tiled[:1])
+        files = Path(tempfile.gettempdir()).glob("eqtune-ray-device-*/model-*.so")
+        directory = max(files, key=lambda file: file.stat().st_mtime).parent
+        found["libraries"] = len(list(directory.glob("*.so"))) - 1
+    found["left"] = directory.exists()
     print("FOUND", json.dumps(found))
 """
 
@@ -84,6 +90,8 @@ def test_a_killed_actor_loses_no_candidate():
     assert found["device"].endswith(" on ray")
     assert found["outputs"] == [0, 2, 4, 6]
     assert 0 < found["model_s"] < 1
+    assert found["libraries"] == 2, "of the last batch: a kernel, and what packs its weights"
+    assert not found["left"]
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

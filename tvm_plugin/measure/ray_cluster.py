@@ -28,6 +28,9 @@ __all__ = ["RayMeasurer", "ray_available"]
 
 TRANSFER_LIMIT_S = 60.0
 
+TIDY_LIMIT_S = 1.0
+"""An actor may take so long to delete its files; what it leaves goes when another measurer begins on its node."""
+
 
 def ray_available() -> bool:
     """Whether the extra "ray" is installed."""
@@ -219,6 +222,7 @@ class _RayDevice:
         self._files = measurer._files
         self._node = node
         self._actor: Any = None
+        self._busy = False
         self._name = ""
 
     def open(self) -> None:
@@ -277,8 +281,11 @@ class _RayDevice:
     def close(self) -> None:
         import ray
 
-        if self._actor is not None and ray.is_initialized():
-            ray.kill(self._actor)
+        actor = self._actor  # the device's own thread may release it meanwhile
+        if actor is not None and ray.is_initialized():
+            if not self._busy:
+                ray.wait([actor.tidy.remote()], timeout=TIDY_LIMIT_S)
+            ray.kill(actor)
 
     def release(self) -> None:
         self._actor = None
@@ -286,13 +293,16 @@ class _RayDevice:
     def _ask(self, method: str, limit_s: float, *arguments: Any) -> Any:
         import ray
 
+        self._busy = True
         try:
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=limit_s)
+            answer = ray.get(getattr(self._actor, method).remote(*arguments), timeout=limit_s)
         except ray.exceptions.GetTimeoutError as error:
             self.close()
             raise DeviceLost("timeout", f"no result after {limit_s:g} s") from error
         except ray.exceptions.RayError as error:
             raise DeviceLost("crash", f"the Ray actor was lost: {str(error).splitlines()[0]}"[:300]) from error
+        self._busy = False
+        return answer
 
 
 def _collect(pending: Sequence[Any], limit_s: float) -> list[dict[str, Any]]:
