@@ -26,6 +26,8 @@ from .trial import SPACE_BUILDER
 
 __all__ = ["RayMeasurer", "ray_available"]
 
+ADVICE = "add a node with `ray start --address=HOST:PORT`"
+
 TRANSFER_LIMIT_S = 60.0
 
 TIDY_LIMIT_S = 1.0
@@ -58,7 +60,7 @@ class RayMeasurer(ElsewhereMeasurer):
     seed : int
         Of the random inputs.
     wait_s : float
-        How long to go on without any device.
+        How long to go on without any device, or any CPU to build on.
     space_builder : str
         "module:function" that the builders import: (IRModule, Hardware) -> Space.
 
@@ -86,7 +88,7 @@ class RayMeasurer(ElsewhereMeasurer):
             raise MissingExtraError("measuring on a Ray cluster needs the extra: pip install 'eqtune[ray]'")
         import ray
 
-        super().__init__(target, Fleet(wait_s, "add a node with `ray start --address=HOST:PORT`"), timeout_s, seed)
+        super().__init__(target, Fleet(wait_s, ADVICE), timeout_s, seed)
         hardware = describe_machine(target, threads, measure=False) if hardware is None else hardware
         threads = hardware.threads if threads is None else threads
         if not threads > 0 or not wait_s > 0:
@@ -164,7 +166,7 @@ class RayMeasurer(ElsewhereMeasurer):
             )
             for chunk in chunks
         ]
-        answers = _collect(pending, limit_s)
+        answers = _collect(pending, limit_s, self._fleet.patience_s)
         for answer in answers:
             self._libraries |= answer.pop("libraries", {})
         return answers
@@ -175,7 +177,8 @@ class RayMeasurer(ElsewhereMeasurer):
         from . import ray_node
 
         task = ray.remote(num_cpus=1, max_retries=0, runtime_env=self._environment)(ray_node.reference)
-        answers = _collect([task.remote(self._config, h, self._workloads[h], limit_s) for h in hashes], limit_s)
+        pending = [task.remote(self._config, h, self._workloads[h], limit_s) for h in hashes]
+        answers = _collect(pending, limit_s, self._fleet.patience_s)
         for workload_hash, answer in zip(hashes, answers, strict=True):
             self._references[workload_hash] = ray.put(answer.pop("references", {}))
         return answers
@@ -305,20 +308,29 @@ class _RayDevice:
         return answer
 
 
-def _collect(pending: Sequence[Any], limit_s: float) -> list[dict[str, Any]]:
-    """What builders answer, in order; an error where one died."""
+def _collect(pending: Sequence[Any], limit_s: float, patience_s: float) -> list[dict[str, Any]]:
+    """What builders answer, in order; an error where one died. Raises SetupError without a CPU for `patience_s`."""
     import ray
 
-    started = time.monotonic()
-    answers: list[dict[str, Any]] = []
-    for answer in pending:
-        try:
-            answers.append(ray.get(answer))
-        except ray.exceptions.RayError:
-            late = time.monotonic() - started >= limit_s
-            detail = f"the builder died, or took longer than {limit_s:g} s"
-            answers.append({"error": "timeout" if late else "crash", "detail": detail})
-    return answers
+    started = last_cpu_s = time.monotonic()
+    answers: dict[Any, dict[str, Any]] = {}
+    waiting = list(pending)
+    while waiting:
+        done, waiting = ray.wait(waiting, timeout=1.0)
+        for task in done:
+            try:
+                answers[task] = ray.get(task)
+            except ray.exceptions.RayError:
+                late = time.monotonic() - started >= limit_s
+                detail = f"the builder died, or took longer than {limit_s:g} s"
+                answers[task] = {"error": "timeout" if late else "crash", "detail": detail}
+        if done or ray.cluster_resources().get("CPU"):
+            last_cpu_s = time.monotonic()
+        elif time.monotonic() - last_cpu_s > patience_s:
+            for task in waiting:
+                ray.cancel(task, force=True)
+            raise SetupError(f"the Ray cluster has had no CPU to build on for {patience_s:g} s; {ADVICE}")
+    return [answers[task] for task in pending]
 
 
 def _changed(environment: Mapping[str, str]) -> dict[str, str]:
