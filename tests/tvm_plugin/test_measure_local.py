@@ -19,6 +19,7 @@ from tvm import te
 from eqtune.errors import InputError
 from eqtune.machine import describe_machine, detect_target
 from eqtune.measure import LocalMeasurer, create
+from eqtune.measure.base import NO_REFERENCE
 from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space import build_space
 from eqtune.search.space.base import Decision
@@ -223,8 +224,30 @@ def test_a_kernel_without_reference_fails_every_candidate(measurer):
     large = larger_than_memory()
     assert measurer.baseline([large]) == [math.inf]
     (measured,) = measurer.measure(large, [tiled()])
-    assert measured.error == "build_error"
-    assert "reference" in measured.detail
+    assert measured.error == NO_REFERENCE
+    assert "the untuned kernel failed" in measured.detail
+
+
+def lose_worker(measurer, monkeypatch, op):
+    """The first worker that is asked for this operation is killed, as the system does when memory runs out."""
+    send, killed = measurer._pool._send, []
+
+    def instead(index, request):
+        if request.message["op"] == op and not killed:
+            killed.append(measurer.worker_pids[index])
+            os.kill(killed[0], signal.SIGKILL)
+        send(index, request)
+
+    monkeypatch.setattr(measurer._pool, "_send", instead)
+    return killed
+
+
+@pytest.mark.parametrize("op", ["untuned", "run"])
+def test_an_untuned_kernel_is_not_lost_with_its_worker(measurer, monkeypatch, op):
+    killed = lose_worker(measurer, monkeypatch, op)
+    small, other = matmul(SIZE + 8 + len(op)), matmul(SIZE + 16 + len(op))
+    assert all(math.isfinite(seconds) for seconds in measurer.baseline([small, other]))
+    assert killed
 
 
 def test_kernels_are_measured_together_as_apart(measurer):
@@ -235,7 +258,7 @@ def test_kernels_are_measured_together_as_apart(measurer):
         (large, [tiled(8)], math.inf),
     ]
     together = measurer.measure_together(requests)
-    assert [[m.error for m in of_kernel] for of_kernel in together] == [["", "wrong_result"], ["build_error"], [""]]
+    assert [[m.error for m in of_kernel] for of_kernel in together] == [["", "wrong_result"], [NO_REFERENCE], [""]]
     assert [[m.decision for m in of_kernel] for of_kernel in together] == [decisions for _, decisions, _ in requests]
     assert together[2][0].latency_s > together[0][0].latency_s
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,17 @@ def executable(offset: float) -> Any:
 
 
 class Shelf:
-    """A device that runs models in this process; `faults` come first: "lost", or an answer."""
+    """A device that runs models in this process; `faults` come first: "lost", or an answer; `refusals` before them."""
 
-    def __init__(self, *faults: Any) -> None:
+    def __init__(self, *faults: Any, refusals: Sequence[Exception] = ()) -> None:
         self.faults = list(faults)
+        self.refusals = list(refusals)
         self.loaded: list[str] = []
         self.bench: ModelBench
 
     def open(self) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
         self.bench = ModelBench(tvm.cpu(), self._load)
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,8 +68,8 @@ class Shelf:
         return tvm.runtime.load_module(path)
 
 
-def far(device: Shelf, directory: Path) -> FarModels:
-    fleet = Fleet(10.0, "there is no shelf")
+def far(device: Shelf, directory: Path, patience_s: float = 10.0) -> FarModels:
+    fleet = Fleet(patience_s, "there is no shelf")
     fleet.add(device)
     return FarModels(fleet, directory, "so")
 
@@ -97,6 +100,27 @@ def test_a_lost_device_loses_no_model(tmp_path: Path) -> None:
     device = Shelf("lost")
     model = far(device, tmp_path).load(executable(1.0))
     np.testing.assert_array_equal(model(X)[0], X + 1)
+
+
+def test_a_model_that_loses_every_device_is_one_error_and_the_device_goes_on(tmp_path: Path) -> None:
+    device = Shelf("lost", "lost")
+    model = far(device, tmp_path).load(executable(1.0))
+    with pytest.raises(SetupError, match="does not run on the device: crash: gone"):
+        model(X)
+    np.testing.assert_array_equal(model(X)[0], X + 1)
+
+
+def test_a_device_that_could_not_be_opened_is_tried_again(tmp_path: Path) -> None:
+    device = Shelf(refusals=[OSError("too many open files")])
+    model = far(device, tmp_path).load(executable(1.0))
+    np.testing.assert_array_equal(model(X)[0], X + 1)
+
+
+def test_without_a_device_that_opens_the_error_says_why(tmp_path: Path) -> None:
+    device = Shelf(refusals=[OSError("too many open files")] * 9)
+    model = far(device, tmp_path, patience_s=0.1).load(executable(1.0))
+    with pytest.raises(SetupError, match=r"no device to measure on for 0.1 s .*too many open files"):
+        model(X)
 
 
 def test_a_model_that_does_not_run_elsewhere_is_one_error(tmp_path: Path) -> None:

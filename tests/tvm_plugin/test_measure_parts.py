@@ -1,20 +1,25 @@
-"""How long to time, what counts as wrong, whether the cores are disturbed, and measuring from records."""
+"""How long to time, what counts as wrong, whether the cores are disturbed, how processes end, replaying records."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import time
 
 import numpy as np
+import psutil
 import pytest
 from tvm import te
 
 from eqtune.errors import InputError
+from eqtune.gpu_machine import Compiler
 from eqtune.machine import detect_target
-from eqtune.measure import ReplayMeasurer
+from eqtune.measure import ReplayMeasurer, cuda_code
 from eqtune.measure.arguments import BufferSpec, Interface, poison, random_inputs
 from eqtune.measure.check import ONE_OFF, mismatch, relative_tolerance
 from eqtune.measure.gauge import Gauge, multiply_adds
+from eqtune.measure.process import WorkerProcess
 from eqtune.measure.timing import BASELINE, QUICK, time_kernel
 from eqtune.records.record import Context, Record
 from eqtune.search.space.base import Decision
@@ -137,6 +142,35 @@ def test_inputs_exist_for_every_dtype(dtype):
     if dtype == "int64":
         assert array.min() >= 0
         assert array.max() < 2
+
+
+def wait_for_end(pid):
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "it outlived what had started it"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 1.0])
+def test_what_a_dead_worker_had_started_ends_with_it(tmp_path, grace_s):
+    """Closed in the middle of compiling, say: the compiler goes on by itself."""
+    script = """sleep 1000 >/dev/null & printf '{"child": %d}\\n' $!; kill -9 $$"""
+    worker = WorkerProcess(["sh", "-c", script], {"PATH": os.environ["PATH"]}, tmp_path / "log")
+    child = worker.receive()["child"]
+    if grace_s:
+        assert worker.autopsy()["error"] == "out_of_memory"
+    worker.end(grace_s)
+    wait_for_end(child)
+
+
+def test_nvcc_that_takes_too_long_is_killed_with_what_it_started(tmp_path, monkeypatch):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/child; wait; true\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setattr(cuda_code, "COMPILE_LIMIT_S", 0.5)
+    with pytest.raises(ValueError, match=r"nvcc took longer than 0.5 s"):
+        cuda_code.compile_kernels("", "sm_90", Compiler("nvcc", str(nvcc), "1"))
+    wait_for_end(int((tmp_path / "child").read_text()))
 
 
 CONTEXT = Context("{}", "machine", 1, "0.27.0")

@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from eqtune.errors import MissingExtraError
+from eqtune.errors import MissingExtraError, SetupError
 from eqtune.machine import detect_target
 from eqtune.measure import create, ray_cluster
 
 SCRIPT = """
     import json
-    import threading
+    import tempfile
+    from pathlib import Path
 
     import numpy as np
     import ray
@@ -61,6 +64,11 @@ SCRIPT = """
         model = measurer.models.load(untuned_executable(builder.get(), detect_target(1)))
         found["outputs"] = model(np.arange(4, dtype="float32"))[0].tolist()
         (found["model_s"],) = measurer.models.time_s([model], [np.zeros(4, "float32")], budget_s=0.01)
+        measurer.retime(task, tiled[:1])
+        files = Path(tempfile.gettempdir()).glob("eqtune-ray-device-*/model-*.so")
+        directory = max(files, key=lambda file: file.stat().st_mtime).parent
+        found["libraries"] = len(list(directory.glob("*.so"))) - 1
+    found["left"] = directory.exists()
     print("FOUND", json.dumps(found))
 """
 
@@ -84,6 +92,46 @@ def test_a_killed_actor_loses_no_candidate():
     assert found["device"].endswith(" on ray")
     assert found["outputs"] == [0, 2, 4, 6]
     assert 0 < found["model_s"] < 1
+    assert found["libraries"] == 2, "of the last batch: a kernel, and what packs its weights"
+    assert not found["left"]
+
+
+class Cluster:
+    """Stands in for the module `ray`: without a CPU, tasks wait for ever."""
+
+    def __init__(self, cpus: float) -> None:
+        self.cpus = cpus
+        self.cancelled: list[str] = []
+        self.exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus} if self.cpus else {}
+
+    def wait(self, tasks: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        time.sleep(0 if self.cpus else 0.01)
+        return (tasks[-1:], tasks[:-1]) if self.cpus else ([], tasks)
+
+    def get(self, task: str) -> dict[str, str]:
+        if task == "dies":
+            raise RuntimeError(task)
+        return {"built": task}
+
+    def cancel(self, task: str, force: bool) -> None:
+        self.cancelled.append(task)
+
+
+def test_builders_that_no_node_can_run_are_one_error(monkeypatch):
+    cluster = Cluster(cpus=0)
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    with pytest.raises(SetupError, match=r"no CPU to build on for 0.1 s; add a node with `ray start"):
+        ray_cluster._collect(["a", "b"], limit_s=10.0, patience_s=0.1)
+    assert cluster.cancelled == ["a", "b"]
+
+
+def test_what_builders_answer_is_in_order(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", Cluster(cpus=2))
+    first, second, third = ray_cluster._collect(["a", "dies", "b"], limit_s=10.0, patience_s=0.1)
+    assert (first, second["error"], third) == ({"built": "a"}, "crash", {"built": "b"})
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -20,7 +23,8 @@ import eqtune
 from eqtune import runtime
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import detect_target
-from eqtune.measure import LocalMeasurer, RpcMeasurer, create
+from eqtune.measure import LocalMeasurer, RpcMeasurer, create, model_bench, rpc_worker, runner
+from eqtune.measure.far_models import transfer_limit_s
 from eqtune.measure.rpc_tracker import RpcAddress, rpc_status
 from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space.base import Decision
@@ -145,6 +149,21 @@ def test_results_are_checked_and_ordered_as_local_ones_are(measurer):
     assert min(m.latency_s for m in measured) < baseline_s < math.inf
 
 
+def test_an_untuned_kernel_is_not_lost_with_its_builder(measurer, monkeypatch):
+    send, killed = measurer._pool._send, []
+
+    def instead(index, request):
+        if not killed:
+            killed.append(measurer._pool.pids[index])
+            os.kill(killed[0], signal.SIGKILL)
+        send(index, request)
+
+    monkeypatch.setattr(measurer._pool, "_send", instead)
+    (seconds,) = measurer.baseline([matmul(72)])
+    assert killed
+    assert math.isfinite(seconds)
+
+
 def test_records_of_elsewhere_do_not_pass_for_local_ones(measurer):
     there = measurer.describe()
     with LocalMeasurer(detect_target(1), threads=1, workers=1) as local:
@@ -232,6 +251,71 @@ def test_what_is_no_tracker_is_recognised():
         with pytest.raises(SetupError, match="no RPC tracker"):
             rpc_status(RpcAddress("127.0.0.1", other.getsockname()[1], "cpu"))
         thread.join()
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """The far side's client, without a server: its clock, the seconds of each session, and what sending takes."""
+    clock, sessions, sending_s = Clock(), [], []
+    session = SimpleNamespace(device=lambda *_: None, get_function=lambda name: lambda: None)
+    monkeypatch.setattr(rpc_worker, "time", clock)
+    monkeypatch.setattr(rpc_worker, "_request_session", lambda _, seconds, __: sessions.append(seconds) or session)
+    monkeypatch.setattr(rpc_worker, "_check_server", lambda *_: {"device": "a board"})
+
+    class Bench:
+        def __init__(self, *_: object) -> None: ...
+
+        def load(self, request: object) -> None:
+            clock.now_s += sending_s.pop(0) if sending_s else 0.0
+
+        def run(self, request: object) -> dict[str, object]:
+            return {"ran until": clock.now_s + request["limit_s"], "session until": sum(sessions)}
+
+    monkeypatch.setattr(runner, "Runner", Bench)
+    monkeypatch.setattr(model_bench, "ModelBench", Bench)
+    config = rpc_worker.RpcConfig("127.0.0.1", 1, "key", 1.0, {"kind": "llvm"}, 1, "", 0)
+    return rpc_worker._Client(config), clock, sessions, sending_s
+
+
+@pytest.mark.parametrize("kind", ["", "_model"])
+def test_a_session_lasts_as_long_as_sending_and_running_may_take(client, kind):
+    talk, clock, sessions, sending_s = client
+    limits = {"limit_s": 10.0, "load_limit_s": 100.0}
+    talk.answer({"op": "connect", "limit_s": 10.0, "load_limit_s": 5.0})
+    clock.now_s = sessions[0]  # of no use any more
+    sending_s[:] = [100.0]
+    assert talk.answer({"op": f"load{kind}", **limits}) == {}
+    answer = talk.answer({"op": f"run{kind}", **limits})
+    assert answer["ran until"] <= answer["session until"]
+
+
+def test_what_was_sent_too_slowly_is_not_begun(client):
+    """The server would end the session in the middle, which would pass for a crash."""
+    talk, _, _, sending_s = client
+    limits = {"limit_s": 10.0, "load_limit_s": 5.0}
+    talk.answer({"op": "connect", **limits})
+    sending_s[:] = [60.0]
+    talk.answer({"op": "load", **limits})
+    assert talk.answer({"op": "run", **limits}) == {"error": "timeout", "detail": "sending it took longer than 5 s"}
+
+
+def test_large_inputs_may_take_longer_to_be_sent(tmp_path):
+    library = tmp_path / "kernel.so"
+    library.write_bytes(bytes(3_000_000))
+    params = [[[1000, 1000], "float32"], [[1000, 1000], "float32"]]
+    interface = {"params": params, "outputs": [1], "index_bound": None, "reduction": 1}
+    seconds = transfer_limit_s({"fields": {"symbol": "k", "library": str(library)}, "interface": interface})
+    assert seconds == pytest.approx(11.0), "1 MB a second"
 
 
 def test_no_server_under_the_key_is_one_error_that_says_what_to_start(farm):

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from eqtune import cost_model
-from eqtune.measure.base import Measurement, Overheads
+from eqtune.measure.base import NO_REFERENCE, Measurement, Overheads
 from eqtune.records import Context, RecordDatabase
 from eqtune.search import allocation, strategies
 from eqtune.search.allocation.base import TaskStatus
@@ -229,6 +229,24 @@ def test_failed_candidates_are_counted_and_never_best(tmp_path: Path) -> None:
     best = loop.kernels[0].best
     assert best is not None
     assert sum(best.decision.values.values()) != 7
+
+
+def test_a_kernel_that_cannot_be_compared_is_finished_without_a_record_or_a_trial(tmp_path: Path) -> None:
+    class NoReference(LookUp):
+        def measure(self, task: Any, decisions: Sequence[Decision], best_s: float = math.inf) -> list[Measurement]:
+            if task.workload_hash != K0:
+                return super().measure(task, decisions, best_s)
+            return [Measurement(decision, error=NO_REFERENCE, detail="there is none") for decision in decisions]
+
+    sketch = ToySketch(1.0, 5)
+    kernels = [kernel(K0, ToySketch(1e3, 5)), kernel(K1, sketch)]
+    measurer = NoReference({K1: sketch})
+    loop = loop_over(kernels, measurer, tmp_path, trials=24)
+    loop.run()
+    assert len(measurer.asked) == 24, "the other kernel gets all trials"
+    assert loop.database.for_workload(K0, CONTEXT) == []
+    assert kernels[0].status.finished == "the untuned kernel fails"
+    assert (kernels[0].failed, kernels[0].unreached) == (0, False)
 
 
 def test_a_form_that_is_clearly_slower_gets_no_more_trials(tmp_path: Path) -> None:

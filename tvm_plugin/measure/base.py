@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # a worker imports this package before it can say that TVM is
 
 __all__ = [
     "ERROR_KINDS",
+    "NO_REFERENCE",
     "Measurement",
     "Measurer",
     "MeasuresTogether",
@@ -27,6 +28,9 @@ __all__ = [
 ERROR_KINDS = ("build_error", "timeout", "crash", "out_of_memory", "wrong_result")
 """How a candidate can fail."""
 
+NO_REFERENCE = "no_reference"
+"""Error of a candidate that was not tried, because the untuned kernel fails: it says nothing of the candidate."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -39,7 +43,7 @@ class Measurement:
     latencies_s : tuple of float
         Seconds of one call, one entry for each repeat; empty when it failed.
     error : str
-        "" or one of `ERROR_KINDS`.
+        "", one of `ERROR_KINDS`, or `NO_REFERENCE`.
     detail : str
         What went wrong, in at most a few hundred characters.
     trace : str

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..gpu_machine import Compiler
 from ..search.space.features import COMPILED
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.lowering import ASYNC_COPIES
+from .process import kill_with_children
 
 __all__ = [
     "Resources",
@@ -205,7 +206,7 @@ def compile_kernels(
         file.write_text(source, encoding="utf-8")
         command = [compiler.path, "-cubin", f"-arch={arch}", *NVCC_FLAGS, "-o", str(cubin), str(file)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False)
+            done = _run(command)
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"nvcc took longer than {COMPILE_LIMIT_S:g} s") from error
         if done.returncode:
@@ -220,6 +221,17 @@ def compile_kernels(
         _keep(cache / f"{key}.cubin", code)
         _keep(cache / f"{key}.json", report.encode())
     return code, found
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run`, but what takes too long is killed with what it started: nvcc is a driver of compilers."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=COMPILE_LIMIT_S)
+        except BaseException:
+            kill_with_children(process.pid)
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def _keep(file: Path, content: bytes) -> None:

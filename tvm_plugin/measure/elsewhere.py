@@ -22,6 +22,7 @@ from .pool import Request, WorkerPool
 from .timing import BASELINE, LONG, QUICK, Effort
 from .trial import (
     BASELINE_LIMIT_FACTOR,
+    LOST,
     RETIME_ROUNDS,
     SHARED_MODULE,
     Candidate,
@@ -223,7 +224,10 @@ class ElsewhereMeasurer(ABC):
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
         hashes = [self._know(task) for task in tasks]
         started = time.monotonic()
-        answers = self._make_references(hashes, limit_s)
+        answers = [
+            self._make_references([h], limit_s)[0] if answer.get("error") in LOST else answer
+            for h, answer in zip(hashes, self._make_references(hashes, limit_s), strict=True)
+        ]
         self.overheads.build_s += time.monotonic() - started
         for workload_hash, answer in zip(hashes, answers, strict=True):
             self._baselines[workload_hash] = math.inf
@@ -250,12 +254,15 @@ class ElsewhereMeasurer(ABC):
         refused = self._run_untuned(hashes, self.plain_baselines)
         if refused and self.plain_baselines:  # a few LLVM does not take
             refused = self._run_untuned(list(refused), plain=False)
-        for workload_hash, detail in refused.items():
+        for workload_hash in [h for h, failure in refused.items() if failure["error"] in LOST]:
+            del refused[workload_hash]
+            refused |= self._run_untuned([workload_hash], plain=False)
+        for workload_hash, failure in refused.items():
             self._baselines[workload_hash] = math.inf
-            self._unreferenced[workload_hash] = detail
+            self._unreferenced[workload_hash] = str(failure["detail"])
 
-    def _run_untuned(self, hashes: Sequence[str], plain: bool) -> dict[str, str]:
-        """Time kernels and keep their outputs as the reference. Returns why it is impossible, where it is."""
+    def _run_untuned(self, hashes: Sequence[str], plain: bool) -> dict[str, dict[str, Any]]:
+        """Time kernels and keep their outputs as the reference. Returns the failures of those that do not run."""
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
         trials = self._build([{"task": h, "untuned": True, "plain": plain} for h in hashes], limit_s)
         built = [trial for trial in trials if not trial.failure]
@@ -272,7 +279,7 @@ class ElsewhereMeasurer(ABC):
                 self._baselines[trial.task] = min(answer["latencies_s"])
 
         self._run([[number] for number in range(len(built))], ask, note)
-        return {trial.task: str(trial.failure["detail"]) for trial in trials if trial.failure}
+        return {trial.task: trial.failure for trial in trials if trial.failure}
 
     def _know(self, task: Task) -> str:
         if task.workload_hash not in self._workloads:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import SetupError
 from ..runtime import export_library, first_line
+from .exported import interface_of, libraries_of
 from .fleet import Fleet
 from .model_bench import digest_of, read_arrays, write_arrays
 
@@ -23,7 +24,7 @@ MODEL_LIMIT_S = 300.0
 """What the runs of one request may take."""
 
 BYTES_PER_S = 1e6
-"""Models arrive at least as fast as this."""
+"""Programs and models arrive at least as fast as this."""
 
 ROUNDS = 3
 """Turns that each model gets when several are timed."""
@@ -33,8 +34,11 @@ MOST_RUNS = 50
 
 
 def transfer_limit_s(request: Mapping[str, Any]) -> float:
-    """What sending a model with its inputs may take beyond a program's limit."""
-    return sum(Path(request[file]).stat().st_size for file in ("model", "inputs")) / BYTES_PER_S
+    """What sending a program or a model with its inputs may take."""
+    is_model = "model" in request
+    files = (request["model"], request["inputs"]) if is_model else libraries_of(request["fields"])
+    array_bytes = 0 if is_model else interface_of(request["interface"]).nbytes
+    return (sum(Path(file).stat().st_size for file in files) + array_bytes) / BYTES_PER_S
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Device(Protocol):
     """One device elsewhere, used by one thread."""
 
     def open(self) -> None:
-        """Get hold of the device, again where it was lost. Raises DeviceLost."""
+        """Get hold of the device, again where it was lost. Raises DeviceLost, or OSError where nothing can start."""
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run one program. Raises DeviceLost; the device is then closed until `open`."""
@@ -185,9 +185,9 @@ class Fleet:
                     self._changed.notify_all()
                 while self._work(index, device):
                     pass
-            except DeviceLost as lost:
+            except Exception as error:  # noqa: BLE001 - one that cannot be opened at the moment is lost, too
                 with self._changed:
-                    self._last_loss = str(lost)
+                    self._last_loss = str(error)
                     self._open.discard(index)
                     self._absent.add(index)
                     self._changed.wait_for(lambda: self._closed, RETRY_S)
@@ -243,7 +243,10 @@ class Fleet:
                 return
             job.losses += 1
             if job.losses >= ATTEMPTS:
-                self._settle(job, {"error": lost.kind, "detail": str(lost)[:300]})
+                try:
+                    self._settle(job, {"error": lost.kind, "detail": str(lost)[:300]})
+                except Exception as error:  # noqa: BLE001 - as in `_work`, where the device is to be opened again
+                    job.batch.fault = error
             if job.waiting:
                 self._queue.appendleft(job)
             self._changed.notify_all()

@@ -24,6 +24,7 @@ from .scratch import Scratch
 from .timing import BASELINE, LONG, QUICK, SLOW_BASELINE_S, Effort
 from .trial import (
     BASELINE_LIMIT_FACTOR,
+    LOST,
     MEMORY_SHARE,
     RETIME_ROUNDS,
     SHARED_MODULE,
@@ -241,32 +242,36 @@ class LocalMeasurer:
         )
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> None:
-        """All run once, side by side, which gives the reference; those that are fast are then timed one by one."""
+        """All run once, side by side, which gives the reference; those that are fast are then timed one by one.
+
+        Of one that is lost only then, the time of its first run stays.
+        """
         plain = self.plain_baselines
         trials = [self._trial(task, {"task": task.workload_hash, "untuned": True, "plain": plain}) for task in tasks]
         limit_s = BASELINE_LIMIT_FACTOR * self._timeout_s
         started = time.monotonic()
-        answers = self._pool.map(
-            [Request({"op": "untuned", "batch": self._batch, **trial.spec}, limit_s, (trial.task,)) for trial in trials]
-        )
+        requests = [
+            Request({"op": "untuned", "batch": self._batch, **trial.spec}, limit_s, (trial.task,)) for trial in trials
+        ]
+        answers = [
+            self._pool.map([request])[0] if answer.get("error") in LOST else (handle, answer)
+            for request, (handle, answer) in zip(requests, self._pool.map(requests), strict=True)
+        ]
         self.overheads.run_s += time.monotonic() - started
         for trial, (handle, answer) in zip(trials, answers, strict=True):
             trial.handle = handle
             trial.take(answer)
-            if not trial.failure:
+            if trial.failure:
+                self._baselines[trial.task] = math.inf
+                self._unreferenced[trial.task] = str(trial.failure["detail"])
+            else:
                 self._domains[trial.task] = answer["domain"]
                 self._baselines[trial.task] = min(answer["latencies_s"])
         fast = [t for t in trials if not t.failure and self._baselines[t.task] < SLOW_BASELINE_S]
         for trial in self._in_turn(fast, limit_s):
             answer = self._run(trial, BASELINE, limit_s=limit_s, check=False)
-            if "error" in answer:
-                trial.failure = answer
-            else:
+            if "error" not in answer:
                 self._baselines[trial.task] = min(answer["latencies_s"])
-        for trial in trials:
-            if trial.failure:
-                self._baselines[trial.task] = math.inf
-                self._unreferenced[trial.task] = str(trial.failure["detail"])
 
     def _measure(self, requests: Sequence[tuple[Task, Sequence[Candidate], float]]) -> list[list[Measurement]]:
         trials = [

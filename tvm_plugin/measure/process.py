@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["WorkerProcess"]
+import psutil
+
+__all__ = ["WorkerProcess", "kill_with_children"]
 
 DEATH_LIMIT_S = 1.0
 MAX_DETAIL = 300
@@ -68,7 +70,7 @@ class WorkerProcess:
     @property
     def dead(self) -> bool:
         """Whether it has ended."""
-        return self._process.poll() is not None
+        return self._ended(0.0)
 
     def fileno(self) -> int:
         """What to wait on for `receive`."""
@@ -98,10 +100,9 @@ class WorkerProcess:
 
     def autopsy(self) -> dict[str, str]:
         """Error kind and detail of a worker that has closed its pipe."""
-        try:
-            code = self._process.wait(DEATH_LIMIT_S)
-        except subprocess.TimeoutExpired:
+        if not self._ended(DEATH_LIMIT_S):
             return {"error": "crash", "detail": "the worker closed its pipe"}
+        code = self._process.returncode
         said = self._log.read_bytes()[-4096:].decode(errors="replace").strip()
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         # Nobody but the kernel's out-of-memory killer sends SIGKILL to a worker that is still waited for.
@@ -117,15 +118,34 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill it and all it started. Unlike `end`, from any thread: whoever receives from it sees it gone."""
         if not self.dead:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            self._kill_group()
 
     def end(self, grace_s: float = 0.0) -> None:
         """Make sure that it has ended, killing it after `grace_s` seconds, and leave no zombie. May be repeated."""
         self.hang_up()
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        if not self._ended(grace_s):
+            self._kill_group()
             self._process.wait()
         self._stdout.close()
+
+    def _ended(self, limit_s: float) -> bool:
+        """Whether it has ended, or does within the limit; what it had started, a compiler perhaps, ends with it."""
+        if self._process.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(limit_s)
+                self._kill_group()  # now: later its number may be another's
+        return self._process.returncode is not None
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def kill_with_children(pid: int) -> None:
+    """Kill a process of the caller's own group, and all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        children = process.children(recursive=True)
+        for one in (process, *children):  # from the top: nobody is left to start another
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()

@@ -26,7 +26,12 @@ from .trial import SPACE_BUILDER
 
 __all__ = ["RayMeasurer", "ray_available"]
 
+ADVICE = "add a node with `ray start --address=HOST:PORT`"
+
 TRANSFER_LIMIT_S = 60.0
+
+TIDY_LIMIT_S = 1.0
+"""An actor may take so long to delete its files; what it leaves goes when another measurer begins on its node."""
 
 
 def ray_available() -> bool:
@@ -55,7 +60,7 @@ class RayMeasurer(ElsewhereMeasurer):
     seed : int
         Of the random inputs.
     wait_s : float
-        How long to go on without any device.
+        How long to go on without any device, or any CPU to build on.
     space_builder : str
         "module:function" that the builders import: (IRModule, Hardware) -> Space.
 
@@ -83,7 +88,7 @@ class RayMeasurer(ElsewhereMeasurer):
             raise MissingExtraError("measuring on a Ray cluster needs the extra: pip install 'eqtune[ray]'")
         import ray
 
-        super().__init__(target, Fleet(wait_s, "add a node with `ray start --address=HOST:PORT`"), timeout_s, seed)
+        super().__init__(target, Fleet(wait_s, ADVICE), timeout_s, seed)
         hardware = describe_machine(target, threads, measure=False) if hardware is None else hardware
         threads = hardware.threads if threads is None else threads
         if not threads > 0 or not wait_s > 0:
@@ -161,7 +166,7 @@ class RayMeasurer(ElsewhereMeasurer):
             )
             for chunk in chunks
         ]
-        answers = _collect(pending, limit_s)
+        answers = _collect(pending, limit_s, self._fleet.patience_s)
         for answer in answers:
             self._libraries |= answer.pop("libraries", {})
         return answers
@@ -172,7 +177,8 @@ class RayMeasurer(ElsewhereMeasurer):
         from . import ray_node
 
         task = ray.remote(num_cpus=1, max_retries=0, runtime_env=self._environment)(ray_node.reference)
-        answers = _collect([task.remote(self._config, h, self._workloads[h], limit_s) for h in hashes], limit_s)
+        pending = [task.remote(self._config, h, self._workloads[h], limit_s) for h in hashes]
+        answers = _collect(pending, limit_s, self._fleet.patience_s)
         for workload_hash, answer in zip(hashes, answers, strict=True):
             self._references[workload_hash] = ray.put(answer.pop("references", {}))
         return answers
@@ -219,6 +225,7 @@ class _RayDevice:
         self._files = measurer._files
         self._node = node
         self._actor: Any = None
+        self._busy = False
         self._name = ""
 
     def open(self) -> None:
@@ -277,8 +284,11 @@ class _RayDevice:
     def close(self) -> None:
         import ray
 
-        if self._actor is not None and ray.is_initialized():
-            ray.kill(self._actor)
+        actor = self._actor  # the device's own thread may release it meanwhile
+        if actor is not None and ray.is_initialized():
+            if not self._busy:
+                ray.wait([actor.tidy.remote()], timeout=TIDY_LIMIT_S)
+            ray.kill(actor)
 
     def release(self) -> None:
         self._actor = None
@@ -286,29 +296,41 @@ class _RayDevice:
     def _ask(self, method: str, limit_s: float, *arguments: Any) -> Any:
         import ray
 
+        self._busy = True
         try:
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=limit_s)
+            answer = ray.get(getattr(self._actor, method).remote(*arguments), timeout=limit_s)
         except ray.exceptions.GetTimeoutError as error:
             self.close()
             raise DeviceLost("timeout", f"no result after {limit_s:g} s") from error
         except ray.exceptions.RayError as error:
             raise DeviceLost("crash", f"the Ray actor was lost: {str(error).splitlines()[0]}"[:300]) from error
+        self._busy = False
+        return answer
 
 
-def _collect(pending: Sequence[Any], limit_s: float) -> list[dict[str, Any]]:
-    """What builders answer, in order; an error where one died."""
+def _collect(pending: Sequence[Any], limit_s: float, patience_s: float) -> list[dict[str, Any]]:
+    """What builders answer, in order; an error where one died. Raises SetupError without a CPU for `patience_s`."""
     import ray
 
-    started = time.monotonic()
-    answers: list[dict[str, Any]] = []
-    for answer in pending:
-        try:
-            answers.append(ray.get(answer))
-        except ray.exceptions.RayError:
-            late = time.monotonic() - started >= limit_s
-            detail = f"the builder died, or took longer than {limit_s:g} s"
-            answers.append({"error": "timeout" if late else "crash", "detail": detail})
-    return answers
+    started = last_cpu_s = time.monotonic()
+    answers: dict[Any, dict[str, Any]] = {}
+    waiting = list(pending)
+    while waiting:
+        done, waiting = ray.wait(waiting, timeout=1.0)
+        for task in done:
+            try:
+                answers[task] = ray.get(task)
+            except ray.exceptions.RayError:
+                late = time.monotonic() - started >= limit_s
+                detail = f"the builder died, or took longer than {limit_s:g} s"
+                answers[task] = {"error": "timeout" if late else "crash", "detail": detail}
+        if done or ray.cluster_resources().get("CPU"):
+            last_cpu_s = time.monotonic()
+        elif time.monotonic() - last_cpu_s > patience_s:
+            for task in waiting:
+                ray.cancel(task, force=True)
+            raise SetupError(f"the Ray cluster has had no CPU to build on for {patience_s:g} s; {ADVICE}")
+    return [answers[task] for task in pending]
 
 
 def _changed(environment: Mapping[str, str]) -> dict[str, str]:

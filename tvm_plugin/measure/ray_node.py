@@ -9,7 +9,6 @@ import contextlib
 import faulthandler
 import functools
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from .exported import libraries_of
 from .model_bench import ModelBench
 from .pool import Config
 from .runner import Runner
+from .scratch import Scratch
 from .server import Server
 from .worker import restore_crash_signals
 
@@ -36,7 +36,7 @@ class _Builder:
 
     def __init__(self, config_text: str) -> None:
         restore_crash_signals()
-        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
+        self._directory = Scratch("ray-builder")
         fields = json.loads(config_text) | {"references": self._directory.name}
         self._server: Server
         if fields["target"]["kind"] == "cuda":
@@ -133,7 +133,9 @@ class DeviceActor:
 
             register_backend()  # workers import TVM without its back ends
             let_tvm_compile()
-        self._directory = tempfile.TemporaryDirectory(prefix="eqtune-ray-", ignore_cleanup_errors=True)
+        self._directory = Scratch("ray-device")
+        self._batch = -1
+        self._libraries: list[Path] = []
         device = tvm.device(self._target.get_target_device_type(), 0)
         self._runner = Runner(device, self._module, Path(self._directory.name), seed)
         self._models = ModelBench(device, self._module)
@@ -148,7 +150,14 @@ class DeviceActor:
         self, request: Mapping[str, Any], libraries: Mapping[str, bytes], references: Mapping[str, bytes]
     ) -> dict[str, Any]:
         """Bring program, inputs and reference outputs to the device; {} or an error."""
-        self._write({**libraries, **references})
+        if request["batch"] != self._batch:
+            self._batch = request["batch"]
+            for library in self._libraries:
+                for file in library.parent.glob(f"{library.stem}.*"):  # beside object files, what was linked of them
+                    file.unlink()
+            self._libraries.clear()
+        self._libraries += self._write(libraries)
+        self._write(references)
         try:
             self._runner.load(request)
         except Exception as error:  # noqa: BLE001 - TVM raises anything; it is the candidate's failure
@@ -189,10 +198,16 @@ class DeviceActor:
             place.unlink()
         return answer
 
-    def _write(self, files: Mapping[str, bytes]) -> None:
-        for path, data in files.items():
-            if not self._place(path).exists():  # a library that is loaded must not be written to
-                self._place(path).write_bytes(data)
+    def tidy(self) -> None:
+        """Leave no file behind: the last call."""
+        self._directory.cleanup()
+
+    def _write(self, files: Mapping[str, bytes]) -> list[Path]:
+        """Which of them were new: a library that is loaded must not be written to."""
+        new = {place: data for path, data in files.items() if not (place := self._place(path)).exists()}
+        for place, data in new.items():
+            place.write_bytes(data)
+        return list(new)
 
     def _module(self, path: str) -> Any:
         import tvm

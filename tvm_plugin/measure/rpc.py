@@ -38,8 +38,11 @@ from .trial import MEMORY_SHARE, SPACE_BUILDER
 
 __all__ = ["RpcMeasurer"]
 
-TRANSFER_LIMIT_S = 60.0
-"""What sending a program and its inputs may take: hundreds of megabytes on a slow network."""
+CONNECT_LIMIT_S = 60.0
+"""What opening a session may take once a server is free."""
+
+LOAD_LIMIT_S = 10.0
+"""What loading a program or a model may take beyond sending its bytes: round trips, and perhaps linking there."""
 
 _COMMAND = (sys.executable, "-m", "eqtune.measure.rpc_worker")
 
@@ -130,7 +133,7 @@ class RpcMeasurer(ElsewhereMeasurer):
         try:
             self._device = {"device": self._first_device(), "threads": threads}
             # A server whose kernel hangs is back only when its session ends.
-            self._fleet.patience_s += lifetime_s(timeout_s)
+            self._fleet.patience_s += lifetime_s(timeout_s, LOAD_LIMIT_S)
         except BaseException:
             self.close()
             raise
@@ -218,8 +221,8 @@ class _RpcDevice:
         if self._process is None:
             self._process = WorkerProcess(_COMMAND, worker_environment(1), self._log)
             self._ask(asdict(self._config), START_LIMIT_S)
-        limit_s = self._config.wait_s + TRANSFER_LIMIT_S
-        name = self._ask({"op": "connect", "limit_s": self._timeout_s}, limit_s)["device"]
+        message = {"op": "connect", "limit_s": self._timeout_s, "load_limit_s": LOAD_LIMIT_S}
+        name = self._ask(message, self._config.wait_s + CONNECT_LIMIT_S)["device"]
         device = f"{name} over rpc, key {self._config.key}"
         if self._expected not in (None, device):
             raise DeviceLost("crash", f"a server under the key {self._config.key!r} is another device: {device}")
@@ -228,12 +231,11 @@ class _RpcDevice:
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if "describe" in request:
             return {"device": self._expected}
-        if "model" in request:
-            limit_s = self._config.wait_s + TRANSFER_LIMIT_S + transfer_limit_s(request)
-            failure = self._ask({**request, "op": "load_model"}, limit_s)
-            return failure or self._ask({**request, "op": "run_model"}, request["limit_s"])
-        failure = self._ask({**request, "op": "load"}, TRANSFER_LIMIT_S)
-        return failure or self._ask({**request, "op": "run"}, request["limit_s"])
+        load, run = ("load_model", "run_model") if "model" in request else ("load", "run")
+        load_limit_s = LOAD_LIMIT_S + transfer_limit_s(request)
+        message = {**request, "load_limit_s": load_limit_s}
+        failure = self._ask({**message, "op": load}, self._config.wait_s + CONNECT_LIMIT_S + load_limit_s)
+        return failure or self._ask({**message, "op": run}, request["limit_s"])
 
     def close(self) -> None:
         process = self._process

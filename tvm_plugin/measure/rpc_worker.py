@@ -3,13 +3,14 @@
 A process of its own, because a call over RPC cannot be given up: when a server hangs, this process is killed. The
 protocol is that of `worker.py`: the first line is `RpcConfig`; then
 
-    {"op": "connect"}                 -> {"device": name, "address": [host, port]}
+    {"op": "connect"}                 -> {"device": name}
     {"op": "load", a runner request}  -> {}
     {"op": "run", the same request}   -> as `server.py`'s "run"
     {"op": "load_model", a request of `model_bench.py`} -> {}
     {"op": "run_model", the same request}               -> as `ModelBench.run`
 
-Each may be answered by an error, or by {"lost": reason} when there is no server, or no more.
+All but "connect" may be answered by an error, each by {"lost": reason} when there is no server, or no more. Each says
+in "limit_s" what a run may take, and in "load_limit_s" what loading may take before it: the session lasts longer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MIN_LIFETIME_S = 10.0
 """A server ends a session after this long: only so does it get rid of a kernel that hangs after its client has gone."""
 
 SPARE_S = 2.0
-"""What a session must have left beyond the limit of a run."""
+"""What a session must have left beyond the limits of loading and running."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ class _Client:
         operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "connect": self._connect,
             "load": self._load,
-            "run": lambda request: dict(self._runner.run(request)),
+            "run": lambda request: self._run(self._runner, request),
             "load_model": self._load_model,
-            "run_model": lambda request: dict(self._models.run(request)),
+            "run_model": lambda request: self._run(self._models, request),
         }
         try:
             return operations[request["op"]](request)
@@ -111,7 +112,7 @@ class _Client:
         self._drop()
         config = self._config
         address = RpcAddress(config.host, config.port, config.key)
-        seconds = lifetime_s(request["limit_s"])
+        seconds = lifetime_s(request["limit_s"], request["load_limit_s"])
         self._session = _request_session(address, seconds, config.wait_s)
         self._until_s = time.monotonic() + seconds
         kind = str(self._target.kind.name)
@@ -133,8 +134,13 @@ class _Client:
 
     def _renew(self, request: Mapping[str, Any]) -> None:
         """Another session, unless what is asked for will be done before this one ends."""
-        if self._until_s - time.monotonic() < request["limit_s"] + SPARE_S:
+        if self._until_s - time.monotonic() < request["load_limit_s"] + request["limit_s"] + SPARE_S:
             self._connect(request)
+
+    def _run(self, bench: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._until_s - time.monotonic() < request["limit_s"]:  # the server would end the session in the middle
+            return {"error": "timeout", "detail": f"sending it took longer than {request['load_limit_s']:.3g} s"}
+        return dict(bench.run(request))
 
     def _module(self, path: str) -> Any:
         self._session.upload(path)
@@ -163,9 +169,9 @@ def _start(fields: Mapping[str, Any]) -> Answer:
     return _Client(RpcConfig(**fields)).answer
 
 
-def lifetime_s(limit_s: float) -> float:
-    """Seconds after which the server ends a session whose runs may take `limit_s`."""
-    return max(MIN_LIFETIME_S, LIFETIME_FACTOR * (limit_s + SPARE_S))
+def lifetime_s(limit_s: float, load_limit_s: float) -> float:
+    """Seconds after which the server ends a session where a run may take `limit_s`, and loading the other before it."""
+    return max(MIN_LIFETIME_S, LIFETIME_FACTOR * (limit_s + SPARE_S)) + load_limit_s
 
 
 def _request_session(address: RpcAddress, session_s: float, wait_s: float) -> Any:

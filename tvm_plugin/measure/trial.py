@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..search.space.base import Decision
-from .base import Measurement
+from .base import NO_REFERENCE, Measurement
 
 __all__ = [
     "BASELINE_LIMIT_FACTOR",
+    "LOST",
     "MEMORY_SHARE",
     "RETIME_ROUNDS",
     "SHARED_MODULE",
@@ -36,6 +37,10 @@ RETIME_ROUNDS = 5
 
 BASELINE_LIMIT_FACTOR = 12.0
 """An untuned kernel may take this many times the limit of a candidate: it is run once and is the reference."""
+
+LOST = ("crash", "out_of_memory")
+"""How untuned kernels fail that run again, alone: something from outside may have killed the process, or what ran
+beside it may have taken the memory. One that takes longer than its limit would only take that long again."""
 
 MEMORY_SHARE = 0.6
 """Of the machine's memory, what one worker may take."""
@@ -147,9 +152,9 @@ def to_measurement(candidate: Candidate, trial: Trial) -> Measurement:
 
 
 def without_reference(candidates: Sequence[Candidate], reason: str) -> list[Measurement]:
-    """Failures of candidates that cannot be checked, because the untuned kernel failed with `reason`."""
+    """Of candidates that are not tried: they cannot be checked, because the untuned kernel failed with `reason`."""
     detail = f"there is no reference: the untuned kernel failed: {reason}"
-    return [Measurement(_decision(candidate), error="build_error", detail=detail[:300]) for candidate in candidates]
+    return [Measurement(_decision(candidate), error=NO_REFERENCE, detail=detail[:300]) for candidate in candidates]
 
 
 def _decision(candidate: Candidate) -> Decision:

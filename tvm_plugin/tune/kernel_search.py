@@ -45,6 +45,8 @@ class KernelSearch:
         `decision_key` to the fastest measurement of that decision, failures left out.
     suggestions : Points
         Legal points that the first batch begins with, shape [n, 1 + knobs].
+    unreferenced : bool
+        Whether its candidates cannot be compared, because the untuned kernel fails.
     favourite : Decision or None
         The candidate that was fastest when the kernel was priced: measured before all others, and compared.
     """
@@ -58,14 +60,15 @@ class KernelSearch:
     measured_now: int = 0
     measurements: dict[str, Measurement] = field(default_factory=dict)
     suggestions: Points | None = None
+    unreferenced: bool = False
     favourite: Decision | None = None
     _latencies: list[NDArray[np.float64]] = field(default_factory=list)
     _features: list[NDArray[np.float32]] = field(default_factory=list)
 
     @property
     def unreached(self) -> bool:
-        """Whether nobody has tried a candidate of it yet, in this run or an earlier one."""
-        return not self.status.trials
+        """Whether nobody has tried a candidate of it yet, in this run or an earlier one, though it can be tried."""
+        return not self.status.trials and not self.unreferenced
 
     @property
     def best(self) -> Measurement | None:

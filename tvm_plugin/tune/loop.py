@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..cost_model import BlendedScore, CostModel
-from ..measure.base import Measurement, Measurer, MeasuresTogether
+from ..measure.base import NO_REFERENCE, Measurement, Measurer, MeasuresTogether
 from ..records import Context, Record, RecordDatabase
 from ..search.allocation.base import Allocation
 from ..search.space.base import Decision
@@ -136,7 +136,8 @@ class TuningLoop:
                         break
                     for part in self._parts(kernels, count):
                         if self.budget.allows(self._round_s) and not interrupt.happened:
-                            self._round([kernel for kernel in kernels if self._in_time(kernel)], part)
+                            going_on = [kernel for kernel in kernels if not kernel.status.finished]
+                            self._round([kernel for kernel in going_on if self._in_time(kernel)], part)
                         if part < count and self._take_little(kernels):
                             break
             except KeyboardInterrupt:
@@ -229,24 +230,25 @@ class TuningLoop:
             soon = {id(kernel): kernel for kernel in [*(kernel for kernel, _ in asked), *later]}
             self.baselines([kernel for kernel in soon.values() if math.isnan(kernel.baseline_s)])
         measure_started = time.monotonic()
-        measurements = self._measure(asked)
+        answers = zip(asked, self._measure(asked), strict=True)
+        measured = [(kernel, of_kernel) for (kernel, _), of_kernel in answers if self._has_reference(kernel, of_kernel)]
+        if not measured:
+            return
         if self.budget.time_s is not None:  # else trials are what counts, and no clock decides
-            for kernel, _ in asked:
+            for kernel, _ in measured:
                 kernel.status.round_s = (time.monotonic() - measure_started) / len(asked)
-        self.database.add(
-            [self._record(k, m) for (k, _), of_kernel in zip(asked, measurements, strict=True) for m in of_kernel]
-        )
-        trials = sum(map(len, measurements))
+        self.database.add([self._record(kernel, m) for kernel, of_kernel in measured for m in of_kernel])
+        trials = sum(len(of_kernel) for _, of_kernel in measured)
         self.budget.spent_trials += trials
         self.on_round()  # before anything that takes time: a kill must not leave recorded trials uncounted
-        for (kernel, _), of_kernel in zip(asked, measurements, strict=True):
+        for kernel, of_kernel in measured:
             kernel.tell(of_kernel)
         self._fit()
         round_s = time.monotonic() - started
         self._round_s = max(0.8 * self._round_s, round_s)
         self._trial_s = max(0.8 * self._trial_s, round_s / trials)
         self.progress.update(
-            asked[-1][0].task.name[:40],
+            measured[-1][0].task.name[:40],
             self.latency_s,
             self.budget.spent_trials,
             sum(k.failed for k in self.kernels),
@@ -268,6 +270,16 @@ class TuningLoop:
         if len(asked) > 1 and isinstance(self.measurer, MeasuresTogether):
             return self.measurer.measure_together([(k.task, decisions, k.best_s) for k, decisions in asked])
         return [self.measurer.measure(k.task, decisions, k.best_s) for k, decisions in asked]
+
+    @staticmethod
+    def _has_reference(kernel: KernelSearch, measurements: Sequence[Measurement]) -> bool:
+        """Whether candidates were tried at all; else the kernel is finished, for this run."""
+        if measurements[0].error != NO_REFERENCE:
+            return True
+        LOGGER.warning("%s is not tuned: %s", kernel.task.name, measurements[0].detail)
+        kernel.unreferenced = True
+        kernel.status.finished = "the untuned kernel fails"
+        return False
 
     def _batch(self) -> int:
         """Candidates of the next round: a full batch, or fewer where that would leave kernels without any.
