@@ -11,6 +11,7 @@ from tvm import te, tirx, topi
 
 from eqtune.gpu_machine import gpu_target
 from eqtune.measure.cuda_code import cuda_source, launch_problem
+from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.features import FEATURES
@@ -90,7 +91,7 @@ def test_candidates_compute_the_kernel_and_become_cuda(name):
         decisions = [d for d in sample(space, 200) if d.sketch == sketch.name][:2]
         assert decisions, f"no legal candidate of {sketch.name}"
         for decision in decisions:
-            schedule = space.apply(decision)
+            schedule = replay(trace_to_json(space.apply(decision).trace), mod)
             np.testing.assert_array_equal(outputs(serial(schedule.mod)), expected, err_msg=str(decision))
             function = prepare_for_lowering(schedule.mod["main"])
             assert launch_problem(function, H100) == ""
