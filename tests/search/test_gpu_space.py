@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.gpu.hardware import DEVICES, GpuHardware
+from eqtune.search.space.hardware import known_hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.strategies.moves import Moves
 
@@ -158,6 +160,19 @@ def test_a_description_survives_json():
     restored = Hardware.from_json(H100.to_json())
     assert isinstance(restored, GpuHardware)
     assert restored == H100
+
+
+@pytest.mark.parametrize("hardware", [H100, T4, Hardware(), Hardware(dot_products=("avx512vnni",))])
+def test_a_description_from_a_file_is_whole_or_none(hardware):
+    fields = json.loads(json.dumps(hardware.to_json()))
+    assert known_hardware(fields) == hardware
+    assert known_hardware({}) is None
+    for name in fields:
+        for wrong in (None, [None], {}, True, -1, 10**400, float("nan")):
+            assert known_hardware(fields | {name: wrong}) is None, (name, wrong)
+        assert known_hardware({other: fields[other] for other in fields if other != name}) is None
+    assert known_hardware(fields | {"peak_flops_per_s": 0.0}) is None
+    assert known_hardware(fields | {"parallel_overhead_s": 0.0}) is not None
 
 
 def test_peaks_of_tensor_cores_by_dtype():
