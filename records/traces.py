@@ -110,13 +110,20 @@ def _checked_instruction(instruction: Any) -> list[Any]:
         case _:
             raise RecordError(f"a stored trace has a malformed instruction: {str(instruction)[:80]}")
     kind, inputs, attributes, outputs = instruction
-    return [kind, _checked_maps(inputs), _checked_maps(attributes), outputs]
+    if kind == "TransformLayout" and attributes[2:3] == [None]:  # no value to pad with
+        return [kind, _checked(inputs), [*_checked(attributes[:2]), None, *_checked(attributes[3:])], outputs]
+    return [kind, _checked(inputs), _checked(attributes), outputs]
 
 
-def _checked_maps(value: Any) -> Any:
-    """The value with the index maps in it checked: text that begins like a JSON object, which TVM reads as one."""
+def _checked(value: Any) -> Any:
+    """The value, without nulls, which TVM follows, and with its index maps checked.
+
+    Those are text that begins like a JSON object, which TVM reads as one.
+    """
+    if value is None:
+        raise RecordError("a stored trace has a null where a value must be")
     if isinstance(value, list):
-        return [_checked_maps(item) for item in value]
+        return [_checked(item) for item in value]
     if not (isinstance(value, str) and value.lstrip().startswith("{")):
         return value
     try:

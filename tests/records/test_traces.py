@@ -48,6 +48,8 @@ def test_text_holds_the_instructions_that_were_hard_to_write():
         ("[[],[[99,1]]]", "malformed decision"),
         ("[[],[[-1,1]]]", "malformed decision"),
         ('[[["Nope",[],[],[]]],[]]', "does not fit"),
+        ('[[["GetSBlock",[],["c",null],["b0"]]],[]]', "a null"),
+        ('[[["TransformLayout",["b0"],[null,0,null,0],[]]],[]]', "a null"),
         ('[[["Annotate",["b0",1],["eqtune.a","b"],[]]],[]]', "malformed annotation"),
         ('[[["UnsafeSetDType",["b0",0],["int8"],[]]],[]]', "instruction 'UnsafeSetDType'"),
         ('[[["GetSBlock",[],["c","main"],["b0"]],["GetLoops",["b0"],[],["l0"]]],[[0,{}]]]', "does not fit"),
