@@ -164,6 +164,7 @@ class XGBoostModel:
         model._features = header["features"]
         try:
             model._booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(json.dumps(booster), "utf-8"))
+            model.predict(np.zeros((1, model._features), dtype=np.float32))  # some of it is only read when needed
         except xgboost.core.XGBoostError as error:
             raise InputError(
                 f"cost model {os.fspath(path)!r} cannot be read by XGBoost {xgboost.__version__}: "

@@ -172,6 +172,18 @@ class RecordDatabase:
         with self._damage(f"the fact {key!r}"):
             return parse_json("value", rows[0][0])
 
+    def get_object(self, key: str) -> dict[str, Any]:
+        """The JSON object kept under a key; an empty one when there is none, or something else."""
+        value = self.get_json(key)
+        return value if isinstance(value, dict) else {}
+
+    def get_number(self, key: str, name: str) -> float | None:
+        """The entry `name` of the object kept under a key; None where that is no finite number from 0."""
+        with suppress(RecordError):
+            number = check_number(name, self.get_object(key).get(name))
+            return number if number >= 0 else None
+        return None
+
     # Rows and transactions
 
     def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -202,7 +202,7 @@ def _kernel(line: str) -> tuple[str, Any] | None:
         data = base64.b64decode(encoded)
         length = int.from_bytes(data[:8], "little")
         mod = deserialize_workload(data[8 : 8 + length].decode())
-    except (ValueError, TypeError, RecordError):
+    except (ValueError, TypeError, RecursionError, RecordError):
         return None
     return workload_hash(mod), mod
 
@@ -218,7 +218,7 @@ def _record(
         text = json.dumps(trace)
         parse_trace(text)
         same_target = own_target is None or _canonical(json.dumps(own_target)) == target
-    except (ValueError, TypeError, RecursionError, RecordError):
+    except (ValueError, TypeError, OverflowError, RecursionError, RecordError):
         return None, "the line cannot be read"
     if kernel is None:
         return None, "its kernel cannot be read"

@@ -7,7 +7,32 @@ from typing import Any
 
 from eqtune.errors import RecordError
 
+from .object_graph import INDEX_MAP_TYPES, checked_graph
+
 __all__ = ["apply_trace", "parse_trace", "replay", "trace_to_json"]
+
+_UNSAFE = frozenset({"AnnotateBufferAccess", "UnsafeHideBufferAccess", "UnsafeSetDType"})
+"""Instructions that may change what a kernel computes; no schedule of eqtune or MetaSchedule has them."""
+
+_ANNOTATIONS = frozenset(
+    {
+        "double_buffer_scope",
+        "local_stage",
+        "permuted_layout",
+        "pragma_auto_unroll_max_step",
+        "pragma_loop_partition_hint",
+        "pragma_unroll_explicit",
+        "software_pipeline_async_stages",
+        "software_pipeline_order",
+        "software_pipeline_stage",
+        "tirx.manifest_shared_memory_local_stage",
+        "vector_bytes",
+        "warp_execution",
+    }
+)
+"""What schedules of eqtune and of MetaSchedule annotate, beside names of their own. Some others make TVM link code."""
+
+_OWN_ANNOTATIONS = ("eqtune.", "meta_schedule.")
 
 
 def trace_to_json(trace: Any) -> str:
@@ -33,7 +58,7 @@ def apply_trace(text: str, schedule: Any) -> None:
     trace = parse_trace(text)
     try:
         Trace.apply_json_to_schedule(trace, schedule)
-    except (ScheduleError, ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+    except (ScheduleError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError) as error:
         message = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise RecordError(f"a stored trace does not fit this kernel: {message}") from error
 
@@ -51,7 +76,8 @@ def parse_trace(text: str) -> list[list[Any]]:
     """The trace as [instructions, decisions], checked.
 
     An instruction is [kind, inputs, attributes, outputs], a decision [index of an instruction, value]. TVM checks
-    most of this itself, but it would write out of bounds for an index that is out of range. Raises RecordError.
+    most of this itself, but it would write out of bounds for an index that is out of range, link code that an
+    annotation holds, and build whatever an index map is said to be. Raises RecordError.
     """
     try:
         trace = json.loads(text)
@@ -60,17 +86,50 @@ def parse_trace(text: str) -> list[list[Any]]:
     if not (isinstance(trace, list) and len(trace) == 2 and all(isinstance(part, list) for part in trace)):
         raise RecordError("a stored trace is not a pair of instructions and decisions")
     instructions, decisions = trace
-    for instruction in instructions:
-        match instruction:
-            case [str(), list(), list(), list()]:
-                continue
-        raise RecordError(f"a stored trace has a malformed instruction: {str(instruction)[:80]}")
+    instructions[:] = map(_checked_instruction, instructions)
     for decision in decisions:
         match decision:
             case [int(index), _] if 0 <= index < len(instructions):
                 continue
         raise RecordError(f"a stored trace has a malformed decision: {str(decision)[:80]}")
     return trace
+
+
+def _checked_instruction(instruction: Any) -> list[Any]:
+    match instruction:
+        case ["Annotate", list(), [str(key)], list()] if key in _ANNOTATIONS or key.startswith(_OWN_ANNOTATIONS):
+            pass
+        case ["Annotate", list(), [str(key)], list()]:
+            raise RecordError(f"a stored trace has the annotation {key!r:.80}, which no schedule needs")
+        case [str(kind), list(), list(), list()] if kind in _UNSAFE:
+            raise RecordError(f"a stored trace has the instruction {kind!r}, which no schedule needs")
+        case ["Annotate", *_]:
+            raise RecordError(f"a stored trace has a malformed annotation: {str(instruction)[:80]}")
+        case [str(), list(), list(), list()]:
+            pass
+        case _:
+            raise RecordError(f"a stored trace has a malformed instruction: {str(instruction)[:80]}")
+    kind, inputs, attributes, outputs = instruction
+    if kind == "TransformLayout" and attributes[2:3] == [None]:  # no value to pad with
+        return [kind, _checked(inputs), [*_checked(attributes[:2]), None, *_checked(attributes[3:])], outputs]
+    return [kind, _checked(inputs), _checked(attributes), outputs]
+
+
+def _checked(value: Any) -> Any:
+    """The value, without nulls, which TVM follows, and with its index maps checked.
+
+    Those are text that begins like a JSON object, which TVM reads as one.
+    """
+    if value is None:
+        raise RecordError("a stored trace has a null where a value must be")
+    if isinstance(value, list):
+        return [_checked(item) for item in value]
+    if not (isinstance(value, str) and value.lstrip().startswith("{")):
+        return value
+    try:
+        return checked_graph(value, INDEX_MAP_TYPES)
+    except RecordError as error:
+        raise RecordError(f"a stored trace has a damaged index map: {error}") from error
 
 
 def _plain(value: Any) -> Any:

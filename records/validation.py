@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from eqtune.errors import RecordError
@@ -20,6 +21,9 @@ MAX_TEXT = 64 * 1024 * 1024
 MAX_LATENCIES = 100_000
 """Most repeats of one record."""
 
+MAX_NOTE = 3e38
+"""Largest note: cost models read them as float32."""
+
 _HASH = re.compile(r"[0-9a-f]{16}\Z")
 
 
@@ -30,10 +34,11 @@ def check_record(record: Record) -> Record:
         check_text(name, getattr(record, name))
     check_context(record.context)
     if record.decision:
-        parse_object("decision", record.decision)
+        _check_decision(record.decision)
     if record.notes:
         for name, value in parse_object("notes", record.notes).items():
-            check_number(f"the note {name!r}", value)
+            if abs(check_number(f"the note {name!r:.60}", value)) > MAX_NOTE:
+                raise RecordError(f"the note {name!r:.60} must be at most {MAX_NOTE:g}, not {value!r:.60}")
     _check_latencies(record.latencies_s)
     if bool(record.latencies_s) == bool(record.error):
         raise RecordError(
@@ -74,9 +79,11 @@ def check_text(name: str, value: Any) -> str:
 
 def check_number(name: str, value: Any) -> float:
     """The number, when it is finite; raises RecordError when not."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise RecordError(f"{name} must be a finite number, not {value!r:.60}")
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer beyond all floats
+            if math.isfinite(value):
+                return float(value)
+    raise RecordError(f"{name} must be a finite number, not {value!r:.60}")
 
 
 def parse_object(name: str, text: str) -> dict[str, Any]:
@@ -93,6 +100,14 @@ def parse_json(name: str, text: str) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, TypeError, RecursionError) as error:
         raise RecordError(f"{name} is not JSON: {error}") from error
+
+
+def _check_decision(text: str) -> None:
+    match parse_object("decision", text):
+        case {"sketch": str(), "values": dict(values), **others} if not others:
+            if all(type(value) is int and abs(value) < 2**63 for value in values.values()):
+                return
+    raise RecordError(f"a decision names a sketch and integers as values, but this one is {text!r:.80}")
 
 
 def _check_latencies(latencies_s: Sequence[float]) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 from eqtune.errors import InputError, RecordError
 
+from .object_graph import KERNEL_TYPES, checked_graph
+
 __all__ = ["as_workload", "deserialize_workload", "serialize_workload", "workload_hash"]
 
 _ENTRY = "main"
@@ -90,8 +92,8 @@ def deserialize_workload(text: str) -> Any:
     import tvm
 
     try:
-        mod = tvm.ir.load_json(text)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:  # what TVM raises on bad text
+        mod = tvm.ir.load_json(checked_graph(text, KERNEL_TYPES))
+    except (RecordError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:  # TVM's, on bad text
         raise RecordError(f"a stored workload cannot be read: {_first_line(error)}") from error
     try:
         return as_workload(mod)

@@ -18,7 +18,7 @@ HERE = Context(target="llvm", device="cpu", threads=1, tvm_version="0.27")
 
 
 def record(workload: str, latency_s: float, timestamp_s: float, context: Context = HERE) -> Record:
-    return Record(workload, "{}", "", context, (latency_s,), timestamp_s=timestamp_s)
+    return Record(workload, "", "", context, (latency_s,), timestamp_s=timestamp_s)
 
 
 def summary(*workloads: str) -> RunSummary:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["MASKED_BYTES", "Hardware"]
+__all__ = ["MASKED_BYTES", "Hardware", "known_hardware"]
 
 MASKED_BYTES = 32
 """Of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512."""
@@ -86,3 +87,31 @@ class Hardware:
 
             return GpuHardware(**fields)
         return Hardware(**fields)
+
+
+_MAY_BE_ZERO = ("parallel_overhead_s", "shared_bytes_reserved")
+
+
+def known_hardware(fields: Mapping[str, Any]) -> Hardware | None:
+    """`Hardware.from_json` of what a file holds: None where a field is missing, unknown, or not of its kind."""
+    try:
+        hardware = Hardware.from_json(dict(fields))
+    except TypeError:
+        return None
+    defaults = type(hardware)().to_json()
+    if fields.keys() != defaults.keys():
+        return None
+    is_sound = all(
+        _is_like(fields[name], default) and (fields[name] != 0 or name in _MAY_BE_ZERO)
+        for name, default in defaults.items()
+    )
+    return hardware if is_sound else None
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether it is a text, a finite number from 0, or a list of such, as the default is."""
+    if isinstance(default, tuple):
+        return isinstance(value, list) and all(_is_like(item, default[0] if default else "") for item in value)
+    if isinstance(default, str):
+        return isinstance(value, str)
+    return type(value) in (int, type(default)) and 0 <= value < 1e300

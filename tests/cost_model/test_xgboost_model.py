@@ -164,7 +164,15 @@ def test_truncated_and_changed_files_are_refused(trained: XGBoostModel, tmp_path
 
 @pytest.mark.parametrize(
     ("array", "value"),
-    [("left_children", 10_000), ("right_children", 0), ("left_children", -7), ("split_indices", 500)],
+    [
+        ("left_children", 10_000),
+        ("right_children", 0),
+        ("left_children", -7),
+        ("split_indices", 500),
+        ("left_children", 2**70),
+        ("parents", -1),
+        ("split_type", 1),
+    ],
 )
 def test_trees_that_would_crash_are_refused(
     trained: XGBoostModel, array: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,6 +182,35 @@ def test_trees_that_would_crash_are_refused(
     trained.save(path)
     document = json.loads(path.read_text())
     _tree(document)[array][0] = value
+    path.write_text(json.dumps(document))
+    monkeypatch.setattr("eqtune.cost_model.model_file._digest", lambda booster: document["sha256"])
+    with pytest.raises(InputError, match="no valid trees"):
+        XGBoostModel.load(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("gradient_booster.model.trees.1.id", 0),
+        ("gradient_booster.model.trees.1.tree_param.size_leaf_vector", "1000"),
+        ("gradient_booster.model.trees.1.tree_param.num_nodes", 1e999),
+        ("gradient_booster.model.iteration_indptr.1", 1000),
+        ("learner_model_param.num_class", "3"),
+        ("learner_model_param.num_target", "2"),
+    ],
+)
+def test_a_forest_that_would_crash_is_refused(
+    trained: XGBoostModel, where: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.json"
+    trained.save(path)
+    document = json.loads(path.read_text())
+    *outer, last = [int(part) if part.isdigit() else part for part in where.split(".")]
+    inner = document["booster"]["learner"]
+    for part in outer:
+        inner = inner[part]
+    assert inner[last] != value
+    inner[last] = value
     path.write_text(json.dumps(document))
     monkeypatch.setattr("eqtune.cost_model.model_file._digest", lambda booster: document["sha256"])
     with pytest.raises(InputError, match="no valid trees"):

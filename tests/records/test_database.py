@@ -116,6 +116,16 @@ def test_facts_are_json(path):
         assert database.get_json("hardware") == value
 
 
+def test_a_fact_that_is_no_such_thing_counts_as_unknown(path):
+    with RecordDatabase(path) as database:
+        database.put_json("run", {"seconds": 1.5, "trials": -1, "form": "a", "most": 10**400})
+        database.put_json("list", [1])
+        assert database.get_number("run", "seconds") == 1.5
+        assert [database.get_number("run", name) for name in ("trials", "form", "most", "other")] == [None] * 4
+        assert database.get_number("list", "seconds") is None
+        assert database.get_object("list") == database.get_object("nothing") == {}
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -128,6 +138,7 @@ def test_facts_are_json(path):
         ({"error": "crash"}, "either latencies or an error"),
         ({"decision": "[1]"}, "JSON object"),
         ({"decision": "{"}, "not JSON"),
+        ({"notes": '{"registers": 1e300}'}, "at most 3e"),
         ({"seed": 2**70}, "64-bit"),
         ({"timestamp_s": float("inf")}, "finite"),
         ({"trace": None}, "must be text"),
@@ -149,7 +160,12 @@ def test_a_wrong_record_is_refused_and_its_batch_not_kept(path, changes, complai
         ("latencies_s = '{}'", "tuple"),
         ("latencies_s = '[\"1\"]'", "finite"),
         ("latencies_s = x'80049503'", "not JSON"),
+        (f"latencies_s = '[1{'0' * 400}]'", "finite"),
+        (f"notes = '{{\"registers\": 1{'0' * 400}}}'", "finite"),
         ("decision = '!!python/object'", "not JSON"),
+        ("decision = '{}'", "names a sketch"),
+        ('decision = \'{"sketch": "x", "values": 5}\'', "names a sketch"),
+        ('decision = \'{"sketch": "x", "values": {"a": 1e999}}\'', "names a sketch"),
         ("trace = x'00ff'", "must be text"),
         ("seed = 'x'", "seed"),
         ("workload_hash = '../../etc/passwd'", "16 hexadecimal"),

@@ -114,15 +114,17 @@ def test_lines_that_cannot_be_read_are_counted(filled, tmp_path):
         "[-1" + lines[1][lines[1].index(",") :],
         '[0,[[[],[[7,1]]],[1.0],null,null]]',
         '[0,[[[],[]],["x"],null,null]]',
+        f"[0,[[[],[]],[1{'0' * 400}],null,null]]",
+        '[0,[[[],[]],[1.0],{"kind":"no such target"},null]]',
         "null",
     ]  # fmt: skip
     (out / RECORD_FILE).write_text("\n".join([*broken, *lines[1:]]))
     with (out / WORKLOAD_FILE).open("a") as file:
-        file.write('["1", "AAAA"]\n{"cut')
+        file.write('["1", "AAAA"]\n{"cut\n' + "[" * 100_000)
     with RecordDatabase(tmp_path / "again.sqlite") as again:
         done = import_metaschedule(again, out, CONTEXT)
         assert done.records == 3
-        assert done.skipped == {"the line cannot be read": 5, "its kernel cannot be read": 2}
+        assert done.skipped == {"the line cannot be read": 7, "its kernel cannot be read": 2}
 
 
 def test_another_context_exports_nothing(filled, tmp_path):

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -48,7 +49,30 @@ def test_text_round_trip_keeps_the_kernel():
     assert "global_symbol" not in mod["main"].attrs
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "not json", '{"root_index":0,"nodes":[{"type":"int","data":3}]}'])
+def nested(depth):
+    """Arrays in arrays, as a graph of objects."""
+    nodes = [{"type": "ffi.Array", "data": [index - 1] if index else []} for index in range(depth)]
+    return json.dumps({"root_index": depth - 1, "nodes": nodes})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "not json",
+        '{"root_index":0,"nodes":[{"type":"int","data":3}]}',
+        '{"root_index":0,"nodes":[{"type":5,"data":3}]}',
+        '{"root_index":0,"nodes":[{"type":"ffi.Array","data":[0]}]}',  # in itself
+        '{"root_index":0,"nodes":[{"type":"ffi.Array","data":[true]}, {"type":"ffi.Array","data":[0]}]}',
+        '{"root_index":0,"nodes":[{"type":"ir.TupleType","data":{"fields":0,"span":0}}]}',
+        '{"root_index":0,"nodes":[{"type":"ffi.Module","data":"AAAA"}]}',
+        nested(200_000),
+        nested(1000),
+    ],
+    ids=lambda text: text[:60],
+)
 def test_broken_text_is_one_clear_error(text):
     with pytest.raises(RecordError, match="stored workload") as raised:
         deserialize_workload(text)

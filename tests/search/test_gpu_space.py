@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from tvm import te, tirx, topi
 
 from eqtune.gpu_machine import gpu_target
 from eqtune.measure.cuda_code import cuda_source, launch_problem
+from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.gpu.hardware import DEVICES, GpuHardware
+from eqtune.search.space.hardware import known_hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.strategies.moves import Moves
 
@@ -90,7 +93,7 @@ def test_candidates_compute_the_kernel_and_become_cuda(name):
         decisions = [d for d in sample(space, 200) if d.sketch == sketch.name][:2]
         assert decisions, f"no legal candidate of {sketch.name}"
         for decision in decisions:
-            schedule = space.apply(decision)
+            schedule = replay(trace_to_json(space.apply(decision).trace), mod)
             np.testing.assert_array_equal(outputs(serial(schedule.mod)), expected, err_msg=str(decision))
             function = prepare_for_lowering(schedule.mod["main"])
             assert launch_problem(function, H100) == ""
@@ -157,6 +160,19 @@ def test_a_description_survives_json():
     restored = Hardware.from_json(H100.to_json())
     assert isinstance(restored, GpuHardware)
     assert restored == H100
+
+
+@pytest.mark.parametrize("hardware", [H100, T4, Hardware(), Hardware(dot_products=("avx512vnni",))])
+def test_a_description_from_a_file_is_whole_or_none(hardware):
+    fields = json.loads(json.dumps(hardware.to_json()))
+    assert known_hardware(fields) == hardware
+    assert known_hardware({}) is None
+    for name in fields:
+        for wrong in (None, [None], {}, True, -1, 10**400, float("nan")):
+            assert known_hardware(fields | {name: wrong}) is None, (name, wrong)
+        assert known_hardware({other: fields[other] for other in fields if other != name}) is None
+    assert known_hardware(fields | {"peak_flops_per_s": 0.0}) is None
+    assert known_hardware(fields | {"parallel_overhead_s": 0.0}) is not None
 
 
 def test_peaks_of_tensor_cores_by_dtype():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import subprocess
@@ -104,6 +105,35 @@ def test_a_full_disk_keeps_the_older_summary(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(eqtune.RecordError, match="No space left on device"):
             work.save_reference("key", [np.zeros(3)])
     assert path.read_text() == '{\n "run": 1\n}'
+
+
+def test_two_runs_in_one_work_directory_write_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_file = os.replace
+    with WorkDirectory(tmp_path) as work, WorkDirectory(tmp_path) as other:
+
+        def meanwhile(*paths: Path) -> None:
+            """The other run writes the same file just before this one is complete."""
+            monkeypatch.setattr(os, "replace", replace_file)
+            other.write_json("summary.json", {"run": 2})
+            replace_file(*paths)
+
+        monkeypatch.setattr(os, "replace", meanwhile)
+        path = work.write_json("summary.json", {"run": 1})
+    assert json.loads(path.read_text()) == {"run": 1}
+
+
+def test_what_was_not_written_whole_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*paths: Path) -> None:
+        raise KeyboardInterrupt
+
+    with WorkDirectory(tmp_path) as work:
+        before = set(tmp_path.iterdir())
+        monkeypatch.setattr(os, "replace", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            work.save_reference("key", [np.zeros(3)])
+        assert set(tmp_path.iterdir()) == before
 
 
 def test_a_full_disk_does_not_make_the_log_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

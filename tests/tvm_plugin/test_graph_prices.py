@@ -186,7 +186,7 @@ def test_records_come_before_measurements_and_those_before_estimates(tmp_path: P
         assert source(database, watch)([task, task]) == [0.25, 0.25]
         assert source(database, watch)([task]) == [0.25]
         assert watch.asked == 1, "a price is measured once, also in another session"
-        database.add([Record(task.workload_hash, "{}", "", CONTEXT, (0.5, 0.125))])
+        database.add([Record(task.workload_hash, "", "", CONTEXT, (0.5, 0.125))])
         assert source(database, watch)([task]) == [0.125]
 
 
@@ -215,7 +215,7 @@ def test_a_model_with_more_weights_than_the_caches_hold_waits_for_them(tmp_path:
         assert cold.wait_s(task) == 1.0
         assert source(database, watch, cold_weights=True)([task]) == [1.25], "kept with the records"
         assert watch.asked == 3
-        database.add([Record(task.workload_hash, "{}", "", CONTEXT, (0.125,))])
+        database.add([Record(task.workload_hash, "", "", CONTEXT, (0.125,))])
         assert source(database, watch, cold_weights=True)([task]) == [1.125]
         assert source(database, watch)([task]) == [0.125]
 

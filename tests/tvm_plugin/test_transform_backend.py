@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.s_tir import Schedule
 
 from eqtune import _compat, backend
@@ -149,6 +149,19 @@ def test_the_best_record_of_this_context_is_applied(model, work_dir):
         assert "T.vectorized" in body(ApplyTuned(work_dir / "records.sqlite")(kernels))
     context = Context(target_json(TARGET), "another machine", 2, tvm.__version__)
     assert "T.unroll" in body(ApplyTuned(work_dir, context)(kernels))
+
+
+def test_a_kernel_in_the_records_never_replaces_the_models_own(model, tmp_path):
+    kernels = lower_to_kernels(model, TARGET)
+    (task,) = extract_tasks(kernels)
+    x = te.placeholder((4, 6), "float32", "x")
+    other = te.create_prim_func([x, te.compute((4, 6), lambda i, j: x[i, j] + 1.0, "compute")])
+    context = Context(target_json(TARGET), "a machine", 2, tvm.__version__)
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        database.add_workload(task.workload_hash, serialize_workload(other), name="forged", flops=1.0)
+        database.add([Record(task.workload_hash, "", "[[],[]]", context, (1e-9,))])
+    expected = ApplyTuned(schedules={task.workload_hash: "[[],[]]"})(kernels)
+    tvm.ir.assert_structural_equal(ApplyTuned(tmp_path, context)(kernels), expected)
 
 
 def test_records_of_another_target_never_match(model, work_dir, caplog, monkeypatch):

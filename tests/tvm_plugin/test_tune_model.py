@@ -139,6 +139,14 @@ def test_a_stricter_tolerance_of_the_graph_search_holds_for_the_model(
         tune(tmp_path / "work", trials=4, graph=eqtune.GraphConfig(rules=(), tolerance=1e-6))
 
 
+def test_facts_that_are_none_are_found_out_again(tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path) -> None:
+    shutil.copytree(tuned[1], tmp_path / "work")
+    with contextlib.closing(sqlite3.connect(tmp_path / "work" / "records.sqlite")) as database, database:
+        wrong = json.dumps({"latency_s": [], "decision": {}, "form": 3, "seconds": "1"})
+        database.execute("update facts set value = ? where key not like 'hardware:%'", [wrong])
+    assert tune(tmp_path / "work").max_rel_error <= 1e-4
+
+
 def test_the_exported_library_runs(
     tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,6 @@ from tvm import ir
 
 from eqtune.records import Context, RecordDatabase
 from eqtune.records.traces import replay
-from eqtune.records.workload import deserialize_workload
 
 from ..errors import InputError
 from ..machine import device_name, target_json
@@ -27,22 +26,22 @@ LOGGER = logging.getLogger("eqtune")
 class StoredSchedule:
     """A recorded schedule: called with a workload, it gives the scheduled one.
 
+    What the records say the workload is does not matter: only the trace is used.
+
     Attributes
     ----------
-    workload, trace : str
-        As they are stored. The trace is replayed on the stored workload, not on the given one: an equal kernel may
-        name its blocks otherwise, and traces go by name.
+    trace : str
+        As it is stored.
     latency_s : float
         Measured seconds of one call.
     """
 
-    workload: str
     trace: str
     latency_s: float
 
-    def __call__(self, _mod: ir.IRModule) -> Any:
+    def __call__(self, mod: ir.IRModule) -> Any:
         """The scheduled workload, a `tvm.s_tir.Schedule`. Raises RecordError when the trace does not fit."""
-        return replay(self.trace, deserialize_workload(self.workload))
+        return replay(self.trace, mod)
 
 
 def stored_schedules(
@@ -79,12 +78,8 @@ def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, S
     context = context or _matching_context(database)
     if context is None:
         return {}
-    schedules = {}
-    for key, record in database.best_by_workload(context).items():
-        workload = database.workload(key)
-        if workload is not None and record.trace:
-            schedules[key] = StoredSchedule(workload.text, record.trace, record.latency_s)
-    return schedules
+    best = database.best_by_workload(context)
+    return {key: StoredSchedule(record.trace, record.latency_s) for key, record in best.items() if record.trace}
 
 
 def _matching_context(database: RecordDatabase) -> Context | None:

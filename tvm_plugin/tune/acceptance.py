@@ -113,11 +113,11 @@ class Acceptance:
 
     def _accept(self, kernel: KernelSearch, least_s: float, look: bool) -> TaskResult:
         key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
-        known = self.database.get_json(key)
+        known_s = self.database.get_number(key, "latency_s")
         chosen = None
-        if known and not kernel.measured_now:
-            measurement = kernel.measurements.get(known["decision"])
-            chosen = None if measurement is None else (measurement, float(known["latency_s"]))
+        if known_s is not None and not kernel.measured_now:
+            measurement = kernel.measurements.get(str(self.database.get_object(key).get("decision")))
+            chosen = None if measurement is None else (measurement, known_s)
         if chosen is None:
             chosen = self._choose(kernel, kernel.status.calls * kernel.best_s >= least_s, look)
             if chosen is not None and look:

@@ -313,8 +313,10 @@ class _Accuracy:
 
     def _known(self, form: Form) -> bool | None:
         """Whether the form was accurate enough when it was last checked; None where it was not."""
-        known = self.session.work.database.get_json(self._key(form)) if form.lossy and self.verify else None
-        return None if known is None else self._judge(form, float(known["max_rel_error"]))
+        if not (form.lossy and self.verify):
+            return None
+        known = self.session.work.database.get_number(self._key(form), "max_rel_error")
+        return None if known is None else self._judge(form, known)
 
     def _judge(self, form: Form, relative: float) -> bool:
         self.session.work.database.put_json(self._key(form), {"max_rel_error": relative})

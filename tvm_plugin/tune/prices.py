@@ -137,7 +137,7 @@ class KernelPrices:
     def defaults(self, task: Task) -> Sequence[Decision]:
         """The candidates of a kernel that the analytic estimate likes best; first the one that a price is of."""
         decisions = self._estimate(task)[0]
-        known = self.database.get_json(self._key(task.workload_hash)) or {}
+        known = self.database.get_object(self._key(task.workload_hash))
         favourite = [decision for decision in decisions if decision.to_json() == known.get("decision")]
         return [*favourite, *(decision for decision in decisions if decision not in favourite)]
 
@@ -164,12 +164,12 @@ class KernelPrices:
     def _recorded(self, workload: str) -> Price | None:
         """By earlier runs; `cold_s` is NaN where none asked for it."""
         best = self.database.best(workload, self.context)
-        known = self.database.get_json(self._key(workload))
-        if known is None:
+        priced_s = self.database.get_number(self._key(workload), "latency_s")
+        if priced_s is None:
             return None if best is None else Price(best.latency_s, math.nan)
-        priced_s = float(known["latency_s"])
         latency_s = priced_s if best is None else best.latency_s
-        return Price(latency_s, latency_s + float(known.get("cold_s", math.nan)) - priced_s)
+        cold_s = self.database.get_number(self._key(workload), "cold_s")
+        return Price(latency_s, math.nan if cold_s is None else latency_s + cold_s - priced_s)
 
     def _estimate(self, task: Task) -> tuple[list[Decision], float]:
         if task.workload_hash not in self._estimated:

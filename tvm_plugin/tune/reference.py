@@ -110,9 +110,9 @@ class Reference:
     @cached_property
     def latency_s(self) -> float:
         """Seconds of one untuned run: the minimum of two or more, where one does not take long."""
-        known = self.work.database.get_json(self.key)
-        if known is not None:
-            return float(known["latency_s"])
+        known_s = self.work.database.get_number(self.key, "latency_s")
+        if known_s is not None:
+            return known_s
         _, latency_s = self.first_run
         if latency_s <= LONG_S:
             (latency_s,) = self.models.time_s([self.run], self.inputs, budget_s=0.5, at_least=1)
@@ -141,14 +141,13 @@ class Reference:
         """
         if not is_quantized(self.imported.mod):
             return 0.0
-        known = self.work.database.get_json(f"roundings:{self.key}")
-        if known is None:
+        apart = self.work.database.get_number(f"roundings:{self.key}", "apart")
+        if apart is None:
             apart = 0.0
             if self.imported.unfused is not None:
                 _, apart = compare(self.imported.unfused(*self.inputs), self.outputs)
-            known = {"apart": apart}
-            self.work.database.put_json(f"roundings:{self.key}", known)
-        return min(MOST_APART, max(STEPS / 2**8, 2.0 * float(known["apart"])))
+            self.work.database.put_json(f"roundings:{self.key}", {"apart": apart})
+        return min(MOST_APART, max(STEPS / 2**8, 2.0 * apart))
 
     def prepare(self) -> float | None:
         """Compile and run the untuned model now, as a measure of the machine.
@@ -156,7 +155,7 @@ class Reference:
         Returns about how many seconds the same will take for a tuned model, None where an earlier run knows the latency
         and nothing was compiled.
         """
-        if self.work.database.get_json(self.key) is not None:
+        if self.work.database.get_number(self.key, "latency_s") is not None:
             return None
         started = time.monotonic()
         _, run_s = self.first_run

@@ -29,6 +29,7 @@ from ..search.allocation.base import TaskStatus
 from ..search.space import Hardware, Space, build_space
 from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
+from ..search.space.hardware import known_hardware
 from ..tasks.task import Task
 from ..transform.functions import constant_bytes
 from .acceptance import Acceptance, looks_s
@@ -244,9 +245,8 @@ class Session:
         """
         if not self.run_key:
             self.identify(variants[0])
-        spent = self.work.database.get_json(self.run_key) or {}
-        self.budget.spent_s = float(spent.get("seconds", 0.0))
-        self.budget.spent_trials = int(spent.get("trials", 0))
+        self.budget.spent_s = self.work.database.get_number(self.run_key, "seconds") or 0.0
+        self.budget.spent_trials = int(self.work.database.get_number(self.run_key, "trials") or 0)
         kernels = [self._kernel(task) for task in tasks]
         if guess and self.runs:
             self._price(kernels)
@@ -341,8 +341,7 @@ class Session:
     @property
     def winner(self) -> str:
         """The form of this model that won in an earlier run; "" without one."""
-        known = self.work.database.get_json(f"form:{self.run_key}")
-        return str(known["form"]) if known else ""
+        return str(self.work.database.get_object(f"form:{self.run_key}").get("form", ""))
 
     def remember_winner(self, form: str) -> None:
         """Note which form won."""
@@ -397,11 +396,11 @@ class Session:
         """Set what earlier runs measured; returns the kernels that they did not."""
         missing = []
         for kernel in kernels:
-            known = self.work.database.get_json(self._baseline_key(kernel)) if self.runs else {"latency_s": math.inf}
-            if known is None:
+            known_s = self.work.database.get_number(self._baseline_key(kernel), "latency_s") if self.runs else math.inf
+            if known_s is None:
                 missing.append(kernel)
             else:
-                kernel.baseline_s = float(known["latency_s"])
+                kernel.baseline_s = known_s
                 self._any_ran = True
         return missing
 
@@ -425,9 +424,9 @@ class Session:
 
     def _describe_machine(self) -> Hardware:
         key = f"hardware:{self.target}:{self.settings.threads}"
-        known = self.work.database.get_json(key)
+        known = known_hardware(self.work.database.get_object(key))
         if known is not None:
-            return Hardware.from_json(known)
+            return known
         limit_s = None if self.budget.time_s is None else max(MACHINE_S, MACHINE_SHARE * self.budget.time_s)
         started = time.monotonic()
         hardware = describe_machine(self.target, threads=self.settings.threads, limit_s=limit_s)

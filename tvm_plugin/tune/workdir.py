@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,7 +82,7 @@ class WorkDirectory:
         """Write `value` to the file `name`, atomically. Raises RecordError where that fails; an older file stays."""
         path = self.path / name
         text = json.dumps(value, indent=1)
-        with self._replacing(path, path.with_suffix(".tmp")) as temporary:
+        with self._replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
         return path
 
@@ -100,21 +101,23 @@ class WorkDirectory:
     def save_reference(self, key: str, outputs: list[NDArray[Any]]) -> None:
         """Keep the untuned model's outputs, so that a resumed run need not wait for them."""
         path = self._reference_path(key)
-        with self._replacing(path, path.with_suffix(".tmp.npz")) as temporary:
+        with self._replacing(path) as temporary:
             np.savez(temporary, **{f"output{index:04d}": value for index, value in enumerate(outputs)})  # type: ignore[arg-type]
 
     @contextmanager
-    def _replacing(self, path: Path, temporary: Path) -> Iterator[Path]:
-        """`temporary`, to be written and then moved to `path`."""
+    def _replacing(self, path: Path) -> Iterator[Path]:
+        """A file of this process alone, to be written and then moved to `path`."""
+        temporary = path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp{path.suffix}")
         try:
             yield temporary
             os.replace(temporary, path)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise RecordError(
                 f"{path} cannot be written ({error.strerror or error}); what was measured is kept: run again to go on"
             ) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def _reference_path(self, key: str) -> Path:
         return self.path / f"reference-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.npz"
