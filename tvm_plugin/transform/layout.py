@@ -199,6 +199,8 @@ class _Absorber(PyExprMutator):
         permute: Any = self._value(flat.args[0]) if operator(flat) == "relax.reshape" else None
         if operator(permute) != "relax.permute_dims" or self._uses.get(call.args[0], 0) != 1:
             return self.visit_expr_post_order(call)
+        if not is_static_tensor(permute.ty) or not is_static_tensor(flat.ty):
+            return self.visit_expr_post_order(call)
         order, weight = permutation_of(permute), call.args[1]
         transpose: Any = self._value(weight)
         transposed = operator(transpose) == "relax.permute_dims" and permutation_of(transpose) == [1, 0]
