@@ -432,3 +432,10 @@ def test_a_concatenation_of_inputs_stays_one_kernel():
     assert names(in_place) == names(kernels) == ["concatenate"]
     (task,) = extract_tasks(in_place)
     assert "eqtune" not in str(task.mod["main"].attrs)
+
+
+def test_the_results_of_a_split_may_be_concatenated_as_they_are():
+    mod = function((4, 8), lambda emit, x: emit(op.concat(emit(op.split(x, 2, axis=0)), axis=1)))
+    _, kernels = lower(mod)
+    assert not any("relax.concat" in str(f) for f in kernels.functions.values() if isinstance(f, relax.Function))
+    assert_same_outputs(mod, kernels)

@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
 from .fold_weights import FoldWeights
-from .functions import extents, map_functions, operator, top_level_bindings, use_counts
+from .functions import extents, leaves, map_functions, operator, top_level_bindings, use_counts
 from .simplify_shapes import SimplifyShapes, permutation_of
 
 __all__ = ["ChannelsLast"]
@@ -90,8 +90,7 @@ class _Sinker(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
-        tensors = call.args[0].fields if operator(call) == "relax.concat" else call.args
-        order = next((o for o in map(self._order, tensors) if o is not None), None)
+        order = next((o for o in map(self._order, leaves(call)) if o is not None), None)
         if order is None or not is_static_tensor(call.ty):
             return call
         if operator(call) in _ELEMENTWISE:
