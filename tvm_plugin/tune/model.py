@@ -158,6 +158,8 @@ def tune_model(
             session.models,
             plain=session.plain_baselines,
         )
+        if verify and session.runs and imported.reference is not None:
+            _ = reference.outputs  # what the source's framework cannot run is refused before the budget is spent
         finish_s = reference.prepare() if in_limited_time else None
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
         if in_limited_time:
@@ -180,7 +182,7 @@ def tune_model(
         built = _built(contenders, results, session, accuracy) or [_build(spare, results, session, accuracy)]
         tuned, latency_s = _fastest(built, reference.inputs, session)
         session.remember_winner(tuned.form.name)
-        absolute, relative = accuracy.errors(tuned.run)
+        absolute, relative = accuracy.errors(tuned.run) if verify else (math.nan, math.nan)
         if verify and not relative <= accuracy.tolerance:
             raise MismatchError(
                 f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
@@ -204,8 +206,8 @@ def tune_model(
             baseline_s=baseline_s,
             plain_baseline=reference.plain,
             tuned_s=latency_s,
-            max_abs_error=absolute if verify else math.nan,
-            max_rel_error=relative if verify else math.nan,
+            max_abs_error=absolute,
+            max_rel_error=relative,
             graph={
                 "form": tuned.form.name,
                 **({"fast math": verdict} if verdict else {}),
@@ -220,8 +222,8 @@ def tune_model(
         baseline_latency_s=baseline_s,
         tasks=tuned.tasks,
         graph=graph_result,
-        max_abs_error=absolute if verify else math.nan,
-        max_rel_error=relative if verify else math.nan,
+        max_abs_error=absolute,
+        max_rel_error=relative,
         interrupted=loop.interrupted,
         summary=summary,
         _executable=tuned.executable,
