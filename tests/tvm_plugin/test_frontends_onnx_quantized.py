@@ -128,6 +128,15 @@ def test_operands_may_be_vectors_and_numbers(kind: str, left: tuple[int, ...], r
     np.testing.assert_array_equal(actual, imported.reference(x)[0])
 
 
+def test_channels_last_is_refused_by_name() -> None:
+    model = proto("QLinearConv", "uint8", "int8", False, "uint8")
+    model.graph.node[0].domain = "com.microsoft"
+    model.graph.node[0].attribute.append(helper.make_attribute("channels_last", 1))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(eqtune.UnsupportedModelError, match="QLinearConv with channels_last=1"):
+        load_model(model)
+
+
 def float_network() -> Any:
     """Convolutions (one depthwise), a residual, a concatenation, pooling and a dense layer."""
     rng = np.random.default_rng(0)

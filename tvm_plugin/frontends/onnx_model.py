@@ -197,6 +197,8 @@ class _Importer(ONNXGraphImporter):
         if op_name in RECURRENT:
             return self.bb.normalize(recurrent(self.bb, op_name, list(inputs), attrs))
         if op_name in QUANTIZED:
+            if attrs.get("channels_last"):
+                raise UnsupportedModelError(f"{op_name} with channels_last=1; export the model with channels first")
             convert = functools.partial(self._convert_plain, opset=opset)
             return self.bb.normalize(QUANTIZED[op_name](self.bb, list(inputs), attrs, convert))
         return super()._convert_operator(op_name, inputs, attrs, opset)
