@@ -110,6 +110,19 @@ def test_inputs_that_look_up_rows_are_bounded():
     assert 2 <= ids.max() < 10
 
 
+@pytest.mark.parametrize(
+    ("dtype", "extremes"), [("uint8", (0, 255)), ("int8", (-128, 127)), ("int64", (0, 1)), ("bool", (0, 1))]
+)
+def test_random_bytes_are_of_their_whole_range(dtype, extremes):
+    x = relax.Var("x", relax.TensorType((100, 100), dtype))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.astype(x, "float32")))
+    (array,) = load_model(builder.get()).random_inputs()
+    assert array.dtype == dtype
+    assert (array.min(), array.max()) == extremes
+
+
 def test_foreign_dtype_is_named():
     x = relax.Var("x", relax.TensorType((2, 4), "float8_e4m3fn"))
     builder = relax.BlockBuilder()

@@ -163,6 +163,28 @@ def test_shapes_that_do_not_fit(shapes, message):
         load_model(convolution("N"), shapes=shapes)
 
 
+@pytest.mark.parametrize("batch", [0, -1])
+def test_an_extent_below_one_is_symbolic(batch):
+    proto = convolution(batch)
+    with pytest.raises(UnsupportedModelError, match=r"dynamic dimension 0 \(unnamed\).*--shape x=1,3,4,4"):
+        load_model(proto)
+    with pytest.raises(InputError, match=r"has shape \(\?, 3, 4, 4\)"):
+        load_model(proto, shapes={"x": (2, 3, 4, 5)})
+    imported = load_model(proto, shapes={"x": (2, 3, 4, 4)})
+    assert imported.inputs[0].shape == (2, 3, 4, 4)
+    assert verify_import(imported) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(2, 3), ()])
+def test_an_input_without_a_shape_gets_the_one_that_is_given(shape):
+    proto = model([helper.make_node("Exp", ["x"], ["y"])], {"x": None}, {"y": shape})
+    with pytest.raises(UnsupportedModelError, match=r"input 'x' has no shape.*--shape x="):
+        load_model(proto)
+    imported = load_model(proto, shapes={"x": shape})
+    assert imported.inputs[0].shape == shape
+    assert verify_import(imported) < 1e-5
+
+
 def test_one_symbol_has_one_extent():
     node = helper.make_node("Add", ["a", "b"], ["y"])
     proto = model([node], {"a": ["N", 2], "b": ["N", 2]}, {"y": ["N", 2]})

@@ -105,6 +105,38 @@ def test_the_integers_are_those_of_onnx_runtime(
         np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.parametrize("kind", ["QLinearAdd", "QLinearMul"])
+@pytest.mark.parametrize(("left", "right"), [((3, 5), (5,)), ((3, 5), ()), ((5,), (1,)), ((), ())])
+def test_operands_may_be_vectors_and_numbers(kind: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x = np.asarray(rng.integers(-128, 127, left, "int8", endpoint=True))
+    tensors = {"b": rng.integers(-128, 127, right, "int8", endpoint=True), "scale": np.float32(0.1), "zero": np.int8(3)}
+    known = ["scale", "zero"]
+    node = helper.make_node(kind, ["x", *known, "b", *known, *known], ["y"], domain="com.microsoft")
+    graph = helper.make_graph(
+        [node],
+        "quantised",
+        [helper.make_tensor_value_info("x", P.INT8, left)],
+        [helper.make_tensor_value_info("y", P.INT8, np.broadcast_shapes(left, right))],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items()],
+    )
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    imported = load_model(helper.make_model(graph, opset_imports=domains, ir_version=8))
+    narrow = tvm.transform.Sequential([FakeQuantizationToInteger(), FoldWeights()])(imported.mod)
+    assert "quantize" not in narrow.script()
+    (actual,) = ModelRunner(build_executable(lower_to_kernels(narrow, TARGET), TARGET))(x)
+    np.testing.assert_array_equal(actual, imported.reference(x)[0])
+
+
+def test_channels_last_is_refused_by_name() -> None:
+    model = proto("QLinearConv", "uint8", "int8", False, "uint8")
+    model.graph.node[0].domain = "com.microsoft"
+    model.graph.node[0].attribute.append(helper.make_attribute("channels_last", 1))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(eqtune.UnsupportedModelError, match="QLinearConv with channels_last=1"):
+        load_model(model)
+
+
 def float_network() -> Any:
     """Convolutions (one depthwise), a residual, a concatenation, pooling and a dense layer."""
     rng = np.random.default_rng(0)

@@ -66,3 +66,36 @@ def test_products_are_of_bytes_and_results_pytorchs() -> None:
         expected = network(example).numpy()
     assert len(np.unique(expected)) > 5
     assert np.abs(actual - expected).max() <= 0.02 * 1.01  # a step of the last scale
+
+
+def half(x: Any) -> Any:
+    return ops.dequantize_per_tensor(
+        ops.quantize_per_tensor(x, 0.03, 64, *BYTE), 0.03, 64, *BYTE, out_dtype=torch.float16
+    )
+
+
+def without_zeros(x: Any) -> Any:
+    scales = torch.full((5,), 0.02)
+    stored = ops.quantize_per_channel(x, scales, torch.zeros(5, dtype=torch.int64), 1, *SIGNED)
+    return ops.dequantize_per_channel(stored, scales, None, 1, *SIGNED)
+
+
+def wide(x: Any) -> Any:
+    scales, zeros, limits = torch.linspace(0.001, 0.002, 3), torch.arange(3), (-1000, 900, torch.int32)
+    stored = ops.quantize_per_channel(x, scales, zeros, 0, *limits)
+    return ops.dequantize_per_channel(stored, scales, zeros, 0, *limits)
+
+
+@pytest.mark.parametrize("body", [half, without_zeros, wide])
+def test_each_argument_has_its_effect(body: Any) -> None:
+    class Body(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return body(x)
+
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    imported = load_model(Body().eval(), example_inputs=(x,))
+    mod = tvm.transform.Sequential([FoldWeights(), FakeQuantizationToInteger()])(imported.mod)
+    (actual,) = ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(x.numpy())
+    expected = body(x).numpy()
+    assert actual.dtype == expected.dtype
+    np.testing.assert_allclose(actual, expected, atol=1e-3)

@@ -271,6 +271,23 @@ def test_kernels_of_the_users_own_stay_beside_a_transposed_weight():
     assert_same_outputs(mod, kernels)
 
 
+def test_kernels_of_the_users_own_in_plain_loops_are_no_tasks():
+    index = [tirx.Var(name, "int64") for name in "ij"]
+    x, y = (tirx.decl_buffer((4, 8), "float32", name) for name in "xy")
+    loops = tirx.BufferStore(y, tirx.BufferLoad(x, index) * tirx.const(2.0, "float32"), index)
+    for var, extent in zip(reversed(index), (8, 4), strict=True):
+        loops = tirx.For(var, tirx.const(0, "int64"), tirx.const(extent, "int64"), tirx.ForKind.SERIAL, loops)
+    builder = relax.BlockBuilder()
+    twice = builder.add_func(tirx.PrimFunc([x, y], loops), "twice")
+    data = relax.Var("data", relax.TensorType((4, 8), "float32"))
+    with builder.function("main", [data]):
+        own = builder.emit(relax.call_tir(twice, [data], relax.TensorType((4, 8), "float32")))
+        builder.emit_func_output(builder.emit(op.nn.relu(own)))
+    mod, kernels = lower(builder.get())
+    assert names(kernels) == ["relu"]
+    assert_same_outputs(mod, kernels)
+
+
 def test_transposed_weights_keep_the_dtype_that_they_are_summed_in():
     def linear(emit, x):
         weight = relax.const(np.random.default_rng(0).standard_normal((1200, 512)).astype("float16"))
@@ -432,3 +449,10 @@ def test_a_concatenation_of_inputs_stays_one_kernel():
     assert names(in_place) == names(kernels) == ["concatenate"]
     (task,) = extract_tasks(in_place)
     assert "eqtune" not in str(task.mod["main"].attrs)
+
+
+def test_the_results_of_a_split_may_be_concatenated_as_they_are():
+    mod = function((4, 8), lambda emit, x: emit(op.concat(emit(op.split(x, 2, axis=0)), axis=1)))
+    _, kernels = lower(mod)
+    assert not any("relax.concat" in str(f) for f in kernels.functions.values() if isinstance(f, relax.Function))
+    assert_same_outputs(mod, kernels)

@@ -197,3 +197,21 @@ def test_the_pipeline_reads_the_work_directory_of_the_environment(model, work_di
     data = np.linspace(-2, 2, 24, dtype="float32").reshape(4, 6)
     got = ModelRunner(relax.build(model, TARGET, relax_pipeline=pipeline))(data)
     np.testing.assert_allclose(got[0], ModelRunner(untuned_executable(model, TARGET))(data)[0], rtol=1e-6)
+
+
+def test_the_pipeline_compiles_a_model_whose_batch_varies():
+    """Its kernels are left to TVM."""
+    op, batch = relax.op, tvm.tirx.Var("batch", "int64")
+    rng = np.random.default_rng(0)
+    x = relax.Var("x", relax.TensorType((batch, 4, 6, 6), "float32"))
+    taps, weight = (relax.const(rng.standard_normal(shape).astype("float32")) for shape in ((8, 4, 3, 3), (288, 5)))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(x, taps, padding=1))))
+            result = builder.emit_output(op.matmul(builder.emit(op.reshape(y, (batch, 288))), weight))
+        builder.emit_func_output(result)
+    got, want = (ModelRunner(relax.build(builder.get(), TARGET, relax_pipeline=name)) for name in ("eqtune", "default"))
+    for extent in (1, 3):
+        data = rng.standard_normal((extent, 4, 6, 6)).astype("float32")
+        np.testing.assert_allclose(got(data)[0], want(data)[0], rtol=1e-4, atol=1e-4)

@@ -41,7 +41,7 @@ def real(emit: Any, stored: Any, scale: Any, zero: Any, axis: int = 1) -> Any:
 
 def stored(emit: Any, value: Any, scale: float, zero: int, dtype: str = "uint8") -> Any:
     known = relax.const(np.asarray(scale, "float32")), relax.const(np.asarray(zero, dtype))
-    return emit(op.quantize(value, *known, axis=1, out_dtype=dtype))
+    return emit(op.quantize(value, *known, axis=-1, out_dtype=dtype))
 
 
 def drawn(*shape: int, dtype: str = "int8") -> Any:
@@ -116,6 +116,17 @@ def dtypes_of_products(mod: Any) -> set[str]:
     return {str(b.var.ty.dtype) for b in top_level_bindings(mod["main"]) if operator(b.value) in products}
 
 
+def assert_a_step_apart(before: Any) -> None:
+    """At most, in any element."""
+    shape = [int(extent) for extent in before["main"].params[0].ty.shape]
+    data = np.random.default_rng(1).integers(0, 255, shape, "uint8", endpoint=True)
+    after = FoldWeights()(FakeQuantizationToInteger()(before))
+    (expected,) = ModelRunner(untuned_executable(before, TARGET))(data)
+    (actual,) = ModelRunner(build_executable(lower_to_kernels(after, TARGET), TARGET))(data)
+    assert expected.std() > 10  # neither all cut off nor all alike
+    assert np.abs(actual.astype(int) - expected.astype(int)).max() <= 1
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("products", [True, False])
 def test_results_are_those_of_the_floats_but_for_roundings_between_two_steps(name: str, products: bool) -> None:
@@ -174,12 +185,31 @@ def test_a_bias_along_another_axis_than_the_scales_is_added_afterwards() -> None
         value = emit(op.matmul(real(emit, x, 1.0, 0), weight))
         return stored(emit, emit(op.add(value, bias(emit, scales, 8, 1))), 0.5, 100)
 
-    before = model((8, 24), "uint8", body)
-    data = np.random.default_rng(1).integers(0, 255, (8, 24), "uint8", endpoint=True)
-    after = FoldWeights()(FakeQuantizationToInteger()(before))
-    (expected,) = ModelRunner(untuned_executable(before, TARGET))(data)
-    (actual,) = ModelRunner(build_executable(lower_to_kernels(after, TARGET), TARGET))(data)
-    assert np.abs(actual.astype(int) - expected.astype(int)).max() <= 1
+    assert_a_step_apart(model((8, 24), "uint8", body))
+
+
+def test_a_constant_with_another_number_of_scales_is_added_afterwards() -> None:
+    """Those of a product are its columns', those of the constant its rows'."""
+    columns, rows = (np.linspace(0.001, 0.002, count, dtype="float32") for count in (8, 5))
+
+    def body(emit: Any, x: Any) -> Any:
+        value = emit(op.matmul(real(emit, x, 1.0, 0), real(emit, drawn(24, 8), columns, np.zeros(8))))
+        integers = relax.const(RNG.integers(-3000, 3000, (5, 8), "int32"))
+        return stored(emit, emit(op.add(value, real(emit, integers, rows, np.zeros(5), axis=0))), 0.5, 100)
+
+    assert_a_step_apart(model((5, 24), "uint8", body))
+
+
+def test_scales_along_the_axis_that_is_summed_stay_with_the_floats() -> None:
+    """A weight that is a vector has but this axis."""
+
+    def body(emit: Any, x: Any) -> Any:
+        weight = real(emit, drawn(24), np.linspace(0.001, 0.01, 24), np.zeros(24), axis=0)
+        return stored(emit, emit(op.matmul(real(emit, x, 1.0, 0), weight)), 0.5, 100)
+
+    before = model((5, 24), "uint8", body)
+    assert dtypes_of_products(FakeQuantizationToInteger()(before)) == {"float32"}
+    assert_a_step_apart(before)
 
 
 def test_other_models_stay_as_they_are() -> None:

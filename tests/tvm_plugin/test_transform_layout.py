@@ -141,6 +141,15 @@ def test_operators_without_a_layout_are_fenced_off():
     assert_same_outputs(before, after)
 
 
+def test_the_results_of_a_split_may_be_joined_as_they_are():
+    def network(emit, x):
+        y = emit(op.concat(emit(op.split(conv(emit, x, 3, 8), 2, axis=1)), axis=2))
+        return conv(emit, emit(op.nn.relu(y)), 4, 4)
+
+    before = function((1, 3, 4, 6), network)
+    assert_same_outputs(before, ChannelsLast()(before))
+
+
 def test_a_module_without_convolutions_is_returned_as_it_is():
     mod = function((4, 8), lambda emit, x: emit(op.matmul(x, constant(8, 8))))
     assert ChannelsLast()(mod).same_as(mod)

@@ -113,6 +113,25 @@ def test_what_does_not_fit_bytes_is_left_alone(mod: Any) -> None:
     assert products(NarrowProducts()(mod)) == products(mod)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_bytes_that_are_read_as_others_are_left_alone(known: bool) -> None:
+    """uint8 as int8: 200 is -56."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(name, relax.TensorType(shape, "uint8")) for name, shape in (("x", (5, 24)), ("y", (24, 7)))]
+    weight = relax.const(drawn(24, 7).astype("int8"))
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            left = builder.emit(op.astype(inputs[0], "int8"))
+            right = weight if known else builder.emit(op.astype(inputs[1], "int8"))
+            result = builder.emit_output(matmul(left, right))
+        builder.emit_func_output(result)
+    before = builder.get()
+    after = NarrowProducts()(before)
+    data = [RNG.integers(0, 255, shape, "uint8", endpoint=True) for shape in ((5, 24), (24, 7))]
+    actual = ModelRunner(build_executable(lower_to_kernels(after, TARGET), TARGET))(*data)[0]
+    np.testing.assert_array_equal(actual, ModelRunner(untuned_executable(before, TARGET))(*data)[0])
+
+
 def test_two_inputs_are_multiplied_as_bytes() -> None:
     builder = relax.BlockBuilder()
     inputs = [relax.Var("x", relax.TensorType((5, 24), "int8")), relax.Var("y", relax.TensorType((24, 7), "uint8"))]

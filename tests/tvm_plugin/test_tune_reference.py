@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,28 @@ def test_a_peak_that_a_busy_neighbour_halved_is_not_believed() -> None:
     assert peaks._peak_of_all(100e9, 51e9 * cores, cores) == 100e9 * cores
     assert peaks._peak_of_all(100e9, 80e9 * cores, cores) == max(100e9, 80e9 * cores)
     assert peaks._peak_of_all(100e9, 100e9 * cores, 2 * cores) == 100e9 * cores  # hardware threads share cores
+
+
+def test_what_onnx_runtime_cannot_run_is_refused_before_it_is_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, double = onnx.helper, onnx.TensorProto.DOUBLE
+    taps = onnx.numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 3, 3, 3)), "taps")
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "taps"], ["y"])],
+        "precise",
+        [helper.make_tensor_value_info("x", double, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("y", double, [1, 4, 6, 6])],
+        [taps],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = {"trials": 4, "graph": "off", "threads": 1, "work_dir": tmp_path, "progress": False}
+    with monkeypatch.context() as patched:
+        patched.setattr(session.Session, "search", lambda *_, **__: pytest.fail("kernels are searched"))
+        with pytest.raises(eqtune.InputError, match="ONNX Runtime cannot load precise"):
+            eqtune.tune_model(proto, **options)
+    assert math.isnan(eqtune.tune_model(proto, verify=False, **options).max_rel_error)
 
 
 def tune(work_dir: Path) -> eqtune.TuneResult:

@@ -76,7 +76,10 @@ class ImportedModel:
     unfused: Reference | None = None
 
     def random_inputs(self, seed: int = 0) -> list[NDArray[Any]]:
-        """Arrays for all inputs: standard normal, whole numbers below `high` (2 where unknown), or booleans."""
+        """Arrays for all inputs: standard normal, whole numbers below `high`, booleans, or any bytes.
+
+        Wider integers without a `high` are 0 or 1: they may be masks, or indices of anything.
+        """
         generator = np.random.default_rng(seed)
         return [_random(generator, info) for info in self.inputs]
 
@@ -85,6 +88,9 @@ def _random(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
     dtype = np.dtype(info.dtype)
     if info.dtype.startswith(("float", "bfloat")):  # numpy takes bfloat16 for no number at all
         return np.asarray(generator.standard_normal(info.shape), dtype)
+    if info.high is None and info.dtype in ("int8", "uint8"):
+        limits = np.iinfo(dtype)
+        return np.asarray(generator.integers(limits.min, limits.max, info.shape, dtype, endpoint=True))
     return np.asarray(generator.integers(0, info.high or 2, info.shape), dtype)
 
 

@@ -60,10 +60,12 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
         It has symbolic shapes, or operators that TVM's importer cannot translate.
     """
     name = name or model.graph.name or "onnx"
-    _check(model, name)
+    if not model.graph.output:
+        raise InputError(f"{name} holds no ONNX graph (it has no outputs)")
     if shapes:
         model = _with_shapes(model, shapes)
     _refuse_symbolic(model)
+    _check(model, name)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     folded = _folded(model, name) if any(node.op_type in _SHAPE_OPERATORS for node in model.graph.node) else model
@@ -74,8 +76,6 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
-    if not model.graph.output:
-        raise InputError(f"{name} holds no ONNX graph (it has no outputs)")
     if model.ByteSize() < 2**31:  # protobuf cannot serialise more, which the checker does
         try:
             onnx.checker.check_model(model)
@@ -99,9 +99,11 @@ def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
     check_shapes(shapes, list(inputs))
     symbols: dict[str, int] = {}
     for name, shape in shapes.items():
+        if _has_no_rank(inputs[name]):
+            inputs[name].type.tensor_type.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
         dims = inputs[name].type.tensor_type.shape.dim
         if len(dims) != len(shape) or any(
-            dim.HasField("dim_value") and dim.dim_value != extent for dim, extent in zip(dims, shape, strict=False)
+            _is_known(dim) and dim.dim_value != extent for dim, extent in zip(dims, shape, strict=False)
         ):
             raise InputError(f"input {name!r} has shape {_shape_text(dims)}, which {tuple(shape)} does not fit")
         for dim, extent in zip(dims, shape, strict=True):
@@ -119,23 +121,35 @@ def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
 
 def _refuse_symbolic(model: onnx.ModelProto) -> None:
     for name, value in _inputs(model.graph).items():
-        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+        if _has_no_rank(value):
             raise UnsupportedModelError(
-                f"input {name!r} is not a tensor of known rank; only static shapes can be tuned"
+                f"input {name!r} has no shape; only static shapes can be tuned. Give it, for example "
+                f"shapes={{{name!r}: (1, 3, 224, 224)}} or --shape {name}=1,3,224,224"
             )
+        if not value.type.HasField("tensor_type"):
+            raise UnsupportedModelError(f"input {name!r} is not a tensor; only tensors can be tuned")
         dims = value.type.tensor_type.shape.dim
-        symbolic = [index for index, dim in enumerate(dims) if not dim.HasField("dim_value")]
+        symbolic = [index for index, dim in enumerate(dims) if not _is_known(dim)]
         if symbolic:
             named = ", ".join(f"dimension {index} ({dims[index].dim_param or 'unnamed'})" for index in symbolic)
-            example = ",".join(str(dim.dim_value or 1) for dim in dims)
+            example = ",".join(str(dim.dim_value if _is_known(dim) else 1) for dim in dims)
             raise UnsupportedModelError(
                 f"input {name!r} has the dynamic {named}; only static shapes can be tuned. Give its shape, for example "
                 f"shapes={{{name!r}: ({example})}} or --shape {name}={example}"
             )
 
 
+def _has_no_rank(value: onnx.ValueInfoProto) -> bool:
+    return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+
+
+def _is_known(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Some exporters write 0 or -1 for an extent that varies."""
+    return bool(dim.HasField("dim_value") and dim.dim_value > 0)
+
+
 def _shape_text(dims: Sequence[Any]) -> str:
-    return "(" + ", ".join(dim.dim_param or str(dim.dim_value) for dim in dims) + ")"
+    return "(" + ", ".join(str(dim.dim_value) if _is_known(dim) else dim.dim_param or "?" for dim in dims) + ")"
 
 
 def _folded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
@@ -183,6 +197,8 @@ class _Importer(ONNXGraphImporter):
         if op_name in RECURRENT:
             return self.bb.normalize(recurrent(self.bb, op_name, list(inputs), attrs))
         if op_name in QUANTIZED:
+            if attrs.get("channels_last"):
+                raise UnsupportedModelError(f"{op_name} with channels_last=1; export the model with channels first")
             convert = functools.partial(self._convert_plain, opset=opset)
             return self.bb.normalize(QUANTIZED[op_name](self.bb, list(inputs), attrs, convert))
         return super()._convert_operator(op_name, inputs, attrs, opset)

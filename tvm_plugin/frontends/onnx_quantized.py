@@ -81,14 +81,14 @@ def _padded(inputs: Sequence[Any], count: int) -> list[Any]:
     return [*inputs, *([None] * (count - len(inputs)))]
 
 
-def _real(bb: Any, stored: Any, scale: Any, zero: Any, axis: int = 1) -> Any:
+def _real(bb: Any, stored: Any, scale: Any, zero: Any, axis: int = -1) -> Any:
     zero = relax.const(0, str(stored.ty.dtype)) if zero is None else zero
     return bb.emit(op.dequantize(stored, scale, zero, axis=axis, out_dtype="float32"))
 
 
 def _stored(real: Any, scale: Any, zero: Any, like: Any) -> Any:
     dtype = str((like if zero is None else zero).ty.dtype)
-    return op.quantize(real, scale, relax.const(0, dtype) if zero is None else zero, axis=1, out_dtype=dtype)
+    return op.quantize(real, scale, relax.const(0, dtype) if zero is None else zero, axis=-1, out_dtype=dtype)
 
 
 def _product(bb: Any, a_scale: Any, b_scale: Any, alpha: float) -> Any:

@@ -28,7 +28,7 @@ def _given(node: Any, importer: Any, names: tuple[str, ...]) -> dict[str, Any]:
     dtype = str(values["dtype"]).removeprefix("torch.")
     emit = importer.block_builder.emit
     for name, wanted in (("scales", "float32"), ("zero_points", dtype)):
-        value = values[name]
+        value = 0 if values[name] is None else values[name]
         if not isinstance(value, relax.Expr):
             values[name] = relax.const(np.asarray(value, wanted))
         elif str(value.ty.dtype) != wanted:
@@ -40,6 +40,8 @@ def _given(node: Any, importer: Any, names: tuple[str, ...]) -> dict[str, Any]:
 def _quantize(names: tuple[str, ...]) -> Callable[[Any, Any], Any]:
     def converted(node: Any, importer: Any) -> Any:
         given = _given(node, importer, names)
+        if given["dtype"] == "int32":
+            return _quantized_widely(importer, given)
         limits, real = np.iinfo(given["dtype"]), given["input"]
         for limit, widest, choose in (
             (given["quant_min"], limits.min, op.maximum),
@@ -57,19 +59,35 @@ def _dequantize(names: tuple[str, ...]) -> Callable[[Any, Any], Any]:
     def converted(node: Any, importer: Any) -> Any:
         given = _given(node, importer, names)
         parameters = given["scales"], given["zero_points"]
-        return importer.block_builder.emit(op.dequantize(given["input"], *parameters, axis=given["axis"]))
+        real = importer.block_builder.emit(op.dequantize(given["input"], *parameters, axis=given["axis"]))
+        out_dtype = str(given.get("out_dtype") or "float32").removeprefix("torch.")
+        return real if out_dtype == "float32" else importer.block_builder.emit(op.astype(real, out_dtype))
 
     return converted
+
+
+def _quantized_widely(importer: Any, given: dict[str, Any]) -> Any:
+    """What TVM's `quantize` refuses: 32 bits, as biases have."""
+    emit = importer.block_builder.emit
+    scale, zero = (_along(importer, given[name], given) for name in ("scales", "zero_points"))
+    whole = emit(op.round(emit(op.divide(given["input"], scale))))
+    steps = emit(op.add(whole, emit(op.astype(zero, "float32"))))
+    return emit(op.astype(emit(op.clip(steps, given["quant_min"], given["quant_max"])), "int32"))
 
 
 def _real(importer: Any, integer: int, given: dict[str, Any]) -> Any:
     """What an integer stands for, as it broadcasts against the input."""
     emit = importer.block_builder.emit
     steps = emit(op.subtract(relax.const(float(integer)), emit(op.astype(given["zero_points"], "float32"))))
-    real = emit(op.multiply(steps, given["scales"]))
-    if not len(real.ty.shape):
-        return real
-    return emit(op.reshape(real, [-1 if axis == given["axis"] else 1 for axis in range(given["rank"])]))
+    return _along(importer, emit(op.multiply(steps, given["scales"])), given)
+
+
+def _along(importer: Any, parameter: Any, given: dict[str, Any]) -> Any:
+    """A number, or one for each channel, as it broadcasts against the input."""
+    if not len(parameter.ty.shape):
+        return parameter
+    shape = [-1 if axis == given["axis"] else 1 for axis in range(given["rank"])]
+    return importer.block_builder.emit(op.reshape(parameter, shape))
 
 
 QUANTIZED_CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {

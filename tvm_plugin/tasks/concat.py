@@ -38,12 +38,12 @@ def legalize_concat(builder: relax.BlockBuilder, call: relax.Call) -> Any:
 
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     attributes = {} if axis is None else {CONCAT_AXIS: axis % call.ty.ndim}
-    tensors = call.args[0]
-    if not isinstance(tensors, relax.Tuple):
-        return call
-    return builder.call_te(
-        topi.concatenate, list(tensors.fields), axis, primfunc_name_hint="concatenate", primfunc_attrs=attributes
-    )
+    given = call.args[0]
+    if isinstance(given, relax.Tuple):
+        tensors = list(given.fields)
+    else:
+        tensors = [builder.emit(relax.TupleGetItem(given, index)) for index in range(len(given.ty.fields))]
+    return builder.call_te(topi.concatenate, tensors, axis, primfunc_name_hint="concatenate", primfunc_attrs=attributes)
 
 
 def write_concats_in_place(mod: ir.IRModule) -> ir.IRModule:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, relax, tirx
+from tvm import ir, relax, s_tir, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
@@ -20,7 +20,8 @@ __all__ = ["extract_tasks", "task_of"]
 def extract_tasks(mod: ir.IRModule) -> list[Task]:
     """The distinct kernels that a module of `lower_to_kernels` calls, most work first.
 
-    Calls are call sites in the Relax functions: what one run of a model without control flow does.
+    A user's own kernel that is written in plain loops, without blocks, cannot be scheduled and is left out. Calls are
+    call sites in the Relax functions: what one run of a model without control flow does.
     """
     calls: dict[str, int] = {}
     for function in mod.functions.values():
@@ -29,6 +30,8 @@ def extract_tasks(mod: ir.IRModule) -> list[Task]:
                 calls[name] = calls.get(name, 0) + 1
     tasks: dict[str, Task] = {}
     for name, count in calls.items():
+        if not isinstance(mod[name].body, s_tir.SBlockRealize):
+            continue
         task = task_of(name, mod[name], count)
         known = tasks.get(task.workload_hash)
         if known is not None:

@@ -52,7 +52,8 @@ def _count(function: tirx.PrimFunc, operations: Callable[[Any], float]) -> float
 def count_bytes(function: tirx.PrimFunc) -> float:
     """Bytes of all tensor arguments of one call, inputs and outputs, each once.
 
-    Of an output that is written in part (its slice of a concatenation), only that part.
+    Of an output that is written in part (its slice of a concatenation), only that part. An extent that is
+    symbolic counts as one.
     """
     written: list[tuple[Any, int]] = []
 
@@ -66,7 +67,7 @@ def count_bytes(function: tirx.PrimFunc) -> float:
     total = 0.0
     for parameter in function.params:
         if hasattr(parameter, "shape"):
-            elements = math.prod(int(extent) for extent in parameter.shape)
+            elements = _elements(parameter)
             stored = [points for buffer, points in written if buffer.same_as(parameter)]
             total += min([elements, *([sum(stored)] if stored else [])]) * _bytes(str(parameter.dtype))
     return total
@@ -75,7 +76,12 @@ def count_bytes(function: tirx.PrimFunc) -> float:
 def count_weight_bytes(function: tirx.PrimFunc) -> float:
     """Bytes of the arguments that are constants of the model (`layout_free_buffers`)."""
     weights = [function.params[int(position)] for position in function.attrs.get("layout_free_buffers", ())]
-    return float(sum(math.prod(int(extent) for extent in w.shape) * _bytes(str(w.dtype)) for w in weights))
+    return float(sum(_elements(w) * _bytes(str(w.dtype)) for w in weights))
+
+
+def _elements(buffer: Any) -> int:
+    """How many a buffer has; a symbolic extent counts as one."""
+    return math.prod(int(extent) for extent in buffer.shape if isinstance(extent, tirx.IntImm))
 
 
 def _operations(body: Any) -> float:

@@ -197,7 +197,7 @@ class _Integers(_Builder):
         else:
             shape = [-1 if letter == "C" else 1 for letter in str(call.attrs.out_layout)]
             outputs = str(call.attrs.kernel_layout).index("O")
-        if scale.size > 1 and axis != outputs:
+        if scale.size > 1 and (axis != outputs or integers.ndim == 1):  # the only axis of a vector is summed
             return None
         return integers, scale.reshape(-1), shape if scale.size > 1 else []
 
@@ -213,9 +213,11 @@ class _Integers(_Builder):
             return None
         integers, scale = sums
         stored = array_of(other.args[0])
-        same = np.abs(parameters[0].reshape(-1) - scale.reshape(-1)) <= _SAME_SCALE * scale.reshape(-1)
         along = scale.size == 1 or stored.size == 1 or _trimmed(extents(bias.ty)) == _trimmed(scale.shape)
-        if stored.dtype != np.int32 or not same.all() or not along or np.abs(stored.astype(np.int64)).max() > _LARGEST:
+        if stored.dtype != np.int32 or not along or np.abs(stored.astype(np.int64)).max(initial=0) > _LARGEST:
+            return None
+        ours, theirs = scale.reshape(-1), parameters[0].reshape(-1)
+        if len({ours.size, theirs.size} - {1}) > 1 or not (np.abs(theirs - ours) <= _SAME_SCALE * ours).all():
             return None
         added = self.builder_.emit(op.add(integers, constant_of(stored.reshape(extents(bias.ty)))))
         return self._scaled(added, scale)

@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
 from .fold_weights import FoldWeights
-from .functions import extents, map_functions, operator, top_level_bindings, use_counts
+from .functions import extents, leaves, map_functions, operator, top_level_bindings, use_counts
 from .simplify_shapes import SimplifyShapes, permutation_of
 
 __all__ = ["ChannelsLast"]
@@ -90,8 +90,7 @@ class _Sinker(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
-        tensors = call.args[0].fields if operator(call) == "relax.concat" else call.args
-        order = next((o for o in map(self._order, tensors) if o is not None), None)
+        order = next((o for o in map(self._order, leaves(call)) if o is not None), None)
         if order is None or not is_static_tensor(call.ty):
             return call
         if operator(call) in _ELEMENTWISE:
@@ -198,6 +197,8 @@ class _Absorber(PyExprMutator):
         flat: Any = self._value(call.args[0]) if operator(call) == "relax.matmul" else None
         permute: Any = self._value(flat.args[0]) if operator(flat) == "relax.reshape" else None
         if operator(permute) != "relax.permute_dims" or self._uses.get(call.args[0], 0) != 1:
+            return self.visit_expr_post_order(call)
+        if not is_static_tensor(permute.ty) or not is_static_tensor(flat.ty):
             return self.visit_expr_post_order(call)
         order, weight = permutation_of(permute), call.args[1]
         transpose: Any = self._value(weight)

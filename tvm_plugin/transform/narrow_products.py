@@ -142,7 +142,9 @@ class _Narrower(PyExprMutator):
                 return None
             value = self._value(value.args[0])
             zero = int(array_of(known).reshape(())) if isinstance(known, ir.GenericConst) else known
-        if operator(value) != "relax.astype" or str(value.args[0].ty.dtype) not in ("uint8", "int8"):
+        if operator(value) != "relax.astype" or str(value.ty.dtype) != "int32":
+            return None  # another cast may wrap around
+        if str(value.args[0].ty.dtype) not in ("uint8", "int8"):
             return None
         return value.args[0], zero
 

@@ -161,6 +161,8 @@ def tune_model(
             session.models,
             plain=session.plain_baselines,
         )
+        if verify and session.runs and imported.reference is not None:
+            _ = reference.outputs  # what the source's framework cannot run is refused before the budget is spent
         finish_s = reference.prepare() if in_limited_time else None
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
         if in_limited_time:
