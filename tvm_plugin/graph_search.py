@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, transform
 
-from .dtypes import numpy_dtype
 from .errors import MismatchError
+from .frontends.imported import InputInfo, random_input
 from .graph_result import ExtractorReport, GraphConfig, GraphResult, RuleReport
 from .search.graph.cost import Pricing
 from .search.graph.decode import decode_block
@@ -405,8 +405,8 @@ def _compare(
 
 
 def _random_inputs(main: Any, seed: int) -> list[NDArray[Any]] | None:
-    """Normal floats and small integers for each parameter; None where a parameter is no static tensor."""
-    from .search.graph.relax_ops import FLOATS, static_type
+    """An array for each parameter, as models get them; None where a parameter is no static tensor."""
+    from .search.graph.relax_ops import static_type
 
     generator = np.random.default_rng(seed)
     inputs = []
@@ -414,9 +414,7 @@ def _random_inputs(main: Any, seed: int) -> list[NDArray[Any]] | None:
         ty = static_type(param.ty)
         if ty is None:
             return None
-        floats = ty.dtype in FLOATS
-        values = generator.standard_normal(ty.shape) if floats else generator.integers(0, 2, ty.shape)
-        inputs.append(values.astype(numpy_dtype(ty.dtype)))
+        inputs.append(random_input(generator, InputInfo(str(param.name), ty.shape, ty.dtype)))
     return inputs
 
 

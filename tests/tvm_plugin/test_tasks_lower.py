@@ -456,3 +456,20 @@ def test_the_results_of_a_split_may_be_concatenated_as_they_are():
     _, kernels = lower(mod)
     assert not any("relax.concat" in str(f) for f in kernels.functions.values() if isinstance(f, relax.Function))
     assert_same_outputs(mod, kernels)
+
+
+@pytest.mark.parametrize("axis", [1, 3])
+def test_a_batch_norm_in_training_mode_normalises_by_its_batch(axis):
+    """Relax's default, which TVM's decomposition for inference takes for the other mode."""
+    gamma, beta, mean, variance = (relax.const(np.linspace(a, a + 1, 8, dtype="float32")) for a in (0.5, -1, 2, 3))
+
+    def three_outputs(emit, x):
+        return emit(op.nn.batch_norm(emit(op.nn.relu(x)), gamma, beta, mean, variance, axis=axis, momentum=0.3))
+
+    mod = function((3, 8, 5, 8), three_outputs)
+    x = np.random.default_rng(0).standard_normal((3, 8, 5, 8)).astype("float32")
+    expected = ModelRunner(untuned_executable(mod, TARGET))(x)
+    actual = ModelRunner(build_executable(lower(mod)[1], TARGET))(x)
+    assert len(actual) == 3
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

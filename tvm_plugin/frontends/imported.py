@@ -22,6 +22,7 @@ __all__ = [
     "check_tunable",
     "imported_model",
     "is_number",
+    "random_input",
 ]
 
 Reference = Callable[..., list[NDArray[Any]]]
@@ -81,10 +82,11 @@ class ImportedModel:
         Wider integers without a `high` are 0 or 1: they may be masks, or indices of anything.
         """
         generator = np.random.default_rng(seed)
-        return [_random(generator, info) for info in self.inputs]
+        return [random_input(generator, info) for info in self.inputs]
 
 
-def _random(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
+def random_input(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
+    """An array for one input; see `ImportedModel.random_inputs`."""
     dtype = np.dtype(info.dtype)
     if info.dtype.startswith(("float", "bfloat")):  # numpy takes bfloat16 for no number at all
         return np.asarray(generator.standard_normal(info.shape), dtype)

@@ -13,6 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.pipeline import library_dispatch_passes
 
 from ..gpu_machine import is_gpu
+from ..transform.batch_norm import with_batch_statistics
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
@@ -54,7 +55,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
             ]
-        )(mod)
+        )(with_batch_statistics(mod))
         on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
         mod = legalize_permuted_products(legalize_attention(mod) if on_cpu else mod, activations=on_cpu)
         mod = transform.Sequential(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -172,7 +173,8 @@ class Reference:
     def key(self) -> str:
         """Names the model with the contents of its weights, the inputs and the context."""
         plain = ":plain" if self.plain else ""
-        return f"reference:{self.context_key}:{_fingerprint(self.imported.mod)}:{self.seed}{plain}"
+        model, inputs = _fingerprint(self.imported.mod), _digest(self.inputs)
+        return f"reference:{self.context_key}:{model}:{inputs}{plain}"
 
 
 def _shared_kernels(mod: Any) -> Any:
@@ -187,7 +189,12 @@ def _shared_kernels(mod: Any) -> Any:
 
 def _fingerprint(mod: Any) -> str:
     """Of a module and the contents of its weights."""
-    digest = hashlib.blake2b(str(tvm_ffi.structural_hash(mod, skip_tensor_content=True)).encode(), digest_size=16)
-    for constant in constants(mod):
-        digest.update(np.ascontiguousarray(array_of(constant)).reshape(-1).view(np.uint8).data)
+    structure = str(tvm_ffi.structural_hash(mod, skip_tensor_content=True))
+    return _digest((array_of(constant) for constant in constants(mod)), structure)
+
+
+def _digest(arrays: Iterable[NDArray[Any]], text: str = "") -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
