@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,15 @@ def test_fast_math_is_used_only_where_the_outputs_stay_right(tmp_path: Path, mon
     again = tune(0.8, tmp_path, trials=34)  # what was refused is not tuned again for nothing
     assert again.summary.graph == refused.summary.graph
     assert not any("winograd" in task.name for task in again.tasks)
+
+
+@pytest.mark.slow
+def test_fast_math_that_overflows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([(math.inf, math.inf)])  # of the first form that is checked, which has fast math
+    monkeypatch.setattr("eqtune.tune.model.compare", lambda *_: next(errors, (0.0, 0.0)))
+    result = tune(1e-3, tmp_path, trials=10)
+    assert str(result.summary.graph["fast math"]).startswith("refused: outputs are not finite")
+    assert not str(result.summary.graph["form"]).startswith("rewritten with fast math")
 
 
 def test_on_a_gpu_fast_math_also_permits_tensor_cores_for_float32() -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,9 @@ GraphConfig asks for less..."""
 ROUNDINGS = 8
 """... and so many roundings of the least precise output, where that is more: 8e-3 for float16. Of quantised models
 `Reference.roundings` tells more."""
+
+OVERFLOWN = sys.float_info.max
+"""The relative error of outputs that are no numbers."""
 
 SCREENING_SHARE = 0.02
 """Of the time budget, what one run of the untuned model may take for forms with fast math to be checked early."""
@@ -321,6 +325,7 @@ class _Accuracy:
         return None if known is None else self._judge(form, known)
 
     def _judge(self, form: Form, relative: float) -> bool:
+        relative = min(relative, OVERFLOWN)  # JSON has no infinity
         self.session.work.database.put_json(self._key(form), {"max_rel_error": relative})
         if relative <= self.tolerance:
             return True
@@ -340,6 +345,8 @@ class _Accuracy:
 
     @property
     def _why(self) -> str:
+        if self.refused_for == OVERFLOWN:
+            return "outputs are not finite where the reference's are, or have another shape"
         return f"off by {self.refused_for:.1e} of the largest value, where {self.tolerance:.0e} is allowed"
 
 

@@ -147,6 +147,7 @@ class Reference:
             apart = 0.0
             if self.imported.unfused is not None:
                 _, apart = compare(self.imported.unfused(*self.inputs), self.outputs)
+            apart = min(apart, MOST_APART)
             self.work.database.put_json(f"roundings:{self.key}", {"apart": apart})
         return min(MOST_APART, max(STEPS / 2**8, 2.0 * apart))
 
