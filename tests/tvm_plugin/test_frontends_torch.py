@@ -226,6 +226,30 @@ def test_dynamic_dimension_is_named_and_can_be_given():
     assert verify_import(imported) < 1e-5
 
 
+def test_dynamic_dimensions_that_the_graph_computes_with():
+    class Attention(torch.nn.Module):
+        def forward(self, x, other):
+            return F.scaled_dot_product_attention(x, x + other["y"], x)[:, -1]
+
+    batch = torch.export.Dim("batch", min=2, max=8)
+    given = (IMAGE,), {"other": {"y": IMAGE.clone()}}
+    program = torch.export.export(Attention(), *given, dynamic_shapes=({0: batch}, {"y": {0: batch}}))
+    imported = load_model(program, shapes={"x": (4, 3, 6, 6)})
+    assert [(info.name, info.shape) for info in imported.inputs] == [("x", (4, 3, 6, 6)), ("other_y", (4, 3, 6, 6))]
+    assert verify_import(imported) < 1e-5
+    with pytest.raises(UnsupportedModelError, match="input 'x' has the dynamic dimension 0"):
+        load_model(program)
+    for shapes, message in (
+        ({"z": (4, 3, 6, 6)}, "no input 'z'"),
+        ({"x": (4, 3, 6)}, r"which the shape \(4, 3, 6\) does not fit"),
+        ({"x": (4, 3, 6, 7)}, r"which the shape \(4, 3, 6, 7\) does not fit"),
+        ({"x": (4, 3, 6, 6), "other_y": (5, 3, 6, 6)}, "would be both 4 and 5"),
+        ({"x": (9, 3, 6, 6)}, "torch.export cannot export .* <= 8"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_model(program, shapes=shapes)
+
+
 class Counter(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -234,6 +258,17 @@ class Counter(torch.nn.Module):
     def forward(self, x):
         self.calls += 1
         return x * self.calls
+
+
+class Learner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.rate.mul_(2)
+        return x * self.rate
 
 
 @pytest.mark.parametrize(
@@ -245,8 +280,9 @@ class Counter(torch.nn.Module):
         (Lambda(lambda x: x.nonzero()), (IMAGE,), UnsupportedModelError, "nonzero"),
         (Lambda(lambda x: x.relu()), (IMAGE.bfloat16(),), UnsupportedModelError, "bfloat16"),
         (Counter(), (IMAGE,), UnsupportedModelError, "changes 'calls'"),
+        (Learner(), (IMAGE,), UnsupportedModelError, "changes 'rate'"),
     ],
-    ids=["no-inputs", "not-a-tensor", "wrong-shape", "unknown-operator", "dtype", "state"],
+    ids=["no-inputs", "not-a-tensor", "wrong-shape", "unknown-operator", "dtype", "state", "changed-weight"],
 )
 def test_refused_modules(module, example_inputs, error, message, capfd):
     with pytest.raises(error, match=message):
