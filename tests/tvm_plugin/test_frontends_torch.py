@@ -83,6 +83,7 @@ def test_layers_stay_whole():
         lambda x: x.amax(),
         lambda x: x.amin((1, -1), keepdim=True),
         lambda x: x.prod(2),
+        lambda x: (2 * x).int().prod(1) + x.prod(1, dtype=torch.float64),
         lambda x: x.std(1),
         lambda x: x.var((2, 3), unbiased=False),
         lambda x: F.layer_norm(x, (6,)),
@@ -110,6 +111,7 @@ def test_layers_stay_whole():
         "amax-all",
         "amin-keep",
         "prod",
+        "prod-of-other-dtypes",
         "std",
         "population-variance",
         "layer-norm-without-scale",
@@ -132,6 +134,12 @@ def test_layers_stay_whole():
 )
 def test_what_tvm_imports_wrongly_is_right(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_variances_of_too_few_are_no_numbers():
+    module = Lambda(lambda x: torch.cat([x[:1].var(0), x.std(0, correction=2), x.var(0, correction=3)]))
+    assert verify_import(load_model(module, example_inputs=(IMAGE,))) == 0
 
 
 def test_indices_of_adaptive_pooling_are_refused():
@@ -173,6 +181,12 @@ def test_recurrent_layers_and_their_last_states(layer):
     states = (start, 2 * start) if isinstance(layer, torch.nn.LSTM) else start
     assert verify_import(load_model(Lambda(lambda x: layer(x)), example_inputs=(data,))) < 1e-5
     assert verify_import(load_model(Lambda(lambda x: layer(x, states)), example_inputs=(data,))) < 1e-5
+
+
+def test_projected_states_are_refused():
+    layer = torch.nn.LSTM(6, 4, proj_size=3)
+    with pytest.raises(UnsupportedModelError, match="proj_size"):
+        load_model(Lambda(lambda x: layer(x)), example_inputs=(torch.zeros(3, 5, 6),))
 
 
 def test_attention_is_spelled_out():
@@ -337,6 +351,15 @@ def test_pickled_objects_and_compiled_code_are_refused(saved):
     with zipfile.ZipFile(saved, "a") as added:
         added.writestr("saved/data/aotinductor/model/model.so", b"")
     with pytest.raises(InputError, match="compiled code"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize(
+    "config", [3, {"config": {"w": {}}}, {"config": {"w": 3}}, {"config": {"w": {"path_name": 3}}}]
+)
+def test_archives_with_other_configurations_are_refused(saved, config):
+    archive(saved, lambda name, data: json.dumps(config) if name.endswith("_constants_config.json") else data)
+    with pytest.raises(InputError, match=r"saved\.pt2 is not an archive"):
         load_model(saved)
 
 

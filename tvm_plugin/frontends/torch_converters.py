@@ -100,12 +100,15 @@ def _var(node: Any, importer: Any) -> relax.Expr:
     correction = 1 if correction is None else correction
     emit = importer.block_builder.emit
     variance = emit(op.variance(x, axis=reduced, keepdims=keep))
-    return emit(op.multiply(variance, relax.const(count / (count - correction), str(x.ty.dtype))))
+    factor = count / (count - correction) if count > correction else math.inf
+    return emit(op.multiply(variance, relax.const(factor, str(x.ty.dtype))))
 
 
 def _product(node: Any, importer: Any) -> relax.Expr:
     x, axis, keep = _arguments(node, importer, ("input", "dim", "keepdim"), (False,))
-    return importer.block_builder.emit(op.prod(x, axis=[axis], keepdims=keep))
+    emit, dtype = importer.block_builder.emit, str(node.meta["val"].dtype).removeprefix("torch.")
+    x = x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
+    return emit(op.prod(x, axis=[axis], keepdims=keep))
 
 
 def _pixel_shuffle(node: Any, importer: Any) -> relax.Expr:
