@@ -68,7 +68,7 @@ def test_bert_with_token_ids_is_the_published_model():
 
 def test_bert_has_positions_for_512_tokens():
     assert zoo.MODELS["bert_base"].describe(token_ids=True, sequence_length=512).inputs[0].shape == (1, 512)
-    with pytest.raises(InputError, match="sequence_length=513.* 512"):
+    with pytest.raises(InputError, match=r"sequence_length=513.* 512"):
         zoo.MODELS["bert_base"].describe(token_ids=True, sequence_length=513)
 
 
