@@ -132,6 +132,24 @@ def test_short_and_ragged_rows_of_scores_stay_three_kernels() -> None:
     assert names(module(plain, **short(rows=257))) == three
 
 
+def test_what_follows_an_attention_stays_apart() -> None:
+    def cleared(emit: Any, q: Any, k: Any, v: Any, seen: Any) -> Any:
+        rows = emit(op.greater(seen, relax.const(0.0, "float32")))
+        result = emit(op.matmul(emit(op.nn.softmax(emit(op.matmul(q, k)))), v))
+        return op.where(rows, result, relax.const(0.0, "float32"))
+
+    assert names(module(cleared, **short(), seen=(ROWS, 1))) == ["attention", "greater_where"]
+
+
+def test_weights_that_are_read_transposed_stay_with_their_products() -> None:
+    def of_weights(emit: Any, x: Any) -> Any:
+        keys, values = (relax.const(np.zeros(shape, "float32")) for shape in ((1024, 256), (256, 1024)))
+        scores = emit(op.matmul(x, emit(op.permute_dims(keys))))
+        return op.matmul(emit(op.nn.softmax(scores)), emit(op.permute_dims(values)))
+
+    assert names(module(of_weights, x=(ROWS, 256))) == ["matmul", "matmul1", "softmax"]
+
+
 def test_scores_that_something_else_reads_are_kept() -> None:
     def probabilities_too(emit: Any, q: Any, k: Any, v: Any) -> Any:
         weights = emit(op.nn.softmax(emit(op.matmul(q, k))))

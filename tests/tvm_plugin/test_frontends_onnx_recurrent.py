@@ -23,7 +23,7 @@ def proto(
     direction: str = "forward",
     bias: bool = True,
     start: bool = False,
-    lengths: bool = False,
+    lengths: tuple[int, int] | None = None,
     **attributes: Any,
 ) -> Any:
     """A layer with all its outputs."""
@@ -39,7 +39,7 @@ def proto(
     }
     initializers = [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in tensors.items()]
     if lengths:
-        initializers.append(onnx.numpy_helper.from_array(np.array([5, 3], np.int32), "sequence_lens"))
+        initializers.append(onnx.numpy_helper.from_array(np.array(lengths, np.int32), "sequence_lens"))
     names = ["x", "W", "R", "B" if bias else "", "sequence_lens" if lengths else "", *(states if start else [])]
     outputs = {"y": [STEPS, directions, BATCH, HIDDEN]}
     outputs |= {f"last{i}": [directions, BATCH, HIDDEN] for i in range(len(states))}
@@ -59,6 +59,7 @@ def proto(
         ("GRU", {"linear_before_reset": 1}),
         ("GRU", {"direction": "bidirectional", "start": True}),
         ("GRU", {"bias": False}),
+        ("GRU", {"lengths": (STEPS, STEPS)}),
         ("RNN", {"direction": "reverse", "start": True}),
         ("RNN", {"direction": "bidirectional", "activations": ["Relu", "Tanh"]}),
     ],
@@ -71,7 +72,7 @@ def test_every_output_agrees(kind: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lengths": True}, "sequence_lens"),
+        ({"lengths": (STEPS, 3)}, "sequence_lens"),
         ({"clip": 1.0}, "clip"),
         ({"activations": ["HardSigmoid", "Tanh", "Tanh"]}, "hardsigmoid"),
     ],

@@ -83,6 +83,7 @@ def test_layers_stay_whole():
         lambda x: x.amax(),
         lambda x: x.amin((1, -1), keepdim=True),
         lambda x: x.prod(2),
+        lambda x: (2 * x).int().prod(1) + x.prod(1, dtype=torch.float64),
         lambda x: x.std(1),
         lambda x: x.var((2, 3), unbiased=False),
         lambda x: F.layer_norm(x, (6,)),
@@ -96,6 +97,9 @@ def test_layers_stay_whole():
         lambda x: F.scaled_dot_product_attention(x, 2 * x, x, is_causal=True, scale=0.3),
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6).tril().bool()),
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x),
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6).tril(-1).bool()),
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x > 1),
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.where(x > 1, x, -torch.inf)),
         lambda x: x * 10 ** (torch.arange(6) / 4),
         lambda x: torch.sub(torch.arange(6), x, alpha=0.5) + torch.arange(6) * 0.5,
     ],
@@ -107,6 +111,7 @@ def test_layers_stay_whole():
         "amax-all",
         "amin-keep",
         "prod",
+        "prod-of-other-dtypes",
         "std",
         "population-variance",
         "layer-norm-without-scale",
@@ -120,12 +125,21 @@ def test_layers_stay_whole():
         "causal-attention",
         "masked-attention",
         "biased-attention",
+        "attention-of-rows-without-keys",
+        "attention-of-inputs-without-keys",
+        "attention-of-rows-biased-away",
         "quotient-of-integers",
         "scaled-integers",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_variances_of_too_few_are_no_numbers():
+    module = Lambda(lambda x: torch.cat([x[:1].var(0), x.std(0, correction=2), x.var(0, correction=3)]))
+    assert verify_import(load_model(module, example_inputs=(IMAGE,))) == 0
 
 
 def test_indices_of_adaptive_pooling_are_refused():
@@ -167,6 +181,12 @@ def test_recurrent_layers_and_their_last_states(layer):
     states = (start, 2 * start) if isinstance(layer, torch.nn.LSTM) else start
     assert verify_import(load_model(Lambda(lambda x: layer(x)), example_inputs=(data,))) < 1e-5
     assert verify_import(load_model(Lambda(lambda x: layer(x, states)), example_inputs=(data,))) < 1e-5
+
+
+def test_projected_states_are_refused():
+    layer = torch.nn.LSTM(6, 4, proj_size=3)
+    with pytest.raises(UnsupportedModelError, match="proj_size"):
+        load_model(Lambda(lambda x: layer(x)), example_inputs=(torch.zeros(3, 5, 6),))
 
 
 def test_attention_is_spelled_out():
@@ -220,6 +240,30 @@ def test_dynamic_dimension_is_named_and_can_be_given():
     assert verify_import(imported) < 1e-5
 
 
+def test_dynamic_dimensions_that_the_graph_computes_with():
+    class Attention(torch.nn.Module):
+        def forward(self, x, other):
+            return F.scaled_dot_product_attention(x, x + other["y"], x)[:, -1]
+
+    batch = torch.export.Dim("batch", min=2, max=8)
+    given = (IMAGE,), {"other": {"y": IMAGE.clone()}}
+    program = torch.export.export(Attention(), *given, dynamic_shapes=({0: batch}, {"y": {0: batch}}))
+    imported = load_model(program, shapes={"x": (4, 3, 6, 6)})
+    assert [(info.name, info.shape) for info in imported.inputs] == [("x", (4, 3, 6, 6)), ("other_y", (4, 3, 6, 6))]
+    assert verify_import(imported) < 1e-5
+    with pytest.raises(UnsupportedModelError, match="input 'x' has the dynamic dimension 0"):
+        load_model(program)
+    for shapes, message in (
+        ({"z": (4, 3, 6, 6)}, "no input 'z'"),
+        ({"x": (4, 3, 6)}, r"which the shape \(4, 3, 6\) does not fit"),
+        ({"x": (4, 3, 6, 7)}, r"which the shape \(4, 3, 6, 7\) does not fit"),
+        ({"x": (4, 3, 6, 6), "other_y": (5, 3, 6, 6)}, "would be both 4 and 5"),
+        ({"x": (9, 3, 6, 6)}, "torch.export cannot export .* <= 8"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_model(program, shapes=shapes)
+
+
 class Counter(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -228,6 +272,17 @@ class Counter(torch.nn.Module):
     def forward(self, x):
         self.calls += 1
         return x * self.calls
+
+
+class Learner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.rate.mul_(2)
+        return x * self.rate
 
 
 @pytest.mark.parametrize(
@@ -239,8 +294,9 @@ class Counter(torch.nn.Module):
         (Lambda(lambda x: x.nonzero()), (IMAGE,), UnsupportedModelError, "nonzero"),
         (Lambda(lambda x: x.relu()), (IMAGE.bfloat16(),), UnsupportedModelError, "bfloat16"),
         (Counter(), (IMAGE,), UnsupportedModelError, "changes 'calls'"),
+        (Learner(), (IMAGE,), UnsupportedModelError, "changes 'rate'"),
     ],
-    ids=["no-inputs", "not-a-tensor", "wrong-shape", "unknown-operator", "dtype", "state"],
+    ids=["no-inputs", "not-a-tensor", "wrong-shape", "unknown-operator", "dtype", "state", "changed-weight"],
 )
 def test_refused_modules(module, example_inputs, error, message, capfd):
     with pytest.raises(error, match=message):
@@ -295,6 +351,15 @@ def test_pickled_objects_and_compiled_code_are_refused(saved):
     with zipfile.ZipFile(saved, "a") as added:
         added.writestr("saved/data/aotinductor/model/model.so", b"")
     with pytest.raises(InputError, match="compiled code"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize(
+    "config", [3, {"config": {"w": {}}}, {"config": {"w": 3}}, {"config": {"w": {"path_name": 3}}}]
+)
+def test_archives_with_other_configurations_are_refused(saved, config):
+    archive(saved, lambda name, data: json.dumps(config) if name.endswith("_constants_config.json") else data)
+    with pytest.raises(InputError, match=r"saved\.pt2 is not an archive"):
         load_model(saved)
 
 

@@ -235,6 +235,20 @@ def test_a_scalar_is_not_stored_as_an_image():
     assert_equal(before, after)
 
 
+def test_a_choice_that_weights_make_for_all_elements_is_none():
+    def make(emit, x, y):
+        rows = op.greater(constant(4, 1, low=0.5), relax.const(0.0))
+        some = relax.const(np.eye(4, dtype="bool"))
+        kept = emit(op.where(emit(rows), emit(op.nn.relu(x)), y))
+        again = emit(op.where(emit(rows), kept, y))
+        return op.where(some, again, y)
+
+    before = function([(4, 4), (4, 4)], make)
+    after = FoldWeights()(before)
+    assert operators(after) == ["nn.relu", "where"]
+    assert_equal(before, after)
+
+
 def test_operators_that_numpy_lacks_stay():
     def make(emit, x):
         weight = emit(op.nn.log_softmax(emit(op.negative(constant(6, 6)))))

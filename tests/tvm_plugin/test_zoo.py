@@ -66,6 +66,12 @@ def test_bert_with_token_ids_is_the_published_model():
     assert 2 * network.multiply_adds == pytest.approx(22.5e9, rel=0.01)
 
 
+def test_bert_has_positions_for_512_tokens():
+    assert zoo.MODELS["bert_base"].describe(token_ids=True, sequence_length=512).inputs[0].shape == (1, 512)
+    with pytest.raises(InputError, match=r"sequence_length=513.* 512"):
+        zoo.MODELS["bert_base"].describe(token_ids=True, sequence_length=513)
+
+
 def test_token_ids_stay_within_their_tables():
     arrays = zoo.inputs("bert_base", token_ids=True)
     assert arrays["input_ids"].dtype == np.int64

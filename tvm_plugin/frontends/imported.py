@@ -19,6 +19,7 @@ __all__ = [
     "InputInfo",
     "Reference",
     "check_shapes",
+    "check_static",
     "check_tunable",
     "imported_model",
     "is_number",
@@ -152,14 +153,19 @@ def _check_tensor(ty: tvm.ir.Type, what: str, dtypes: Sequence[str]) -> None:
         raise UnsupportedModelError(f"{what} is not a tensor but {ty}; only tensors can be tuned")
     if ty.shape is None:
         raise UnsupportedModelError(f"{what} has a shape that depends on data; only static shapes can be tuned")
-    symbolic = [f"dimension {axis} ({dim})" for axis, dim in enumerate(ty.shape) if not is_number(dim)]
+    check_static(ty.shape, what)
+    if str(ty.dtype) not in dtypes:
+        raise UnsupportedModelError(f"{what} has dtype {ty.dtype or 'unknown'}; allowed here: {', '.join(dtypes)}")
+
+
+def check_static(shape: Sequence[Any], what: str) -> None:
+    """Refuse a shape with extents that are not known."""
+    symbolic = [f"dimension {axis} ({dim})" for axis, dim in enumerate(shape) if not is_number(dim)]
     if symbolic:
         raise UnsupportedModelError(
             f"{what} has the dynamic {', '.join(symbolic)}; only static shapes can be tuned. Give the shapes of all "
             f'inputs: shapes={{"NAME": (1, 3, 224, 224)}}, or --shape NAME=1,3,224,224'
         )
-    if str(ty.dtype) not in dtypes:
-        raise UnsupportedModelError(f"{what} has dtype {ty.dtype or 'unknown'}; allowed here: {', '.join(dtypes)}")
 
 
 def is_number(dim: Any) -> bool:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
+from ..transform.constants import array_of
 
 __all__ = ["RECURRENT", "recurrent"]
 
@@ -124,12 +125,16 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
     Raises
     ------
     UnsupportedModelError
-        For sequences of different lengths, peepholes, clipping, other activations, or the batch as first axis.
+        For sequences of fewer steps than X has, peepholes, clipping, other activations, or the batch as first axis.
     """
     step, gates, states, defaults = _CELLS[name]
     if name == "GRU" and not attrs.get("linear_before_reset", 0):
         step = _gru_reset_first
     given = dict(zip(_INPUTS, [*inputs, *[None] * len(_INPUTS)], strict=False))
+    x = given["X"]
+    length, batch, _ = (int(extent) for extent in x.ty.shape)
+    if _all_are(length, given["sequence_lens"]):
+        given["sequence_lens"] = None
     for refused in ("sequence_lens", "P"):
         if given[refused] is not None:
             raise UnsupportedModelError(f"{name} with {refused} cannot be imported; leave that input out")
@@ -150,8 +155,6 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
         sliced = emit(op.strided_slice(value, [0], [number], [number + 1]))
         return emit(op.squeeze(sliced, [0]))
 
-    x = given["X"]
-    length, batch, _ = (int(extent) for extent in x.ty.shape)
     hidden, dtype = int(given["R"].ty.shape[-1]), str(x.ty.dtype)
     outputs: list[list[Any]] = [[] for _ in range(length)]
     last: list[list[Any]] = [[] for _ in range(states)]
@@ -179,6 +182,11 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
             values.append(value)
     every = emit(op.stack([emit(op.stack(values, 0)) for values in outputs], 0))
     return relax.Tuple([every, *(emit(op.stack(values, 0)) for values in last)])
+
+
+def _all_are(length: int, lengths: Any) -> bool:
+    """Whether the lengths of the sequences say nothing: each has all steps."""
+    return isinstance(lengths, ir.GenericConst) and bool((array_of(lengths) == length).all())
 
 
 def _text(value: Any) -> str:

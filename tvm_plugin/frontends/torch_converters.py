@@ -100,12 +100,15 @@ def _var(node: Any, importer: Any) -> relax.Expr:
     correction = 1 if correction is None else correction
     emit = importer.block_builder.emit
     variance = emit(op.variance(x, axis=reduced, keepdims=keep))
-    return emit(op.multiply(variance, relax.const(count / (count - correction), str(x.ty.dtype))))
+    factor = count / (count - correction) if count > correction else math.inf
+    return emit(op.multiply(variance, relax.const(factor, str(x.ty.dtype))))
 
 
 def _product(node: Any, importer: Any) -> relax.Expr:
     x, axis, keep = _arguments(node, importer, ("input", "dim", "keepdim"), (False,))
-    return importer.block_builder.emit(op.prod(x, axis=[axis], keepdims=keep))
+    emit, dtype = importer.block_builder.emit, str(node.meta["val"].dtype).removeprefix("torch.")
+    x = x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
+    return emit(op.prod(x, axis=[axis], keepdims=keep))
 
 
 def _pixel_shuffle(node: Any, importer: Any) -> relax.Expr:
@@ -206,18 +209,25 @@ def _attention(node: Any, importer: Any) -> relax.Expr:
     emit = importer.block_builder.emit
     rank = len(batch) + 2
     transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
-    dtype = str(query.ty.dtype)
+    dtype, keys = str(query.ty.dtype), None
     scores = emit(op.matmul(query, transposed, out_dtype=dtype))
     scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
     if causal:
-        keys = _shape(key)[-2]
-        blocked = np.triu(np.full((length, keys), -math.inf, dtype), 1)
+        blocked = np.triu(np.full((length, _shape(key)[-2]), -math.inf, dtype), 1)
         scores = emit(op.add(scores, relax.const(blocked)))
     elif mask is not None and str(mask.ty.dtype) == "bool":
         scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
+        keys = mask
     elif mask is not None:
         scores = emit(op.add(scores, mask))
-    return emit(op.matmul(emit(op.nn.softmax(scores, axis=-1)), value, out_dtype=dtype))
+        keys = emit(op.not_equal(mask, relax.const(-math.inf, str(mask.ty.dtype))))
+    result = emit(op.matmul(emit(op.nn.softmax(scores, axis=-1)), value, out_dtype=dtype))
+    if keys is None:
+        return result
+    # Rows without keys are 0 in PyTorch, not NaN. The result is cleared, not the softmax: `tasks.attention` looks for
+    # a product that reads a softmax.
+    count = emit(op.sum(emit(op.astype(keys, "int32")), axis=-1, keepdims=True))
+    return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), result, relax.const(0, dtype)))
 
 
 CONVERTERS: dict[str, Converter] = {

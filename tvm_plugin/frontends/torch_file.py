@@ -47,15 +47,16 @@ def _refuse_code(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             configs = [name for name in names if name.endswith("_constants_config.json")]
-            payloads = [entry for name in configs for entry in json.loads(archive.read(name))["config"].values()]
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError, AttributeError) as error:
+            entries = [entry for name in configs for entry in json.loads(archive.read(name))["config"].values()]
+            are_tensors = [entry["path_name"].startswith("tensor_") for entry in entries]
+    except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is not an archive of torch.export.save ({error}); write one with "
             'torch.export.save(torch.export.export(model, example_inputs), "model.pt2")'
         ) from error
     if any("/aotinductor/" in name or name.endswith((".so", ".dll", ".dylib")) for name in names):
         raise InputError(f"{path} holds compiled code, not a program; save it with torch.export.save")
-    if any(not payload["path_name"].startswith("tensor_") for payload in payloads):
+    if not all(are_tensors):
         raise InputError(f"{path} holds pickled objects, which may run any code; only tensors are read")
 
 

@@ -23,7 +23,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..errors import InputError, UnsupportedModelError
-from .imported import ImportedModel, Reference, imported_model
+from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
 from .torch_converters import CONVERTERS
 
@@ -44,10 +44,7 @@ def from_module(
         raise InputError("a torch.nn.Module needs example_inputs=(tensor, ...): the shapes to tune for")
     arguments = _as_tensors((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs))
     with _evaluating(module), quiet():
-        try:
-            program = torch.export.export(module, arguments)
-        except Exception as error:  # the model's own code runs, which may raise anything
-            raise InputError(f"torch.export cannot export {type(module).__name__}: {_first_line(error)}") from error
+        program = _exported(module, arguments, {}, type(module).__name__)
 
     def evaluate(*tensors: Any) -> Any:
         with _evaluating(module):
@@ -67,12 +64,14 @@ def from_exported_program(
     Raises
     ------
     UnsupportedModelError
-        The program changes its buffers or inputs, takes something other than tensors, or has an operator that TVM's
-        importer does not know.
+        The program changes its buffers or inputs, takes something other than tensors, has dynamic dimensions that
+        `shapes` does not give, or has an operator that TVM's importer does not know.
+    InputError
+        `shapes` does not fit the inputs.
     """
     _check_signature(program)
     with quiet():
-        mod = _translated(_translatable(program), name)
+        mod = _translated(_translatable(_specialised(program, shapes, name)), name)
     mod = relax.transform.DeadCodeElimination(["main"])(bind_shapes(mod, shapes))
     return imported_model(mod, name, "torch", _reference(program, evaluate or program.module()))
 
@@ -92,6 +91,49 @@ def quiet() -> Iterator[None]:
         finally:
             for handler, level in levels.items():
                 handler.setLevel(level)
+
+
+def _exported(
+    module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], name: str
+) -> torch.export.ExportedProgram:
+    try:
+        return torch.export.export(module, arguments, keywords)
+    except Exception as error:  # the model's own code runs, which may raise anything
+        raise InputError(f"torch.export cannot export {name}: {_first_line(error)}") from error
+
+
+def _specialised(
+    program: torch.export.ExportedProgram, shapes: Mapping[str, Sequence[int]], name: str
+) -> torch.export.ExportedProgram:
+    """`program` with the extents that `shapes` gives to its dynamic dimensions: its converters compute with them."""
+    placeholders = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    inputs = {input_name: placeholders[input_name] for input_name in program.graph_signature.user_inputs}
+    if all(is_number(dim) for value in inputs.values() for dim in value.shape):
+        return program
+    check_shapes(shapes, list(inputs))
+    extents = _dynamic_extents(inputs, shapes)
+    tensors = []
+    for input_name, value in inputs.items():
+        shape = shapes.get(input_name) or [extents.get(str(dim), dim) for dim in value.shape]
+        check_static(shape, f"input {input_name!r}")
+        tensors.append(torch.zeros(tuple(shape), dtype=value.dtype))
+    arguments, keywords = pytree.tree_unflatten(tensors, program.call_spec.in_spec)
+    return _exported(program.module(), arguments, keywords, name)
+
+
+def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """By the names that torch gave the dynamic dimensions, which several inputs may share."""
+    extents: dict[str, int] = {}
+    for name, shape in shapes.items():
+        dims = inputs[name].shape
+        if len(dims) != len(shape) or any(is_number(d) and d != n for d, n in zip(dims, shape, strict=True)):
+            raise InputError(
+                f"input {name!r} is ({', '.join(map(str, dims))}), which the shape {tuple(shape)} does not fit"
+            )
+        for dim, extent in zip(dims, shape, strict=True):
+            if not is_number(dim) and extents.setdefault(str(dim), extent) != extent:
+                raise InputError(f"the dynamic dimension {dim} would be both {extents[str(dim)]} and {extent}")
+    return extents
 
 
 def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:
@@ -129,7 +171,7 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 def _check_signature(program: torch.export.ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
-        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
             raise UnsupportedModelError(
                 f"the model changes {spec.target!r} when it runs; only models without state can be tuned "
                 "(was it exported in training mode? call model.eval() first)"

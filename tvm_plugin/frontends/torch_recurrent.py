@@ -8,6 +8,7 @@ from typing import Any
 import torch.fx
 from tvm.relax import op
 
+from ..errors import UnsupportedModelError
 from .recurrent import recurrent
 
 __all__ = ["RECURRENT_CONVERTERS"]
@@ -30,6 +31,8 @@ def _converter(kind: str, **attributes: Any) -> Callable[[Any, Any], tuple[Any, 
         states = given["hx"] if isinstance(given["hx"], Sequence) else [given["hx"]]
         states = [value(state) for state in states]
         params = [value(param) for param in given["params"]]
+        if int(params[1].ty.shape[1]) * len(_GATES[kind]) != int(params[1].ty.shape[0]):
+            raise UnsupportedModelError(f"{node.name} is an LSTM with proj_size, which projects its states")
         directions = 2 if given["bidirectional"] else 1
         count = (4 if given["has_biases"] else 2) * directions
         if given["batch_first"]:

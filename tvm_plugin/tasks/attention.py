@@ -20,6 +20,9 @@ from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_attention"]
 
+_OPAQUE = 8
+"""TVM's kOpaque: what FuseOps would add to the kernel, the sketch does not know."""
+
 LEAST_PLACES = 256
 """Scores of a row from which one kernel wins (Zen 4, two threads: 128, level; 512, 1.2 times as fast as three)."""
 
@@ -35,7 +38,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 def legalize_attention(mod: ir.IRModule) -> ir.IRModule:
     """One kernel of each attention that the sketch for it fits."""
-    return with_te_kernels(mod, "attention", _attentions)
+    return with_te_kernels(mod, "attention", _attentions, {"op_pattern": _OPAQUE})
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,9 @@ def _attention(
     if places < LEAST_PLACES or not fits(rows, places, columns):
         return None
     query, key, value = (permuted.get(operand) or Permuted.not_at_all(operand) for operand in operands)
+    # Weights may be stored with their columns as rows, for kernels of products alone.
+    if not all(keeps_runs(operand.order) for operand in (query, key, value)):
+        return None
     return _Attention(
         query=query,
         key=key,

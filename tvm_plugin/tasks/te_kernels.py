@@ -24,15 +24,21 @@ class TeKernel(Protocol):
 
 
 def with_te_kernels(
-    mod: ir.IRModule, name: str, find: Callable[[relax.Function], Mapping[relax.Var, TeKernel]]
+    mod: ir.IRModule,
+    name: str,
+    find: Callable[[relax.Function], Mapping[relax.Var, TeKernel]],
+    attributes: Mapping[str, Any] | None = None,
 ) -> ir.IRModule:
-    """Bind the variables that `find` returns to calls of their kernels, called `name`, and drop what nobody reads."""
+    """Bind the variables that `find` returns to calls of their kernels, called `name`, and drop what nobody reads.
+
+    The kernels get `attributes`.
+    """
     builder = relax.BlockBuilder(mod)
     rewritten = {}
     for variable, function in mod.functions_items():
         kernels = find(function) if isinstance(function, relax.Function) else {}
         if kernels:
-            rewritten[variable] = _rewrite(function, name, kernels, builder)
+            rewritten[variable] = _rewrite(function, name, kernels, builder, dict(attributes or {}))
     if not rewritten:
         return mod
     result = builder.get()
@@ -42,13 +48,19 @@ def with_te_kernels(
 
 
 def _rewrite(
-    function: relax.Function, name: str, kernels: Mapping[relax.Var, TeKernel], builder: relax.BlockBuilder
+    function: relax.Function,
+    name: str,
+    kernels: Mapping[relax.Var, TeKernel],
+    builder: relax.BlockBuilder,
+    attributes: dict[str, Any],
 ) -> relax.Function:
     def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
         kernel = kernels.get(binding.var)
         if kernel is None:
             return binding
-        call = builder.call_te(kernel.compute, *kernel.arguments, primfunc_name_hint=name)
+        call = builder.call_te(
+            kernel.compute, *kernel.arguments, primfunc_name_hint=name, primfunc_attrs=attributes or None
+        )
         return relax.VarBinding(binding.var, builder.normalize(call))
 
     return relax.analysis.remove_all_unused(rewrite_calls(function, rewrite))

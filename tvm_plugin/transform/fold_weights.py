@@ -11,7 +11,7 @@ from tvm import ir, relax, transform
 
 from .constants import Array, array_of, constant_of, is_static_tensor
 from .evaluate import EVALUATORS, Value, evaluate
-from .functions import leaves, map_functions, operator, substitute, top_level_bindings, use_counts
+from .functions import extents, leaves, map_functions, operator, substitute, top_level_bindings, use_counts
 
 __all__ = ["FoldWeights", "WeightValues", "transposed_weights"]
 
@@ -106,6 +106,7 @@ class FoldWeights:
 
     f(W, ...) -> constant, for the operators in `evaluate.EVALUATORS`. An operator that numpy cannot compute stays,
     and so does one whose result is much larger than its inputs (a scalar broadcast to an activation's shape).
+    where(W, x, y) -> x, if W holds everywhere.
     Parameters, signature and names of what remains are kept; bindings that nothing uses any more are removed.
 
     Parameters
@@ -152,8 +153,24 @@ def _is_large_transpose(call: relax.Call) -> bool:
 
 def _fold(function: relax.Function, transposes: bool) -> relax.Function:
     kept: set[relax.Var] = set() if transposes else transposed_weights(function)
-    constants = dict(_needed_constants(function, WeightValues(function), kept))
-    return substitute(function, constants) if constants else function
+    values = WeightValues(function)
+    replacements = _chosen(function, values) | dict(_needed_constants(function, values, kept))
+    return substitute(function, replacements) if replacements else function
+
+
+def _chosen(function: relax.Function, values: WeightValues) -> dict[relax.Var, Any]:
+    """The variables that hold where(W, x, y) with a W that holds everywhere, with their x."""
+    found: dict[relax.Var, Any] = {}
+    for binding in top_level_bindings(function):
+        # A result of the function's block keeps its binding: x may be known inside the block alone.
+        if isinstance(binding.var, relax.DataflowVar) and operator(binding.value) == "relax.where":
+            condition, x, _ = binding.value.args
+            if condition not in values or not _is_static(x.ty) or extents(x.ty) != extents(binding.var.ty):
+                continue
+            holds = values.array(condition)
+            if holds is not None and holds.all():
+                found[binding.var] = found.get(x, x)
+    return found
 
 
 def _needed_constants(

@@ -6,6 +6,7 @@ there: no softmax, no scaling, no transposed keys, and the next layer takes the 
 
 from __future__ import annotations
 
+from ..errors import InputError
 from .builder import H, Network, Tensor
 
 __all__ = ["bert_base", "tensat_bert"]
@@ -55,7 +56,14 @@ def bert_base(net: Network[H], sequence_length: int = 64, token_ids: bool = Fals
 
     With `token_ids`, the whole model of the paper: tokens and segments `(1, sequence_length)`, int64, through the
     embeddings, the encoder and the pooler, to the states and the pooled output `(1, 768)`.
+
+    Raises
+    ------
+    InputError
+        With `token_ids`, there are more tokens than positions.
     """
+    if token_ids and sequence_length > _POSITIONS:
+        raise InputError(f"sequence_length={sequence_length}, but BERT has positions for up to {_POSITIONS} tokens")
     x = _embeddings(net, sequence_length) if token_ids else net.input("embeddings", (1, sequence_length, _WIDTH))
     for layer in range(_LAYERS):
         x = _layer(net, x, f"layer{layer}")
