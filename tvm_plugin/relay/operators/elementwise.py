@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from tvm.relax import op
 
 from ..builder import Builder
@@ -44,10 +45,15 @@ def _divide(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 
 
 def _truncating(b: Builder, args: Sequence[Any]) -> Any:
-    """sign * floor(|a| / |b|)."""
-    quotient = b.emit(op.floor_divide(b.emit(op.abs(args[0])), b.emit(op.abs(args[1]))))
-    signs = b.emit(op.multiply(b.emit(op.sign(args[0])), b.emit(op.sign(args[1]))))
-    return op.multiply(signs, quotient)
+    """floor(a / b), and one more where that is below the exact quotient of opposite signs."""
+    quotient, dtype = b.emit(op.floor_divide(*args)), b.dtype(args[0])
+    if dtype.startswith("uint"):
+        return quotient
+    zero = b.like(0, args[0])
+    rest = b.emit(op.subtract(args[0], b.emit(op.multiply(quotient, args[1]))))
+    opposite = b.emit(op.less(b.emit(op.bitwise_xor(*args)), zero))
+    below = b.emit(op.logical_and(b.emit(op.not_equal(rest, zero)), opposite))
+    return op.add(quotient, b.emit(op.astype(below, dtype)))
 
 
 def _trunc_divide(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -70,7 +76,9 @@ def _cast_like(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 def _clip(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if _is_float(b, args[0]):
         return op.clip(args[0], attrs.a_min, attrs.a_max)
-    return op.clip(args[0], math.ceil(attrs.a_min), math.floor(attrs.a_max))
+    limits = np.iinfo(b.dtype(args[0]))  # bounds beyond them stand for "none"
+    low, high = (math.trunc(min(max(bound, limits.min), limits.max)) for bound in (attrs.a_min, attrs.a_max))
+    return op.clip(args[0], low, high)
 
 
 def _identity(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
