@@ -92,6 +92,8 @@ CASES: dict[str, Case] = {
         (f32(2, 100), np.array([[99, 1], [3, 99]], "int8")),
         lambda a, b: np.take_along_axis(a, b.astype("int64"), 1),
     ),
+    "take_known_int8": Case('take(%a, cast(99, dtype="int8"), axis=0)', (f32(300, 2),), lambda a: a[99]),
+    "take_int8": Case("take(%a, %b, axis=0)", (f32(300, 2), np.array([99, -1], "int8")), lambda a, b: a[[99, 0]]),
     "take_flat": Case("take(%a, %b)", (X, i32(2, 2, low=0, high=24)), np.take),
     "take_flat_known": Case("take(%a, 23)", (X,), lambda a: a[1, 2, 3]),
     "one_hot_int8": Case(

@@ -20,8 +20,8 @@ def _take(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if attrs.mode not in ("clip", "wrap", "fast"):
         raise ValueError(f"mode is {attrs.mode!r}, expected clip, wrap or fast")
     data, indices, mode = args[0], args[1], attrs.mode
-    if attrs.axis is None:
-        data = b.emit(op.reshape(data, [math.prod(b.shape(data))])) if b.rank(data) != 1 else data
+    if attrs.axis is None and b.rank(data) != 1:
+        data = b.emit(op.reshape(data, [math.prod(b.shape(data))]))
     axis = b.axis(attrs.axis or 0, data)
     if attrs.batch_dims:
         count = attrs.batch_dims if attrs.batch_dims > 0 else attrs.batch_dims + b.rank(indices)
@@ -29,7 +29,8 @@ def _take(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     extent = b.shape(data)[axis]
     known = b.known(indices)
     if known is not None:  # within bounds, so that the mode does not matter, and others may look into the gather
-        bounded = known % extent if mode == "wrap" else np.clip(known, 0, extent - 1)
+        wide = known.astype("int64")
+        bounded = wide % extent if mode == "wrap" else np.clip(wide, 0, extent - 1)
         indices, mode = b.constant(np.asarray(bounded, known.dtype)), "fast"
     return op.take(data, indices, axis=axis, mode=mode)
 
@@ -66,7 +67,8 @@ def _index_last(b: Builder, indices: Any) -> Any:
 
 
 def _gather_nd(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    return op.gather_nd(args[0], _index_last(b, _wide(b, args[1])), batch_dims=attrs.batch_dims or 0)
+    indices = b.emit(op.astype(args[1], "int64")) if b.dtype(args[1]) != "int64" else args[1]
+    return op.gather_nd(args[0], _index_last(b, indices), batch_dims=attrs.batch_dims or 0)
 
 
 def _scatter_elements(reduction: str | None = None) -> Convert:
