@@ -36,6 +36,7 @@ def conv2d(x: Array, weight: Array, groups: int = 1) -> Array:
 
 X = f32(2, 3, 4)
 IMAGE = f32(1, 4, 6, 6)
+TIES = np.array([-2.5, -1.5, -0.5, -0.25, 0.49999997, 0.5, 1.75, 2.5, 8388609], "float32")
 POSITIVE = f32(2, 3, low=0.5, high=2.0)
 UNIT = f32(2, 3, low=-0.9, high=0.9)
 
@@ -69,7 +70,7 @@ UNARY: dict[str, tuple[Array, Callable[[Array], Array]]] = {
     "nn.batch_flatten": (X, lambda x: x.reshape(2, 12)),
     "nn.relu": (X, lambda x: np.maximum(x, 0)),
     "ones_like": (X, np.ones_like),
-    "round": (X, np.round),
+    "round": (TIES, lambda x: np.trunc(x) + np.trunc(2 * (x - np.trunc(x)))),
     "rsqrt": (POSITIVE, lambda x: 1 / np.sqrt(x)),
     "sigmoid": (X, special.expit),
     "sign": (X, np.sign),
