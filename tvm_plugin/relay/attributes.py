@@ -114,6 +114,7 @@ _ROWS = {
     # shapes and indexing
     "CastAttrs": "dtype:DataType",
     "ExpandDimsAttrs": "axis:int num_newaxis:int=1",
+    "DynExpandDimsAttrs": "num_newaxis:int=1",
     "ConcatenateAttrs": "axis:int=0",
     "TransposeAttrs": "axes:Array=None",
     "ReshapeAttrs": "newshape:Array=None allowzero:bool=false reverse:bool=false",

@@ -116,6 +116,7 @@ def _resize(name: str) -> Write:
             name,
             call.args[:1],
             size=integers(call.args[1]),
+            roi=[float(prim(edge)) for edge in attrs.roi],
             layout=str(attrs.layout),
             method=str(attrs.method),
             coordinate_transformation_mode=str(attrs.coordinate_transformation_mode),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..transform.functions import extents, operator
-from .printing import Write, Writer, integers, numbers, optional, prim, same
+from .printing import Write, Writer, integers, literal, numbers, optional, prim, same
 from .printing_layers import LAYERS
 
 __all__ = ["ROWS", "coordinates_last"]
@@ -59,6 +59,17 @@ def _scan(name: str) -> Write:
 def _clip(w: Writer, call: Any) -> str:
     low, high = (float(prim(bound)) for bound in call.args[1:])
     return w.call("clip", call.args[:1], a_min=low, a_max=high)
+
+
+def _round(w: Writer, call: Any) -> str:
+    """Relay rounds ties away from zero, Relax to even: to twice the rounded half, which is no tie itself."""
+    (data,) = call.args
+    if "float" not in str(data.ty.dtype):
+        return w.call("copy", [data])
+    half = literal(0.5, data)
+    even = w.call("multiply", [w.call("round", [w.call("multiply", [data, half])]), literal(2, data)])
+    fraction = w.call("abs", [w.call("subtract", [data, w.call("trunc", [data])])])
+    return w.call("where", [w.call("equal", [fraction, half]), even, w.call("round", [data])])
 
 
 def _reshape(w: Writer, call: Any) -> str:
@@ -177,7 +188,7 @@ _SAME_NAME = """
     abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil cos
     cosh divide equal erf exp floor floor_divide floor_mod greater greater_equal isfinite isinf isnan
     left_shift less less_equal log logical_and logical_not logical_or logical_xor maximum minimum multiply
-    negative not_equal ones_like power right_shift round rsqrt sigmoid sign sin sinh sqrt subtract tan tanh
+    negative not_equal ones_like power right_shift rsqrt sigmoid sign sin sinh sqrt subtract tan tanh
     trunc where zeros_like nn.relu
 """
 
@@ -231,6 +242,7 @@ ROWS: dict[str, Write] = {
     "reverse_sequence": lambda w, call: w.call(
         "reverse_sequence", call.args, seq_axis=int(call.attrs.seq_axis), batch_axis=int(call.attrs.batch_axis)
     ),
+    "round": _round,
     "scatter_elements": _scatter_elements,
     "scatter_nd": _scatter_nd,
     "sort": _sort,

@@ -24,9 +24,10 @@ has no transposed convolution with channels last; most are convolutions by now (
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
     for name in (
-        *("abs", "add", "ceil", "clip", "cos", "divide", "erf", "exp", "floor", "log", "maximum", "minimum"),
-        *("multiply", "negative", "power", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "subtract", "tanh"),
-        *("astype", "round", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.selu", "nn.silu", "nn.softplus"),
+        *("abs", "add", "ceil", "clip", "cos", "divide", "erf", "exp", "floor", "greater_equal", "log", "maximum"),
+        *("minimum", "multiply", "negative", "power", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square"),
+        *("astype", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.selu", "nn.silu", "nn.softplus"),
+        *("subtract", "tanh"),
     )
 )
 

@@ -20,6 +20,8 @@ GOOD = (
     HEADER + "def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(4, 3, 3, 3), float32]) "
     "-> Tensor[(1, 4, 6, 6), float32] {\n  %0 = nn.conv2d(%x, %w, kernel_size=[3, 3]);\n  nn.relu(%0)\n}\n"
 )
+CROP = 'coordinate_transformation_mode="tf_crop_and_resize"'
+SIZE = 'arange(3f, 5f, 1f, dtype="int32")'
 
 
 def ends_of_tokens(text: str) -> list[int]:
@@ -89,6 +91,10 @@ def test_a_truncated_version_line_is_refused(end: int) -> None:
         ("def @main", "type List[A] { Nil, ", 6, 1, "found the end of the text, expected } at the end of the type"),
         ("nn.relu(%0)", "reshape(%0, newshape=[5, -1])", 4, 3, "cannot be applied to the shape"),
         ("nn.relu(%0)", "split(%0, indices_or_sections=5)", 4, 3, "into 5 equal parts"),
+        ("nn.relu(%0)", f"image.resize2d(%0, size=[3, 3], roi=[0f, 1f], {CROP})", 4, 3, "expected the start"),
+        ("nn.relu(%0)", f"dyn.image.resize2d(%0, {SIZE}, %0, {CROP})", 4, 3, "roi is computed when the program runs"),
+        ("nn.relu(%0)", f"image.resize1d(sum(%0, axis=[1]), size=[3], {CROP})", 4, 3, "cannot compile it for an image"),
+        ("nn.relu(%0)", "take(%0, squeeze(argmax(%0, axis=[1])), axis=1, batch_dims=1)", 4, 3, "differ in the first 1"),
         ("nn.relu(%0)", "add(%0, 1)", 4, 3, "add: "),
         ("nn.relu(%0)", "free_var %z: float32; %z", 4, 3, "%z is a free variable"),
     ],

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import tvm
 import tvm_ffi
 from numpy.typing import NDArray
+from tvm import relax
 
 from eqtune import relay, zoo
 from eqtune.frontends import load_model
@@ -43,6 +44,17 @@ def test_what_relay_lacks_is_printed_with_what_it_has() -> None:
     assert once.count("erf(") == 12
     assert once.count("nn.batch_matmul(") == 24
     assert again == twice
+
+
+def test_ties_to_even_are_printed_with_what_relay_has() -> None:
+    data = np.array([-2.5, -1.5, -0.5, 0.49999997, 0.5, 1.5, 1.75, np.inf], "float32")
+    block = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(data.shape, "float32"))
+    with block.function("main", [x]):
+        block.emit_func_output(block.emit(relax.op.round(x)))
+    mod = relay.from_text(relay.astext(block.get()))
+    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(data)).numpy(), np.round(data))
 
 
 class Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ def conv2d(x: Array, weight: Array, groups: int = 1) -> Array:
 
 X = f32(2, 3, 4)
 IMAGE = f32(1, 4, 6, 6)
+TIES = np.array([-2.5, -1.5, -0.5, -0.25, 0.49999997, 0.5, 1.75, 2.5, 8388609], "float32")
 POSITIVE = f32(2, 3, low=0.5, high=2.0)
 UNIT = f32(2, 3, low=-0.9, high=0.9)
 
@@ -68,7 +70,7 @@ UNARY: dict[str, tuple[Array, Callable[[Array], Array]]] = {
     "nn.batch_flatten": (X, lambda x: x.reshape(2, 12)),
     "nn.relu": (X, lambda x: np.maximum(x, 0)),
     "ones_like": (X, np.ones_like),
-    "round": (X, np.round),
+    "round": (TIES, lambda x: np.trunc(x) + np.trunc(2 * (x - np.trunc(x)))),
     "rsqrt": (POSITIVE, lambda x: 1 / np.sqrt(x)),
     "sigmoid": (X, special.expit),
     "sign": (X, np.sign),
@@ -122,23 +124,46 @@ def matmul_with(a: Array, b: Array) -> Array:
     return np.matmul(a, np.swapaxes(b, -1, -2))
 
 
+def norm(kind: str, left_out: str, x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    weight, bias = (gamma, None) if left_out == "center" else (None, beta)
+    if kind == "layer":
+        return F.layer_norm(x, (4,), weight, bias)
+    return F.group_norm(x, 2 if kind == "group" else 4, weight, bias)
+
+
+def truncated(a: Array, b: Array) -> Array:
+    """The quotient, exact, in the dtype of its operands."""
+    wide, divisor = a.astype("int64"), b.astype("int64")
+    return (np.sign(wide) * np.sign(divisor) * (abs(wide) // abs(divisor))).astype(a.dtype)
+
+
 def lrn(x: Array) -> Array:
     return F.local_response_norm(torch.from_numpy(x), 3, alpha=0.1, beta=0.5, k=2.0).numpy()
 
 
 W22 = f32(5, 4, 3, 3)
+SMALLEST = np.array([-128, -127, -1, 0, 127], "int8")
+DIVISORS = np.array([[2], [-3], [-128], [127]], "int8")
+BYTES = np.array([0, 6, 7, 128, 255], "uint8")
 VECTOR4 = f32(4)
 
 CASES: dict[str, Case] = {
     "add_infix": Case("%a + %b * 2f - %a / %b", (X, f32(4, low=1)), lambda a, b: a + b * 2 - a / b),
     "compare_infix": Case("%a + %b < %b", (X, f32(4)), lambda a, b: a + b < b),
     "divide_int": Case("divide(%a, %b)", (i32(9), i32(9, low=1)), lambda a, b: np.trunc(a / b)),
+    **{
+        f"{name}_{dtype}": Case(f"{name}(%a, %b)", operands, function)
+        for name, function in {"divide": truncated, "trunc_mod": np.fmod}.items()
+        for dtype, operands in {"int8": (SMALLEST, DIVISORS), "uint8": (BYTES, np.array([[1], [7]], "uint8"))}.items()
+    },
     "trunc_mod_float": Case("trunc_mod(%a, %b)", (X, f32(4, low=1)), np.fmod),
     "cast": Case('cast(%a, dtype="int32")', (X,), lambda a: a.astype("int32")),
     "annotation.cast_hint": Case('annotation.cast_hint(%a, dtype="int8")', (X,), lambda a: a),
     "cast_like": Case("cast_like(%a, %b)", (X, i32(1)), lambda a, b: a.astype("int32")),
     "clip": Case("clip(%a, a_min=0f, a_max=1.5f)", (X,), lambda a: np.clip(a, 0, 1.5)),
     "clip_int": Case("clip(%a, a_min=-2f, a_max=3f)", (i32(9),), lambda a: np.clip(a, -2, 3)),
+    "clip_int_between": Case("clip(%a, a_min=-2.5f, a_max=2.5f)", (i32(9),), lambda a: np.clip(a, -2, 2)),
+    "clip_int_from": Case("clip(%a, a_min=0f, a_max=3.4028235e+38f)", (i32(9),), lambda a: np.maximum(a, 0)),
     "where": Case("where(%a, %b, %c)", (flags(3, 1), f32(3, 4), f32(4)), np.where),
     "fixed_point_multiply": Case("fixed_point_multiply(%a, multiplier=1073741824, shift=1)", (i32(9),), lambda a: a),
     # nn
@@ -279,6 +304,15 @@ CASES: dict[str, Case] = {
     "nn.layer_norm": Case(
         "nn.layer_norm(%a, %b, %c)", (X, VECTOR4, f32(4)), by_torch(lambda a, b, c: F.layer_norm(a, (4,), b, c))
     ),
+    **{
+        f"nn.{kind}_norm_without_{left_out}": Case(
+            f"nn.{kind}_norm(%a, %b, %c, {'num_groups=2, ' if kind == 'group' else ''}{left_out}=False)",
+            (X if kind == "layer" else IMAGE, VECTOR4, f32(4)),
+            by_torch(partial(norm, kind, left_out)),
+        )
+        for kind in ("layer", "instance", "group")
+        for left_out in ("center", "scale")
+    },
     "nn.instance_norm": Case(
         "nn.instance_norm(%a, %b, %c)",
         (IMAGE, VECTOR4, f32(4)),

@@ -15,6 +15,8 @@ from .cases import Array, Case, assert_computes, by_torch, f32, i32, not_read_ba
 
 X = f32(2, 3, 4)
 IMAGE = f32(1, 4, 6, 6)
+POSITIONS = i32(2, 3, low=0, high=4, dtype="int64")
+HOT_AT_44 = np.stack([np.arange(300) == 44, np.zeros(300, bool)])
 INDICES = np.array([2, 0, 9, -3], "int64")
 # Class, score, left, top, right, bottom: the second box overlaps the first, the last scores too little.
 BOXES = np.array(
@@ -74,6 +76,36 @@ CASES: dict[str, Case] = {
         "take(%a, %b, axis=1, batch_dims=1)",
         (X, np.array([[2, 0], [1, 9]], "int64")),
         lambda a, b: np.stack([a[0, [2, 0]], a[1, [1, 2]]]),
+    ),
+    "take_batches_wrap": Case(
+        'take(%a, %b, axis=1, batch_dims=1, mode="wrap")',
+        (X, np.array([[2, -1], [1, 9]], "int64")),
+        lambda a, b: np.stack([a[0, [2, 2]], a[1, [1, 0]]]),
+    ),
+    "take_batches_of_one": Case(
+        "take(%a, %b, axis=2, batch_dims=2)",
+        (X, POSITIONS),
+        lambda a, b: np.take_along_axis(a, b[..., None], 2)[..., 0],
+    ),
+    "take_batches_int8": Case(
+        "take(%a, %b, axis=1, batch_dims=-1)",
+        (f32(2, 100), np.array([[99, 1], [3, 99]], "int8")),
+        lambda a, b: np.take_along_axis(a, b.astype("int64"), 1),
+    ),
+    "take_known_int8": Case('take(%a, cast(99, dtype="int8"), axis=0)', (f32(300, 2),), lambda a: a[99]),
+    "take_int8": Case("take(%a, %b, axis=0)", (f32(300, 2), np.array([99, -1], "int8")), lambda a, b: a[[99, 0]]),
+    "take_flat": Case("take(%a, %b)", (X, i32(2, 2, low=0, high=24)), np.take),
+    "take_flat_known": Case("take(%a, 23)", (X,), lambda a: a[1, 2, 3]),
+    "one_hot_int8": Case(
+        'one_hot(%a, 1f, 0f, depth=300, dtype="float32")', (np.array([44, -1], "int8"),), lambda a: HOT_AT_44
+    ),
+    "sequence_mask_int8": Case(
+        "sequence_mask(%a, %b, mask_value=-1f)", (f32(200, 2), np.array([3, 127], "int8")), masked
+    ),
+    "unravel_index_int8": Case(
+        "unravel_index(%a, shape_of(%b))",
+        (i32(5, low=0, high=100, dtype="int8"), f32(2, 300)),
+        lambda a, b: np.stack(np.unravel_index(a, b.shape)),
     ),
     "dyn.one_hot": Case(
         'dyn.one_hot(%a, 1f, 0f, 4, dtype="float32")', (i32(3, low=0, high=4),), lambda a: np.eye(4)[a]

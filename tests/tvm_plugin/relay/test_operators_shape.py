@@ -53,6 +53,9 @@ def sampled(x: Array, grid: Array) -> Array:
     return F.grid_sample(data, where, align_corners=True).numpy()
 
 
+CROP = 'coordinate_transformation_mode="tf_crop_and_resize"'
+ROI = "arange(0.2f, 1f, 0.2f)"
+
 CASES: dict[str, Case] = {
     "shape_of": Case("shape_of(%a)", (X,), lambda x: np.array(x.shape)),
     "vm.shape_of": Case('vm.shape_of(%a, dtype="int64")', (X,), lambda x: np.array(x.shape)),
@@ -71,6 +74,9 @@ CASES: dict[str, Case] = {
     "dyn.squeeze": Case("dyn.squeeze(%a, 0)", (f32(1, 1, 3),), lambda a: a[0]),
     "expand_dims": Case("expand_dims(%a, axis=-1, num_newaxis=2)", (f32(3),), lambda a: a[:, None, None]),
     "dyn.expand_dims": Case("dyn.expand_dims(%a, 1)", (f32(3),), lambda a: a[:, None]),
+    "dyn.expand_dims_with_attributes": Case(
+        "dyn.expand_dims(%a, 1, num_newaxis=2)", (f32(3),), lambda a: a[:, None, None]
+    ),
     "concatenate": Case(
         "%0 = (%a, %b); concatenate(%0, axis=1)", (X, f32(2, 1, 4)), lambda a, b: np.concatenate([a, b], 1)
     ),
@@ -79,6 +85,9 @@ CASES: dict[str, Case] = {
     "split_indices": Case("%0 = split(%a, indices_or_sections=[1], axis=2); %0.1", (X,), lambda a: a[..., 1:]),
     "strided_slice": Case(
         "strided_slice(%a, begin=[0, -2, 0], end=[1, 100, 4], strides=[1, 1, 2])", (X,), lambda a: a[:1, -2:, ::2]
+    ),
+    "strided_slice_first_stride": Case(
+        "strided_slice(%a, begin=[0, 0], end=[2, 3], strides=[2])", (X,), lambda a: a[::2, :3]
     ),
     "strided_slice_backward": Case(
         "strided_slice(%a, begin=[-1], end=[-100], strides=[-1], axes=[2])", (X,), lambda a: a[..., ::-1]
@@ -170,6 +179,12 @@ CASES: dict[str, Case] = {
     # images
     "image.resize1d": Case(
         "image.resize1d(%a, size=[8])", (X,), by_torch(lambda a: F.interpolate(a, 8, mode="linear"))
+    ),
+    "image.resize2d_crop": Case(
+        f"image.resize2d(%a, size=[2, 3], roi=[0.2f, 0.4f, 0.4f, 0.8f], {CROP})", (IMAGE,), lambda a: a[:, :, 1:3, 2:5]
+    ),
+    "dyn.image.resize2d_crop": Case(
+        f"dyn.image.resize2d(%a, shape_of(%b), {ROI}, {CROP})", (IMAGE, f32(3, 3)), lambda a, b: a[:, :, 1:4, 2:5]
     ),
     "image.resize2d": Case(
         "image.resize2d(%a, size=[9, 4])", (IMAGE,), by_torch(lambda a: F.interpolate(a, (9, 4), mode="bilinear"))

@@ -35,7 +35,10 @@ FLOAT_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 def quantized_cases() -> dict[str, Case]:
     """References in float64, with the scales and zero points as literals of the text."""
 
-    def q(real: Array, scale: float, zero: int, dtype: str = "int8", tie: Callable[[Array], Array] = np.round) -> Array:
+    def away(x: Array) -> Array:
+        return np.sign(x) * np.floor(np.abs(x) + 0.5)
+
+    def q(real: Array, scale: float, zero: int, dtype: str = "int8", tie: Callable[[Array], Array] = away) -> Array:
         limits = np.iinfo(dtype)
         return np.clip(tie(real / scale) + zero, limits.min, limits.max).astype(dtype)
 
@@ -69,11 +72,16 @@ def quantized_cases() -> dict[str, Case]:
             (f32(2, 3, 4, low=-40, high=40),),
             lambda x: q(x, 0.25, 3, "uint8"),
         ),
+        "qnn.quantize_ties": Case(
+            'qnn.quantize(%a, 2f, 0, out_dtype="int8")',
+            (np.array([-5, -3, -1, 1, 3, 5, np.inf], "float32"),),
+            lambda x: np.array([-3, -2, -1, 1, 2, 3, 127]),
+        ),
         "qnn.dequantize": Case("qnn.dequantize(%a, 0.25f, 3)", (a,), lambda x: real(x, 0.25, 3)),
         "qnn.requantize": Case(
             'qnn.requantize(%a, %b, 0, 0.75f, 1, axis=1, rounding="TONEAREST", out_dtype="int8")',
             (i32(2, 3, low=-500, high=500), np.array([0.5, 0.25, 0.125], "float32")),
-            lambda x, s: q(x * s.astype("float64"), 0.75, 1, tie=lambda v: np.sign(v) * np.floor(np.abs(v) + 0.5)),
+            lambda x, s: q(x * s.astype("float64"), 0.75, 1),
         ),
         "qnn.requantize_upward": Case(
             'qnn.requantize(%a, 0.5f, 3, 0.75f, 1, out_dtype="uint8")',

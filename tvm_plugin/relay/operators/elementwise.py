@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from tvm.relax import op
 
 from ..builder import Builder
 from .operator import Convert, Operator, row
 
-__all__ = ["ELEMENTWISE"]
+__all__ = ["ELEMENTWISE", "round_half_away"]
 
 
 def unary(function: Callable[[Any], Any]) -> Convert:
@@ -44,10 +45,31 @@ def _divide(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 
 
 def _truncating(b: Builder, args: Sequence[Any]) -> Any:
-    """sign * floor(|a| / |b|)."""
-    quotient = b.emit(op.floor_divide(b.emit(op.abs(args[0])), b.emit(op.abs(args[1]))))
-    signs = b.emit(op.multiply(b.emit(op.sign(args[0])), b.emit(op.sign(args[1]))))
-    return op.multiply(signs, quotient)
+    """floor(a / b), and one more where it was rounded down below zero; |a| would overflow at the smallest value."""
+    quotient, dtype = b.emit(op.floor_divide(*args)), b.dtype(args[0])
+    if dtype.startswith("uint"):
+        return quotient
+    zero = b.like(0, args[0])
+    rest = b.emit(op.subtract(args[0], b.emit(op.multiply(quotient, args[1]))))
+    opposite = b.emit(op.less(b.emit(op.bitwise_xor(*args)), zero))
+    below = b.emit(op.logical_and(b.emit(op.not_equal(rest, zero)), opposite))
+    return op.add(quotient, b.emit(op.astype(below, dtype)))
+
+
+def round_half_away(b: Builder, value: Any) -> Any:
+    """The nearest whole numbers, ties away from zero as in Relay; Relax's own round takes ties to even.
+
+    The fraction is compared, since adding a half to it would round 0.49999997 up.
+    """
+    magnitude = b.emit(op.abs(value))
+    whole = b.emit(op.floor(magnitude))
+    up = b.emit(op.greater_equal(b.emit(op.subtract(magnitude, whole)), b.like(0.5, value)))
+    rounded = b.emit(op.add(whole, b.emit(op.astype(up, b.dtype(value)))))
+    return op.multiply(b.emit(op.sign(value)), rounded)
+
+
+def _round(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    return round_half_away(b, args[0]) if _is_float(b, args[0]) else args[0]
 
 
 def _trunc_divide(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -70,7 +92,9 @@ def _cast_like(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 def _clip(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if _is_float(b, args[0]):
         return op.clip(args[0], attrs.a_min, attrs.a_max)
-    return op.clip(args[0], math.ceil(attrs.a_min), math.floor(attrs.a_max))
+    limits = np.iinfo(b.dtype(args[0]))  # bounds beyond them stand for "none"
+    low, high = (math.trunc(min(max(bound, limits.min), limits.max)) for bound in (attrs.a_min, attrs.a_max))
+    return op.clip(args[0], low, high)
 
 
 def _identity(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -109,7 +133,6 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "logical_not": op.logical_not,
     "negative": op.negative,
     "nn.relu": op.nn.relu,
-    "round": op.round,
     "rsqrt": op.rsqrt,
     "sigmoid": op.sigmoid,
     "sign": op.sign,
@@ -152,6 +175,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 ELEMENTWISE: list[Operator] = [
     *(row(name, 1, "", unary(function)) for name, function in _UNARY.items()),
     *(row(name, 2, "", binary(function)) for name, function in _BINARY.items()),
+    row("round", 1, "", _round),
     row("divide", 2, "", _divide),
     row("trunc_divide", 2, "", _trunc_divide),
     row("mod", 2, "", _trunc_mod),

@@ -14,27 +14,43 @@ from .operator import Operator, row
 
 __all__ = ["IMAGE"]
 
+_CROP = "tf_crop_and_resize"
+
 
 def _resize2d(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     size = attrs.size if len(args) == 1 else b.integers(args[1], "the size")
-    return op.image.resize2d(args[0], [int(extent) for extent in size], **_resize_options(attrs))
+    if len(args) > 2 and attrs.coordinate_transformation_mode == _CROP:
+        known = b.known(args[2])
+        if known is None:
+            raise ValueError("roi is computed when the program runs; only a constant can be converted")
+        attrs.roi = known.tolist()
+    return op.image.resize2d(args[0], [int(extent) for extent in size], **_resize_options(attrs, 2))
 
 
 def _resize3d(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    return op.image.resize3d(args[0], [int(extent) for extent in attrs.size], **_resize_options(attrs))
+    return op.image.resize3d(args[0], [int(extent) for extent in attrs.size], **_resize_options(attrs, 3))
 
 
 def _resize1d(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     """As an image of height one, which no method changes."""
     if attrs.layout != "NCW":
         raise ValueError(f"the layout {attrs.layout}; NCW is expected")
-    options = _resize_options(attrs) | {"layout": "NCHW"}
+    if attrs.coordinate_transformation_mode == _CROP:
+        raise ValueError(f"{_CROP}; TVM cannot compile it for an image of height one")
+    options = _resize_options(attrs, 2) | {"layout": "NCHW"}
     image = b.emit(op.expand_dims(args[0], 2))
     return op.squeeze(b.emit(op.image.resize2d(image, [1, int(attrs.size[0])], **options)), [2])
 
 
-def _resize_options(attrs: SimpleNamespace) -> dict[str, Any]:
+def _resize_options(attrs: SimpleNamespace, rank: int) -> dict[str, Any]:
+    """What the resizes have in common; the region `roi`, all starts and then all ends, is read by cropping only."""
+    roi = None
+    if attrs.coordinate_transformation_mode == _CROP:
+        roi = [float(edge) for edge in attrs.roi or []]
+        if len(roi) != 2 * rank:
+            raise ValueError(f"roi is {roi}, expected the start along each of {rank} axes and then the end")
     return {
+        "roi": roi,
         "layout": attrs.layout,
         "method": attrs.method,
         "coordinate_transformation_mode": attrs.coordinate_transformation_mode,

@@ -19,28 +19,41 @@ __all__ = ["INDEXING"]
 def _take(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if attrs.mode not in ("clip", "wrap", "fast"):
         raise ValueError(f"mode is {attrs.mode!r}, expected clip, wrap or fast")
-    axis = None if attrs.axis is None else b.axis(attrs.axis, args[0])
+    data, indices, mode = args[0], args[1], attrs.mode
+    if attrs.axis is None and b.rank(data) != 1:
+        data = b.emit(op.reshape(data, [math.prod(b.shape(data))]))
+    axis = b.axis(attrs.axis or 0, data)
     if attrs.batch_dims:
-        return _take_in_batches(b, args[0], args[1], axis, attrs.batch_dims % b.rank(args[1]))
-    extent = math.prod(b.shape(args[0])) if axis is None else b.shape(args[0])[axis]
-    indices, mode = args[1], attrs.mode
+        count = attrs.batch_dims if attrs.batch_dims > 0 else attrs.batch_dims + b.rank(indices)
+        return _take_in_batches(b, data, indices, axis, count, mode)
+    extent = b.shape(data)[axis]
     known = b.known(indices)
     if known is not None:  # within bounds, so that the mode does not matter, and others may look into the gather
-        bounded = known % extent if mode == "wrap" else np.clip(known, 0, extent - 1)
+        wide = known.astype("int64")
+        bounded = wide % extent if mode == "wrap" else np.clip(wide, 0, extent - 1)
         indices, mode = b.constant(np.asarray(bounded, known.dtype)), "fast"
-    return op.take(args[0], indices, axis=axis, mode=mode)
+    return op.take(data, indices, axis=axis, mode=mode)
 
 
-def _take_in_batches(b: Builder, data: Any, indices: Any, axis: int | None, count: int) -> Any:
+def _wide(b: Builder, value: Any) -> Any:
+    """Whole numbers as int64, for comparing or adding what their own dtype may not hold."""
+    return b.emit(op.astype(value, "int64")) if "int" in b.dtype(value) and b.dtype(value) != "int64" else value
+
+
+def _take_in_batches(b: Builder, data: Any, indices: Any, axis: int, count: int, mode: str) -> Any:
     """data (B.., K, ...) at indices (B.., I..): the first `count` axes of both go together, as one that is folded."""
     if axis != count:
         raise ValueError(f"batch_dims is {count} with axis {axis}; only the axis after those of the batch is converted")
     shape, wanted = b.shape(data), b.shape(indices)
+    if shape[:count] != wanted[:count]:
+        raise ValueError(f"data {tuple(shape)} and indices {tuple(wanted)} differ in the first {count} axes")
     batch, extent = math.prod(shape[:count]), shape[count]
     starts = np.arange(batch).reshape(*shape[:count], *[1] * (len(wanted) - count)) * extent
     flat = b.emit(op.reshape(data, [batch * extent, *shape[count + 1 :]]))
-    bounded = b.emit(op.clip(indices, 0, extent - 1))
-    return op.take(flat, b.emit(op.add(bounded, b.constant(starts, b.dtype(indices)))), axis=0)
+    indices = _wide(b, indices)
+    wraps = mode == "wrap"
+    bounded = b.emit(op.floor_mod(indices, b.like(extent, indices)) if wraps else op.clip(indices, 0, extent - 1))
+    return op.take(flat, b.emit(op.add(bounded, b.constant(starts, "int64"))), axis=0)
 
 
 def _gather(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
@@ -76,8 +89,9 @@ def _one_hot(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     axis = attrs.axis % (rank + 1)
     shape = [1] * (rank + 1)
     shape[axis] = attrs.depth
-    steps = b.constant(np.arange(attrs.depth).reshape(shape), b.dtype(args[0]))
-    hot = b.emit(op.equal(b.emit(op.expand_dims(args[0], axis)), steps))
+    indices = _wide(b, args[0])
+    steps = b.constant(np.arange(attrs.depth).reshape(shape), b.dtype(indices))
+    hot = b.emit(op.equal(b.emit(op.expand_dims(indices, axis)), steps))
     chosen = op.where(hot, args[1], args[2])
     dtype = attrs.dtype or b.dtype(args[1])
     return chosen if dtype == b.dtype(args[1]) else op.astype(b.emit(chosen), dtype)
@@ -90,10 +104,11 @@ def _sequence_mask(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> A
         raise ValueError(f"axis is {axis}, expected 0 or 1")
     shape = [1] * b.rank(args[0])
     shape[axis] = b.shape(args[0])[axis]
-    positions = b.constant(np.arange(shape[axis]).reshape(shape), b.dtype(args[1]))
-    lengths = [1] * b.rank(args[0])
-    lengths[1 - axis] = b.shape(args[1])[0]
-    inside = b.emit(op.less(positions, b.emit(op.reshape(args[1], lengths))))
+    lengths = _wide(b, args[1])
+    positions = b.constant(np.arange(shape[axis]).reshape(shape), b.dtype(lengths))
+    along_batch = [1] * b.rank(args[0])
+    along_batch[1 - axis] = b.shape(lengths)[0]
+    inside = b.emit(op.less(positions, b.emit(op.reshape(lengths, along_batch))))
     return op.where(inside, args[0], b.like(attrs.mask_value, args[0]))
 
 
@@ -114,13 +129,14 @@ def _adv_index(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 def _unravel_index(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     """Positions in a flattened tensor to coordinates in one of the given shape, along a new first axis."""
     first, *others = b.integers(args[1], "the shape")
-    rest, coordinates = args[0], []
+    rest, coordinates = _wide(b, args[0]), []
     for extent in reversed(others):
-        divisor = b.like(extent, args[0])
+        divisor = b.like(extent, rest)
         coordinates.append(b.emit(op.floor_mod(rest, divisor)))
         rest = b.emit(op.floor_divide(rest, divisor))
-    coordinates.append(b.emit(op.floor_mod(rest, b.like(first, args[0]))))
-    return op.stack(coordinates[::-1], axis=0)
+    coordinates.append(b.emit(op.floor_mod(rest, b.like(first, rest))))
+    stacked, dtype = op.stack(coordinates[::-1], axis=0), b.dtype(args[0])
+    return stacked if b.dtype(rest) == dtype else op.astype(b.emit(stacked), dtype)
 
 
 def _invert_permutation(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:

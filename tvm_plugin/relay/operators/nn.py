@@ -157,30 +157,30 @@ def _batch_norm(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     )
 
 
+def _scaled_and_centered(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> list[Any]:
+    """Data, gamma and beta; what Relay leaves out is ones and zeros, since Relax lowers a norm with both always."""
+    data, gamma, beta = args
+    shape, dtype = b.shape(gamma), b.dtype(gamma)
+    ones, zeros = b.constant(np.ones(shape), dtype), b.constant(np.zeros(shape), dtype)
+    return [data, gamma if attrs.scale else ones, beta if attrs.center else zeros]
+
+
 def _layer_norm(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    return op.nn.layer_norm(*args, axes=[attrs.axis], epsilon=attrs.epsilon, center=attrs.center, scale=attrs.scale)
+    return op.nn.layer_norm(*_scaled_and_centered(b, args, attrs), axes=[attrs.axis], epsilon=attrs.epsilon)
 
 
 def _instance_norm(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     axis = b.axis(attrs.axis, args[0])
     axes = [other for other in range(b.rank(args[0])) if other not in (0, axis)]
-    return op.nn.instance_norm(
-        *args, channel_axis=axis, axes=axes, epsilon=attrs.epsilon, center=attrs.center, scale=attrs.scale
-    )
+    parts = _scaled_and_centered(b, args, attrs)
+    return op.nn.instance_norm(*parts, channel_axis=axis, axes=axes, epsilon=attrs.epsilon)
 
 
 def _group_norm(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     axis = b.axis(attrs.axis, args[0])
     axes = [other for other in range(b.rank(args[0])) if other not in (0, axis)]
-    return op.nn.group_norm(
-        *args,
-        num_groups=attrs.num_groups,
-        channel_axis=axis,
-        axes=axes,
-        epsilon=attrs.epsilon,
-        center=attrs.center,
-        scale=attrs.scale,
-    )
+    parts = _scaled_and_centered(b, args, attrs)
+    return op.nn.group_norm(*parts, num_groups=attrs.num_groups, channel_axis=axis, axes=axes, epsilon=attrs.epsilon)
 
 
 def _l2_normalize(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:

@@ -16,6 +16,7 @@ from tvm.relax import op
 
 from ..builder import Builder
 from .convolution import convolve, transposed_convolve
+from .elementwise import round_half_away
 from .nn import pack_product, pool, spread, transposed_product
 from .operator import Convert, Operator, row
 
@@ -56,8 +57,8 @@ def dequantize(b: Builder, data: Any, scale: Any, zero_point: Any, axis: int = -
 
 
 def quantize(b: Builder, data: Any, scale: Any, zero_point: Any, axis: int, dtype: str) -> Any:
-    """round(data / scale) + zero_point, within the range of `dtype`."""
-    scaled = b.emit(op.round(b.emit(op.divide(data, _along(b, scale, data, axis, b.dtype(data))))))
+    """round(data / scale) + zero_point, ties away from zero, within the range of `dtype`."""
+    scaled = b.emit(round_half_away(b, b.emit(op.divide(data, _along(b, scale, data, axis, b.dtype(data))))))
     if not _is_zero(b, zero_point):
         scaled = b.emit(op.add(scaled, _along(b, zero_point, data, axis, b.dtype(data))))
     return _saturate(b, scaled, dtype)
@@ -77,12 +78,10 @@ def requantize(
     value = _centered(b, data, source[1], axis, compute)
     ratio = b.emit(op.divide(_along(b, source[0], data, axis, compute), _along(b, target[0], data, axis, compute)))
     value = b.emit(op.multiply(value, ratio))
-    half = b.constant(0.5, compute)
-    if rounding == "TONEAREST":  # ties away from zero
-        magnitude = b.emit(op.floor(b.emit(op.add(b.emit(op.abs(value)), half))))
-        value = b.emit(op.multiply(b.emit(op.sign(value)), magnitude))
+    if rounding == "TONEAREST":
+        value = b.emit(round_half_away(b, value))
     else:
-        value = b.emit(op.floor(b.emit(op.add(value, half))))
+        value = b.emit(op.floor(b.emit(op.add(value, b.constant(0.5, compute)))))
     if not _is_zero(b, target[1]):
         value = b.emit(op.add(value, _along(b, target[1], data, axis, compute)))
     return _saturate(b, value, dtype)

@@ -112,10 +112,6 @@ def _expand_dims(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any
     return op.expand_dims(args[0], list(range(first, first + attrs.num_newaxis)))
 
 
-def _dyn_expand_dims(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    return _expand_dims(b, args, SimpleNamespace(num_newaxis=1))
-
-
 def _concatenate(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     parts = [b.emit(part) for part in b.fields(args[0])]
     return op.concat(parts, axis=b.axis(attrs.axis, parts[0])) if len(parts) > 1 else parts[0]
@@ -164,7 +160,7 @@ def _strided_slice(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> A
     if attrs.slice_mode == "size":
         end = [shape[axis] if size < 0 else start + size for axis, start, size in zip(axes, begin, end, strict=True)]
         strides = []
-    strides = strides * len(begin) if len(strides) == 1 else strides + [1] * (len(begin) - len(strides))
+    strides = strides + [1] * (len(begin) - len(strides))
     if 0 in strides:
         raise ValueError("a stride of 0")
     begin = [_clamp(at, shape[axis], step) for axis, at, step in zip(axes, begin, strides, strict=False)]
@@ -355,7 +351,7 @@ SHAPE: list[Operator] = [
     row("squeeze", 1, "SqueezeAttrs", _squeeze),
     row("dyn.squeeze", 2, "SqueezeAttrs", _squeeze),
     row("expand_dims", 1, "ExpandDimsAttrs", _expand_dims),
-    row("dyn.expand_dims", 2, "", _dyn_expand_dims),
+    row("dyn.expand_dims", 2, "DynExpandDimsAttrs", _expand_dims),
     row("concatenate", 1, "ConcatenateAttrs", _concatenate),
     row("stack", 1, "StackAttrs", _stack),
     row("split", 1, "SplitAttrs", _split),
