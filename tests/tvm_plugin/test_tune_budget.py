@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eqtune.errors import InputError
+from eqtune.errors import InputError, RecordError
 from eqtune.tune.budget import Budget
 from eqtune.tune.progress import Progress
 from eqtune.tune.workdir import WorkDirectory
@@ -98,9 +98,21 @@ def test_the_users_logging_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptu
     before = state()
     with WorkDirectory(tmp_path / "work"), WorkDirectory(tmp_path / "another"):
         logging.getLogger("eqtune.tune").info("noted")
+        logging.getLogger("eqtune.tune").warning("warned")
     assert state() == before
-    assert "noted" in caplog.text  # the user's handlers get it as well
-    assert "noted" in (tmp_path / "work" / "eqtune.log").read_text()
+    assert [record.message for record in caplog.records] == ["warned"]  # the user's handlers are as loud as before
+    for name in ("work", "another"):
+        log = (tmp_path / name / "eqtune.log").read_text()
+        assert "noted" in log
+        assert "warned" in log
+
+
+def test_records_that_cannot_be_read_leave_no_log_open(tmp_path: Path) -> None:
+    handlers = list(logging.getLogger("eqtune").handlers)
+    (tmp_path / "records.sqlite").write_text("no database")
+    with pytest.raises(RecordError):
+        WorkDirectory(tmp_path)
+    assert logging.getLogger("eqtune").handlers == handlers
 
 
 def test_a_level_that_the_user_chose_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,27 @@ class _Log(logging.FileHandler):
         """Lose the line."""
 
 
+class _UsersHandlers(logging.Handler):
+    """Gives the root logger's handlers what they would get without a log, which wants more than most users do."""
+
+    def __init__(self) -> None:
+        super().__init__(LOGGER.getEffectiveLevel())
+        self._before = LOGGER.level, LOGGER.propagate
+        LOGGER.setLevel(min(self.level, logging.INFO))
+        LOGGER.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass it on; without any handler, Python would print warnings among the progress."""
+        if self._before[1] and logging.root.handlers:
+            logging.root.callHandlers(record)
+
+    def close(self) -> None:
+        """Leave the logger as it was."""
+        level, LOGGER.propagate = self._before
+        LOGGER.setLevel(level)
+        super().close()
+
+
 class WorkDirectory:
     """Everything one tuning run keeps on disk.
 
@@ -56,11 +77,14 @@ class WorkDirectory:
             ) from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self._handler = handler
-        self._level = LOGGER.level
+        if not any(isinstance(other, _UsersHandlers) for other in LOGGER.handlers):
+            LOGGER.addHandler(_UsersHandlers())
         LOGGER.addHandler(handler)
-        if not LOGGER.isEnabledFor(logging.INFO):
-            LOGGER.setLevel(logging.INFO)
-        self.database = RecordDatabase(self.path / "records.sqlite")
+        try:
+            self.database = RecordDatabase(self.path / "records.sqlite")
+        except BaseException:
+            self._close_log()
+            raise
 
     def __enter__(self) -> WorkDirectory:
         return self
@@ -73,10 +97,15 @@ class WorkDirectory:
     def close(self) -> None:
         """Close the database and the log."""
         self.database.close()
+        self._close_log()
+
+    def _close_log(self) -> None:
         LOGGER.removeHandler(self._handler)
-        if not any(isinstance(handler, _Log) for handler in LOGGER.handlers):  # another run may go on
-            LOGGER.setLevel(self._level)
         self._handler.close()
+        if not any(isinstance(handler, _Log) for handler in LOGGER.handlers):  # another run may go on
+            for handler in [handler for handler in LOGGER.handlers if isinstance(handler, _UsersHandlers)]:
+                LOGGER.removeHandler(handler)
+                handler.close()
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> Path:
         """Write `value` to the file `name`, atomically. Raises RecordError where that fails; an older file stays."""
