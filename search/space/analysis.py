@@ -19,6 +19,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 
 from .access import Access, Axis, Block, Linear, dtype_bytes
+from .expressions import is_conditional
 
 __all__ = ["Access", "Axis", "Block", "Contraction", "Kernel", "Linear", "Operand", "analyze"]
 
@@ -223,7 +224,7 @@ def _read_block(block: Any, buffers: list[Any]) -> Block:
         [(TensorLoad, loads.append), ((*_ARITHMETIC, ir.Call), operators.append)],
         order="post",
     )
-    conditional = any(isinstance(node, ir.Call) and "if_then_else" in str(node.op.name) for node in operators)
+    conditional = any(map(is_conditional, operators))
     conditional |= any(isinstance(node, tirx.Select) for node in operators)
     operators = [node for node in operators if not str(node.ty.dtype).startswith(("int64", "bool"))]
     if not all(isinstance(variable.dom.extent, tirx.IntImm) for variable in block.iter_vars):

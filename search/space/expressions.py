@@ -10,7 +10,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import ir, tirx
 
-__all__ = ["binding_of", "constant_extent", "evaluate", "substitute", "uses"]
+__all__ = ["binding_of", "constant_extent", "evaluate", "is_conditional", "substitute", "uses"]
 
 Array = NDArray[Any]
 
@@ -100,3 +100,8 @@ def evaluate(expression: Any, values: Mapping[Any, Any]) -> Any:
         if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(evaluate(part, values) for part in expression.args))
     raise TypeError(f"{type(expression).__name__} in an index")
+
+
+def is_conditional(value: Any) -> bool:
+    """Whether it is a call of if_then_else, which evaluates only what its condition chooses."""
+    return isinstance(value, ir.Call) and str(getattr(value.op, "name", "")).endswith("if_then_else")

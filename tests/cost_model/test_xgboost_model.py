@@ -178,14 +178,9 @@ def test_trees_that_would_crash_are_refused(
     trained: XGBoostModel, array: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever forges a file can forge its digest: the trees themselves are checked."""
-    path = tmp_path / "model.json"
-    trained.save(path)
-    document = json.loads(path.read_text())
+    document = _saved(trained, tmp_path)
     _tree(document)[array][0] = value
-    path.write_text(json.dumps(document))
-    monkeypatch.setattr("eqtune.cost_model.model_file._digest", lambda booster: document["sha256"])
-    with pytest.raises(InputError, match="no valid trees"):
-        XGBoostModel.load(path)
+    _check_refused(document, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -202,15 +197,24 @@ def test_trees_that_would_crash_are_refused(
 def test_a_forest_that_would_crash_is_refused(
     trained: XGBoostModel, where: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "model.json"
-    trained.save(path)
-    document = json.loads(path.read_text())
+    document = _saved(trained, tmp_path)
     *outer, last = [int(part) if part.isdigit() else part for part in where.split(".")]
     inner = document["booster"]["learner"]
     for part in outer:
         inner = inner[part]
     assert inner[last] != value
     inner[last] = value
+    _check_refused(document, tmp_path, monkeypatch)
+
+
+def _saved(model: XGBoostModel, folder: Path) -> dict[str, Any]:
+    model.save(folder / "model.json")
+    document: dict[str, Any] = json.loads((folder / "model.json").read_text())
+    return document
+
+
+def _check_refused(document: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "model.json"
     path.write_text(json.dumps(document))
     monkeypatch.setattr("eqtune.cost_model.model_file._digest", lambda booster: document["sha256"])
     with pytest.raises(InputError, match="no valid trees"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             "kernel": task.name,
             "baseline_us": task.baseline_latency_s * 1e6,
             "tuned_us": task.latency_s * 1e6,
-            "gflops": task.flops / task.latency_s / 1e9 if task.latency_s else math.nan,
+            "gflops": task.flops / task.latency_s / 1e9,
             "trials": task.trials,
             "sketch": "" if task.decision is None else task.decision["sketch"],
         }

@@ -146,8 +146,6 @@ class TuningLoop:
                 if not interrupt.happened:
                     raise
         self.interrupted = interrupt.happened
-        if self.interrupted:
-            LOGGER.info("interrupted; the best so far is kept")
         self.drop_slow_variants()
         self.progress.close()
         if self.interrupted:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, SetupError
+from ..files import replacing
 from ..report.summary import RunSummary
 from ..runtime import export_library, first_line, linker_of
 
@@ -195,7 +196,8 @@ class TuneResult:
         executable = self.compile()
         if compiler is None and self._target is not None:
             compiler = linker_of(self._target)
-        with _replacing(path) as temporary:
+        with _linking(path), replacing(path) as temporary:
+            _make_room(temporary, path)
             export_library(executable, temporary, compiler)
         return path
 
@@ -207,25 +209,24 @@ class TuneResult:
         return Path(path)
 
 
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a library that then takes its place; what goes wrong becomes one line."""
-    temporary = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
+def _make_room(temporary: Path, path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.open("wb").close()
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
     except OSError as error:
         raise InputError(f"the tuned model cannot be written to {str(path)!r}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _linking(path: Path) -> Iterator[None]:
+    """What goes wrong while a library is written becomes one line."""
     try:
-        yield temporary
-        temporary.replace(path)
+        yield
     except (OSError, RuntimeError) as error:
         raise SetupError(
             f"the tuned model could not be linked to {str(path)!r} ({first_line(error)[:200]}); a .so needs g++, of "
             "the target where that is another machine, and space on the disk; a .tar needs no compiler"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_export_path(path: str | os.PathLike[str]) -> Path:

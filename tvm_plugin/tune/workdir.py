@@ -6,9 +6,8 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, RecordError
+from ..files import replacing
 from ..records import RecordDatabase
 
 __all__ = ["WorkDirectory"]
@@ -135,18 +135,14 @@ class WorkDirectory:
 
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[Path]:
-        """A file of this process alone, to be written and then moved to `path`."""
-        temporary = path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp{path.suffix}")
+        """As `files.replacing`, with an error of the records."""
         try:
-            yield temporary
-            os.replace(temporary, path)
+            with replacing(path) as temporary:
+                yield temporary
         except OSError as error:
             raise RecordError(
                 f"{path} cannot be written ({error.strerror or error}); what was measured is kept: run again to go on"
             ) from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
     def _reference_path(self, key: str) -> Path:
         return self.path / f"reference-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.npz"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, substitute, uses
+from ..expressions import binding_of, is_conditional, substitute, uses
 from .plan import Plan
 
 __all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "skip_padding"]
@@ -46,8 +46,8 @@ def image_rows(sch: Any, plan: Plan) -> Mapping[int, ImageRows]:
     if not plan.staged:
         return {}
     block = sch.get(sch.get_sblock(plan.staged))
-    value = block.body.value if isinstance(block.body, tirx.BufferStore) else None
-    if not isinstance(value, ir.Call) or "if_then_else" not in str(value.op.name) or not _is_zero(value.args[2]):
+    value: Any = block.body.value if isinstance(block.body, tirx.BufferStore) else None
+    if not is_conditional(value) or not _is_zero(value.args[2]):
         return {}
     variables = [axis.var for axis in block.iter_vars]
     bounds = [_bounds(value.args[0], variable) for variable in variables]

@@ -20,7 +20,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, substitute
+from ..expressions import binding_of, is_conditional, substitute
 
 __all__ = ["MASKED_LANES", "guards_only_loads", "mask_lanes"]
 
@@ -37,7 +37,7 @@ def guards_only_loads(func: Any) -> bool:
     """Whether `mask_lanes` can put all conditions of a PrimFunc into masks: each decides about a load and no more."""
     calls: list[Any] = []
     tvm_ffi.structural_walk(func.body, (ir.Call, calls.append))
-    return all(isinstance(call.args[1], TensorLoad) for call in calls if _is_conditional(call))
+    return all(isinstance(call.args[1], TensorLoad) for call in calls if is_conditional(call))
 
 
 def mask_lanes(func: Any) -> Any:
@@ -121,7 +121,7 @@ class _Vector:
         """The store's value with masked loads in registers, its block's variables replaced."""
 
         def guarded(call: Any) -> Any:
-            if not _is_conditional(call):
+            if not is_conditional(call):
                 return call
             condition, load, other = call.args
             if not isinstance(load, TensorLoad):
@@ -240,7 +240,3 @@ class _Vector:
 
     def _is_argument(self, buffer: Any) -> bool:
         return any(buffer.same_as(argument) for argument in self.arguments)
-
-
-def _is_conditional(call: Any) -> bool:
-    return str(getattr(call.op, "name", "")).endswith("if_then_else")

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, evaluate, substitute, uses
+from ..expressions import binding_of, evaluate, is_conditional, substitute, uses
 
 __all__ = ["PICKED_LANES", "pick_lanes", "picked_rows"]
 
@@ -114,7 +114,7 @@ def _choice(value: Any, column: Any) -> tuple[Any, Any, Any] | None:
 
     def decided(place: int) -> Any:
         def decide(call: Any) -> Any:
-            same = _is_conditional(call) and tvm_ffi.structural_equal(call.args[0], condition)
+            same = is_conditional(call) and tvm_ffi.structural_equal(call.args[0], condition)
             return call.args[place] if same else call
 
         return tvm_ffi.structural_map(value, (ir.Call, decide))
@@ -125,11 +125,7 @@ def _choice(value: Any, column: Any) -> tuple[Any, Any, Any] | None:
 def _conditionals(value: Any) -> list[Any]:
     calls: list[Any] = []
     tvm_ffi.structural_walk(value, (ir.Call, calls.append))
-    return [call for call in calls if _is_conditional(call)]
-
-
-def _is_conditional(call: Any) -> bool:
-    return str(getattr(call.op, "name", "")).endswith(".if_then_else")
+    return [call for call in calls if is_conditional(call)]
 
 
 def _loads(value: Any) -> list[Any]:

@@ -21,6 +21,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..expressions import is_conditional
 from .math_forms import math_form
 
 __all__ = ["vectorizable_math"]
@@ -111,7 +112,7 @@ def _guards_calls(expression: Any) -> bool:
     guarded: list[Any] = []
 
     def visit(node: Any) -> None:
-        if not isinstance(node, ir.Call) or getattr(node.op, "name", "").endswith(".if_then_else"):
+        if not isinstance(node, ir.Call) or is_conditional(node):
             guarded.append(node)
 
     tvm_ffi.structural_walk(expression, ((ir.Call, tirx.And, tirx.Or), visit))
