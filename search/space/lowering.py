@@ -11,6 +11,7 @@ from tvm.s_tir import SBlock
 
 from .contraction.forget_sums import forget_sums
 from .contraction.padding import skip_padding
+from .contraction.spread_groups import spread_groups
 from .gpu.guards import keep_guards
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.masked_lanes import mask_lanes
@@ -63,6 +64,7 @@ def prepare_for_lowering(function: Any) -> Any:
         function = pick_lanes(mask_lanes(function))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = skip_padding(forget_sums(vectorizable_math(round_in_vectors(function))))
+        function = spread_groups(function)
     return narrow_indices(function)
 
 

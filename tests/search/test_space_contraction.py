@@ -70,7 +70,14 @@ def dense(rows: int, columns: int, depth: int) -> Any:
 
 
 def conv(
-    channels: int, size: int, filters: int, window: int, layout: str = "NCHW", weights: str = "OIHW", **attributes: Any
+    channels: int,
+    size: int,
+    filters: int,
+    window: int,
+    layout: str = "NCHW",
+    weights: str = "OIHW",
+    dtype: str = "float32",
+    **attributes: Any,
 ) -> Any:
     groups = attributes.get("groups", 1)
     extents = {"O": filters, "I": channels // groups, "H": window, "W": window}
@@ -80,9 +87,11 @@ def conv(
 
     def build(emit: Any, x: Any, w: Any, b: Any) -> Any:
         y = op.nn.conv2d(x, w, data_layout=layout, kernel_layout=weights, **attributes)
+        if "out_dtype" in attributes:
+            return y
         return op.nn.relu(emit(op.add(emit(y), b)))
 
-    return kernel(shapes, {1, 2}, build)
+    return kernel(shapes, {1, 2}, build, dtype)
 
 
 def written_by_heads() -> Any:
@@ -177,8 +186,21 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "grouped": lambda: conv(8, 7, 32, 3, groups=2, padding=(1, 1)),
     "grouped_nhwc": lambda: conv(16, 7, 32, 3, "NHWC", "OHWI", groups=2, padding=(1, 1)),
     "depthwise_nchw": lambda: conv(6, 10, 6, 3, groups=6, padding=(1, 1)),
+    "groups_of_4_nhwc": lambda: conv(32, 6, 32, 3, "NHWC", "OHWI", groups=8, padding=(1, 1)),
+    "groups_of_8_nhwc": lambda: conv(48, 5, 48, 3, "NHWC", "HWIO", groups=6, padding=(2, 1)),
+    "groups_of_2_nhwc_strided": lambda: conv(32, 9, 32, 3, "NHWC", "OHWI", groups=16, strides=(2, 2), padding=(1, 1)),
+    "groups_of_4_nhwc_dilated": lambda: conv(16, 9, 16, 3, "NHWC", "HWIO", groups=4, dilation=(2, 2)),
+    "groups_of_4_nhwc_pointwise": lambda: conv(32, 5, 32, 1, "NHWC", "HWIO", groups=8),
+    "groups_of_4_nhwc_float16": lambda: conv(32, 5, 32, 3, "NHWC", "HWIO", groups=8, padding=(1, 1), dtype="float16"),
+    "groups_of_4_nhwc_int8": lambda: conv(
+        16, 5, 16, 3, "NHWC", "HWIO", groups=4, padding=(1, 1), dtype="int8", out_dtype="int32"
+    ),
     "depthwise_nhwc": lambda: conv(32, 6, 32, 3, "NHWC", "OHWI", groups=32, padding=(1, 1)),
 }
+
+
+TOLERANCES = {"float16": 5e-2, "groups_of_4_nhwc_float16": 0.3, "few_outputs": 1e-3}
+"""Of sums in float16, up to 100, the last places depend on the order; so do those of long sums."""
 
 
 def random_points(space: Space, count: int, seed: int = 0) -> Any:
@@ -209,8 +231,38 @@ def test_random_candidates_compute_the_kernel(name: str) -> None:
     space = build_space(mod, HARDWARE)
     assert all(sketch.name.startswith(("tiled", "split", "masked_windows")) for sketch in space.sketches)
     points = random_points(space, 6)
-    tolerance = {"float16": 5e-2, "few_outputs": 1e-3}.get(name, 1e-4)
+    tolerance = TOLERANCES.get(name, 1e-4)
     check(mod, space, [space.decision(point) for point in points], tolerance)
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("groups_of")])
+def test_vectors_span_groups_smaller_than_themselves(name: str) -> None:
+    mod = KERNELS[name]()
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 3000)]
+    spanning = [decision for decision in decisions if decision.sketch == "tiled_groups"]
+    chosen = list({decision.values["pad"]: decision for decision in spanning}.values())
+    padded = not name.endswith(("dilated", "pointwise"))
+    assert {decision.values["pad"] for decision in chosen} == ({0, 1, 2, 3} if padded else {0})
+    for decision in chosen:
+        assert "T.Shuffle" in str(prepare_for_lowering(space.apply(decision).mod["main"]))
+    check(mod, space, chosen, TOLERANCES.get(name, 1e-4))
+
+
+def test_groups_that_fill_vectors_are_not_spanned() -> None:
+    space = build_space(conv(64, 5, 64, 3, "NHWC", "OHWI", groups=4), HARDWARE)
+    assert {sketch.name for sketch in space.sketches} == {"tiled_columns"}
+
+
+def test_vectors_of_several_groups_read_no_channel_beyond_the_image() -> None:
+    mod = conv(32, 6, 32, 3, "NHWC", "OHWI", groups=8, padding=(1, 1))
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 3000)]
+    inline = [d for d in decisions if d.sketch == "tiled_groups" and d.values["pad"] == 3 and d.values["depth"] == 0]
+    for decision in inline[:3]:
+        library = build({"main": prepare_for_lowering(space.apply(decision).mod["main"])})
+        shapes = [tuple(int(n) for n in p.shape) for p in mod["main"].params]
+        assert stays_inside(library["main"], shapes), str(decision)
 
 
 @pytest.mark.parametrize(

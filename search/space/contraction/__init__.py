@@ -9,7 +9,7 @@ from ..base import Sketch
 from ..hardware import Hardware
 from .dot_sketch import DotContraction, dot_sketches
 from .plan import make_plans
-from .sketch import TiledContraction
+from .sketch import TiledContraction, spans_groups
 from .split_sum import SplitContraction, split_sketches
 
 __all__ = ["DotContraction", "SplitContraction", "TiledContraction", "contraction_sketches"]
@@ -20,5 +20,8 @@ def contraction_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[S
     dots = dot_sketches(mod, kernel, hardware)
     if dots:
         return dots
-    whole: list[Sketch] = [TiledContraction(mod, plan, hardware) for plan in make_plans(kernel)]
+    plans = make_plans(kernel)
+    spanning = [plan for plan in plans if plan.spread is not None and spans_groups(plan, hardware)]
+    plans = spanning or [plan for plan in plans if plan.spread is None]
+    whole: list[Sketch] = [TiledContraction(mod, plan, hardware) for plan in plans]
     return [*whole, *split_sketches(mod, kernel, hardware)] if whole else []

@@ -39,6 +39,9 @@ SCALAR_TAIL = 1.0
 """Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
 WINDOW_SUMS = 8.0
 """Sums of a depthwise tile from which it slows down, 4 % each: weights and the window's data want registers as well."""
+RELOADED_PIXEL = 0.035
+"""Extra time of a tile of grouped pixels for each vector of them that the registers do not hold beside its sums (Zen 5,
+56 x 56 x 128 in groups of 4: 8 too many take 164 to 171 us instead of 131)."""
 LOOP_OVERHEAD = 0.3
 """Vector-instruction times of one trip of the innermost loop."""
 PAGE_BYTES = 4096
@@ -180,7 +183,8 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan, by_elements: ND
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
     windows = plan.left_vectorised and plan.right_vectorised
-    loads = sums if windows else plan.spread_cost * rows + vectors
+    spread = sums if plan.spread is not None else rows
+    loads = sums if windows else plan.spread_cost * spread + vectors
     crowding: Column | float = 1.0
     if windows:
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
@@ -219,6 +223,9 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     full = tile_s(rows, t.vectors, zero)
     crowded = t.registers > np.where(by_elements, 24, 27) * hardware.vector_registers / 32
     full *= np.where(crowded, np.where(by_elements, 1.3, 1.02), 1.0)
+    if plan.spread is not None:
+        wanted = t.sums + _pixels(plan, v) * t.vectors
+        full *= 1.0 + RELOADED_PIXEL * np.maximum(wanted - hardware.vector_registers, 0.0)
     tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
     tail = np.where(t.whole_rows, 0.0, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero))
     column_rest = plan.vector_extent % v["nr"]
@@ -288,8 +295,9 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         again = np.where((v["pad"] != PAD_AT_ROOT) & whole, t.column_tiles, 1.0)
         lines = 1.0 + (_window_extent(plan) - 1.0) / v["m2"]
         again = again * np.where(v["pad"] == PAD_AT_CHUNK, lines, 1.0)
+        inline = 0.3 if plan.spread is None else 0.05  # pixels at the border are chosen once for all products
         extra_s = extra_s + np.where(
-            v["pad"] == PAD_INLINE, 0.3 * compute_s, 2.0 * left_bytes * again / cache / speedup
+            v["pad"] == PAD_INLINE, inline * compute_s, 2.0 * left_bytes * again / cache / speedup
         )
         extra_s = extra_s + np.where((v["pad"] == PAD_AT_ROOT) & (used > 1), hardware.parallel_overhead_s, 0.0)
     extra_s = extra_s + COPIED_ELEMENT * 2.0 * lanes / hardware.peak_flops_per_s * plan.copied_elements / speedup
@@ -357,6 +365,16 @@ def _window_extent(plan: Plan) -> float:
         if index is not None and plan.second.position in index.coefficients:
             return float(max((extents[a] for a in index.coefficients if a in extents), default=1))
     return 1.0
+
+
+def _pixels(plan: Plan, v: Mapping[str, Column]) -> Column:
+    """Pixels that the products of a tile read for one row of the window, those that several read counted once."""
+    taps = plan.reduction[-1]
+    index = next(i for i in plan.contraction.left.access.indices if i is not None and taps.position in i.coefficients)
+    step = index.coefficients.get(plan.unrolled[-1].position, 0)
+    reach = (v["mr"] - 1.0) * step + (taps.extent - 1.0) * index.coefficients[taps.position] + 1.0
+    pixels: Column = v["m2"] * np.minimum(reach, v["mr"] * taps.extent)
+    return pixels
 
 
 def _narrowness(plan: Plan, hardware: Hardware, t: Tiles, lanes: int) -> Column:

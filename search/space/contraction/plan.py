@@ -34,7 +34,7 @@ class Plan:
     Attributes
     ----------
     name : str
-        Which form this is: `columns`, `rows` or `channels`, by what is vectorised.
+        Which form this is, by what is vectorised: `columns`, `rows`, `channels`, or `groups` (columns of several).
     kernel, contraction
         What is scheduled.
     vector : Axis
@@ -48,7 +48,10 @@ class Plan:
     reduction : tuple of Axis
         Reduction axes, outermost first, those of extent one before all others; the last one is unrolled.
     groups : int
-        The column axis is split into this many runs first; the runs count as an outer axis.
+        The column axis is split into this many runs first; the runs count as an outer axis. One where vectors span
+        several groups.
+    spread : Axis or None
+        Where they do: the reduction axis over the inputs of a group (`spread_groups`), the last but one.
     staged : str
         Name of the producer of the left operand that may be computed ahead of the contraction ("" for none).
     inlined : tuple of str
@@ -74,6 +77,7 @@ class Plan:
     outer: tuple[Axis, ...]
     reduction: tuple[Axis, ...]
     groups: int
+    spread: Axis | None
     staged: str
     inlined: tuple[str, ...]
     epilogue_inlined: tuple[str, ...]
@@ -222,6 +226,11 @@ class Plan:
         return 0.5
 
     @property
+    def group_extent(self) -> int:
+        """Columns of one of the groups that vectors span; 1 where they do not."""
+        return self.spread.extent if self.spread else 1
+
+    @property
     def row_corrections(self) -> int:
         """Vector instructions that each row of a tile takes in each reduction step beside its multiply-adds."""
         return 0
@@ -292,27 +301,47 @@ def make_plans(kernel: Kernel) -> list[Plan]:
         panel = contraction.right.access if vector.position in contraction.right.access.axes() else None
         if panel is not None and not _is_permutation(panel, contraction.block):
             panel = None
-        plans.append(
-            Plan(
-                name=name,
-                kernel=kernel,
-                contraction=contraction,
-                vector=vector,
-                unrolled=unrolled,
-                second=second,
-                outer=outer,
-                reduction=tuple(sorted(contraction.reduction, key=lambda axis: axis.extent > 1)),
-                groups=contraction.groups,
-                staged=staged,
-                inlined=inlined,
-                epilogue_inlined=epilogue_inlined,
-                epilogue=epilogue,
-                epilogue_fusable=fusable,
-                panel=panel,
-                panel_is_weight=contraction.right.weight,
-            )
+        plan = Plan(
+            name=name,
+            kernel=kernel,
+            contraction=contraction,
+            vector=vector,
+            unrolled=unrolled,
+            second=second,
+            outer=outer,
+            reduction=tuple(sorted(contraction.reduction, key=lambda axis: axis.extent > 1)),
+            groups=contraction.groups,
+            spread=None,
+            staged=staged,
+            inlined=inlined,
+            epilogue_inlined=epilogue_inlined,
+            epilogue=epilogue,
+            epilogue_fusable=fusable,
+            panel=panel,
+            panel_is_weight=contraction.right.weight,
         )
+        plans += [plan, *_spread_plans(plan)]
     return plans
+
+
+def _spread_plans(plan: Plan) -> list[Plan]:
+    """The same with vectors that span several groups, where image and result have their channels last, side by side."""
+    contraction = plan.contraction
+    left, channels = contraction.left.access, contraction.left.access.indices[-1]
+    if plan.groups == 1 or channels is None or plan.scattered or channels.offset:
+        return []
+    size = plan.vector_extent
+    inputs = [axis for axis in plan.reduction if channels.coefficients == {axis.position: 1}]
+    others = [axis for axis in plan.reduction if axis not in inputs]
+    if not inputs or not others or channels.quotients != {plan.vector.position: (size, size)}:
+        return []
+    if left.shape[-1] != plan.vector.extent or inputs[0].extent != size:
+        return []
+    if plan.panel is None and contraction.right.access.stride(plan.vector.position) != 1:
+        return []
+    return [
+        replace(plan, name="groups", groups=1, spread=inputs[0], reduction=(*others[:-1], inputs[0], others[-1])),
+    ]
 
 
 def _vector_axes(contraction: Contraction) -> list[tuple[str, Axis]]:

@@ -26,9 +26,9 @@ from .tiled import (
     schedule_tiles,
 )
 
-__all__ = ["TiledContraction"]
+__all__ = ["TiledContraction", "spans_groups"]
 
-FAMILIES = ("columns", "rows", "channels")
+FAMILIES = ("columns", "rows", "channels", "groups")
 """Forms in the order of the `family` feature."""
 
 LARGEST_BODY = 56
@@ -114,6 +114,8 @@ class TiledContraction(Sketch):
         row_tiles += [mr for mr in (*range(1, 15), 16, 18, 20, 24, 28) if mr <= most_rows]
         lines = [m for m in (1, 2, 3, 4, 7) if m <= plan.second_extent and m <= registers // 4]
         steps = [k for k in (1, 2, 3, 4, 5, 7, 8) if plan.reduction[-1].extent % k == 0]
+        if plan.spread is not None:  # written out for each input of a group
+            steps = [plan.reduction[-1].extent]
         blocks = [1, *_divisors_of_tiles(rows, row_tiles)]
         loops = 2 + len(plan.outer) + (plan.groups > 1) + (plan.second is not None)
         depths = list(range(loops + 1))
@@ -125,9 +127,11 @@ class TiledContraction(Sketch):
             packs = [UNPACKED, AHEAD]
         else:
             packs = [UNPACKED, AT_CHUNK, AT_ROOT]
+        if plan.spread is not None and plan.contraction.right.access.stride(plan.vector.position) != 1:
+            packs.remove(UNPACKED)
         pads = [PAD_AT_ROOT]
         if plan.staged:
-            pads += [PAD_AT_OUTER, PAD_AT_CHUNK, *([PAD_INLINE] if plan.name == "channels" else [])]
+            pads += [PAD_AT_OUTER, PAD_AT_CHUNK, *([PAD_INLINE] if plan.name in ("channels", "groups") else [])]
         return tuple(
             Knob(name, tuple(sorted(set(options))))
             for name, options in (
@@ -146,6 +150,8 @@ class TiledContraction(Sketch):
     def _vector_tiles(self) -> list[int]:
         """Whole vectors up to eight (more when there is one row), and divisors of the extent that vectors can hold."""
         extent, lanes = self.plan.vector_extent, self._lanes
+        if self.plan.spread is not None:
+            return [count * lanes for count in (1, 2, 3, 4) if extent % (count * lanes) == 0]
         most = 8 if self.plan.unrolled_extent > 1 else self._hardware.vector_registers - 2
         counts = [c for c in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28) if c <= most]
         found = {c * lanes for c in counts if c * lanes <= extent}
@@ -166,3 +172,9 @@ def _divisors_of_tiles(rows: int, tiles_: Iterable[int]) -> list[int]:
         found |= {d for d in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 56, 64) if count % d == 0}
         found.add(count)
     return sorted(found)
+
+
+def spans_groups(plan: Plan, hardware: Hardware) -> bool:
+    """Whether whole groups fill the machine's vectors, several each, and whole vectors the columns."""
+    lanes = hardware.lanes(max(plan.element_bytes, dtype_bytes(plan.contraction.right.access.dtype)))
+    return plan.group_extent < lanes and lanes % plan.group_extent == 0 and plan.vector_extent % lanes == 0

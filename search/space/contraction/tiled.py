@@ -20,6 +20,7 @@ from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
 from .padding import IMAGE_ROWS, image_rows
 from .plan import Plan, whole_width
+from .spread_groups import SPREAD_GROUPS
 
 __all__ = ["overlapping_columns", "overlapping_rows", "schedule_copy", "schedule_tiles", "split_lanes"]
 
@@ -108,7 +109,8 @@ def overlapping_columns(plan: Plan, values: Mapping[str, Any]) -> Any:
     if plan.staged and plan.left_vectorised:
         copied = copied | ((values["pad"] != PAD_AT_ROOT) & (values["pad"] != PAD_INLINE) & (values["order"] == 0))
     ragged = plan.vector_extent % values["nr"] != 0
-    return ragged & (copied ^ True) if plan.overlaps and plan.groups == 1 else ragged & False
+    whole = plan.groups == 1 or plan.vector not in plan.contraction.columns  # not the columns of a group
+    return ragged & (copied ^ True) if plan.overlaps and whole else ragged & False
 
 
 def overlapping_rows(plan: Plan, values: Mapping[str, Any]) -> Any:
@@ -285,6 +287,8 @@ def _tile_loops(sch: Any, block: Any, plan: Plan, lanes: int, values: Mapping[st
     sch.vectorize(lane)
     for unroll in (step, *inner, row, vectors):
         sch.unroll(unroll)
+    if plan.spread is not None:
+        sch.annotate(loop[plan.spread.position], SPREAD_GROUPS, 1)
     if plan.vector_extent % values["nr"] and not padded and not overlapping:
         sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     first = reduction[0] if len(reduction) > 1 else steps
