@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-from .analysis import Block, analyze
+from .analysis import Block, Kernel, analyze
 from .attention import attention_sketches
 from .base import Sketch, Space
 from .contraction import contraction_sketches
@@ -54,8 +54,9 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     ):  # not read by the analysis, such as a block that stores two values; the fallback takes any kernel
         return Space(memory_bound_sketches(mod, hardware))
     sketches: list[Sketch] = [*contraction_sketches(mod, kernel, hardware)]
-    if sketches and any(map(_slides_alone, kernel.blocks)):
-        sketches += masked_window_sketches(mod, hardware)
+    outputs = _outputs_of_group(kernel)
+    if sketches and (outputs > 1 or any(map(_slides_alone, kernel.blocks))):
+        sketches += masked_window_sketches(mod, hardware, outputs)
     return Space(sketches or memory_bound_sketches(mod, hardware))
 
 
@@ -66,6 +67,14 @@ def _is_empty(function: Any) -> bool:
         function.body, (SBlock, lambda block: extents.extend(axis.dom.extent for axis in block.iter_vars))
     )
     return any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in extents)
+
+
+def _outputs_of_group(kernel: Kernel) -> int:
+    """Output channels of one group of a grouped convolution; 1 for everything else."""
+    contraction = kernel.contraction
+    if contraction is None or contraction.groups == 1:
+        return 1
+    return contraction.columns[0].extent // contraction.groups
 
 
 def _slides_alone(block: Block) -> bool:

@@ -38,6 +38,14 @@ def depthwise(image: Shape, window: tuple[int, int], **attributes: Any) -> tuple
     return build, [image, (channels, 1, *window), (1, channels, 1, 1)]
 
 
+def grouped(image: Shape, groups: int, outputs: int, **attributes: Any) -> tuple[Callable[..., Any], list[Shape]]:
+    def build(b: Any, x: Any, w: Any, bias: Any) -> Any:
+        return b.emit(op.nn.relu(b.emit(op.add(b.emit(op.nn.conv2d(x, w, groups=groups, **attributes)), bias))))
+
+    filters = groups * outputs
+    return build, [image, (filters, image[1] // groups, 3, 3), (1, filters, 1, 1)]
+
+
 def pool(kind: Any, image: Shape, **attributes: Any) -> tuple[Callable[..., Any], list[Shape]]:
     return lambda b, x: b.emit(kind(x, **attributes)), [image]
 
@@ -50,6 +58,11 @@ CASES: dict[str, tuple[Callable[..., Any], list[Shape]]] = {
     "depthwise, large window": depthwise((1, 2, 6, 20), (3, 5), padding=(1, 2)),
     "depthwise, dilated": depthwise((1, 2, 9, 20), (3, 3), padding=2, dilation=2),
     "depthwise, no padding": depthwise((1, 2, 9, 20), (3, 3)),
+    "grouped": grouped((1, 8, 14, 28), 2, 4, padding=1),
+    "grouped, short rows": grouped((2, 6, 7, 7), 2, 2, padding=1),
+    "grouped, ragged rows": grouped((1, 8, 13, 20), 2, 4),
+    "grouped, stride 2": grouped((1, 8, 7, 37), 4, 2, padding=1, strides=2),
+    "grouped, more outputs than inputs": grouped((1, 4, 6, 20), 2, 6),
     "max pool, stride 2": pool(
         op.nn.max_pool2d, (1, 3, 11, 35), pool_size=(3, 3), strides=(2, 2), padding=(1, 1), ceil_mode=True
     ),
@@ -113,6 +126,17 @@ def test_a_padded_image_is_not_copied() -> None:
     script = prepare_for_lowering(space.apply(space.decision(legal_points(space, 1, seed=0)[0])).mod["main"]).script()
     assert "pad_temp" not in script
     assert "llvm.masked.load" in script
+
+
+def test_tiles_of_a_grouped_convolution_have_several_of_its_outputs() -> None:
+    build, shapes = CASES["grouped"]
+    (sketch,) = masked(kernel(build, shapes)).sketches
+    assert {knob.name: knob.values for knob in sketch.knobs}["outputs"] == (1, 2, 4)
+
+
+def test_groups_of_many_channels_are_left_to_tiles_of_channels() -> None:
+    build, shapes = grouped((1, 64, 7, 28), 2, 4, padding=1)
+    assert all(sketch.name != "masked_windows" for sketch in build_space(kernel(build, shapes), HARDWARE).sketches)
 
 
 def test_cpus_without_masked_loads_get_no_masks() -> None:

@@ -39,6 +39,9 @@ SCALAR_TAIL = 1.0
 """Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
 WINDOW_SUMS = 8.0
 """Sums of a depthwise tile from which it slows down, 4 % each: weights and the window's data want registers as well."""
+GATHERED = 7.0
+"""Vector-instruction times of a vector whose elements are not side by side (Zen 5, depthwise convolution of 96 x 112 x
+112 with stride 2, channels first: 1015 us; 87 with whole vectors and shuffles)."""
 RELOADED_PIXEL = 0.035
 """Extra time of a tile of grouped pixels for each vector of them that the registers do not hold beside its sums (Zen 5,
 56 x 56 x 128 in groups of 4: 8 too many take 164 to 171 us instead of 131)."""
@@ -184,7 +187,7 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan, by_elements: ND
     sums = rows * vectors
     windows = plan.left_vectorised and plan.right_vectorised
     spread = sums if plan.spread is not None else rows
-    loads = sums if windows else plan.spread_cost * spread + vectors
+    loads = sums * _gathered(plan) if windows else plan.spread_cost * spread + vectors
     crowding: Column | float = 1.0
     if windows:
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
@@ -192,6 +195,11 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan, by_elements: ND
         crowding += by_elements * (0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0))
     instructions: Column = crowding * np.maximum(np.maximum(sums + plan.row_corrections * rows, FMA_CHAIN), loads)
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
+
+
+def _gathered(plan: Plan) -> float:
+    """Loads that a vector of a window's data takes: one, or one for each few elements where they lie apart."""
+    return 1.0 if plan.contraction.left.access.stride(plan.vector.position) == 1 else GATHERED
 
 
 def _rows_in_l1(plan: Plan) -> float:

@@ -77,15 +77,18 @@ def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     return [sketch for sketch in found + fallbacks if _works(sketch)] or [UntouchedSketch(mod)]
 
 
-def masked_window_sketches(mod: Any, hardware: Hardware) -> list[MaskedWindowsSketch]:
-    """The sketch of depthwise convolutions and pooling with channels first, if `mod["main"]` is one."""
+def masked_window_sketches(mod: Any, hardware: Hardware, outputs: int = 1) -> list[MaskedWindowsSketch]:
+    """The sketch of pooling and depthwise convolutions with channels first, if `mod["main"]` is one.
+
+    Of grouped convolutions as well, whose groups have several `outputs`.
+    """
     if hardware.vector_bytes < MASKED_BYTES:
         return []
     schedule = inlined(mod, ())
     kernel = read_kernel(schedule)
-    if not MaskedWindowsSketch.fits(kernel) or not guards_only_loads(schedule.mod["main"]):
+    if not MaskedWindowsSketch.fits(kernel, outputs) or not guards_only_loads(schedule.mod["main"]):
         return []
-    sketch = MaskedWindowsSketch(mod, frozenset(), kernel, hardware)
+    sketch = MaskedWindowsSketch(mod, frozenset(), kernel, hardware, outputs=outputs)
     return [sketch] if _works(sketch) else []
 
 

@@ -67,7 +67,7 @@ def _with_room(body: Any, arguments: Sequence[Any]) -> Any:
 
     def visit(loop: Any) -> None:
         lanes = int(loop.annotations.get(MASKED_LANES, 0))
-        if int(loop.extent) >= lanes:
+        if not lanes or int(loop.extent) >= lanes:  # other loops may have extents that vary
             return
         buffer = loop.body.block.body.buffer
         if not any(buffer.same_as(known) for known in (*arguments, *(old for old, _ in wider))):

@@ -1,8 +1,9 @@
-"""Windows over images with channels first: pooling and depthwise convolutions, rows of the image as vectors.
+"""Windows over images with channels first: pooling, depthwise and grouped convolutions, rows of the image as vectors.
 
 Nothing is copied and no row is cut: what lies beside the image, and behind the end of a ragged row, is masked
 (masked_lanes.py). A tile is some rows of one vector, unrolled with its window, so that LLVM loads every vector once for
-all the rows that it counts in. Rows above and below the image are split off by TVM.
+all the rows that it counts in. Rows above and below the image are split off by TVM. Of a group, a tile has several
+outputs, too, and loops over inputs and rows of the window: each of them has products enough to hide its loads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..hardware import Hardware
 from .cost import Work
 from .kernel import Access, Kernel, Stage
 from .masked_lanes import MASKED_LANES
@@ -23,11 +25,14 @@ from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, work
 __all__ = ["MaskedWindowsSketch"]
 
 _MOST_UNROLLED = 128
+_MOST_INPUTS = 16  # of a group: more are for tiles of channels
 _MOST_ROWS = 14
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 _CROSSING_LOAD = 1.7  # a vector that lies in two lines of the cache, in multiply-adds (Zen 4)
+_LONE_LOAD = 2.6  # the same where no other row of a tile wants the vector
 _TILE = 12.0  # instructions of a tile's addresses and stores
 _MASK = 4.0  # and of one mask
+_CHAINS = 8.0  # multiply-adds that depend on nothing keep both units busy for their four cycles
 _MOST_EASY_ROWS = 7  # of the image; with more, a tile's loads and sums crowd the registers
 _CROWDED = 0.03
 
@@ -35,16 +40,25 @@ _CROWDED = 0.03
 class MaskedWindowsSketch(MemoryBoundSketch):
     """One reduction over a window of the last two axes, vectors along the last.
 
-    Knobs: `lanes` of the vectors, `rows` of the output a tile, `down` (0: tiles side by side first, 1: one below the
-    other), `workers`.
+    Knobs: `lanes` of the vectors, `rows` of the output a tile, `outputs` of a group a tile, `down` (0: tiles side by
+    side first, 1: one below the other), `workers`.
     """
 
     family = "masked_windows"
     family_index = 15
 
+    def __init__(
+        self, mod: Any, keep: frozenset[str], kernel: Kernel, hardware: Hardware, suffix: str = "", outputs: int = 1
+    ) -> None:
+        self.outputs = outputs
+        super().__init__(mod, keep, kernel, hardware, suffix)
+
     @staticmethod
-    def fits(kernel: Kernel) -> bool:
-        """Whether there is one windowed reduction of one image, padded or not, and at most a plain epilogue."""
+    def fits(kernel: Kernel, outputs: int = 1) -> bool:
+        """Whether there is one windowed reduction of one image, padded or not, and at most a plain epilogue.
+
+        With several `outputs` in a group, the last axis but two has them, and windows have some inputs, too.
+        """
         stage, *after = kernel.stages or (None,)
         if stage is None or len(after) > 1 or not all(s.regular for s in kernel.stages) or len(kernel.outputs) != 1:
             return False
@@ -56,7 +70,7 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         column = spatial - 1
         images = [read for read in stage.reads if read.strides[column] != 0]
         return (
-            set(others) <= {1}
+            (set(others) <= {1} or (outputs > 1 and int(np.prod(others)) <= _MOST_INPUTS))
             and 1 < height * width <= _MOST_UNROLLED
             and len(images) == 1
             and _is_float(images[0])
@@ -73,13 +87,17 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         self.spatial = len(self.reduction.spatial)
         *outer, self.height, self.width = self.reduction.extents[: self.spatial]
         self.window = self.reduction.extents[-2:]
-        self.images = int(np.prod(outer))
+        self.images, self.inputs = int(np.prod(outer)), int(np.prod(self.reduction.extents[self.spatial : -2]))
         self.image = next(read for read in self.reduction.reads if read.strides[self.spatial - 1] != 0)
         self.separable = len(self.reduction.reads) == 1 and len(self.reduction.extents) == self.spatial + 2
         full = self.hardware.lanes(self.image.item_bytes)
+        rows = divisors_up_to(self.height, _MOST_ROWS)
+        if self.outputs > 1:  # products of several outputs hide their loads in tiles of three rows
+            rows = tuple(sorted({*rows, *(n for n in (3, 5) if n < self.height)}))
         return (
             Knob("lanes", tuple(v for v in (full // 2, full) if 1 < v < 2 * self.width) or (2,)),
-            Knob("rows", divisors_up_to(self.height, _MOST_ROWS)),
+            Knob("rows", rows),
+            *([Knob("outputs", divisors_up_to(self.outputs, _MOST_ROWS))] if self.outputs > 1 else []),
             Knob("down", (0, 1)),
             Knob("workers", worker_counts(self.hardware, self.images)),
         )
@@ -88,13 +106,17 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         """Sums of a tile that fit registers; a body that compiles in time."""
         knobs = self._columns(values)
         high, wide = self.window
-        sums = knobs["rows"] * (high if self.separable else 1)
-        fits = sums * knobs["lanes"] * self.image.item_bytes < STACK_BYTES
-        return fits & (knobs["rows"] * high * wide <= _MOST_UNROLLED)
+        unrolled, sums = knobs["rows"] * wide * (high if self.outputs == 1 else knobs["outputs"]), knobs["rows"]
+        if self.outputs > 1:
+            sums = sums * knobs["outputs"]
+        elif self.separable:
+            sums = sums * high
+        return (sums * knobs["lanes"] * self.image.item_bytes < STACK_BYTES) & (unrolled <= _MOST_UNROLLED)
 
     def _work(self, knobs: Mapping[str, Values]) -> Work:
         lanes, rows = knobs["lanes"].astype(np.float64), knobs["rows"].astype(np.float64)
-        tiles = self.images * (self.height / rows) * np.ceil(self.width / lanes)
+        outputs = knobs["outputs"].astype(np.float64) if self.outputs > 1 else np.ones_like(rows)
+        tiles = self.images / outputs * np.ceil(self.height / rows) * np.ceil(self.width / lanes)
         high, wide = self.window
         step = self._row_step()
         image_rows = np.minimum((rows - 1.0) * step + high, rows * high)
@@ -103,10 +125,16 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         loads = image_rows * (_CROSSING_LOAD * across * np.ceil(wide / across) + (wide if across > 1 else 0.0))
         sums = image_rows * (wide - 1) + rows * (high - 1) if self.separable else rows * high * wide
         epilogue = sum(stage.operations for stage in self.kernel.stages[1:])
-        # Multiply-adds take both of the issued instructions, and half vectors pair up.
-        narrow = np.where(lanes < self.hardware.lanes(self.image.item_bytes), 0.6, 1.0)
+        # Multiply-adds take both of the issued instructions, and half vectors pair up where wide ones are two halves.
+        gained = 0.4 * (self.hardware.half_vector_rate - 1.0)
+        narrow = np.where(lanes < self.hardware.lanes(self.image.item_bytes), 1.0 - gained, 1.0)
         crowding = 1.0 + _CROWDED * np.maximum(rows * across - _MOST_EASY_ROWS, 0.0)
-        vectors = 2.0 * np.maximum(sums, loads) * narrow * crowding + rows * (2.0 + 0.5 * epilogue) + _TILE
+        if self.outputs > 1:
+            sums = np.maximum(rows * outputs, _CHAINS) * high * wide
+            loads = 0.5 * high * wide * (rows * _LONE_LOAD * across + outputs)  # of images and of weights
+            crowding = np.ones_like(rows)
+        vectors = 2.0 * self.inputs * np.maximum(sums, loads) * narrow * crowding
+        vectors = vectors + rows * outputs * (2.0 + 0.5 * epilogue) + _TILE
         # LLVM unrolls a few vectors, and then knows their masks; down a column they stay as they are.
         remade = (knobs["down"] == 0) & (np.ceil(self.width / lanes) > 3)
         vectors = vectors + np.where(remade, _MASK * wide, 0.0)
@@ -114,12 +142,12 @@ class MaskedWindowsSketch(MemoryBoundSketch):
             instructions=tiles * vectors,
             lanes=lanes,
             efficiency=np.ones_like(lanes),
-            unrolled=rows * high * wide,
+            unrolled=rows * outputs * wide * (high if self.outputs == 1 else 1),
             workers=knobs["workers"].astype(np.float64),
-            chunks=np.full_like(lanes, float(self.images)),
+            chunks=self.images / outputs,
             scratch_bytes=np.zeros_like(lanes),
             run_bytes=np.full_like(lanes, float(self.width * self.image.item_bytes)),
-            accumulators=rows,
+            accumulators=rows * outputs,
             variant=np.asarray(self.variant + 0.5 * knobs["down"], dtype=np.float64),
         )
 
@@ -138,6 +166,12 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         if self.separable:
             parts.append(schedule.rfactor(schedule.get_loops(block)[self.spatial], 0))
         *images, y, x = schedule.get_loops(output)
+        tile = []
+        if self.outputs > 1:
+            images[-1], of_group = schedule.split(images[-1], [None, values["outputs"]])
+            schedule.reorder(*images, y, x, of_group)
+            schedule.unroll(of_group)
+            tile = [of_group]
         image = fuse(schedule, images)
         if 1 < values["workers"] < self.hardware.threads:
             image, _ = schedule.split(image, [values["workers"], None])
@@ -146,10 +180,10 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         y, rows = schedule.split(y, [None, values["rows"]])
         x, lanes = schedule.split(x, [None, values["lanes"]])
         tiles = (x, y) if values["down"] else (y, x)
-        schedule.reorder(*tiles, rows, lanes)
+        schedule.reorder(*tiles, *tile, rows, lanes)
         if self.spatial - 2 in self.reduction.guards:
             partition(schedule, y)
-        depth = len(schedule.get_loops(output)) - 2
+        depth = len(schedule.get_loops(output)) - 2 - len(tile)
         for part in parts:
             schedule.compute_at(part, tiles[1], preserve_unit_loops=True)
         schedule.unroll(rows)
@@ -163,7 +197,8 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         reduced = [loop for loop, kind in loops if kind == _REDUCTION]
         *others, lanes = (loop for loop, kind in loops if kind != _REDUCTION)
         schedule.reorder(*reduced, *others, lanes)
-        for loop in (*reduced, *others):
+        looped = reduced[:-1] if self.outputs > 1 else []
+        for loop in (*reduced[len(looped) :], *others):
             if extent_of(schedule, loop) > 1:
                 schedule.unroll(loop)
         schedule.annotate(lanes, MASKED_LANES, vector)
