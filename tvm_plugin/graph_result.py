@@ -159,11 +159,11 @@ class GraphResult:
         Seconds spent.
     """
 
-    mod: Any
+    mod: Any = field(repr=False)
     changed: bool = False
     kept_because: str = ""
-    alternatives: list[Any] = field(default_factory=list)
-    exact: Any = None
+    alternatives: list[Any] = field(repr=False, default_factory=list)
+    exact: Any = field(repr=False, default=None)
     price_before_s: float | None = None
     price_after_s: float | None = None
     cost_before_s: float = 0.0
@@ -178,7 +178,7 @@ class GraphResult:
     rules: dict[str, RuleReport] = field(default_factory=dict)
     extractors: dict[str, ExtractorReport] = field(default_factory=dict)
     replacements: list[Replacement] = field(default_factory=list)
-    graphs: list[tuple[TermGraph, TermGraph]] = field(default_factory=list)
+    graphs: list[tuple[TermGraph, TermGraph]] = field(repr=False, default_factory=list)
     encode_s: float = 0.0
     explore_s: float = 0.0
     extract_s: float = 0.0

@@ -64,6 +64,14 @@ def test_the_result_is_right_and_not_slower(tuned: tuple[eqtune.TuneResult, Path
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_result_prints_as_its_table_and_not_as_its_module(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    result, _ = tuned
+    assert all(task.name[:10] in str(result) for task in result.tasks)
+    assert "faster on" in repr(result)
+    assert len(repr(result)) < 300
+    assert all(task.trace not in repr(task) for task in result.tasks if task.trace)
+
+
 def test_the_budget_of_trials_is_kept_and_each_is_recorded(tuned: tuple[eqtune.TuneResult, Path]) -> None:
     result, work_dir = tuned
     assert 0 < sum(task.trials for task in result.tasks) <= 24

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .summary import KernelRow, RunSummary
 from .units import count, duration, number, percent, times
 
-__all__ = ["kernel_table"]
+__all__ = ["closing_lines", "kernel_table"]
 
 NAME_WIDTH = 32
 """Longer kernel names lose their middle, so that a row fits 112 columns."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, SetupError
 from ..files import replacing
 from ..report.summary import RunSummary
+from ..report.table import closing_lines, kernel_table
 from ..runtime import export_library, first_line, linker_of
 
 __all__ = ["KernelsResult", "TaskResult", "TuneResult"]
@@ -59,11 +60,11 @@ class TaskResult:
     latency_s: float
     trials: int
     failed: int
-    trace: str
+    trace: str = field(repr=False)
     decision: Mapping[str, Any] | None = None
     measured: bool = True
     price_s: float | None = None
-    baseline_trace: str = ""
+    baseline_trace: str = field(repr=False, default="")
 
     @property
     def untuned(self) -> TaskResult:
@@ -89,7 +90,7 @@ class KernelsResult:
         True after Ctrl-C: the best so far was applied.
     """
 
-    mod: Any
+    mod: Any = field(repr=False)
     tasks: list[TaskResult]
     interrupted: bool = False
 
@@ -99,9 +100,9 @@ class KernelsResult:
         return {task.workload_hash: task.trace for task in self.tasks if task.tuned}
 
 
-@dataclass
+@dataclass(repr=False)
 class TuneResult:
-    """What `tune_model` returns.
+    """What `tune_model` returns. Printed, it is the table of its kernels.
 
     Attributes
     ----------
@@ -134,9 +135,15 @@ class TuneResult:
     max_rel_error: float
     interrupted: bool
     summary: RunSummary
-    _target: Any = field(repr=False, default=None)
-    _executable: Any = field(repr=False, default=None)
-    _run: Callable[..., list[NDArray[Any]]] | None = field(repr=False, default=None)
+    _target: Any = None
+    _executable: Any = None
+    _run: Callable[..., list[NDArray[Any]]] | None = None
+
+    def __str__(self) -> str:
+        return kernel_table(self.summary)
+
+    def __repr__(self) -> str:
+        return f"<TuneResult: {next(iter(closing_lines(self.summary)), self.summary.model)}>"
 
     @property
     def measured(self) -> bool:
