@@ -39,6 +39,12 @@ KEPT = (PADDED, DATA_ROWS, DATA, ROWS)
 
 FAMILY_INDEX = 31
 
+FAR_TRAFFIC = 4.0
+"""Further times that what the second cache does not hold takes to come from the last one."""
+
+L3_SHARE = 0.75
+"""Of the last cache, that weights or blocks of tiles may fill before they come from memory."""
+
 STACK_BYTES = 1024
 """TVM puts smaller intermediates of the "global" scope on the stack."""
 
@@ -139,11 +145,15 @@ class WinogradConv2dSketch(Sketch):
         product_s = product_s * np.where(order == 1, 1.02, 1.0)
         weight_bytes = 4.0 * self.matrices * self.inputs * self.outputs / chunks
         shared = weight_bytes <= machine.l2_bytes / 2
-        stream_s = blocks * weight_bytes / (machine.cache_bandwidth_bytes_per_s / np.where(shared, 1, 3))
+        memory = machine.bandwidth_bytes_per_s / used  # of one thread, while all want it
+        rate = machine.cache_bandwidth_bytes_per_s / np.where(shared, 1, 3)
+        stream_s = blocks * weight_bytes / np.where(weight_bytes * chunks > L3_SHARE * machine.l3_bytes, memory, rate)
         operations = 4.0 * tiles * (self.matrices * self.inputs * chunks + prod(self.tile) * self.outputs)
         transform_s = operations / (machine.peak_flops_per_s / 2)
         scratch = 4.0 * self.matrices * block * (self.inputs + self.outputs / chunks)
-        again = np.where(scratch <= machine.l2_bytes / 2, 1.0, np.where(scratch <= machine.l2_bytes, 1.5, 3.0))
+        again = 1.0 + FAR_TRAFFIC * np.maximum(1.0 - 0.5 * machine.l2_bytes / scratch, 0.0)
+        beyond = scratch * used > L3_SHARE * machine.l3_bytes
+        again = np.where(beyond, np.maximum(again, machine.cache_bandwidth_bytes_per_s / memory), again)
         # A block's tiles overlap by r - 1 rows and columns; together they are copied once.
         high, wide = (count * m + n - m for count, m, n in zip((down, across), self.tile, self.size, strict=True))
         image = 4.0 * (2 * high * wide * blocks * self.inputs + prod(self.tile) * tiles * self.outputs)

@@ -1,5 +1,7 @@
 """ChannelsLast: the same outputs, and no transposes but at the network's ends."""
 
+import gc
+
 import numpy as np
 import pytest
 import tvm
@@ -10,6 +12,8 @@ from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ChannelsLast, FoldBatchNorm, FoldWeights
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
+from eqtune.transform.constants import array_of, constant_of
+from eqtune.transform.layout import _REORDERED, _reordered
 
 op = relax.op
 TARGET = tvm.target.Target("llvm")
@@ -172,3 +176,19 @@ def test_zoo_transposes(model):
 def test_zoo_outputs(model):
     before = tvm.transform.Sequential([FoldBatchNorm(), FoldWeights()])(zoo.relax(model))
     assert_same_outputs(before, ChannelsLast()(before))
+
+
+def test_large_weights_are_reordered_once_while_they_are_in_use() -> None:
+    first = constant_of(np.arange(2**18, dtype="float32").reshape(512, 512))
+    second = constant_of(np.ones((512, 512), "float32"))
+    order = (0, [8, 8, 8], [2, 0, 1])
+    known = len(_REORDERED)
+    once, again, other = (_reordered(weight, *order) for weight in (first, first, second))
+    assert array_of(once).ctypes.data == array_of(again).ctypes.data
+    expected = array_of(first).reshape(8, 8, 8, 512).transpose(2, 0, 1, 3).reshape(512, 512)
+    np.testing.assert_array_equal(array_of(again), expected)
+    np.testing.assert_array_equal(array_of(other), np.ones((512, 512)))
+    assert len(_REORDERED) == known + 2
+    del once, again, other
+    gc.collect()
+    assert len(_REORDERED) == known
