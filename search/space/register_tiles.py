@@ -14,8 +14,8 @@ LARGEST_BODY = 56
 
 
 FAR_LOAD = 1.8
-"""Loads of the first cache that take as long as one of the second (Zen 5, vgg19: tiles of 2 x 64 take 1.35 times as long
-as those of 10 x 32)."""
+"""Loads of the first cache that take as long as one of the second (Zen 5, vgg19: tiles of 2 x 64 take 1.35 times as
+long as those of 10 x 32)."""
 
 
 def tile_fits(rows: Any, vectors: Any, steps: Any, registers: int) -> NDArray[np.bool_]:
