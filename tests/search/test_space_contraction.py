@@ -249,6 +249,16 @@ def test_vectors_span_groups_smaller_than_themselves(name: str) -> None:
     check(mod, space, chosen, TOLERANCES.get(name, 1e-4))
 
 
+@pytest.mark.parametrize("pad", [0, 1, 3])
+def test_ragged_rows_of_groups_end_in_whole_tiles(pad: int) -> None:
+    mod = conv(32, 10, 32, 3, "NHWC", "HWIO", groups=8, padding=(1, 1))  # rows of 11
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 5000)]
+    ragged = [d for d in decisions if d.values["pad"] == pad and 11 % d.values["mr"] and d.values["m2"] < 3]
+    assert ragged
+    check(mod, space, ragged[:6], 1e-4)
+
+
 def test_groups_that_fill_vectors_are_not_spanned() -> None:
     space = build_space(conv(64, 5, 64, 3, "NHWC", "OHWI", groups=4), HARDWARE)
     assert {sketch.name for sketch in space.sketches} == {"tiled_columns"}

@@ -81,6 +81,8 @@ class TiledContraction(Sketch):
         copies = 2.0 ** (t.ragged_rows.astype(float) + t.ragged_lines)
         ok &= ~t.scalar_tail | (v["mr"] * v["m2"] * v["nr"] * v["ku"] * copies <= LARGEST_SCALAR_BODY)
         ok &= ~t.ragged_rows | (v["chunk"] == 1) | (v["chunk"] == t.row_tiles)
+        if plan.spread is not None:  # all of a tile is written out, without conditions on single products
+            ok &= t.whole_rows & ~t.ragged_lines
         if plan.groups > 1:
             ok &= (v["pack"] == UNPACKED) | ~t.ragged_columns
         if self._hardware.threads > 1:

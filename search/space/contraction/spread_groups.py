@@ -132,6 +132,8 @@ class _Tile:
         realize, lane = loop.body, loop.loop_var
         if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
             raise ValueError(f"the loop over {lane} holds more than one store")
+        if not self._analyzer.can_prove(realize.predicate):
+            raise ValueError(f"products of a tile depend on {realize.predicate}; only whole tiles are written out")
         store = substitute(realize.block.body, binding_of(realize))
         factor = _spread_factor(store.value, lane)
         condition, load, otherwise = None, factor, None

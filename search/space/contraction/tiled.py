@@ -114,12 +114,13 @@ def overlapping_columns(plan: Plan, values: Mapping[str, Any]) -> Any:
 
 
 def overlapping_rows(plan: Plan, values: Mapping[str, Any]) -> Any:
-    """The same for rows: where a tile is transposed in registers, its last one must be whole."""
+    """The same for rows: where a tile is transposed in registers, or written out, its last one must be whole."""
     copied = (values["pad"] == PAD_AT_CHUNK) & bool(plan.staged)
     if plan.staged and not plan.row_loops:
         copied = copied | (values["pad"] == PAD_AT_OUTER)
     ragged = plan.unrolled_extent % values["mr"] != 0
-    return ragged & (copied ^ True) if plan.overlaps and plan.scattered else ragged & False
+    wanted = plan.overlaps and (plan.scattered or plan.spread is not None)
+    return ragged & (copied ^ True) if wanted else ragged & False
 
 
 def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
