@@ -181,7 +181,7 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         x, lanes = schedule.split(x, [None, values["lanes"]])
         tiles = (x, y) if values["down"] else (y, x)
         schedule.reorder(*tiles, *tile, rows, lanes)
-        if self.spatial - 2 in self.reduction.guards:
+        if self.spatial - 2 in self.reduction.guards or self.height % values["rows"]:
             partition(schedule, y)
         depth = len(schedule.get_loops(output)) - 2 - len(tile)
         for part in parts:
