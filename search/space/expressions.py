@@ -10,7 +10,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import ir, tirx
 
-__all__ = ["binding_of", "constant_extent", "evaluate", "is_conditional", "substitute", "uses"]
+__all__ = ["binding_of", "conjuncts", "constant_extent", "evaluate", "is_conditional", "substitute", "uses"]
 
 Array = NDArray[Any]
 
@@ -61,6 +61,13 @@ def uses(expression: Any, *variables: Any) -> bool:
 def binding_of(realize: Any) -> list[tuple[Any, Any]]:
     """The variables of a block, each with what it stands for in the loops around."""
     return [(axis.var, value) for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)]
+
+
+def conjuncts(predicate: Any) -> list[Any]:
+    """The conditions that a predicate joins; none of one that always holds."""
+    if isinstance(predicate, tirx.And):
+        return [*conjuncts(predicate.a), *conjuncts(predicate.b)]
+    return [] if isinstance(predicate, tirx.IntImm) and bool(predicate.value) else [predicate]
 
 
 def constant_extent(axis: tirx.IterVar) -> int:

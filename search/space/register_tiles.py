@@ -12,7 +12,6 @@ __all__ = ["tile_efficiency", "tile_fits"]
 LARGEST_BODY = 56
 """Multiply-adds in an unrolled body; see contraction/sketch.py."""
 
-
 FAR_LOAD = 1.8
 """Loads of the first cache that take as long as one of the second (Zen 5, vgg19: tiles of 2 x 64 take 1.35 times as
 long as those of 10 x 32)."""

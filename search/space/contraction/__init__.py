@@ -8,7 +8,7 @@ from ..analysis import Kernel
 from ..base import Sketch
 from ..hardware import Hardware
 from .dot_sketch import DotContraction, dot_sketches
-from .plan import make_plans
+from .plan import make_plans, spread_plan
 from .sketch import TiledContraction, spans_groups
 from .split_sum import SplitContraction, split_sketches
 
@@ -21,7 +21,6 @@ def contraction_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[S
     if dots:
         return dots
     plans = make_plans(kernel)
-    spanning = [plan for plan in plans if plan.spread is not None and spans_groups(plan, hardware)]
-    plans = spanning or [plan for plan in plans if plan.spread is None]
-    whole: list[Sketch] = [TiledContraction(mod, plan, hardware) for plan in plans]
+    spanning = [plan for plan in map(spread_plan, plans) if plan is not None and spans_groups(plan, hardware)]
+    whole: list[Sketch] = [TiledContraction(mod, plan, hardware) for plan in spanning or plans]
     return [*whole, *split_sketches(mod, kernel, hardware)] if whole else []

@@ -9,7 +9,7 @@ from functools import cached_property
 from ..access import Access, Axis, Block, Linear, dtype_bytes
 from ..analysis import Contraction, Kernel
 
-__all__ = ["Plan", "Window", "make_plans", "whole_width"]
+__all__ = ["Plan", "Window", "make_plans", "spread_plan", "whole_width"]
 
 
 @dataclass(frozen=True)
@@ -226,11 +226,6 @@ class Plan:
         return 0.5
 
     @property
-    def group_extent(self) -> int:
-        """Columns of one of the groups that vectors span; 1 where they do not."""
-        return self.spread.extent if self.spread else 1
-
-    @property
     def row_corrections(self) -> int:
         """Vector instructions that each row of a tile takes in each reduction step beside its multiply-adds."""
         return 0
@@ -301,47 +296,46 @@ def make_plans(kernel: Kernel) -> list[Plan]:
         panel = contraction.right.access if vector.position in contraction.right.access.axes() else None
         if panel is not None and not _is_permutation(panel, contraction.block):
             panel = None
-        plan = Plan(
-            name=name,
-            kernel=kernel,
-            contraction=contraction,
-            vector=vector,
-            unrolled=unrolled,
-            second=second,
-            outer=outer,
-            reduction=tuple(sorted(contraction.reduction, key=lambda axis: axis.extent > 1)),
-            groups=contraction.groups,
-            spread=None,
-            staged=staged,
-            inlined=inlined,
-            epilogue_inlined=epilogue_inlined,
-            epilogue=epilogue,
-            epilogue_fusable=fusable,
-            panel=panel,
-            panel_is_weight=contraction.right.weight,
+        plans.append(
+            Plan(
+                name=name,
+                kernel=kernel,
+                contraction=contraction,
+                vector=vector,
+                unrolled=unrolled,
+                second=second,
+                outer=outer,
+                reduction=tuple(sorted(contraction.reduction, key=lambda axis: axis.extent > 1)),
+                groups=contraction.groups,
+                spread=None,
+                staged=staged,
+                inlined=inlined,
+                epilogue_inlined=epilogue_inlined,
+                epilogue=epilogue,
+                epilogue_fusable=fusable,
+                panel=panel,
+                panel_is_weight=contraction.right.weight,
+            )
         )
-        plans += [plan, *_spread_plans(plan)]
     return plans
 
 
-def _spread_plans(plan: Plan) -> list[Plan]:
-    """The same with vectors that span several groups, where image and result have their channels last, side by side."""
+def spread_plan(plan: Plan) -> Plan | None:
+    """The same with vectors that span several groups; None where image or result lacks channels last, side by side."""
     contraction = plan.contraction
     left, channels = contraction.left.access, contraction.left.access.indices[-1]
     if plan.groups == 1 or channels is None or plan.scattered or channels.offset:
-        return []
+        return None
     size = plan.vector_extent
     inputs = [axis for axis in plan.reduction if channels.coefficients == {axis.position: 1}]
     others = [axis for axis in plan.reduction if axis not in inputs]
     if not inputs or not others or channels.quotients != {plan.vector.position: (size, size)}:
-        return []
+        return None
     if left.shape[-1] != plan.vector.extent or inputs[0].extent != size:
-        return []
+        return None
     if plan.panel is None and contraction.right.access.stride(plan.vector.position) != 1:
-        return []
-    return [
-        replace(plan, name="groups", groups=1, spread=inputs[0], reduction=(*others[:-1], inputs[0], others[-1])),
-    ]
+        return None
+    return replace(plan, name="groups", groups=1, spread=inputs[0], reduction=(*others[:-1], inputs[0], others[-1]))
 
 
 def _vector_axes(contraction: Contraction) -> list[tuple[str, Axis]]:

@@ -57,8 +57,7 @@ class TiledContraction(Sketch):
         self.plan = plan
         self._mod = mod
         self._hardware = hardware
-        widest = max(plan.element_bytes, dtype_bytes(plan.contraction.right.access.dtype))
-        self._lanes = hardware.lanes(widest)
+        self._lanes = _lanes(plan, hardware)
         self.knobs = self._make_knobs()
 
     @property
@@ -178,5 +177,11 @@ def _divisors_of_tiles(rows: int, tiles_: Iterable[int]) -> list[int]:
 
 def spans_groups(plan: Plan, hardware: Hardware) -> bool:
     """Whether whole groups fill the machine's vectors, several each, and whole vectors the columns."""
-    lanes = hardware.lanes(max(plan.element_bytes, dtype_bytes(plan.contraction.right.access.dtype)))
-    return plan.group_extent < lanes and lanes % plan.group_extent == 0 and plan.vector_extent % lanes == 0
+    lanes = _lanes(plan, hardware)
+    group = plan.spread.extent if plan.spread is not None else lanes
+    return group < lanes and lanes % group == 0 and plan.vector_extent % lanes == 0
+
+
+def _lanes(plan: Plan, hardware: Hardware) -> int:
+    """Elements of a full vector, of sums or of weights, whichever are wider."""
+    return hardware.lanes(max(plan.element_bytes, dtype_bytes(plan.contraction.right.access.dtype)))

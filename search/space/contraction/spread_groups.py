@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, is_conditional, substitute, uses
+from ..expressions import binding_of, conjuncts, is_conditional, substitute, uses
 
 __all__ = ["SPREAD_GROUPS", "spread_groups"]
 
@@ -136,13 +136,14 @@ class _Tile:
             raise ValueError(f"products of a tile depend on {realize.predicate}; only whole tiles are written out")
         store = substitute(realize.block.body, binding_of(realize))
         factor = _spread_factor(store.value, lane)
-        condition, load, otherwise = None, factor, None
+        load, otherwise = factor, None
+        conditions: list[Any] = []
         if is_conditional(factor):
             condition, load, otherwise = factor.args
             if uses(condition, lane) or uses(otherwise, lane):
                 raise ValueError(f"{factor} chooses for each lane of a vector")
+            conditions = [self._analyzer.simplify(part) for part in conjuncts(condition)]
         self.lanes = int(loop.extent)
-        conditions = [self._analyzer.simplify(part) for part in _conjunction(condition)]
         pixel = self._pixel(load, lane, step, conditions, otherwise)
         pixel.products.setdefault(step, []).append((lane, store, factor))
 
@@ -195,14 +196,6 @@ def _spread_factor(value: Any, lane: Any) -> Any:
     if len(found) != 1:
         raise ValueError(f"{value} has {len(found)} factors that are spread over groups; expected one")
     return found[0]
-
-
-def _conjunction(condition: Any) -> list[Any]:
-    if condition is None:
-        return []
-    if isinstance(condition, tirx.And):
-        return [*_conjunction(condition.a), *_conjunction(condition.b)]
-    return [condition]
 
 
 def _among(condition: Any, conditions: list[Any]) -> bool:

@@ -118,21 +118,21 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         outputs = knobs["outputs"].astype(np.float64) if self.outputs > 1 else np.ones_like(rows)
         tiles = self.images / outputs * np.ceil(self.height / rows) * np.ceil(self.width / lanes)
         high, wide = self.window
-        step = self._row_step()
-        image_rows = np.minimum((rows - 1.0) * step + high, rows * high)
         across = self.image.strides[self.spatial - 1] or 1
-        # Elements between two lanes come with the loads of the first; shuffles part them.
-        loads = image_rows * (_CROSSING_LOAD * across * np.ceil(wide / across) + (wide if across > 1 else 0.0))
-        sums = image_rows * (wide - 1) + rows * (high - 1) if self.separable else rows * high * wide
-        epilogue = sum(stage.operations for stage in self.kernel.stages[1:])
-        # Multiply-adds take both of the issued instructions, and half vectors pair up where wide ones are two halves.
-        gained = 0.4 * (self.hardware.half_vector_rate - 1.0)
-        narrow = np.where(lanes < self.hardware.lanes(self.image.item_bytes), 1.0 - gained, 1.0)
-        crowding = 1.0 + _CROWDED * np.maximum(rows * across - _MOST_EASY_ROWS, 0.0)
         if self.outputs > 1:
             sums = np.maximum(rows * outputs, _CHAINS) * high * wide
             loads = 0.5 * high * wide * (rows * _LONE_LOAD * across + outputs)  # of images and of weights
             crowding = np.ones_like(rows)
+        else:
+            image_rows = np.minimum((rows - 1.0) * self._row_step() + high, rows * high)
+            # Elements between two lanes come with the loads of the first; shuffles part them.
+            loads = image_rows * (_CROSSING_LOAD * across * np.ceil(wide / across) + (wide if across > 1 else 0.0))
+            sums = image_rows * (wide - 1) + rows * (high - 1) if self.separable else rows * high * wide
+            crowding = 1.0 + _CROWDED * np.maximum(rows * across - _MOST_EASY_ROWS, 0.0)
+        epilogue = sum(stage.operations for stage in self.kernel.stages[1:])
+        # Multiply-adds take both of the issued instructions, and half vectors pair up where wide ones are two halves.
+        gained = 0.4 * (self.hardware.half_vector_rate - 1.0)
+        narrow = np.where(lanes < self.hardware.lanes(self.image.item_bytes), 1.0 - gained, 1.0)
         vectors = 2.0 * self.inputs * np.maximum(sums, loads) * narrow * crowding
         vectors = vectors + rows * outputs * (2.0 + 0.5 * epilogue) + _TILE
         # LLVM unrolls a few vectors, and then knows their masks; down a column they stay as they are.
@@ -197,8 +197,8 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         reduced = [loop for loop, kind in loops if kind == _REDUCTION]
         *others, lanes = (loop for loop, kind in loops if kind != _REDUCTION)
         schedule.reorder(*reduced, *others, lanes)
-        looped = reduced[:-1] if self.outputs > 1 else []
-        for loop in (*reduced[len(looped) :], *others):
+        unrolled = reduced[-1:] if self.outputs > 1 else reduced
+        for loop in (*unrolled, *others):
             if extent_of(schedule, loop) > 1:
                 schedule.unroll(loop)
         schedule.annotate(lanes, MASKED_LANES, vector)

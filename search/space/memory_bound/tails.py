@@ -16,7 +16,7 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from ..expressions import uses
+from ..expressions import conjuncts, uses
 
 __all__ = ["OVERLAPPING_TAIL", "overlap_tails"]
 
@@ -52,7 +52,7 @@ def _overlapping(loop: Any) -> Any:
 
     def unconditional(realize: Any) -> Any:
         values = [tvm_ffi.structural_map(value, (tirx.Mul, start)) for value in realize.iter_values]
-        others = [term for term in _conjuncts(realize.predicate) if _end(term, loop.loop_var) != length]
+        others = [term for term in conjuncts(realize.predicate) if _end(term, loop.loop_var) != length]
         kept = [tvm_ffi.structural_map(term, (tirx.Mul, start)) for term in others]
         return s_tir.SBlockRealize(values, functools.reduce(tirx.And, kept, tirx.IntImm("bool", 1)), realize.block)
 
@@ -66,7 +66,7 @@ def _row_length(loop: Any) -> int:
     lengths: set[int] = set()
 
     def visit(realize: Any) -> None:
-        ends = [_end(term, loop.loop_var) for term in _conjuncts(realize.predicate)]
+        ends = [_end(term, loop.loop_var) for term in conjuncts(realize.predicate)]
         lengths.update([min(end for end in ends if end is not None)] if any(ends) else [])
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
@@ -79,10 +79,3 @@ def _end(condition: Any, variable: Any) -> int | None:
     """The bound of `... variable ... < bound`; None for any other condition."""
     compared = isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm)
     return int(condition.b) if compared and uses(condition.a, variable) else None
-
-
-def _conjuncts(predicate: Any) -> list[Any]:
-    """The conditions that a predicate joins; none of one that always holds."""
-    if isinstance(predicate, tirx.And):
-        return [*_conjuncts(predicate.a), *_conjuncts(predicate.b)]
-    return [] if isinstance(predicate, tirx.IntImm) and bool(predicate.value) else [predicate]
