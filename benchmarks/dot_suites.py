@@ -72,7 +72,8 @@ class DotCase:
     def peak_flops_per_s(self, hardware: Any) -> float:
         """What the instruction reaches on this machine, measured now, on all threads of `hardware`."""
         dtype = "bfloat16" if self.kind == "bfloat16" else "int8"
-        return float(in_own_process("benchmarks.peers.dot_peak", dtype=dtype, threads=hardware.threads)["flops_per_s"])
+        arguments = {"dtype": dtype, "threads": hardware.threads, "lanes": hardware.lanes(4)}
+        return float(in_own_process("benchmarks.peers.dot_peak", **arguments)["flops_per_s"])
 
     def weights(self, seed: int = 0) -> NDArray[Any]:
         """The constant operand."""

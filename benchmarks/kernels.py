@@ -15,6 +15,12 @@ instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime
 MetaSchedule's result, null where there was none. Records are fresh. With peers, eqtune's schedule and
 the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
 state of the machine around it (benchmarks/peers/parallel_start.py).
+
+`--target x86-64-v3` compiles for fewer instructions than this machine has, as for machines with AVX2 only; the peak is
+that of these instructions. Peers choose their own instructions, except that oneDNN can be told in the environment:
+
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \\
+    python -m benchmarks.kernels --suite all --target x86-64-v3 --peers onednn --threads 1
 """
 
 from __future__ import annotations
@@ -42,14 +48,16 @@ TIMING_S = 2.0
 def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """One row."""
     import eqtune
+    from eqtune.gpu_machine import resolve_target
     from eqtune.machine import describe_machine, detect_target
 
-    target = detect_target(threads)
+    target = resolve_target({"kind": "llvm", "mcpu": args.target}, threads) if args.target else detect_target(threads)
     hardware = describe_machine(target, threads=threads)  # measured once, before the clock starts
     with tempfile.TemporaryDirectory() as work_dir:
         started_at, started = time.time(), time.monotonic()
         result = eqtune.tune_model(
             case.relax(args.seed),
+            target=target,
             trials=args.trials,
             time_budget_s=args.budget,
             threads=threads,
@@ -134,6 +142,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--budget", type=float, help="seconds of tuning a kernel")
     parser.add_argument("--threads", default=str(os.cpu_count() or 1), help="comma-separated numbers of threads")
+    parser.add_argument("--target", metavar="CPU", help="a processor as LLVM names it that runs here (this one)")
     parser.add_argument("--peers", default="", help=f"of {','.join(PEERS)}")
     parser.add_argument("--rounds", type=int, default=3, help="in which eqtune and the peers take turns (3)")
     parser.add_argument("--seed", type=int, default=0)
@@ -141,6 +150,8 @@ def main() -> None:
     args = parser.parse_args()
     args.peers = [name for name in args.peers.split(",") if name]
     unknown = set(args.peers) - set(PEERS)
+    if args.target and "metaschedule" in args.peers:
+        parser.error("metaschedule is tuned for this machine's CPU only: leave out --target")
     if unknown:
         parser.error(f"unknown peers {sorted(unknown)}; there are {list(PEERS)}")
     rows = []

@@ -23,6 +23,7 @@ __all__ = [
     "is_host",
     "missing_here",
     "missing_instructions",
+    "runs_here",
     "target_json",
 ]
 
@@ -102,13 +103,15 @@ def describe_machine(
     threads: int | None = None,
     measure: bool = True,
     limit_s: float | None = None,
+    here: bool | None = None,
     **overrides: Any,
 ) -> Hardware:
     """The limits and speeds of the machine behind `target`.
 
     A GPU target gives a `GpuHardware`: of the device where it is this machine's, else from a table of products.
     Vector registers come from the target, cache sizes from the operating system, speeds from about a second of
-    measuring. For a target that is not this machine, sizes and speeds come from a table of processors.
+    measuring with the target's instructions, which may be fewer than this machine has ("x86-64-v3"). For a target
+    that does not run here, sizes and speeds come from a table of processors.
 
     Parameters
     ----------
@@ -120,6 +123,8 @@ def describe_machine(
         False takes the speeds from the table for this machine, too: instant, and a rough guess.
     limit_s : float, optional
         Give up measuring after so many seconds and take the speeds from the table.
+    here : bool, optional
+        Whether kernels will run on this machine; by default, where it can run them.
     **overrides
         Fields of `Hardware` that are known better.
 
@@ -131,16 +136,16 @@ def describe_machine(
     target = detect_target(threads) if target is None else target
     if is_gpu(target):
         return describe_gpu(target, **overrides)
-    host = is_host(target)
+    here = runs_here(target) if here is None else here
     cores = target.attrs.get("num-cores", None) if hasattr(target.attrs, "get") else None
-    count = _threads(int(cores) if threads is None and cores else threads, here=host)
+    count = _threads(int(cores) if threads is None and cores else threads, here)
     mcpu = str(target.attrs.get("mcpu", ""))
     processor = PROCESSORS.get(mcpu, FALLBACK)
     vector_bytes, vector_registers = _vectors(target)
-    caches = _caches() if host else {}
+    caches = _caches() if here else {}
     peak = processor.clock * 1e9 * processor.flops_per_cycle
     fields: dict[str, Any] = {
-        "name": device_name(target),
+        "name": device_name(target, here),
         "threads": count,
         "vector_bytes": vector_bytes,
         "vector_registers": vector_registers,
@@ -148,13 +153,13 @@ def describe_machine(
         "l1_bytes": caches.get(1, processor.l1 * 1024),
         "l2_bytes": caches.get(2, processor.l2 * 1024),
         "l3_bytes": caches.get(3, processor.l3 * 1024),
-        "cache_line_bytes": _cache_line_bytes() if host else 64,
+        "cache_line_bytes": _cache_line_bytes() if here else 64,
         "peak_flops_per_s": peak,
         "peak_flops_per_s_all": peak * count,
         # Two units, each of which takes a whole vector or half of one, unless wide ones take both.
         "half_vector_rate": min(2.0, max(1.0, 4.0 * (vector_bytes // 4) / processor.flops_per_cycle)),
     }
-    if host and measure:
+    if here and measure:
         from .measure.peaks import measure_speeds
 
         fields |= measure_speeds(json.loads(target_json(target)), Hardware(**fields), limit_s)
@@ -188,6 +193,14 @@ def is_host(target: Any) -> bool:
     )
 
 
+def runs_here(target: Any) -> bool:
+    """Whether this machine runs code for `target`: its own CPU, or one whose instructions it has."""
+    from tvm.target import codegen
+
+    is_cpu = str(target.kind.name) == "llvm" and codegen.llvm_version_major(allow_none=True) is not None
+    return is_cpu and not missing_here(target)
+
+
 def missing_here(target: Any) -> str:
     """Why code for the CPU `target` cannot run on this machine, for people; "" where it can."""
     from tvm.target import codegen
@@ -211,14 +224,15 @@ def missing_instructions(cpu: str, target: Any) -> list[str]:
     return sorted(feature for feature in needed - there if feature.startswith(INSTRUCTION_SETS))
 
 
-def device_name(target: Any) -> str:
-    """What the device calls itself, for example "AMD EPYC (znver4)"; for other machines, the target's processor."""
+def device_name(target: Any, here: bool | None = None) -> str:
+    """What the device calls itself, for example "AMD EPYC (znver4)"; of a target that runs elsewhere, the processor."""
     mcpu = str(target.attrs.get("mcpu", "")) or "generic"
     if is_gpu(target):
         return describe_gpu(target).name
     if str(target.kind.name) != "llvm":
         return str(target.attrs.get("arch", "") or target.kind.name)
-    return f"{_cpu_model()} ({mcpu})" if is_host(target) else mcpu
+    here = runs_here(target) if here is None else here
+    return f"{_cpu_model()} ({mcpu})" if here else mcpu
 
 
 def target_json(target: Any) -> str:
@@ -272,7 +286,7 @@ def _dot_products(target: Any) -> tuple[str, ...]:
     if str(target.kind.name) != "llvm":
         return ()
     features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-    return tuple(name for name in ("avx512vnni", "avx512bf16") if name in features)
+    return tuple(name for name in ("avx512vnni", "avxvnni", "avx512bf16") if name in features)
 
 
 def _caches() -> dict[int, int]:

@@ -18,61 +18,64 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from eqtune.machine import detect_target
-from eqtune.search.space.contraction.dot_intrinsics import BFLOAT16_FUNCTION, BFLOAT16_LLVM, LANES
+from eqtune.search.space.contraction.dot_intrinsics import BFLOAT16_FUNCTION, BFLOAT16_LLVM
 
 CHAINS = 12
 STEPS = 50_000
 ROUNDS = 20
 
 
-def chains(threads: int, dtype: str) -> Any:
-    """Each thread: CHAINS sums in registers, STEPS times one dot product onto each."""
+def chains(threads: int, dtype: str, lanes: int) -> Any:
+    """Each thread: CHAINS vectors of `lanes` sums in registers, STEPS times one dot product onto each."""
     sums = "float32" if dtype == "bfloat16" else "int32"
 
     def dot(c: Any, a: Any, b: Any, pointer: Any) -> Any:
         if dtype == "bfloat16":
-            return tirx.call_pure_extern(f"{sums}x{LANES}", BFLOAT16_FUNCTION, c, a, b, pointer, pointer)
-        left, right = (tirx.reinterpret(f"int8x{4 * LANES}", value) for value in (a, b))
-        return tirx.call_llvm_pure_intrin(f"{sums}x{LANES}", "llvm.x86.avx512.vpdpbusd.512", c, left, right)
+            return tirx.call_pure_extern(f"{sums}x{lanes}", BFLOAT16_FUNCTION, c, a, b, pointer, pointer)
+        left, right = (tirx.reinterpret(f"int8x{4 * lanes}", value) for value in (a, b))
+        return tirx.call_llvm_pure_intrin(f"{sums}x{lanes}", f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", c, left, right)
 
     @T.prim_func(s_tir=True)
-    def kernel(x: T.Buffer((2, LANES), "int32"), out: T.Buffer((threads, CHAINS, LANES), sums)):
+    def kernel(x: T.Buffer((2, lanes), "int32"), out: T.Buffer((threads, CHAINS, lanes), sums)):
         T.func_attr({"tirx.noalias": True})
         for thread in T.parallel(threads):
             with T.sblock("chains"):
-                T.reads(x[0:2, 0:LANES])
-                T.writes(out[thread, 0:CHAINS, 0:LANES])
-                acc = T.sblock_alloc_buffer((CHAINS, LANES), sums, scope="local")
+                T.reads(x[0:2, 0:lanes])
+                T.writes(out[thread, 0:CHAINS, 0:lanes])
+                acc = T.sblock_alloc_buffer((CHAINS, lanes), sums, scope="local")
                 for chain in T.unroll(CHAINS):
-                    acc[chain, T.ramp(0, 1, LANES)] = T.broadcast(T.Cast(sums, 0), LANES)
+                    acc[chain, T.ramp(0, 1, lanes)] = T.broadcast(T.Cast(sums, 0), lanes)
                 for _ in range(STEPS):
                     for chain in T.unroll(CHAINS):
                         with T.attr(T.int32(0), "pragma_import_llvm", BFLOAT16_LLVM):
-                            acc[chain, T.ramp(0, 1, LANES)] = dot(
-                                acc[chain, T.ramp(0, 1, LANES)],
-                                x[0, T.ramp(0, 1, LANES)],
-                                x[1, T.ramp(0, 1, LANES)],
+                            acc[chain, T.ramp(0, 1, lanes)] = dot(
+                                acc[chain, T.ramp(0, 1, lanes)],
+                                x[0, T.ramp(0, 1, lanes)],
+                                x[1, T.ramp(0, 1, lanes)],
                                 x.data,
                             )
                 for chain in T.unroll(CHAINS):
-                    out[thread, chain, T.ramp(0, 1, LANES)] = acc[chain, T.ramp(0, 1, LANES)]
+                    out[thread, chain, T.ramp(0, 1, lanes)] = acc[chain, T.ramp(0, 1, lanes)]
 
     return kernel
 
 
-def main(dtype: str, threads: int) -> dict[str, float]:
-    """Operations a second of `dtype` ("int8" or "bfloat16"), two for each product; the best of several rounds."""
+def main(dtype: str, threads: int, lanes: int = 16) -> dict[str, float]:
+    """Operations a second of `dtype` ("int8" or "bfloat16"), two for each product; the best of several rounds.
+
+    `lanes` are the 32-bit sums of one instruction, 16 for bfloat16.
+    """
     import numpy as np
 
     os.environ["TVM_NUM_THREADS"] = str(threads)
-    mod = tvm.IRModule({"main": chains(threads, dtype).with_attr("global_symbol", "main")})
+    mod = tvm.IRModule({"main": chains(threads, dtype, lanes).with_attr("global_symbol", "main")})
     library = tvm.compile(mod, detect_target(threads)).jit()
     sums = "float32" if dtype == "bfloat16" else "int32"
-    arguments = [np.zeros((2, LANES), np.int32), np.zeros((threads, CHAINS, LANES), sums)]
+    arguments = [np.zeros((2, lanes), np.int32), np.zeros((threads, CHAINS, lanes), sums)]
     timer = library.time_evaluator("main", tvm.cpu(), number=2, repeat=ROUNDS)
     seconds = min(timer(*map(tvm.runtime.tensor, arguments)).results)
     depth = 2 if dtype == "bfloat16" else 4
-    return {"flops_per_s": 2.0 * depth * LANES * CHAINS * STEPS * threads / seconds}
+    return {"flops_per_s": 2.0 * depth * lanes * CHAINS * STEPS * threads / seconds}
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ class Hardware:
         Multiply-adds of half a vector register that take as long as one of a whole one: 2 where wide ones are computed
         in halves (Zen 4 with AVX-512), else 1.
     dot_products : tuple of str
-        Instructions that multiply and sum groups of small numbers, as LLVM names the features: "avx512vnni" for 8-bit
-        integers, "avx512bf16" for bfloat16.
+        Instructions that multiply and sum groups of small numbers, as LLVM names the features: "avx512vnni" and
+        "avxvnni" for 8-bit integers, "avx512bf16" for bfloat16.
     """
 
     name: str = "generic x86-64 with AVX-512"

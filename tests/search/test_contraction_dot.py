@@ -23,10 +23,12 @@ FEATURES = ("avx512vnni", "avx512bf16")
 HARDWARE = Hardware(threads=2, peak_flops_per_s=100e9, peak_flops_per_s_all=200e9, dot_products=FEATURES)
 ZNVER4 = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
 
-runs = pytest.mark.skipif(
-    set(FEATURES) - set(describe_machine(detect_target(1), measure=False).dot_products),
-    reason="this CPU has no dot products of bytes and bfloat16",
-)
+ALDERLAKE = tvm.target.Target({"kind": "llvm", "mcpu": "alderlake"})
+AVX_VNNI = Hardware(threads=2, vector_bytes=32, vector_registers=16, dot_products=("avxvnni",))
+HERE = describe_machine(detect_target(1), measure=False).dot_products
+
+runs = pytest.mark.skipif(set(FEATURES) - set(HERE), reason="this CPU has no dot products of bytes and bfloat16")
+runs_avx_vnni = pytest.mark.skipif("avxvnni" not in HERE, reason="this CPU has no AVX-VNNI")
 
 
 def constant(shape: tuple[int, ...], dtype: str) -> Any:
@@ -116,19 +118,29 @@ def inputs_of(function: Any) -> list[Any]:
     return arrays
 
 
-def compile_all(functions: dict[str, Any]) -> Any:
+def compile_all(functions: dict[str, Any], target: Any = ZNVER4) -> Any:
     mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()})
     with tvm.transform.PassContext(config={"tirx.disable_assert": True, "tirx.disable_cse_tir": True}):
-        return tvm.compile(mod, ZNVER4)
+        return tvm.compile(mod, target)
 
 
 @runs
 @pytest.mark.parametrize("name", KERNELS)
 def test_candidates_compute_the_kernel(name: str) -> None:
-    mod = KERNELS[name]()
-    schedules = candidates(mod, HARDWARE, 4)
+    check(KERNELS[name](), HARDWARE, ZNVER4)
+
+
+@runs_avx_vnni
+@pytest.mark.parametrize("name", [name for name in KERNELS if "bfloat16" not in name])
+def test_candidates_of_half_the_lanes_compute_the_kernel(name: str) -> None:
+    check(KERNELS[name](), AVX_VNNI, ALDERLAKE)
+
+
+def check(mod: Any, hardware: Hardware, target: Any) -> None:
+    """Random candidates write what the unscheduled kernel does."""
+    schedules = candidates(mod, hardware, 4)
     functions = {f"candidate{i}": prepare_for_lowering(s.mod["main"]) for i, s in enumerate(schedules)}
-    library = compile_all({"reference": mod["main"], **functions}).jit()
+    library = compile_all({"reference": mod["main"], **functions}, target).jit()
     arrays = [tvm.runtime.tensor(array) for array in inputs_of(mod["main"])]
     library["reference"](*arrays)
     expected = arrays[-1].numpy()
@@ -155,11 +167,18 @@ def test_bfloat16_is_as_exact_as_float32_sums_of_its_products() -> None:
     assert np.abs(result.numpy() - exact).max() < 256 * 2.0**-24 * np.abs(x.astype(float)).sum(axis=1).max()
 
 
-@pytest.mark.parametrize(("name", "instruction"), [("uint8_int8", "vpdpbusd"), ("bfloat16", "vdpbf16ps")])
-def test_the_instruction_is_in_the_code(name: str, instruction: str) -> None:
-    (schedule,) = candidates(KERNELS[name](), HARDWARE, 1)
-    library = compile_all({"main": prepare_for_lowering(schedule.mod["main"])})
-    assert instruction in library.mod.inspect_source("asm")
+@pytest.mark.parametrize(
+    ("name", "hardware", "target", "instruction"),
+    [
+        ("uint8_int8", HARDWARE, ZNVER4, r"vpdpbusd\s.*%zmm"),
+        ("uint8_int8", AVX_VNNI, ALDERLAKE, r"\{vex\}\s+vpdpbusd\s.*%ymm"),
+        ("bfloat16", HARDWARE, ZNVER4, r"vdpbf16ps\s.*%zmm"),
+    ],
+)
+def test_the_instruction_is_in_the_code(name: str, hardware: Hardware, target: Any, instruction: str) -> None:
+    (schedule,) = candidates(KERNELS[name](), hardware, 1)
+    library = compile_all({"main": prepare_for_lowering(schedule.mod["main"])}, target)
+    assert re.search(instruction, library.mod.inspect_source("asm"))
 
 
 def test_a_trace_replays_on_a_fresh_schedule() -> None:
@@ -234,5 +253,6 @@ def test_a_ragged_last_tile_does_not_spill() -> None:
 def test_hardware_keeps_its_instructions_as_json() -> None:
     assert Hardware.from_json(HARDWARE.to_json()) == HARDWARE
     assert describe_machine(ZNVER4, threads=1, measure=False).dot_products == FEATURES
+    assert describe_machine(ALDERLAKE, threads=1, measure=False).dot_products == ("avxvnni",)
     haswell = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
     assert describe_machine(haswell, threads=1, measure=False).dot_products == ()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import platform
 
 import pytest
 import tvm
 
 from eqtune import machine
 from eqtune.errors import InputError
-from eqtune.machine import describe_machine, detect_target, device_name, is_host, target_json
+from eqtune.machine import describe_machine, detect_target, device_name, is_host, runs_here, target_json
+from eqtune.measure import peaks
 from eqtune.search.space.hardware import Hardware
 
 
@@ -60,14 +62,30 @@ def test_what_can_be_looked_up_is_instant_and_overridable():
         ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}, 16, 16, 512 * 1024, 1),
     ],
 )
-def test_other_targets_come_from_the_table(
-    monkeypatch, target, vector_bytes, vector_registers, l2_bytes, half_vector_rate
+def test_targets_that_run_elsewhere_come_from_the_table(
+    target, vector_bytes, vector_registers, l2_bytes, half_vector_rate
 ):
-    monkeypatch.setattr(machine, "is_host", lambda target: False)
-    hardware = describe_machine(tvm.target.Target(target))
+    hardware = describe_machine(tvm.target.Target(target), here=False)
+    assert hardware.name == target["mcpu"]
     assert (hardware.vector_bytes, hardware.vector_registers) == (vector_bytes, vector_registers)
     assert (hardware.l2_bytes, hardware.half_vector_rate) == (l2_bytes, half_vector_rate)
     assert hardware.threads == target.get("num-cores", hardware.threads)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs a target with fewer instructions than this machine")
+def test_code_for_fewer_instructions_is_measured_where_it_runs(monkeypatch):
+    """A peak from the table ended the search at a third of what SSE reaches here."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "num-cores": 1})
+    assert runs_here(target)
+    assert not is_host(target)
+    assert device_name(target) == device_name(detect_target()).partition(" (")[0] + " (x86-64)"
+    asked = []
+    monkeypatch.setattr(peaks, "measure_speeds", lambda target, *_: asked.append(target) or {"peak_flops_per_s": 7e9})
+    hardware = describe_machine(target)
+    assert asked[0]["mcpu"] == "x86-64"
+    assert hardware.peak_flops_per_s == 7e9
+    assert hardware.l2_bytes == describe_machine(measure=False).l2_bytes
+    assert hardware.name == device_name(target)
 
 
 def test_without_system_files_the_table_answers(monkeypatch, tmp_path):

@@ -172,6 +172,20 @@ def test_records_of_another_target_never_match(model, work_dir, caplog, monkeypa
     assert "holds no records for target" in caplog.text
 
 
+def test_records_of_a_portable_target_match_whichever_machine_measured_them(model, tmp_path):
+    """Code for x86-64-v2 is built in one place and measured in another."""
+    portable = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2"})
+    (task,) = extract_tasks(lower_to_kernels(model, portable))
+    context = Context(target_json(portable), "board over rpc, key board", 2, tvm.__version__)
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
+        database.add([Record(task.workload_hash, "", trace_to_json(Schedule(task.mod).trace), context, (1e-6,))])
+    with portable:
+        assert stored_schedules(tmp_path).keys() == {task.workload_hash}
+    with TARGET:
+        assert stored_schedules(tmp_path) == {}
+
+
 def test_missing_records_and_a_missing_target_are_named(work_dir, tmp_path):
     with pytest.raises(InputError, match="no records at"):
         stored_schedules(tmp_path / "nowhere")

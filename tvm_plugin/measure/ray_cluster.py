@@ -89,7 +89,8 @@ class RayMeasurer(ElsewhereMeasurer):
         import ray
 
         super().__init__(target, Fleet(wait_s, ADVICE), timeout_s, seed)
-        hardware = describe_machine(target, threads, measure=False) if hardware is None else hardware
+        if hardware is None:
+            hardware = describe_machine(target, threads, measure=False, here=is_host(target))
         threads = hardware.threads if threads is None else threads
         if not threads > 0 or not wait_s > 0:
             raise InputError(f"threads and wait_s must be positive, got {threads!r} and {wait_s!r}")

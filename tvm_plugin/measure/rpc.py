@@ -98,7 +98,8 @@ class RpcMeasurer(ElsewhereMeasurer):
         address = RpcAddress.parse(url)
         advice = f"start servers, one a device, with\n  {address.how_to_start_server}"
         super().__init__(target, Fleet(wait_s, advice), timeout_s, seed)
-        hardware = describe_machine(target, threads, measure=False) if hardware is None else hardware
+        if hardware is None:
+            hardware = describe_machine(target, threads, measure=False, here=is_host(target))
         threads = hardware.threads if threads is None else threads
         workers = core_count() if workers is None else workers
         for name, value in (("threads", threads), ("workers", workers), ("wait_s", wait_s)):

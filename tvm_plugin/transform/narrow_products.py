@@ -12,6 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..gpu_machine import is_gpu
 from ..machine import describe_machine
+from ..search.space.contraction.dot_intrinsics import find_dot_product
 from .constants import Array, array_of, constant_of, is_static_tensor
 from .functions import extents, map_functions, operator
 from .simplify_shapes import permutation_of
@@ -27,7 +28,9 @@ dot-product instruction takes them (Zen 4, 512^3: 470 instead of 334 GOPS)."""
 
 def has_byte_products(target: Any) -> bool:
     """Whether a CPU multiplies groups of bytes in one instruction; elsewhere, widened products are as good."""
-    return not is_gpu(target) and "avx512vnni" in describe_machine(target, measure=False).dot_products
+    if is_gpu(target):
+        return False
+    return find_dot_product("uint8", "int8", "int32", describe_machine(target, measure=False)) is not None
 
 
 @transform.module_pass(opt_level=0, name="NarrowProducts")

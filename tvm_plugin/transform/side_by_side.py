@@ -10,7 +10,7 @@ import tvm
 from tvm import ir, relax, tirx, transform
 
 from ..gpu_machine import is_gpu
-from ..machine import core_count, is_host
+from ..machine import core_count, runs_here
 
 __all__ = ["build"]
 
@@ -39,13 +39,13 @@ def build(mod: ir.IRModule, target: Any, config: Mapping[str, Any]) -> relax.VME
     shares = [kernels[part::parts] for part in range(parts)]
     elsewhere = {variable for share in shares[1:] for variable in share}
     here = {variable: function for variable, function in mod.functions_items() if variable not in elsewhere}
-    runs_here = not is_gpu(target) and is_host(target)
+    ready = runs_here(target)
     with ThreadPoolExecutor(max(1, parts - 1)) as pool:
-        libraries = [pool.submit(_library, mod, share, target, config, runs_here) for share in shares[1:]]
+        libraries = [pool.submit(_library, mod, share, target, config, ready) for share in shares[1:]]
         with transform.PassContext(opt_level=3, config=dict(config)):
             rest = ir.IRModule(here, attrs=mod.attrs, global_infos=mod.global_infos)
             executable = relax.build(rest, target, relax_pipeline=None)
-        if runs_here and shares[0]:
+        if ready and shares[0]:
             executable.mod.get_function(shares[0][0].name_hint, query_imports=True)
         for future in libraries:
             executable.mod.import_module(future.result())
@@ -53,11 +53,11 @@ def build(mod: ir.IRModule, target: Any, config: Mapping[str, Any]) -> relax.VME
 
 
 def _library(
-    mod: ir.IRModule, share: Sequence[ir.GlobalVar], target: Any, config: Mapping[str, Any], runs_here: bool
+    mod: ir.IRModule, share: Sequence[ir.GlobalVar], target: Any, config: Mapping[str, Any], ready: bool
 ) -> Any:
-    """These kernels as one library; if it `runs_here`, LLVM makes the code now and not when the first one is called."""
+    """These kernels as one library; `ready`: LLVM makes the code now, not when the first one is called."""
     with transform.PassContext(opt_level=3, config=dict(config)):
         library = tvm.tirx.build(ir.IRModule({variable: mod[variable] for variable in share}), target)
-    if runs_here:
+    if ready:
         library.get_function(share[0].name_hint)
     return library

@@ -15,7 +15,8 @@ from eqtune.records import Context, RecordDatabase
 from eqtune.records.traces import replay
 
 from ..errors import InputError
-from ..machine import device_name, target_json
+from ..gpu_machine import is_gpu
+from ..machine import device_name, is_host, target_json
 
 __all__ = ["StoredSchedule", "stored_schedules"]
 
@@ -55,7 +56,8 @@ def stored_schedules(
         A work directory, its `records.sqlite`, or an open database.
     context : Context, optional
         Records of any other context are left out. Without it: those of the current target, this device and this
-        version of TVM, with the most threads where there are several.
+        version of TVM, with the most threads where there are several; for a target that is not this machine's own CPU
+        or GPU, of whichever device measured it.
 
     Raises
     ------
@@ -89,6 +91,9 @@ def _matching_context(database: RecordDatabase) -> Context | None:
     wanted = target_json(target), device_name(target), str(tvm.__version__)
     known = database.contexts()
     matching = [c for c in known if (c.target, c.device, c.tvm_version) == wanted]
+    if not matching and not is_gpu(target) and not is_host(target):
+        # Code for other machines, or for any that has its instructions: whichever measured it knows best.
+        matching = [c for c in known if (c.target, c.tvm_version) == (wanted[0], wanted[2])]
     if not matching:
         LOGGER.warning(
             "%s holds no records for target %s on %s with TVM %s; it holds: %s",

@@ -17,7 +17,7 @@ from .. import __version__, cost_model, measure
 from ..errors import SetupError
 from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
-from ..machine import core_count, describe_machine, detect_target, is_host
+from ..machine import core_count, describe_machine, detect_target, device_name, is_host, runs_here
 from ..measure.base import Measurer, RunsModels, TakesPlainBaselines
 from ..measure.gauge import Gauge, multiply_adds
 from ..records import Context
@@ -331,7 +331,7 @@ class Session:
                 f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s" + ("" if self.runs else f"; {NOT_MEASURED}")
             )
         caches = (machine.l1_bytes // 1024, machine.l2_bytes // 1024, machine.l3_bytes // 1024)
-        how = "measured" if is_host(self.target) else "by a table of processors"
+        how = "measured" if self._runs_here else "by a table of processors"
         return (
             f"{machine.name}, {machine.threads} threads: {machine.peak_flops_per_s_all / 1e9:.0f} GFLOPS and "
             f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s {how}, {machine.peak_flops_per_s / 1e9:.0f} GFLOPS a "
@@ -422,14 +422,21 @@ class Session:
         plain = ":plain" if self.plain_baselines else ""
         return f"baseline:{kernel.task.workload_hash}:{self.context_key}{plain}"
 
+    @property
+    def _runs_here(self) -> bool:
+        """Whether this machine's speeds are those of the kernels: devices elsewhere are like it at best."""
+        is_local = self.settings.measure == "local" or isinstance(self.settings.measure, measure.LocalMeasurer)
+        return runs_here(self.target) if is_local else is_host(self.target)
+
     def _describe_machine(self) -> Hardware:
-        key = f"hardware:{self.target}:{self.settings.threads}"
+        here = self._runs_here
+        key = f"hardware:{device_name(self.target, here)}:{self.target}:{self.settings.threads}"
         known = known_hardware(self.work.database.get_object(key))
         if known is not None:
             return known
         limit_s = None if self.budget.time_s is None else max(MACHINE_S, MACHINE_SHARE * self.budget.time_s)
         started = time.monotonic()
-        hardware = describe_machine(self.target, threads=self.settings.threads, limit_s=limit_s)
+        hardware = describe_machine(self.target, threads=self.settings.threads, limit_s=limit_s, here=here)
         if limit_s is None or time.monotonic() - started < limit_s:
             self.work.database.put_json(key, hardware.to_json())
         else:

@@ -2,7 +2,7 @@
 
 The loop nest is that of `tiled`, with one more level: the innermost reduction axis is cut into the groups that one
 instruction multiplies. The right operand is packed to `[.., columns / nr, reduction.., groups, nr, group]`, so that a
-vector of it is one group for each of 16 columns; the left one must have its groups side by side, and is copied where
+vector of it is one group for each of its columns; the left one must have its groups side by side, and is copied where
 it has not. Both are filled up with zeros, which add nothing.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 from ..access import Access, Axis
-from .dot_intrinsics import LANES, DotProduct
+from .dot_intrinsics import DotProduct
 from .plan import Plan
 from .tiled import AHEAD, PAD_AT_OUTER, _index_map, _schedule_padding
 
@@ -88,7 +88,7 @@ class DotPlan(Plan):
     @property
     def write_width(self) -> int:
         """Elements of the vectors that write a result: no vector may cross the end of the columns."""
-        width = LANES
+        width = self.dot.lanes
         while self.vector_extent % width:
             width //= 2
         return width
@@ -153,7 +153,7 @@ def schedule_dots(mod: Any, plan: DotPlan, values: Mapping[str, int], parallel: 
     if staged is not None and values["pad"] == PAD_AT_OUTER:
         sch.compute_at(staged, loops["outer"], preserve_unit_loops=True)
     elif staged is not None:
-        _schedule_padding(sch, staged, plan, LANES * plan.dot.depth, parallel)
+        _schedule_padding(sch, staged, plan, plan.dot.lanes * plan.dot.depth, parallel)
     if plan.epilogue and not plan.epilogue_fusable:
         apart.append(sch.get_sblock(plan.epilogue))
     for alone in apart:
@@ -267,8 +267,9 @@ def _tile_loops(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) 
     axes = [axis for axis in plan.contraction.block.axes if axis.position not in merged]
     loop = dict(zip((axis.position for axis in axes), sch.get_loops(block), strict=True))
     chunk, rows, row = sch.split(loop[plan.unrolled[0].position], [None, values["chunk"], values["mr"]])
+    lanes = plan.dot.lanes
     columns, vectors, lane = sch.split(
-        loop[plan.vector.position], [None, values["nr"] // LANES, LANES], disable_predication=True
+        loop[plan.vector.position], [None, values["nr"] // lanes, lanes], disable_predication=True
     )
     reduction = [loop[axis.position] for axis in plan.reduction]
     steps, step, group = sch.split(
@@ -294,7 +295,7 @@ def _tile_loops(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) 
 def _write(sch: Any, writer: Any, plan: DotPlan) -> None:
     """Write a tile by vectors, unrolled; across the output's rows, element by element."""
     *rows, columns = sch.get_loops(writer)[-len(sch.get(writer).iter_vars) :]
-    width = plan.write_width if plan.write_width >= NARROWEST_WRITE else LANES
+    width = plan.write_width if plan.write_width >= NARROWEST_WRITE else plan.dot.lanes
     vectors, lane = sch.split(columns, [None, width])
     sch.vectorize(lane)
     for loop in (*rows, vectors):

@@ -1,7 +1,7 @@
 """Instructions that multiply and sum small groups: four 8-bit products into 32 bits, or two bfloat16 into float32.
 
-A tensor intrinsic computes `C[j] += sum of A[k] * B[j, k]` for 16 sums at a time, `A` being one group that all of them
-share. TVM has one of these (`dot_16x4_vnni`), which LLVM 22 refuses: it wants the bytes as bytes.
+A tensor intrinsic computes `C[j] += sum of A[k] * B[j, k]` for a vector of sums at a time, `A` being one group that all
+of them share. TVM has one of these (`dot_16x4_vnni`), which LLVM 22 refuses: it wants the bytes as bytes.
 
 A schedule's trace names its intrinsics. So they are registered when this module is imported, which whoever replays
 traces does (with `search/space/lowering.py`).
@@ -18,10 +18,9 @@ from tvm.s_tir import TensorIntrin
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-__all__ = ["DOT_PRODUCTS", "LANES", "DotProduct", "find_dot_product"]
+from ..hardware import Hardware
 
-LANES = 16
-"""Sums of one instruction: 32 bits each, 512 in all."""
+__all__ = ["DOT_PRODUCTS", "DotProduct", "find_dot_product"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,8 @@ class DotProduct:
         Products of one sum.
     feature : str
         What LLVM calls a CPU that has the instruction.
+    lanes : int
+        Sums of one instruction, 32 bits each.
     spare_registers : int
         Vector registers, beside those of sums and operands, that correcting a sign takes.
     corrections : int
@@ -47,30 +48,42 @@ class DotProduct:
     sums: str
     depth: int
     feature: str
+    lanes: int
     spare_registers: int = 0
     corrections: int = 0
 
     @property
     def name(self) -> str:
         """Of the registered intrinsic."""
-        return f"eqtune_dot_{self.left}_{self.right}"
+        width = "" if self.lanes == 16 else f"_x{self.lanes}"
+        return f"eqtune_dot_{self.left}_{self.right}{width}"
 
 
-_BYTES = ("int32", 4, "avx512vnni")
+def _dots_of_bytes(feature: str, lanes: int) -> tuple[DotProduct, ...]:
+    sums = ("int32", 4, feature, lanes)
+    return (
+        DotProduct("uint8", "int8", *sums),
+        DotProduct("int8", "uint8", *sums),
+        DotProduct("int8", "int8", *sums, spare_registers=3, corrections=1),
+        DotProduct("uint8", "uint8", *sums, spare_registers=3, corrections=2),
+    )
+
+
 DOT_PRODUCTS = (
-    DotProduct("uint8", "int8", *_BYTES),
-    DotProduct("int8", "uint8", *_BYTES),
-    DotProduct("int8", "int8", *_BYTES, spare_registers=3, corrections=1),
-    DotProduct("uint8", "uint8", *_BYTES, spare_registers=3, corrections=2),
-    DotProduct("bfloat16", "bfloat16", "float32", 2, "avx512bf16"),
+    *_dots_of_bytes("avx512vnni", 16),
+    *_dots_of_bytes("avxvnni", 8),
+    DotProduct("bfloat16", "bfloat16", "float32", 2, "avx512bf16", 16),
 )
+"""The widest first."""
 
 
-def find_dot_product(left: str, right: str, sums: str, features: tuple[str, ...]) -> DotProduct | None:
-    """The one for these dtypes that a CPU with these `features` has; None where there is none."""
-    wanted = (left, right, sums)
-    found = [d for d in DOT_PRODUCTS if (d.left, d.right, d.sums) == wanted and d.feature in features]
-    return found[0] if found else None
+def find_dot_product(left: str, right: str, sums: str, hardware: Hardware) -> DotProduct | None:
+    """The widest one for these dtypes that a CPU has; None where there is none."""
+    for dot in DOT_PRODUCTS:
+        fits = dot.feature in hardware.dot_products and 4 * dot.lanes <= hardware.vector_bytes
+        if fits and (dot.left, dot.right, dot.sums) == (left, right, sums):
+            return dot
+    return None
 
 
 BFLOAT16_FUNCTION = "eqtune_dot_bf16"
@@ -90,13 +103,9 @@ float32 of intermediate buffers, except of those that something takes a pointer 
 
 def _bytes_dot(sums: Any, unsigned: Any, signed: Any) -> Any:
     """sums + unsigned * signed, groups of four bytes in vectors of 32-bit integers."""
-    return tirx.call_llvm_pure_intrin(
-        "int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, _as(unsigned, "int8x64"), _as(signed, "int8x64")
-    )
-
-
-def _as(value: Any, dtype: str) -> Any:
-    return tirx.reinterpret(dtype, value)
+    lanes = int(sums.ty.dtype.lanes)
+    left, right = (tirx.reinterpret(f"int8x{4 * lanes}", value) for value in (unsigned, signed))
+    return tirx.call_llvm_pure_intrin(f"int32x{lanes}", f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", sums, left, right)
 
 
 def _four(byte: int) -> Any:
@@ -104,34 +113,37 @@ def _four(byte: int) -> Any:
     return tirx.const(int.from_bytes(bytes([byte] * 4), "little", signed=True), "int32")
 
 
-def _spread(group: Any) -> Any:
-    return tirx.Broadcast(group, LANES)
-
-
 def _sum_of_bytes(dot: DotProduct, a: Any, b: Any, c: Any) -> Any:
-    """The sums `c` plus the products of a group `a` (32 bits) and 16 groups `b` (32 bits each).
+    """The sums `c` plus the products of a group `a` (32 bits) and as many groups `b` (32 bits each) as there are sums.
 
     The byte instruction multiplies unsigned by signed. With b the signed of two signed operands, b + 128 is unsigned
     (its highest bit flipped), and 128 times the sum of a is taken away; with two unsigned ones it is added to b - 128.
     The compiler computes that once for a row of a tile. To flip b is cheaper than to flip a, which is spread from
     memory; and LLVM 22 never ends on a spread group that is flipped.
     """
-    zero, a = _spread(tirx.const(0, "int32")), _spread(a)
-    flipped = b ^ _spread(_four(128))
+
+    def spread(group: Any) -> Any:
+        return tirx.Broadcast(group, dot.lanes)
+
+    zero, a = spread(tirx.const(0, "int32")), spread(a)
+    flipped = b ^ spread(_four(128))
     match dot.left, dot.right:
         case "uint8", "int8":
             return _bytes_dot(c, a, b)
         case "int8", "uint8":
             return _bytes_dot(c, b, a)
         case "int8", "int8":
-            return _bytes_dot(c, flipped, a) - _bytes_dot(zero, _spread(_four(128)), a)
-    half = _bytes_dot(zero, a, _spread(_four(64)))
-    return _bytes_dot(c, a, flipped) + _bytes_dot(half, a, _spread(_four(64)))
+            return _bytes_dot(c, flipped, a) - _bytes_dot(zero, spread(_four(128)), a)
+    half = _bytes_dot(zero, a, spread(_four(64)))
+    return _bytes_dot(c, a, flipped) + _bytes_dot(half, a, spread(_four(64)))
 
 
 def _function(dot: DotProduct, write: Callable[[Any, Any, Any], None]) -> Any:
-    """A function of a group, 16 groups and 16 sums with the body of `write`; the parser would take 50 ms."""
-    lanes, depth = LANES, dot.depth
+    """A function of a group, a vector of groups and one of sums that does what `write` writes.
+
+    TVMScript's parser would take 50 ms.
+    """
+    lanes, depth = dot.lanes, dot.depth
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("dot")
         a = T.match_buffer(T.arg("a", T.handle()), (depth,), dot.left, offset_factor=1)
@@ -145,23 +157,25 @@ def _function(dot: DotProduct, write: Callable[[Any, Any, Any], None]) -> Any:
 
 
 def _register(dot: DotProduct) -> None:
+    lanes = dot.lanes
+
     def description(a: Any, b: Any, c: Any) -> None:
-        with T.grid(LANES, dot.depth) as (i, k), T.sblock("update"):
-            vi, vk = T.axis.spatial(LANES, i), T.axis.reduce(dot.depth, k)
+        with T.grid(lanes, dot.depth) as (i, k), T.sblock("update"):
+            vi, vk = T.axis.spatial(lanes, i), T.axis.reduce(dot.depth, k)
             T.buffer_store(c, c[vi] + T.Cast(dot.sums, a[vk]) * T.Cast(dot.sums, b[vi, vk]), [vi])
 
     def implementation(a: Any, b: Any, c: Any) -> None:
-        sums = c.vload([0], f"{dot.sums}x{LANES}")
-        lanes = tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), LANES)
+        sums = c.vload([0], f"{dot.sums}x{lanes}")
+        places = tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), lanes)
         group = tirx.reinterpret("int32", a.vload([0], f"{dot.left}x{dot.depth}"))
-        groups = tirx.reinterpret("int32x16", b.vload([0, 0], f"{dot.right}x{LANES * dot.depth}"))
+        groups = tirx.reinterpret(f"int32x{lanes}", b.vload([0, 0], f"{dot.right}x{lanes * dot.depth}"))
         if dot.sums == "int32":
-            T.buffer_store(c, _sum_of_bytes(dot, group, groups, sums), [lanes])
+            T.buffer_store(c, _sum_of_bytes(dot, group, groups, sums), [places])
             return
-        operands = sums, _spread(group), groups, a.data, b.data
+        operands = sums, tirx.Broadcast(group, lanes), groups, a.data, b.data
         # Here and not on a loop around: TVM drops loops of one iteration, with what is annotated.
         with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", BFLOAT16_LLVM):
-            T.buffer_store(c, tirx.call_pure_extern(f"float32x{LANES}", BFLOAT16_FUNCTION, *operands), [lanes])
+            T.buffer_store(c, tirx.call_pure_extern(f"float32x{lanes}", BFLOAT16_FUNCTION, *operands), [places])
 
     TensorIntrin.register(dot.name, _function(dot, description), _function(dot, implementation), override=True)
 

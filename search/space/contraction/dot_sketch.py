@@ -15,7 +15,7 @@ from ..base import Knob, Sketch
 from ..features import FEATURES
 from ..hardware import Hardware
 from .dot import DotPlan, dot_plan, schedule_dots
-from .dot_intrinsics import LANES, find_dot_product
+from .dot_intrinsics import find_dot_product
 from .plan import make_plans
 from .sketch import TiledContraction
 from .tiled import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
@@ -31,10 +31,10 @@ MOST_SUMS = 28
 def dot_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[Sketch]:
     """The sketch of dot products where the CPU has an instruction for the kernel's dtypes, else none."""
     contraction = kernel.contraction
-    if contraction is None or hardware.vector_bytes < 4 * LANES:
+    if contraction is None:
         return []
     dtypes = contraction.left.access.dtype, contraction.right.access.dtype, contraction.block.write.dtype
-    dot = find_dot_product(*dtypes, hardware.dot_products)
+    dot = find_dot_product(*dtypes, hardware)
     if dot is None:
         return []
     found: list[Sketch] = []
@@ -74,7 +74,7 @@ class DotContraction(TiledContraction):
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See `TiledContraction.legal`; correcting a sign takes registers, too."""
         v = self._columns(values)
-        vectors = v["nr"] / LANES
+        vectors = v["nr"] / self.plan.dot.lanes
         needed = v["mr"] * vectors + vectors + 1 + self.plan.dot.spare_registers
         ok: NDArray[np.bool_] = super().legal(values) & (needed <= self._hardware.vector_registers)
         return ok
@@ -101,8 +101,9 @@ class DotContraction(TiledContraction):
         TVM cuts the sums' buffer to the columns, so that the last vector of a wider tile would lie across the first of
         the next row: right, because it adds zeros, but eight times as slow (24 columns in tiles of 32).
         """
+        lanes = self.plan.dot.lanes
         if self.plan.unrolled_extent > 1:
-            most, limit = max(1, self.plan.vector_extent // LANES), 8
+            most, limit = max(1, self.plan.vector_extent // lanes), 8
         else:
-            most, limit = -(-self.plan.vector_extent // LANES), MOST_SUMS // 2
-        return [LANES * count for count in range(1, min(most, limit) + 1)]
+            most, limit = -(-self.plan.vector_extent // lanes), MOST_SUMS // 2
+        return [lanes * count for count in range(1, min(most, limit) + 1)]
