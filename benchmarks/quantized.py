@@ -5,7 +5,8 @@
 ONNX Runtime's `quantize_static` calibrates on three random inputs, with unsigned activations and weights a channel
 (`--signed`: signed activations, its default). Both runtimes get the very same file, and take turns; `float_ms` is ONNX
 Runtime on the model before. `rel_err` is the largest difference of the outputs from ONNX Runtime's, relative to the
-largest; 0 means bit for bit the same.
+largest; 0 means bit for bit the same. `--target x86-64-v3` lets eqtune use fewer instructions than this machine has;
+ONNX Runtime takes those that it finds.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, Any]:
         started = time.monotonic()
         result = eqtune.tune_model(
             path,
+            target={"kind": "llvm", "mcpu": args.target} if args.target else None,
             time_budget_s=args.budget,
             work_dir=Path(directory) / "work",
             threads=args.threads,
@@ -109,6 +111,7 @@ def main() -> None:
     parser.add_argument("--signed", action="store_true", help="signed activations")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of tuning a model (120)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both runtimes (all cores)")
+    parser.add_argument("--target", metavar="CPU", help="of eqtune, as LLVM names it (this one)")
     parser.add_argument("--rounds", type=int, default=3, help="in which the runtimes take turns, 2 s each (3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-q", "--quiet", action="store_true")

@@ -45,7 +45,7 @@ class Hardware:
         in halves (Zen 4 with AVX-512), else 1.
     dot_products : tuple of str
         Instructions that multiply and sum groups of small numbers, as LLVM names the features: "avx512vnni" and
-        "avxvnni" for 8-bit integers, "avx512bf16" for bfloat16.
+        "avxvnni" for 8-bit integers, "avx512bf16" for bfloat16; "avx512bw", "avx2" and "sse2" for 16-bit integers.
     """
 
     name: str = "generic x86-64 with AVX-512"

@@ -1,7 +1,8 @@
-"""Products of 8-bit integers and of bfloat16 use the CPU's instructions for them, and stay exact."""
+"""Products of 8- and 16-bit integers and of bfloat16 use the CPU's instructions for them, and stay exact."""
 
 from __future__ import annotations
 
+import platform
 import re
 from typing import Any
 
@@ -25,6 +26,11 @@ ZNVER4 = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
 
 ALDERLAKE = tvm.target.Target({"kind": "llvm", "mcpu": "alderlake"})
 AVX_VNNI = Hardware(threads=2, vector_bytes=32, vector_registers=16, dot_products=("avxvnni",))
+PAIRS = {
+    "avx512bw": (Hardware(threads=2, dot_products=("avx512bw",)), "skylake-avx512"),
+    "avx2": (Hardware(threads=2, vector_bytes=32, vector_registers=16, dot_products=("avx2",)), "haswell"),
+    "sse2": (Hardware(threads=2, vector_bytes=16, vector_registers=16, dot_products=("sse2",)), "x86-64"),
+}
 HERE = describe_machine(detect_target(1), measure=False).dot_products
 
 runs = pytest.mark.skipif(set(FEATURES) - set(HERE), reason="this CPU has no dot products of bytes and bfloat16")
@@ -53,7 +59,9 @@ def dense(m: int, n: int, k: int, left: str, right: str, sums: str = "int32", co
     return kernel((m, k), left, weight, lambda emit, x, w: op.matmul(x, w, out_dtype=sums))
 
 
-def conv(channels: int, size: int, filters: int, window: int, layout: str, **attributes: Any) -> Any:
+def conv(
+    channels: int, size: int, filters: int, window: int, layout: str, data: str = "uint8", **attributes: Any
+) -> Any:
     kernel_layout = "HWIO" if layout == "NHWC" else "OIHW"
     extents = {"H": window, "W": window, "I": channels, "O": filters}
     shape = (1, size, size, channels) if layout == "NHWC" else (1, channels, size, size)
@@ -61,7 +69,8 @@ def conv(channels: int, size: int, filters: int, window: int, layout: str, **att
     def build(emit: Any, x: Any, w: Any) -> Any:
         return op.nn.conv2d(x, w, data_layout=layout, kernel_layout=kernel_layout, out_dtype="int32", **attributes)
 
-    return kernel(shape, "uint8", constant(tuple(extents[c] for c in kernel_layout), "int8"), build)
+    weight = constant(tuple(extents[c] for c in kernel_layout), "int16" if data == "int16" else "int8")
+    return kernel(shape, data, weight, build)
 
 
 def requantized() -> Any:
@@ -76,6 +85,7 @@ def requantized() -> Any:
 
 KERNELS = {
     **{f"{a}_{b}": (lambda a=a, b=b: dense(13, 37, 21, a, b)) for a in ("uint8", "int8") for b in ("uint8", "int8")},
+    "int16": lambda: dense(13, 37, 21, "int16", "int16"),
     "one_row": lambda: dense(1, 64, 32, "uint8", "int8"),
     "whole_tiles": lambda: dense(24, 64, 32, "int8", "int8"),
     "both_variable": lambda: dense(24, 48, 30, "uint8", "int8", constant_weight=False),
@@ -113,7 +123,7 @@ def inputs_of(function: Any) -> list[Any]:
         elif dtype == "float32":
             arrays.append(np.zeros(shape, np.float32))
         else:
-            limits = np.iinfo(dtype)
+            limits = np.iinfo(dtype) if dtype != "int16" else np.iinfo("int8")  # 16 bits would overflow the sums
             arrays.append(rng.integers(limits.min, limits.max, shape, dtype, endpoint=True))
     return arrays
 
@@ -125,15 +135,36 @@ def compile_all(functions: dict[str, Any], target: Any = ZNVER4) -> Any:
 
 
 @runs
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "int16"])
 def test_candidates_compute_the_kernel(name: str) -> None:
     check(KERNELS[name](), HARDWARE, ZNVER4)
 
 
 @runs_avx_vnni
-@pytest.mark.parametrize("name", [name for name in KERNELS if "bfloat16" not in name])
+@pytest.mark.parametrize("name", [name for name in KERNELS if "16" not in name])
 def test_candidates_of_half_the_lanes_compute_the_kernel(name: str) -> None:
     check(KERNELS[name](), AVX_VNNI, ALDERLAKE)
+
+
+SIXTEEN = {
+    "plain": lambda: dense(24, 64, 32, "int16", "int16"),
+    "ragged": lambda: dense(13, 37, 21, "int16", "int16"),
+    "one_row": lambda: dense(1, 64, 32, "int16", "int16"),
+    "both_variable": lambda: dense(24, 48, 30, "int16", "int16", constant_weight=False),
+    "nhwc": lambda: conv(16, 9, 40, 3, "NHWC", "int16", padding=(1, 1)),
+    "nchw": lambda: conv(16, 9, 40, 3, "NCHW", "int16", padding=(1, 1)),
+    "nhwc_three_channels": lambda: conv(3, 9, 40, 3, "NHWC", "int16", padding=(1, 1), strides=(2, 2)),
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="pairs of 16 bits are multiplied on x86")
+@pytest.mark.parametrize("name", SIXTEEN)
+@pytest.mark.parametrize("feature", PAIRS)
+def test_candidates_of_pairs_compute_the_kernel(name: str, feature: str) -> None:
+    if feature not in HERE:
+        pytest.skip(f"this CPU has no {feature}")
+    hardware, cpu = PAIRS[feature]
+    check(SIXTEEN[name](), hardware, tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
 
 
 def check(mod: Any, hardware: Hardware, target: Any) -> None:
@@ -172,6 +203,7 @@ def test_bfloat16_is_as_exact_as_float32_sums_of_its_products() -> None:
     [
         ("uint8_int8", HARDWARE, ZNVER4, r"vpdpbusd\s.*%zmm"),
         ("uint8_int8", AVX_VNNI, ALDERLAKE, r"\{vex\}\s+vpdpbusd\s.*%ymm"),
+        ("int16", PAIRS["avx2"][0], ALDERLAKE, r"vpmaddwd\s.*%ymm"),
         ("bfloat16", HARDWARE, ZNVER4, r"vdpbf16ps\s.*%zmm"),
     ],
 )
@@ -252,7 +284,7 @@ def test_a_ragged_last_tile_does_not_spill() -> None:
 
 def test_hardware_keeps_its_instructions_as_json() -> None:
     assert Hardware.from_json(HARDWARE.to_json()) == HARDWARE
-    assert describe_machine(ZNVER4, threads=1, measure=False).dot_products == FEATURES
-    assert describe_machine(ALDERLAKE, threads=1, measure=False).dot_products == ("avxvnni",)
+    assert set(FEATURES) < set(describe_machine(ZNVER4, threads=1, measure=False).dot_products)
+    assert describe_machine(ALDERLAKE, threads=1, measure=False).dot_products == ("avxvnni", "avx2", "sse2")
     haswell = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
-    assert describe_machine(haswell, threads=1, measure=False).dot_products == ()
+    assert describe_machine(haswell, threads=1, measure=False).dot_products == ("avx2", "sse2")

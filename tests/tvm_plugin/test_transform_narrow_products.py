@@ -1,4 +1,4 @@
-"""NarrowProducts: quantised layers multiply bytes, and give the very same integers."""
+"""NarrowProducts: quantised layers multiply bytes or pairs of 16 bits, and give the very same integers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ChannelsLast, FoldWeights, NarrowProducts
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
+from eqtune.transform.narrow_products import product_bits
 
 op = relax.op
 TARGET = tvm.target.Target("llvm")
@@ -82,15 +83,16 @@ def outputs(mod: Any, data: Any) -> Any:
     return ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(data)[0]
 
 
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", CASES)
-def test_the_integers_stay_the_same(name: str) -> None:
+def test_the_integers_stay_the_same(name: str, bits: int) -> None:
     before = CASES[name]()
-    after = NarrowProducts()(before)
+    after = NarrowProducts(bits)(before)
     (parameter,) = before["main"].params
     limits = np.iinfo(str(parameter.ty.dtype))
     shape = [int(extent) for extent in parameter.ty.shape]
     data = RNG.integers(limits.min, limits.max, shape, str(parameter.ty.dtype), endpoint=True)
-    assert {right for _, right in products(after)} == {"int8"}
+    assert {right for _, right in products(after)} == {f"int{bits}"}
     assert relax.analysis.check_well_formed(after)
     np.testing.assert_array_equal(outputs(after, data), ModelRunner(untuned_executable(before, TARGET))(data)[0])
 
@@ -132,6 +134,31 @@ def test_bytes_that_are_read_as_others_are_left_alone(known: bool) -> None:
     np.testing.assert_array_equal(actual, ModelRunner(untuned_executable(before, TARGET))(*data)[0])
 
 
+@pytest.mark.parametrize(
+    "mod",
+    [
+        layer((5, 24), "uint8", 0, drawn(24, 40, low=-40_000, high=40_000), matmul),
+        layer((5, 24), "uint8", 20_000, drawn(24, 40), matmul),
+        layer((5, 24), "int16", 0, drawn(24, 40), matmul),
+    ],
+)
+def test_what_does_not_fit_pairs_is_left_alone(mod: Any) -> None:
+    assert products(NarrowProducts(16)(mod)) == products(mod)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "bits"), [("znver4", 8), ("alderlake", 8), ("skylake-avx512", 16), ("haswell", 16), ("x86-64", 16)]
+)
+def test_the_processor_chooses_the_products(cpu: str, bits: int) -> None:
+    assert product_bits(tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": cpu})) == bits
+
+
+def test_elsewhere_products_stay_as_they_are() -> None:
+    arm = tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"})
+    assert product_bits(arm) == 0
+    assert product_bits(tvm.target.Target("nvidia/nvidia-a100")) == 0
+
+
 def test_two_inputs_are_multiplied_as_bytes() -> None:
     builder = relax.BlockBuilder()
     inputs = [relax.Var("x", relax.TensorType((5, 24), "int8")), relax.Var("y", relax.TensorType((24, 7), "uint8"))]
@@ -141,6 +168,7 @@ def test_two_inputs_are_multiplied_as_bytes() -> None:
             result = builder.emit_output(matmul(*wide))
         builder.emit_func_output(result)
     assert products(NarrowProducts()(builder.get())) == [["int8", "uint8"]]
+    assert products(NarrowProducts(16)(builder.get())) == [["int16", "int16"]]
 
 
 def test_a_bias_and_the_correction_of_a_zero_point_are_one_addition() -> None:
@@ -155,7 +183,8 @@ def test_a_bias_and_the_correction_of_a_zero_point_are_one_addition() -> None:
     np.testing.assert_array_equal(outputs(after, data), ModelRunner(untuned_executable(before, TARGET))(data)[0])
 
 
-def test_a_zero_point_may_be_computed() -> None:
+@pytest.mark.parametrize(("bits", "dtypes"), [(8, ["uint8", "int8"]), (16, ["int16", "int16"])])
+def test_a_zero_point_may_be_computed(bits: int, dtypes: list[str]) -> None:
     """As dynamic quantisation does."""
     builder = relax.BlockBuilder()
     x, zero = relax.Var("x", relax.TensorType((5, 24), "uint8")), relax.Var("zero", relax.TensorType((), "uint8"))
@@ -165,8 +194,8 @@ def test_a_zero_point_may_be_computed() -> None:
             result = builder.emit_output(matmul(builder.emit(op.subtract(*wide)), relax.const(drawn(24, 40), "int32")))
         builder.emit_func_output(result)
     before = builder.get()
-    after = NarrowProducts()(before)
-    assert products(after) == [["uint8", "int8"]]
+    after = NarrowProducts(bits)(before)
+    assert products(after) == [dtypes]
     data = RNG.integers(0, 255, (5, 24), "uint8", endpoint=True), np.array(37, "uint8")
     expected = ModelRunner(untuned_executable(before, TARGET))(*data)[0]
     actual = ModelRunner(build_executable(lower_to_kernels(after, TARGET), TARGET))(*data)[0]

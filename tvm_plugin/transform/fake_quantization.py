@@ -58,7 +58,7 @@ class FakeQuantizationToInteger:
     Parameters
     ----------
     products : bool
-        Whether products become integers. Where the CPU multiplies no bytes, those of float32 are faster.
+        Whether products become integers. Without instructions for small ones (`product_bits`), float32 is faster.
     """
 
     def __init__(self, products: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""NarrowProducts: products of 8-bit integers that a front end widened to 32 bits, in 8 bits again."""
+"""NarrowProducts: products of 8-bit integers that a front end widened to 32 bits, in 8 or 16 bits again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .constants import Array, array_of, constant_of, is_static_tensor
 from .functions import extents, map_functions, operator
 from .simplify_shapes import permutation_of
 
-__all__ = ["NarrowProducts", "has_byte_products", "integer_product", "padding_of"]
+__all__ = ["NarrowProducts", "integer_product", "padding_of", "product_bits"]
 
 _PRODUCTS = ("relax.matmul", "relax.nn.conv2d")
 
@@ -26,16 +26,21 @@ _REUSE = 64
 dot-product instruction takes them (Zen 4, 512^3: 470 instead of 334 GOPS)."""
 
 
-def has_byte_products(target: Any) -> bool:
-    """Whether a CPU multiplies groups of bytes in one instruction; elsewhere, widened products are as good."""
+def product_bits(target: Any) -> int:
+    """Bits of the integers that a CPU multiplies and sums in groups by one instruction: 8, else 16.
+
+    0 where it has none: products of float32 are faster there.
+    """
     if is_gpu(target):
-        return False
-    return find_dot_product("uint8", "int8", "int32", describe_machine(target, measure=False)) is not None
+        return 0
+    hardware = describe_machine(target, measure=False)
+    dtypes = {8: ("uint8", "int8"), 16: ("int16", "int16")}
+    return next((bits for bits, two in dtypes.items() if find_dot_product(*two, "int32", hardware)), 0)
 
 
 @transform.module_pass(opt_level=0, name="NarrowProducts")
 class NarrowProducts:
-    """Lower quantised matrix products and convolutions to products of bytes, exactly.
+    """Lower quantised matrix products and convolutions to products of narrow integers, exactly.
 
     A quantised layer sums (x - z) * w in int32, x being bytes, z their zero point, and w the centred weights, which
     are constant. With w = v + c, v in int8 and c = 0 unless w needs it,
@@ -46,15 +51,27 @@ class NarrowProducts:
     written out with z, which is what it means. Signed x is made unsigned first where that pays, with z + 128 (Jacob et
     al., "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018,
     section 2.3). All of it holds modulo 2^32.
+
+    Parameters
+    ----------
+    bits : int
+        8 for the above; 16 for CPUs that multiply pairs of 16-bit integers (`product_bits`): x - z and w as such.
     """
+
+    def __init__(self, bits: int = 8) -> None:
+        self._bits = bits
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Rewrite `relax.matmul` and `relax.nn.conv2d` of int32; weights must be folded already."""
-        return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_Narrower().visit_expr(f)))
+        return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_Narrower(self._bits).visit_expr(f)))
 
 
 @mutator
 class _Narrower(PyExprMutator):
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self._bits = bits
+
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
         if operator(call) == "relax.add":
@@ -66,6 +83,9 @@ class _Narrower(PyExprMutator):
         data = self._bytes(call.args[0])
         if data is None:
             return call
+        if self._bits == 16:
+            left, right = (self._sixteen(arg) for arg in call.args)
+            return call if left is None or right is None else integer_product(call, left, right, padding_of(call))
         weight, order = self._constant(call.args[1])
         if weight is not None:
             narrowed = self._by_constant(call, *data, weight, order)
@@ -87,6 +107,28 @@ class _Narrower(PyExprMutator):
         if np.abs(together).max(initial=0) >= 2**31:
             return call
         return op.add(sums, constant_of(together.astype(np.int32)))
+
+    def _sixteen(self, arg: Any) -> Any:
+        """The number `arg` in int16; None where it may not fit. -32768 is left out: two pairs of it would overflow."""
+        weight, order = self._constant(arg)
+        if weight is not None:
+            if np.abs(weight).max() >= 2**15:
+                return None
+            narrow: Any = constant_of(weight.astype(np.int16))
+            return narrow if order is None else self.builder_.emit(op.permute_dims(narrow, order))
+        bytes_ = self._bytes(arg)
+        if bytes_ is None:
+            return None
+        value, zero = bytes_
+        wide = self.builder_.emit(op.astype(value, "int16"))
+        if isinstance(zero, int):
+            if abs(zero) > 2**14:
+                return None
+            return wide if zero == 0 else self.builder_.emit(op.subtract(wide, relax.const(zero, "int16")))
+        whole = self._value(zero)
+        if operator(whole) != "relax.astype" or str(whole.args[0].ty.dtype) not in ("uint8", "int8"):
+            return None
+        return self.builder_.emit(op.subtract(wide, self.builder_.emit(op.astype(whole.args[0], "int16"))))
 
     def _by_constant(self, call: relax.Call, data: Any, zero: Any, weight: Array, order: list[int] | None) -> Any:
         """The product by constant weights; None where they do not fit 8 bits."""

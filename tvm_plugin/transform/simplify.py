@@ -9,7 +9,7 @@ from tvm import transform
 from .batch_norm import FoldBatchNorm
 from .fake_quantization import FakeQuantizationToInteger
 from .fold_weights import FoldWeights
-from .narrow_products import NarrowProducts, has_byte_products
+from .narrow_products import NarrowProducts, product_bits
 from .sub_pixel import SubPixelConvolution
 
 __all__ = ["simplify"]
@@ -20,9 +20,9 @@ def simplify(mod: Any, target: Any = None) -> Any:
 
     Products of bytes become as `target` likes them.
     """
-    bytes_ = target is not None and has_byte_products(target)
+    bits = 0 if target is None else product_bits(target)
     fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
-    narrow = [NarrowProducts()] if bytes_ else []
+    narrow = [NarrowProducts(bits)] if bits else []
     # Parameters of quantisation are constants only once they are folded.
-    integers = [FoldWeights(), FakeQuantizationToInteger(products=bytes_)]
+    integers = [FoldWeights(), FakeQuantizationToInteger(products=bits > 0)]
     return transform.Sequential([*integers, *fold, *narrow])(mod)

@@ -1,4 +1,4 @@
-"""Instructions that multiply and sum small groups: four 8-bit products into 32 bits, or two bfloat16 into float32.
+"""Instructions that multiply and sum small groups: four products of 8 bits or two of 16 into 32 bits.
 
 A tensor intrinsic computes `C[j] += sum of A[k] * B[j, k]` for a vector of sums at a time, `A` being one group that all
 of them share. TVM has one of these (`dot_16x4_vnni`), which LLVM 22 refuses: it wants the bytes as bytes.
@@ -38,7 +38,7 @@ class DotProduct:
     lanes : int
         Sums of one instruction, 32 bits each.
     spare_registers : int
-        Vector registers, beside those of sums and operands, that correcting a sign takes.
+        Vector registers, beside those of sums and operands, that correcting a sign or adding apart takes.
     corrections : int
         Dot products that correct the sign of a group of the left operand.
     """
@@ -72,6 +72,10 @@ def _dots_of_bytes(feature: str, lanes: int) -> tuple[DotProduct, ...]:
 DOT_PRODUCTS = (
     *_dots_of_bytes("avx512vnni", 16),
     *_dots_of_bytes("avxvnni", 8),
+    *(
+        DotProduct("int16", "int16", "int32", 2, feature, lanes, spare_registers=1)
+        for feature, lanes in (("avx512bw", 16), ("avx2", 8), ("sse2", 4))
+    ),
     DotProduct("bfloat16", "bfloat16", "float32", 2, "avx512bf16", 16),
 )
 """The widest first."""
@@ -108,12 +112,20 @@ def _bytes_dot(sums: Any, unsigned: Any, signed: Any) -> Any:
     return tirx.call_llvm_pure_intrin(f"int32x{lanes}", f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", sums, left, right)
 
 
+def _pairs_dot(sums: Any, a: Any, b: Any) -> Any:
+    """sums + a * b, pairs of 16-bit integers in vectors of 32-bit ones. Only -32768 twice in both overflows."""
+    lanes = int(sums.ty.dtype.lanes)
+    name = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}[lanes]
+    left, right = (tirx.reinterpret(f"int16x{2 * lanes}", value) for value in (a, b))
+    return sums + tirx.call_llvm_pure_intrin(f"int32x{lanes}", f"llvm.x86.{name}", left, right)
+
+
 def _four(byte: int) -> Any:
     """A group of one byte, as a 32-bit integer."""
     return tirx.const(int.from_bytes(bytes([byte] * 4), "little", signed=True), "int32")
 
 
-def _sum_of_bytes(dot: DotProduct, a: Any, b: Any, c: Any) -> Any:
+def _sum_of_integers(dot: DotProduct, a: Any, b: Any, c: Any) -> Any:
     """The sums `c` plus the products of a group `a` (32 bits) and as many groups `b` (32 bits each) as there are sums.
 
     The byte instruction multiplies unsigned by signed. With b the signed of two signed operands, b + 128 is unsigned
@@ -126,6 +138,8 @@ def _sum_of_bytes(dot: DotProduct, a: Any, b: Any, c: Any) -> Any:
         return tirx.Broadcast(group, dot.lanes)
 
     zero, a = spread(tirx.const(0, "int32")), spread(a)
+    if dot.left == "int16":
+        return _pairs_dot(c, a, b)
     flipped = b ^ spread(_four(128))
     match dot.left, dot.right:
         case "uint8", "int8":
@@ -170,7 +184,7 @@ def _register(dot: DotProduct) -> None:
         group = tirx.reinterpret("int32", a.vload([0], f"{dot.left}x{dot.depth}"))
         groups = tirx.reinterpret(f"int32x{lanes}", b.vload([0, 0], f"{dot.right}x{lanes * dot.depth}"))
         if dot.sums == "int32":
-            T.buffer_store(c, _sum_of_bytes(dot, group, groups, sums), [places])
+            T.buffer_store(c, _sum_of_integers(dot, group, groups, sums), [places])
             return
         operands = sums, tirx.Broadcast(group, lanes), groups, a.data, b.data
         # Here and not on a loop around: TVM drops loops of one iteration, with what is annotated.
