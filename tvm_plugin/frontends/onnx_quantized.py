@@ -1,7 +1,7 @@
 """Quantised operators of ONNX, and of ONNX Runtime's own domain, that TVM's importer does not know.
 
 QLinearMatMul, QLinearConv and ConvInteger sum (x - zero point) * (w - zero point) in int32, as ONNX defines them;
-`eqtune.transform.NarrowProducts` makes products of 8 or 16 bits of that, whichever the CPU has instructions for. All others
+`eqtune.transform.NarrowProducts` makes products of 8 or 16 bits of that, as the CPU has instructions for. All others
 (QLinearAdd, QGemm, ...) become what they stand for: `dequantize`, the operator, `quantize`, which
 `eqtune.transform.FakeQuantizationToInteger` takes together again.
 """
