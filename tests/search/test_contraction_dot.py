@@ -198,6 +198,13 @@ def test_bfloat16_is_as_exact_as_float32_sums_of_its_products() -> None:
     assert np.abs(result.numpy() - exact).max() < 256 * 2.0**-24 * np.abs(x.astype(float)).sum(axis=1).max()
 
 
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_every_candidate_of_a_padded_window_compiles(strides: tuple[int, int]) -> None:
+    """A third of the strided ones did not: their copies inside have 32 bits, and 64."""
+    schedules = candidates(conv(16, 14, 32, 3, "NHWC", padding=(1, 1), strides=strides), HARDWARE, 12)
+    compile_all({f"candidate{i}": prepare_for_lowering(s.mod["main"]) for i, s in enumerate(schedules)})
+
+
 @pytest.mark.parametrize(
     ("name", "hardware", "target", "instruction"),
     [

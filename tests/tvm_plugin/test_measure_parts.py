@@ -131,6 +131,16 @@ def test_integers_that_are_rounded_sums_of_floats_are_known():
     assert not Interface.of(te.create_prim_func([a, b, sums])).quantizes
     alone = te.compute((8, 8), lambda i, j: te.nearbyint(a[i, j]).astype("int8"))
     assert not Interface.of(te.create_prim_func([a, alone])).quantizes
+    scaled = te.compute((8, 8), lambda i, j: te.nearbyint(a[i, j] * 0.1).astype("int8"))
+    assert not Interface.of(te.create_prim_func([a, scaled])).quantizes
+
+
+def test_integers_that_are_rounded_sums_of_products_may_differ_by_one():
+    """Two scaled tensors are added by one rounding or by two, as loops are joined: all candidates were refused."""
+    a, b = (te.placeholder((8, 8), "float32", name=name) for name in "ab")
+    scaled = te.compute((8, 8), lambda i, j: a[i, j] * 0.1)
+    rounded = te.compute((8, 8), lambda i, j: te.nearbyint(scaled[i, j] + b[i, j]).astype("int8"))
+    assert Interface.of(te.create_prim_func([a, b, rounded])).quantizes
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint8", "int64", "bool"])

@@ -56,8 +56,9 @@ class Interface:
     weights : tuple of int
         Positions of the parameters that are constants of the model.
     quantizes : bool
-        Whether integers are written that derive from a sum of floats: by the order of its terms, a value between two
-        integers is rounded to one or the other.
+        Whether integers are written that derive from a sum of floats, or from the sum of a product, which compilers
+        make one operation where both are in one loop: by the order of roundings, a value between two integers is
+        rounded to one or the other.
     """
 
     params: tuple[BufferSpec, ...]
@@ -81,9 +82,18 @@ class Interface:
         stores: list[Any] = []
         loads: list[Any] = []
         blocks: list[Any] = []
+        additions: list[Any] = []
+        products: list[Any] = []
         tvm_ffi.structural_walk(
             function.body,
-            [(tirx.BufferStore, stores.append), (TensorLoad, loads.append), (s_tir.SBlock, blocks.append)],
+            [
+                (tirx.BufferStore, stores.append),
+                (TensorLoad, loads.append),
+                (s_tir.SBlock, blocks.append),
+                (tirx.Add, additions.append),
+                (tirx.Sub, additions.append),
+                (tirx.Mul, products.append),
+            ],
             order="post",
         )
         accesses = [(store.buffer, store.indices) for store in stores]
@@ -105,6 +115,7 @@ class Interface:
             if any(v.iter_type == tirx.IterVar.CommReduce for v in block.iter_vars)
             for region in block.writes
         )
+        contracts = all(any("float" in str(e.ty.dtype) for e in found) for found in (additions, products))
         return Interface(
             params=specs(function),
             outputs=tuple(
@@ -114,7 +125,7 @@ class Interface:
             reduction=max(reductions, default=1),
             rounds=permitted_products(function) == 1,
             weights=tuple(int(position) for position in function.attrs.get("layout_free_buffers", ())),
-            quantizes=sums_floats and any("int" in str(p.dtype) for p in written),
+            quantizes=(sums_floats or contracts) and any("int" in str(p.dtype) for p in written),
         )
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.s_tir import ScheduleError
 
+from ..access import Access
 from ..analysis import Kernel
 from ..base import Knob, Sketch
 from ..features import FEATURES
@@ -91,7 +92,9 @@ class DotContraction(TiledContraction):
 
     def _make_knobs(self) -> tuple[Knob, ...]:
         packs = (AHEAD,) if self.plan.panel_is_weight else (AT_ROOT,)
-        pads = (PAD_AT_ROOT, PAD_AT_OUTER) if self.plan.staged and not self.plan.copies_left else (PAD_AT_ROOT,)
+        plan = self.plan
+        inside = plan.staged and not plan.copies_left and not _has_strides(plan.contraction.left.access)
+        pads = (PAD_AT_ROOT, PAD_AT_OUTER) if inside else (PAD_AT_ROOT,)
         fixed = {"m2": (1,), "pack": packs, "pad": pads}
         return tuple(replace(knob, values=fixed.get(knob.name, knob.values)) for knob in super()._make_knobs())
 
@@ -107,3 +110,15 @@ class DotContraction(TiledContraction):
         else:
             most, limit = -(-self.plan.vector_extent // lanes), MOST_SUMS // 2
         return [lanes * count for count in range(1, min(most, limit) + 1)]
+
+
+def _has_strides(access: Access) -> bool:
+    """Whether windows begin more than one place apart.
+
+    TVM makes the loops of an intrinsic's block 32 bits wide and not the block's own axes, and then cannot tell which
+    rows of a strided window a copy inside must hold.
+    """
+    return any(
+        index is not None and len(index.coefficients) > 1 and max(index.coefficients.values()) > 1
+        for index in access.indices
+    )
