@@ -143,15 +143,18 @@ def test_integers_that_are_rounded_sums_of_products_may_differ_by_one():
     assert Interface.of(te.create_prim_func([a, b, rounded])).quantizes
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint8", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int16", "uint8", "int64", "bool"])
 def test_inputs_exist_for_every_dtype(dtype):
-    interface = Interface((BufferSpec((3, 5), dtype), BufferSpec((3,), dtype)), (1,), index_bound=2, reduction=1)
+    bound = 2 if dtype == "int64" else None
+    interface = Interface((BufferSpec((3, 5), dtype), BufferSpec((3,), dtype)), (1,), index_bound=bound, reduction=1)
     (array,) = random_inputs(interface, 0, "0123456789abcdef").values()
     assert array.shape == (3, 5)
     assert np.unique(array.astype(np.float64)).size > 1
     if dtype == "int64":
         assert array.min() >= 0
         assert array.max() < 2
+    if dtype in ("int8", "int16"):
+        assert array.min() < 0 < array.max(), "a sign that is lost must show"
 
 
 def wait_for_end(pid):

@@ -150,8 +150,8 @@ def random_inputs(
     """Inputs by parameter position; the same for the same arguments, in every process.
 
     Floating-point values are standard normal ("normal") or uniform in [0.5, 1.5) ("positive"). Integers that index
-    something lie inside it; 8-bit integers are spread around 0 (signed) or above it; other integers are small and
-    positive.
+    something lie inside it; integers of 8 and 16 bits are spread around 0 (signed) or above it; other integers are
+    small and positive.
     """
     return {
         position: _random(
@@ -195,7 +195,7 @@ def _random(spec: BufferSpec, rng: np.random.Generator, index_bound: int | None,
     block: NDArray[Any]
     if dtype.kind == "b":
         block = rng.integers(0, 2, count).astype(dtype)
-    elif dtype.kind in "iu" and dtype.itemsize == 1:
+    elif dtype.kind in "iu" and (dtype.itemsize == 1 or (dtype.itemsize == 2 and index_bound is None)):
         block = rng.integers(-8 if dtype.kind == "i" else 0, 8, count).astype(dtype)
     elif dtype.kind in "iu":
         low, high = (1, 8) if index_bound is None else (0, index_bound)

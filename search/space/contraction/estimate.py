@@ -33,8 +33,9 @@ __all__ = ["Tiles", "columns_of_features", "latency_s", "tiles"]
 
 Column = NDArray[np.float64]
 
-FMA_CHAIN = 5.0
-"""Independent sums that keep the multiply-add units busy: 4 where one wide unit has latency 4, 8 where two have."""
+FMA_LATENCY = 4.0
+"""Cycles: as many independent sums keep a unit of multiply-adds busy, and one more in practice (Zen 5, AVX2, two units,
+512^3: 4 x 16 tiles, 8 sums, take 2440 us; 5 x 16 take 2225, 6 x 16 2170)."""
 SCALAR_TAIL = 1.0
 """Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
 WINDOW_SUMS = 8.0
@@ -182,10 +183,13 @@ def _transposes(plan: Plan, v: Mapping[str, Column], t: Tiles) -> NDArray[np.boo
     return (squares > 0) & t.whole_rows & ~t.ragged_lines & (~padded | t.whole_columns & t.ragged_columns)
 
 
-def _row_instructions(rows: Column, vectors: Column, plan: Plan, by_elements: NDArray[np.bool_]) -> Column:
+def _row_instructions(
+    rows: Column, vectors: Column, plan: Plan, hardware: Hardware, by_elements: NDArray[np.bool_]
+) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
     windows = plan.left_vectorised and plan.right_vectorised
+    units = 1.0 if windows or hardware.half_vector_rate > 1.5 else 2.0  # windows are loaded as fast as one unit works
     spread = sums if plan.spread is not None else rows
     loads = sums * _gathered(plan) if windows else plan.spread_cost * spread + vectors
     crowding: Column | float = 1.0
@@ -193,7 +197,9 @@ def _row_instructions(rows: Column, vectors: Column, plan: Plan, by_elements: ND
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
     else:
         crowding += by_elements * (0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0))
-    instructions: Column = crowding * np.maximum(np.maximum(sums + plan.row_corrections * rows, FMA_CHAIN), loads)
+    instructions: Column = crowding * np.maximum(
+        np.maximum(sums + plan.row_corrections * rows, FMA_LATENCY * units + 1.0), loads
+    )
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
 
 
@@ -222,7 +228,9 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     per_element = np.where(by_elements, 1.2, 0.35 if plan.scattered else 2.0 / lanes)
 
     def tile_s(rows: Column, vectors: Column, scalars: Column) -> Column:
-        steps = reduction * (_row_instructions(rows, vectors, plan, by_elements) + SCALAR_TAIL * rows * scalars)
+        steps = reduction * (
+            _row_instructions(rows, vectors, plan, hardware, by_elements) + SCALAR_TAIL * rows * scalars
+        )
         written = rows * (vectors * t.width + scalars)
         store = written * per_element + 4.0
         return per_instruction_s * (steps + LOOP_OVERHEAD * trips + store)
