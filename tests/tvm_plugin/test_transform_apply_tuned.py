@@ -23,6 +23,7 @@ from eqtune.transform.packing import pack
 
 op = relax.op
 TARGET = tvm.target.Target("llvm")
+BOARD = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
 
 
 def constant(*shape):
@@ -261,7 +262,7 @@ def test_outputs_outlive_the_next_run(kernels):
     np.testing.assert_array_equal(first.numpy(), kept)
 
 
-@pytest.mark.parametrize(("target", "captured"), [("nvidia/nvidia-h100", True), ({"kind": "llvm"}, False)])
+@pytest.mark.parametrize(("target", "captured"), [("nvidia/nvidia-h100", True), (BOARD, False)])
 def test_kernels_of_a_gpu_are_launched_as_one_graph(kernels, target, captured, monkeypatch):
     built = []
     monkeypatch.setattr(relax, "build", lambda mod, *_, **__: built.append(mod))
