@@ -62,9 +62,6 @@ PROCESSORS: Mapping[str, Processor] = {
 
 FALLBACK = Processor(32, 512, 8192, 2.5, 16)
 
-DOT_PRODUCT_FEATURES = ("avx512vnni", "avxvnni", "avx512bf16", "avx512bw", "avx2", "sse2")
-"""What LLVM calls CPUs with instructions for groups of small numbers that sketches know."""
-
 INSTRUCTION_SETS = (
     *("sse", "ssse", "avx", "fma", "f16c", "amx", "bmi", "lzcnt", "popcnt", "movbe"),
     *("neon", "fp-armv8", "fullfp16", "dotprod", "bf16", "i8mm", "sve", "sme", "lse"),
@@ -283,13 +280,15 @@ def _vectors(target: Any) -> tuple[int, int]:
 
 
 def _dot_products(target: Any) -> tuple[str, ...]:
-    """Of `DOT_PRODUCT_FEATURES`, those that the target has."""
+    """Of the features with instructions for groups of small numbers that sketches know, those that the target has."""
     from tvm.target import codegen
+
+    from .search.space.contraction.dot_intrinsics import DOT_PRODUCTS
 
     if str(target.kind.name) != "llvm":
         return ()
     features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-    return tuple(name for name in DOT_PRODUCT_FEATURES if name in features)
+    return tuple(name for name in dict.fromkeys(dot.feature for dot in DOT_PRODUCTS) if name in features)
 
 
 def _caches() -> dict[int, int]:
