@@ -48,7 +48,8 @@ class Record:
     workload_hash : str
         Structural hash of the kernel, 16 hexadecimal digits.
     decision : str
-        The candidate as JSON: {"sketch": ..., "values": {...}}; "" for an imported record without one.
+        The candidate as JSON: {"sketch": ..., "values": {...}}; "" for an imported record without one, and for a
+        kernel that was timed alone but compared only as part of its model.
     trace : str
         The schedule's trace as TVM's JSON.
     context : Context

@@ -12,7 +12,9 @@ from tvm import relax
 
 import eqtune
 from eqtune.machine import detect_target
+from eqtune.records import RecordDatabase
 from eqtune.tasks import lower_to_kernels
+from eqtune.transform.stored_schedules import stored_schedules
 from eqtune.tune import model
 
 from .small_models import module, weight
@@ -68,6 +70,18 @@ def wrong_at_first(errors):  # type: ignore[no-untyped-def]
         return (1.0, 1.0) if len(asked) == 1 else errors(self, run)
 
     return instead
+
+
+def test_the_schedule_of_a_priced_kernel_is_kept_for_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eqtune.tune.session.TRIAL_S", 100.0)  # time seems short: all kernels are priced first
+    arguments = {"time_budget_s": 60.0, "threads": 1}
+    (unreached,) = [task for task in tuned_once(tmp_path, **arguments).tasks if not task.measured]
+    with detect_target(1):
+        assert stored_schedules(tmp_path)[unreached.workload_hash].trace == unreached.trace
+    (same,) = [task for task in tuned_once(tmp_path, **arguments).tasks if not task.measured]
+    assert (same.trials, same.trace) == (0, unreached.trace)
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        assert sum(record.workload_hash == same.workload_hash for record in database.all()) == 1
 
 
 def test_what_nobody_compares_nobody_guesses(tmp_path: Path) -> None:

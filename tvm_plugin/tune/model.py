@@ -197,6 +197,7 @@ def tune_model(
                 f"absolute, where {accuracy.tolerance:.0e} relative is allowed; nothing is returned. The records and "
                 f"the log are in {session.work.path}"
             )
+        session.keep_unreached(tuned.tasks)
         baseline_s = reference.latency_s
         if latency_s > baseline_s:  # perhaps only because the machine was quieter when the baseline was timed
             latency_s, baseline_s = session.models.time_s([tuned.run, reference.run], reference.inputs)

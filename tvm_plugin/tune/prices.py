@@ -149,6 +149,10 @@ class KernelPrices:
         """Whether the kernel's price is a measured one."""
         return task.workload_hash in self._prices or self._recorded(task.workload_hash) is not None
 
+    def priced_s(self, workload: str) -> float | None:
+        """Seconds of one call of the default candidate that a price is of; None where none was measured."""
+        return self.database.get_number(self._key(workload), "latency_s")
+
     def _waits(self, task: Task) -> bool:
         return self.cold_weights and task.weight_bytes > 0
 
@@ -164,7 +168,7 @@ class KernelPrices:
     def _recorded(self, workload: str) -> Price | None:
         """By earlier runs; `cold_s` is NaN where none asked for it."""
         best = self.database.best(workload, self.context)
-        priced_s = self.database.get_number(self._key(workload), "latency_s")
+        priced_s = self.priced_s(workload)
         if priced_s is None:
             return None if best is None else Price(best.latency_s, math.nan)
         latency_s = priced_s if best is None else best.latency_s

@@ -20,7 +20,7 @@ from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target, device_name, is_host, runs_here
 from ..measure.base import Measurer, RunsModels, TakesPlainBaselines
 from ..measure.gauge import Gauge, multiply_adds
-from ..records import Context
+from ..records import Context, Record
 from ..records.record import NOT_MEASURED
 from ..records.workload import serialize_workload
 from ..runtime import LocalModels, Models
@@ -367,6 +367,33 @@ class Session:
             plain_baselines=self.plain_baselines,
         )
         return acceptance.of(kernels, guess, look)
+
+    def keep_unreached(self, results: Sequence[TaskResult]) -> None:
+        """Record the schedules of kernels that the budget did not reach, once their model was compared with them.
+
+        Passes find them there. They have no decision: the next run measures and compares them alone, like any other.
+        """
+        unreached = [r for r in results if not r.measured and r.trace]
+        priced_s = {r.workload_hash: self.prices.priced_s(r.workload_hash) for r in unreached}
+        known = {r.workload_hash: self.work.database.best(r.workload_hash, self.context) for r in unreached}
+        self.work.database.add(
+            [
+                Record(
+                    workload_hash=result.workload_hash,
+                    decision="",
+                    trace=result.trace,
+                    context=self.context,
+                    latencies_s=(latency_s,),
+                    detail="compared as part of its model",
+                    timestamp_s=time.time(),
+                    seed=self.settings.seed,
+                    eqtune_version=__version__,
+                )
+                for result in unreached
+                if (latency_s := priced_s[result.workload_hash]) is not None
+                and ((best := known[result.workload_hash]) is None or latency_s < best.latency_s)
+            ]
+        )
 
     def _price(self, kernels: Sequence[KernelSearch]) -> None:
         """Tell the allocation what kernels are priced at; where time is short, price more, and estimate the others."""
