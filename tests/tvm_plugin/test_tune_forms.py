@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -159,6 +159,16 @@ def test_the_graph_search_ends_in_time_and_prices_what_it_has_found() -> None:
     patient = SlowPrices()
     optimize_graph(two_products(), GraphConfig(verify=False), prices=patient)
     assert patient.graphs > 1
+
+
+def test_of_graphs_that_become_the_same_kernels_the_given_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = optimize_graph(two_products(), GraphConfig(verify=False))
+    same = replace(found, mod=two_products(), changed=True, alternatives=[], exact=None)
+    monkeypatch.setattr("eqtune.graph_search.optimize_graph", lambda mod, config, prices=None: same)
+    for config in (GraphConfig(), GraphConfig(fast_math=True)):
+        forms, _ = model_forms(two_products(), detect_target(1), config)
+        assert [form.name for form in forms.forms] == ["as given"]
+        assert forms.given.name == "as given"
 
 
 def convolutions_in_a_row(count: int) -> tvm.IRModule:

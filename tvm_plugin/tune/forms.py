@@ -225,10 +225,21 @@ def model_forms(
             forms.append(_form(name, lower_to_kernels(candidate, target)))
     if config is not None and config.fast_math and is_gpu(target):
         forms += [_with_tf32(form) for form in forms]
-    distinct = list({tuple(sorted(form.calls.items())): form for form in reversed(forms)}.values())[::-1]
+    distinct = _distinct(forms)
     for form in distinct:
         LOGGER.info("form %r: %d kernels, %d calls", form.name, len(form.tasks), sum(t.calls for t in form.tasks))
     return Forms(distinct), result
+
+
+def _distinct(forms: Sequence[Form]) -> list[Form]:
+    """One form of each set of kernels: the given graph's, if it is among them, else an exact one, else the first.
+
+    Graphs that differ may become the same kernels, once they are fused.
+    """
+    chosen: dict[tuple[tuple[str, int], ...], Form] = {}
+    for form in sorted(forms, key=lambda form: (form.rewritten, form.lossy)):
+        chosen.setdefault(tuple(sorted(form.calls.items())), form)
+    return [form for form in forms if any(form is kept for kept in chosen.values())]
 
 
 def _rewritten(
@@ -243,7 +254,6 @@ def _rewritten(
     if not result.changed:
         return [], result
     name = FAST_MATH if config.fast_math else REWRITTEN
-    # The exact one first: of equal forms, the first is kept.
     found = [(REWRITTEN, result.exact)] if config.fast_math and result.exact is not None else []
     others = [other for other in result.alternatives if other is not result.exact]
     found += [(name, result.mod), *((f"{name} otherwise", other) for other in others[:1])]
