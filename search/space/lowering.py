@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import IRModule, tirx
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, ScheduleError
 
 from .contraction.forget_sums import forget_sums
 from .contraction.padding import skip_padding
@@ -23,7 +23,7 @@ from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 from .rounding import round_in_vectors
 
-__all__ = ["ASYNC_COPIES", "narrow_indices", "prepare_for_lowering"]
+__all__ = ["ASYNC_COPIES", "lowerable_schedule", "narrow_indices", "prepare_for_lowering"]
 
 ASYNC_COPIES = {"tirx.use_async_copy": True}
 """The option of TVM's `PassContext` with which GPU schedules are compiled: their asynchronous copies become cp.async.
@@ -66,6 +66,19 @@ def prepare_for_lowering(function: Any) -> Any:
         function = skip_padding(forget_sums(vectorizable_math(round_in_vectors(function))))
         function = spread_groups(function)
     return narrow_indices(function)
+
+
+def lowerable_schedule(space: Any, decision: Any) -> Any:
+    """The kernel of `space` scheduled, where nothing will be compiled before the model is; None where that would fail.
+
+    A decision that was measured has been prepared, too; a schedule that was not may fail only then.
+    """
+    try:
+        schedule = space.apply(decision)
+        prepare_for_lowering(schedule.mod["main"])
+    except (ScheduleError, ValueError):
+        return None
+    return schedule
 
 
 def _sees_strides(function: Any) -> bool:

@@ -19,6 +19,7 @@ from eqtune.search.space import Decision, Hardware, Space, build_space
 from eqtune.search.space.contraction.estimate import tiles
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.memory_bound.tails import OVERLAPPING_TAIL
 from eqtune.tasks import extract_tasks, lower_to_kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -153,6 +154,20 @@ def into_a_concatenation(layout: str, window: int, filters: int = 32) -> Any:
     return max((task for task in tasks if "concat" in task.name), key=lambda task: task.flops).mod
 
 
+def without_last_rows() -> Any:
+    """A convolution over time whose last outputs are cut off, as by models that look back only."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 6, 50), "float32"))
+    w = relax.const(np.zeros((6, 1, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.conv1d(x, w, padding=3, groups=6))
+            result = builder.emit_output(op.strided_slice(y, axes=[2], begin=[0], end=[50]))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
+    return task.mod
+
+
 def integers() -> Any:
     return kernel([(10, 12), (12, 32)], {1}, lambda emit, a, b: op.matmul(a, b, out_dtype="int32"), "int8")
 
@@ -257,6 +272,18 @@ def test_ragged_rows_of_groups_end_in_whole_tiles(pad: int) -> None:
     ragged = [d for d in decisions if d.values["pad"] == pad and 11 % d.values["mr"] and d.values["m2"] < 3]
     assert ragged
     check(mod, space, ragged[:6], 1e-4)
+
+
+def test_rows_that_an_epilogue_cuts_off_end_in_whole_tiles() -> None:
+    mod = without_last_rows()
+    space = build_space(mod, HARDWARE)
+    overlapping = [
+        decision
+        for decision in (space.decision(point) for point in random_points(space, 300))
+        if OVERLAPPING_TAIL in str(space.apply(decision).mod["main"])
+    ]
+    assert overlapping
+    check(mod, space, overlapping[:8], 1e-4)
 
 
 def test_groups_that_fill_vectors_are_not_spanned() -> None:

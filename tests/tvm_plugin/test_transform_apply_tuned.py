@@ -11,8 +11,10 @@ from eqtune.errors import RecordError
 from eqtune.gpu_machine import resolve_target
 from eqtune.records.traces import trace_to_json
 from eqtune.runtime import ModelRunner
+from eqtune.search.space import Hardware
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ApplyTuned, FoldWeights, LowerToKernels
+from eqtune.transform.analytic_schedules import analytic_schedules
 from eqtune.transform.apply_tuned import (
     apply_schedules,
     build_executable,
@@ -189,6 +191,17 @@ def test_kernels_without_a_record_are_told_of_or_estimated(model, kernels, sched
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+def test_estimates_are_of_schedules_that_can_be_lowered(kernels, monkeypatch):
+    def refuse(function):
+        raise ValueError("the loop is marked as ragged but its blocks end elsewhere")
+
+    task = extract_tasks(kernels)[0]
+    hardware = Hardware(threads=1)
+    assert set(analytic_schedules([task], hardware)) == {task.workload_hash}
+    monkeypatch.setattr("eqtune.search.space.lowering.prepare_for_lowering", refuse)
+    assert not analytic_schedules([task], hardware)
 
 
 def test_packing_without_a_relax_function_stays_in_the_kernel(kernels, schedules):

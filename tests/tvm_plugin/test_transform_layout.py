@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.script import relax as R
 
 from eqtune import zoo
 from eqtune.runtime import ModelRunner
@@ -124,6 +125,127 @@ def test_reductions_follow_the_layout(keepdims):
     after = ChannelsLast()(before)
     assert operators(after).count("permute_dims") == 1
     assert_same_outputs(before, after)
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda y: op.nn.softmax(y, 1),
+        lambda y: op.nn.log_softmax(y, -3),
+        lambda y: op.nn.prelu(y, constant(8), 1),
+        lambda y: op.nn.group_norm(y, constant(8), constant(8), 4, 1, [2, 3]),
+        lambda y: op.nn.instance_norm(y, constant(8), constant(8), 1, [2, 3]),
+        lambda y: op.nn.layer_norm(y, constant(6), constant(6), [-1]),
+        lambda y: op.image.resize2d(y, (8, 9), layout="NCHW"),
+        lambda y: op.strided_slice(y, axes=[1, -1], begin=[2, 0], end=[6, 6], strides=[1, 2]),
+        lambda y: op.where(op.greater(y, constant(1, 8, 1, 1)), y, op.multiply(y, relax.const(0.5, "float32"))),
+        lambda y: op.argmax(y, 1),
+        lambda y: op.nn.pad(y, [0, 0, 1, 2, 0, 3, 1, 0]),
+        lambda y: op.squeeze(op.max(y, -3, keepdims=True), [-3]),
+    ],
+    ids=[
+        *(
+            "softmax",
+            "log_softmax",
+            "prelu",
+            "group_norm",
+            "instance_norm",
+            "layer_norm",
+            "resize",
+            "slice",
+        ),
+        *("where", "argmax", "pad", "squeeze"),
+    ],
+)
+def test_operators_of_images_follow_the_layout(follow):
+    before = function((1, 3, 4, 6), lambda emit, x: emit(follow(conv(emit, x, 3, 8))))
+    after = ChannelsLast()(before)
+    image = before["main"].ret_ty.ndim == 4
+    assert operators(after).count("permute_dims") == 1 + image
+    assert_same_outputs(before, after)
+
+
+def shuffled_channels(emit, x):
+    y = emit(op.reshape(conv(emit, x, 3, 8), (1, 2, 4, 4, 6)))
+    return emit(op.reshape(emit(op.permute_dims(y, [0, 2, 1, 3, 4])), (1, 8, 4, 6)))
+
+
+def shuffled_pixels(emit, x):
+    y = emit(op.reshape(conv(emit, x, 3, 32), (1, 8, 2, 2, 4, 6)))
+    return emit(op.reshape(emit(op.permute_dims(y, [0, 1, 4, 2, 5, 3])), (1, 8, 8, 12)))
+
+
+@pytest.mark.parametrize("shuffled", [shuffled_channels, shuffled_pixels])
+def test_a_shuffle_of_channels_or_pixels_is_one_transpose(shuffled):
+    before = function((1, 3, 4, 6), lambda emit, x: emit(op.nn.relu(conv(emit, shuffled(emit, x), 8, 4))))
+    after = ChannelsLast()(before)
+    assert operators(after).count("permute_dims") == 3  # with those of the input and the output
+    assert_same_outputs(before, after)
+
+
+def test_the_pixels_of_an_image_are_tokens_without_a_transpose():
+    def network(emit, x):
+        tokens = emit(op.permute_dims(emit(op.reshape(conv(emit, x, 3, 8), (1, 8, 24))), [0, 2, 1]))
+        return emit(op.matmul(tokens, constant(8, 5)))
+
+    before = function((1, 3, 4, 6), network)
+    after = ChannelsLast()(before)
+    assert operators(after).count("permute_dims") == 1
+    assert_same_outputs(before, after)
+
+
+def test_images_that_come_from_elsewhere_are_transposed_once():
+    def network(emit, x):
+        skip = emit(op.cumsum(x, 3))  # has no layout of its own
+        y = emit(op.add(skip, conv(emit, skip, 8, 8)))
+        y = emit(op.add(y, conv(emit, y, 8, 8)))
+        return emit(op.mean(emit(op.add(y, conv(emit, y, 8, 8))), [2, 3]))
+
+    before = function((1, 8, 4, 6), network)
+    after = ChannelsLast()(before)
+    assert operators(after).count("permute_dims") == 1
+    assert_same_outputs(before, after)
+
+
+def test_a_large_image_is_not_transposed_for_a_small_one():
+    def network(emit, x):
+        small = conv(emit, emit(op.mean(x, [2, 3], keepdims=True)), 8, 8, 1)
+        return emit(op.multiply(x, emit(op.sigmoid(small))))
+
+    before = function((1, 8, 4, 6), network)
+    after = ChannelsLast()(before)
+    assert operators(after).count("permute_dims") == 0
+    assert_same_outputs(before, after)
+
+
+def test_stacked_images_are_fenced_off():
+    def network(emit, x):
+        y = conv(emit, x, 3, 8)
+        y = emit(op.stack([y, emit(op.nn.relu(y))], 0))
+        return emit(op.multiply(y, y))
+
+    before = function((1, 3, 4, 6), network)
+    assert_same_outputs(before, ChannelsLast()(before))
+
+
+def test_branches_have_images_of_their_own():
+    @tvm.script.ir_module
+    class Branches:
+        @R.function
+        def main(
+            x: R.Tensor((1, 3, 4, 6), "float32"), w: R.Tensor((3, 3, 1, 1), "float32"), which: R.Tensor((), "bool")
+        ):
+            first = R.nn.conv2d(x, w)
+            if which:
+                y = R.nn.conv2d(x, w)
+            else:
+                z = R.nn.conv2d(x, w)
+                y = R.nn.relu(z)
+            return R.add(first, y)
+
+    after = ChannelsLast()(Branches)
+    assert relax.analysis.check_well_formed(after)
+    assert layouts(after) == {"NHWC"}
 
 
 def test_an_image_at_the_output_is_transposed_back():

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir
-from tvm.s_tir import ScheduleError
 
 from ..search import strategies
 from ..search.space.generate import build_space
 from ..search.space.hardware import Hardware
+from ..search.space.lowering import lowerable_schedule
 from ..tasks import Task
 
 __all__ = ["AnalyticSchedule", "analytic_schedules"]
@@ -60,9 +60,7 @@ def _best(task: Task, hardware: Hardware, seed: int) -> AnalyticSchedule | None:
         return None
     search = strategies.create("annealed-evolution").begin(space, seed)
     for point in search.ask(_CANDIDATES, lambda points: -space.latency_s(points)):
-        try:
-            schedule = space.apply(space.decision(point))
-        except ScheduleError:
-            continue
-        return AnalyticSchedule(schedule, float(space.latency_s(point[None])[0]))
+        schedule = lowerable_schedule(space, space.decision(point))
+        if schedule is not None:
+            return AnalyticSchedule(schedule, float(space.latency_s(point[None])[0]))
     return None

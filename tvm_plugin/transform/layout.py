@@ -14,44 +14,52 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .constants import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
 from .fold_weights import FoldWeights
 from .functions import extents, leaves, map_functions, operator, top_level_bindings, use_counts
-from .simplify_shapes import SimplifyShapes, permutation_of
+from .simplify_shapes import RESHAPES, SimplifyShapes, permutation_of
 
 __all__ = ["ChannelsLast"]
 
-_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
-"""With HWIO the output channels of a weight lie side by side, as vectors want them, also where nothing is packed. TVM
-has no transposed convolution with channels last; most are convolutions by now (`SubPixelConvolution`)."""
+_IMAGE = [0, 3, 1, 2]
+"""permute_dims by these axes makes NCHW of NHWC."""
 
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
     for name in (
-        *("abs", "add", "ceil", "clip", "cos", "divide", "erf", "exp", "floor", "greater_equal", "log", "maximum"),
-        *("minimum", "multiply", "negative", "power", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square"),
-        *("astype", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.selu", "nn.silu", "nn.softplus"),
-        *("subtract", "tanh"),
+        *("abs", "add", "astype", "atan2", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clip"),
+        *("cos", "cosh", "divide", "equal", "erf", "ewise_fma", "exp", "floor", "floor_divide", "floor_mod", "greater"),
+        *("greater_equal", "isfinite", "isinf", "isnan", "left_shift", "less", "less_equal", "log", "log_add_exp"),
+        *("logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply"),
+        *("negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.selu", "nn.silu", "nn.softplus"),
+        *("not_equal", "power", "right_shift", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square"),
+        *("subtract", "tan", "tanh", "trunc", "where"),
     )
 )
-
-_POOLING = {
-    "relax.nn.max_pool2d": "relax.attrs.Pool2DAttrs",
-    "relax.nn.avg_pool2d": "relax.attrs.Pool2DAttrs",
-    "relax.nn.adaptive_avg_pool2d": "relax.attrs.AdaptivePool2DAttrs",
-}
-_REDUCTIONS = frozenset({"relax.sum", "relax.mean", "relax.max", "relax.min"})
+_OF_IMAGES = frozenset(
+    f"relax.{name}" for name in ("nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d", "image.resize2d")
+)
+_REDUCTIONS = frozenset(f"relax.{name}" for name in ("sum", "mean", "max", "min", "prod", "variance", "std"))
+_POSITIONS = frozenset({"relax.argmax", "relax.argmin"})
+_OF_AN_AXIS = frozenset(f"relax.{name}" for name in ("nn.softmax", "nn.log_softmax", "nn.prelu"))
+_NORMS = frozenset(f"relax.nn.{name}" for name in ("group_norm", "instance_norm", "layer_norm"))
+"""Not rms_norm, which TVM computes over the last axes alone."""
 
 
 @transform.module_pass(opt_level=0, name="ChannelsLast")
 class ChannelsLast:
     """Convert two-dimensional convolutions to NHWC, and everything between them.
 
-    TVM's ConvertLayout puts permutes where it must and carries the layout through the operators that it knows. Then:
-
+    - conv2d(x, W) -> permute_dims(conv2d'(permute_dims(x), permute_dims(W))), W' in HWIO: the output channels lie side
+      by side, as vectors want them, also where nothing is packed
     - f(permute_dims(x), ...) -> permute_dims(f'(x, ...)), so that permutes meet and cancel: f element-wise, pooling,
-      padding, concat or a reduction, which ConvertLayout leaves alone after an operator that it does not know (clip)
+      resize, padding, concat, a slice, a reduction, softmax or a norm. Of several images, those that are not permuted
+      get a permute, unless they are the larger part
     - permutes of constants are folded, and those that move axes of extent 1 only become views
     - reshape(permute_dims(x)) @ W -> reshape(x) @ W', where the rows of the constant W are reordered
 
-    What stays is a transpose at an input or output of the network that is an image.
+    What stays is a transpose at an input or output of the network that is an image. Transposed convolutions stay in
+    NCHW, TVM has no others; most are convolutions by now (`SubPixelConvolution`).
+
+    TVM's ConvertLayout is not used: in 0.27 it writes outside of its memory at squeezes of axes counted from the end,
+    and fails at operators after stack.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
@@ -61,10 +69,9 @@ class ChannelsLast:
         simplify = [FoldWeights(), SimplifyShapes()]
         return transform.Sequential(
             [
-                relax.transform.ConvertLayout(_LAYOUTS),
                 relax.transform.CanonicalizeBindings(),
                 *simplify,
-                _SinkPermutes(),
+                _ConvertImages(),
                 *simplify,
                 _AbsorbFlattens(),
                 relax.transform.CanonicalizeBindings(),
@@ -80,76 +87,150 @@ def _has_convolution(function: Any) -> bool:
     )
 
 
-@transform.module_pass(opt_level=0, name="SinkPermutes")
-class _SinkPermutes:
+@transform.module_pass(opt_level=0, name="ConvertImages")
+class _ConvertImages:
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
-        return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_Sinker().visit_expr(f)))
+        return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_ImageConverter().visit_expr(f)))
 
 
 @mutator
-class _Sinker(PyExprMutator):
-    """f(permute_dims(x), ...) -> permute_dims(f'(x, ...)), from the first operator to the last."""
+class _ImageConverter(PyExprMutator):
+    """Converts convolutions and sinks permutes through what follows them, from the first operator to the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._images: dict[relax.Var, Any] = {}  # in NHWC, by the variable in NCHW
+        self._branches = 0
+
+    def visit_if_(self, conditional: relax.If) -> Any:
+        self._branches += 1
+        visited = super().visit_if_(conditional)
+        self._branches -= 1
+        return visited
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
+        name = operator(call)
+        if name == "relax.nn.conv2d":
+            return self._convolution(call)
         order = next((o for o in map(self._order, leaves(call)) if o is not None), None)
         if order is None or not is_static_tensor(call.ty):
             return call
-        if operator(call) in _ELEMENTWISE:
+        if name in _ELEMENTWISE:
             return self._elementwise(call, order)
-        if operator(call) in _POOLING:
-            return self._pooling(call, order)
-        if operator(call) == "relax.concat":
+        if name == "relax.concat":
             return self._concat(call, order)
-        if operator(call) == "relax.nn.pad":
+        order = self._order(call.args[0])
+        if order is None:
+            return call
+        if name == "relax.permute_dims":
+            return self._composed(call, order)
+        if name in RESHAPES:
+            return self._reshape(call, order)
+        if name in _OF_IMAGES:
+            return self._of_image(call, order)
+        if name == "relax.nn.pad":
             return self._pad(call, order)
-        if operator(call) in _REDUCTIONS:
+        if name == "relax.strided_slice":
+            return self._slice(call, order)
+        if name in _OF_AN_AXIS:
+            return self._changed(call, order, axis=order[int(call.attrs.axis) % len(order)])
+        if name in _NORMS:
+            return self._norm(call, order)
+        if name in _REDUCTIONS or name in _POSITIONS:
             return self._reduction(call, order)
         return call
+
+    def _convolution(self, call: relax.Call) -> Any:
+        attrs = call.attrs
+        if {str(attrs.data_layout), str(attrs.out_layout)} != {"NCHW"} or str(attrs.kernel_layout) != "OIHW":
+            return call
+        weight = self.builder_.emit(relax.op.permute_dims(call.args[1], [2, 3, 1, 0]))
+        layouts = {"data_layout": "NHWC", "out_layout": "NHWC", "kernel_layout": "HWIO"}
+        converted = relax.Call(call.op, [self._image(call.args[0]), weight], _with_fields(attrs, **layouts))
+        return self._permuted(converted, _IMAGE)
 
     def _elementwise(self, call: relax.Call, order: list[int]) -> Any:
         if len(order) != call.ty.ndim:
             return call
-        arguments = [self._unpermuted(argument, order) for argument in call.args]
-        if any(argument is None for argument in arguments):
-            return call
-        return self._permuted(relax.Call(call.op, arguments, call.attrs, call.ty_args), order)
-
-    def _pooling(self, call: relax.Call, order: list[int]) -> Any:
-        if order != [0, 3, 1, 2] or str(call.attrs.layout) != "NCHW" or str(call.attrs.out_layout) != "NCHW":
-            return call
-        fields = {
-            field.name: getattr(call.attrs, field.name) for field in type(call.attrs).__tvm_ffi_type_info__.fields
-        }
-        attributes = ir.make_node(_POOLING[operator(call)], **{**fields, "layout": "NHWC", "out_layout": "NHWC"})
-        return self._permuted(relax.Call(call.op, [self._unpermuted(call.args[0], order)], attributes), order)
+        arguments = self._all_unpermuted(call.args, order)
+        return call if arguments is None else self._permuted(self._with(call, arguments), order)
 
     def _concat(self, call: relax.Call, order: list[int]) -> Any:
-        parts = [self._unpermuted(part, order) for part in call.args[0].fields]
-        if call.attrs.axis is None or any(part is None for part in parts):
+        if call.attrs.axis is None or not isinstance(call.args[0], relax.Tuple):
             return call
-        return self._permuted(relax.op.concat(parts, order[int(call.attrs.axis)]), order)
+        parts = self._all_unpermuted(call.args[0].fields, order)
+        return call if parts is None else self._permuted(relax.op.concat(parts, order[int(call.attrs.axis)]), order)
+
+    def _composed(self, call: relax.Call, order: list[int]) -> Any:
+        data = self._unpermuted(call.args[0], order)
+        composed = [order[axis] for axis in permutation_of(call)]
+        return data if composed == sorted(composed) else relax.op.permute_dims(data, composed)
+
+    def _reshape(self, call: relax.Call, order: list[int]) -> Any:
+        """Axes split or joined: those of the unpermuted tensor, where it has them side by side.
+
+        Else it is transposed first, but only where the result is an image: a channel shuffle, a pixel shuffle.
+        """
+        groups = _regrouped_axes(extents(call.args[0].ty), extents(call.ty))
+        if groups is None:
+            return call
+        groups.sort(key=lambda group: order[group[0][0]])
+        gathered = [order[axis] for before, _ in groups for axis in before]
+        written = [axis for _, after in groups for axis in after]
+        result = [written.index(axis) for axis in range(len(written))]
+        in_place = gathered == sorted(gathered)
+        if result == sorted(result) or not (in_place or result == _IMAGE):
+            return call
+        data = self._unpermuted(call.args[0], order)
+        data = data if in_place else self.builder_.emit(relax.op.permute_dims(data, gathered))
+        return self._permuted(relax.op.reshape(data, [extents(call.ty)[axis] for axis in written]), result)
+
+    def _of_image(self, call: relax.Call, order: list[int]) -> Any:
+        layouts = {key: "NHWC" for key in ("layout", "out_layout") if hasattr(call.attrs, key)}
+        if order != _IMAGE or any(str(getattr(call.attrs, key)) != "NCHW" for key in layouts):
+            return call
+        return self._changed(call, order, **layouts)
 
     def _pad(self, call: relax.Call, order: list[int]) -> Any:
         widths = [int(width) for width in call.attrs.pad_width]
         moved = [0] * len(widths)
         for position, axis in enumerate(order):
             moved[2 * axis : 2 * axis + 2] = widths[2 * position : 2 * position + 2]
-        data = self._unpermuted(call.args[0], order)
-        mode, value = str(call.attrs.pad_mode), float(call.attrs.pad_value)
-        return self._permuted(relax.op.nn.pad(data, moved, mode, value), order)
+        return self._changed(call, order, pad_width=moved)
+
+    def _slice(self, call: relax.Call, order: list[int]) -> Any:
+        axes = relax.Tuple([relax.prim_value(order[int(axis) % len(order)]) for axis in call.args[1].fields])
+        return self._permuted(self._with(call, [self._unpermuted(call.args[0], order), axes, *call.args[2:]]), order)
+
+    def _norm(self, call: relax.Call, order: list[int]) -> Any:
+        axes = [order[int(axis) % len(order)] for axis in call.attrs.axes]
+        if operator(call) == "relax.nn.layer_norm":  # its weights have these axes
+            return self._changed(call, order, axes=axes) if axes == sorted(axes) else call
+        channels = order[int(call.attrs.channel_axis) % len(order)]
+        return self._changed(call, order, axes=sorted(axes), channel_axis=channels)
 
     def _reduction(self, call: relax.Call, order: list[int]) -> Any:
         if call.attrs.axis is None:
             return call
-        axes = [int(axis) % len(order) for axis in call.attrs.axis]
-        data = self._unpermuted(call.args[0], order)
-        function = getattr(relax.op, operator(call).removeprefix("relax."))
-        reduced = function(data, [order[axis] for axis in axes], keepdims=bool(call.attrs.keepdims))
+        one = operator(call) in _POSITIONS
+        axes = [int(axis) % len(order) for axis in ([call.attrs.axis] if one else call.attrs.axis)]
+        moved = [order[axis] for axis in axes]
+        arguments = [self._unpermuted(call.args[0], order)]
+        reduced = self._with(call, arguments, axis=moved[0] if one else moved)
         if call.attrs.keepdims:
             return self._permuted(reduced, order)
         left = [axis for position, axis in enumerate(order) if position not in axes]
         return self._permuted(reduced, [sorted(left).index(axis) for axis in left])
+
+    def _changed(self, call: relax.Call, order: list[int], **fields: Any) -> Any:
+        """`call` of the unpermuted first argument, with other attributes."""
+        arguments = [self._unpermuted(call.args[0], order), *call.args[1:]]
+        return self._permuted(self._with(call, arguments, **fields), order)
+
+    def _with(self, call: relax.Call, arguments: Sequence[Any], **fields: Any) -> relax.Call:
+        attrs = _with_fields(call.attrs, **fields) if fields else call.attrs
+        return relax.Call(call.op, arguments, attrs, call.ty_args)
 
     def _permuted(self, expr: Any, order: list[int]) -> Any:
         return relax.op.permute_dims(self.builder_.emit(expr), order)
@@ -157,6 +238,24 @@ class _Sinker(PyExprMutator):
     def _order(self, argument: Any) -> list[int] | None:
         value = self.lookup_binding(argument) if isinstance(argument, relax.Var) else None
         return permutation_of(value) if operator(value) == "relax.permute_dims" else None
+
+    def _all_unpermuted(self, arguments: Sequence[Any], order: list[int]) -> list[Any] | None:
+        """What the arguments are permutations of; None where some are none.
+
+        Images that are not get a permute, unless they are the larger part.
+        """
+        found = [self._unpermuted(argument, order) for argument in arguments]
+        others = [argument for argument, known in zip(arguments, found, strict=True) if known is None]
+        if not others:
+            return found
+        if order != _IMAGE or any(not is_static_tensor(other.ty) or other.ty.ndim != len(order) for other in others):
+            return None
+        permuted = [argument for argument in arguments if self._order(argument) == order]
+        if _elements(others) > _elements(permuted):
+            return None
+        return [
+            self._image(argument) if known is None else known for argument, known in zip(arguments, found, strict=True)
+        ]
 
     def _unpermuted(self, argument: Any, order: list[int]) -> Any:
         """What `argument` is a permutation of; None when it is none, or another one."""
@@ -172,6 +271,47 @@ class _Sinker(PyExprMutator):
         if isinstance(argument, ir.GenericConst):
             return constant_of(array_of(argument).reshape(shape).transpose(np.argsort(order)))
         return None
+
+    def _image(self, data: Any) -> Any:
+        """`data`, in NCHW, as NHWC."""
+        known = self._unpermuted(data, _IMAGE) if is_static_tensor(data.ty) else None
+        known = self._images.get(data) if known is None and isinstance(data, relax.Var) else known
+        if known is not None:
+            return known
+        image = self.builder_.emit(relax.op.permute_dims(data, [0, 2, 3, 1]))
+        if isinstance(data, relax.Var) and not self._branches:
+            self._images[data] = image
+        return image
+
+
+def _regrouped_axes(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]] | None:
+    """The smallest groups of neighbouring axes that a reshape turns into one another; None where extents of 1 are over.
+
+    (1, 8, 3, 5) to (1, 2, 4, 15): ([0], [0]), ([1], [1, 2]), ([2, 3], [3]).
+    """
+    groups: list[tuple[list[int], list[int]]] = []
+    left, right = iter(range(len(before))), iter(range(len(after)))
+    for first, other in zip(left, right, strict=False):
+        axes, others = [first], [other]
+        while (size := math.prod(before[a] for a in axes)) != (other_size := math.prod(after[a] for a in others)):
+            grown, rest = (axes, left) if size < other_size else (others, right)
+            axis = next(rest, None)
+            if axis is None:
+                return None
+            grown.append(axis)
+        groups.append((axes, others))
+    whole = sum(len(a) for a, _ in groups) == len(before) and sum(len(b) for _, b in groups) == len(after)
+    return groups if whole else None
+
+
+def _elements(tensors: Sequence[Any]) -> int:
+    return sum(math.prod(extents(tensor.ty)) for tensor in tensors)
+
+
+def _with_fields(attrs: Any, **changed: Any) -> Any:
+    """Attributes of an operator, some of them changed."""
+    fields = {field.name: getattr(attrs, field.name) for field in type(attrs).__tvm_ffi_type_info__.fields}
+    return ir.make_node(type(attrs).__tvm_ffi_type_info__.type_key, **{**fields, **changed})
 
 
 @transform.module_pass(opt_level=0, name="AbsorbFlattens")

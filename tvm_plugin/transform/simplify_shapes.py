@@ -10,11 +10,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .constants import is_static_tensor
 from .functions import extents, map_functions, operator, top_level_bindings, use_counts
 
-__all__ = ["SimplifyShapes", "permutation_of"]
+__all__ = ["RESHAPES", "SimplifyShapes", "permutation_of"]
 
-_RESHAPES = frozenset(
-    {"relax.reshape", "relax.flatten", "relax.nn.batch_flatten", "relax.squeeze", "relax.expand_dims"}
-)
+RESHAPES = frozenset({"relax.reshape", "relax.flatten", "relax.nn.batch_flatten", "relax.squeeze", "relax.expand_dims"})
 
 
 @transform.module_pass(opt_level=0, name="SimplifyShapes")
@@ -34,7 +32,7 @@ class SimplifyShapes:
 
 
 def _simplify(function: relax.Function) -> relax.Function:
-    interesting = {"relax.split", "relax.permute_dims", "relax.concat", *_RESHAPES}
+    interesting = {"relax.split", "relax.permute_dims", "relax.concat", *RESHAPES}
     if not any(operator(binding.value) in interesting for binding in top_level_bindings(function)):
         return function
     return relax.analysis.remove_all_unused(_Simplifier(function).visit_expr(function))
@@ -66,7 +64,7 @@ class _Simplifier(PyExprMutator):
             return call
         if operator(call) == "relax.permute_dims":
             return self._permute(call)
-        if operator(call) in _RESHAPES:
+        if operator(call) in RESHAPES:
             return self._reshape(call)
         return call
 
@@ -114,7 +112,7 @@ class _Simplifier(PyExprMutator):
     def _reshape(self, call: relax.Call) -> Any:
         data = call.args[0]
         inner = self._value(data)
-        if operator(inner) in _RESHAPES:
+        if operator(inner) in RESHAPES:
             data = inner.args[0]
         if not is_static_tensor(data.ty):
             return call

@@ -8,11 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tvm.s_tir import ScheduleError
-
 from ..measure.base import Measurement, Measurer
 from ..records import RecordDatabase
 from ..records.traces import trace_to_json
+from ..search.space.lowering import lowerable_schedule
 from ..transform.plain_schedules import plain_schedule
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
@@ -103,12 +102,10 @@ class Acceptance:
 
     def _guess(self, kernel: KernelSearch) -> TaskResult:
         for decision in self.prices.defaults(kernel.task):
-            try:
-                trace = trace_to_json(kernel.space.apply(decision).trace)
-            except ScheduleError:
-                continue
-            guess = Measurement(decision, (self.prices.guess_s(kernel.task),), trace=trace)
-            return replace(self._result(kernel, (guess, guess.latency_s)), measured=False)
+            schedule = lowerable_schedule(kernel.space, decision)
+            if schedule is not None:
+                guess = Measurement(decision, (self.prices.guess_s(kernel.task),), trace=trace_to_json(schedule.trace))
+                return replace(self._result(kernel, (guess, guess.latency_s)), measured=False)
         return self._result(kernel, None)
 
     def _accept(self, kernel: KernelSearch, least_s: float, look: bool) -> TaskResult:

@@ -62,20 +62,35 @@ def _overlapping(loop: Any) -> Any:
 
 
 def _row_length(loop: Any) -> int:
-    """Where the row ends: of the bounds on the loop the nearest, for a tile of a row may end beyond the row, too."""
-    lengths: set[int] = set()
+    """Where the row ends: of the bounds on the loop in its last block, which writes the result, the nearest.
+
+    A tile of a row may end beyond the row, too; blocks before may have rows of which the last one leaves out the end.
+    """
+    lengths: list[int] = []
 
     def visit(realize: Any) -> None:
-        ends = [_end(term, loop.loop_var) for term in conjuncts(realize.predicate)]
-        lengths.update([min(end for end in ends if end is not None)] if any(ends) else [])
+        ends = [end for term in conjuncts(realize.predicate) if (end := _end(term, loop.loop_var)) is not None]
+        lengths.extend([min(ends)] if ends else [])
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
-    if len(lengths) != 1:
-        raise ValueError(f"the loop over {loop.loop_var} is marked as ragged but its blocks end at {sorted(lengths)}")
-    return lengths.pop()
+    if not lengths or min(lengths) < lengths[-1]:
+        raise ValueError(f"the loop over {loop.loop_var} is marked as ragged but its blocks end at {lengths}")
+    return lengths[-1]
 
 
 def _end(condition: Any, variable: Any) -> int | None:
-    """The bound of `... variable ... < bound`; None for any other condition."""
-    compared = isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm)
-    return int(condition.b) if compared and uses(condition.a, variable) else None
+    """Where `condition` ends what `variable` counts, 9 for v * 4 + w - 2 < 7; None where it is no such bound."""
+    if not (isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm) and uses(condition.a, variable)):
+        return None
+    return int(condition.b) - _constant_part(condition.a)
+
+
+def _constant_part(index: Any) -> int:
+    """What is added to the variables of a sum."""
+    if isinstance(index, tirx.IntImm):
+        return int(index)
+    if isinstance(index, tirx.Add):
+        return _constant_part(index.a) + _constant_part(index.b)
+    if isinstance(index, tirx.Sub):
+        return _constant_part(index.a) - _constant_part(index.b)
+    return 0
