@@ -16,6 +16,8 @@ from eqtune.records import RecordDatabase
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform.stored_schedules import stored_schedules
 from eqtune.tune import model
+from eqtune.tune.prices import KernelPrices
+from eqtune.tune.result import TaskResult
 
 from .small_models import module, weight
 
@@ -59,6 +61,23 @@ def test_where_it_would_be_wrong_it_stays_untuned(tmp_path: Path, monkeypatch: p
     assert sorted(task.tuned for task in result.tasks) == [False, True]
     assert all(task.measured for task in result.tasks)
     assert result.max_rel_error <= 1e-4
+
+
+def test_of_kernels_that_were_not_measured_those_that_ran_for_a_price_are_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def three_kernels(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        return relax.op.mean(bb.emit(relax.op.nn.softmax(bb.emit(relax.op.matmul(x, weight(64, 80))))), 0)
+
+    def tuned_in(name: str) -> list[TaskResult]:
+        arguments = {"trials": 1, "graph": "off", "progress": False, "threads": 1}
+        return eqtune.tune_model(module((96, 64), three_kernels), work_dir=tmp_path / name, **arguments).tasks
+
+    priced, guessed = (task.workload_hash for task in tuned_in("all") if not task.measured)
+    monkeypatch.setattr(model._Accuracy, "errors", wrong_at_first(model._Accuracy.errors))
+    monkeypatch.setattr(KernelPrices, "priced_s", lambda self, workload: 1e-6 if workload == priced else None)
+    tuned = {task.workload_hash: task.tuned for task in tuned_in("some")}
+    assert (tuned[priced], tuned[guessed]) == (True, False)
 
 
 def wrong_at_first(errors):  # type: ignore[no-untyped-def]

@@ -377,14 +377,21 @@ def _built(forms: Sequence[Form], results: Sequence[TaskResult], session: Sessio
 
 
 def _build(form: Form, results: Sequence[TaskResult], session: Session, accuracy: _Accuracy) -> _Built:
-    """The form with its schedules; without those that were only guessed, should they be wrong."""
+    """The form with its schedules; should it be wrong, without those that never ran, or else without all unmeasured."""
     calls = form.calls
     tasks = [replace(task, calls=calls[task.workload_hash]) for task in results if task.workload_hash in calls]
+    unmeasured = {task.workload_hash for task in tasks if not task.measured}
+    never_ran = {workload for workload in unmeasured if session.prices.priced_s(workload) is None}
     built = _compiled(form, tasks, session)
-    if all(task.measured for task in tasks) or accuracy.errors(built.run)[1] <= accuracy.tolerance:
-        return built
-    session.progress.say(f"kernels that were not measured make form {form.name!r} wrong: they stay untuned")
-    return _compiled(form, [task if task.measured else task.untuned for task in tasks], session)
+    for suspects in filter(None, (never_ran, unmeasured)):
+        if accuracy.errors(built.run)[1] <= accuracy.tolerance:
+            break
+        session.progress.say(
+            f"form {form.name!r} is wrong with {len(suspects)} kernels that were not measured: they stay untuned"
+        )
+        tasks = [task.untuned if task.workload_hash in suspects else task for task in tasks]
+        built = _compiled(form, tasks, session)
+    return built
 
 
 def _compiled(form: Form, tasks: list[TaskResult], session: Session) -> _Built:

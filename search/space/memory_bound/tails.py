@@ -14,7 +14,7 @@ import functools
 from typing import Any
 
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import s_tir, sym, tirx
 
 from ..expressions import conjuncts, uses
 
@@ -44,16 +44,25 @@ def overlap_tails(func: Any) -> Any:
 def _overlapping(loop: Any) -> Any:
     lanes = int(loop.annotations[OVERLAPPING_TAIL])
     dtype = str(loop.loop_var.ty.dtype)
-    length = _row_length(loop)
+    length = _row_length(loop, lanes)
 
     def start(product: Any) -> Any:
         of_loop = product.a.same_as(loop.loop_var) and isinstance(product.b, tirx.IntImm) and int(product.b) == lanes
         return tirx.Min(product, tirx.IntImm(dtype, length - lanes)) if of_loop else product
 
+    def moved(index: Any) -> Any:
+        linear = sym.detect_linear_equation(index, [loop.loop_var])
+        if linear and isinstance(linear[0], tirx.IntImm) and int(linear[0]) == lanes:
+            return start(loop.loop_var * linear[0]) + linear[1]
+        return tvm_ffi.structural_map(index, (tirx.Mul, start))
+
     def unconditional(realize: Any) -> Any:
-        values = [tvm_ffi.structural_map(value, (tirx.Mul, start)) for value in realize.iter_values]
-        others = [term for term in conjuncts(realize.predicate) if _end(term, loop.loop_var) != length]
-        kept = [tvm_ffi.structural_map(term, (tirx.Mul, start)) for term in others]
+        values = [moved(value) for value in realize.iter_values]
+        others = [term for term in conjuncts(realize.predicate) if _end(term, loop, lanes) != length]
+        kept = [
+            tirx.LT(moved(term.a), term.b) if isinstance(term, tirx.LT) and uses(term.a, loop.loop_var) else moved(term)
+            for term in others
+        ]
         return s_tir.SBlockRealize(values, functools.reduce(tirx.And, kept, tirx.IntImm("bool", 1)), realize.block)
 
     body = tvm_ffi.structural_map(loop.body, (s_tir.SBlockRealize, unconditional))
@@ -61,7 +70,7 @@ def _overlapping(loop: Any) -> Any:
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=annotations, step=loop.step)
 
 
-def _row_length(loop: Any) -> int:
+def _row_length(loop: Any, lanes: int) -> int:
     """Where the row ends: of the bounds on the loop in its last block, which writes the result, the nearest.
 
     A tile of a row may end beyond the row, too; blocks before may have rows of which the last one leaves out the end.
@@ -69,7 +78,7 @@ def _row_length(loop: Any) -> int:
     lengths: list[int] = []
 
     def visit(realize: Any) -> None:
-        ends = [end for term in conjuncts(realize.predicate) if (end := _end(term, loop.loop_var)) is not None]
+        ends = [end for term in conjuncts(realize.predicate) if (end := _end(term, loop, lanes)) is not None]
         lengths.extend([min(ends)] if ends else [])
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
@@ -78,11 +87,20 @@ def _row_length(loop: Any) -> int:
     return lengths[-1]
 
 
-def _end(condition: Any, variable: Any) -> int | None:
-    """Where `condition` ends what `variable` counts, 9 for v * 4 + w - 2 < 7; None where it is no such bound."""
-    if not (isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm) and uses(condition.a, variable)):
+def _end(condition: Any, loop: Any, lanes: int) -> int | None:
+    """Where `condition` ends the row that the loop's tiles of `lanes` are of; None where it is no such bound.
+
+    v * 4 + w - 2 < 7, where tiles of 4 begin at v * 4: at 9. v < 2: at 8.
+    """
+    if not (isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm)):
         return None
-    return int(condition.b) - _constant_part(condition.a)
+    linear = sym.detect_linear_equation(condition.a, [loop.loop_var])
+    step = int(linear[0]) if linear and isinstance(linear[0], tirx.IntImm) else 0
+    if step == lanes:
+        return int(condition.b) - _constant_part(linear[1])
+    if step == 1 and isinstance(linear[1], tirx.IntImm):
+        return (int(condition.b) - int(linear[1])) * lanes
+    return None
 
 
 def _constant_part(index: Any) -> int:
