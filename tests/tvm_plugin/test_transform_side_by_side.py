@@ -17,7 +17,7 @@ from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import side_by_side
-from eqtune.transform.apply_tuned import build_executable, untuned_executable
+from eqtune.transform.apply_tuned import build_executable, build_scheduled, scheduled, untuned_executable
 
 
 def layers(widths: Sequence[int]) -> tvm.IRModule:
@@ -46,6 +46,19 @@ def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def libraries(executable: Any) -> list[str]:
     return [str(module.kind) for module in executable.mod.imports]
+
+
+@pytest.mark.usefixtures("three_cores")
+def test_calls_that_are_compiled_find_their_kernels(tmp_path: Path) -> None:
+    target = detect_target(1)
+    kernels = scheduled(lower_to_kernels(MODEL, target), target, {})
+    executable = build_scheduled(kernels, target, calls_compiled=True)
+    assert libraries(executable) == ["llvm"]
+    (want,) = ModelRunner(build_scheduled(kernels, target), threads=1)(DATA)
+    executable.export_library(str(tmp_path / "model.so"))
+    for module in (executable, tvm.runtime.load_module(str(tmp_path / "model.so"))):
+        (got,) = ModelRunner(module, threads=1)(DATA)
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.usefixtures("three_cores")

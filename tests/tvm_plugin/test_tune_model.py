@@ -21,6 +21,9 @@ from tvm import relax
 import eqtune
 from eqtune import zoo
 from eqtune.records import RecordDatabase
+from eqtune.transform.apply_tuned import build_scheduled
+
+from .small_models import module, weight
 
 
 def small_model(size: int = 24) -> tvm.IRModule:
@@ -330,3 +333,26 @@ def test_squeezenet_is_tuned_whole(tmp_path: Path) -> None:
         expected = module(*examples).numpy()
     (got,) = result.run(*inputs)
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("width", "compiled"), [(8, True), (768, False)])
+def test_calls_of_short_kernels_are_compiled(
+    width: int, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of eight layers matter beside products of 8 x 8, not beside those of 768 x 768."""
+    asked = []
+
+    def build(mod: tvm.IRModule, target: object, calls_compiled: bool) -> object:
+        asked.append(calls_compiled)
+        return build_scheduled(mod, target, calls_compiled)
+
+    def layers(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        for _ in range(8):
+            x = bb.emit(relax.op.matmul(x, weight(width, width)))
+            x = bb.emit(relax.op.multiply(x, relax.const(width**-0.5, "float32")))
+        return x
+
+    monkeypatch.setattr("eqtune.tune.model.build_scheduled", build)
+    model = module((width, width), layers)
+    eqtune.tune_model(model, trials=8, graph="off", progress=False, work_dir=tmp_path, threads=1)
+    assert asked == [compiled]

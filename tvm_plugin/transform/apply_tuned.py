@@ -159,11 +159,11 @@ def scheduled(mod: ir.IRModule, target: Any, schedules: Schedules) -> ir.IRModul
         return mod if is_gpu(target) else in_huge_pages(mod)
 
 
-def build_scheduled(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
-    """Compile what `scheduled` made, without fusing it again."""
+def build_scheduled(mod: ir.IRModule, target: Any, calls_compiled: bool = False) -> relax.VMExecutable:
+    """Compile what `scheduled` made, without fusing it again. `calls_compiled` as in `side_by_side.build`."""
     with target, transform.PassContext(config=_GRAPH_CONFIG) if is_gpu(target) else contextlib.nullcontext():
         mod = transform.Sequential(after_kernels())(mod)
-    return side_by_side.build(mod, target, _BUILD_CONFIG)
+    return side_by_side.build(mod, target, _BUILD_CONFIG, calls_compiled)
 
 
 def after_kernels() -> list[transform.Pass]:

@@ -47,6 +47,12 @@ ROUNDINGS = 8
 OVERFLOWN = sys.float_info.max
 """The relative error of outputs that are no numbers."""
 
+INTERPRETER_S = 0.15e-6
+"""What the virtual machine's interpreter takes for a call of a kernel, beyond what compiled code takes for it."""
+
+INTERPRETED_SHARE = 0.05
+"""Of a model's time: what it may wait for the interpreter. Compiling the calls of an LSTM takes a second."""
+
 SCREENING_SHARE = 0.02
 """Of the time budget, what one run of the untuned model may take for forms with fast math to be checked early."""
 
@@ -396,8 +402,14 @@ def _build(form: Form, results: Sequence[TaskResult], session: Session, accuracy
 
 def _compiled(form: Form, tasks: list[TaskResult], session: Session) -> _Built:
     mod = scheduled(form.mod, session.target, schedules_of(tasks))
-    executable = build_scheduled(mod, session.target)
+    executable = build_scheduled(mod, session.target, calls_compiled=_calls_matter(tasks, session.target))
     return _Built(form, tasks, mod, executable, session.models.load(executable))
+
+
+def _calls_matter(tasks: Sequence[TaskResult], target: Any) -> bool:
+    """Whether many short calls, as of recurrent models, would wait for the virtual machine's interpreter."""
+    waiting_s = sum(task.calls for task in tasks) * INTERPRETER_S
+    return not is_gpu(target) and waiting_s > INTERPRETED_SHARE * sum(task.calls * task.latency_s for task in tasks)
 
 
 def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]], session: Session) -> tuple[_Built, float]:
