@@ -4,8 +4,12 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 
 - reads `select` and indexing with negative indices out of bounds, and takes `x[:, i, j]` for `x[:, i][:, :, j]`;
 - ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
-- does not know `amax`, `amin`, `prod` over an axis, adaptive max pooling, transposed convolutions of volumes, a layer
-  norm without scale, stacked recurrent layers, nor what quantised models are exported with;
+- reads `clamp_max` as nothing to do, `celu` wrongly unless alpha is 1, a `grid_sample` grid as NCHW, and `nearest` to
+  sizes that are no multiples at the pixels' centres;
+- fails where a mask fills with infinities; finds the largest along an axis by sorting;
+- does not know `min` along an axis, `amax`, `amin`, `prod` over an axis, `cdist`, `scatter_add`, windows of an axis,
+  writes at some of a tensor's indices, adaptive max pooling, transposed convolutions of volumes, layer and group norms
+  without scale, stacked recurrent layers, nor what quantised models are exported with;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
 """
@@ -13,7 +17,6 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,24 +26,13 @@ from tvm import relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
+from .torch_images import IMAGE_CONVERTERS
+from .torch_indexing import INDEXING_CONVERTERS
+from .torch_nodes import Converter, arguments, dtype_of, shape_of
 from .torch_quantized import QUANTIZED_CONVERTERS
 from .torch_recurrent import RECURRENT_CONVERTERS
 
 __all__ = ["CONVERTERS", "Converter"]
-
-Converter = Callable[[Any, Any], relax.Expr | tuple[relax.Expr, ...]]
-
-
-def _arguments(node: Any, importer: Any, names: Sequence[str], defaults: Sequence[Any]) -> list[Any]:
-    """Positional and keyword arguments of `node` in the order of `names`, nodes replaced by their values."""
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    defaulted = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    values = [given.get(name, defaulted.get(name)) for name in names]
-    return [importer.env[value] if isinstance(value, torch.fx.Node) else value for value in values]
-
-
-def _shape(value: relax.Expr) -> list[int]:
-    return [int(dim) for dim in value.ty.shape]
 
 
 def _full(value: relax.Expr, shape: Sequence[int], fill: float) -> relax.Expr:
@@ -49,43 +41,11 @@ def _full(value: relax.Expr, shape: Sequence[int], fill: float) -> relax.Expr:
 
 def _layer_norm(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "normalized_shape", "weight", "bias", "eps")
-    x, shape, gamma, beta, epsilon = _arguments(node, importer, names, (None, None, 1e-5))
+    x, shape, gamma, beta, epsilon = arguments(node, importer, names, (None, None, 1e-5))
     gamma = _full(x, shape, 1.0) if gamma is None else gamma
     beta = _full(x, shape, 0.0) if beta is None else beta
     axes = list(range(-len(shape), 0))
     return importer.block_builder.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
-
-
-def _select(node: Any, importer: Any) -> relax.Expr:
-    x, axis, index = _arguments(node, importer, ("input", "dim", "index"), ())
-    extent = _shape(x)[axis]
-    begin = index + extent if index < 0 else index
-    emit = importer.block_builder.emit
-    sliced = emit(op.strided_slice(x, axes=[axis % len(_shape(x))], begin=[begin], end=[begin + 1]))
-    return emit(op.squeeze(sliced, axis=[axis]))
-
-
-def _index(node: Any, importer: Any) -> relax.Expr:
-    """x[:, i, j]: the axes of `i` and `j` become one, of which whole slices are taken."""
-    x = importer.env[node.args[0]]
-    given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
-    if not all(str(index.ty.dtype).startswith("int") for index in given.values()):
-        return importer._index_tensor(node)
-    emit = importer.block_builder.emit
-    shape, axes = _shape(x), list(given)
-    if axes != list(range(axes[0], axes[0] + len(axes))):  # apart: what they select comes first
-        rest = [axis for axis in range(len(shape)) if axis not in given]
-        x = emit(op.permute_dims(x, [*axes, *rest]))
-        shape, axes = [shape[axis] for axis in (*axes, *rest)], list(range(len(axes)))
-    place = None
-    for extent, index in zip(shape[axes[0] :], given.values(), strict=False):
-        dtype = str(index.ty.dtype)
-        negative = op.less(index, relax.const(0, dtype))
-        index = emit(op.where(negative, op.add(index, relax.const(extent, dtype)), index))
-        place = index if place is None else emit(op.add(op.multiply(place, relax.const(extent, dtype)), index))
-    joined = math.prod(shape[axis] for axis in axes)
-    flat = emit(op.reshape(x, [*shape[: axes[0]], joined, *shape[axes[-1] + 1 :]]))
-    return emit(op.take(flat, place, axis=axes[0]))
 
 
 def _std(node: Any, importer: Any) -> relax.Expr:
@@ -93,8 +53,8 @@ def _std(node: Any, importer: Any) -> relax.Expr:
 
 
 def _var(node: Any, importer: Any) -> relax.Expr:
-    x, axes, correction, keep = _arguments(node, importer, ("input", "dim", "correction", "keepdim"), (None, 1, False))
-    shape = _shape(x)
+    x, axes, correction, keep = arguments(node, importer, ("input", "dim", "correction", "keepdim"), (None, 1, False))
+    shape = shape_of(x)
     reduced = list(range(len(shape))) if not axes else [axis % len(shape) for axis in axes]
     count = math.prod(shape[axis] for axis in reduced)
     correction = 1 if correction is None else correction
@@ -105,26 +65,15 @@ def _var(node: Any, importer: Any) -> relax.Expr:
 
 
 def _product(node: Any, importer: Any) -> relax.Expr:
-    x, axis, keep = _arguments(node, importer, ("input", "dim", "keepdim"), (False,))
-    emit, dtype = importer.block_builder.emit, str(node.meta["val"].dtype).removeprefix("torch.")
+    x, axis, keep = arguments(node, importer, ("input", "dim", "keepdim"), (False,))
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
     x = x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
     return emit(op.prod(x, axis=[axis], keepdims=keep))
 
 
-def _pixel_shuffle(node: Any, importer: Any) -> relax.Expr:
-    x, factor = _arguments(node, importer, ("input", "upscale_factor"), ())
-    *batch, channels, height, width = _shape(x)
-    emit = importer.block_builder.emit
-    rank = len(batch)
-    split = emit(op.reshape(x, (*batch, channels // factor**2, factor, factor, height, width)))
-    axes = [*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2]
-    interleaved = emit(op.permute_dims(split, axes))
-    return emit(op.reshape(interleaved, (*batch, channels // factor**2, height * factor, width * factor)))
-
-
 def _conv_transpose3d(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-    x, weight, bias, strides, padding, more, groups, dilation = _arguments(node, importer, names, (None, 1, 0, 0, 1, 1))
+    x, weight, bias, strides, padding, more, groups, dilation = arguments(node, importer, names, (None, 1, 0, 0, 1, 1))
     if set(np.atleast_1d(dilation)) != {1}:
         raise UnsupportedModelError(f"{node.name} is a transposed convolution of volumes with dilation")
     emit = importer.block_builder.emit
@@ -134,34 +83,83 @@ def _conv_transpose3d(node: Any, importer: Any) -> relax.Expr:
 
 def _extremum(reduce: Callable[..., relax.Expr]) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
-        x, axes, keep = _arguments(node, importer, ("input", "dim", "keepdim"), ((), False))
+        x, axes, keep = arguments(node, importer, ("input", "dim", "keepdim"), ((), False))
         return importer.block_builder.emit(reduce(x, axis=list(axes) or None, keepdims=keep))
 
     return convert
 
 
-def _adaptive_max_pool(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
-    """The largest value of each bin [floor(i H / O), ceil((i + 1) H / O)), axis by axis; bins may overlap."""
-    if any(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
-        raise UnsupportedModelError(f"{node.name} is an adaptive max pooling whose indices are used")
-    x, sizes = _arguments(node, importer, ("input", "output_size"), ())
-    emit, shape = importer.block_builder.emit, _shape(x)
-    first = len(shape) - len(sizes)
-    if len(shape) == 4 and len(sizes) == 2 and not any(h % o for h, o in zip(shape[2:], sizes, strict=True)):
-        window = [h // o for h, o in zip(shape[2:], sizes, strict=True)]
-        return (emit(op.nn.max_pool2d(x, window, strides=window)),)
-    for axis, size in enumerate(sizes, start=first):
-        extent = shape[axis]
-        bins = [(i * extent // size, -(-(i + 1) * extent // size)) for i in range(size)]
-        parts = [emit(op.strided_slice(x, axes=[axis], begin=[begin], end=[end])) for begin, end in bins]
-        x = emit(op.concat([emit(op.max(part, axis=[axis], keepdims=True)) for part in parts], axis=axis))
-    return (x,)
+def _extremum_and_place(reduce: Callable[..., relax.Expr], place: Callable[..., relax.Expr]) -> Converter:
+    def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+        x, axis, keep = arguments(node, importer, ("input", "dim", "keepdim"), (False,))
+        emit = importer.block_builder.emit
+        return emit(reduce(x, axis=[axis], keepdims=keep)), emit(place(x, axis=axis, keepdims=keep))
+
+    return convert
+
+
+def _var_mean(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+    x, axes, keep = arguments(node, importer, ("input", "dim", "keepdim"), (None, False))
+    return _var(node, importer), importer.block_builder.emit(op.mean(x, axis=axes or None, keepdims=keep))
+
+
+def _group_norm(node: Any, importer: Any) -> relax.Expr:
+    names = ("input", "num_groups", "weight", "bias", "eps")
+    x, groups, gamma, beta, epsilon = arguments(node, importer, names, (None, None, 1e-5))
+    channels = shape_of(x)[1:2]
+    gamma = _full(x, channels, 1.0) if gamma is None else gamma
+    beta = _full(x, channels, 0.0) if beta is None else beta
+    axes = list(range(2, len(shape_of(x))))
+    return importer.block_builder.emit(op.nn.group_norm(x, gamma, beta, groups, 1, axes, epsilon))
+
+
+def _masked_fill(node: Any, importer: Any) -> relax.Expr:
+    x, mask, value = arguments(node, importer, ("input", "mask", "value"), ())
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    value = emit(op.astype(value, dtype)) if isinstance(value, relax.Expr) else relax.const(value, dtype)
+    return emit(op.where(mask, value, x))
+
+
+def _full_like(node: Any, importer: Any) -> relax.Expr:
+    x, value = arguments(node, importer, ("input", "fill_value"), ())
+    if isinstance(value, relax.Expr) or math.isfinite(value):
+        return importer._full_like(node)
+    return importer.block_builder.emit(op.broadcast_to(relax.const(value, dtype_of(node)), shape_of(x)))
+
+
+def _distances(node: Any, importer: Any) -> relax.Expr:
+    """Of each row of one matrix to each row of another."""
+    left, right, p = arguments(node, importer, ("x1", "x2", "p"), ())
+    if p not in (1, 2):
+        raise UnsupportedModelError(f"{node.name} computes distances with p={p}; 1 and 2 are supported")
+    emit = importer.block_builder.emit
+    apart = emit(op.subtract(emit(op.expand_dims(left, -2)), emit(op.expand_dims(right, -3))))
+    total = emit(op.sum(emit(op.square(apart) if p == 2 else op.abs(apart)), axis=-1))
+    return emit(op.sqrt(total)) if p == 2 else total
+
+
+def _celu(node: Any, importer: Any) -> relax.Expr:
+    x, alpha = arguments(node, importer, ("input", "alpha"), (1.0,))
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    one, factor, zero = (relax.const(value, dtype) for value in (1, alpha, 0))
+    below = op.minimum(op.subtract(op.exp(op.divide(x, factor)), one), zero)
+    return emit(op.add(op.nn.relu(x), op.multiply(below, factor)))
+
+
+def _clamp_max(node: Any, importer: Any) -> relax.Expr:
+    x, most = arguments(node, importer, ("input", "max"), ())
+    return importer.block_builder.emit(op.minimum(x, relax.const(most, str(x.ty.dtype))))
+
+
+def _exp2(node: Any, importer: Any) -> relax.Expr:
+    x = importer.env[node.args[0]]
+    return importer.block_builder.emit(op.power(relax.const(2, str(x.ty.dtype)), x))
 
 
 def _arithmetic(function: Callable[[Any, Any], relax.Expr]) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
         emit = importer.block_builder.emit
-        dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+        dtype = dtype_of(node)
 
         def operand(value: Any) -> Any:
             value = importer.env[value] if isinstance(value, torch.fx.Node) else value
@@ -183,13 +181,13 @@ def _matmul(node: Any, importer: Any) -> relax.Expr:
 
 
 def _linear(node: Any, importer: Any) -> relax.Expr:
-    x, weight, bias = _arguments(node, importer, ("input", "weight", "bias"), (None,))
+    x, weight, bias = arguments(node, importer, ("input", "weight", "bias"), (None,))
     return importer.block_builder.emit(op.linear(x, weight, bias, str(x.ty.dtype)))
 
 
 def _addmm(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "mat1", "mat2", "beta", "alpha")
-    x, left, right, beta, alpha = _arguments(node, importer, names, (1, 1))
+    x, left, right, beta, alpha = arguments(node, importer, names, (1, 1))
     emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
 
     def scaled(value: Any, factor: float) -> Any:
@@ -202,10 +200,10 @@ def _addmm(node: Any, importer: Any) -> relax.Expr:
 def _attention(node: Any, importer: Any) -> relax.Expr:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     defaults = (None, 0.0, False, None, False)
-    query, key, value, mask, dropout, causal, scale, grouped = _arguments(node, importer, names, defaults)
+    query, key, value, mask, dropout, causal, scale, grouped = arguments(node, importer, names, defaults)
     if dropout or grouped:
         raise UnsupportedModelError(f"{node.name} is an attention with dropout or grouped queries")
-    *batch, length, width = _shape(query)
+    *batch, length, width = shape_of(query)
     emit = importer.block_builder.emit
     rank = len(batch) + 2
     transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
@@ -213,7 +211,7 @@ def _attention(node: Any, importer: Any) -> relax.Expr:
     scores = emit(op.matmul(query, transposed, out_dtype=dtype))
     scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
     if causal:
-        blocked = np.triu(np.full((length, _shape(key)[-2]), -math.inf, dtype), 1)
+        blocked = np.triu(np.full((length, shape_of(key)[-2]), -math.inf, dtype), 1)
         scores = emit(op.add(scores, relax.const(blocked)))
     elif mask is not None and str(mask.ty.dtype) == "bool":
         scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
@@ -232,15 +230,21 @@ def _attention(node: Any, importer: Any) -> relax.Expr:
 
 CONVERTERS: dict[str, Converter] = {
     "layer_norm.default": _layer_norm,
-    "select.int": _select,
-    "index.Tensor": _index,
     "std.correction": _std,
     "var.correction": _var,
     "prod.dim_int": _product,
-    "pixel_shuffle.default": _pixel_shuffle,
-    "adaptive_max_pool2d.default": _adaptive_max_pool,
-    "adaptive_max_pool3d.default": _adaptive_max_pool,
     "conv_transpose3d.input": _conv_transpose3d,
+    "max.dim": _extremum_and_place(op.max, op.argmax),
+    "min.dim": _extremum_and_place(op.min, op.argmin),
+    "var_mean.correction": _var_mean,
+    "group_norm.default": _group_norm,
+    "masked_fill.Scalar": _masked_fill,
+    "masked_fill.Tensor": _masked_fill,
+    "full_like.default": _full_like,
+    "_cdist_forward.default": _distances,
+    "celu.default": _celu,
+    "clamp_max.default": _clamp_max,
+    "exp2.default": _exp2,
     "amax.default": _extremum(op.max),
     "amin.default": _extremum(op.min),
     "scaled_dot_product_attention.default": _attention,
@@ -255,6 +259,8 @@ CONVERTERS: dict[str, Converter] = {
     "div.Tensor": _arithmetic(op.divide),
     "pow.Scalar": _arithmetic(op.power),
     "pow.Tensor_Tensor": _arithmetic(op.power),
+    **IMAGE_CONVERTERS,
+    **INDEXING_CONVERTERS,
     **QUANTIZED_CONVERTERS,
     **RECURRENT_CONVERTERS,
 }

@@ -1,0 +1,115 @@
+"""Converters for PyTorch operators that read or write tensors by indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from ..errors import UnsupportedModelError
+from .torch_nodes import Converter, arguments, shape_of
+
+__all__ = ["INDEXING_CONVERTERS"]
+
+
+def _select(node: Any, importer: Any) -> relax.Expr:
+    x, axis, index = arguments(node, importer, ("input", "dim", "index"), ())
+    extent = shape_of(x)[axis]
+    begin = index + extent if index < 0 else index
+    emit = importer.block_builder.emit
+    sliced = emit(op.strided_slice(x, axes=[axis % len(shape_of(x))], begin=[begin], end=[begin + 1]))
+    return emit(op.squeeze(sliced, axis=[axis]))
+
+
+def _index(node: Any, importer: Any) -> relax.Expr:
+    """x[:, i, j]: the axes of `i` and `j` become one, of which whole slices are taken."""
+    x = importer.env[node.args[0]]
+    given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
+    if not all(str(index.ty.dtype).startswith("int") for index in given.values()):
+        return importer._index_tensor(node)
+    emit = importer.block_builder.emit
+    shape, axes = shape_of(x), list(given)
+    if axes != list(range(axes[0], axes[0] + len(axes))):  # apart: what they select comes first
+        rest = [axis for axis in range(len(shape)) if axis not in given]
+        x = emit(op.permute_dims(x, [*axes, *rest]))
+        shape, axes = [shape[axis] for axis in (*axes, *rest)], list(range(len(axes)))
+    place = None
+    for extent, index in zip(shape[axes[0] :], given.values(), strict=False):
+        dtype = str(index.ty.dtype)
+        negative = op.less(index, relax.const(0, dtype))
+        index = emit(op.where(negative, op.add(index, relax.const(extent, dtype)), index))
+        place = index if place is None else emit(op.add(op.multiply(place, relax.const(extent, dtype)), index))
+    joined = math.prod(shape[axis] for axis in axes)
+    flat = emit(op.reshape(x, [*shape[: axes[0]], joined, *shape[axes[-1] + 1 :]]))
+    return emit(op.take(flat, place, axis=axes[0]))
+
+
+def _index_put(node: Any, importer: Any) -> relax.Expr:
+    """x[:, i, j] = values, or += where values accumulate, of integer indices: those axes come first meanwhile."""
+    x, values = importer.env[node.args[0]], importer.env[node.args[2]]
+    given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
+    if not all(str(index.ty.dtype).startswith("int") for index in given.values()):
+        return importer._index_put(node)
+    accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
+    emit, shape, axes = importer.block_builder.emit, shape_of(x), list(given)
+    rest = [axis for axis in range(len(shape)) if axis not in given]
+    places = np.broadcast_shapes(*(tuple(shape_of(index)) for index in given.values()))
+    together = axes == list(range(axes[0], axes[0] + len(axes)))
+    before = rest[: axes[0]] if together else []  # these are the first of the values
+    after = rest[len(before) :]
+    values = emit(op.broadcast_to(values, [*(shape[a] for a in before), *places, *(shape[a] for a in after)]))
+    first = range(len(before), len(before) + len(places))
+    values = emit(op.permute_dims(values, [*first, *range(len(before)), *range(first.stop, len(shape_of(values)))]))
+    coordinates = [_coordinates(index, shape[axis], places, importer) for axis, index in given.items()]
+    order = [*axes, *rest]
+    moved = emit(op.permute_dims(x, order))
+    written = emit(op.scatter_nd(moved, emit(op.concat(coordinates, -1)), values, "add" if accumulate else "update"))
+    return emit(op.permute_dims(written, [order.index(axis) for axis in range(len(shape))]))
+
+
+def _coordinates(index: Any, extent: int, shape: tuple[int, ...], importer: Any) -> relax.Expr:
+    """Indices, those counted from the end as well, of `shape`, with an axis of one more."""
+    emit, dtype = importer.block_builder.emit, str(index.ty.dtype)
+    negative = emit(op.less(index, relax.const(0, dtype)))
+    index = emit(op.where(negative, emit(op.add(index, relax.const(extent, dtype))), index))
+    return emit(op.astype(emit(op.expand_dims(emit(op.broadcast_to(index, shape)), -1)), "int64"))
+
+
+_REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+def _scatter(node: Any, importer: Any) -> relax.Expr:
+    names = ("input", "dim", "index", "src", "reduce")
+    x, axis, index, source, reduce = arguments(node, importer, names, ("sum",))
+    if reduce not in _REDUCTIONS or not node.kwargs.get("include_self", True):
+        raise UnsupportedModelError(f"{node.name} scatters by {reduce}, or without what is there already")
+    emit, extents = importer.block_builder.emit, shape_of(index)
+    axes = list(range(len(extents)))
+    if any(extents[a] != shape_of(x)[a] for a in axes if a != axis % len(axes)):  # TVM counts places wrongly
+        raise UnsupportedModelError(f"{node.name} scatters along axis {axis} into a part of the other axes")
+    used = emit(op.strided_slice(source, axes, [0] * len(axes), extents))
+    return emit(op.scatter_elements(x, index, used, axis=axis, reduction=_REDUCTIONS[reduce]))
+
+
+def _windows(node: Any, importer: Any) -> relax.Expr:
+    """x.unfold(axis, size, step): the windows along an axis, their elements last."""
+    x, axis, size, step = arguments(node, importer, ("input", "dimension", "size", "step"), ())
+    emit, rank = importer.block_builder.emit, len(shape_of(x))
+    axis %= rank
+    starts = np.arange(0, shape_of(x)[axis] - size + 1, step)
+    taken = emit(op.take(x, relax.const(starts[:, None] + np.arange(size)), axis=axis))
+    return emit(op.permute_dims(taken, [*(a for a in range(rank + 1) if a != axis + 1), axis + 1]))
+
+
+INDEXING_CONVERTERS: dict[str, Converter] = {
+    "select.int": _select,
+    "index.Tensor": _index,
+    "index_put.default": _index_put,
+    "scatter_add.default": _scatter,
+    "scatter_reduce.two": _scatter,
+    "unfold.default": _windows,
+}
