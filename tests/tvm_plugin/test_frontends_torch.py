@@ -176,6 +176,20 @@ def test_variances_of_too_few_are_no_numbers():
     assert verify_import(load_model(module, example_inputs=(IMAGE,))) == 0
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: torch.cdist(x, x, p=3), "p=3"),
+        (lambda x: x.scatter_add(1, (x[:, :, :4] > 9).long(), x), "a part of the other axes"),
+        (lambda x: x.scatter_reduce(1, (x > 9).long(), x, "amax", include_self=False), "without what is there"),
+    ],
+    ids=["norm", "part", "reduction"],
+)
+def test_what_converters_do_not_know_is_refused(function, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(Lambda(function), example_inputs=(IMAGE,))
+
+
 def test_indices_of_adaptive_pooling_are_refused():
     module = Lambda(lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True)[1])
     with pytest.raises(UnsupportedModelError, match="indices are used"):
@@ -326,19 +340,6 @@ class Learner(torch.nn.Module):
         (Small(), (IMAGE, 3), InputError, "example_inputs holds 3"),
         (Small(), (IMAGE[0, 0],), InputError, "torch.export cannot export Small"),
         (Lambda(lambda x: x.nonzero()), (IMAGE,), UnsupportedModelError, "nonzero"),
-        (Lambda(lambda x: torch.cdist(x, x, p=3)), (IMAGE,), UnsupportedModelError, "p=3"),
-        (
-            Lambda(lambda x: x.scatter_add(1, (x[:, :, :4] > 9).long(), x)),
-            (IMAGE,),
-            UnsupportedModelError,
-            "other axes",
-        ),
-        (
-            Lambda(lambda x: x.scatter_reduce(1, (x > 9).long(), x, "amax", include_self=False)),
-            (IMAGE,),
-            UnsupportedModelError,
-            "without what is there",
-        ),
         (Lambda(lambda x: x.relu()), (IMAGE.bfloat16(),), UnsupportedModelError, "bfloat16"),
         (Counter(), (IMAGE,), UnsupportedModelError, "changes 'calls'"),
         (Learner(), (IMAGE,), UnsupportedModelError, "changes 'rate'"),
