@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -13,7 +14,7 @@ from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
 from ..transform.functions import operator
 
-__all__ = ["with_blocked_convolutions", "with_out_dtypes"]
+__all__ = ["with_blocked_convolutions", "with_boolean_logic", "with_out_dtypes"]
 
 
 @relax.expr_functor.mutator
@@ -36,6 +37,44 @@ def with_out_dtypes(mod: tvm.IRModule) -> tvm.IRModule:
     people do not; rewrites of the graph then see one operator, not two.
     """
     mutator = _OutDtypes(mod)
+    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
+    return mutator.builder_.get()
+
+
+_not, _and, _or, _xor = (getattr(relax.op, f"logical_{name}") for name in ("not", "and", "or", "xor"))
+
+BOOLEAN_LOGIC: dict[str, Callable[[relax.Expr, relax.Expr], relax.Expr]] = {
+    "equal": lambda a, b: _not(_xor(a, b)),
+    "not_equal": _xor,
+    "greater": lambda a, b: _and(a, _not(b)),
+    "greater_equal": lambda a, b: _or(a, _not(b)),
+    "less": lambda a, b: _and(_not(a), b),
+    "less_equal": lambda a, b: _or(_not(a), b),
+    "maximum": _or,
+    "minimum": _and,
+    "add": _or,
+    "multiply": _and,
+}
+"""What an operator on two tensors of bool means, as PyTorch and numpy define it with False < True."""
+
+
+@relax.expr_functor.mutator
+class _BooleanLogic(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        logic = BOOLEAN_LOGIC.get(operator(call).removeprefix("relax."))
+        if logic is None or any(argument.ty.dtype.dtype != "bool" for argument in call.args):
+            return call
+        return self.builder_.normalize(logic(*call.args))
+
+
+def with_boolean_logic(mod: tvm.IRModule) -> tvm.IRModule:
+    """Write the comparisons and sums of bool tensors in "main" as logical operators.
+
+    equal(a, b) -> logical_not(logical_xor(a, b)). TVM builds the logical ones for a CPU; the others it accepts, and
+    fails while it generates code.
+    """
+    mutator = _BooleanLogic(mod)
     mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
     return mutator.builder_.get()
 
