@@ -82,8 +82,8 @@ class TiledContraction(Sketch):
         ok &= ~t.ragged_rows | (v["chunk"] == 1) | (v["chunk"] == t.row_tiles)
         if plan.spread is not None:  # all of a tile is written out, without conditions on single products
             ok &= t.whole_rows & ~t.ragged_lines
-        if plan.groups > 1:
-            ok &= (v["pack"] == UNPACKED) | ~t.ragged_columns
+        if plan.groups > 1:  # beyond a ragged tile of a group's columns are those of the next one: nothing guards them
+            ok &= ~(t.ragged_columns if plan.vector in plan.contraction.columns else t.ragged_rows)
         if self._hardware.threads > 1:
             ok &= (v["depth"] == 0) | (t.chunks > 1)
         result: NDArray[np.bool_] = ok
