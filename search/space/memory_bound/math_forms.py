@@ -56,6 +56,7 @@ _LOG2_E = 1.4426950408889634
 _LARGEST_EXP = 88.72283
 _LEAST_EXP = -87.33654  # of 2^-126, the smallest normal number
 _ZERO_EXP = 88.0  # of it n = round(x / ln 2) = 127, and 2^-n becomes zero
+_INFINITE_EXP = 89.0  # of it n = 128, and 2^n becomes infinite
 _ROUNDING = 1.5 * 2.0**_MANTISSA_BITS
 _BIASED_ROUNDING = _ROUNDING + 127.0  # of an exponent
 _LOG = (
@@ -161,12 +162,12 @@ def _exp(x: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x), of x clamped to [-_ZERO_EXP, _ZERO_EXP]."""
+    """1 / (1 + e^-x), of x clamped to [-_INFINITE_EXP, _ZERO_EXP]: 0 at the end, so that x times it vanishes, too."""
 
     def exp_of_negated(c: Any) -> Any:
         return _reduced_exp(_f(0.0) - c, _BIASED_ROUNDING, _times_power)
 
-    return _f(1.0) / (_f(1.0) + _let(_clamped(x, -_ZERO_EXP, _ZERO_EXP), exp_of_negated))
+    return _f(1.0) / (_f(1.0) + _let(_clamped(x, -_INFINITE_EXP, _ZERO_EXP), exp_of_negated))
 
 
 def _clamped(x: Any, low: float, high: float) -> Any:
