@@ -21,6 +21,7 @@ from .search.graph.attributes import TensorType
 from .search.graph.cost import AnalyticCost, MeasuredCost, TermCost, TermKey, graph_cost_s, term_keys
 from .search.graph.relax_ops import write_term
 from .search.graph.terms import TermGraph
+from .search.space.amx import permit_halves
 from .search.space.hardware import Hardware
 from .tasks import Task, extract_tasks, lower_to_kernels
 from .transform.constants import constant_of
@@ -65,6 +66,8 @@ class GraphPrices:
     guess : callable or None
         Task -> seconds of one call, at no cost: for kernels that all modules have in common, where time is short. None:
         these are measured, too.
+    fast_math : bool
+        Whether kernels are priced with products that are less exact, where the machine has faster ones.
     """
 
     kernels: PriceKernels
@@ -72,9 +75,10 @@ class GraphPrices:
     hardware: Hardware
     terms: PriceKernels | None
     guess: Callable[[Task], float] | None = None
+    fast_math: bool = False
     _prices_s: dict[TermKey, float] = field(default_factory=dict)
     _unpriced: set[TermKey] = field(default_factory=set)
-    _lowered: dict[int, tuple[Any, Any, list[Task]]] = field(default_factory=dict)
+    _lowered: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     @property
     def cost(self) -> TermCost:
@@ -120,7 +124,7 @@ class GraphPrices:
         for mod in mods:
             if len(kernels) > 1 and PRICING * (time.monotonic() - started) > seconds:
                 break
-            kernels.append(self.lowered(mod)[1])
+            kernels.append(self._priced(self.lowered(mod)))
         distinct = {task.workload_hash: task for tasks in kernels for task in tasks}
         common = set.intersection(*({task.workload_hash for task in tasks} for tasks in kernels))
         guessed = common if self.guess is not None and len(kernels) > 1 else set()
@@ -131,12 +135,15 @@ class GraphPrices:
         sums = [sum(task.calls * price_s[task.workload_hash] for task in tasks) for tasks in kernels]
         return sums + [math.inf] * (len(mods) - len(kernels))
 
-    def lowered(self, mod: Any) -> tuple[Any, list[Task]]:
-        """The module in channels last, lowered, and its tasks. Kept: who asks for a price often wants the kernels."""
+    def lowered(self, mod: Any) -> Any:
+        """The module in channels last, lowered. Kept: who asks for a price often wants the kernels."""
         if id(mod) not in self._lowered:
-            lowered = lower_to_kernels(_channels_last(mod), self.target)
-            self._lowered[id(mod)] = mod, lowered, extract_tasks(lowered)
-        return self._lowered[id(mod)][1:]
+            self._lowered[id(mod)] = mod, lower_to_kernels(_channels_last(mod), self.target)
+        return self._lowered[id(mod)][1]
+
+    def _priced(self, kernels: Any) -> list[Task]:
+        """The tasks of a lowered module, with what is permitted."""
+        return extract_tasks(permit_halves(kernels, self.hardware) if self.fast_math else kernels)
 
     def _tasks(self, key: TermKey, result: TensorType) -> list[Task] | None:
         """The kernels of one term; None where it has none that can be priced."""
@@ -146,8 +153,8 @@ class GraphPrices:
             return None
         mod = _module(op, attrs, types, weights, result)
         if op not in IMAGES:
-            return extract_tasks(lower_to_kernels(mod, self.target))
-        tasks = extract_tasks(lower_to_kernels(_channels_last(mod), self.target))
+            return self._priced(lower_to_kernels(mod, self.target))
+        tasks = self._priced(lower_to_kernels(_channels_last(mod), self.target))
         return [task for task in tasks if task.flops] or tasks
 
 

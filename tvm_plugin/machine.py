@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
-from collections.abc import Mapping
+import platform
+import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,15 +65,28 @@ PROCESSORS: Mapping[str, Processor] = {
 
 FALLBACK = Processor(32, 512, 8192, 2.5, 16)
 
+HALF_VECTORS = "prefer-256-bit"
+"""What LLVM does on Intel's processors with AVX-512 unless told: copies of whole vectors become copies of two halves,
+and a whole vector loaded right afterwards waits for both stores (an operand of 512 x 128 split for AMX: 80 of 140 us).
+Sketches choose whole vectors for what is long enough, so that LLVM need not."""
+
+TILE_FLOPS_PER_CYCLE = 1024
+"""Of AMX with bfloat16."""
+
 INSTRUCTION_SETS = (
     *("sse", "ssse", "avx", "fma", "f16c", "amx", "bmi", "lzcnt", "popcnt", "movbe"),
     *("neon", "fp-armv8", "fullfp16", "dotprod", "bf16", "i8mm", "sve", "sme", "lse"),
 )
 """How those of LLVM's CPU features begin that code needs; others say what is fast, or are of no use to kernels."""
 
+OPTIONAL_SETS = ("amx-tile", "amx-int8", "amx-bf16", "avx512", "avxvnni")
+"""Of these, what processors of one name have or lack, by how they are sold, and what virtual machines hide."""
+
 
 def detect_target(threads: int | None = None) -> Any:
     """This machine's CPU as a TVM target: its instruction set as LLVM names it, and its cores.
+
+    Where the CPU has more or fewer instructions than others of that name, as in virtual machines, "mattr" says so.
 
     Parameters
     ----------
@@ -93,9 +109,10 @@ def detect_target(threads: int | None = None) -> Any:
 
     if codegen.llvm_version_major(allow_none=True) is None:
         raise SetupError("this TVM was built without LLVM and cannot compile for CPUs; install apache-tvm's wheel")
-    return tvm.target.Target(
-        {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": _threads(threads, here=True)}
-    )
+    cpu = str(codegen.llvm_get_system_cpu())
+    fields: dict[str, Any] = {"kind": "llvm", "mcpu": cpu, "num-cores": _threads(threads, here=True)}
+    differences = _differences(_features_of(cpu), _host_features())
+    return tvm.target.Target({**fields, "mattr": differences} if differences else fields)
 
 
 def describe_machine(
@@ -159,6 +176,8 @@ def describe_machine(
         # Two units, each of which takes a whole vector or half of one, unless wide ones take both.
         "half_vector_rate": min(2.0, max(1.0, 4.0 * (vector_bytes // 4) / processor.flops_per_cycle)),
     }
+    if "amx-bf16" in fields["dot_products"]:
+        fields["tile_flops_per_s"] = TILE_FLOPS_PER_CYCLE * processor.clock * 1e9
     if here and measure:
         from .measure.peaks import measure_speeds
 
@@ -210,18 +229,62 @@ def missing_here(target: Any) -> str:
     if there and there != here:
         return f"this is {here}, not {there}"
     cpu = str(codegen.llvm_get_system_cpu())
-    missing = missing_instructions(cpu, target)
+    missing = missing_instructions(cpu, target, _features_here(cpu))
     return f"this CPU, {cpu}, lacks {', '.join(missing[:5])}" if missing else ""
 
 
-def missing_instructions(cpu: str, target: Any) -> list[str]:
-    """Instruction sets that code for `target` may use and the processor that LLVM calls `cpu` does not have."""
+def missing_instructions(cpu: str, target: Any, there: Collection[str] = ()) -> list[str]:
+    """Instruction sets that code for `target` may use and the processor that LLVM calls `cpu` does not have.
+
+    Of that very processor, what it has may be known better: the features `there`.
+    """
+    from tvm.target import codegen
+
+    there = there or _features_of(cpu, target)
+    needed = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    return sorted(feature for feature in needed - set(there) if feature.startswith(INSTRUCTION_SETS))
+
+
+def _features_of(cpu: str, target: Any = None) -> set[str]:
+    """What LLVM says that a processor of this name has, where code is for the same system as `target`'s."""
     from tvm.target import Target, codegen
 
-    fields = {name: value for name, value in target.export().items() if name in ("kind", "mtriple")}
-    there = {str(feature) for feature in codegen.llvm_get_cpu_features(Target({**fields, "mcpu": cpu}))}
-    needed = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-    return sorted(feature for feature in needed - there if feature.startswith(INSTRUCTION_SETS))
+    known = {} if target is None else target.export()
+    fields = {"kind": "llvm", **{name: value for name, value in known.items() if name in ("kind", "mtriple")}}
+    return {str(feature) for feature in codegen.llvm_get_cpu_features(Target({**fields, "mcpu": cpu}))}
+
+
+def _features_here(cpu: str) -> set[str]:
+    """What this very processor, which LLVM calls `cpu`, has."""
+    named, found = _features_of(cpu), _host_features()
+    hidden = {name for name in named - found if name.startswith(OPTIONAL_SETS)} if found else set()
+    return (named | found) - hidden
+
+
+def _host_features() -> set[str]:
+    """What this very processor has and the system lets this process use, as LLVM names it; empty where unknown."""
+    import tvm_ffi
+
+    ask = tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
+    found = {str(name) for name, has in ask().items() if has} if ask is not None else set()
+    return found if _permits_tiles() else {name for name in found if not name.startswith("amx")}
+
+
+def _permits_tiles() -> bool:
+    """Whether the system lets this process use AMX: Linux wants to be asked."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None, use_errno=True).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
+def _differences(named: Collection[str], found: Collection[str]) -> list[str]:
+    """Instruction sets of vectors and tiles that are `found` and not `named`, and the other way round, as "mattr"."""
+    wide = [f"-{HALF_VECTORS}"] if HALF_VECTORS in named else []
+    if not found:
+        return wide
+    more = [f"+{name}" for name in sorted(set(found) - set(named)) if name.startswith(OPTIONAL_SETS)]
+    return more + [f"-{name}" for name in sorted(set(named) - set(found)) if name.startswith(OPTIONAL_SETS)] + wide
 
 
 def device_name(target: Any, here: bool | None = None) -> str:
@@ -283,12 +346,14 @@ def _dot_products(target: Any) -> tuple[str, ...]:
     """Of the features with instructions for groups of small numbers that sketches know, those that the target has."""
     from tvm.target import codegen
 
+    from .search.space.amx.products import AMX_FEATURES
     from .search.space.contraction.dot_intrinsics import DOT_PRODUCTS
 
     if str(target.kind.name) != "llvm":
         return ()
     features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-    return tuple(name for name in dict.fromkeys(dot.feature for dot in DOT_PRODUCTS) if name in features)
+    known = (*(dot.feature for dot in DOT_PRODUCTS), *AMX_FEATURES)
+    return tuple(name for name in dict.fromkeys(known) if name in features)
 
 
 def _caches() -> dict[int, int]:

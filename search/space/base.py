@@ -58,6 +58,11 @@ class Sketch(ABC):
         """Share of the kernel's FLOPs that some candidates leave out, because they are with zeros around an image."""
         return 0.0
 
+    @property
+    def product_rate(self) -> float:
+        """How many times as fast as float32's multiply-adds the kernel's products may be."""
+        return 1.0
+
     @abstractmethod
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows obey the constraints, shape [n]. A row that can be seen to be bad is not legal."""
@@ -112,6 +117,11 @@ class Space:
     def skipped_share(self) -> float:
         """The most of any sketch's: what a roofline must not count."""
         return max(sketch.skipped_share for sketch in self.sketches)
+
+    @property
+    def product_rate(self) -> float:
+        """The most of any sketch's: what a roofline must divide FLOPs by."""
+        return max(sketch.product_rate for sketch in self.sketches)
 
     @property
     def cardinalities(self) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
 
+from .amx import tile_sketches
 from .analysis import Block, Kernel, analyze
 from .attention import attention_sketches
 from .base import Sketch, Space
@@ -53,7 +54,7 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
         ValueError
     ):  # not read by the analysis, such as a block that stores two values; the fallback takes any kernel
         return Space(memory_bound_sketches(mod, hardware))
-    sketches: list[Sketch] = [*contraction_sketches(mod, kernel, hardware)]
+    sketches: list[Sketch] = [*tile_sketches(mod, kernel, hardware), *contraction_sketches(mod, kernel, hardware)]
     outputs = _outputs_of_group(kernel)
     if sketches and (outputs > 1 or any(map(_slides_alone, kernel.blocks))):
         sketches += masked_window_sketches(mod, hardware, outputs)

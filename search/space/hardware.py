@@ -45,7 +45,10 @@ class Hardware:
         in halves (Zen 4 with AVX-512), else 1.
     dot_products : tuple of str
         Instructions that multiply and sum groups of small numbers, as LLVM names the features: "avx512vnni" and
-        "avxvnni" for 8-bit integers, "avx512bf16" for bfloat16; "avx512bw", "avx2" and "sse2" for 16-bit integers.
+        "avxvnni" for 8-bit integers, "avx512bf16" for bfloat16; "avx512bw", "avx2" and "sse2" for 16-bit integers;
+        "amx-int8" and "amx-bf16" for matrix tiles of both.
+    tile_flops_per_s : float
+        Measured peak of one thread's products of bfloat16 tiles (a product and a sum count two); 0 without such tiles.
     """
 
     name: str = "generic x86-64 with AVX-512"
@@ -63,6 +66,7 @@ class Hardware:
     parallel_overhead_s: float = 3e-6
     half_vector_rate: float = 2.0
     dot_products: tuple[str, ...] = ()
+    tile_flops_per_s: float = 0.0
 
     def lanes(self, dtype_bytes: int) -> int:
         """Elements of `dtype_bytes` bytes that fill one vector register."""
@@ -89,7 +93,7 @@ class Hardware:
         return Hardware(**fields)
 
 
-_MAY_BE_ZERO = ("parallel_overhead_s", "shared_bytes_reserved")
+_MAY_BE_ZERO = ("parallel_overhead_s", "shared_bytes_reserved", "tile_flops_per_s")
 
 
 def known_hardware(fields: Mapping[str, Any]) -> Hardware | None:

@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import IRModule, tirx
 from tvm.s_tir import SBlock, ScheduleError
 
+from .amx.tiles import multiply_tiles
 from .contraction.forget_sums import forget_sums
 from .contraction.padding import skip_padding
 from .contraction.spread_groups import spread_groups
@@ -60,7 +61,7 @@ def prepare_for_lowering(function: Any) -> Any:
     if _has_threads(function):
         function = keep_guards(function)
     else:
-        function = exp_of_differences_from_maxima(sum_moments_together(function))
+        function = exp_of_differences_from_maxima(sum_moments_together(multiply_tiles(function)))
         function = pick_lanes(mask_lanes(function))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = skip_padding(forget_sums(vectorizable_math(round_in_vectors(function))))

@@ -12,7 +12,9 @@ from tvm import relax
 
 import eqtune
 from eqtune.gpu_machine import resolve_target
+from eqtune.machine import describe_machine, detect_target
 from eqtune.report.table import kernel_table
+from eqtune.search.space import Hardware
 from eqtune.tune.advice import fast_math_advice
 from eqtune.tune.forms import model_forms
 
@@ -28,6 +30,18 @@ def convolution(scale: float) -> tvm.IRModule:
             y = builder.emit_output(relax.op.tanh(builder.emit(relax.op.nn.conv2d(x, kernel))))
         builder.emit_func_output(y)
     return builder.get()
+
+
+@pytest.fixture(autouse=True)
+def no_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """As on a CPU without AMX, whose products would win over Winograd's."""
+    if "with_tiles" not in request.fixturenames:
+        monkeypatch.setattr("eqtune.search.space.amx.products.AMX_FEATURES", ())
+
+
+@pytest.fixture
+def with_tiles() -> None:
+    """As the machine is."""
 
 
 def tune(scale: float, work_dir: Path, trials: int) -> eqtune.TuneResult:
@@ -54,8 +68,8 @@ def test_a_user_is_told_what_fast_math_could_do_for_the_model(tmp_path: Path) ->
 def test_no_advice_where_little_can_be_gained() -> None:
     mod = convolution(1.0)
     flops = 2.0 * 128 * 128 * 9 * 24 * 24
-    assert fast_math_advice(mod, flops).startswith("not permitted; 100%")
-    assert not fast_math_advice(mod, 4 * flops)  # a quarter of the model
+    assert fast_math_advice(mod, flops, Hardware()).startswith("not permitted; 100%")
+    assert not fast_math_advice(mod, 4 * flops, Hardware())  # a quarter of the model
     pointwise = relax.op.nn.conv2d
     x = relax.Var("x", relax.TensorType((1, 32, 8, 8), "float32"))
     builder = relax.BlockBuilder()
@@ -64,7 +78,32 @@ def test_no_advice_where_little_can_be_gained() -> None:
             y = builder.emit(pointwise(x, relax.const(np.zeros((32, 32, 1, 1), "float32"))))
             z = builder.emit_output(pointwise(y, relax.const(np.zeros((32, 32, 3, 3), "float32")), strides=2))
         builder.emit_func_output(z)
-    assert not fast_math_advice(builder.get(), 1.0)
+    assert not fast_math_advice(builder.get(), 1.0, Hardware())
+
+
+def test_where_there_are_tiles_all_products_of_several_rows_count() -> None:
+    tiles = Hardware(dot_products=("amx-bf16",), tile_flops_per_s=4e12)
+    x = relax.Var("x", relax.TensorType((16, 64), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.matmul(x, relax.const(np.zeros((64, 32), "float32"))))
+        builder.emit_func_output(y)
+    flops = 2.0 * 16 * 64 * 32
+    told = "not permitted; 50% of the arithmetic is in products and convolutions that it makes faster"
+    assert fast_math_advice(builder.get(), 2 * flops, tiles) == told
+    assert not fast_math_advice(builder.get(), 2 * flops, Hardware())
+    assert fast_math_advice(convolution(1.0), 2.0 * 128 * 128 * 9 * 24 * 24, tiles).startswith("not permitted; 100%")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_tiles")
+@pytest.mark.skipif("amx-bf16" not in describe_machine(detect_target(1), measure=False).dot_products, reason="no AMX")
+def test_fast_math_takes_tiles_where_the_machine_has_them(tmp_path: Path) -> None:
+    fast = tune(1e-3, tmp_path, trials=24)
+    assert str(fast.summary.graph["form"]).endswith("bfloat16 halves")
+    assert fast.max_rel_error <= 2e-5
+    assert [task.decision["sketch"] for task in fast.tasks if task.flops and task.decision] == ["amx"]
 
 
 @pytest.mark.slow

@@ -9,15 +9,49 @@ from typing import Any
 
 import numpy as np
 import tvm
+from tvm import tirx
 from tvm.script import tirx as T
 
-__all__ = ["CHAINS", "STEPS", "arguments_of", "copy", "fma", "touch"]
+__all__ = ["CHAINS", "STEPS", "TILE_STEPS", "arguments_of", "copy", "fma", "tiles", "touch"]
 
 CHAINS = 12
 """Independent chains of FMAs: they cover 4 cycles of latency on 2 units, and fit 16 registers with the operands."""
 
 STEPS = 50_000
 """FMAs of each chain in one call: some tenths of a millisecond."""
+
+
+TILE_STEPS = 2_000
+"""Products of each tile of sums in one call."""
+
+
+def tiles() -> Any:
+    """Four tiles of 16 x 16 sums of AMX: `TILE_STEPS` times products of bfloat16 whose factors stay near."""
+    from ..search.space.amx import code
+    from ..search.space.amx.products import PRODUCTS
+
+    product = next(product for product in PRODUCTS if product.left == "bfloat16")
+
+    def call(name: str, *arguments: Any) -> Any:
+        return tirx.Evaluate(tirx.call_extern("void", name, *arguments))
+
+    x, out = (tirx.decl_buffer((count,), "float32", name) for count, name in ((1024, "x"), (1024, "out")))
+    start, sums = (tirx.address_of(tirx.BufferLoad(buffer, [0])) for buffer in (x, out))
+    step, panel = tirx.IntImm("int32", 64), tirx.IntImm("int32", 128)
+    add = call(code.sum_name(product, 2, 2), step, panel, start, start, start, start, start)
+    loop = tirx.For(tirx.Var("step", "int32"), 0, TILE_STEPS, tirx.ForKind.SERIAL, add)
+    body: Any = tirx.SeqStmt(
+        [
+            call(code.CONFIGURE, tirx.IntImm("int32", 16)),
+            call(code.zero_name(2, 2)),
+            loop,
+            call(code.store_name(2, 2), panel, sums, sums, sums),
+            call(code.RELEASE),
+        ]
+    )
+    for text in (code.configuration_code(), code.tile_code(product, 2, 2)):
+        body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", text, body)
+    return tirx.PrimFunc([x, out], body).with_attr("tirx.noalias", True)
 
 
 def fma(threads: int, lanes: int, steps: int = STEPS) -> Any:

@@ -58,7 +58,7 @@ def measure_speeds(target: Mapping[str, Any], hardware: Hardware, limit_s: float
     -------
     dict
         peak_flops_per_s, peak_flops_per_s_all (FLOP/s), bandwidth_bytes_per_s, cache_bandwidth_bytes_per_s (bytes
-        read plus bytes written a second), parallel_overhead_s (seconds), half_vector_rate.
+        read plus bytes written a second), parallel_overhead_s (seconds), half_vector_rate, tile_flops_per_s (FLOP/s).
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _ask(question: str, threads: int, limit_s: float) -> dict[str, float]:
 def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
     import tvm
 
-    from .peak_kernels import CHAINS, STEPS, arguments_of, copy, fma, touch
+    from .peak_kernels import CHAINS, STEPS, TILE_STEPS, arguments_of, copy, fma, tiles, touch
 
     lanes, threads = hardware.lanes(4), hardware.threads
     large = min(MEMORY_BYTES, 2 * hardware.l3_bytes) // 4 // (threads * lanes)
@@ -115,6 +115,9 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
         "parallel": touch(threads),
         "serial": touch(1),
     }
+    has_tiles = "amx-bf16" in hardware.dot_products
+    if has_tiles:
+        functions["tiles"] = tiles()
     mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()})
     module = tvm.compile(mod, target).jit()
     calls = {
@@ -125,13 +128,14 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
         "copy_cached": 100,
         "parallel": 200,
         "serial": 200,
+        "tiles": 2,
     }
     arguments = {name: arguments_of(function) for name, function in functions.items()}
     seconds = dict.fromkeys(functions, float("inf"))
     started = time.monotonic()
     for number_of_rounds in range(1, PATIENCE * ROUNDS + 1):
-        for name, number in calls.items():
-            timer = module.time_evaluator(name, tvm.cpu(), number=number, repeat=1)
+        for name in functions:
+            timer = module.time_evaluator(name, tvm.cpu(), number=calls[name], repeat=1)
             seconds[name] = min(seconds[name], *timer(*arguments[name]).results)
         if time.monotonic() - started > PATIENCE_S:
             break
@@ -147,6 +151,7 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
         "cache_bandwidth_bytes_per_s": 8.0 * small * lanes / seconds["copy_cached"],
         "parallel_overhead_s": max(0.0, seconds["parallel"] - seconds["serial"]),
         "half_vector_rate": min(2.0, max(1.0, seconds["fma_one"] / seconds["fma_half"])),
+        "tile_flops_per_s": TILE_STEPS * 4 * 2.0 * 16 * 16 * 32 / seconds["tiles"] if has_tiles else 0.0,
     }
 
 

@@ -24,7 +24,7 @@ import contextlib
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ import tvm
 
 from ..records.traces import replay, trace_to_json
 from ..records.workload import deserialize_workload
+from ..search.space.amx.tiles import multiply_tiles
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
 from ..search.space.lowering import prepare_for_lowering
@@ -170,7 +171,8 @@ class Server:
         function = schedule.mod["main"]
         result = _Scheduled(f"{task}_{program_key(function)}", trace_to_json(schedule.trace), function)
         if PACKING_ANNOTATION in result.trace:
-            result.function, result.packing = split_packing(function, workload.interface)
+            result.function, packing = split_packing(function, workload.interface)
+            result.packing = packing and replace(packing, function=multiply_tiles(packing.function))
         result.function = prepare_for_lowering(result.function)
         return result
 

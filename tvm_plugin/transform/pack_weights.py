@@ -11,6 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
+from ..search.space.amx.halves import split_panels, splits_panels
 from .constants import Array, array_of, constant_of
 from .functions import KERNEL_CALLS, map_functions, operator, rewrite_calls, top_level_bindings
 from .packing import pack
@@ -125,6 +126,9 @@ def _run(jobs: Sequence[tuple[_Split, list[ir.GenericConst]]]) -> list[list[ir.G
         for number, (split, weights) in enumerate(jobs):
             if results[number] is None:
                 results[number] = _call(library[f"packing{number}"], split, weights)
+    for number, (split, _) in enumerate(jobs):
+        if splits_panels(split.packing):
+            results[number] = [split_panels(array) for array in results[number] or []]
     return [[constant_of(array) for array in result or []] for result in results]
 
 

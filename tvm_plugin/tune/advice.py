@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import ir, relax
 
+from ..search.space.hardware import Hardware
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, operator, top_level_bindings
 
@@ -16,12 +17,35 @@ WORTH_A_LINE = 0.3
 """Share of a model's arithmetic that fast math must concern."""
 
 
-def fast_math_advice(mod: ir.IRModule, flops: float) -> str:
-    """How much of a Relax module's `flops` Winograd's convolutions could take over: a line for people; "" if little."""
-    share = sum(_winograd_flops(binding.value) for binding in top_level_bindings(mod["main"])) / flops
+def fast_math_advice(mod: ir.IRModule, flops: float, hardware: Hardware) -> str:
+    """How much of a Relax module's `flops` fast math could take over: a line for people; "" if little.
+
+    Winograd's convolutions; where the machine has matrix tiles, products of bfloat16.
+    """
+    values = [binding.value for binding in top_level_bindings(mod["main"])]
+    if "amx-bf16" in hardware.dot_products:
+        share, what = sum(map(_product_flops, values)) / flops, "products and convolutions"
+    else:
+        share, what = sum(map(_winograd_flops, values)) / flops, "convolutions"
     if share < WORTH_A_LINE:
         return ""
-    return f"not permitted; {min(share, 1.0):.0%} of the arithmetic is in convolutions that it makes faster"
+    return f"not permitted; {min(share, 1.0):.0%} of the arithmetic is in {what} that it makes faster"
+
+
+def _product_flops(value: Any) -> float:
+    """Of one binding; 0 where it is no product of several rows of float32, or a convolution in groups."""
+    name = operator(value) if isinstance(value, relax.Call) else ""
+    if name not in ("relax.matmul", "relax.nn.conv2d") or not is_static_tensor(value.ty):
+        return 0.0
+    weight = value.args[1]
+    if str(value.ty.dtype) != "float32" or not is_static_tensor(weight.ty):
+        return 0.0
+    shape = extents(weight.ty)
+    if name == "relax.matmul":
+        return 2.0 * prod(extents(value.ty)) * shape[-2] if value.ty.ndim > 1 and len(shape) > 1 else 0.0
+    if int(value.attrs.groups) != 1:
+        return 0.0
+    return 2.0 * prod(extents(value.ty)) * prod(shape) / shape[str(value.attrs.kernel_layout).index("O")]
 
 
 def _winograd_flops(value: Any) -> float:

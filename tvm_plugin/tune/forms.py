@@ -12,8 +12,11 @@ import tvm
 import tvm_ffi
 
 from ..errors import InputError
-from ..gpu_machine import is_gpu
+from ..machine import describe_machine
+from ..search.space.amx import permit_halves
+from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.gpu.tf32 import permit_tf32
+from ..search.space.hardware import Hardware
 from ..tasks import Task, extract_tasks, lower_to_kernels
 from ..transform.layout import ChannelsLast
 from ..transform.simplify import simplify
@@ -219,12 +222,13 @@ def model_forms(
     for name, candidate in [*graphs, ("as given", mod)]:
         last = tvm.transform.Sequential([ChannelsLast()])(candidate)
         can_be_last = not tvm_ffi.structural_equal(last, candidate)
-        kernels = lower_to_kernels(last, target) if prices is None else prices.lowered(candidate)[0]
+        kernels = lower_to_kernels(last, target) if prices is None else prices.lowered(candidate)
         forms.append(_form(f"{name}, channels last" if can_be_last else name, kernels))
         if can_be_last and seconds >= BOTH_LAYOUTS_S * len(forms[-1].tasks):
             forms.append(_form(name, lower_to_kernels(candidate, target)))
-    if config is not None and config.fast_math and is_gpu(target):
-        forms += [_with_tf32(form) for form in forms]
+    if config is not None and config.fast_math:
+        hardware = describe_machine(target, measure=False) if prices is None else prices.hardware
+        forms = _with_lossy_products(forms, hardware)
     distinct = _distinct(forms)
     for form in distinct:
         LOGGER.info("form %r: %d kernels, %d calls", form.name, len(form.tasks), sum(t.calls for t in form.tasks))
@@ -260,10 +264,27 @@ def _rewritten(
     return found, result
 
 
-def _with_tf32(form: Form) -> Form:
-    """The form whose products of float32 may be three of tfloat32 each, on tensor cores."""
-    kernels = permit_tf32(form.mod)
-    return replace(form, name=f"{form.name}, tfloat32", mod=kernels, tasks=extract_tasks(kernels), lossy=True)
+def _with_lossy_products(forms: Sequence[Form], hardware: Hardware) -> list[Form]:
+    """Forms, and after them those whose products of float32 may be three of smaller numbers each.
+
+    They are products of tfloat32 on tensor cores, or of bfloat16 on matrix tiles. A form that is lossy anyway has no
+    use for exact ones.
+    """
+    kept, added = [], []
+    on_gpu = isinstance(hardware, GpuHardware)
+    for form in forms:
+        kernels = permit_tf32(form.mod) if on_gpu else permit_halves(form.mod, hardware)
+        if all(new.same_as(form.mod[variable]) for variable, new in kernels.functions.items()):
+            kept.append(form)
+            continue
+        name = f"{form.name}, {'tfloat32' if on_gpu else 'bfloat16 halves'}"
+        lossy = replace(form, name=name, mod=kernels, tasks=extract_tasks(kernels), lossy=True)
+        if form.lossy:
+            kept.append(lossy)
+        else:
+            kept.append(form)
+            added.append(lossy)
+    return [*kept, *added]
 
 
 def _form(name: str, kernels: Any) -> Form:

@@ -154,12 +154,13 @@ def tune_model(
         command = command_line(model, settings, graph, fast_math, verify, shapes, params)
         imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
         session.progress.say(session.describe())
+        prices = session.graph_prices(imported.mod, fast_math)
         forms, graph_result = model_forms(
-            imported.mod, session.target, config or "off", session.graph_prices(imported.mod), seconds=session.graph_s
+            imported.mod, session.target, config or "off", prices, seconds=session.graph_s
         )
         plain = not is_quantized(imported.mod) and not is_gpu(session.target)
         needs_advice = config is not None and not fast_math and plain
-        advice = fast_math_advice(imported.mod, forms.given_operations) if needs_advice else ""
+        advice = fast_math_advice(imported.mod, forms.given_operations, session.hardware) if needs_advice else ""
         in_limited_time = session.budget.time_s is not None and session.runs
         session.choose_baselines(forms.given_operations)
         reference = Reference(

@@ -193,7 +193,7 @@ class Session:
             read_s_per_byte=1 / self.hardware.bandwidth_bytes_per_s,
         )
 
-    def graph_prices(self, mod: Any) -> GraphPrices:
+    def graph_prices(self, mod: Any, fast_math: bool = False) -> GraphPrices:
         """What the graph search of a module goes by; its weights are constants.
 
         Half of the search's time may go into terms, the rest is for whole graphs. A model with more weights than the
@@ -202,7 +202,7 @@ class Session:
         self.prices.cold_weights = not is_gpu(self.target) and constant_bytes(mod) > self.hardware.l3_bytes
         terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
         guess = None if self.budget.time_s is None else self.prices.in_model_s
-        return GraphPrices(self.prices, self.target, self.hardware, terms, guess)
+        return GraphPrices(self.prices, self.target, self.hardware, terms, guess, fast_math)
 
     @cached_property
     def graph_s(self) -> float:
@@ -412,7 +412,8 @@ class Session:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
-        roofline_s = self.hardware.least_latency_s((1.0 - space.skipped_share) * task.flops, task.bytes_moved)
+        flops = (1.0 - space.skipped_share) * task.flops / space.product_rate
+        roofline_s = self.hardware.least_latency_s(flops, task.bytes_moved)
         status = TaskStatus(task.name, task.calls, task.operations, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)

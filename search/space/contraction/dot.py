@@ -18,9 +18,19 @@ from tvm.s_tir import Schedule
 from ..access import Access, Axis
 from .dot_intrinsics import DotProduct
 from .plan import Plan
-from .tiled import AHEAD, PAD_AT_OUTER, _index_map, _schedule_padding
+from .tiled import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
 
-__all__ = ["DotPlan", "dot_plan", "schedule_dots"]
+__all__ = [
+    "DotPlan",
+    "dimension_of",
+    "dot_plan",
+    "local_sums",
+    "read_of",
+    "schedule_dots",
+    "spread_outer_loops",
+    "whole_dimension",
+    "zero_of",
+]
 
 BFLOAT16_SPREAD = 1.25
 """Vector-instruction times (Zen 4: tiles one vector wide run at 73 % of peak whatever their height, others at 98 %)."""
@@ -103,7 +113,7 @@ def dot_plan(plan: Plan, dot: DotProduct) -> DotPlan | None:
     if any(plan.kernel.block(name).write.buffer == right.buffer for name in plan.inlined):
         return None
     grouped = max(
-        (a for a in plan.reduction if _alone(left, a) and _alone(right, a)),
+        (a for a in plan.reduction if whole_dimension(left, a) and whole_dimension(right, a)),
         key=lambda axis: (left.stride(axis.position) == 1 and axis.extent % dot.depth == 0, axis.extent),
         default=None,
     )
@@ -117,7 +127,7 @@ def dot_plan(plan: Plan, dot: DotProduct) -> DotPlan | None:
     return DotPlan(**own, dot=dot, grouped=grouped)
 
 
-def _alone(access: Access, axis: Axis) -> bool:
+def whole_dimension(access: Access, axis: Axis) -> bool:
     """Whether the axis is one whole dimension of the buffer."""
     return any(
         index is not None and index.coefficients == {axis.position: 1} and extent == axis.extent and not index.quotients
@@ -144,7 +154,7 @@ def schedule_dots(mod: Any, plan: DotPlan, values: Mapping[str, int], parallel: 
         sch.compute_inline(staged)
         staged = None
     panel = _pack_right(sch, block, plan, values)
-    writers = _local_sums(sch, block, plan)
+    writers = local_sums(sch, block, plan)
     loops = _tile_loops(sch, block, plan, values)
     for writer in writers:
         sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
@@ -153,12 +163,12 @@ def schedule_dots(mod: Any, plan: DotPlan, values: Mapping[str, int], parallel: 
     if staged is not None and values["pad"] == PAD_AT_OUTER:
         sch.compute_at(staged, loops["outer"], preserve_unit_loops=True)
     elif staged is not None:
-        _schedule_padding(sch, staged, plan, plan.dot.lanes * plan.dot.depth, parallel)
+        schedule_padding(sch, staged, plan, plan.dot.lanes * plan.dot.depth, parallel)
     if plan.epilogue and not plan.epilogue_fusable:
         apart.append(sch.get_sblock(plan.epilogue))
     for alone in apart:
-        if alone is not None and parallel:
-            _spread(sch, alone)
+        if alone is not None:
+            spread_outer_loops(sch, alone, parallel)
     if parallel:
         sch.parallel(loops["outer"])
     start = sch.decompose_reduction(sch.blockize(loops["columns"]), loops["reduction"])
@@ -167,14 +177,14 @@ def schedule_dots(mod: Any, plan: DotPlan, values: Mapping[str, int], parallel: 
     return sch
 
 
-def _spread(sch: Any, block: Any) -> None:
+def spread_outer_loops(sch: Any, block: Any, parallel: bool) -> None:
     """Share the outermost loops of a block of its own among threads."""
     outer = sch.get_loops(block)[:-2]
-    if outer:
+    if outer and parallel:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
 
 
-def _read(sch: Any, block: Any, plan: DotPlan, access: Access) -> int:
+def read_of(sch: Any, block: Any, plan: Plan, access: Access) -> int:
     """Which of the block's reads an access is."""
     names = [str(read.source.name) for read in sch.get(block).reads]
     return names.index(plan.kernel.buffers[access.buffer])
@@ -183,24 +193,24 @@ def _read(sch: Any, block: Any, plan: DotPlan, access: Access) -> int:
 def _group_left(sch: Any, block: Any, plan: DotPlan) -> Any:
     """Copy the left operand so that its groups are whole and side by side; the copying block."""
     access, depth = plan.contraction.left.access, plan.dot.depth
-    dimension = _dimension_of(access, plan.grouped)
+    dimension = dimension_of(access, plan.grouped)
 
     def layout(*index: Any) -> list[Any]:
         rest = [i for d, i in enumerate(index) if d != dimension]
         return [*rest, index[dimension] // depth, index[dimension] % depth]
 
-    copy = sch.cache_read(block, _read(sch, block, plan, access), "global")
-    fill = _zero(access.dtype) if plan.grouped.extent % depth else None
-    sch.transform_layout(copy, ("write", 0), _index_map(sch, block, layout, len(access.shape)), pad_value=fill)
+    copy = sch.cache_read(block, read_of(sch, block, plan, access), "global")
+    fill = zero_of(access.dtype) if plan.grouped.extent % depth else None
+    sch.transform_layout(copy, ("write", 0), index_map(sch, block, layout, len(access.shape)), pad_value=fill)
     return copy
 
 
 def _pack_right(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) -> Any:
     """Copy the right operand into panels of groups; the copying block."""
     access, depth, nr = plan.contraction.right.access, plan.dot.depth, values["nr"]
-    copy = sch.cache_read(block, _read(sch, block, plan, access), "global")
-    column, last = _dimension_of(access, plan.vector), _dimension_of(access, plan.grouped)
-    others = [_dimension_of(access, axis) for axis in plan.reduction[:-1] if axis.position in access.axes()]
+    copy = sch.cache_read(block, read_of(sch, block, plan, access), "global")
+    column, last = dimension_of(access, plan.vector), dimension_of(access, plan.grouped)
+    others = [dimension_of(access, axis) for axis in plan.reduction[:-1] if axis.position in access.axes()]
     rest = [d for d in range(len(access.shape)) if d not in (column, last, *others)]
 
     def layout(*index: Any) -> list[Any]:
@@ -208,14 +218,14 @@ def _pack_right(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) 
         return [*(index[d] for d in rest), j // nr, *(index[d] for d in others), k // depth, j % nr, k % depth]
 
     ragged = plan.vector_extent % nr or plan.grouped.extent % depth
-    index_map = _index_map(sch, block, layout, len(access.shape))
-    sch.transform_layout(copy, ("write", 0), index_map, pad_value=_zero(access.dtype) if ragged else None)
+    panels = index_map(sch, block, layout, len(access.shape))
+    sch.transform_layout(copy, ("write", 0), panels, pad_value=zero_of(access.dtype) if ragged else None)
     if values["pack"] == AHEAD:
         sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
     return copy
 
 
-def _local_sums(sch: Any, block: Any, plan: DotPlan) -> list[Any]:
+def local_sums(sch: Any, block: Any, plan: Plan) -> list[Any]:
     """Let the contraction sum into a local buffer with vectors along its last axis, one row for each unrolled one.
 
     Returns the blocks that write a tile back, in order. Where the output's last axis is another, a tile goes through a
@@ -242,22 +252,24 @@ def _local_sums(sch: Any, block: Any, plan: DotPlan) -> list[Any]:
     if len(rows) > 1:
         axes = tuple(axis.position for axis in plan.unrolled)
         count = len(plan.contraction.block.axes)
-        one_row = _index_map(sch, block, lambda *index: [i for _, i in merged(index, axes)], count)
+        one_row = index_map(sch, block, lambda *index: [i for _, i in merged(index, axes)], count)
         sch.transform_block_layout(block, one_row)
-        one_row = _index_map(sch, block, lambda *index: [i for _, i in merged(index, rows)], rank)
+        one_row = index_map(sch, block, lambda *index: [i for _, i in merged(index, rows)], rank)
         sch.transform_block_layout(writers[0], one_row)
     if len(rows) > 1 or last != rank - 1:
-        sch.transform_layout(block, ("write", 0), _index_map(sch, block, sums_layout, rank))
+        sch.transform_layout(block, ("write", 0), index_map(sch, block, sums_layout, rank))
     if plan.scattered:
         writers.insert(0, sch.cache_write(block, 0, "local"))
     return writers
 
 
-def _zero(dtype: str) -> float | int:
-    return 0.0 if dtype == "bfloat16" else 0
+def zero_of(dtype: str) -> float | int:
+    """What fills up an operand."""
+    return 0.0 if "float" in dtype else 0
 
 
-def _dimension_of(access: Access, axis: Axis) -> int:
+def dimension_of(access: Access, axis: Axis) -> int:
+    """The dimension that an axis runs along."""
     return next(d for d, i in enumerate(access.indices) if i is not None and axis.position in i.coefficients)
 
 

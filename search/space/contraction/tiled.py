@@ -22,7 +22,15 @@ from .padding import IMAGE_ROWS, image_rows
 from .plan import Plan, whole_width
 from .spread_groups import SPREAD_GROUPS
 
-__all__ = ["overlapping_columns", "overlapping_rows", "schedule_copy", "schedule_tiles", "split_lanes"]
+__all__ = [
+    "index_map",
+    "overlapping_columns",
+    "overlapping_rows",
+    "schedule_copy",
+    "schedule_padding",
+    "schedule_tiles",
+    "split_lanes",
+]
 
 AHEAD, UNPACKED, AT_CHUNK, AT_ROOT = 3, 0, 1, 2
 """Values of the `pack` knob: by a separate kernel that runs once, not at all, in each chunk, once in each call."""
@@ -84,9 +92,9 @@ def schedule_tiles(sch: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
         sch.vectorize(split_lanes(sch, sch.get_loops(panel)[-1], lanes, values["nr"])[1])
     if staged is not None and values["pad"] in (PAD_AT_OUTER, PAD_AT_CHUNK):
         sch.compute_at(staged, loops["outer" if values["pad"] == PAD_AT_OUTER else "chunk"], preserve_unit_loops=True)
-        _schedule_padding(sch, staged, plan, lanes, False)
+        schedule_padding(sch, staged, plan, lanes, False)
     elif staged is not None:
-        _schedule_padding(sch, staged, plan, lanes, parallel)
+        schedule_padding(sch, staged, plan, lanes, parallel)
     if panel is not None and values["pack"] == AT_ROOT:
         schedule_copy(sch, panel, lanes, parallel)
     if plan.epilogue and not plan.epilogue_fusable:
@@ -144,7 +152,7 @@ def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
 
     ragged = panel.shape[column] % nr != 0
     pad_value = (0.0 if panel.dtype.startswith(("float", "bfloat")) else 0) if ragged else None
-    sch.transform_layout(copy, ("write", 0), _index_map(sch, block, layout, len(axis_of)), pad_value=pad_value)
+    sch.transform_layout(copy, ("write", 0), index_map(sch, block, layout, len(axis_of)), pad_value=pad_value)
     if values["pack"] == AHEAD:
         sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
     return copy
@@ -179,15 +187,15 @@ def _local_sums(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> 
     if len(fused) > 1:
         axes = tuple(axis.position for axis in plan.unrolled)
         count = len(plan.contraction.block.axes)
-        sch.transform_block_layout(block, _index_map(sch, block, lambda *i: [x for _, x in merge(i, axes)], count))
-        sch.transform_block_layout(writers[0], _index_map(sch, block, lambda *i: [x for _, x in merge(i, fused)], rank))
+        sch.transform_block_layout(block, index_map(sch, block, lambda *i: [x for _, x in merge(i, axes)], count))
+        sch.transform_block_layout(writers[0], index_map(sch, block, lambda *i: [x for _, x in merge(i, fused)], rank))
 
     def sums_layout(*index: Any) -> list[Any]:
         merged = merge(index, fused if len(fused) > 1 else ())
         return [x for d, x in merged if d != vector] + [x for d, x in merged if d == vector]
 
     if len(fused) > 1 or vector != rank - 1:
-        sch.transform_layout(block, ("write", 0), _index_map(sch, block, sums_layout, rank))
+        sch.transform_layout(block, ("write", 0), index_map(sch, block, sums_layout, rank))
     if plan.scattered:
         writers.insert(0, sch.cache_write(block, 0, scope))
     return writers
@@ -240,7 +248,7 @@ def _padded(plan: Plan, lanes: int, values: Mapping[str, int]) -> bool:
     return values["pack"] != UNPACKED and plan.pads_columns(values["nr"], lanes)
 
 
-def _index_map(sch: Any, block: Any, function: Any, rank: int) -> Any:
+def index_map(sch: Any, block: Any, function: Any, rank: int) -> Any:
     """The function of `rank` indices as TVM wants it, in the index type that the kernel uses."""
     index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
     return tirx.IndexMap.from_func(function, ndim=rank, index_dtype=index_dtype)
@@ -320,7 +328,7 @@ def split_lanes(sch: Any, loop: Any, lanes: int, extent: int | None = None) -> A
     return sch.split(loop, [None, whole_width(extent, lanes)])
 
 
-def _schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: bool) -> None:
+def schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: bool) -> None:
     """The padded operand: loops are partitioned into border and interior, so that the interior is a plain copy.
 
     Not where each pixel is a long run of channels: a branch a pixel costs nothing there, and LLVM would unroll the

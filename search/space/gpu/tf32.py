@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import IRModule, tirx
+from tvm import IRModule
 
-from eqtune.records.workload import as_workload
-
-from ..analysis import analyze
+from ..permission import sums_products_of_float32, with_attribute
 
 __all__ = ["permit_tf32", "permitted_products"]
 
@@ -46,19 +44,4 @@ def permit_tf32(mod: IRModule, products: int = 3) -> IRModule:
     """
     if products not in (1, 3):
         raise ValueError(f"one product of float32 can be 1 or 3 of tfloat32, not {products}")
-    functions = {}
-    for variable, function in mod.functions.items():
-        multiplies = isinstance(function, tirx.PrimFunc) and _multiplies(function)
-        functions[variable] = function.with_attr(ATTRIBUTE, products) if multiplies else function
-    return IRModule(functions, attrs=mod.attrs)
-
-
-def _multiplies(function: Any) -> bool:
-    try:
-        contraction = analyze(as_workload(function)).contraction
-    except ValueError:  # a block that the analysis does not read
-        return False
-    if contraction is None:
-        return False
-    dtypes = {contraction.left.access.dtype, contraction.right.access.dtype, contraction.block.write.dtype}
-    return dtypes == {"float32"}
+    return with_attribute(mod, ATTRIBUTE, products, sums_products_of_float32)

@@ -1,0 +1,63 @@
+"""float32 as the sum of two bfloat16: the permission to multiply such, and operands split in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm import tirx
+
+from .products import TILE_ROWS
+
+__all__ = ["HALVES", "HALVES_PERMITTED", "halves_permitted", "split_panels", "splits_panels"]
+
+HALVES_PERMITTED = "eqtune.bfloat16_halves"
+"""Attribute of a kernel whose products of float32 may be three of bfloat16 each."""
+
+HALVES = "eqtune.split_in_halves"
+"""Annotation of a loop whose body stores 32 floats side by side (0), or a panel of 32 rows of so many vectors of 16."""
+
+
+def halves_permitted(function: Any) -> bool:
+    """Whether the attribute is set."""
+    return bool(function.attrs and function.attrs.get(HALVES_PERMITTED, 0))
+
+
+def splits_panels(function: Any) -> bool:
+    """Whether a packing function splits what it packs."""
+    marked: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: marked.append(loop) if _is_marked(loop) else None))
+    return bool(marked)
+
+
+def _is_marked(loop: Any) -> bool:
+    return HALVES in loop.annotations
+
+
+def split_panels(packed: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Panels of 32 rows in halves, as tiles of bfloat16 want them.
+
+    Parameters
+    ----------
+    packed : array of float32, shape [.., 32, columns]
+
+    Returns
+    -------
+    array of float32, the same shape
+        Its bits are 16 rows of pairs of first halves, [.., 16, columns, 2] bfloat16, then 16 of second ones.
+    """
+    pairs = packed.reshape(*packed.shape[:-2], TILE_ROWS, 2, packed.shape[-1])
+    words = np.empty((*packed.shape[:-2], 2, TILE_ROWS, packed.shape[-1]), np.uint32)
+    first = _rounded(pairs)
+    rest = _rounded(pairs - first.view(np.float32))
+    for part, half in enumerate((first, rest)):
+        words[..., part, :, :] = (half[..., 0, :] >> 16) | half[..., 1, :]
+    return words.reshape(packed.shape).view(np.float32)
+
+
+def _rounded(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """The bits of the nearest bfloat16 of each, ties to even, as those of a float32."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)

@@ -1,0 +1,248 @@
+"""The schedule of tiles of AMX: loops, copies and marks; what they become is in `tiles`.
+
+The nest is that of `contraction.tiled`: chunks of register tiles, the reduction, one register tile, here of up to four
+tile registers of sums. The left operand is copied so that neighbouring rows of a tile are neighbours in memory, all
+rows of one step of the reduction before those of the next; the right one is packed into panels as wide as a tile.
+Both are filled up with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm.s_tir import Schedule, ScheduleError
+
+from ..access import Access
+from ..contraction.dot import dimension_of, local_sums, read_of, spread_outer_loops, zero_of
+from ..contraction.plan import whole_width
+from ..contraction.tiled import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
+from .halves import HALVES
+from .plan import TilePlan
+from .products import PRODUCTS, TILE_ROWS
+from .tiles import AMX_CONFIGURED, AMX_TILES
+
+__all__ = ["LANES", "copies_left", "schedule_tiles", "tile_height"]
+
+LANES = 16
+"""Sums in a row of a tile, and floats of a vector."""
+
+
+def tile_height(mr: Any) -> Any:
+    """Rows of one tile where `mr` rows share a few; for numbers and arrays."""
+    return mr // (-(-mr // TILE_ROWS))
+
+
+def copies_left(plan: TilePlan, values: Mapping[str, Any]) -> Any:
+    """Whether the left operand is copied first; for numbers and arrays."""
+    ragged = (plan.unrolled_extent % values["mr"] != 0) | (plan.second_extent % values["m2"] != 0)
+    return ragged | (plan.product.halves or not plan.whole_rows)
+
+
+def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel: bool) -> Any:
+    """Apply the sketch; the knobs are those of `contraction.tiled`.
+
+    Raises
+    ------
+    tvm.s_tir.ScheduleError
+        When TVM finds a step impossible for this kernel.
+    """
+    sch = Schedule(mod, error_render_level="none")
+    parallel = parallel and values["depth"] > 0
+    block = sch.get_sblock(plan.contraction.block.name)
+    staged = sch.get_sblock(plan.staged) if plan.staged else None
+    copied, step = None, plan.contraction.left.access.stride(plan.unrolled[-1].position)
+    if copies_left(plan, values):
+        copied, step = _copy_left(sch, block, plan, values)
+    for name in (*plan.inlined, *plan.epilogue_inlined):
+        sch.compute_inline(sch.get_sblock(name))
+    if copied is not None and staged is not None:
+        sch.compute_inline(staged)
+        staged = None
+    panel = _pack_right(sch, block, plan, values)
+    (writer,) = local_sums(sch, block, plan)
+    loops = _loops(sch, block, plan, values)
+    sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
+    _write(sch, writer, plan)
+    inside = values["pad"] == PAD_AT_OUTER
+    if copied is not None:
+        if inside:
+            sch.compute_at(copied, loops["outer"], preserve_unit_loops=True)
+        _copy_rows(sch, copied, plan, parallel and not inside)
+    if staged is not None and inside:
+        sch.compute_at(staged, loops["outer"], preserve_unit_loops=True)
+        schedule_padding(sch, staged, plan, LANES * plan.product.group, False)
+    elif staged is not None:
+        schedule_padding(sch, staged, plan, LANES * plan.product.group, parallel)
+    if plan.epilogue and not plan.epilogue_fusable:
+        spread_outer_loops(sch, sch.get_sblock(plan.epilogue), parallel)
+    _copy_panels(sch, panel, plan, values, parallel and values["pack"] != AHEAD)
+    if parallel:
+        sch.parallel(loops["outer"])
+    height = tile_height(values["mr"])
+    sch.annotate(loops["outer"], AMX_CONFIGURED, height)
+    shape = values["m2"] * values["mr"] // height, values["nr"] // LANES
+    marks = [PRODUCTS.index(plan.product), len(plan.reduction), height, *shape, step]
+    sch.annotate(loops["reduction"], AMX_TILES, marks)
+    return sch
+
+
+def _padded_extents(plan: TilePlan, values: Mapping[str, int]) -> dict[int, int]:
+    """Dimensions of the left operand that whole tiles read beyond the end of, and how far."""
+    extents = {axis.position: axis.extent for axis in plan.contraction.block.axes}
+    rows = -(-plan.unrolled_extent // values["mr"]) * values["mr"]
+    first, *inner = plan.unrolled
+    for axis in inner:
+        rows = -(-rows // axis.extent)
+    extents[first.position] = rows
+    if plan.second is not None:
+        extents[plan.second.position] = -(-plan.second_extent // values["m2"]) * values["m2"]
+    found = {}
+    for dimension, (index, extent) in enumerate(
+        zip(plan.contraction.left.access.indices, plan.contraction.left.access.shape, strict=True)
+    ):
+        assert index is not None
+        end = 1 + index.offset + sum(step * (extents[a] - 1) for a, step in index.coefficients.items())
+        if end > extent:
+            found[dimension] = end
+    return found
+
+
+def _copy_left(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> tuple[Any, int]:
+    """Copy the left operand in the order in which tiles read it; the copying block, and elements from row to row."""
+    if plan.windowed:
+        return _copy_windows(sch, block, plan, values)
+    return _copy_tiles(sch, block, plan, values["mr"]), plan.product.depth
+
+
+def _copy_tiles(sch: Any, block: Any, plan: TilePlan, mr: int) -> Any:
+    """Each tile reads rows of its own: [others.., tiles, steps, rows of a tile, depth], one run of memory for each."""
+    access, depth = plan.contraction.left.access, plan.product.depth
+    copy = sch.reindex(block, ("read", read_of(sch, block, plan, access)))
+    shape = [int(extent) for extent in sch.get(copy).writes[0].source.shape]
+    axes = [axis for axis in plan.contraction.block.axes if axis.position in access.axes()]
+    if len(axes) > len(shape):
+        axes = [axis for axis in axes if not (axis.reduction and axis.extent == 1)]
+    if [axis.extent for axis in axes] != shape:
+        raise ScheduleError(f"the left operand is read along {[axis.name for axis in axes]}, and copied as {shape}")
+    cut = next(d for d, axis in enumerate(axes) if axis.position == plan.grouped.position)
+    rows = [d for d, axis in enumerate(axes) if axis in plan.unrolled]
+    others = [d for d in range(len(axes)) if d != cut and d not in rows]
+
+    def tiles(*index: Any) -> list[Any]:
+        row = index[rows[0]]
+        for d in rows[1:]:
+            row = row * shape[d] + index[d]
+        return [*(index[d] for d in others), row // mr, index[cut] // depth, row % mr, index[cut] % depth]
+
+    _rearrange(sch, copy, access, tiles, plan.grouped.extent % depth != 0 or plan.unrolled_extent % mr != 0, len(axes))
+    return copy
+
+
+def _copy_windows(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> tuple[Any, int]:
+    """Tiles share rows: [others.., steps, rows.., depth]. What a window reads in a step stays in the nearest cache."""
+    access, depth = plan.contraction.left.access, plan.product.depth
+    cut = dimension_of(access, plan.grouped)
+    ends = _padded_extents(plan, values)
+    moving = {axis.position for axis in (*plan.unrolled, *((plan.second,) if plan.second else ()), *plan.reduction)}
+    rest = [d for d in range(len(access.shape)) if d != cut]
+    rows = [d for d in rest if (index := access.indices[d]) is not None and moving & index.coefficients.keys()]
+    others = [d for d in rest if d not in rows]
+
+    def padded(d: int, index: Any) -> list[Any]:
+        return [index // ends[d], index % ends[d]] if d in ends else [index]
+
+    def windows(*index: Any) -> list[Any]:
+        placed = [part for d in rows for part in padded(d, index[d])]
+        return [*(index[d] for d in others), index[cut] // depth, *placed, index[cut] % depth]
+
+    copy = sch.cache_read(block, read_of(sch, block, plan, access), "global")
+    _rearrange(sch, copy, access, windows, plan.grouped.extent % depth != 0 or bool(ends), len(access.shape))
+    step = depth * plan.row_step
+    row = dimension_of(access, plan.unrolled[-1])
+    for d in rows[rows.index(row) + 1 :]:
+        step *= ends.get(d, access.shape[d])
+    return copy, step
+
+
+def _copy_rows(sch: Any, copied: Any, plan: TilePlan, parallel: bool) -> None:
+    """Copy row by row; where it is to be, split each in halves at once."""
+    *outer, row, depth = sch.get_loops(copied)
+    _, lane = sch.split(depth, [None, whole_width(plan.grouped.extent, LANES if plan.product.halves else 64)])
+    sch.vectorize(lane)
+    if plan.product.halves:
+        sch.annotate(row, HALVES, 0)
+    if parallel and outer:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+
+
+def _pack_right(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> Any:
+    """Copy the right operand into panels of tiles, or of floats that become such; the copying block."""
+    access, nr, product = plan.contraction.right.access, values["nr"], plan.product
+    copy = sch.cache_read(block, read_of(sch, block, plan, access), "global")
+    column, last = dimension_of(access, plan.vector), dimension_of(access, plan.grouped)
+    others = [dimension_of(access, axis) for axis in plan.reduction[1:] if axis.position in access.axes()]
+    rest = [d for d in range(len(access.shape)) if d not in (column, last, *others)]
+    depth, group = product.depth, 1 if product.halves else product.group
+
+    def layout(*index: Any) -> list[Any]:
+        j, k = index[column], index[last]
+        tile = [k % depth, j % nr] if product.halves else [k % depth // group, j % nr, k % group]
+        return [*(index[d] for d in rest), j // nr, k // depth, *(index[d] for d in others), *tile]
+
+    ragged = plan.vector_extent % nr != 0 or plan.grouped.extent % depth != 0
+    _rearrange(sch, copy, access, layout, ragged, len(access.shape))
+    return copy
+
+
+def _rearrange(sch: Any, copy: Any, access: Access, layout: Callable[..., list[Any]], ragged: bool, rank: int) -> None:
+    """Write a copy in another layout, zeros where it has places without elements, with loops in the order of memory."""
+    new = index_map(sch, copy, layout, rank)
+    sch.transform_layout(copy, ("write", 0), new, pad_value=zero_of(access.dtype) if ragged else None)
+    if not ragged:
+        sch.transform_block_layout(copy, new)
+
+
+def _copy_panels(sch: Any, panel: Any, plan: TilePlan, values: Mapping[str, int], parallel: bool) -> None:
+    if plan.product.halves:
+        *outer, step, _, _ = sch.get_loops(panel)
+        sch.annotate(step, HALVES, values["nr"] // LANES)
+    else:
+        *outer, _, _, _, _ = sch.get_loops(panel)
+    if values["pack"] == AHEAD:
+        sch.annotate(panel, "meta_schedule.layout_rewrite_preproc", True)
+    elif parallel and outer:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+
+
+def _loops(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> dict[str, Any]:
+    """Split, order and fuse; returns the loops that other steps attach to."""
+    merged = {axis.position for axis in plan.unrolled[1:]}
+    axes = [axis for axis in plan.contraction.block.axes if axis.position not in merged]
+    loop = dict(zip((axis.position for axis in axes), sch.get_loops(block), strict=True))
+    chunk, rows, row = sch.split(loop[plan.unrolled[0].position], [None, values["chunk"], values["mr"]])
+    columns, vectors, lane = sch.split(
+        loop[plan.vector.position], [None, values["nr"] // LANES, LANES], disable_predication=True
+    )
+    windows = [loop[axis.position] for axis in plan.reduction[1:]]
+    steps, depth = sch.split(loop[plan.grouped.position], [None, plan.product.depth], disable_predication=True)
+    image: list[Any] = []
+    if plan.second is not None:
+        lines, line = sch.split(loop[plan.second.position], [None, values["m2"]])
+        image = [lines]
+    else:
+        rows, line = sch.split(rows, [None, 1])
+    row_loops = [*(loop[axis.position] for axis in plan.outer), *image, chunk]
+    order = [columns, *row_loops] if values["order"] == 0 else [*row_loops, columns]
+    sch.reorder(*order, rows, steps, *windows, line, row, vectors, lane, depth)
+    fused = min(values["depth"], len(order))
+    outer = sch.fuse(*order[:fused], preserve_unit_iters=True) if fused > 1 else order[0]
+    return {"outer": outer, "tile": rows, "reduction": steps}
+
+
+def _write(sch: Any, writer: Any, plan: TilePlan) -> None:
+    """Write a tile by vectors, a row in each iteration."""
+    columns = sch.get_loops(writer)[-1]
+    vectors, lane = sch.split(columns, [None, whole_width(plan.vector_extent, LANES)])
+    sch.vectorize(lane)
+    sch.unroll(vectors)

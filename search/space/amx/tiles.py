@@ -1,0 +1,217 @@
+"""Marked loops become products of tile registers, just before TVM lowers a scheduled kernel.
+
+    for k in reduction: (marked)               configure; zero all sums
+        for row, column, depth:          ->    for k in reduction:
+            c[row, column] += a[..] * b[..]        sums += tiles at a[..] * tiles at b[..]
+                                               store the sums at c[..]
+
+The schedule itself stays one of plain loops: it says what is computed, and a trace of it replays anywhere. Loops marked
+with `halves.HALVES` split in place what they stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, sym, tirx
+
+from ..access import dtype_bytes
+from ..expressions import binding_of, substitute, uses
+from .code import (
+    CONFIGURE,
+    RELEASE,
+    SPLIT_PANEL,
+    SPLIT_ROW,
+    configuration_code,
+    split_code,
+    store_name,
+    sum_name,
+    tile_code,
+    zero_name,
+)
+from .halves import HALVES
+from .products import PRODUCTS
+
+__all__ = ["AMX_CONFIGURED", "AMX_TILES", "multiply_tiles"]
+
+AMX_TILES = "eqtune.amx_tiles"
+"""Annotation of the outermost reduction loop: which product, how many reduction loops, rows of a tile, tiles down and
+across, and how many elements lie between two rows of the left operand. Inside the reduction are lines, rows, vectors of
+columns, lanes and the depth of a product; tiles down are those of all lines."""
+
+AMX_CONFIGURED = "eqtune.amx_configured"
+"""Annotation of the loop in each of whose iterations tile registers are configured, its value the rows of a tile."""
+
+
+def multiply_tiles(func: Any) -> Any:
+    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+
+    Raises
+    ------
+    ValueError
+        When a marked loop holds something else than what the schedule of AMX puts there.
+    """
+
+    def configured(loop: Any) -> Any:
+        if AMX_CONFIGURED not in loop.annotations:
+            return loop
+        rows = _number(int(loop.annotations[AMX_CONFIGURED]))
+        steps = _call(CONFIGURE, rows), _call(RELEASE)
+        if loop.kind == tirx.ForKind.PARALLEL:
+            return _with_body(loop, _with_code(configuration_code(), tirx.SeqStmt([steps[0], loop.body, steps[1]])))
+        return _with_code(configuration_code(), tirx.SeqStmt([steps[0], _with_body(loop, loop.body), steps[1]]))
+
+    def tiles(loop: Any) -> Any:
+        return _Tiles(loop).statement() if AMX_TILES in loop.annotations else loop
+
+    def halves(loop: Any) -> Any:
+        return _split(loop) if HALVES in loop.annotations else loop
+
+    body = func.body
+    for rewrite in (tiles, halves, configured):
+        body = tvm_ffi.structural_map(body, (tirx.For, rewrite))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+class _Tiles:
+    """One marked loop nest."""
+
+    def __init__(self, loop: Any) -> None:
+        number, reductions, self.height, self.rows, self.columns, step = (int(v) for v in loop.annotations[AMX_TILES])
+        self.product = PRODUCTS[number]
+        self._analyzer = sym.Analyzer()
+        self.reduction, inside = _nest(loop, reductions)
+        self.tile, realize = _nest(inside, 5)
+        if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
+            raise ValueError("a loop of tiles holds more than one store")
+        store = substitute(realize.block.body, binding_of(realize))
+        if not isinstance(store.value, tirx.Add):
+            raise ValueError(f"{store.value} is no sum of products")
+        product = store.value.b
+        while isinstance(product, tirx.Cast):
+            product = product.value
+        factors = []
+        for factor in (product.a, product.b):
+            while isinstance(factor, tirx.Cast):
+                factor = factor.value
+            factors.append(factor)
+        depth = self.tile[-1].loop_var
+        left, right = factors if self._moves(factors[0], self.tile[1].loop_var) else factors[::-1]
+        if not all(self._moves(factor, depth) for factor in (left, right)):
+            raise ValueError("a factor of tiles does not depend on the reduction")
+        self.left, self.right, self.sums = left, right, store
+        self.left_step = step * _bytes(left.source)
+
+    def statement(self) -> Any:
+        """Zeros, the products, the stores."""
+        shape = self.rows, self.columns
+        rights = 4 * int(self.tile[2].extent) * int(self.tile[3].extent)
+        row_starts = self._row_starts()
+        multiply = _call(
+            sum_name(self.product, *shape),
+            _number(self.left_step),
+            _number(rights),
+            self._address(self.right, 0, 0),
+            *(self._address(self.left, line, row) for line, row in row_starts),
+            *self._kept(),
+        )
+        loops: Any = multiply
+        for loop in reversed(self.reduction):
+            annotations = {name: value for name, value in loop.annotations.items() if name != AMX_TILES}
+            loops = tirx.For(
+                loop.loop_var, loop.min, loop.extent, loop.kind, loops, loop.thread_binding, annotations=annotations
+            )
+        end = [int(loop.extent) - 1 for loop in self.tile[:4]]
+        store = _call(
+            store_name(*shape),
+            _number(rights),
+            self._at(self.sums, *end),
+            *(self._address(self.sums, line, row) for line, row in row_starts),
+        )
+        body = tirx.SeqStmt([_call(zero_name(*shape)), loops, store])
+        return _with_code(tile_code(self.product, *shape), body)
+
+    def _kept(self) -> list[Any]:
+        """Both operands' memory. TVM makes float32 of bfloat16 in buffers that nothing takes the memory of as such."""
+        sources = self.left.source, self.right.source
+        if self.product.left == "bfloat16":
+            return [source.data for source in sources]
+        return [self._address(operand, 0, 0) for operand in (self.left, self.right)]
+
+    def _row_starts(self) -> list[tuple[int, int]]:
+        """Line and row of each row of tiles."""
+        lines, rows = (int(loop.extent) for loop in self.tile[:2])
+        return [(line, row) for line in range(lines) for row in range(0, rows, self.height)]
+
+    def _address(self, access: Any, line: int, row: int) -> Any:
+        return self._at(access, line, row, 0, 0)
+
+    def _at(self, access: Any, *places: int) -> Any:
+        values = [
+            (loop.loop_var, tirx.IntImm(str(loop.loop_var.ty.dtype), place))
+            for loop, place in zip(self.tile, (*places, 0), strict=True)
+        ]
+        buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+        indices = [self._analyzer.simplify(substitute(index, values)) for index in access.indices]
+        return tirx.address_of(tirx.BufferLoad(buffer, indices))
+
+    def _moves(self, load: Any, variable: Any) -> bool:
+        return any(uses(index, variable) for index in load.indices)
+
+
+def _split(loop: Any) -> Any:
+    """The loop with what its body stored split in place, at the end of each iteration."""
+    stores: list[tuple[Any, list[Any]]] = []
+    variables: list[Any] = []
+    tvm_ffi.structural_walk(loop.body, (tirx.For, lambda inner: variables.append(inner.loop_var)))
+
+    def visit(realize: Any) -> None:
+        if isinstance(realize.block.body, tirx.BufferStore):
+            stores.append((realize.block.body, binding_of(realize)))
+
+    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+    if len(stores) != 1:
+        raise ValueError(f"a loop whose body is split in halves has {len(stores)} stores; expected one")
+    store, binding = stores[0]
+    zeros = [(variable, tirx.IntImm(str(variable.ty.dtype), 0)) for variable in variables]
+    analyzer = sym.Analyzer()
+    start = [analyzer.simplify(substitute(substitute(index, binding), zeros)) for index in store.indices]
+    first = tirx.address_of(tirx.BufferLoad(store.buffer, start))
+    vectors = int(loop.annotations[HALVES])
+    call = _call(SPLIT_PANEL, first, _number(vectors)) if vectors else _call(SPLIT_ROW, first)
+    return _with_body(loop, tirx.SeqStmt([loop.body, _with_code(split_code(), call)]), HALVES)
+
+
+def _nest(loop: Any, count: int) -> tuple[list[Any], Any]:
+    """So many loops, and what is inside."""
+    loops: list[Any] = []
+    for _ in range(count):
+        if not isinstance(loop, tirx.For):
+            raise ValueError(f"expected {count} loops around a product of tiles, found {len(loops)}")
+        loops.append(loop)
+        loop = loop.body
+    return loops, loop
+
+
+def _with_body(loop: Any, body: Any, *without: str) -> Any:
+    annotations = {n: v for n, v in loop.annotations.items() if n not in (AMX_CONFIGURED, *without)}
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations=annotations)
+
+
+def _with_code(code: str, statement: Any) -> Any:
+    """The statement, and with it functions in LLVM's language that it calls."""
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", code, statement)
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    return tirx.Evaluate(tirx.call_extern("void", name, *arguments))
+
+
+def _number(value: int) -> Any:
+    """32 bits, as which other indices end."""
+    return tirx.IntImm("int32", value)
+
+
+def _bytes(buffer: Any) -> int:
+    return dtype_bytes(str(buffer.dtype))
