@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 
 from eqtune import GraphConfig, optimize_graph
+from eqtune.machine import detect_target
 from eqtune.search.graph.terms import TermGraph
 from eqtune.tasks import Task
 from eqtune.tune.forms import FIRST_LOOK, Form, Forms, graph_config, model_forms
