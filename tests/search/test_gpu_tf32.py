@@ -67,8 +67,8 @@ def test_errors_are_what_the_number_of_products_promises(products, transposed, l
     inputs = [rng.standard_normal([int(e) for e in p.shape]).astype(np.float32) for p in mod["main"].params]
     a, b = (array.astype(np.float64) for array in inputs[:2])
     expected = np.maximum(a @ (b.T if transposed else b), 0)
-    rounds = Interface.of(mod["main"]).rounds
-    tolerance = relative_tolerance("tfloat32" if rounds else "float32", 80)
+    factors = Interface.of(mod["main"]).factors
+    tolerance = relative_tolerance(factors or "float32", 80)
     for result in cuda_on_cpu.run(schedule, gpu_target(H100), inputs, tmp_path):
         assert least <= np.abs(result - expected).max() / expected.max() <= most
         assert mismatch(result, expected.astype(np.float32), tolerance) == ""
@@ -95,7 +95,7 @@ def test_the_check_of_a_kernel_knows_what_it_may_round():
     for products in (1, 3):
         mod = permit_tf32(matmul(16, 16, 16, "float32", "float32"), products)
         interface = Interface.of(mod["main"])
-        assert interface.rounds == (permitted_products(mod["main"]) == 1)
+        assert interface.factors == ("tfloat32" if permitted_products(mod["main"]) == 1 else "")
         assert interface_of(interface_fields(interface)) == interface
 
 

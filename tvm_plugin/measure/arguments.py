@@ -51,8 +51,8 @@ class Interface:
         Smallest extent of a dimension that the kernel indexes by a loaded value (gather, scatter); None without any.
     reduction : int
         Longest reduction: the product of the reduction extents of one block, the largest of all blocks.
-    rounds : bool
-        Whether factors of products may be rounded to tfloat32.
+    factors : str
+        What factors of float32 may be rounded to: "tfloat32", or "bfloat16x2" for the sum of two; "" for nothing.
     weights : tuple of int
         Positions of the parameters that are constants of the model.
     quantizes : bool
@@ -65,7 +65,7 @@ class Interface:
     outputs: tuple[int, ...]
     index_bound: int | None
     reduction: int
-    rounds: bool = False
+    factors: str = ""
     weights: tuple[int, ...] = ()
     quantizes: bool = False
 
@@ -76,6 +76,7 @@ class Interface:
         from tvm import s_tir, tirx
         from tvm.ir.expr import TensorLoad
 
+        from ..search.space.amx.halves import halves_permitted
         from ..search.space.expressions import constant_extent
         from ..search.space.gpu.tf32 import permitted_products
 
@@ -123,7 +124,7 @@ class Interface:
             ),
             index_bound=min(bounds, default=None),
             reduction=max(reductions, default=1),
-            rounds=permitted_products(function) == 1,
+            factors="bfloat16x2" if halves_permitted(function) else "tfloat32" * (permitted_products(function) == 1),
             weights=tuple(int(position) for position in function.attrs.get("layout_free_buffers", ())),
             quantizes=(sums_floats or contracts) and any("int" in str(p.dtype) for p in written),
         )

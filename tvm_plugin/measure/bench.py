@@ -123,8 +123,8 @@ class Bench:
         types = [self._interface.params[p].dtype for p in range(len(self._interface.params))]
         floating = [dtype for dtype in types if dtype.startswith(("float", "bfloat"))]
         least = min(floating, key=lambda dtype: numpy_dtype(dtype).itemsize, default="int32")
-        if self._interface.rounds and least in ("float32", "float64"):
-            least = "tfloat32"
+        if self._interface.factors and least in ("float32", "float64"):
+            least = self._interface.factors
         tolerance = relative_tolerance(least, self._interface.reduction)
         for position in self._interface.outputs:
             reference = np.load(self._path(position), mmap_mode="r", allow_pickle=False)

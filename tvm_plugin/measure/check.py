@@ -16,7 +16,14 @@ terms are added in another order."""
 
 _FACTOR = {"float64": 64.0, "float32": 64.0}
 _FACTOR_SMALL = 4.0
-_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "tfloat32": 2.0**-10, "bfloat16": 2.0**-7}
+_EPSILON = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "tfloat32": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "bfloat16x2": 2.0**-15,
+}
 
 
 def relative_tolerance(dtype: str, reduction: int) -> float:
@@ -30,7 +37,7 @@ def relative_tolerance(dtype: str, reduction: int) -> float:
     Parameters
     ----------
     dtype : str
-        The least precise floating-point type of the kernel's inputs and outputs, or of its products ("tfloat32").
+        The least precise floating-point type of the kernel's inputs and outputs, or of its products ("tfloat32", "bfloat16x2").
     reduction : int
         Terms of the longest sum, K.
     """

@@ -78,7 +78,7 @@ def interface_fields(interface: Interface) -> dict[str, Any]:
         "outputs": list(interface.outputs),
         "index_bound": interface.index_bound,
         "reduction": interface.reduction,
-        "rounds": interface.rounds,
+        "factors": interface.factors,
         "quantizes": interface.quantizes,
     }
 
@@ -90,7 +90,7 @@ def interface_of(fields: Mapping[str, Any]) -> Interface:
         tuple(fields["outputs"]),
         fields["index_bound"],
         fields["reduction"],
-        bool(fields.get("rounds")),
+        str(fields.get("factors", "")),
         quantizes=bool(fields.get("quantizes")),
     )
 
