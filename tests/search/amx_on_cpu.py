@@ -29,29 +29,30 @@ static uint16_t half_of(float f) {
   uint32_t bits; memcpy(&bits, &f, 4);
   return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
 }
-void eqtune_amx_split_row(float *p) {
-  uint16_t out[64];
-  for (int k = 0; k < 32; ++k) { out[k] = half_of(p[k]); out[32 + k] = half_of(p[k] - wide(out[k])); }
-  memcpy(p, out, sizeof out);
+void eqtune_amx_split_row(float *p, float *q) {
+  uint16_t hi[32], lo[32];
+  for (int k = 0; k < 32; ++k) {
+    float x = k < 16 ? p[k] : q[k - 16];
+    hi[k] = half_of(x);
+    lo[k] = half_of(x - wide(hi[k]));
+  }
+  memcpy(p, hi, 64);
+  memcpy(q, lo, 64);
 }
-void eqtune_amx_split_panel(float *p, int vectors) {
-  int columns = 16 * vectors;
-  for (int j = 0; j < columns; ++j) {
+void eqtune_amx_split_panel(float *p, int tiles) {
+  for (; tiles--; p += 512) for (int j = 0; j < 16; ++j) {
     uint16_t hi[32], lo[32];
-    for (int k = 0; k < 32; ++k) {
-      hi[k] = half_of(p[k * columns + j]);
-      lo[k] = half_of(p[k * columns + j] - wide(hi[k]));
-    }
+    for (int k = 0; k < 32; ++k) { hi[k] = half_of(p[k * 16 + j]); lo[k] = half_of(p[k * 16 + j] - wide(hi[k])); }
     for (int k = 0; k < 16; ++k) {
-      memcpy(p + k * columns + j, hi + 2 * k, 4);
-      memcpy(p + (16 + k) * columns + j, lo + 2 * k, 4);
+      memcpy(p + k * 16 + j, hi + 2 * k, 4);
+      memcpy(p + (16 + k) * 16 + j, lo + 2 * k, 4);
     }
   }
 }
 static int value(const char *p, int is_signed) { return is_signed ? *(const int8_t *)p : *(const uint8_t *)p; }
-static void add(int t, const char *a, int a_bytes, const char *b, int b_bytes, int kind, int a_signed, int b_signed) {
+static void add(int t, const char *a, int step, const char *b, int kind, int a_signed, int b_signed) {
   for (int i = 0; i < height; ++i) for (int g = 0; g < 16; ++g) for (int j = 0; j < 16; ++j) {
-    const char *x = a + i * a_bytes + 4 * g, *y = b + g * b_bytes + 4 * j;
+    const char *x = a + i * step + 4 * g, *y = b + 64 * g + 4 * j;
     if (kind) for (int k = 0; k < 2; ++k) {
       uint16_t u, v; memcpy(&u, x + 2 * k, 2); memcpy(&v, y + 2 * k, 2);
       sums[t][i].f[j] += wide(u) * wide(v);
@@ -77,14 +78,16 @@ def load(directory: Path) -> None:
             signs = int(product.left == "int8"), int(product.right == "int8")
             kind = int(product.sums == "float32")
             both = ((0, 0), (0, 1), (1, 0)) if product.halves else ((0, 0),)
+            halves = "".join(f", char *h{row}" for row in range(rows)) if product.halves else ""
+            all_tiles = f"{tiles}, {tiles.replace('r', 'h')}" if product.halves else tiles
             calls = "".join(
-                f" add(t, r[t / {columns}] + {64 * left}, a_bytes, b + {16 * right} * b_bytes + 64 * (t % {columns}),"
-                f" b_bytes, {kind}, {signs[0]}, {signs[1]});"
+                f" add(t, r[t / {columns} + {rows * left}], step,"
+                f" b + 1024 * ({product.parts} * (t % {columns}) + {right}), {kind}, {signs[0]}, {signs[1]});"
                 for left, right in both
             )
             parts.append(
-                f"void {sum_name(product, rows, columns)}(int a_bytes, int b_bytes, char *b{starts}, char *x, char *y)"
-                f" {{ char *r[] = {{{tiles}}}; for (int t = 0; t < {rows * columns}; ++t) {{{calls} }} }}"
+                f"void {sum_name(product, rows, columns)}(int step, char *b{starts}{halves}, char *x, char *y)"
+                f" {{ char *r[] = {{{all_tiles}}}; for (int t = 0; t < {rows * columns}; ++t) {{{calls} }} }}"
             )
     source, library = directory / "amx.c", directory / "amx.so"
     source.write_text("\n".join(parts))

@@ -37,7 +37,8 @@ def relative_tolerance(dtype: str, reduction: int) -> float:
     Parameters
     ----------
     dtype : str
-        The least precise floating-point type of the kernel's inputs and outputs, or of its products ("tfloat32", "bfloat16x2").
+        The least precise floating-point type of the kernel's inputs and outputs, or of its products' factors
+        ("tfloat32"; "bfloat16x2" for sums of two).
     reduction : int
         Terms of the longest sum, K.
     """

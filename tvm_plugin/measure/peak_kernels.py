@@ -38,7 +38,7 @@ def tiles() -> Any:
     x, out = (tirx.decl_buffer((count,), "float32", name) for count, name in ((1024, "x"), (1024, "out")))
     start, sums = (tirx.address_of(tirx.BufferLoad(buffer, [0])) for buffer in (x, out))
     step, panel = tirx.IntImm("int32", 64), tirx.IntImm("int32", 128)
-    add = call(code.sum_name(product, 2, 2), step, panel, start, start, start, start, start)
+    add = call(code.sum_name(product, 2, 2), step, start, start, start, start, start)
     loop = tirx.For(tirx.Var("step", "int32"), 0, TILE_STEPS, tirx.ForKind.SERIAL, add)
     body: Any = tirx.SeqStmt(
         [

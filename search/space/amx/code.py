@@ -36,8 +36,8 @@ CONFIGURE, RELEASE = "eqtune_amx_configure", "eqtune_amx_release"
 """Functions of nothing but the rows of sums (i32), and of nothing."""
 
 SPLIT_ROW, SPLIT_PANEL = "eqtune_amx_split_row", "eqtune_amx_split_panel"
-"""Functions that split 32 floats side by side, and a panel of 32 rows of them, in two bfloat16 each, in place: of a
-pointer, and of a pointer and the vectors of 16 floats in a row (i32)."""
+"""Functions that split floats in two bfloat16 each, in place: 32 of a row, of pointers to its first 16 and to the
+others; and columns of 32 in so many (i32) tiles of 32 x 16, of a pointer."""
 
 
 def zero_name(rows: int, columns: int) -> str:
@@ -51,8 +51,9 @@ def store_name(rows: int, columns: int) -> str:
 
 
 def sum_name(product: TileProduct, rows: int, columns: int) -> str:
-    """The function that adds products: of the bytes between rows of the left and of the right operand (i32 each), a
-    pointer to the right one's tiles, which lie side by side, one to each tile of the left one, and both buffers.
+    """The function that adds products: of the bytes between rows of the left operand (i32), a pointer to the tiles of
+    the right one, which follow each other, pointers to those of the left one, second halves after the first ones, and
+    both buffers.
     """
     return f"eqtune_amx_{product.instruction}{'_halves' if product.halves else ''}_{rows}x{columns}"
 
@@ -151,7 +152,7 @@ def _store(rows: int, columns: int) -> str:
 
 def _sum(product: TileProduct, rows: int, columns: int) -> str:
     """Loads and products, in an order for which two registers an operand suffice."""
-    lines = [f"%{side}_step = zext i32 %{side}_bytes to i64" for side in ("left", "right")]
+    lines = ["%step = zext i32 %step_bytes to i64"]
     loaded: dict[int, tuple[str, int, int]] = {}
 
     def load(register: int, side: str, number: int, part: int) -> None:
@@ -160,13 +161,11 @@ def _sum(product: TileProduct, rows: int, columns: int) -> str:
         loaded[register] = (side, number, part)
         name = f"%t{len(lines)}"
         if side == "left":
-            lines.append(f"{name} = getelementptr i8, ptr %row{number}, i64 {64 * part}")
-            step = "%left_step"
+            start, offset, step = f"%row{number}_{part}", "0", "%step"
         else:
-            lines.append(f"%o{len(lines)} = mul i64 %right_step, {TILE_ROWS * part}")
-            lines.append(f"%q{len(lines)} = add i64 %o{len(lines) - 1}, {64 * number}")
-            lines.append(f"{name} = getelementptr i8, ptr %right, i64 %q{len(lines) - 1}")
-            step = "%right_step"
+            tile_bytes = TILE_ROWS * TILE_ROW_BYTES
+            start, offset, step = "%right", str(tile_bytes * (number * product.parts + part)), str(TILE_ROW_BYTES)
+        lines.append(f"{name} = getelementptr i8, ptr {start}, i64 {offset}")
         lines.append(f"call void @llvm.x86.tileloadd64(i8 {register}, ptr {name}, i64 {step})")
 
     def multiply(row: int, column: int, left: int, right: int) -> None:
@@ -196,14 +195,8 @@ def _sum(product: TileProduct, rows: int, columns: int) -> str:
                     load(LEFT[row % 2], "left", row, left_part)
                     load(RIGHT[column % 2], "right", column, right_part)
                     multiply(row, column, LEFT[row % 2], RIGHT[column % 2])
-    parameters = [
-        "i32 %left_bytes",
-        "i32 %right_bytes",
-        "ptr %right",
-        *(f"ptr %row{row}" for row in range(rows)),
-        "ptr",
-        "ptr",
-    ]
+    starts = [f"ptr %row{row}_{part}" for part in range(product.parts) for row in range(rows)]
+    parameters = ["i32 %step_bytes", "ptr %right", *starts, "ptr", "ptr"]
     return _function(sum_name(product, rows, columns), ", ".join(parameters), lines)
 
 
@@ -211,7 +204,6 @@ def _split_row() -> str:
     """32 floats: the first halves of all, then the second ones."""
     pair = "call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512"
     body = [
-        "%q = getelementptr i8, ptr %p, i64 64",
         "%a = load <16 x float>, ptr %p, align 4",
         "%b = load <16 x float>, ptr %q, align 4",
         f"%hi = {pair}(<16 x float> %b, <16 x float> %a)",
@@ -228,7 +220,7 @@ def _split_row() -> str:
         "store <32 x bfloat> %hi, ptr %p, align 4",
         "store <32 x bfloat> %lo, ptr %q, align 4",
     ]
-    return _function(SPLIT_ROW, "ptr %p", body)
+    return _function(SPLIT_ROW, "ptr %p, ptr %q", body)
 
 
 def _rest(name: str, half: str) -> list[str]:
@@ -242,14 +234,13 @@ def _rest(name: str, half: str) -> list[str]:
 
 
 def _split_panel() -> str:
-    """A column of 32 floats: pairs of first halves as 16 words, then pairs of second ones."""
+    """Columns of 32 floats: pairs of first halves as 16 rows of words, then pairs of second ones."""
     convert = "call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512"
     lines = []
     for row in range(32):
         name = f"r{row}_"
         lines += [
-            f"%o{row} = mul i64 %step, {row}",
-            f"%p{row} = getelementptr i8, ptr %column, i64 %o{row}",
+            f"%p{row} = getelementptr i8, ptr %tile, i64 {TILE_ROW_BYTES * row}",
             f"%{name} = load <16 x float>, ptr %p{row}, align 4",
             f"%{name}h = {convert}(<16 x float> %{name})",
             f"%{name}0 = bitcast <16 x bfloat> %{name}h to <16 x i16>",
@@ -271,16 +262,14 @@ def _split_panel() -> str:
     return f"""
 define void @{SPLIT_PANEL}(ptr %panel, i32 %count) #0 {{
 entry:
-  %vectors = zext i32 %count to i64
-  %step = mul i64 %vectors, 64
   br label %loop
 loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
-  %offset = mul i64 %i, 64
-  %column = getelementptr i8, ptr %panel, i64 %offset
+  %i = phi i32 [ 0, %entry ], [ %next, %loop ]
+  %tile = phi ptr [ %panel, %entry ], [ %after, %loop ]
 {body}
-  %next = add i64 %i, 1
-  %more = icmp ult i64 %next, %vectors
+  %after = getelementptr i8, ptr %tile, i64 {2 * TILE_ROWS * TILE_ROW_BYTES}
+  %next = add i32 %i, 1
+  %more = icmp ult i32 %next, %count
   br i1 %more, label %loop, label %end
 end:
   ret void

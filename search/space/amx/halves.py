@@ -17,7 +17,7 @@ HALVES_PERMITTED = "eqtune.bfloat16_halves"
 """Attribute of a kernel whose products of float32 may be three of bfloat16 each."""
 
 HALVES = "eqtune.split_in_halves"
-"""Annotation of a loop whose body stores 32 floats side by side (0), or a panel of 32 rows of so many vectors of 16."""
+"""Annotation of a loop whose body stores 16 floats of a row and then 16 more (0), or so many tiles of 32 rows of 16."""
 
 
 def halves_permitted(function: Any) -> bool:
@@ -37,7 +37,7 @@ def _is_marked(loop: Any) -> bool:
 
 
 def split_panels(packed: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Panels of 32 rows in halves, as tiles of bfloat16 want them.
+    """Tiles of 32 rows of floats in halves, as products of bfloat16 want them.
 
     Parameters
     ----------

@@ -9,17 +9,17 @@ Both are filled up with zeros.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from ..access import Access
+from ..access import Access, dtype_bytes
 from ..contraction.dot import dimension_of, local_sums, read_of, spread_outer_loops, zero_of
 from ..contraction.plan import whole_width
 from ..contraction.tiled import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
 from .halves import HALVES
 from .plan import TilePlan
-from .products import PRODUCTS, TILE_ROWS
+from .products import PRODUCTS, TILE_ROW_BYTES, TILE_ROWS
 from .tiles import AMX_CONFIGURED, AMX_TILES
 
 __all__ = ["LANES", "copies_left", "schedule_tiles", "tile_height"]
@@ -51,9 +51,12 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel
     parallel = parallel and values["depth"] > 0
     block = sch.get_sblock(plan.contraction.block.name)
     staged = sch.get_sblock(plan.staged) if plan.staged else None
-    copied, step = None, plan.contraction.left.access.stride(plan.unrolled[-1].position)
+    access = plan.contraction.left.access
+    copied = None
+    step_bytes = (access.stride(plan.unrolled[-1].position) or 0) * dtype_bytes(access.dtype)
     if copies_left(plan, values):
-        copied, step = _copy_left(sch, block, plan, values)
+        copied = (_copy_windows if plan.windowed else _copy_tiles)(sch, block, plan, values)
+        step_bytes = copied.step_bytes
     for name in (*plan.inlined, *plan.epilogue_inlined):
         sch.compute_inline(sch.get_sblock(name))
     if copied is not None and staged is not None:
@@ -67,7 +70,7 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel
     inside = values["pad"] == PAD_AT_OUTER
     if copied is not None:
         if inside:
-            sch.compute_at(copied, loops["outer"], preserve_unit_loops=True)
+            sch.compute_at(copied.block, loops["outer"], preserve_unit_loops=True)
         _copy_rows(sch, copied, plan, parallel and not inside)
     if staged is not None and inside:
         sch.compute_at(staged, loops["outer"], preserve_unit_loops=True)
@@ -82,7 +85,7 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel
     height = tile_height(values["mr"])
     sch.annotate(loops["outer"], AMX_CONFIGURED, height)
     shape = values["m2"] * values["mr"] // height, values["nr"] // LANES
-    marks = [PRODUCTS.index(plan.product), len(plan.reduction), height, *shape, step]
+    marks = [PRODUCTS.index(plan.product), len(plan.reduction), height, *shape, step_bytes]
     sch.annotate(loops["reduction"], AMX_TILES, marks)
     return sch
 
@@ -108,16 +111,29 @@ def _padded_extents(plan: TilePlan, values: Mapping[str, int]) -> dict[int, int]
     return found
 
 
-def _copy_left(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> tuple[Any, int]:
-    """Copy the left operand in the order in which tiles read it; the copying block, and elements from row to row."""
-    if plan.windowed:
-        return _copy_windows(sch, block, plan, values)
-    return _copy_tiles(sch, block, plan, values["mr"]), plan.product.depth
+class _Copied(NamedTuple):
+    """A copy of the left operand in the order in which tiles read it: rows of 64 bytes.
+
+    `step_bytes` lie between rows that are neighbours in a tile, `rows` is the number of dimensions that lie between the
+    halves of one.
+    """
+
+    block: Any
+    step_bytes: int
+    rows: int
 
 
-def _copy_tiles(sch: Any, block: Any, plan: TilePlan, mr: int) -> Any:
-    """Each tile reads rows of its own: [others.., tiles, steps, rows of a tile, depth], one run of memory for each."""
-    access, depth = plan.contraction.left.access, plan.product.depth
+def _cut(plan: TilePlan, index: Any) -> tuple[list[Any], Any]:
+    """Of the reduction: the step, with the half where there are such, and the place in a row of a tile."""
+    depth = plan.product.depth
+    if plan.product.halves:
+        return [index // depth, index // LANES % 2], index % LANES
+    return [index // depth], index % depth
+
+
+def _copy_tiles(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> _Copied:
+    """Each tile reads rows of its own, one run of memory: [others.., tiles, steps, halves, rows of a tile, depth]."""
+    access, depth, mr = plan.contraction.left.access, plan.product.depth, values["mr"]
     copy = sch.reindex(block, ("read", read_of(sch, block, plan, access)))
     shape = [int(extent) for extent in sch.get(copy).writes[0].source.shape]
     axes = [axis for axis in plan.contraction.block.axes if axis.position in access.axes()]
@@ -133,45 +149,47 @@ def _copy_tiles(sch: Any, block: Any, plan: TilePlan, mr: int) -> Any:
         row = index[rows[0]]
         for d in rows[1:]:
             row = row * shape[d] + index[d]
-        return [*(index[d] for d in others), row // mr, index[cut] // depth, row % mr, index[cut] % depth]
+        steps, place = _cut(plan, index[cut])
+        return [*(index[d] for d in others), row // mr, *steps, row % mr, place]
 
     _rearrange(sch, copy, access, tiles, plan.grouped.extent % depth != 0 or plan.unrolled_extent % mr != 0, len(axes))
-    return copy
+    return _Copied(copy, TILE_ROW_BYTES, 1)
 
 
-def _copy_windows(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> tuple[Any, int]:
-    """Tiles share rows: [others.., steps, rows.., depth]. What a window reads in a step stays in the nearest cache."""
+def _copy_windows(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> _Copied:
+    """Tiles share rows, which the nearest cache holds for a step: [others.., steps, halves, rows.., depth]."""
     access, depth = plan.contraction.left.access, plan.product.depth
     cut = dimension_of(access, plan.grouped)
     ends = _padded_extents(plan, values)
     moving = {axis.position for axis in (*plan.unrolled, *((plan.second,) if plan.second else ()), *plan.reduction)}
-    rest = [d for d in range(len(access.shape)) if d != cut]
+    row = dimension_of(access, plan.unrolled[-1])
+    rest = [d for d in range(len(access.shape)) if d not in (cut, row)]
     rows = [d for d in rest if (index := access.indices[d]) is not None and moving & index.coefficients.keys()]
     others = [d for d in rest if d not in rows]
+    rows.append(row)  # neighbouring rows are neighbours in memory
 
     def padded(d: int, index: Any) -> list[Any]:
         return [index // ends[d], index % ends[d]] if d in ends else [index]
 
     def windows(*index: Any) -> list[Any]:
-        placed = [part for d in rows for part in padded(d, index[d])]
-        return [*(index[d] for d in others), index[cut] // depth, *placed, index[cut] % depth]
+        steps, place = _cut(plan, index[cut])
+        return [*(index[d] for d in others), *steps, *(part for d in rows for part in padded(d, index[d])), place]
 
     copy = sch.cache_read(block, read_of(sch, block, plan, access), "global")
     _rearrange(sch, copy, access, windows, plan.grouped.extent % depth != 0 or bool(ends), len(access.shape))
-    step = depth * plan.row_step
-    row = dimension_of(access, plan.unrolled[-1])
-    for d in rows[rows.index(row) + 1 :]:
-        step *= ends.get(d, access.shape[d])
-    return copy, step
+    return _Copied(copy, TILE_ROW_BYTES * plan.row_step, len(rows) + len(ends))
 
 
-def _copy_rows(sch: Any, copied: Any, plan: TilePlan, parallel: bool) -> None:
+def _copy_rows(sch: Any, copied: _Copied, plan: TilePlan, parallel: bool) -> None:
     """Copy row by row; where it is to be, split each in halves at once."""
-    *outer, row, depth = sch.get_loops(copied)
-    _, lane = sch.split(depth, [None, whole_width(plan.grouped.extent, LANES if plan.product.halves else 64)])
-    sch.vectorize(lane)
+    *outer, place = sch.get_loops(copied.block)
     if plan.product.halves:
-        sch.annotate(row, HALVES, 0)
+        half = outer.pop(-1 - copied.rows)
+        sch.reorder(*outer[-copied.rows :], half)
+        sch.annotate(outer[-1], HALVES, 0)
+    *outer, _ = outer
+    _, lane = sch.split(place, [None, whole_width(plan.grouped.extent, plan.product.depth // plan.product.parts)])
+    sch.vectorize(lane)
     if parallel and outer:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
 
@@ -187,8 +205,9 @@ def _pack_right(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int])
 
     def layout(*index: Any) -> list[Any]:
         j, k = index[column], index[last]
-        tile = [k % depth, j % nr] if product.halves else [k % depth // group, j % nr, k % group]
-        return [*(index[d] for d in rest), j // nr, k // depth, *(index[d] for d in others), *tile]
+        tile = [j // LANES % (nr // LANES), k // group % (depth // group), j % LANES]
+        pair = [] if product.halves else [k % group]
+        return [*(index[d] for d in rest), j // nr, k // depth, *(index[d] for d in others), *tile, *pair]
 
     ragged = plan.vector_extent % nr != 0 or plan.grouped.extent % depth != 0
     _rearrange(sch, copy, access, layout, ragged, len(access.shape))
@@ -205,7 +224,7 @@ def _rearrange(sch: Any, copy: Any, access: Access, layout: Callable[..., list[A
 
 def _copy_panels(sch: Any, panel: Any, plan: TilePlan, values: Mapping[str, int], parallel: bool) -> None:
     if plan.product.halves:
-        *outer, step, _, _ = sch.get_loops(panel)
+        *outer, step, _, _, _ = sch.get_loops(panel)
         sch.annotate(step, HALVES, values["nr"] // LANES)
     else:
         *outer, _, _, _, _ = sch.get_loops(panel)

@@ -16,7 +16,6 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, sym, tirx
 
-from ..access import dtype_bytes
 from ..expressions import binding_of, substitute, uses
 from .code import (
     CONFIGURE,
@@ -37,8 +36,8 @@ __all__ = ["AMX_CONFIGURED", "AMX_TILES", "multiply_tiles"]
 
 AMX_TILES = "eqtune.amx_tiles"
 """Annotation of the outermost reduction loop: which product, how many reduction loops, rows of a tile, tiles down and
-across, and how many elements lie between two rows of the left operand. Inside the reduction are lines, rows, vectors of
-columns, lanes and the depth of a product; tiles down are those of all lines."""
+across, and bytes between two rows of the left operand. Inside the reduction are lines, rows, vectors of columns, lanes
+and the depth of a product; tiles down are those of all lines."""
 
 AMX_CONFIGURED = "eqtune.amx_configured"
 """Annotation of the loop in each of whose iterations tile registers are configured, its value the rows of a tile."""
@@ -78,7 +77,8 @@ class _Tiles:
     """One marked loop nest."""
 
     def __init__(self, loop: Any) -> None:
-        number, reductions, self.height, self.rows, self.columns, step = (int(v) for v in loop.annotations[AMX_TILES])
+        marks = (int(value) for value in loop.annotations[AMX_TILES])
+        number, reductions, self.height, self.rows, self.columns, self.step_bytes = marks
         self.product = PRODUCTS[number]
         self._analyzer = sym.Analyzer()
         self.reduction, inside = _nest(loop, reductions)
@@ -101,19 +101,17 @@ class _Tiles:
         if not all(self._moves(factor, depth) for factor in (left, right)):
             raise ValueError("a factor of tiles does not depend on the reduction")
         self.left, self.right, self.sums = left, right, store
-        self.left_step = step * _bytes(left.source)
 
     def statement(self) -> Any:
         """Zeros, the products, the stores."""
         shape = self.rows, self.columns
-        rights = 4 * int(self.tile[2].extent) * int(self.tile[3].extent)
-        row_starts = self._row_starts()
+        row_starts, parts = self._row_starts(), self.product.parts
+        half = self.product.depth // parts
         multiply = _call(
             sum_name(self.product, *shape),
-            _number(self.left_step),
-            _number(rights),
+            _number(self.step_bytes),
             self._address(self.right, 0, 0),
-            *(self._address(self.left, line, row) for line, row in row_starts),
+            *(self._address(self.left, line, row, part * half) for part in range(parts) for line, row in row_starts),
             *self._kept(),
         )
         loops: Any = multiply
@@ -125,8 +123,8 @@ class _Tiles:
         end = [int(loop.extent) - 1 for loop in self.tile[:4]]
         store = _call(
             store_name(*shape),
-            _number(rights),
-            self._at(self.sums, *end),
+            _number(4 * int(self.tile[2].extent) * int(self.tile[3].extent)),
+            self._at(self.sums, *end, 0),
             *(self._address(self.sums, line, row) for line, row in row_starts),
         )
         body = tirx.SeqStmt([_call(zero_name(*shape)), loops, store])
@@ -144,13 +142,14 @@ class _Tiles:
         lines, rows = (int(loop.extent) for loop in self.tile[:2])
         return [(line, row) for line in range(lines) for row in range(0, rows, self.height)]
 
-    def _address(self, access: Any, line: int, row: int) -> Any:
-        return self._at(access, line, row, 0, 0)
+    def _address(self, access: Any, line: int, row: int, depth: int = 0) -> Any:
+        return self._at(access, line, row, 0, 0, depth)
 
     def _at(self, access: Any, *places: int) -> Any:
+        """Where an element is, given the values of the loops of a tile."""
         values = [
             (loop.loop_var, tirx.IntImm(str(loop.loop_var.ty.dtype), place))
-            for loop, place in zip(self.tile, (*places, 0), strict=True)
+            for loop, place in zip(self.tile, places, strict=True)
         ]
         buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
         indices = [self._analyzer.simplify(substitute(index, values)) for index in access.indices]
@@ -174,12 +173,17 @@ def _split(loop: Any) -> Any:
     if len(stores) != 1:
         raise ValueError(f"a loop whose body is split in halves has {len(stores)} stores; expected one")
     store, binding = stores[0]
-    zeros = [(variable, tirx.IntImm(str(variable.ty.dtype), 0)) for variable in variables]
     analyzer = sym.Analyzer()
-    start = [analyzer.simplify(substitute(substitute(index, binding), zeros)) for index in store.indices]
-    first = tirx.address_of(tirx.BufferLoad(store.buffer, start))
-    vectors = int(loop.annotations[HALVES])
-    call = _call(SPLIT_PANEL, first, _number(vectors)) if vectors else _call(SPLIT_ROW, first)
+
+    def address(outermost: int) -> Any:
+        """Of what is stored when the outermost variable has a value, and all others are zero."""
+        first = loop.body.loop_var
+        values = [(v, tirx.IntImm(str(v.ty.dtype), outermost if v.same_as(first) else 0)) for v in variables]
+        start = [analyzer.simplify(substitute(substitute(index, binding), values)) for index in store.indices]
+        return tirx.address_of(tirx.BufferLoad(store.buffer, start))
+
+    tiles = int(loop.annotations[HALVES])
+    call = _call(SPLIT_PANEL, address(0), _number(tiles)) if tiles else _call(SPLIT_ROW, address(0), address(1))
     return _with_body(loop, tirx.SeqStmt([loop.body, _with_code(split_code(), call)]), HALVES)
 
 
@@ -211,7 +215,3 @@ def _call(name: str, *arguments: Any) -> Any:
 def _number(value: int) -> Any:
     """32 bits, as which other indices end."""
     return tirx.IntImm("int32", value)
-
-
-def _bytes(buffer: Any) -> int:
-    return dtype_bytes(str(buffer.dtype))
