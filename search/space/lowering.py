@@ -13,6 +13,7 @@ from .contraction.forget_sums import forget_sums
 from .contraction.padding import skip_padding
 from .contraction.spread_groups import spread_groups
 from .gpu.guards import keep_guards
+from .index_division import keep_index_divisions
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.masked_lanes import mask_lanes
 from .memory_bound.maxima import exp_of_differences_from_maxima
@@ -23,7 +24,7 @@ from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 from .rounding import round_in_vectors
 
-__all__ = ["ASYNC_COPIES", "lowerable_schedule", "narrow_indices", "prepare_for_lowering"]
+__all__ = ["ASYNC_COPIES", "as_written", "lowerable_schedule", "narrow_indices", "prepare_for_lowering"]
 
 ASYNC_COPIES = {"tirx.use_async_copy": True}
 """The option of TVM's `PassContext` with which GPU schedules are compiled: their asynchronous copies become cp.async.
@@ -65,7 +66,15 @@ def prepare_for_lowering(function: Any) -> Any:
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = skip_padding(forget_sums(vectorizable_math(round_in_vectors(function))))
         function = spread_groups(function)
-    return narrow_indices(function)
+    return narrow_indices(as_written(function))
+
+
+def as_written(function: Any) -> Any:
+    """A PrimFunc, scheduled or not, without what TVM would compile to something else than it says.
+
+    For kernels that no schedule of these spaces is for: references must be right, too.
+    """
+    return keep_index_divisions(function)
 
 
 def lowerable_schedule(space: Any, decision: Any) -> Any:
