@@ -45,6 +45,9 @@ def narrow_indices(function: Any) -> Any:
     if _sees_strides(function):
         # TVM would narrow the strides that an intrinsic sees, and not the indices that are made of them.
         return function
+    if _has_ragged_loops(function):
+        # TVM would narrow the loops, and leave 64 bits in parts of where they end: windows of ragged adaptive pooling.
+        return function
     try:
         return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": function}))["main"]
     except RuntimeError:  # a loop or an index of its own goes beyond 32 bits
@@ -95,6 +98,15 @@ def _sees_strides(function: Any) -> bool:
     matched: list[Any] = []
     tvm_ffi.structural_walk(function.body, (SBlock, lambda block: matched.extend(block.match_buffers)))
     return any(len(match.buffer.strides) for match in matched)
+
+
+def _has_ragged_loops(function: Any) -> bool:
+    """Whether a loop's end is no constant."""
+    ragged: list[bool] = []
+    tvm_ffi.structural_walk(
+        function.body, (tirx.For, lambda loop: ragged.append(not isinstance(loop.extent, tirx.IntImm)))
+    )
+    return any(ragged)
 
 
 def _has_threads(function: Any) -> bool:
