@@ -12,6 +12,7 @@ from tvm.s_tir import SBlock, ScheduleError
 from .contraction.forget_sums import forget_sums
 from .contraction.padding import skip_padding
 from .contraction.spread_groups import spread_groups
+from .extrema import begin_with_infinity
 from .gpu.guards import keep_guards
 from .index_division import keep_index_divisions
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
@@ -64,12 +65,13 @@ def prepare_for_lowering(function: Any) -> Any:
     if _has_threads(function):
         function = keep_guards(function)
     else:
+        function = begin_with_infinity(function)
         function = exp_of_differences_from_maxima(sum_moments_together(function))
         function = pick_lanes(mask_lanes(function))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = skip_padding(forget_sums(vectorizable_math(round_in_vectors(function))))
         function = spread_groups(function)
-    return narrow_indices(as_written(function))
+    return narrow_indices(keep_index_divisions(function))
 
 
 def as_written(function: Any) -> Any:
@@ -77,7 +79,7 @@ def as_written(function: Any) -> Any:
 
     For kernels that no schedule of these spaces is for: references must be right, too.
     """
-    return keep_index_divisions(function)
+    return keep_index_divisions(function if _has_threads(function) else begin_with_infinity(function))
 
 
 def lowerable_schedule(space: Any, decision: Any) -> Any:
