@@ -46,7 +46,7 @@ def narrow_indices(function: Any) -> Any:
     if _sees_strides(function):
         # TVM would narrow the strides that an intrinsic sees, and not the indices that are made of them.
         return function
-    if _has_ragged_loops(function):
+    if _has_ragged_axes(function):
         # TVM would narrow the loops, and leave 64 bits in parts of where they end: windows of ragged adaptive pooling.
         return function
     try:
@@ -102,13 +102,11 @@ def _sees_strides(function: Any) -> bool:
     return any(len(match.buffer.strides) for match in matched)
 
 
-def _has_ragged_loops(function: Any) -> bool:
-    """Whether a loop's end is no constant."""
-    ragged: list[bool] = []
-    tvm_ffi.structural_walk(
-        function.body, (tirx.For, lambda loop: ragged.append(not isinstance(loop.extent, tirx.IntImm)))
-    )
-    return any(ragged)
+def _has_ragged_axes(function: Any) -> bool:
+    """Whether an axis of a block varies. Loops that `skip_padding` shortens go over axes that do not."""
+    axes: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tirx.IterVar, axes.append))
+    return not all(isinstance(axis.dom.extent, tirx.IntImm) for axis in axes if axis.dom is not None)
 
 
 def _has_threads(function: Any) -> bool:
