@@ -13,7 +13,9 @@ from .amx.tiles import multiply_tiles
 from .contraction.forget_sums import forget_sums
 from .contraction.padding import skip_padding
 from .contraction.spread_groups import spread_groups
+from .extrema import begin_with_infinity
 from .gpu.guards import keep_guards
+from .index_division import keep_index_divisions
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.masked_lanes import mask_lanes
 from .memory_bound.maxima import exp_of_differences_from_maxima
@@ -24,7 +26,7 @@ from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 from .rounding import round_in_vectors
 
-__all__ = ["ASYNC_COPIES", "lowerable_schedule", "narrow_indices", "prepare_for_lowering"]
+__all__ = ["ASYNC_COPIES", "as_written", "lowerable_schedule", "narrow_indices", "prepare_for_lowering"]
 
 ASYNC_COPIES = {"tirx.use_async_copy": True}
 """The option of TVM's `PassContext` with which GPU schedules are compiled: their asynchronous copies become cp.async.
@@ -45,6 +47,9 @@ def narrow_indices(function: Any) -> Any:
     if _sees_strides(function):
         # TVM would narrow the strides that an intrinsic sees, and not the indices that are made of them.
         return function
+    if _has_ragged_axes(function):
+        # TVM would narrow the loops, and leave 64 bits in parts of where they end: windows of ragged adaptive pooling.
+        return function
     try:
         return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": function}))["main"]
     except RuntimeError:  # a loop or an index of its own goes beyond 32 bits
@@ -61,12 +66,21 @@ def prepare_for_lowering(function: Any) -> Any:
     if _has_threads(function):
         function = keep_guards(function)
     else:
-        function = exp_of_differences_from_maxima(sum_moments_together(multiply_tiles(function)))
+        function = begin_with_infinity(multiply_tiles(function))
+        function = exp_of_differences_from_maxima(sum_moments_together(function))
         function = pick_lanes(mask_lanes(function))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = skip_padding(forget_sums(vectorizable_math(round_in_vectors(function))))
         function = spread_groups(function)
-    return narrow_indices(function)
+    return narrow_indices(keep_index_divisions(function))
+
+
+def as_written(function: Any) -> Any:
+    """A PrimFunc, scheduled or not, without what TVM would compile to something else than it says.
+
+    For kernels that no schedule of these spaces is for: references must be right, too.
+    """
+    return keep_index_divisions(function if _has_threads(function) else begin_with_infinity(function))
 
 
 def lowerable_schedule(space: Any, decision: Any) -> Any:
@@ -87,6 +101,13 @@ def _sees_strides(function: Any) -> bool:
     matched: list[Any] = []
     tvm_ffi.structural_walk(function.body, (SBlock, lambda block: matched.extend(block.match_buffers)))
     return any(len(match.buffer.strides) for match in matched)
+
+
+def _has_ragged_axes(function: Any) -> bool:
+    """Whether an axis of a block varies. Loops that `skip_padding` shortens go over axes that do not."""
+    axes: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tirx.IterVar, axes.append))
+    return not all(isinstance(axis.dom.extent, tirx.IntImm) for axis in axes if axis.dom is not None)
 
 
 def _has_threads(function: Any) -> bool:

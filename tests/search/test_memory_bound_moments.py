@@ -35,6 +35,13 @@ def scheduled(own_mean: bool = True, **values: int) -> Any:
     return prepare_for_lowering(sketch.apply(first | {"lanes": 16} | values).mod["main"])
 
 
+def run(func: Any, x: Any) -> Any:
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    out = tvm.runtime.tensor(np.zeros_like(x))
+    tvm.compile(module, target=tvm.target.Target({"kind": "llvm"})).jit()["main"](*map(tvm.runtime.tensor, (x, x)), out)
+    return out.numpy()
+
+
 @pytest.mark.parametrize("knobs", [{}, {"accumulators": 2, "together": 2}, {"accumulators": 4, "together": 4}])
 def test_rows_far_from_zero_and_with_outliers_are_as_exact_as_in_two_passes(knobs: dict[str, int]) -> None:
     func = scheduled(**knobs)
@@ -46,14 +53,18 @@ def test_rows_far_from_zero_and_with_outliers_are_as_exact_as_in_two_passes(knob
     x[4] *= 1e-6
     x[5, 100] = np.nan
     x[6] = np.linspace(-1e6, 1e6, COLUMNS)
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    out = tvm.runtime.tensor(np.zeros_like(x))
-    tvm.compile(module, target=tvm.target.Target({"kind": "llvm"})).jit()["main"](*map(tvm.runtime.tensor, (x, x)), out)
+    out = run(func, x)
     exact = x.astype(np.float64) - x.mean(axis=1, keepdims=True, dtype=np.float64)
     exact /= np.sqrt((exact**2).mean(axis=1, keepdims=True))
     for row in range(ROWS):
         # The mean of row 1 is known to half a unit in the last place of 1e4.
-        np.testing.assert_allclose(out.numpy()[row], exact[row], rtol=2e-6, atol=6e-4 if row == 1 else 2e-6)
+        np.testing.assert_allclose(out[row], exact[row], rtol=2e-6, atol=6e-4 if row == 1 else 2e-6)
+
+
+@pytest.mark.parametrize("size", [1e19, 1e25, 1e30])
+def test_squares_beyond_float32_are_infinite_as_in_two_passes(size: float) -> None:
+    x = np.random.default_rng(0).uniform(0.5, 2.0, (ROWS, COLUMNS)).astype(np.float32) * np.float32(size)
+    np.testing.assert_array_equal(run(scheduled(), x), np.zeros_like(x))
 
 
 def test_distances_from_another_mean_take_two_passes() -> None:

@@ -70,6 +70,14 @@ def test_one_dimension():
     np.testing.assert_allclose(outputs(rewritten, inputs), outputs(mod, inputs), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("taps", [2, 4])
+def test_kernels_that_are_a_multiple_of_the_stride_spread_no_infinity(taps):
+    mod, (image,) = module((1, 2, 5, 6), (2, 3, taps, taps), strides=(2, 2), padding=(taps // 4, taps // 4))
+    image[0, 0, 2, 3] = np.inf
+    want, got = outputs(mod, [image]), outputs(SubPixelConvolution()(mod), [image])
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+
+
 def test_a_kernel_as_large_as_its_stride_multiplies_by_no_zeros():
     mod, _ = module((1, 4, 5, 6), (4, 3, 2, 2), strides=(2, 2))
     first, *_ = sorted(

@@ -26,7 +26,7 @@ from ..search.space import build_space
 from ..search.space.analysis import analyze
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
-from ..search.space.lowering import ASYNC_COPIES
+from ..search.space.lowering import ASYNC_COPIES, as_written
 from ..search.strategies.moves import Moves
 from .arguments import Interface
 from .build import CANDIDATE_CONFIG, Program
@@ -83,7 +83,7 @@ class CudaBuilder(Server):
             return super()._schedule(candidate)
         task = str(candidate["task"])
         function = default_schedule(self._workloads[task].mod, self._target)["main"]
-        return _Scheduled(f"{task}_untuned", "", function)
+        return _Scheduled(f"{task}_untuned", "", as_written(function))
 
     def _compile(self, scheduled: Sequence[_Scheduled]) -> dict[str, dict[str, Any]]:
         """Compile each into a library of its own; what fails is returned by its key."""

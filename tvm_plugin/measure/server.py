@@ -36,7 +36,7 @@ from ..records.workload import deserialize_workload
 from ..search.space.amx.tiles import multiply_tiles
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
-from ..search.space.lowering import prepare_for_lowering
+from ..search.space.lowering import as_written, prepare_for_lowering
 from ..transform.plain_schedules import plain_schedule
 from .affinity import on_first_core
 from .arguments import Interface
@@ -160,8 +160,8 @@ class Server:
         if candidate.get("untuned"):
             plain = plain_schedule(workload.mod["main"]) if candidate.get("plain") else None
             if plain is not None:
-                return _Scheduled(f"{task}_plain", "", plain.mod["main"], stock=True)
-            return _Scheduled(f"{task}_untuned", "", workload.mod["main"], stock=True)
+                return _Scheduled(f"{task}_plain", "", as_written(plain.mod["main"]), stock=True)
+            return _Scheduled(f"{task}_untuned", "", as_written(workload.mod["main"]), stock=True)
         if "trace" in candidate:
             schedule = replay(candidate["trace"], workload.mod)
         else:

@@ -16,7 +16,7 @@ from eqtune.records.workload import as_workload, workload_hash
 
 from ..gpu_machine import is_gpu
 from ..machine import describe_machine
-from ..search.space.lowering import ASYNC_COPIES, prepare_for_lowering
+from ..search.space.lowering import ASYNC_COPIES, as_written, prepare_for_lowering
 from ..tasks import extract_tasks
 from . import side_by_side
 from .analytic_schedules import analytic_schedules
@@ -129,8 +129,9 @@ def schedule_kernels(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
     """
     result = pack_weights(apply_schedules(mod, schedules))
     for variable, function in result.functions_items():
-        if isinstance(function, tirx.PrimFunc) and function.attrs and "tirx.is_scheduled" in function.attrs:
-            result.update_func(variable, prepare_for_lowering(function))
+        if isinstance(function, tirx.PrimFunc):
+            is_scheduled = function.attrs and "tirx.is_scheduled" in function.attrs
+            result.update_func(variable, (prepare_for_lowering if is_scheduled else as_written)(function))
     return result
 
 
@@ -185,7 +186,8 @@ def after_kernels() -> list[transform.Pass]:
 
 
 def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> relax.VMExecutable:
-    """What TVM's default pipeline makes of a Relax module: fused, not scheduled. The baseline.
+    """What TVM's default pipeline makes of a Relax module: fused, not scheduled. The baseline, and the reference:
+    where TVM itself would compile an index wrongly (`as_written`), this does not.
 
     Weights are folded with numpy first, which only saves the minutes that FoldConstant may take. With `plain`, the same
     kernels with plain schedules (CPUs only): no baseline, but the same outputs, much sooner.
@@ -194,7 +196,11 @@ def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> re
         mod = transform.Sequential([FoldWeights(transposes=True)])(mod)
         with target:
             mod = relax.get_default_pipeline(target)(mod)
-    return side_by_side.build(with_plain_schedules(mod) if plain else mod, target, {})
+    mod = with_plain_schedules(mod) if plain else mod.clone()
+    for variable, function in mod.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            mod.update_func(variable, as_written(function))
+    return side_by_side.build(mod, target, {})
 
 
 def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:

@@ -32,7 +32,9 @@ class SubPixelConvolution:
     the output without padding, so that all pixels of one place need the same part of the data, and padding is cut off
     afterwards: 4 x 4 taps with strides of 2 x 2 are 2 x 2 for each pixel, where windows around each input pixel would
     be 3 x 3. Otherwise, the taps that some of the pixels lack are zeros: of 3 x 3 taps, 4 instead of the 2.25 that each
-    pixel needs on average.
+    pixel needs on average. By such zeros, as by those within dilated kernels, an infinity or NaN in the data also makes
+    NaN (0 * inf) of pixels that it would not reach; finite data gives the same. To avoid that would take s x s
+    convolutions.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:

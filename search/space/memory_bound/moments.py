@@ -109,6 +109,8 @@ def _one_pass(total: _Sum, squares: Any, mean: Any, buffers: list[Any]) -> tuple
         tirx.BufferStore(total.target, of_sum + of_center * count, indices),
     ]
     corrected = of_squares - distance * (of_shifted + of_shifted - distance * count)
+    # Squares beyond float32 stay infinite: their correction may be so, too, and the difference would be NaN.
+    corrected = tirx.Select(of_squares <= tirx.max_value("float32"), corrected, of_squares)
     return (
         [
             _nest(total.lanes, tirx.BufferStore(center, median, indices)),

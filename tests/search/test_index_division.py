@@ -1,0 +1,118 @@
+"""Reversed and rolled indices that are divided: kernels read what the index says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax, te, tirx
+
+from eqtune.machine import detect_target
+from eqtune.runtime import ModelRunner
+from eqtune.search.space.expressions import evaluate
+from eqtune.search.space.index_division import keep_index_divisions
+from eqtune.transform import ApplyTuned, LowerToKernels
+from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
+
+op = relax.op
+div, mod = tirx.floordiv, tirx.floormod
+PIXELS = np.arange(24, dtype="float32").reshape(1, 12, 2)
+
+INDICES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
+    "reversed": ((48,), lambda v: div(mod(47 - v, 4), 2)),
+    "reversed quotient": ((12,), lambda v: div(11 - div(v, 2), 3)),
+    "reversed below zero": ((12,), lambda v: 4 + div(5 - v, 3)),
+    "reversed rows of columns": ((6, 8), lambda i, j: mod(div(47 - i * 8 - j, 3), 4)),
+    "offsets within offsets": ((16,), lambda v: div(mod(v + 2, 12) + 1, 12)),
+    "below zero within": ((24,), lambda v: 1 + div(div(v - 1, 3), 3)),
+}
+
+
+def indexed(name: str) -> tuple[Any, Any]:
+    """A kernel that reads a table of places at that index, and the places that it must read."""
+    shape, index = INDICES[name]
+    table = te.placeholder((64,), name="table", dtype="int32")
+    found = []
+
+    def value(*axes: Any) -> Any:
+        found.append(evaluate(index(*axes), dict(zip(axes, np.indices(shape, "int32"), strict=True))))
+        return table[index(*axes)]
+
+    kernel = te.create_prim_func([table, te.compute(shape, value, name="places")])
+    return kernel, np.broadcast_to(found[0], shape)
+
+
+def read(kernel: Any, shape: tuple[int, ...]) -> Any:
+    library = tvm.compile(tvm.IRModule({"main": kernel}), tvm.target.Target("llvm")).jit()
+    output = tvm.runtime.tensor(np.full(shape, -1, "int32"))
+    library["main"](tvm.runtime.tensor(np.arange(64, dtype="int32")), output)
+    return output.numpy()
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_kernels_read_where_the_index_says(name: str) -> None:
+    kernel, places = indexed(name)
+    np.testing.assert_array_equal(read(keep_index_divisions(kernel), places.shape), places)
+
+
+@pytest.mark.parametrize("name", ["reversed rows of columns", "reversed quotient"])
+def test_loops_that_are_fused_and_split(name: str) -> None:
+    kernel, places = indexed(name)
+    schedule = tvm.s_tir.Schedule(kernel)
+    loops = schedule.get_loops("places")
+    schedule.split(schedule.fuse(*loops) if len(loops) > 1 else loops[0], [None, 4])
+    np.testing.assert_array_equal(read(keep_index_divisions(schedule.mod["main"]), places.shape), places)
+
+
+def test_rising_indices_stay() -> None:
+    table = te.placeholder((64,), name="table")
+    kernel = te.create_prim_func([table, te.compute((48,), lambda v: table[div(v, 4) + 3 - mod(v, 4)])])
+    assert keep_index_divisions(kernel).same_as(kernel)
+
+
+def repeated_and_reversed() -> Any:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(PIXELS.shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            flat = builder.emit(op.reshape(builder.emit(op.repeat(x, 2, axis=2)), (48,)))
+            y = builder.emit_output(op.multiply(builder.emit(op.flip(flat, 0)), relax.const(2.0)))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def test_repeated_and_reversed_pixels_in_one_kernel() -> None:
+    model, target = repeated_and_reversed(), detect_target()
+    want = 2 * np.repeat(PIXELS, 2, 2).reshape(48)[::-1]
+    built = relax.build(model, target, relax_pipeline="eqtune")
+    np.testing.assert_array_equal(ModelRunner(built)(PIXELS)[0], want)
+    with target:
+        kernels = ApplyTuned(estimate=True)(LowerToKernels()(model))
+    assert sum(isinstance(function, tirx.PrimFunc) for function in kernels.functions.values()) == 1
+    np.testing.assert_array_equal(ModelRunner(build_scheduled(kernels, target))(PIXELS)[0], want)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_reference_of_a_kernel_of_the_users_own(plain: bool) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(PIXELS.shape, "float32"))
+
+    def reverse(pixels: Any) -> Any:
+        return te.compute((48,), lambda v: pixels[0, div(mod(47 - v, 48), 4), div(mod(47 - v, 4), 2)])
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(builder.call_te(reverse, x))
+        builder.emit_func_output(y)
+    (got,) = ModelRunner(untuned_executable(builder.get(), detect_target(), plain=plain))(PIXELS)
+    np.testing.assert_array_equal(got, np.repeat(PIXELS, 2, 2).reshape(48)[::-1])
+
+
+def test_a_kernel_without_a_schedule() -> None:
+    kernel, _ = indexed("reversed")
+    module = tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")})
+    assert not tvm_ffi.structural_equal(ApplyTuned()(module)["kernel"], module["kernel"])
