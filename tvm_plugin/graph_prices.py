@@ -78,7 +78,7 @@ class GraphPrices:
     fast_math: bool = False
     _prices_s: dict[TermKey, float] = field(default_factory=dict)
     _unpriced: set[TermKey] = field(default_factory=set)
-    _lowered: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    _lowered: dict[int, tuple[Any, Any, list[Task]]] = field(default_factory=dict)
 
     @property
     def cost(self) -> TermCost:
@@ -124,7 +124,7 @@ class GraphPrices:
         for mod in mods:
             if len(kernels) > 1 and PRICING * (time.monotonic() - started) > seconds:
                 break
-            kernels.append(self._priced(self.lowered(mod)))
+            kernels.append(self._kept(mod)[1])
         distinct = {task.workload_hash: task for tasks in kernels for task in tasks}
         common = set.intersection(*({task.workload_hash for task in tasks} for tasks in kernels))
         guessed = common if self.guess is not None and len(kernels) > 1 else set()
@@ -137,9 +137,14 @@ class GraphPrices:
 
     def lowered(self, mod: Any) -> Any:
         """The module in channels last, lowered. Kept: who asks for a price often wants the kernels."""
+        return self._kept(mod)[0]
+
+    def _kept(self, mod: Any) -> tuple[Any, list[Task]]:
+        """The module in channels last, lowered, and the tasks that it is priced by."""
         if id(mod) not in self._lowered:
-            self._lowered[id(mod)] = mod, lower_to_kernels(_channels_last(mod), self.target)
-        return self._lowered[id(mod)][1]
+            kernels = lower_to_kernels(_channels_last(mod), self.target)
+            self._lowered[id(mod)] = mod, kernels, self._priced(kernels)
+        return self._lowered[id(mod)][1:]
 
     def _priced(self, kernels: Any) -> list[Task]:
         """The tasks of a lowered module, with what is permitted."""

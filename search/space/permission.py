@@ -17,8 +17,8 @@ from .analysis import Kernel, analyze
 __all__ = ["sums_products_of_float32", "with_attribute"]
 
 
-def with_attribute(mod: IRModule, name: str, value: int, wanted: Callable[[IRModule, Kernel], bool]) -> IRModule:
-    """The module with an attribute on each kernel that is `wanted`, by itself as "main" and as data."""
+def with_attribute(mod: IRModule, name: str, value: int, wanted: Callable[[Kernel], bool]) -> IRModule:
+    """The module with an attribute on each kernel that is `wanted`."""
     functions = {}
     for variable, function in mod.functions.items():
         is_wanted = isinstance(function, tirx.PrimFunc) and _is_wanted(function, wanted)
@@ -26,7 +26,7 @@ def with_attribute(mod: IRModule, name: str, value: int, wanted: Callable[[IRMod
     return IRModule(functions, attrs=mod.attrs)
 
 
-def sums_products_of_float32(_mod: IRModule, kernel: Kernel) -> bool:
+def sums_products_of_float32(kernel: Kernel) -> bool:
     """Whether the kernel is a matrix product or a convolution of float32."""
     contraction = kernel.contraction
     if contraction is None:
@@ -35,10 +35,9 @@ def sums_products_of_float32(_mod: IRModule, kernel: Kernel) -> bool:
     return dtypes == {"float32"}
 
 
-def _is_wanted(function: Any, wanted: Callable[[IRModule, Kernel], bool]) -> bool:
-    mod = as_workload(function)
+def _is_wanted(function: Any, wanted: Callable[[Kernel], bool]) -> bool:
     try:
-        kernel = analyze(mod)
+        kernel = analyze(as_workload(function))
     except ValueError:  # a block that the analysis does not read
         return False
-    return wanted(mod, kernel)
+    return wanted(kernel)

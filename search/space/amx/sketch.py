@@ -22,7 +22,7 @@ from ..permission import sums_products_of_float32, with_attribute
 from .estimate import tile_cost
 from .halves import HALVES_PERMITTED, halves_permitted
 from .plan import TilePlan, tile_plan
-from .products import TILE_ROWS, find_tile_product
+from .products import TILE_ROWS, TileProduct, find_tile_product
 from .schedule import LANES, copies_left, schedule_tiles, tile_height
 
 __all__ = ["TileContraction", "permit_halves", "tile_sketches"]
@@ -46,14 +46,13 @@ def permit_halves(mod: IRModule, hardware: Hardware) -> IRModule:
     hardware : Hardware
         Without tiles of bfloat16, no kernel has the permission.
     """
-    if "amx-bf16" not in hardware.dot_products:
+    product = find_tile_product("float32", "float32", "float32", hardware, permitted=True)
+    if product is None:
         return mod
 
-    def takes_over(own: IRModule, kernel: Kernel) -> bool:
-        permitted = IRModule({"main": own["main"].with_attr(HALVES_PERMITTED, 1)})
-        return sums_products_of_float32(own, kernel) and any(
-            sketch.plan.unrolled_extent * sketch.plan.second_extent >= FEWEST_ROWS
-            for sketch in tile_sketches(permitted, kernel, hardware)
+    def takes_over(kernel: Kernel) -> bool:
+        return sums_products_of_float32(kernel) and any(
+            plan.unrolled_extent * plan.second_extent >= FEWEST_ROWS for plan in _tile_plans(kernel, product)
         )
 
     return with_attribute(mod, HALVES_PERMITTED, 1, takes_over)
@@ -68,9 +67,7 @@ def tile_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[TileCont
     product = find_tile_product(*dtypes, hardware, halves_permitted(mod["main"]))
     if product is None:
         return []
-    for plan in filter(None, (tile_plan(plan, product) for plan in make_plans(kernel))):
-        if plan.vector_extent < LANES:
-            continue
+    for plan in _tile_plans(kernel, product):
         sketch = TileContraction(mod, plan, hardware)
         try:
             sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
@@ -78,6 +75,12 @@ def tile_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[TileCont
             continue
         return [sketch]
     return []
+
+
+def _tile_plans(kernel: Kernel, product: TileProduct) -> list[TilePlan]:
+    """Plans whose columns fill tiles."""
+    plans = [tile_plan(plan, product) for plan in make_plans(kernel)]
+    return [plan for plan in plans if plan is not None and plan.vector_extent >= LANES]
 
 
 class TileContraction(TiledContraction):
