@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 
 from ..search.space.expressions import evaluate
 from .constants import Array, aligned_empty, copy_into
@@ -179,9 +179,11 @@ def _copies(function: tirx.PrimFunc) -> list[_Copy] | None:
         if value is None:
             return None
         axes = {axis.var: int(axis.dom.extent) for axis in block.iter_vars}
-        copies.append(
-            _Copy(axes, value.source, list(value.indices), store.buffer, list(store.indices), pad, is_padding)
-        )
+        analyzer = sym.Analyzer()
+        for axis in block.iter_vars:
+            analyzer.bind(axis.var, axis.dom)
+        source, target = ([analyzer.simplify(index) for index in access.indices] for access in (value, store))
+        copies.append(_Copy(axes, value.source, source, store.buffer, target, pad, is_padding))
     return copies
 
 
