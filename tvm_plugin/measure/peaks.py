@@ -19,7 +19,7 @@ from ..machine import core_count
 from ..search.space.hardware import Hardware
 from .affinity import on_first_core
 
-__all__ = ["measure_speeds"]
+__all__ = ["MEMORY_BYTES", "measure_speeds"]
 
 MEMORY_BYTES = 128 * 1024**2
 """Most that is copied from memory; less where twice the last-level cache is less."""
