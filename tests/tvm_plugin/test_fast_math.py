@@ -15,6 +15,8 @@ from eqtune.gpu_machine import resolve_target
 from eqtune.machine import describe_machine, detect_target
 from eqtune.report.table import kernel_table
 from eqtune.search.space import Hardware
+from eqtune.search.space.amx.halves import HALVES_PERMITTED
+from eqtune.transform import LowerToKernels
 from eqtune.tune.advice import fast_math_advice
 from eqtune.tune.forms import model_forms
 
@@ -94,6 +96,32 @@ def test_where_there_are_tiles_all_products_of_several_rows_count() -> None:
     assert fast_math_advice(builder.get(), 2 * flops, tiles) == told
     assert not fast_math_advice(builder.get(), 2 * flops, Hardware())
     assert fast_math_advice(convolution(1.0), 2.0 * 128 * 128 * 9 * 24 * 24, tiles).startswith("not permitted; 100%")
+
+
+def product() -> tvm.IRModule:
+    x = relax.Var("x", relax.TensorType((64, 96), "float32"))
+    weight = np.random.default_rng(0).standard_normal((96, 64)).astype("float32")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.matmul(x, relax.const(weight)))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+@pytest.mark.usefixtures("with_tiles")
+def test_passes_and_the_pipeline_take_the_permission_too() -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 2})
+    for fast_math in (False, True):
+        kernels = LowerToKernels(target, fast_math=fast_math)(product())
+        permitted = [
+            HALVES_PERMITTED in f.attrs for f in kernels.functions.values() if isinstance(f, tvm.tirx.PrimFunc)
+        ]
+        assert (HALVES_PERMITTED in kernel.attrs) == fast_math
+        pipeline = relax.get_pipeline("eqtune", fast_math=fast_math)
+        with target:
+            scheduled = pipeline(product())
+        assert ("eqtune_amx" in scheduled.script()) == fast_math
 
 
 @pytest.mark.slow

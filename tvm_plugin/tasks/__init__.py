@@ -2,6 +2,7 @@
 
 from .extract import extract_tasks, task_of
 from .flops import count_bytes, count_flops, count_integer_operations
+from .lossy import lossy_products, permit_lossy_products
 from .lower import lower_to_kernels
 from .task import Task
 
@@ -11,6 +12,8 @@ __all__ = [
     "count_flops",
     "count_integer_operations",
     "extract_tasks",
+    "lossy_products",
     "lower_to_kernels",
+    "permit_lossy_products",
     "task_of",
 ]

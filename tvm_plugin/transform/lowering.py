@@ -7,6 +7,7 @@ from typing import Any
 from tvm import ir, target, transform
 
 from ..errors import InputError
+from ..machine import describe_machine
 
 __all__ = ["LowerToKernels"]
 
@@ -19,14 +20,18 @@ class LowerToKernels:
     ----------
     target : tvm.target.Target, optional
         The current target unless given.
+    fast_math : bool
+        Whether products of float32 may be made of smaller numbers, where the machine is faster at that: those kernels
+        have other records than exact ones.
     """
 
-    def __init__(self, target: Any = None) -> None:
+    def __init__(self, target: Any = None, fast_math: bool = False) -> None:
         self._target = target
+        self._fast_math = fast_math
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Lower. Raises InputError when there is no target."""
-        from ..tasks import lower_to_kernels  # which imports this package's passes
+        from ..tasks import lower_to_kernels, permit_lossy_products  # which import this package's passes
 
         chosen = self._target or target.Target.current(allow_none=True)
         if not isinstance(chosen, target.Target):
@@ -34,4 +39,5 @@ class LowerToKernels:
                 f"LowerToKernels needs a tvm.target.Target, not {chosen!r}: give eqtune.machine.detect_target(), or "
                 "run it within `with target:`"
             )
-        return lower_to_kernels(mod, chosen)
+        kernels = lower_to_kernels(mod, chosen)
+        return permit_lossy_products(kernels, describe_machine(chosen, measure=False)) if self._fast_math else kernels

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import ir, target, transform
 
 from ..machine import describe_machine
-from ..tasks import Task, extract_tasks, lower_to_kernels
+from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
 from .apply_tuned import after_kernels, schedule_kernels
 from .batch_norm import FoldBatchNorm
@@ -27,7 +27,7 @@ _WORK_DIR_VARIABLE = "EQTUNE_WORK_DIR"
 
 
 def eqtune_pipeline(
-    work_dir: str | os.PathLike[str] | None = None, context: Any = None, graph: bool = True
+    work_dir: str | os.PathLike[str] | None = None, context: Any = None, graph: bool = True, fast_math: bool = False
 ) -> transform.Pass:
     """From a Relax module to one that TVM's virtual machine compiles; `relax.get_pipeline("eqtune", ...)`.
 
@@ -42,6 +42,9 @@ def eqtune_pipeline(
         Where the records must come from; see `ApplyTuned`.
     graph : bool
         Whether to search for an equal, cheaper graph.
+    fast_math : bool
+        Whether products of float32 may be made of smaller numbers, where the machine is faster at that (AMX: three of
+        bfloat16). Outputs are compared with nothing: `eqtune.tune_model` does that.
     """
     records = work_dir or os.environ.get(_WORK_DIR_VARIABLE)
 
@@ -50,14 +53,16 @@ def eqtune_pipeline(
         graph_passes = [EqualitySaturation(), FoldBatchNorm(), FoldWeights()] if graph else []
         mod = transform.Sequential(graph_passes)(simplify(mod, machine))
         stored = stored_schedules(records, context) if records else {}
-        lowered, schedules = _best_form(mod, machine, stored)
+        lowered, schedules = _best_form(mod, machine, stored, fast_math)
         lowered = schedule_kernels(lowered, schedules)
         return transform.Sequential(after_kernels())(lowered)
 
     return transform.module_pass(pipeline, opt_level=0, name="EqtunePipeline")
 
 
-def _best_form(mod: ir.IRModule, machine: Any, stored: dict[str, Any]) -> tuple[ir.IRModule, dict[str, Any]]:
+def _best_form(
+    mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool
+) -> tuple[ir.IRModule, dict[str, Any]]:
     """The module as kernels, as it is or with channels last, whichever runs faster by records and estimates.
 
     Measured and estimated times do not mix well: the form with fewer calls that were never measured wins.
@@ -70,6 +75,8 @@ def _best_form(mod: ir.IRModule, machine: Any, stored: dict[str, Any]) -> tuple[
     candidates = []
     for name, form in forms.items():
         lowered = lower_to_kernels(form, machine)
+        if fast_math:
+            lowered = permit_lossy_products(lowered, hardware)
         tasks = extract_tasks(lowered)
         schedules = {task.workload_hash: stored[task.workload_hash] for task in tasks if task.workload_hash in stored}
         missing = [task for task in tasks if task.workload_hash not in schedules]

@@ -13,11 +13,8 @@ import tvm_ffi
 
 from ..errors import InputError
 from ..machine import describe_machine
-from ..search.space.amx import permit_halves
-from ..search.space.gpu.hardware import GpuHardware
-from ..search.space.gpu.tf32 import permit_tf32
 from ..search.space.hardware import Hardware
-from ..tasks import Task, extract_tasks, lower_to_kernels
+from ..tasks import Task, extract_tasks, lossy_products, lower_to_kernels, permit_lossy_products
 from ..transform.layout import ChannelsLast
 from ..transform.simplify import simplify
 from .loop import Variant
@@ -267,17 +264,15 @@ def _rewritten(
 def _with_lossy_products(forms: Sequence[Form], hardware: Hardware) -> list[Form]:
     """Forms, and after them those whose products of float32 may be three of smaller numbers each.
 
-    They are products of tfloat32 on tensor cores, or of bfloat16 on matrix tiles. A form that is lossy anyway has no
-    use for exact ones.
+    A form that is lossy anyway has no use for exact ones.
     """
     kept, added = [], []
-    on_gpu = isinstance(hardware, GpuHardware)
     for form in forms:
-        kernels = permit_tf32(form.mod) if on_gpu else permit_halves(form.mod, hardware)
+        kernels = permit_lossy_products(form.mod, hardware)
         if all(new.same_as(form.mod[variable]) for variable, new in kernels.functions.items()):
             kept.append(form)
             continue
-        name = f"{form.name}, {'tfloat32' if on_gpu else 'bfloat16 halves'}"
+        name = f"{form.name}, {lossy_products(hardware)}"
         lossy = replace(form, name=name, mod=kernels, tasks=extract_tasks(kernels), lossy=True)
         if form.lossy:
             kept.append(lossy)
