@@ -108,6 +108,7 @@ def _machine() -> Iterator[Finding]:
     from ..machine import describe_machine
 
     machine = describe_machine()
+    tiles = f"; {machine.tile_flops_per_s / 1e12:.1f} TFLOP/s of bfloat16 tiles" if machine.tile_flops_per_s else ""
     yield Finding(
         "machine",
         "ok",
@@ -120,7 +121,7 @@ def _machine() -> Iterator[Finding]:
         "ok",
         f"{machine.peak_flops_per_s / 1e9:.0f} GFLOP/s on one thread, {machine.peak_flops_per_s_all / 1e9:.0f} on all; "
         f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s from memory, {machine.cache_bandwidth_bytes_per_s / 1e9:.0f} "
-        f"from L2; {machine.parallel_overhead_s * 1e6:.1f} us to start a parallel region",
+        f"from L2; {machine.parallel_overhead_s * 1e6:.1f} us to start a parallel region{tiles}",
     )
 
 

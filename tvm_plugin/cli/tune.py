@@ -30,8 +30,8 @@ def add_parser(commands: Any) -> None:
         "--fast-math",
         action="store_true",
         help="permit Winograd's convolutions, which round differently: they are off by up to 1e-5 of a layer's largest "
-        "value, direct ones by 5e-7; on a GPU, also float32 as three products of tfloat32; used only where they are "
-        "faster and the whole model stays within 1e-4",
+        "value, direct ones by 5e-7; also float32 as three products of tfloat32 on a GPU, of bfloat16 on a CPU with "
+        "AMX; used only where they are faster and the whole model stays within 1e-4",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare outputs with the reference")
     parser.add_argument("--report", metavar="FILE", help="write an HTML report")

@@ -121,7 +121,8 @@ def tune_model(
     fast_math : bool
         Permit the graph search rules that are equal over the reals but round differently: Winograd's convolutions, off
         by up to 1e-5 of the largest value of a layer where direct ones are off by 5e-7. On a GPU, permit three products
-        of tfloat32 on tensor cores for one of float32, about as exact (5e-7 against 2e-7). What they make is used only
+        of tfloat32 on tensor cores for one of float32, about as exact (5e-7 against 2e-7); on a CPU with AMX, three of
+        bfloat16 (5e-6; infinities become NaN). What they make is used only
         where it is faster and the whole model's outputs still equal the reference's within 1e-4 (unless `verify` is
         False); else the form without them is. Such runs have a budget of their own and share all records. Needs
         `graph="saturate"` or a GraphConfig.
