@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 
 from eqtune.machine import describe_machine, detect_target
 from eqtune.measure.arguments import Interface
@@ -20,7 +21,8 @@ from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import workload_hash
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.amx import permit_halves
-from eqtune.search.space.amx.halves import HALVES_PERMITTED, split_panels
+from eqtune.search.space.amx.halves import HALVES, HALVES_PERMITTED, split_panels
+from eqtune.search.space.amx.tiles import AMX_TILES
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.transform.packing import pack
 
@@ -132,9 +134,6 @@ def test_candidates_compute_the_kernel(name: str) -> None:
 
 
 def serial(function: Any) -> Any:
-    import tvm_ffi
-    from tvm import tirx
-
     def plain(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.PARALLEL:
             return loop
@@ -223,3 +222,30 @@ def test_weights_are_packed_without_compiling(name: str) -> None:
         expected = tvm.runtime.tensor(np.full(spec.shape, 77, weight.dtype))
         compile_all({"main": packing.function}, detect_target(1)).jit()["main"](tvm.runtime.tensor(weight), expected)
         np.testing.assert_array_equal(packed[0], expected.numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "change", "says"),
+    [
+        ("whole_bytes", AMX_TILES, lambda marks: [*marks[:2], 17], "1 to 16 rows"),
+        ("whole_bytes", AMX_TILES, lambda marks: [*marks[:2], 1], "no tiles of 1 rows"),
+        ("whole_bytes", AMX_TILES, lambda marks: [5, *marks[1:]], "no tiles|not those of tdpbf16ps"),
+        ("float32", AMX_TILES, lambda marks: [0, *marks[1:]], "no tiles|not those of tdpbusd"),
+        ("float32", HALVES, lambda tiles: 7, "7 tiles"),
+    ],
+)
+def test_marks_that_do_not_fit_their_loops_are_refused(name: str, mark: str, change: Any, says: str) -> None:
+    """Marks may come from records of others; tile registers would be stored anywhere."""
+    (schedule,) = candidates(KERNELS[name](), 1)
+
+    def forge(loop: Any) -> Any:
+        if mark not in loop.annotations:
+            return loop
+        found = loop.annotations[mark]
+        known = [int(value) for value in found] if mark == AMX_TILES else int(found)
+        annotations = {**loop.annotations, mark: change(known)}
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations=annotations)
+
+    function = schedule.mod["main"]
+    with pytest.raises(ValueError, match=says):
+        prepare_for_lowering(function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, forge))))

@@ -51,14 +51,6 @@ class TilePlan(Plan):
             for index in self.contraction.left.access.indices
         )
 
-    @property
-    def row_step(self) -> int:
-        """Elements between neighbouring rows of a tile, in steps of `left_step`: strided windows leave some out."""
-        access = self.contraction.left.access
-        row = self.unrolled[-1].position
-        steps = [index.coefficients[row] for index in access.indices if index is not None and row in index.coefficients]
-        return steps[0]
-
 
 def tile_plan(plan: Plan, product: TileProduct) -> TilePlan | None:
     """The plan with its reduction in rows of tiles; None where that is not possible."""

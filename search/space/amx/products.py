@@ -19,10 +19,13 @@ from dataclasses import dataclass
 
 from ..hardware import Hardware
 
-__all__ = ["AMX_FEATURES", "PRODUCTS", "TILE_ROWS", "TILE_ROW_BYTES", "TileProduct", "find_tile_product"]
+__all__ = ["AMX_FEATURES", "PRODUCTS", "SUM_TILES", "TILE_ROWS", "TILE_ROW_BYTES", "TileProduct", "find_tile_product"]
 
-TILE_ROWS = 16
-TILE_ROW_BYTES = 64
+TILE_ROWS, TILE_ROW_BYTES = 16, 64
+"""Of a tile register. A row of sums has as many as a whole tile has rows."""
+
+SUM_TILES = 4
+"""Of the eight registers, those that hold sums; two hold tiles of each operand."""
 
 
 @dataclass(frozen=True)

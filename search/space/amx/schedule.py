@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from ..access import Access, dtype_bytes
+from ..access import Access
 from ..contraction.dot import dimension_of, local_sums, read_of, spread_outer_loops, zero_of
 from ..contraction.plan import whole_width
 from ..contraction.tiled import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
 from .halves import HALVES
 from .plan import TilePlan
-from .products import PRODUCTS, TILE_ROW_BYTES, TILE_ROWS
+from .products import PRODUCTS, TILE_ROWS
 from .tiles import AMX_CONFIGURED, AMX_TILES
 
 __all__ = ["LANES", "copies_left", "schedule_tiles", "tile_height"]
@@ -51,12 +51,9 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel
     parallel = parallel and values["depth"] > 0
     block = sch.get_sblock(plan.contraction.block.name)
     staged = sch.get_sblock(plan.staged) if plan.staged else None
-    access = plan.contraction.left.access
     copied = None
-    step_bytes = (access.stride(plan.unrolled[-1].position) or 0) * dtype_bytes(access.dtype)
     if copies_left(plan, values):
         copied = (_copy_windows if plan.windowed else _copy_tiles)(sch, block, plan, values)
-        step_bytes = copied.step_bytes
     for name in (*plan.inlined, *plan.epilogue_inlined):
         sch.compute_inline(sch.get_sblock(name))
     if copied is not None and staged is not None:
@@ -82,10 +79,8 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel
     _copy_panels(sch, panel, plan, values, parallel and values["pack"] != AHEAD)
     if parallel:
         sch.parallel(loops["outer"])
-    height = tile_height(values["mr"])
-    sch.annotate(loops["outer"], AMX_CONFIGURED, height)
-    shape = values["m2"] * values["mr"] // height, values["nr"] // LANES
-    marks = [PRODUCTS.index(plan.product), len(plan.reduction), height, *shape, step_bytes]
+    sch.annotate(loops["outer"], AMX_CONFIGURED, 1)
+    marks = [PRODUCTS.index(plan.product), len(plan.reduction), tile_height(values["mr"])]
     sch.annotate(loops["reduction"], AMX_TILES, marks)
     return sch
 
@@ -112,14 +107,12 @@ def _padded_extents(plan: TilePlan, values: Mapping[str, int]) -> dict[int, int]
 
 
 class _Copied(NamedTuple):
-    """A copy of the left operand in the order in which tiles read it: rows of 64 bytes.
+    """A copy of the left operand in the order in which tiles read it, rows of 64 bytes.
 
-    `step_bytes` lie between rows that are neighbours in a tile, `rows` is the number of dimensions that lie between the
-    halves of one.
+    `rows` is the number of dimensions that lie between the halves of one.
     """
 
     block: Any
-    step_bytes: int
     rows: int
 
 
@@ -153,7 +146,7 @@ def _copy_tiles(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int])
         return [*(index[d] for d in others), row // mr, *steps, row % mr, place]
 
     _rearrange(sch, copy, access, tiles, plan.grouped.extent % depth != 0 or plan.unrolled_extent % mr != 0, len(axes))
-    return _Copied(copy, TILE_ROW_BYTES, 1)
+    return _Copied(copy, 1)
 
 
 def _copy_windows(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> _Copied:
@@ -177,7 +170,7 @@ def _copy_windows(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int
 
     copy = sch.cache_read(block, read_of(sch, block, plan, access), "global")
     _rearrange(sch, copy, access, windows, plan.grouped.extent % depth != 0 or bool(ends), len(access.shape))
-    return _Copied(copy, TILE_ROW_BYTES * plan.row_step, len(rows) + len(ends))
+    return _Copied(copy, len(rows) + len(ends))
 
 
 def _copy_rows(sch: Any, copied: _Copied, plan: TilePlan, parallel: bool) -> None:
@@ -223,6 +216,7 @@ def _rearrange(sch: Any, copy: Any, access: Access, layout: Callable[..., list[A
 
 
 def _copy_panels(sch: Any, panel: Any, plan: TilePlan, values: Mapping[str, int], parallel: bool) -> None:
+    """Pack panels ahead of time, or by all threads; where it is to be, split each step's tiles in halves at once."""
     if plan.product.halves:
         *outer, step, _, _, _ = sch.get_loops(panel)
         sch.annotate(step, HALVES, values["nr"] // LANES)

@@ -22,7 +22,7 @@ from ..permission import sums_products_of_float32, with_attribute
 from .estimate import tile_cost
 from .halves import HALVES_PERMITTED, halves_permitted
 from .plan import TilePlan, tile_plan
-from .products import TILE_ROWS, TileProduct, find_tile_product
+from .products import SUM_TILES, TILE_ROWS, TileProduct, find_tile_product
 from .schedule import LANES, copies_left, schedule_tiles, tile_height
 
 __all__ = ["TileContraction", "permit_halves", "tile_sketches"]
@@ -31,9 +31,6 @@ FAMILY_INDEX = 5.0
 
 FEWEST_ROWS = 4
 """With fewer, reading the weights takes the time."""
-
-SUM_TILES = 4
-"""Of the eight registers; two hold tiles of each operand."""
 
 
 def permit_halves(mod: IRModule, hardware: Hardware) -> IRModule:

@@ -11,12 +11,15 @@ with `halves.HALVES` split in place what they stored.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import tvm_ffi
-from tvm import s_tir, sym, tirx
+from tvm import ir, s_tir, sym, tirx
 
-from ..expressions import binding_of, substitute, uses
+from ..access import dtype_bytes
+from ..expressions import binding_of, evaluate, substitute, uses
 from .code import (
     CONFIGURE,
     RELEASE,
@@ -30,17 +33,16 @@ from .code import (
     zero_name,
 )
 from .halves import HALVES
-from .products import PRODUCTS
+from .products import PRODUCTS, SUM_TILES, TILE_ROWS
 
 __all__ = ["AMX_CONFIGURED", "AMX_TILES", "multiply_tiles"]
 
 AMX_TILES = "eqtune.amx_tiles"
-"""Annotation of the outermost reduction loop: which product, how many reduction loops, rows of a tile, tiles down and
-across, and bytes between two rows of the left operand. Inside the reduction are lines, rows, vectors of columns, lanes
-and the depth of a product; tiles down are those of all lines."""
+"""Annotation of the outermost reduction loop: which product, how many reduction loops, and rows of a tile. Inside the
+reduction are lines, rows, vectors of columns, lanes and the depth of a product; tiles down are those of all lines."""
 
 AMX_CONFIGURED = "eqtune.amx_configured"
-"""Annotation of the loop in each of whose iterations tile registers are configured, its value the rows of a tile."""
+"""Annotation of the loop in each of whose iterations, if it is parallel, tile registers are configured."""
 
 
 def multiply_tiles(func: Any) -> Any:
@@ -49,14 +51,21 @@ def multiply_tiles(func: Any) -> Any:
     Raises
     ------
     ValueError
-        When a marked loop holds something else than what the schedule of AMX puts there.
+        When a marked loop holds something else than what the schedule of AMX puts there: marks may come from records
+        of others, and a wrong one would write anywhere.
     """
 
     def configured(loop: Any) -> Any:
         if AMX_CONFIGURED not in loop.annotations:
             return loop
-        rows = _number(int(loop.annotations[AMX_CONFIGURED]))
-        steps = _call(CONFIGURE, rows), _call(RELEASE)
+        heights: set[int] = set()
+        tvm_ffi.structural_walk(
+            loop.body,
+            (tirx.For, lambda inner: heights.add(_height(inner)) if AMX_TILES in inner.annotations else None),
+        )
+        if len(heights) != 1:
+            raise ValueError(f"tile registers are configured for tiles of {sorted(heights)} rows; expected one height")
+        steps = _call(CONFIGURE, _number(*heights)), _call(RELEASE)
         if loop.kind == tirx.ForKind.PARALLEL:
             return _with_body(loop, _with_code(configuration_code(), tirx.SeqStmt([steps[0], loop.body, steps[1]])))
         return _with_code(configuration_code(), tirx.SeqStmt([steps[0], _with_body(loop, loop.body), steps[1]]))
@@ -68,7 +77,7 @@ def multiply_tiles(func: Any) -> Any:
         return _split(loop) if HALVES in loop.annotations else loop
 
     body = func.body
-    for rewrite in (tiles, halves, configured):
+    for rewrite in (configured, tiles, halves):
         body = tvm_ffi.structural_map(body, (tirx.For, rewrite))
     return func if body.same_as(func.body) else func.with_body(body)
 
@@ -77,12 +86,17 @@ class _Tiles:
     """One marked loop nest."""
 
     def __init__(self, loop: Any) -> None:
-        marks = (int(value) for value in loop.annotations[AMX_TILES])
-        number, reductions, self.height, self.rows, self.columns, self.step_bytes = marks
+        number, reductions, _ = (int(value) for value in loop.annotations[AMX_TILES])
         self.product = PRODUCTS[number]
+        self.height = _height(loop)
         self._analyzer = sym.Analyzer()
         self.reduction, inside = _nest(loop, reductions)
         self.tile, realize = _nest(inside, 5)
+        lines, rows, vectors, lanes, depth = (int(inner.extent) for inner in self.tile)
+        self.rows, self.columns = lines * rows // self.height, vectors
+        fits = rows % self.height == 0 and self.rows * self.columns <= SUM_TILES
+        if not fits or (lanes, depth) != (TILE_ROWS, self.product.depth):
+            raise ValueError(f"loops of {[lines, rows, vectors, lanes, depth]} are no tiles of {self.height} rows")
         if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
             raise ValueError("a loop of tiles holds more than one store")
         store = substitute(realize.block.body, binding_of(realize))
@@ -96,11 +110,15 @@ class _Tiles:
             while isinstance(factor, tirx.Cast):
                 factor = factor.value
             factors.append(factor)
-        depth = self.tile[-1].loop_var
-        left, right = factors if self._moves(factors[0], self.tile[1].loop_var) else factors[::-1]
+        row, lane, depth = (self.tile[place].loop_var for place in (1, 3, 4))
+        left, right = factors[::-1] if self._moves(factors[0], lane) else factors
+        dtypes = tuple(str(access.source.dtype) for access in (left, right))
+        if dtypes != (self.product.left, self.product.right) or str(store.buffer.dtype) != self.product.sums:
+            raise ValueError(f"products of {dtypes} are not those of {self.product.instruction}")
         if not all(self._moves(factor, depth) for factor in (left, right)):
             raise ValueError("a factor of tiles does not depend on the reduction")
         self.left, self.right, self.sums = left, right, store
+        self.step_bytes = dtype_bytes(self.product.left) * (self._place(left, row, 1) - self._place(left, row, 0))
 
     def statement(self) -> Any:
         """Zeros, the products, the stores."""
@@ -129,6 +147,16 @@ class _Tiles:
         )
         body = tirx.SeqStmt([_call(zero_name(*shape)), loops, store])
         return _with_code(tile_code(self.product, *shape), body)
+
+    def _place(self, load: Any, variable: Any, value: int) -> int:
+        """Where an operand is read, in elements, when a loop has a value and all others are zero."""
+        known: list[Any] = []
+        tvm_ffi.structural_walk(list(load.indices), (ir.Var, known.append))
+        values = {v: np.int64(value if v.same_as(variable) else 0) for v in known}
+        flat = 0
+        for index, extent in zip(load.indices, load.source.shape, strict=True):
+            flat = flat * int(extent) + int(evaluate(index, values))
+        return flat
 
     def _kept(self) -> list[Any]:
         """Both operands' memory. TVM makes float32 of bfloat16 in buffers that nothing takes the memory of as such."""
@@ -159,11 +187,19 @@ class _Tiles:
         return any(uses(index, variable) for index in load.indices)
 
 
+def _height(loop: Any) -> int:
+    """Rows of a tile, of a marked loop."""
+    height = int(loop.annotations[AMX_TILES][2])
+    if not 0 < height <= TILE_ROWS:
+        raise ValueError(f"tiles have 1 to {TILE_ROWS} rows, not {height}")
+    return height
+
+
 def _split(loop: Any) -> Any:
     """The loop with what its body stored split in place, at the end of each iteration."""
     stores: list[tuple[Any, list[Any]]] = []
-    variables: list[Any] = []
-    tvm_ffi.structural_walk(loop.body, (tirx.For, lambda inner: variables.append(inner.loop_var)))
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(loop.body, (tirx.For, loops.append))
 
     def visit(realize: Any) -> None:
         if isinstance(realize.block.body, tirx.BufferStore):
@@ -174,15 +210,19 @@ def _split(loop: Any) -> Any:
         raise ValueError(f"a loop whose body is split in halves has {len(stores)} stores; expected one")
     store, binding = stores[0]
     analyzer = sym.Analyzer()
+    tiles = int(loop.annotations[HALVES])
+    elements = math.prod(int(inner.extent) for inner in loops)
+    if elements != (tiles * 2 * TILE_ROWS * TILE_ROWS or 2 * TILE_ROWS) or str(store.buffer.dtype) != "float32":
+        raise ValueError(f"{elements} elements are not a row, or {tiles} tiles, of floats to be split in halves")
 
     def address(outermost: int) -> Any:
         """Of what is stored when the outermost variable has a value, and all others are zero."""
         first = loop.body.loop_var
+        variables = [inner.loop_var for inner in loops]
         values = [(v, tirx.IntImm(str(v.ty.dtype), outermost if v.same_as(first) else 0)) for v in variables]
         start = [analyzer.simplify(substitute(substitute(index, binding), values)) for index in store.indices]
         return tirx.address_of(tirx.BufferLoad(store.buffer, start))
 
-    tiles = int(loop.annotations[HALVES])
     call = _call(SPLIT_PANEL, address(0), _number(tiles)) if tiles else _call(SPLIT_ROW, address(0), address(1))
     return _with_body(loop, tirx.SeqStmt([loop.body, _with_code(split_code(), call)]), HALVES)
 
