@@ -71,6 +71,8 @@ class DotCase:
 
     def peak_flops_per_s(self, hardware: Any) -> float:
         """What the instruction reaches on this machine, measured now, on all threads of `hardware`."""
+        if hardware.tile_flops_per_s:  # AMX multiplies twice as many bytes as pairs of bytes
+            return float(hardware.tile_flops_per_s * hardware.threads * (1 if self.kind == "bfloat16" else 2))
         dtype = "bfloat16" if self.kind == "bfloat16" else "int8"
         arguments = {"dtype": dtype, "threads": hardware.threads, "lanes": hardware.lanes(4)}
         return float(in_own_process("benchmarks.peers.dot_peak", **arguments)["flops_per_s"])

@@ -16,6 +16,8 @@ MetaSchedule's result, null where there was none. Records are fresh. With peers,
 the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
 state of the machine around it (benchmarks/peers/parallel_start.py).
 
+`--fast-math` permits AMX for float32, where the machine has it; the peak stays that of multiply-adds.
+
 `--target x86-64-v3` compiles for fewer instructions than this machine has, as for machines with AVX2 only; the peak is
 that of these instructions. Peers choose their own instructions, except that oneDNN can be told in the environment:
 
@@ -63,7 +65,8 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
             threads=threads,
             seed=args.seed,
             work_dir=work_dir,
-            graph="off",
+            # No rule of the graph search: fast math permits products of smaller numbers (AMX) and nothing else.
+            graph=eqtune.GraphConfig(rules=(), fast_math=True) if args.fast_math else "off",
             progress=False,
         )
         wall_s = time.monotonic() - started
@@ -143,6 +146,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, help="seconds of tuning a kernel")
     parser.add_argument("--threads", default=str(os.cpu_count() or 1), help="comma-separated numbers of threads")
     parser.add_argument("--target", metavar="CPU", help="a processor as LLVM names it that runs here (this one)")
+    parser.add_argument("--fast-math", action="store_true", help="products of float32 in halves, on a CPU with AMX")
     parser.add_argument("--peers", default="", help=f"of {','.join(PEERS)}")
     parser.add_argument("--rounds", type=int, default=3, help="in which eqtune and the peers take turns (3)")
     parser.add_argument("--seed", type=int, default=0)
