@@ -156,7 +156,7 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
         return emit(op.squeeze(sliced, [0]))
 
     hidden, dtype = int(given["R"].ty.shape[-1]), str(x.ty.dtype)
-    outputs: list[list[Any]] = [[] for _ in range(length)]
+    outputs: list[list[Any]] = []
     last: list[list[Any]] = [[] for _ in range(states)]
     for number in range(directions):
         weight = emit(op.permute_dims(one(given["W"], number)))
@@ -175,12 +175,14 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
             for start in (given["initial_h"], given["initial_c"])[:states]
         ]
         backwards = direction == "reverse" or number == 1
+        own_outputs = []
         for t in reversed(range(length)) if backwards else range(length):
             state = step(cell, one(shares, t), state)
-            outputs[t].append(state[0])
+            own_outputs.append(state[0])
+        outputs.append(own_outputs[::-1] if backwards else own_outputs)
         for values, value in zip(last, state, strict=True):
             values.append(value)
-    every = emit(op.stack([emit(op.stack(values, 0)) for values in outputs], 0))
+    every = emit(op.stack([emit(op.stack(values, 0)) for values in outputs], 1))  # not two of each step, of hundreds
     return relax.Tuple([every, *(emit(op.stack(values, 0)) for values in last)])
 
 
