@@ -8,6 +8,7 @@ from tvm import relax, te, tirx
 from eqtune import zoo
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import count_bytes, count_flops, count_integer_operations, extract_tasks, lower_to_kernels
+from eqtune.tasks.concat import _parts
 from eqtune.transform import FoldBatchNorm, FoldWeights
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
 
@@ -524,3 +525,16 @@ def test_a_batch_norm_in_training_mode_normalises_by_its_batch(axis):
     assert len(actual) == 3
     for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_binds_a_part_is_noted_once_for_all_concatenations(monkeypatch):
+    """Not once for each binding: of the thousands of an unrolled layer that took seven seconds."""
+    noted = set()
+
+    def parts(binding, bound, *rest):
+        noted.add(id(bound))
+        return _parts(binding, bound, *rest)
+
+    monkeypatch.setattr("eqtune.tasks.concat._parts", parts)
+    lower(steps_of_a_row(8, 16))
+    assert len(noted) == 1
