@@ -189,13 +189,19 @@ class EGraph:
             self._database.run("\n".join(program))
 
     def _load(self, graph: TermGraph) -> None:
-        places = defaultdict[str, list[Key]](list)
+        # One by one, operands first: the rules of "place" look for the next terms in as many rounds as the graph is
+        # deep, and each round joins every operand of every term. Loading an LSTM of 50 steps took 4.3 s that way.
+        commands = []
         for i, term in enumerate(graph.terms):
             types = tuple(graph.types[j] for j in term.args)
             weights = tuple(graph.constant[j] for j in term.args)
             form = self.forms(Form(term.attrs, types, weights, graph.types[i], graph.constant[i]))
-            places[f"place-{constructor(term.op, len(term.args))}"].append((i, form, *term.args))
-        self._place(places)
+            name = constructor(term.op, len(term.args))
+            key = " ".join([str(form), *(f"(numbered {j})" for j in term.args)])
+            commands.append(f"(set (numbered {i}) ({name} {key}))")
+            commands.append(f"(set (number (numbered {i})) {i})")
+            commands.append(f"(set (made-{name} {key}) 0)")
+        self._database.run_all(commands)
 
     def _place(self, places: Mapping[str, Sequence[Key]]) -> None:
         """Give numbers to terms, which are made unless they exist: for each constructor number, form, operands."""

@@ -8,8 +8,13 @@ import pytest
 from eqtune.errors import InputError, MismatchError
 from eqtune.search.graph.attributes import Axis, Kind, Leaf, Permute, Pool2d, Shape, Slice, TensorType
 from eqtune.search.graph.cost import AnalyticCost, MeasuredCost, graph_cost_s
+from eqtune.search.graph.database import Database
 from eqtune.search.graph.egraph import EGraph
 from eqtune.search.graph.extract import EXTRACTORS, extract
+from eqtune.search.graph.extract.ilp import _further_needs
+from eqtune.search.graph.extract.necessary import without_impossible
+from eqtune.search.graph.extract.problem import make_problem
+from eqtune.search.graph.groups import subsets
 from eqtune.search.graph.operators import NotTypeable, infer
 from eqtune.search.graph.rules import RULES, Group, Rule, select
 from eqtune.search.graph.rules.pattern import matmul, permute, slice_, tensors
@@ -219,6 +224,66 @@ def test_the_integer_program_is_never_beaten(seed: int) -> None:
     for result in results.values():
         assert ilp.cost_s <= result.cost_s * (1 + 1e-4)
         assert result.cost_s == pytest.approx(graph_cost_s(result.graph, ArbitraryCost(seed)))
+
+
+def unrolled(steps: int) -> TermGraph:
+    """Additions one after another, of which all results are needed at the end, as in an unrolled layer."""
+    graph = TermGraph()
+    x = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((2, 3)), False)
+    values = [x]
+    for _ in range(steps):
+        values.append(graph.add("binary", Kind("add"), (values[-1], x)))
+    graph.outputs = [graph.add("concat", Axis(0), tuple(values))]
+    return graph
+
+
+def test_needs_of_a_deep_graph_are_found_without_looking_at_what_they_imply() -> None:
+    """Each class of a chain needs all before it; looking at each of those took 20 s for an LSTM of 200 steps."""
+
+    class Needs(dict[int, int]):
+        looked_at = 0
+
+        def __getitem__(self, c: int) -> int:
+            self.looked_at += 1
+            return super().__getitem__(c)
+
+    def looked_at(steps: int) -> tuple[int, int]:
+        egraph = EGraph(unrolled(steps), [])
+        problem = make_problem(egraph.view(), ArbitraryCost(0))
+        possible, need = without_impossible(problem)
+        counted = Needs(need)
+        rows = list(_further_needs(list(possible.classes), counted))
+        return len(rows), counted.looked_at
+
+    (rows, small), (more_rows, large) = looked_at(20), looked_at(40)
+    assert (rows, more_rows) == (21, 41)
+    assert large < 3 * small
+
+
+def test_loading_a_deep_graph_takes_programs_in_proportion_to_its_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules that look for the next terms took as many rounds as the graph is deep, and joined 200 operands in each."""
+    programs: list[str] = []
+    run = Database.run
+
+    def counted(self: Database, program: str) -> list[object]:
+        programs.append(program)
+        return run(self, program)
+
+    monkeypatch.setattr(Database, "run", counted)
+    graph = unrolled(300)
+    egraph = EGraph(graph, [])
+    assert not any("saturate" in program for program in programs)
+    assert sum(program.count("\n") + 1 for program in programs) < 4 * len(graph.terms) + 100
+    assert egraph.e_nodes == len(graph.terms)
+
+
+def test_hundreds_of_equal_members_are_grouped_in_runs() -> None:
+    members = [(i,) for i in range(130)]
+    runs = list(subsets(members))
+    assert [len(run) for run in runs] == [44, 44, 42]
+    assert [key for run in runs for key in run] == members
+    assert list(subsets(members[:5])) == [members[:5]]
+    assert len(list(subsets(members[:3]))) == 4
 
 
 def test_sharing_is_seen_by_the_integer_program_alone() -> None:

@@ -8,6 +8,7 @@ from tvm import relax, te, tirx
 from eqtune import zoo
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import count_bytes, count_flops, count_integer_operations, extract_tasks, lower_to_kernels
+from eqtune.tasks.concat import _parts
 from eqtune.transform import FoldBatchNorm, FoldWeights
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
 
@@ -196,6 +197,57 @@ def test_slices_are_joined_within_their_dataflow_block():
     mod, kernels = lower(builder.get())
     assert sum(name.startswith("slices") for name in names(kernels)) == 2
     assert_same_outputs(mod, kernels)
+
+
+def stacked_rows(count, width, axis=0):
+    """The steps of a chain, stacked, as a recurrent layer returns them."""
+
+    def make(emit, x):
+        values = [x]
+        for _ in range(count - 1):
+            values.append(emit(op.tanh(emit(op.matmul(values[-1], constant(width, width))))))
+        return emit(op.stack(values, axis))
+
+    return function((2, width), make)
+
+
+@pytest.mark.parametrize(("count", "axis", "copying"), [(3, 0, 0), (8, 1, 1), (64, 0, 1), (130, 2, 2)])
+def test_many_small_tensors_are_stacked_by_copies(count, axis, copying):
+    mod, kernels = lower(stacked_rows(count, 16, axis))
+    assert sum('"stack_0"' in str(kernels[task.name]) for task in extract_tasks(kernels)) == copying
+    assert max(len(kernels[task.name].params) for task in extract_tasks(kernels)) <= 65
+    assert_same_outputs(mod, kernels)
+
+
+def test_statements_of_a_stack_grow_with_its_parts_not_with_their_square():
+    """TVM's stack of 300 parts is a choice of 300 for each element, inlined into whatever reads it."""
+
+    def most_nested(count):
+        _, kernels = lower(stacked_rows(count, 16))
+        return max(str(kernels[task.name]).count("if_then_else") for task in extract_tasks(kernels))
+
+    assert most_nested(40) == 0
+    assert most_nested(200) <= 4
+
+
+def test_large_tensors_are_stacked_as_tvm_does():
+    def stack(emit, x):
+        return emit(op.stack([emit(op.tanh(x)), x, x, emit(op.exp(x))], 0))
+
+    mod, kernels = lower(function((4, 20_000), stack))
+    assert "stack" not in names(kernels)
+    assert_same_outputs(mod, kernels)
+
+
+def test_the_untuned_model_stacks_hundreds_of_tensors_by_copies():
+    """LLVM took most of 20 s for the kernel of an LSTM of 200 steps; an ordinary stack stays TVM's."""
+    for count in (8, 80):
+        mod = stacked_rows(count, 16)
+        x = np.random.default_rng(0).standard_normal((2, 16)).astype("float32")
+        executable = untuned_executable(mod, TARGET)
+        (got,) = ModelRunner(executable)(x)
+        assert got.shape == (count, 2, 16)
+        np.testing.assert_array_equal(got[0], x)
 
 
 def test_large_slices_stay_apart():
@@ -473,3 +525,16 @@ def test_a_batch_norm_in_training_mode_normalises_by_its_batch(axis):
     assert len(actual) == 3
     for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_binds_a_part_is_noted_once_for_all_concatenations(monkeypatch):
+    """Not once for each binding: of the thousands of an unrolled layer that took seven seconds."""
+    noted = set()
+
+    def parts(binding, bound, *rest):
+        noted.add(id(bound))
+        return _parts(binding, bound, *rest)
+
+    monkeypatch.setattr("eqtune.tasks.concat._parts", parts)
+    lower(steps_of_a_row(8, 16))
+    assert len(noted) == 1

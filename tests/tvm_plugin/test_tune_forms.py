@@ -16,7 +16,7 @@ from tvm import relax
 from eqtune import GraphConfig, optimize_graph
 from eqtune.machine import detect_target
 from eqtune.search.graph.terms import TermGraph
-from eqtune.tasks import Task
+from eqtune.tasks import Task, lower_to_kernels
 from eqtune.tune.forms import FIRST_LOOK, Form, Forms, graph_config, model_forms
 
 GIVEN, NEW, SHARED = "given", "new", "shared"
@@ -205,3 +205,35 @@ def test_the_limit_of_seconds_is_checked(seconds: float) -> None:
 
     with pytest.raises(InputError, match="seconds"):
         GraphConfig(seconds=seconds)
+
+
+def test_a_graph_that_takes_longer_to_lower_than_the_search_has_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An LSTM of 300 steps: each graph that is found would take as long, whatever the limit says."""
+
+    class Slow:
+        lowerings = 0
+
+        def lowered(self, mod: Any) -> Any:
+            if not self.lowerings:
+                clock[0] += 5.0
+            self.lowerings += 1
+            return lower_to_kernels(mod, detect_target(1)), []
+
+    clock = [0.0]
+    monkeypatch.setattr("eqtune.tune.forms.time.monotonic", lambda: clock[0])
+    asked = []
+
+    def search(mod: Any, config: GraphConfig, prices: Any) -> Any:
+        asked.append(config.seconds)
+        return optimize_graph(mod, GraphConfig(verify=False, seconds=0.0))
+
+    monkeypatch.setattr("eqtune.graph_search.optimize_graph", search)
+    for seconds in (4.0, 6.0):
+        clock[0] = 0.0
+        forms, result = model_forms(two_products(), detect_target(1), "saturate", Slow(), seconds=seconds)  # type: ignore[arg-type]
+        assert result is not None
+        assert ("lowering" in result.kept_because) == (seconds == 4.0)
+        assert forms.given.name == "as given"
+    assert asked == [0.0, 6.0]

@@ -22,6 +22,8 @@ import eqtune
 from eqtune import zoo
 from eqtune.records import RecordDatabase
 from eqtune.transform.apply_tuned import build_scheduled
+from eqtune.tune.model import MOST_COMPILED, _calls_matter
+from eqtune.tune.result import TaskResult
 
 from .small_models import module, weight
 
@@ -356,3 +358,14 @@ def test_calls_of_short_kernels_are_compiled(
     model = module((width, width), layers)
     eqtune.tune_model(model, trials=8, graph="off", progress=False, work_dir=tmp_path, threads=1)
     assert asked == [compiled]
+
+
+def test_calls_of_a_thousand_kernels_are_not_compiled() -> None:
+    """LLVM takes two minutes for 1200 calls in one function: no budget of seconds has them."""
+    target = tvm.target.Target("llvm")
+
+    def of(calls: int) -> TaskResult:
+        return TaskResult("step", "", calls, 0.0, 0.0, 1e-7, 1e-7, 0, 0, "")
+
+    assert _calls_matter([of(MOST_COMPILED)], target)
+    assert not _calls_matter([of(MOST_COMPILED), of(1)], target)

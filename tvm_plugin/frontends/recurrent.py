@@ -156,7 +156,7 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
         return emit(op.squeeze(sliced, [0]))
 
     hidden, dtype = int(given["R"].ty.shape[-1]), str(x.ty.dtype)
-    outputs: list[list[Any]] = [[] for _ in range(length)]
+    outputs: list[list[Any]] = []
     last: list[list[Any]] = [[] for _ in range(states)]
     for number in range(directions):
         weight = emit(op.permute_dims(one(given["W"], number)))
@@ -167,20 +167,23 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
             both = one(given["B"], number)
             biases = [op.strided_slice(both, [0], [begin], [begin + gates * hidden]) for begin in (0, gates * hidden)]
         input_bias, recurrence_bias = map(emit, biases)
-        own = activations[number * len(defaults) : (number + 1) * len(defaults)]
-        cell = _Cell(bb, recurrence, recurrence_bias, [_ACTIVATIONS[a] for a in own])
+        named = activations[number * len(defaults) : (number + 1) * len(defaults)]
+        cell = _Cell(bb, recurrence, recurrence_bias, [_ACTIVATIONS[a] for a in named])
         shares = emit(op.add(emit(op.matmul(x, weight)), input_bias))
         state = [
             emit(op.zeros((batch, hidden), dtype)) if start is None else one(start, number)
             for start in (given["initial_h"], given["initial_c"])[:states]
         ]
         backwards = direction == "reverse" or number == 1
+        own_outputs = []
         for t in reversed(range(length)) if backwards else range(length):
             state = step(cell, one(shares, t), state)
-            outputs[t].append(state[0])
+            own_outputs.append(state[0])
+        outputs.append(own_outputs[::-1] if backwards else own_outputs)
         for values, value in zip(last, state, strict=True):
             values.append(value)
-    every = emit(op.stack([emit(op.stack(values, 0)) for values in outputs], 0))
+    own = [emit(op.stack(values, 0)) for values in outputs]  # steps first: not a stack of one or two for each step
+    every = emit(op.stack(own, 1) if directions == 2 else op.expand_dims(own[0], 1))  # a stack of one is a copy
     return relax.Tuple([every, *(emit(op.stack(values, 0)) for values in last)])
 
 

@@ -70,13 +70,15 @@ def _rewrite(function: relax.Function, mod: ir.IRModule, builder: relax.BlockBui
     uses = use_counts(function)
     chains: dict[relax.Var, list[relax.VarBinding]] = {}
     removed: set[relax.Var] = set()
+    bound = {binding.var: binding for binding in bindings}
     for binding in bindings:
-        parts = _parts(binding, {b.var: b for b in bindings if b.var not in removed}, uses, mod)
+        parts = _parts(binding, bound, uses, mod)
         own = [part for part in parts if part.producer is not None]
         if not own:
             continue
-        removed.update(part.producer.var for part in own)
-        removed.add(binding.var)
+        for var in (binding.var, *(part.producer.var for part in own)):
+            removed.add(var)
+            bound.pop(var, None)
         chain = sorted(parts, key=lambda part: order[part.producer.var] if part.producer else len(order))
         whole: Any = None
         for number, part in enumerate(chain):

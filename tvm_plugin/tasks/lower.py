@@ -23,6 +23,7 @@ from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 from .permuted_products import legalize_permuted_products
 from .slices import join_slices
 from .spread import keep_spreads_apart
+from .stacks import write_stacks_as_copies
 
 __all__ = ["lower_to_kernels"]
 
@@ -57,7 +58,9 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             ]
         )(with_batch_statistics(mod))
         on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
-        mod = legalize_permuted_products(legalize_attention(mod) if on_cpu else mod, activations=on_cpu)
+        if on_cpu:
+            mod = write_stacks_as_copies(legalize_attention(mod))
+        mod = legalize_permuted_products(mod, activations=on_cpu)
         mod = transform.Sequential(
             [
                 *library_dispatch_passes(target),

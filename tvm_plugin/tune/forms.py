@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -206,15 +208,20 @@ def model_forms(
     """The forms of a Relax module with weights as constants, and the graph search's result (None when it is off).
 
     `graph` is as `graph_config` takes it. `prices` are what the graph search goes by; its best two graphs compete then.
-    It takes `seconds` at most, roughly; 0 leaves it out. With few seconds there are no forms with channels first where
-    channels can be last. With fast math, the best graph without it competes, too.
+    It takes `seconds` at most, roughly; 0 leaves it out, and so does a graph that takes longer to lower than that: an
+    LSTM of 300 steps has thousands of calls, and its search ended after a minute where it had four seconds. With few
+    seconds there are no forms with channels first where channels can be last. With fast math, the best graph without it
+    competes, too.
     """
     config = graph_config(graph)
     mod = simplify(mod, target)
     graphs: list[tuple[str, Any]] = []
     result = None
     if config is not None:
-        graphs, result = _rewritten(mod, config, prices, seconds)
+        hopeless = prices is not None and _takes_longer(partial(prices.lowered, mod), seconds)
+        graphs, result = _rewritten(mod, config, prices, 0.0 if hopeless else seconds)
+        if hopeless:
+            result.kept_because = f"lowering one graph takes longer than the {seconds:.1f} s of the graph search"
     forms: list[Form] = []
     for name, candidate in [*graphs, ("as given", mod)]:
         last = tvm.transform.Sequential([ChannelsLast()])(candidate)
@@ -241,6 +248,15 @@ def _distinct(forms: Sequence[Form]) -> list[Form]:
     for form in sorted(forms, key=lambda form: (form.rewritten, form.lossy)):
         chosen.setdefault(tuple(sorted(form.calls.items())), form)
     return [form for form in forms if any(form is kept for kept in chosen.values())]
+
+
+def _takes_longer(work: Callable[[], Any], seconds: float) -> bool:
+    """Whether `work`, which is kept, takes longer; it is not tried where there is no time or no limit."""
+    if not 0 < seconds < math.inf:
+        return False
+    started = time.monotonic()
+    work()
+    return time.monotonic() - started > seconds
 
 
 def _rewritten(

@@ -51,7 +51,10 @@ INTERPRETER_S = 0.15e-6
 """What the virtual machine's interpreter takes for a call of a kernel, beyond what compiled code takes for it."""
 
 INTERPRETED_SHARE = 0.05
-"""Of a model's time: what it may wait for the interpreter. Compiling the calls of an LSTM takes a second."""
+"""Of a model's time: what it may wait for the interpreter. Compiling the calls of an LSTM takes a second..."""
+
+MOST_COMPILED = 400
+"""... with so many calls a few, but LLVM takes 11 s for 600 calls in one function and two minutes for 1200."""
 
 SCREENING_SHARE = 0.02
 """Of the time budget, what one run of the untuned model may take for forms with fast math to be checked early."""
@@ -410,8 +413,13 @@ def _compiled(form: Form, tasks: list[TaskResult], session: Session) -> _Built:
 
 def _calls_matter(tasks: Sequence[TaskResult], target: Any) -> bool:
     """Whether many short calls, as of recurrent models, would wait for the virtual machine's interpreter."""
-    waiting_s = sum(task.calls for task in tasks) * INTERPRETER_S
-    return not is_gpu(target) and waiting_s > INTERPRETED_SHARE * sum(task.calls * task.latency_s for task in tasks)
+    calls = sum(task.calls for task in tasks)
+    waiting_s = calls * INTERPRETER_S
+    return (
+        not is_gpu(target)
+        and calls <= MOST_COMPILED
+        and waiting_s > INTERPRETED_SHARE * sum(task.calls * task.latency_s for task in tasks)
+    )
 
 
 def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]], session: Session) -> tuple[_Built, float]:

@@ -197,9 +197,12 @@ def _further_needs(order: Sequence[int], need: Mapping[int, int]) -> Iterable[tu
     """(class, class that it needs), without what follows from others."""
     for i, c in enumerate(order):
         below = need.get(c, 0) & ~(1 << i)
-        implied = 0
-        for j in _bits(below):
-            implied |= need[order[j]] & ~(1 << j)
+        left, implied = below, 0
+        while left:  # what a need needs is implied with it: not looked at, of which there are thousands in a deep graph
+            low = left & -left
+            needed = need[order[low.bit_length() - 1]]
+            implied |= needed & ~low
+            left &= ~(needed | low)
         for j in _bits(below & ~implied):
             yield c, order[j]
 

@@ -1,0 +1,126 @@
+"""Stacks of many tensors as copies one after another, as recurrent layers make of their steps.
+
+TVM writes a stack as a choice for every element, `if i == 299 then a else if i == 298 then b ...`, and fuses what
+computes the last part into it. One such kernel of an LSTM of 200 steps took 30 s to analyse, quadratic in the steps,
+and 12 to compile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, relax, s_tir, tirx, topi
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from ..dtypes import numpy_dtype
+from ..transform.constants import is_static_tensor
+from ..transform.functions import extents, operator, top_level_bindings
+from .slices import FEWEST, MOST, SMALL_BYTES
+
+__all__ = ["MOST", "write_stacks_as_copies"]
+
+_OPAQUE = 8  # what TVM's OpPatternKind says of a kernel that must not be fused
+
+
+def write_stacks_as_copies(mod: ir.IRModule, fewest: int = FEWEST) -> ir.IRModule:
+    """Copy `fewest` small tensors and more that are stacked one after another, by kernels of a bounded size. For CPUs.
+
+    More tensors than one kernel takes become several stacks of equal kernels, which are then concatenated.
+    """
+
+    def is_wide(value: Any) -> bool:
+        return operator(value) == "relax.stack" and len(_parts(value)) >= fewest and all(map(_is_small, _parts(value)))
+
+    rewritten = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        and any(is_wide(getattr(binding, "value", None)) for binding in top_level_bindings(function))
+    }
+    if not rewritten:
+        return mod
+    stacks = _Stacks(mod, is_wide)
+    written = {variable: stacks.visit_expr(function) for variable, function in rewritten.items()}
+    result = stacks.builder_.get()
+    for variable, function in written.items():
+        result.update_func(variable, function)
+    return result
+
+
+@mutator
+class _Stacks(PyExprMutator):
+    def __init__(self, mod: ir.IRModule, is_wide: Callable[[Any], bool]) -> None:
+        super().__init__(mod)
+        self._is_wide = is_wide
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if not self._is_wide(call):
+            return call
+        call = self.visit_expr_post_order(call)
+        return _stacked(self.builder_, _parts(call), int(call.attrs.axis or 0) % call.ty.ndim)
+
+
+def _parts(stack: relax.Call) -> list[Any]:
+    return list(stack.args[0].fields) if isinstance(stack.args[0], relax.Tuple) else []
+
+
+def _is_small(part: Any) -> bool:
+    ty = part.ty
+    if not is_static_tensor(ty):
+        return False
+    return 0 < math.prod(extents(ty)) * numpy_dtype(str(ty.dtype)).itemsize <= SMALL_BYTES
+
+
+def _stacked(builder: relax.BlockBuilder, parts: Sequence[Any], axis: int) -> Any:
+    shape, dtype = extents(parts[0].ty), str(parts[0].ty.dtype)
+    wholes = []
+    for start in range(0, len(parts), MOST):
+        share = parts[start : start + MOST]
+        variable = builder.add_func(_kernel(shape, dtype, len(share), axis), "stack")
+        whole = relax.TensorType([*shape[:axis], len(share), *shape[axis:]], dtype)
+        wholes.append(builder.emit(relax.call_tir(variable, share, whole)))
+    while len(wholes) > 1:  # a choice of at most `MOST`, as above
+        wholes = [_concatenated(builder, wholes[i : i + MOST], axis) for i in range(0, len(wholes), MOST)]
+    return wholes[0]
+
+
+def _concatenated(builder: relax.BlockBuilder, wholes: Sequence[Any], axis: int) -> Any:
+    return builder.emit_te(topi.concatenate, list(wholes), axis, primfunc_name_hint="concatenate")
+
+
+def _kernel(shape: Sequence[int], dtype: str, count: int, axis: int) -> tirx.PrimFunc:
+    """A kernel that copies each of `count` tensors of `shape` to its place along a new `axis`."""
+    whole = tirx.decl_buffer(_wide([*shape[:axis], count, *shape[axis:]]), dtype, "stacked")
+    parts = [tirx.decl_buffer(_wide(shape), dtype, f"part_{number}") for number in range(count)]
+    copies = [_copy(part, whole, shape, axis, number) for number, part in enumerate(parts)]
+    block = s_tir.SBlock([], [], [], "root", tirx.SeqStmt(copies))
+    function = tirx.PrimFunc([*parts, whole], s_tir.SBlockRealize([], True, block))
+    function = function.with_attr("tirx.noalias", True).with_attr("op_pattern", _OPAQUE)
+    return s_tir.renew_defs(function)
+
+
+def _copy(part: Any, whole: Any, shape: Sequence[int], axis: int, number: int) -> Any:
+    """Loops over a block that copies `part` to the place `number`."""
+    zero = tirx.IntImm("int64", 0)
+    ranges = [ir.Range.from_min_extent(zero, extent) for extent in _wide(shape)]
+    axes = [tirx.IterVar(r, tirx.Var(f"v_ax{i}", "int64"), tirx.IterVar.DataPar) for i, r in enumerate(ranges)]
+    source = [iteration.var for iteration in axes]
+    target = [*source[:axis], tirx.IntImm("int64", number), *source[axis:]]
+    body: Any = tirx.BufferStore(whole, tirx.BufferLoad(part, source), target)
+    block = s_tir.SBlock(axes, [_point(part, source)], [_point(whole, target)], f"stack_{number}", body)
+    loops = [tirx.Var(f"ax{i}", "int64") for i in range(len(shape))]
+    body = s_tir.SBlockRealize(loops, True, block)
+    for loop, extent in zip(reversed(loops), reversed(_wide(shape)), strict=True):
+        body = tirx.For(loop, zero, extent, tirx.ForKind.SERIAL, body)
+    return body
+
+
+def _point(buffer: Any, indices: Sequence[Any]) -> Any:
+    one = tirx.IntImm("int64", 1)
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])
+
+
+def _wide(shape: Sequence[int]) -> list[Any]:
+    return [tirx.IntImm("int64", extent) for extent in shape]
