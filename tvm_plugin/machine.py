@@ -23,6 +23,7 @@ __all__ = [
     "describe_machine",
     "detect_target",
     "device_name",
+    "features_here",
     "is_host",
     "missing_here",
     "missing_instructions",
@@ -229,7 +230,7 @@ def missing_here(target: Any) -> str:
     if there and there != here:
         return f"this is {here}, not {there}"
     cpu = str(codegen.llvm_get_system_cpu())
-    missing = missing_instructions(cpu, target, _features_here(cpu))
+    missing = missing_instructions(cpu, target, features_here())
     return f"this CPU, {cpu}, lacks {', '.join(missing[:5])}" if missing else ""
 
 
@@ -254,9 +255,11 @@ def _features_of(cpu: str, target: Any = None) -> set[str]:
     return {str(feature) for feature in codegen.llvm_get_cpu_features(Target({**fields, "mcpu": cpu}))}
 
 
-def _features_here(cpu: str) -> set[str]:
-    """What this very processor, which LLVM calls `cpu`, has."""
-    named, found = _features_of(cpu), _host_features()
+def features_here() -> set[str]:
+    """What this very processor has, as LLVM names it: others of its name may have more or less."""
+    from tvm.target import codegen
+
+    named, found = _features_of(str(codegen.llvm_get_system_cpu())), _host_features()
     hidden = {name for name in named - found if name.startswith(OPTIONAL_SETS)} if found else set()
     return (named | found) - hidden
 

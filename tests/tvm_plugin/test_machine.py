@@ -107,3 +107,30 @@ def test_caches_are_read_from_the_system(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "CPU_DIRECTORY", tmp_path)
     hardware = describe_machine(measure=False)
     assert (hardware.l1_bytes, hardware.l2_bytes, hardware.cache_line_bytes) == (48 * 1024, 2048 * 1024, 128)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="features of x86")
+def test_the_target_says_what_this_cpu_has_beyond_others_of_its_name_or_lacks(monkeypatch):
+    """In virtual machines, a Xeon with AMX is a Rocket Lake; others hide AVX-512 of a CPU whose name promises it."""
+    monkeypatch.setattr("tvm.target.codegen.llvm_get_system_cpu", lambda: "rocketlake")
+    named = machine._features_of("rocketlake")
+    amx = {"amx-tile", "amx-int8", "amx-bf16"}
+
+    def extras(found):
+        monkeypatch.setattr(machine, "_host_features", lambda: found)
+        return [str(feature) for feature in detect_target(1).attrs.get("mattr", [])]
+
+    assert extras(named) == extras(set()) == ["-prefer-256-bit"]
+    assert extras(named | amx) == ["+amx-bf16", "+amx-int8", "+amx-tile", "-prefer-256-bit"]
+    assert "amx-bf16" in describe_machine(detect_target(1), measure=False).dot_products
+    assert describe_machine(detect_target(1), measure=False).tile_flops_per_s > 1e12
+    assert runs_here(detect_target(1))
+    assert extras(named - {"avx512vnni"}) == ["-avx512vnni", "-prefer-256-bit"]
+    assert "avx512vnni" not in describe_machine(detect_target(1), measure=False).dot_products
+    with_amx = tvm.target.Target({"kind": "llvm", "mcpu": "sapphirerapids"})
+    assert "amx-bf16" in machine.missing_here(with_amx)
+
+
+def test_amx_that_the_system_forbids_is_none(monkeypatch):
+    monkeypatch.setattr(machine, "_permits_tiles", lambda: False)
+    assert not any(name.startswith("amx") for name in machine._host_features())

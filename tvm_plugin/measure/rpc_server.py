@@ -21,7 +21,7 @@ import psutil
 
 from ..errors import InputError
 from ..gpu_machine import let_tvm_compile
-from ..machine import core_count, detect_target, device_name
+from ..machine import core_count, detect_target, device_name, features_here
 from .trial import MEMORY_SHARE
 from .worker import limit_memory, restore_crash_signals
 
@@ -117,7 +117,9 @@ def _offer_functions() -> None:
     import tvm_ffi
 
     name = device_name(detect_target())
+    features = " ".join(sorted(features_here()))
     tvm_ffi.register_global_func("eqtune.device_name", lambda: name, override=True)
+    tvm_ffi.register_global_func("eqtune.cpu_features", lambda: features, override=True)
     tvm_ffi.register_global_func("eqtune.prepare_session", _prepare_session, override=True)
 
 

@@ -198,7 +198,8 @@ def _check_server(session: Any, device: Any, target: Any, threads: int) -> dict[
     from ..machine import missing_instructions
 
     cpu = str(_optional(session, "target.llvm_get_system_cpu") or "")
-    missing = missing_instructions(cpu, target) if cpu else []
+    features = str(_optional(session, "eqtune.cpu_features") or "").split()
+    missing = missing_instructions(cpu, target, features) if cpu else []
     if missing:
         raise _Unsuitable(
             f"the server's CPU, {cpu}, lacks {', '.join(missing[:5])} of the target {target.attrs.get('mcpu', '')}; "
