@@ -29,6 +29,9 @@ __all__ = [
 LEFT, RIGHT, SLOTS = (4, 5), (6, 7), 8
 """Tile registers of the operands, and how many there are."""
 
+HALF_PRODUCTS = (1, 0), (0, 0), (0, 1)
+"""Which halves of the left and the right operand are multiplied: neighbours in this order share one of them."""
+
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Linux's number of the system call, ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA."""
 
@@ -172,24 +175,16 @@ def _sum(product: TileProduct, rows: int, columns: int) -> str:
         sums = row * columns + column
         lines.append(f"call void @llvm.x86.{product.instruction}(i8 {sums}, i8 {left}, i8 {right})")
 
-    if product.halves and columns > 2:  # one row of tiles: both its halves stay
-        for column in range(columns):
-            for part, register in enumerate(RIGHT):
-                load(register, "right", column, part)
-            for part, register in enumerate(LEFT):
-                load(register, "left", 0, part)
-            for left, right in ((1, 0), (0, 0), (0, 1)):
-                multiply(0, column, LEFT[left], RIGHT[right])
-    elif product.halves and rows > 2:
+    if product.halves and max(rows, columns) > 2:  # one row or column of tiles: both halves of its operand stay
         for row in range(rows):
-            for part, register in enumerate(LEFT):
-                load(register, "left", row, part)
-            for part, register in enumerate(RIGHT):
-                load(register, "right", 0, part)
-            for left, right in ((1, 0), (0, 0), (0, 1)):
-                multiply(row, 0, LEFT[left], RIGHT[right])
+            for column in range(columns):
+                for part in (0, 1):
+                    load(LEFT[part], "left", row, part)
+                    load(RIGHT[part], "right", column, part)
+                for left, right in HALF_PRODUCTS:
+                    multiply(row, column, LEFT[left], RIGHT[right])
     else:
-        for left_part, right_part in ((1, 0), (0, 0), (0, 1)) if product.halves else ((0, 0),):
+        for left_part, right_part in HALF_PRODUCTS if product.halves else ((0, 0),):
             for row in range(rows):
                 for column in range(columns):
                     load(LEFT[row % 2], "left", row, left_part)
