@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["MASKED_BYTES", "Hardware", "known_hardware"]
+__all__ = ["MASKED_BYTES", "MEMORY_BYTES", "Hardware", "known_hardware"]
 
 MASKED_BYTES = 32
 """Of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512."""
+
+MEMORY_BYTES = 128 * 1024**2
+"""Most that is copied to measure the bandwidth of memory; less where twice the last-level cache is less."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,15 @@ class Hardware:
     half_vector_rate: float = 2.0
     dot_products: tuple[str, ...] = ()
     tile_flops_per_s: float = 0.0
+
+    @property
+    def near_bytes(self) -> int:
+        """What is held so near that reading it takes much less time than `bandwidth_bytes_per_s` says.
+
+        Where the last cache holds all that the bandwidth of memory is measured with, that is its own bandwidth, and the
+        caches of the cores are what is near (Xeon, 480 MiB of L3: 30 GB/s a core from L3, 75 from L2).
+        """
+        return self.l3_bytes if self.l3_bytes < MEMORY_BYTES else self.l2_bytes * self.threads
 
     def lanes(self, dtype_bytes: int) -> int:
         """Elements of `dtype_bytes` bytes that fill one vector register."""

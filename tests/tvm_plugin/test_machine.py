@@ -88,6 +88,12 @@ def test_code_for_fewer_instructions_is_measured_where_it_runs(monkeypatch):
     assert hardware.name == device_name(target)
 
 
+def test_a_last_cache_that_is_as_slow_as_memory_is_not_near():
+    """Winograd's weights, four times as large, won by prices of warm ones and lost in the model."""
+    assert Hardware(l3_bytes=32 << 20).near_bytes == 32 << 20
+    assert Hardware(l3_bytes=480 << 20, l2_bytes=2 << 20, threads=2).near_bytes == 4 << 20
+
+
 def test_without_system_files_the_table_answers(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "CPU_DIRECTORY", tmp_path)
     monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")

@@ -16,13 +16,10 @@ from typing import Any
 
 from ..errors import SetupError
 from ..machine import core_count
-from ..search.space.hardware import Hardware
+from ..search.space.hardware import MEMORY_BYTES, Hardware
 from .affinity import on_first_core
 
-__all__ = ["MEMORY_BYTES", "measure_speeds"]
-
-MEMORY_BYTES = 128 * 1024**2
-"""Most that is copied from memory; less where twice the last-level cache is less."""
+__all__ = ["measure_speeds"]
 
 ROUNDS = 16
 """Each kernel is timed this often, in turns, so that a slow moment of the machine does not hit one of them alone."""

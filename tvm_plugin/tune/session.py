@@ -20,7 +20,6 @@ from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target, device_name, is_host, runs_here
 from ..measure.base import Measurer, RunsModels, TakesPlainBaselines
 from ..measure.gauge import Gauge, multiply_adds
-from ..measure.peaks import MEMORY_BYTES
 from ..records import Context, Record
 from ..records.record import NOT_MEASURED
 from ..records.workload import serialize_workload
@@ -200,19 +199,10 @@ class Session:
         Half of the search's time may go into terms, the rest is for whole graphs. A model with more weights than the
         caches hold reads them from memory in every run.
         """
-        self.prices.cold_weights = not is_gpu(self.target) and constant_bytes(mod) > self._near_bytes
+        self.prices.cold_weights = not is_gpu(self.target) and constant_bytes(mod) > self.hardware.near_bytes
         terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
         guess = None if self.budget.time_s is None else self.prices.in_model_s
         return GraphPrices(self.prices, self.target, self.hardware, terms, guess, fast_math)
-
-    @property
-    def _near_bytes(self) -> float:
-        """What is read much faster than from memory. Where the last cache holds all that the bandwidth of memory was
-        measured with, that was its own bandwidth, and the caches of the cores are what is near (Xeon, 480 MiB of L3: 30
-        GB/s a core from L3, 75 from L2).
-        """
-        machine = self.hardware
-        return machine.l3_bytes if machine.l3_bytes < MEMORY_BYTES else machine.l2_bytes * machine.threads
 
     @cached_property
     def graph_s(self) -> float:
