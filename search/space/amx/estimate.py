@@ -57,11 +57,11 @@ class TileCost:
     copied_bytes: Column
 
 
-def tile_cost(plan: TilePlan, hardware: Hardware, v: Mapping[str, NDArray[np.int64]]) -> TileCost:
+def tile_cost(plan: TilePlan, hardware: Hardware, v: Mapping[str, Column]) -> TileCost:
     """The estimate and its parts."""
     product = plan.product
     whole_s = 2.0 * TILE_ROWS * TILE_ROWS * 32 / max(hardware.tile_flops_per_s, 1.0)
-    height = tile_height(v["mr"]).astype(np.float64)
+    height = tile_height(v["mr"])
     down = np.ceil(v["mr"] / TILE_ROWS) * v["m2"]
     across = v["nr"] / LANES
     row_tiles = np.ceil(plan.unrolled_extent / v["mr"])
@@ -129,7 +129,7 @@ def tile_cost(plan: TilePlan, hardware: Hardware, v: Mapping[str, NDArray[np.int
 
 
 def _parallel_chunks(
-    plan: TilePlan, v: Mapping[str, NDArray[np.int64]], row_tiles: Column, lines: Column, column_tiles: Column
+    plan: TilePlan, v: Mapping[str, Column], row_tiles: Column, lines: Column, column_tiles: Column
 ) -> tuple[Column, NDArray[np.bool_]]:
     """Iterations of the fused loops, and whether the last of them has one: the same program as without it."""
     ones = np.ones(len(row_tiles))

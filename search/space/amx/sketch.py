@@ -13,6 +13,7 @@ from tvm.s_tir import ScheduleError
 
 from ..analysis import Kernel
 from ..base import Knob
+from ..contraction.dot_sketch import has_strides
 from ..contraction.plan import make_plans
 from ..contraction.sketch import TiledContraction
 from ..contraction.tiled import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
@@ -112,7 +113,7 @@ class TileContraction(TiledContraction):
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Sums fit four registers, no row of tiles is wider than the output, and only whole tiles are copied apart."""
-        plan, v = self.plan, {knob.name: values[:, column] for column, knob in enumerate(self.knobs)}
+        plan, v = self.plan, self._columns(values)
         tiles = -(-v["mr"] // TILE_ROWS) * v["m2"]
         columns = v["nr"] // LANES
         ok = (tiles * columns <= SUM_TILES) & (v["mr"] % -(-v["mr"] // TILE_ROWS) == 0)
@@ -131,14 +132,13 @@ class TileContraction(TiledContraction):
 
     def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
         """The analytic estimate, shape [n]."""
-        v = {knob.name: values[:, column] for column, knob in enumerate(self.knobs)}
-        return tile_cost(self.plan, self._hardware, v).latency_s
+        return tile_cost(self.plan, self._hardware, self._columns(values)).latency_s
 
     def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `features.FEATURES`."""
         plan, hardware = self.plan, self._hardware
-        v = {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
-        c = tile_cost(plan, hardware, {name: column.astype(np.int64) for name, column in v.items()})
+        v = self._columns(values)
+        c = tile_cost(plan, hardware, v)
         known = {
             "log_flops": np.log2(plan.contraction.flops),
             "log_bytes": np.log2(plan.kernel.bytes_moved),
@@ -171,7 +171,7 @@ class TileContraction(TiledContraction):
 
     def _make_knobs(self) -> tuple[Knob, ...]:
         plan = self.plan
-        inside = not _has_strides(plan)
+        inside = not has_strides(plan.contraction.left.access)  # what a tile reads of such is no box
         pads = (PAD_AT_ROOT, PAD_AT_OUTER) if inside else (PAD_AT_ROOT,)
         lines = tuple(m for m in (1, 2, 4) if m <= plan.second_extent)
         rows = _row_choices(plan.unrolled_extent)
@@ -212,11 +212,3 @@ def _chunks(rows: int, choices: tuple[int, ...]) -> tuple[int, ...]:
         }
         found.add(tiles)
     return tuple(sorted(found))
-
-
-def _has_strides(plan: TilePlan) -> bool:
-    """Whether windows begin more than one place apart, so that what a tile reads is no box."""
-    return any(
-        index is not None and len(index.coefficients) > 1 and max(index.coefficients.values()) > 1
-        for index in plan.contraction.left.access.indices
-    )

@@ -21,7 +21,7 @@ from .plan import make_plans
 from .sketch import TiledContraction
 from .tiled import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 
-__all__ = ["DotContraction", "dot_sketches"]
+__all__ = ["DotContraction", "dot_sketches", "has_strides"]
 
 FAMILY_INDEX = 4.0
 
@@ -93,7 +93,7 @@ class DotContraction(TiledContraction):
     def _make_knobs(self) -> tuple[Knob, ...]:
         packs = (AHEAD,) if self.plan.panel_is_weight else (AT_ROOT,)
         plan = self.plan
-        inside = plan.staged and not plan.copies_left and not _has_strides(plan.contraction.left.access)
+        inside = plan.staged and not plan.copies_left and not has_strides(plan.contraction.left.access)
         pads = (PAD_AT_ROOT, PAD_AT_OUTER) if inside else (PAD_AT_ROOT,)
         fixed = {"m2": (1,), "pack": packs, "pad": pads}
         return tuple(replace(knob, values=fixed.get(knob.name, knob.values)) for knob in super()._make_knobs())
@@ -112,7 +112,7 @@ class DotContraction(TiledContraction):
         return [lanes * count for count in range(1, min(most, limit) + 1)]
 
 
-def _has_strides(access: Access) -> bool:
+def has_strides(access: Access) -> bool:
     """Whether windows begin more than one place apart.
 
     TVM makes the loops of an intrinsic's block 32 bits wide and not the block's own axes, and then cannot tell which
