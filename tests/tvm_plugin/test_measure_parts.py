@@ -18,7 +18,7 @@ from eqtune.machine import detect_target
 from eqtune.measure import ReplayMeasurer, cuda_code
 from eqtune.measure.arguments import BufferSpec, Interface, poison, random_inputs
 from eqtune.measure.check import ONE_OFF, mismatch, relative_tolerance
-from eqtune.measure.gauge import Gauge, multiply_adds
+from eqtune.measure.gauge import LOOKS, Gauge, multiply_adds
 from eqtune.measure.process import WorkerProcess
 from eqtune.measure.timing import BASELINE, QUICK, time_kernel
 from eqtune.records.record import Context, Record
@@ -70,9 +70,15 @@ def test_a_slow_first_call_alone_gives_up_only_far_above_the_best():
 
 
 def test_the_gauge_compares_with_the_fastest_it_saw():
-    seconds = iter([2.0, 1.0, 1.1, 1.7, 1.0])
+    seconds = iter([2.0, 1.0, 1.1, *[1.7] * LOOKS, 1.0])
     gauge = Gauge(lambda: next(seconds))
     assert [gauge.disturbed() for _ in range(5)] == [False, False, False, True, False]
+
+
+def test_a_core_that_wakes_up_is_not_disturbed():
+    seconds = iter([1.0, 1.9, 1.5, 1.1])
+    gauge = Gauge(lambda: next(seconds))
+    assert [gauge.disturbed() for _ in range(2)] == [False, False]
 
 
 def test_multiply_adds_are_timed_on_every_thread():
