@@ -26,8 +26,8 @@ CALLS = 3
 """The fastest counts: an interrupt is no tenant."""
 
 LOOKS = 8
-"""So many times slower, one after the other, is disturbed: a core that idled takes up to a millisecond to reach its full
-speed, a tenant stays longer."""
+"""So many times slower, one after the other, is disturbed: a core that idled takes up to a millisecond to reach its
+full speed, a tenant stays longer."""
 
 
 class Gauge:
