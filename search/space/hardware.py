@@ -72,6 +72,11 @@ class Hardware:
     tile_flops_per_s: float = 0.0
 
     @property
+    def last_cache_is_far(self) -> bool:
+        """Whether reading the last-level cache takes as long as reading memory."""
+        return self.near_bytes < self.l3_bytes
+
+    @property
     def near_bytes(self) -> int:
         """What is held so near that reading it takes much less time than `bandwidth_bytes_per_s` says.
 

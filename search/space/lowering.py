@@ -12,6 +12,7 @@ from tvm.s_tir import SBlock, ScheduleError
 from .amx.tiles import multiply_tiles
 from .contraction.forget_sums import forget_sums
 from .contraction.padding import skip_padding
+from .contraction.prefetch import prefetch_operands
 from .contraction.spread_groups import spread_groups
 from .extrema import begin_with_infinity
 from .gpu.guards import keep_guards
@@ -70,8 +71,8 @@ def prepare_for_lowering(function: Any) -> Any:
         function = exp_of_differences_from_maxima(sum_moments_together(function))
         function = pick_lanes(mask_lanes(function))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
-        function = skip_padding(forget_sums(vectorizable_math(round_in_vectors(function))))
-        function = spread_groups(function)
+        function = prefetch_operands(forget_sums(vectorizable_math(round_in_vectors(function))))
+        function = spread_groups(skip_padding(function))
     return narrow_indices(keep_index_divisions(function))
 
 

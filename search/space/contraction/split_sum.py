@@ -76,7 +76,7 @@ class SplitContraction(TiledContraction):
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
         sch = Schedule(self._mod, error_render_level="none")
         total = _cut_sum(sch, self._kernel, self._cut)
-        schedule_tiles(sch, self.plan, self._lanes, values, self._hardware.threads > 1)
+        schedule_tiles(sch, self.plan, self._lanes, values, self._hardware)
         _add_up(sch, total, self._kernel, self._lanes)
         return sch
 

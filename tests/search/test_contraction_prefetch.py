@@ -1,0 +1,165 @@
+"""Packed weights are asked for ahead where the last-level cache is as slow as memory."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from eqtune.search.space import Decision, Hardware, build_space
+from eqtune.search.space.contraction.prefetch import FAR, FETCH_AHEAD, NEAR, NEXT_PANEL, prefetch_operands
+from eqtune.search.space.expressions import evaluate
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.tasks import extract_tasks, lower_to_kernels
+
+WIDE = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
+"""Nothing runs on it."""
+
+SLOW_CACHE = Hardware(threads=2, l2_bytes=2 * 1024**2, l3_bytes=480 * 1024**2)
+FAST_CACHE = replace(SLOW_CACHE, l3_bytes=32 * 1024**2)
+
+VALUES = {"mr": 7, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "order": 0, "depth": 1, "pack": 3, "pad": 0}
+PRODUCT = (35, 128, 512)
+
+
+def product(rows: int, columns: int, depth: int) -> Any:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
+    w = relax.const(np.zeros((depth, columns), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.matmul(x, w))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), WIDE))
+    return task.mod
+
+
+def convolution(pixels: int, channels: int, filters: int) -> Any:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, pixels, pixels, channels), "float32"))
+    w = relax.const(np.zeros((3, 3, channels, filters), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(
+                relax.op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="HWIO", out_layout="NHWC")
+            )
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), WIDE))
+    return task.mod
+
+
+def scheduled(mod: Any, hardware: Hardware, **values: int) -> Any:
+    return build_space(mod, hardware).apply(Decision("tiled_columns", VALUES | values)).mod["main"]
+
+
+def fetches(function: Any, name: str) -> list[Any]:
+    """Loads whose addresses are given to that function."""
+    found: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if str(getattr(call.op, "name", "")).endswith("call_extern") and str(call.args[0].value) == name:
+            found.append(call.args[1].args[0])
+
+    tvm_ffi.structural_walk(function.body, (tvm.ir.Call, visit))
+    return found
+
+
+def run(function: Any, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    shapes = [tuple(int(extent) for extent in parameter.ty.shape) for parameter in function.params]
+    arrays = [tvm.runtime.tensor(rng.standard_normal(shape).astype("float32")) for shape in shapes]
+    mod = tvm.IRModule({"main": prepare_for_lowering(function).with_attr("global_symbol", "main")})
+    tvm.compile(mod, tvm.target.Target("llvm"))["main"](*arrays)
+    return arrays[-1].numpy()
+
+
+@pytest.mark.parametrize("hardware", [SLOW_CACHE, FAST_CACHE], ids=["slow", "fast"])
+def test_only_weights_behind_a_slow_cache_are_asked_for(hardware: Hardware) -> None:
+    function = prepare_for_lowering(scheduled(product(*PRODUCT), hardware))
+    slow = hardware is SLOW_CACHE
+    assert len(fetches(function, NEAR)) == slow * VALUES["ku"] * VALUES["nr"] // 16
+    assert len(fetches(function, FAR)) == slow
+    assert not fetches(prepare_for_lowering(scheduled(product(*PRODUCT), hardware, pack=0)), NEAR)
+    assert not fetches(prepare_for_lowering(scheduled(product(35, 64, 64), hardware)), FAR), "16 KiB of weights"
+
+
+@pytest.mark.parametrize(
+    ("mod", "values"),
+    [
+        (product(*PRODUCT), {}),
+        (product(*PRODUCT), {"depth": 2}),
+        (product(*PRODUCT), {"order": 1, "depth": 1, "chunk": 5}),
+        (product(*PRODUCT), {"order": 1, "depth": 2, "chunk": 1}),
+        (product(*PRODUCT), {"mr": 3, "nr": 48}),
+        (convolution(14, 64, 64), {"mr": 7, "m2": 2}),
+        (convolution(14, 64, 64), {"mr": 14, "nr": 32, "order": 1, "depth": 2, "pad": 1}),
+    ],
+)
+def test_asking_changes_no_result(mod: Any, values: Mapping[str, int]) -> None:
+    slow, fast = (scheduled(mod, hardware, **values) for hardware in (SLOW_CACHE, FAST_CACHE))
+    assert fetches(prepare_for_lowering(slow), FAR)
+    np.testing.assert_array_equal(run(slow), run(fast))
+
+
+@pytest.mark.parametrize("values", [{}, {"depth": 2}, {"order": 1, "depth": 1, "chunk": 5}, {"ku": 1, "nr": 48}])
+def test_all_tiles_of_a_panel_ask_for_all_of_the_next(values: dict[str, int]) -> None:
+    function = prefetch_operands(scheduled(product(*PRODUCT), SLOW_CACHE, **values))
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tirx.For, loops.append))
+    (asked,) = fetches(function, FAR)
+    used: list[Any] = []
+    for index in asked.indices:
+        tvm_ffi.structural_walk(index, (tvm.ir.Var, used.append))
+    around = [loop for loop in loops if any(variable.same_as(loop.loop_var) for variable in used)]
+    values_of = np.array(list(itertools.product(*(range(int(loop.extent)) for loop in around)))).T
+    known = {loop.loop_var: row for loop, row in zip(around, values_of, strict=True)}
+    panel, _, place = (np.broadcast_to(evaluate(index, known), values_of.shape[1:]) for index in asked.indices)
+    panels, depth, columns = (int(extent) for extent in asked.source.shape)
+    assert set(panel) == set(range(panels))
+    for one in range(panels):
+        lines = set(place[panel == one] * 4 // 64)
+        assert set(range(depth * columns * 4 // 64)) <= lines
+
+
+def test_sums_stay_in_registers() -> None:
+    def stores(hardware: Hardware) -> tuple[int, str]:
+        function = prepare_for_lowering(scheduled(product(*PRODUCT), hardware))
+        mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        source = tvm.compile(mod, WIDE).mod.inspect_source("s")
+        return len(re.findall(r"vmovups\s+%zmm\d+, .*\(", source)), source
+
+    (many, source), (few, _) = stores(SLOW_CACHE), stores(FAST_CACHE)
+    assert "prefetcht0" in source
+    assert "prefetcht1" in source
+    assert many <= few
+
+
+@pytest.mark.parametrize("mark", [{FETCH_AHEAD: 8}, {NEXT_PANEL: [0, 1, 0]}])
+def test_a_forged_mark_is_refused(mark: dict[str, Any]) -> None:
+    variable = tirx.Var("i", "int32")
+    buffer = tirx.decl_buffer((8,), "float32", "a")
+    store = tirx.BufferStore(buffer, tirx.FloatImm("float32", 0.0), [variable])
+    loop = tirx.For(variable, 0, 8, tirx.ForKind.SERIAL, store, annotations=mark)
+    function = tirx.PrimFunc([buffer], loop)
+    with pytest.raises(ValueError, match="multiplies none"):
+        prefetch_operands(function)
+
+
+def test_threads_share_the_rows_of_an_image_that_outweighs_the_weights() -> None:
+    def orders(hardware: Hardware, *sizes: int) -> set[int]:
+        (sketch,) = build_space(product(*sizes), hardware).sketches
+        grid = np.array(list(itertools.product(*(knob.values for knob in sketch.knobs))))
+        column = {knob.name: position for position, knob in enumerate(sketch.knobs)}
+        legal = grid[sketch.legal(grid)]
+        return set(legal[legal[:, column["depth"]] > 0][:, column["order"]])
+
+    assert orders(SLOW_CACHE, 784, 256, 64) == {1}
+    assert orders(SLOW_CACHE, 256, 784, 64) == orders(FAST_CACHE, 784, 256, 64) == {0, 1}
