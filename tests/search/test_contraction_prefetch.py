@@ -60,13 +60,15 @@ def scheduled(mod: Any, hardware: Hardware, **values: int) -> Any:
     return build_space(mod, hardware).apply(Decision("tiled_columns", VALUES | values)).mod["main"]
 
 
-def fetches(function: Any, name: str) -> list[Any]:
-    """Loads whose addresses are given to that function."""
+def fetches(function: Any, level: str) -> list[tuple[int, Any]]:
+    """How many lines are fetched into that level, and from where: loads of the first element."""
     found: list[Any] = []
 
     def visit(call: Any) -> None:
-        if str(getattr(call.op, "name", "")).endswith("call_extern") and str(call.args[0].value) == name:
-            found.append(call.args[1].args[0])
+        if str(getattr(call.op, "name", "")).endswith("call_extern"):
+            name, _, lines = str(call.args[0].value).rpartition("_")
+            if name == level:
+                found.append((int(lines), call.args[1].args[0]))
 
     tvm_ffi.structural_walk(function.body, (tvm.ir.Call, visit))
     return found
@@ -114,7 +116,7 @@ def test_all_tiles_of_a_panel_ask_for_all_of_the_next(values: dict[str, int]) ->
     function = prefetch_operands(scheduled(product(*PRODUCT), SLOW_CACHE, **values))
     loops: list[Any] = []
     tvm_ffi.structural_walk(function.body, (tirx.For, loops.append))
-    (asked,) = fetches(function, FAR)
+    ((count, asked),) = fetches(function, FAR)
     used: list[Any] = []
     for index in asked.indices:
         tvm_ffi.structural_walk(index, (tvm.ir.Var, used.append))
@@ -125,7 +127,8 @@ def test_all_tiles_of_a_panel_ask_for_all_of_the_next(values: dict[str, int]) ->
     panels, depth, columns = (int(extent) for extent in asked.source.shape)
     assert set(panel) == set(range(panels))
     for one in range(panels):
-        lines = set(place[panel == one] * 4 // 64)
+        first = place[panel == one] * 4 // 64
+        lines = set((first[:, None] + np.arange(count)).flat)
         assert set(range(depth * columns * 4 // 64)) <= lines
 
 

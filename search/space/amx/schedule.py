@@ -8,6 +8,7 @@ Both are filled up with zeros.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ from tvm.s_tir import Schedule, ScheduleError
 from ..access import Access
 from ..contraction.dot import dimension_of, local_sums, read_of, spread_outer_loops, zero_of
 from ..contraction.plan import whole_width
-from ..contraction.tiled import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
+from ..contraction.prefetch import NEXT_PANEL
+from ..contraction.tiled import AHEAD, LEAST_FAR_BYTES, PAD_AT_OUTER, index_map, schedule_padding
+from ..hardware import Hardware
 from .halves import HALVES
 from .plan import TilePlan
 from .products import PRODUCTS, TILE_ROWS
@@ -39,7 +42,7 @@ def copies_left(plan: TilePlan, values: Mapping[str, Any]) -> Any:
     return ragged | (plan.product.halves or not plan.whole_rows)
 
 
-def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel: bool) -> Any:
+def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], hardware: Hardware) -> Any:
     """Apply the sketch; the knobs are those of `contraction.tiled`.
 
     Raises
@@ -48,7 +51,7 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel
         When TVM finds a step impossible for this kernel.
     """
     sch = Schedule(mod, error_render_level="none")
-    parallel = parallel and values["depth"] > 0
+    parallel = hardware.threads > 1 and values["depth"] > 0
     block = sch.get_sblock(plan.contraction.block.name)
     staged = sch.get_sblock(plan.staged) if plan.staged else None
     copied = None
@@ -82,6 +85,12 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], parallel
     sch.annotate(loops["outer"], AMX_CONFIGURED, 1)
     marks = [PRODUCTS.index(plan.product), len(plan.reduction), tile_height(values["mr"])]
     sch.annotate(loops["reduction"], AMX_TILES, marks)
+    if (
+        values["pack"] == AHEAD
+        and hardware.last_cache_is_far
+        and plan.contraction.right.access.bytes >= LEAST_FAR_BYTES
+    ):
+        sch.annotate(loops["reduction"], NEXT_PANEL, [0, loops["fused"], _panels_dimension(plan)])
     return sch
 
 
@@ -207,6 +216,14 @@ def _pack_right(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int])
     return copy
 
 
+def _panels_dimension(plan: TilePlan) -> int:
+    """Of packed weights: how many dimensions are before the one that counts panels."""
+    access = plan.contraction.right.access
+    used = {dimension_of(access, axis) for axis in (plan.vector, plan.grouped)}
+    used |= {dimension_of(access, axis) for axis in plan.reduction[1:] if axis.position in access.axes()}
+    return len(access.shape) - len(used)
+
+
 def _rearrange(sch: Any, copy: Any, access: Access, layout: Callable[..., list[Any]], ragged: bool, rank: int) -> None:
     """Write a copy in another layout, zeros where it has places without elements, with loops in the order of memory."""
     new = index_map(sch, copy, layout, rank)
@@ -229,7 +246,10 @@ def _copy_panels(sch: Any, panel: Any, plan: TilePlan, values: Mapping[str, int]
 
 
 def _loops(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> dict[str, Any]:
-    """Split, order and fuse; returns the loops that other steps attach to."""
+    """Split, order and fuse; returns the loops that other steps attach to.
+
+    With them, how many iterations of the loop over panels read the same one.
+    """
     merged = {axis.position for axis in plan.unrolled[1:]}
     axes = [axis for axis in plan.contraction.block.axes if axis.position not in merged]
     loop = dict(zip((axis.position for axis in axes), sch.get_loops(block), strict=True))
@@ -249,8 +269,9 @@ def _loops(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> d
     order = [columns, *row_loops] if values["order"] == 0 else [*row_loops, columns]
     sch.reorder(*order, rows, steps, *windows, line, row, vectors, lane, depth)
     fused = min(values["depth"], len(order))
+    same_panel = math.prod(int(sch.get(loop).extent) for loop in order[1:fused]) if values["order"] == 0 else 1
     outer = sch.fuse(*order[:fused], preserve_unit_iters=True) if fused > 1 else order[0]
-    return {"outer": outer, "tile": rows, "reduction": steps}
+    return {"outer": outer, "tile": rows, "reduction": steps, "fused": same_panel}
 
 
 def _write(sch: Any, writer: Any, plan: TilePlan) -> None:

@@ -127,6 +127,9 @@ class TileContraction(TiledContraction):
         ok &= (v["depth"] == 0) | (cost.chunks > 1) & ~cost.redundant_depth
         if self._hardware.threads == 1:
             ok &= (v["depth"] == 0) | (v["pad"] == PAD_AT_OUTER)
+        elif self._shares_rows():
+            column_tiles = -(-plan.vector_extent // v["nr"])
+            ok &= (v["order"] == 1) | (v["depth"] == 0) | (column_tiles < self._hardware.threads)
         result: NDArray[np.bool_] = ok
         return result
 
@@ -167,7 +170,7 @@ class TileContraction(TiledContraction):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
-        return schedule_tiles(self._mod, self.plan, values, self._hardware.threads > 1)
+        return schedule_tiles(self._mod, self.plan, values, self._hardware)
 
     def _make_knobs(self) -> tuple[Knob, ...]:
         plan = self.plan

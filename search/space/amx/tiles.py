@@ -19,6 +19,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from ..access import dtype_bytes
+from ..contraction.prefetch import NEXT_PANEL, Operand, loops_around, with_fetches
 from ..expressions import binding_of, evaluate, substitute, uses
 from .code import (
     CONFIGURE,
@@ -71,7 +72,7 @@ def multiply_tiles(func: Any) -> Any:
         return _with_code(configuration_code(), tirx.SeqStmt([steps[0], _with_body(loop, loop.body), steps[1]]))
 
     def tiles(loop: Any) -> Any:
-        return _Tiles(loop).statement() if AMX_TILES in loop.annotations else loop
+        return _Tiles(loop).statement(loops_around(func, loop)) if AMX_TILES in loop.annotations else loop
 
     def halves(loop: Any) -> Any:
         return _split(loop) if HALVES in loop.annotations else loop
@@ -120,8 +121,8 @@ class _Tiles:
         self.left, self.right, self.sums = left, right, store
         self.step_bytes = dtype_bytes(self.product.left) * (self._place(left, row, 1) - self._place(left, row, 0))
 
-    def statement(self) -> Any:
-        """Zeros, the products, the stores."""
+    def statement(self, around: list[Any]) -> Any:
+        """Zeros, the products, the stores; `around` are the loops around all, outermost first."""
         shape = self.rows, self.columns
         row_starts, parts = self._row_starts(), self.product.parts
         half = self.product.depth // parts
@@ -132,9 +133,9 @@ class _Tiles:
             *(self._address(self.left, line, row, part * half) for part in range(parts) for line, row in row_starts),
             *self._kept(),
         )
-        loops: Any = multiply
+        loops: Any = with_fetches(self._fetches(around), multiply)
         for loop in reversed(self.reduction):
-            annotations = {name: value for name, value in loop.annotations.items() if name != AMX_TILES}
+            annotations = {n: value for n, value in loop.annotations.items() if n not in (AMX_TILES, NEXT_PANEL)}
             loops = tirx.For(
                 loop.loop_var, loop.min, loop.extent, loop.kind, loops, loop.thread_binding, annotations=annotations
             )
@@ -147,6 +148,15 @@ class _Tiles:
         )
         body = tirx.SeqStmt([_call(zero_name(*shape)), loops, store])
         return _with_code(tile_code(self.product, *shape), body)
+
+    def _fetches(self, around: list[Any]) -> list[Any]:
+        """What each step asks for."""
+        mark = self.reduction[0].annotations.get(NEXT_PANEL)
+        if mark is None:
+            return []
+        _, fused, dimension = (int(value) for value in mark)
+        operand = Operand(self.right.source, list(self.right.indices), self.tile)
+        return operand.next_panel(self.reduction, around, fused, dimension)
 
     def _place(self, load: Any, variable: Any, value: int) -> int:
         """Where an operand is read, in elements, when a loop has a value and all others are zero."""

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import s_tir, sym, tirx
@@ -38,7 +39,7 @@ from tvm.ir.expr import TensorLoad
 from ..access import dtype_bytes
 from ..expressions import binding_of, substitute, uses
 
-__all__ = ["FETCH_AHEAD", "NEXT_PANEL", "prefetch_operands"]
+__all__ = ["FETCH_AHEAD", "NEXT_PANEL", "Operand", "loops_around", "prefetch_operands", "with_fetches"]
 
 FETCH_AHEAD = "eqtune.fetch_ahead"
 """Annotation of the innermost loop of a reduction that is not unrolled: how many of its steps ahead to ask."""
@@ -48,28 +49,38 @@ NEXT_PANEL = "eqtune.next_panel"
 panels read the same one, because other loops were fused into it; and which dimension of the packed weights counts
 panels."""
 
-MOST_LINES = 4
-"""Of the next panel, that one step may ask for: with fewer rows, all time goes into reading."""
+MOST_LINES = 32
+"""Of the next panel, that one step may ask for: where it takes more, all time goes into reading."""
 
 LINE_BYTES = 64
 
 NEAR, FAR = "eqtune_fetch_near", "eqtune_fetch_far"
-"""Functions of an address, which fetch into the first-level cache, and into the second-level one."""
+"""Functions of an address, which fetch into the first-level cache, and into the second-level one. With a number behind
+their name, they fetch so many lines that follow each other."""
 
-_CODE = f"""
-declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
-define void @{NEAR}(ptr %address) #0 {{
-  call void @llvm.prefetch.p0(ptr %address, i32 0, i32 3, i32 1) #1
-  ret void
-}}
-define void @{FAR}(ptr %address) #0 {{
-  call void @llvm.prefetch.p0(ptr %address, i32 0, i32 2, i32 1) #1
-  ret void
-}}
-attributes #0 = {{ alwaysinline nounwind }}
-attributes #1 = {{ memory(inaccessiblemem: readwrite) }}
-"""
-"""Without the last line, LLVM takes a prefetch for one that may write the sums, and keeps none in a register."""
+
+def _code(functions: Iterable[tuple[str, int]]) -> str:
+    """The functions, each with its lines, as a module of LLVM."""
+    parts = ["declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)"]
+    for level, lines in functions:
+        locality = 3 if level == NEAR else 2
+        parts.append(f"define void @{level}_{lines}(ptr %address) #0 {{")
+        for line in range(lines):
+            parts.append(f"  %p{line} = getelementptr i8, ptr %address, i64 {line * LINE_BYTES}")
+            parts.append(f"  call void @llvm.prefetch.p0(ptr %p{line}, i32 0, i32 {locality}, i32 1) #1")
+        parts += ["  ret void", "}"]
+    parts.append("attributes #0 = { alwaysinline nounwind }")
+    # Without this, LLVM takes a prefetch for one that may write the sums, and keeps none in a register.
+    parts.append("attributes #1 = { memory(inaccessiblemem: readwrite) }")
+    return "\n".join(parts)
+
+
+class Fetch(NamedTuple):
+    """Lines that follow each other, to be fetched into the cache of a level; `address` is the first one's."""
+
+    level: str
+    lines: int
+    address: Any
 
 
 def prefetch_operands(func: Any) -> Any:
@@ -77,27 +88,46 @@ def prefetch_operands(func: Any) -> Any:
 
     Raises ValueError for a marked loop that multiplies nothing by vectors: marks may come from records of others.
     """
-    loops: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append), order="pre")
+    loops = loops_around(func)
     if not any(map(_is_marked, loops)):
         return func
 
     def fetching(loop: Any) -> Any:
         if not _is_marked(loop):
             return loop
-        reads = _Reads(loop)
-        calls = []
+        operand = _vectorised_operand(loop)
+        fetches: list[Fetch] = []
         if FETCH_AHEAD in loop.annotations:
-            calls += reads.ahead(int(loop.annotations[FETCH_AHEAD]))
+            fetches += operand.ahead(loop, int(loop.annotations[FETCH_AHEAD]))
         if NEXT_PANEL in loop.annotations:
-            around = [other for other in loops if _contains(other, loop)]
-            calls += reads.next_panel(around, *(int(value) for value in loop.annotations[NEXT_PANEL]))
+            around = loops_around(func, loop)
+            reductions, fused, dimension = (int(value) for value in loop.annotations[NEXT_PANEL])
+            first = len(around) - reductions
+            fetches += operand.next_panel([*around[first:], loop], around[:first], fused, dimension)
         kept = {key: value for key, value in loop.annotations.items() if key not in (FETCH_AHEAD, NEXT_PANEL)}
-        body = tirx.SeqStmt([*calls, loop.body])
-        result = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=kept)
-        return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", _CODE, result)
+        return with_fetches(
+            fetches,
+            loop.body,
+            lambda body: tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=kept),
+        )
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, fetching)))
+
+
+def loops_around(func: Any, loop: Any = None) -> list[Any]:
+    """The loops of a PrimFunc, or those around one of them: outermost first."""
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append), order="pre")
+    return loops if loop is None else [other for other in loops if _contains(other, loop)]
+
+
+def with_fetches(fetches: Sequence[Fetch], body: Any, around: Callable[[Any], Any] = lambda body: body) -> Any:
+    """The body after the fetches, in what is put around both."""
+    if not fetches:
+        return around(body)
+    calls = [tirx.Evaluate(tirx.call_extern("void", f"{one.level}_{one.lines}", one.address)) for one in fetches]
+    code = _code(sorted({(one.level, one.lines) for one in fetches}))
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", code, around(tirx.SeqStmt([*calls, body])))
 
 
 def _is_marked(loop: Any) -> bool:
@@ -110,71 +140,81 @@ def _contains(loop: Any, marked: Any) -> bool:
     return any(variable.same_as(marked.loop_var) for variable in found)
 
 
-class _Reads:
-    """What a marked loop reads by vectors: the first such operand of its products."""
+def _vectorised_operand(loop: Any) -> Operand:
+    """What a loop reads by vectors: the first such operand of its products."""
+    inside: list[Any] = []
+    realized: list[Any] = []
+    tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
+    lanes = [inner.loop_var for inner in inside if inner.kind == tirx.ForKind.VECTORIZED]
+    for realize in realized:
+        loads: list[Any] = []
+        store = realize.block.body
+        tvm_ffi.structural_walk(getattr(store, "value", store), (TensorLoad, loads.append))
+        for load in loads:
+            index = [substitute(part, binding_of(realize)) for part in load.indices]
+            if uses(index[-1], *lanes) and not load.source.same_as(store.buffer):
+                return Operand(load.source, index, inside)
+    raise ValueError("a loop that is to fetch an operand multiplies none by vectors")
 
-    def __init__(self, loop: Any) -> None:
-        self._loop = loop
-        self._dtype = str(loop.loop_var.ty.dtype)
-        self._inside: list[Any] = []
-        realized: list[Any] = []
-        tvm_ffi.structural_walk(loop.body, [(tirx.For, self._inside.append), (s_tir.SBlockRealize, realized.append)])
-        lanes = [inner.loop_var for inner in self._inside if inner.kind == tirx.ForKind.VECTORIZED]
-        for realize in realized:
-            loads: list[Any] = []
-            store = realize.block.body
-            tvm_ffi.structural_walk(getattr(store, "value", store), (TensorLoad, loads.append))
-            for load in loads:
-                index = [substitute(part, binding_of(realize)) for part in load.indices]
-                if uses(index[-1], *lanes) and not load.source.same_as(store.buffer):
-                    self._source, self._index = load.source, index
-                    self._per_line = LINE_BYTES // dtype_bytes(str(load.source.dtype))
-                    return
-        raise ValueError("a loop that is to fetch an operand multiplies none by vectors")
 
-    def ahead(self, steps: int) -> list[Any]:
-        """Ask for all that the loop reads so many steps later."""
-        later = [(self._loop.loop_var, self._loop.loop_var + self._number(steps))]
+@dataclass(frozen=True)
+class Operand:
+    """An operand, where it is read, and the loops inside a step of the reduction."""
+
+    source: Any
+    index: Sequence[Any]
+    inside: Sequence[Any]
+
+    @property
+    def _per_line(self) -> int:
+        return LINE_BYTES // dtype_bytes(str(self.source.dtype))
+
+    def ahead(self, loop: Any, steps: int) -> list[Fetch]:
+        """All that the loop reads so many steps later."""
+        later = [(loop.loop_var, loop.loop_var + _number(loop, steps))]
         return [
-            self._fetch(NEAR, [substitute(part, [*later, *places]) for part in self._index])
+            self._fetch(NEAR, 1, [substitute(part, [*later, *places]) for part in self.index])
             for places in self._vectors()
         ]
 
-    def next_panel(self, around: list[Any], reductions: int, fused: int, dimension: int) -> list[Any]:
-        """Ask for a share of the next panel; `around` are the loops around, outermost first, the rest as annotated."""
-        reduction = [*around[len(around) - reductions :], self._loop]
-        index = self._at_zero([*self._inside, *reduction])
-        step, steps = self._number(0), 1  # of all that read this panel, one after the other
+    def next_panel(self, reduction: Sequence[Any], around: Sequence[Any], fused: int, dimension: int) -> list[Fetch]:
+        """A share of the next panel in each step; nothing where that would be too much.
+
+        `reduction` are its loops, `around` those around them, outermost first, the rest as annotated.
+        """
+        index = self._at_zero([*self.inside, *reduction])
+        step, steps = _number(reduction[0], 0), 1  # of all that read this panel, one after the other
         for inner in reversed(reduction):
-            step, steps = step + inner.loop_var * self._number(steps), steps * int(inner.extent)
-        for outer in reversed(around[: len(around) - reductions]):
+            step, steps = step + inner.loop_var * _number(inner, steps), steps * int(inner.extent)
+        for outer in reversed(around):
             if uses(index[dimension], outer.loop_var):
-                step, steps = step + outer.loop_var % self._number(fused) * self._number(steps), steps * fused
+                step, steps = step + outer.loop_var % _number(outer, fused) * _number(outer, steps), steps * fused
                 break
-            step, steps = step + outer.loop_var * self._number(steps), steps * int(outer.extent)
-        share = math.ceil(math.prod(int(extent) for extent in self._source.shape[dimension + 1 :]) / steps)
-        index[dimension] = (index[dimension] + self._number(1)) % self._number(int(self._source.shape[dimension]))
-        lines = min(MOST_LINES, math.ceil(share / self._per_line))
-        first = index[-1] + step * self._number(share)
-        return [self._fetch(FAR, [*index[:-1], first + self._number(line * self._per_line)]) for line in range(lines)]
+            step, steps = step + outer.loop_var * _number(outer, steps), steps * int(outer.extent)
+        share = math.ceil(math.prod(int(extent) for extent in self.source.shape[dimension + 1 :]) / steps)
+        lines = math.ceil(share / self._per_line)
+        if lines > MOST_LINES:
+            return []
+        panels = int(self.source.shape[dimension])
+        index[dimension] = (index[dimension] + _number(reduction[0], 1)) % _number(reduction[0], panels)
+        return [self._fetch(FAR, lines, [*index[:-1], index[-1] + step * _number(reduction[0], share)])]
 
     def _vectors(self) -> Iterator[list[tuple[Any, Any]]]:
         """The variables of the loops inside for each line that one step reads."""
-        used = [inner for inner in self._inside if any(uses(part, inner.loop_var) for part in self._index)]
+        used = [inner for inner in self.inside if any(uses(part, inner.loop_var) for part in self.index)]
         strides = [self._per_line if inner.kind == tirx.ForKind.VECTORIZED else 1 for inner in used]
         ranges = [range(0, int(inner.extent), stride) for inner, stride in zip(used, strides, strict=True)]
         for values in itertools.product(*ranges):
-            yield [(inner.loop_var, self._number(value)) for inner, value in zip(used, values, strict=True)]
+            yield [(inner.loop_var, _number(inner, value)) for inner, value in zip(used, values, strict=True)]
 
-    def _at_zero(self, loops: list[Any]) -> list[Any]:
-        zeros = [(loop.loop_var, tirx.IntImm(str(loop.loop_var.ty.dtype), 0)) for loop in loops]
-        return [substitute(part, zeros) for part in self._index]
+    def _at_zero(self, loops: Sequence[Any]) -> list[Any]:
+        return [substitute(part, [(loop.loop_var, _number(loop, 0)) for loop in loops]) for part in self.index]
 
-    def _fetch(self, function: str, index: list[Any]) -> Any:
-        """Ask for one line. It may lie beyond the operand: nothing is read."""
-        analyzer = sym.Analyzer()
-        address = tirx.address_of(tirx.BufferLoad(self._source, [analyzer.simplify(part) for part in index]))
-        return tirx.Evaluate(tirx.call_extern("void", function, address))
+    def _fetch(self, level: str, lines: int, index: list[Any]) -> Fetch:
+        """Lines that may lie beyond the operand: nothing is read."""
+        simplified = [sym.Analyzer().simplify(part) for part in index]
+        return Fetch(level, lines, tirx.address_of(tirx.BufferLoad(self.source, simplified)))
 
-    def _number(self, value: int) -> Any:
-        return tirx.IntImm(self._dtype, value)
+
+def _number(loop: Any, value: int) -> Any:
+    return tirx.IntImm(str(loop.loop_var.ty.dtype), value)

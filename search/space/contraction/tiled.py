@@ -26,6 +26,7 @@ from .prefetch import FETCH_AHEAD, NEXT_PANEL
 from .spread_groups import SPREAD_GROUPS
 
 __all__ = [
+    "LEAST_FAR_BYTES",
     "index_map",
     "overlapping_columns",
     "overlapping_rows",
