@@ -96,9 +96,10 @@ def load(directory: Path) -> None:
 
 
 def without_code(function: Any) -> Any:
-    """The function without the LLVM code that it brings along: what it calls is looked for in the process."""
+    """The function without the LLVM code of AMX that it brings along: what it calls is looked for in the process."""
 
     def strip(attribute: Any) -> Any:
-        return attribute.body if attribute.attr_key == "pragma_import_llvm" else attribute
+        emulated = attribute.attr_key == "pragma_import_llvm" and "llvm.x86" in str(attribute.value)
+        return attribute.body if emulated else attribute
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, strip)))

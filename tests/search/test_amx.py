@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,9 @@ KERNELS = {
 }
 
 
-def candidates(mod: Any, count: int) -> list[Any]:
+def candidates(mod: Any, count: int, hardware: Hardware = HARDWARE) -> list[Any]:
     """Random legal decisions of the sketch."""
-    space = build_space(mod, HARDWARE)
+    space = build_space(mod, hardware)
     assert space.sketches[0].name == "amx"
     rng = np.random.default_rng(0)
     points = np.zeros((20_000, 1 + space.cardinalities.shape[1]), dtype=np.int16)
@@ -130,6 +131,19 @@ def test_candidates_compute_the_kernel(name: str) -> None:
         f"candidate{i}": serial(amx_on_cpu.without_code(prepare_for_lowering(schedule.mod["main"])))
         for i, schedule in enumerate(candidates(mod, 6))
     }
+    check(mod, functions, detect_target(1))
+
+
+@pytest.mark.usefixtures("emulation")
+@pytest.mark.parametrize("mod", [product(64, 256, 256), conv(14, 64, 64, 3, padding=(1, 1))], ids=["product", "window"])
+def test_weights_behind_a_slow_cache_are_asked_for(mod: Any) -> None:
+    schedules = candidates(permitted(mod), 12, replace(HARDWARE, l3_bytes=480 << 20))
+    functions = {
+        f"candidate{i}": serial(amx_on_cpu.without_code(prepare_for_lowering(schedule.mod["main"])))
+        for i, schedule in enumerate(schedules)
+    }
+    asking = [name for name, function in functions.items() if "eqtune_fetch_far" in function.script()]
+    assert 0 < len(asking) < len(functions)
     check(mod, functions, detect_target(1))
 
 
