@@ -328,17 +328,16 @@ class LocalMeasurer:
         return [to_measurement(candidate, trial) for candidate, trial in zip(candidates, trials, strict=True)]
 
     def _until_undisturbed(self, trials: Sequence[_Trial], best_s: Mapping[str, float]) -> Iterator[_Trial]:
-        """The trials in turn; then those again that ran while the machine was disturbed and may be the fastest, as
-        long as patience lasts.
+        """The trials in turn; then those again that ran while the machine was disturbed and may be the fastest, once,
+        and on as long as patience lasts.
         """
         started_s = time.monotonic()
         yield from self._in_turn(trials, self._timeout_s)
         until = time.monotonic() + PATIENCE * (time.monotonic() - started_s)
-        while time.monotonic() < until:
-            doubtful = [t for t in trials if t.disturbed and t.latency_s < DISTURBED_FACTOR * best_s[t.task]]
-            if not doubtful:
-                break
+        while doubtful := [t for t in trials if t.disturbed and t.latency_s < DISTURBED_FACTOR * best_s[t.task]]:
             yield from self._in_turn(doubtful, self._timeout_s)
+            if time.monotonic() >= until:
+                break
 
     def _trial(self, task: Task, spec: dict[str, Any]) -> _Trial:
         if task.workload_hash not in self._workloads:
