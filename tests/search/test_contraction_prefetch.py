@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import tirx
 
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.contraction.prefetch import FAR, FETCH_AHEAD, NEAR, NEXT_PANEL, prefetch_operands
 from eqtune.search.space.expressions import evaluate
 from eqtune.search.space.lowering import prepare_for_lowering
-from eqtune.tasks import extract_tasks, lower_to_kernels
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_space_contraction import conv, matmul
 
 WIDE = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
 """Nothing runs on it."""
@@ -31,29 +35,12 @@ PRODUCT = (35, 128, 512)
 
 
 def product(rows: int, columns: int, depth: int) -> Any:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
-    w = relax.const(np.zeros((depth, columns), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.matmul(x, w))
-        builder.emit_func_output(result)
-    (task,) = extract_tasks(lower_to_kernels(builder.get(), WIDE))
-    return task.mod
+    return matmul((rows, depth), (depth, columns), weights=[1])
 
 
-def convolution(pixels: int, channels: int, filters: int) -> Any:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((1, pixels, pixels, channels), "float32"))
-    w = relax.const(np.zeros((3, 3, channels, filters), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(
-                relax.op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="HWIO", out_layout="NHWC")
-            )
-        builder.emit_func_output(result)
-    (task,) = extract_tasks(lower_to_kernels(builder.get(), WIDE))
-    return task.mod
+def convolution(size: int, channels: int, filters: int) -> Any:
+    """The image is one wider than high."""
+    return conv(channels, size, filters, 3, "NHWC", "HWIO", padding=1)
 
 
 def scheduled(mod: Any, hardware: Hardware, **values: int) -> Any:
@@ -101,8 +88,8 @@ def test_only_weights_behind_a_slow_cache_are_asked_for(hardware: Hardware) -> N
         (product(*PRODUCT), {"order": 1, "depth": 1, "chunk": 5}),
         (product(*PRODUCT), {"order": 1, "depth": 2, "chunk": 1}),
         (product(*PRODUCT), {"mr": 3, "nr": 48}),
-        (convolution(14, 64, 64), {"mr": 7, "m2": 2}),
-        (convolution(14, 64, 64), {"mr": 14, "nr": 32, "order": 1, "depth": 2, "pad": 1}),
+        (convolution(14, 64, 64), {"mr": 5, "m2": 2}),
+        (convolution(14, 64, 64), {"mr": 15, "nr": 16, "order": 1, "depth": 2, "pad": 1}),
     ],
 )
 def test_asking_changes_no_result(mod: Any, values: Mapping[str, int]) -> None:
@@ -154,6 +141,19 @@ def test_a_forged_mark_is_refused(mark: dict[str, Any]) -> None:
     function = tirx.PrimFunc([buffer], loop)
     with pytest.raises(ValueError, match="multiplies none"):
         prefetch_operands(function)
+
+
+@pytest.mark.parametrize("mark", [[0, 1, 2], [0, 1, -1], [0, 0, 0]])
+def test_a_forged_panel_is_refused(mark: list[int]) -> None:
+    function = scheduled(product(*PRODUCT), SLOW_CACHE)
+
+    def forge(loop: Any) -> Any:
+        if NEXT_PANEL not in loop.annotations:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations={NEXT_PANEL: mark})
+
+    with pytest.raises(ValueError, match="counts panels"):
+        prefetch_operands(function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, forge))))
 
 
 def test_threads_share_the_rows_of_an_image_that_outweighs_the_weights() -> None:

@@ -8,7 +8,6 @@ Both are filled up with zeros.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from ..access import Access
 from ..contraction.dot import dimension_of, local_sums, read_of, spread_outer_loops, zero_of
 from ..contraction.plan import whole_width
 from ..contraction.prefetch import NEXT_PANEL
-from ..contraction.tiled import AHEAD, LEAST_FAR_BYTES, PAD_AT_OUTER, index_map, schedule_padding
+from ..contraction.tiled import AHEAD, LEAST_FAR_BYTES, PAD_AT_OUTER, index_map, readers_of_panel, schedule_padding
 from ..hardware import Hardware
 from .halves import HALVES
 from .plan import TilePlan
@@ -64,7 +63,7 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], hardware
         staged = None
     panel = _pack_right(sch, block, plan, values)
     (writer,) = local_sums(sch, block, plan)
-    loops = _loops(sch, block, plan, values)
+    loops = _loops(sch, block, plan, values, hardware)
     sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
     _write(sch, writer, plan)
     inside = values["pad"] == PAD_AT_OUTER
@@ -85,8 +84,6 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], hardware
     sch.annotate(loops["outer"], AMX_CONFIGURED, 1)
     marks = [PRODUCTS.index(plan.product), len(plan.reduction), tile_height(values["mr"])]
     sch.annotate(loops["reduction"], AMX_TILES, marks)
-    if _asks_for_weights(plan, values, hardware):
-        sch.annotate(loops["reduction"], NEXT_PANEL, [0, loops["fused"], _panels_dimension(plan)])
     return sch
 
 
@@ -250,11 +247,8 @@ def _copy_panels(sch: Any, panel: Any, plan: TilePlan, values: Mapping[str, int]
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
 
 
-def _loops(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> dict[str, Any]:
-    """Split, order and fuse; returns the loops that other steps attach to.
-
-    With them, how many iterations of the loop over panels read the same one.
-    """
+def _loops(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int], hardware: Hardware) -> dict[str, Any]:
+    """Split, order and fuse; returns the loops that other steps attach to."""
     merged = {axis.position for axis in plan.unrolled[1:]}
     axes = [axis for axis in plan.contraction.block.axes if axis.position not in merged]
     loop = dict(zip((axis.position for axis in axes), sch.get_loops(block), strict=True))
@@ -274,9 +268,11 @@ def _loops(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> d
     order = [columns, *row_loops] if values["order"] == 0 else [*row_loops, columns]
     sch.reorder(*order, rows, steps, *windows, line, row, vectors, lane, depth)
     fused = min(values["depth"], len(order))
-    same_panel = math.prod(int(sch.get(loop).extent) for loop in order[1:fused]) if values["order"] == 0 else 1
+    if _asks_for_weights(plan, values, hardware):
+        readers = readers_of_panel(sch, order, fused, values)
+        sch.annotate(steps, NEXT_PANEL, [0, readers, _panels_dimension(plan)])
     outer = sch.fuse(*order[:fused], preserve_unit_iters=True) if fused > 1 else order[0]
-    return {"outer": outer, "tile": rows, "reduction": steps, "fused": same_panel}
+    return {"outer": outer, "tile": rows, "reduction": steps}
 
 
 def _write(sch: Any, writer: Any, plan: TilePlan) -> None:

@@ -127,9 +127,8 @@ class TileContraction(TiledContraction):
         ok &= (v["depth"] == 0) | (cost.chunks > 1) & ~cost.redundant_depth
         if self._hardware.threads == 1:
             ok &= (v["depth"] == 0) | (v["pad"] == PAD_AT_OUTER)
-        elif self._shares_rows():
-            column_tiles = -(-plan.vector_extent // v["nr"])
-            ok &= (v["order"] == 1) | (v["depth"] == 0) | (column_tiles < self._hardware.threads)
+        else:
+            ok &= self._shares_operands(v, -(-plan.vector_extent // v["nr"]))
         result: NDArray[np.bool_] = ok
         return result
 

@@ -72,7 +72,7 @@ def multiply_tiles(func: Any) -> Any:
         return _with_code(configuration_code(), tirx.SeqStmt([steps[0], _with_body(loop, loop.body), steps[1]]))
 
     def tiles(loop: Any) -> Any:
-        return _Tiles(loop).statement(loops_around(func, loop)) if AMX_TILES in loop.annotations else loop
+        return _Tiles(loop).statement(func) if AMX_TILES in loop.annotations else loop
 
     def halves(loop: Any) -> Any:
         return _split(loop) if HALVES in loop.annotations else loop
@@ -121,8 +121,8 @@ class _Tiles:
         self.left, self.right, self.sums = left, right, store
         self.step_bytes = dtype_bytes(self.product.left) * (self._place(left, row, 1) - self._place(left, row, 0))
 
-    def statement(self, around: list[Any]) -> Any:
-        """Zeros, the products, the stores; `around` are the loops around all, outermost first."""
+    def statement(self, func: Any) -> Any:
+        """Zeros, the products, the stores, as they are in a PrimFunc."""
         shape = self.rows, self.columns
         row_starts, parts = self._row_starts(), self.product.parts
         half = self.product.depth // parts
@@ -133,7 +133,7 @@ class _Tiles:
             *(self._address(self.left, line, row, part * half) for part in range(parts) for line, row in row_starts),
             *self._kept(),
         )
-        loops: Any = with_fetches(self._fetches(around), multiply)
+        loops: Any = with_fetches(self._fetches(func), multiply)
         for loop in reversed(self.reduction):
             annotations = {n: value for n, value in loop.annotations.items() if n not in (AMX_TILES, NEXT_PANEL)}
             loops = tirx.For(
@@ -149,14 +149,14 @@ class _Tiles:
         body = tirx.SeqStmt([_call(zero_name(*shape)), loops, store])
         return _with_code(tile_code(self.product, *shape), body)
 
-    def _fetches(self, around: list[Any]) -> list[Any]:
+    def _fetches(self, func: Any) -> list[Any]:
         """What each step asks for."""
         mark = self.reduction[0].annotations.get(NEXT_PANEL)
         if mark is None:
             return []
         _, fused, dimension = (int(value) for value in mark)
         operand = Operand(self.right.source, list(self.right.indices), self.tile)
-        return operand.next_panel(self.reduction, around, fused, dimension)
+        return operand.next_panel(self.reduction, loops_around(func, self.reduction[0]), fused, dimension)
 
     def _place(self, load: Any, variable: Any, value: int) -> int:
         """Where an operand is read, in elements, when a loop has a value and all others are zero."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ def prefetch_operands(func: Any) -> Any:
 
     Raises ValueError for a marked loop that multiplies nothing by vectors: marks may come from records of others.
     """
-    loops = loops_around(func)
+    loops = _loops_of(func)
     if not any(map(_is_marked, loops)):
         return func
 
@@ -105,29 +105,31 @@ def prefetch_operands(func: Any) -> Any:
             first = len(around) - reductions
             fetches += operand.next_panel([*around[first:], loop], around[:first], fused, dimension)
         kept = {key: value for key, value in loop.annotations.items() if key not in (FETCH_AHEAD, NEXT_PANEL)}
-        return with_fetches(
-            fetches,
-            loop.body,
-            lambda body: tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=kept),
-        )
+        body = with_fetches(fetches, loop.body)
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=kept)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, fetching)))
 
 
-def loops_around(func: Any, loop: Any = None) -> list[Any]:
-    """The loops of a PrimFunc, or those around one of them: outermost first."""
-    loops: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append), order="pre")
-    return loops if loop is None else [other for other in loops if _contains(other, loop)]
+def loops_around(func: Any, loop: Any) -> list[Any]:
+    """The loops of a PrimFunc around one of them, outermost first."""
+    return [other for other in _loops_of(func) if _contains(other, loop)]
 
 
-def with_fetches(fetches: Sequence[Fetch], body: Any, around: Callable[[Any], Any] = lambda body: body) -> Any:
-    """The body after the fetches, in what is put around both."""
+def with_fetches(fetches: Sequence[Fetch], body: Any) -> Any:
+    """The body after the fetches."""
     if not fetches:
-        return around(body)
+        return body
     calls = [tirx.Evaluate(tirx.call_extern("void", f"{one.level}_{one.lines}", one.address)) for one in fetches]
     code = _code(sorted({(one.level, one.lines) for one in fetches}))
-    return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", code, around(tirx.SeqStmt([*calls, body])))
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", code, tirx.SeqStmt([*calls, body]))
+
+
+def _loops_of(func: Any) -> list[Any]:
+    """All loops, outer ones before those inside."""
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append), order="pre")
+    return loops
 
 
 def _is_marked(loop: Any) -> bool:
@@ -180,8 +182,11 @@ class Operand:
     def next_panel(self, reduction: Sequence[Any], around: Sequence[Any], fused: int, dimension: int) -> list[Fetch]:
         """A share of the next panel in each step; nothing where that would be too much.
 
-        `reduction` are its loops, `around` those around them, outermost first, the rest as annotated.
+        `reduction` are its loops, `around` those around them, outermost first, the rest as annotated. Raises ValueError
+        where the annotation does not fit the operand.
         """
+        if fused < 1 or not 0 <= dimension < len(self.index) - 1:
+            raise ValueError(f"no dimension {dimension} of {len(self.index)} counts panels that {fused} loops read")
         index = self._at_zero([*self.inside, *reduction])
         step, steps = _number(reduction[0], 0), 1  # of all that read this panel, one after the other
         for inner in reversed(reduction):

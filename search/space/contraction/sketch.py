@@ -91,8 +91,7 @@ class TiledContraction(Sketch):
             ok &= ~(t.ragged_columns if plan.vector in plan.contraction.columns else t.ragged_rows)
         if self._hardware.threads > 1:
             ok &= (v["depth"] == 0) | (t.chunks > 1)
-            if self._shares_rows():
-                ok &= (v["order"] == 1) | (v["depth"] == 0) | (t.column_tiles < self._hardware.threads)
+            ok &= self._shares_operands(v, t.column_tiles)
         result: NDArray[np.bool_] = ok
         return result
 
@@ -111,12 +110,17 @@ class TiledContraction(Sketch):
         schedule_tiles(sch, self.plan, self._lanes, values, self._hardware)
         return sch
 
-    def _shares_rows(self) -> bool:
-        """Whether threads take rows, not columns: all would read all of the left operand, which the kernel before wrote
-        from every core, through a cache as slow as memory. Alone, a kernel finds it in each core's own.
+    def _shares_operands(self, v: Mapping[str, NDArray[Any]], column_tiles: NDArray[Any]) -> NDArray[np.bool_]:
+        """Where threads take rows, or an image that is no larger than the weights allows for columns, shape [n].
+
+        Threads that share columns all read all of the left operand, which the kernel before wrote from every core,
+        through a cache as slow as memory. Alone, a kernel finds it in each core's own.
         """
         left, right = self.plan.contraction.left.access, self.plan.contraction.right.access
-        return self._hardware.last_cache_is_far and left.bytes > ROWS_PER_COLUMN * right.bytes
+        by_rows = (v["order"] == 1) | (v["depth"] == 0) | (column_tiles < self._hardware.threads)
+        small = not self._hardware.last_cache_is_far or left.bytes <= ROWS_PER_COLUMN * right.bytes
+        result: NDArray[np.bool_] = by_rows | small
+        return result
 
     def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}

@@ -30,6 +30,7 @@ __all__ = [
     "index_map",
     "overlapping_columns",
     "overlapping_rows",
+    "readers_of_panel",
     "schedule_copy",
     "schedule_padding",
     "schedule_tiles",
@@ -163,6 +164,11 @@ def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
     if values["pack"] == AHEAD:
         sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
     return copy
+
+
+def readers_of_panel(sch: Any, order: list[Any], depth: int, values: Mapping[str, int]) -> int:
+    """How many iterations of the loop over panels read the same one, once `depth` of the loops in order are fused."""
+    return math.prod(int(sch.get(loop).extent) for loop in order[1:depth]) if values["order"] == 0 else 1
 
 
 def _ask_for_weights(
@@ -334,8 +340,7 @@ def _tile_loops(
     first = reduction[0] if len(reduction) > 1 else steps
     depth = min(values["depth"], len(order))
     if values["pack"] == AHEAD and hardware.last_cache_is_far:
-        fused = math.prod(int(sch.get(loop).extent) for loop in order[1:depth]) if values["order"] == 0 else 1
-        _ask_for_weights(sch, steps, plan, values, hardware, fused)
+        _ask_for_weights(sch, steps, plan, values, hardware, readers_of_panel(sch, order, depth, values))
     outermost = order[0] if depth <= 1 else sch.fuse(*order[:depth], preserve_unit_iters=True)
     inside = order.index(chunk) < depth
     if overlapping:
