@@ -6,10 +6,13 @@ import json
 import math
 from dataclasses import dataclass
 
-__all__ = ["NOT_MEASURED", "Context", "Record", "Workload", "notes_of"]
+__all__ = ["COLD_WEIGHTS", "NOT_MEASURED", "Context", "Record", "Workload", "notes_of"]
 
 NOT_MEASURED = "estimated by compiling, not measured"
 """Part of the device's name where nothing was run: such records never pass for measurements."""
+
+COLD_WEIGHTS = " (weights not cached)"
+"""End of the device's name where calls found their weights in no near cache, as in models with many."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Context:
     def measured(self) -> bool:
         """False when latencies are estimates: nothing was run."""
         return NOT_MEASURED not in self.device
+
+    @property
+    def machine(self) -> str:
+        """The device's name without how kernels were timed there."""
+        return self.device.removesuffix(COLD_WEIGHTS)
 
 
 @dataclass(frozen=True)

@@ -160,18 +160,15 @@ def without_weights() -> tvm.IRModule:
 
 
 class Watch:
-    """A measurer that prices everything the same and counts; weights from memory make a kernel wait for a second."""
+    """A measurer that prices everything the same and counts."""
 
     def __init__(self, price_s: float, fastest: int = 0) -> None:
         self.price_s, self.fastest, self.asked = price_s, fastest, 0
 
-    def price(
-        self, candidates: Sequence[tuple[Task, Sequence[Decision]]], cold_weights: bool = False
-    ) -> Sequence[Price]:
+    def price(self, candidates: Sequence[tuple[Task, Sequence[Decision]]]) -> Sequence[Price]:
         assert all(decisions for _, decisions in candidates)
         self.asked += len(candidates)
-        waits = [bool(cold_weights and task.weight_bytes) for task, _ in candidates]
-        return [Price(self.price_s, self.price_s + wait, self.fastest) for wait in waits]
+        return [Price(self.price_s, self.fastest) for _ in candidates]
 
 
 def source(database: RecordDatabase, measurer: Any, **settings: Any) -> KernelPrices:
@@ -196,28 +193,7 @@ def test_a_price_is_told_beside_its_estimate_to_whoever_debugs(
     caplog.set_level(logging.DEBUG, "eqtune")
     with RecordDatabase(tmp_path / "records.sqlite") as database:
         source(database, Watch(0.25))([kernel()])
-    assert "0.25 s (0.25 cold), estimated" in caplog.text
-
-
-def test_a_model_with_more_weights_than_the_caches_hold_waits_for_them(tmp_path: Path) -> None:
-    kernels = extract_tasks(lower_to_kernels(two_products(before=1), detect_target(1)))
-    task, other, *_ = (t for t in kernels if t.weight_bytes == 64 * 64 * 4)
-    (without,) = extract_tasks(lower_to_kernels(without_weights(), detect_target(1)))
-    with RecordDatabase(tmp_path / "records.sqlite") as database:
-        watch = Watch(0.25)
-        assert source(database, watch)([task]) == [0.25]
-        cold = source(database, watch, cold_weights=True)
-        assert cold([task, without]) == [1.25, 0.25]
-        assert cold.guess_s(task) == 0.25
-        assert cold.wait_s(other) == 1.0, "as long for each byte as another kernel"
-        cold.read_s_per_byte = 1e-10
-        assert cold.wait_s(other) == pytest.approx(64 * 64 * 4e-10), "but no longer than memory takes to deliver them"
-        assert cold.wait_s(task) == 1.0
-        assert source(database, watch, cold_weights=True)([task]) == [1.25], "kept with the records"
-        assert watch.asked == 3
-        database.add([Record(task.workload_hash, "", "", CONTEXT, (0.125,))])
-        assert source(database, watch, cold_weights=True)([task]) == [1.125]
-        assert source(database, watch)([task]) == [0.125]
+    assert "0.25 s, estimated" in caplog.text
 
 
 def test_the_candidate_that_was_fastest_is_the_first_choice_from_now_on(tmp_path: Path) -> None:
@@ -263,30 +239,11 @@ def test_prices_are_measured_without_running_the_untuned_kernel() -> None:
     assert len(decisions) > 1
     assert estimate_s > 0
     with LocalMeasurer(detect_target(1), hardware=Hardware(), threads=1, workers=1) as measurer:
-        ((price_s, same_s, _),) = measurer.price([(task, decisions)])
+        ((price_s, _),) = measurer.price([(task, decisions)])
         assert 0 < price_s < 1e-2
-        assert same_s == price_s
-        assert measurer.price([(task, [])]) == [(math.inf, math.inf, 0)]
+        assert measurer.price([(task, [])]) == [(math.inf, 0)]
         (measured,) = measurer.measure(task, decisions[:1])
         assert not measured.error, "it is compared with the reference all the same"
-
-
-@pytest.mark.slow
-def test_weights_from_memory_take_longer_than_weights_in_the_cache() -> None:
-    x = relax.Var("x", relax.TensorType((1, 1024), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            weight = relax.const(np.ones((1024, 512), "float32"))
-            result = builder.emit_output(relax.op.matmul(x, weight))
-        builder.emit_func_output(result)
-    (task,) = extract_tasks(lower_to_kernels(builder.get(), detect_target(1)))
-    assert task.weight_bytes == 1024 * 512 * 4
-    decisions, _ = defaults(build_space(task.mod, Hardware()))
-    with LocalMeasurer(detect_target(1), hardware=Hardware(), threads=1, workers=1) as measurer:
-        (price,) = measurer.price([(task, decisions)], cold_weights=True)
-    assert math.isfinite(price.cold_s)
-    assert price.cold_s > 1.2 * price.latency_s
 
 
 def test_under_a_budget_only_kernels_that_differ_are_measured() -> None:

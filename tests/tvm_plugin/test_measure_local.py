@@ -178,7 +178,8 @@ def test_what_ran_on_disturbed_cores_and_may_be_best_runs_again(measurer, monkey
 def test_a_crash_of_a_repeat_is_not_what_the_program_does(measurer, monkeypatch):
     task, decisions = matmul(3 * SIZE), [tiled()]
     measurer.baseline([task])
-    quiet, crash = {"disturbed": False}, {"error": "crash", "detail": "from outside"}
+    quiet = {"disturbed": False}
+    crash = quiet | {"error": "crash", "detail": "from outside"}
     run, answers = measurer._run, iter([{"disturbed": True}, crash, quiet])
     monkeypatch.setattr(measurer, "_run", lambda *some, **more: run(*some, **more) | next(answers))
     assert [m.error for m in measurer.measure(task, decisions)] == ["crash"]

@@ -283,15 +283,6 @@ def test_a_form_is_given_up_as_soon_as_a_part_of_it_is_too_slow(tmp_path: Path) 
     assert kernels[2].status.trials == 0
 
 
-def test_what_a_form_waits_for_its_weights_counts(tmp_path: Path) -> None:
-    sketches = {FAST: ToySketch(1.0, 5), SLOW: ToySketch(2.0, 5)}
-    variants = [Variant("waits", {FAST: 1}), Variant("does not wait", {SLOW: 1})]
-    loop = loop_over([kernel(n, s) for n, s in sketches.items()], LookUp(sketches), tmp_path, variants, trials=120)
-    loop.waits_s = {FAST: 1e-4}
-    loop.run()
-    assert [variant.name for variant in loop.variants] == ["does not wait"]
-
-
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     sketches = {K0: ToySketch(1.0, 5)}
     loop = loop_over([kernel(K0, sketches[K0])], LookUp(sketches, stop_after=32), tmp_path)

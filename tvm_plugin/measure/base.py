@@ -23,6 +23,7 @@ __all__ = [
     "Pricer",
     "RunsModels",
     "TakesPlainBaselines",
+    "TimesColdWeights",
 ]
 
 ERROR_KINDS = ("build_error", "timeout", "crash", "out_of_memory", "wrong_result")
@@ -75,16 +76,12 @@ class Price(NamedTuple):
     Attributes
     ----------
     latency_s : float
-        Of one call of many; `inf` where no candidate ran.
-    cold_s : float
-        Of a call whose weights come from memory, as in a model that has more of them than the caches hold; as
-        `latency_s` for a kernel without weights, or where nobody asked.
+        Of one call; `inf` where no candidate ran.
     fastest : int
         Which of the candidates it is, from 0.
     """
 
     latency_s: float
-    cold_s: float
     fastest: int = 0
 
 
@@ -126,13 +123,8 @@ class Measurer(Protocol):
 class Pricer(Protocol):
     """A measurer that can time candidates without a reference to compare them with."""
 
-    def price(
-        self, candidates: Sequence[tuple[Task, Sequence[Decision]]], cold_weights: bool = False
-    ) -> Sequence[Price]:
-        """The price of each task by these candidates of it. Outputs are not compared.
-
-        `cold_weights` asks for `Price.cold_s`, which not every measurer can tell.
-        """
+    def price(self, candidates: Sequence[tuple[Task, Sequence[Decision]]]) -> Sequence[Price]:
+        """The price of each task by these candidates of it. Outputs are not compared."""
 
 
 @runtime_checkable
@@ -149,6 +141,15 @@ class TakesPlainBaselines(Protocol):
 
     plain_baselines: bool
     """Assign it before the first measurement."""
+
+
+@runtime_checkable
+class TimesColdWeights(Protocol):
+    """A measurer that can time calls as they are in a model with more weights than the caches hold."""
+
+    model_bytes: int
+    """Bytes of all weights of such a model; 0 times kernels that are called again and again. Assign it before the first
+    measurement: `describe` names another device then, because such times are other times."""
 
 
 @runtime_checkable

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
+import functools
+import itertools
+import math
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
+from numpy.typing import NDArray
 
 from ..dtypes import numpy_dtype
+from ..transform.constants import ALIGNMENT, aligned_empty
+from ..transform.huge_pages import huge_memory
 from .arguments import Domain, Interface, as_comparable, poison, random_inputs
 from .build import Program
 from .check import ONE_OFF, mismatch, relative_tolerance
@@ -21,18 +27,31 @@ __all__ = ["Bench"]
 PACKED_LIMIT_BYTES = 512 * 1024**2
 """Packed weights are kept for the next candidate with the same packing, up to this size in all."""
 
-EVICT = "eqtune.evict_weights"
-"""Name of the function that TVM's timer calls before each call with cold weights."""
+WEIGHT_DTYPES = ("float64", "float32", "float16", "bfloat16", "int8", "uint8")
+"""What weights of products are; other constants (indices) are not exchanged."""
 
-_evicted: list[Any] = []
-"""What `EVICT` takes out of the caches; a worker times one kernel at a time."""
+MOST_TURNS = 256
+"""Pieces of memory that take turns as weights; with so many, they are no longer in the nearest caches."""
+
+WARM_UP_S = 10e-3
+"""Kernels that would take longer for all pieces do not wait long for their weights."""
+
+PATTERN_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """Arguments of calls: `count` different ones, over and over again; equal `key`s have equal ones."""
+
+    key: tuple[str, int]
+    count: int
+    endless: Iterator[list[Any]]
 
 
 class Bench:
     """Inputs of one kernel, its outputs, and the reference to compare them with.
 
-    Inputs stay in memory from call to call, as the activations and weights of a running model do: caches are not
-    flushed.
+    Inputs stay in memory from call to call, as the activations of a running model do: caches are not flushed.
 
     Parameters
     ----------
@@ -66,6 +85,7 @@ class Bench:
             spec = interface.params[position]
             self._buffers[position] = tvm.runtime.empty(spec.shape, spec.dtype, device)
         self._packed: dict[str, tuple[int, list[Any]]] = {}
+        self._cold: _Turns | None = None
 
     @property
     def nbytes(self) -> int:
@@ -88,23 +108,57 @@ class Bench:
         timer = program.module.time_evaluator(program.symbol, self._device, number=number, repeat=repeat)
         return [float(seconds) for seconds in timer(*self._arguments(program)).results]
 
-    def evaluate_cold(self, program: Program, calls: int) -> float:
-        """Seconds of one call that finds its weights in no cache, its other inputs where the call before left them.
+    def evaluate_cold(self, program: Program, number: int, repeat: int, model_bytes: int) -> list[float]:
+        """As `evaluate`, in a model with so many bytes of weights: those of a call were last read a run of it before.
 
-        The median of `calls`: each is timed alone, and may meet an interrupt.
+        Instead of its own, each call gets the next piece of memory of that size, in huge pages as those of models are;
+        what it computes is meaningless. All else is where the call before left it. Short kernels pass all pieces once
+        to warm up, or some: what was compiled meanwhile has taken the caches, and each core reads its own part.
         """
-        arguments = self._arguments(program)
-        timer = program.module.time_evaluator(program.symbol, self._device, number=1, repeat=calls, f_preproc=EVICT)
-        _evicted[:] = [arguments[position] for position in self._interface.weights]
-        try:
-            return statistics.median(float(seconds) for seconds in timer(*arguments).results)
-        finally:
-            _evicted.clear()
+        function = program.module.get_function(program.symbol)
+        turns = self._turns(program, model_bytes)
+        warm_by = time.perf_counter() + (WARM_UP_S if number > 1 else 0.0)
+        for _ in range(turns.count):
+            if time.perf_counter() >= warm_by:
+                break
+            function(*next(turns.endless))
+        averages_s = []
+        for _ in range(repeat):
+            started = time.perf_counter()
+            for _ in range(number):
+                function(*next(turns.endless))
+            averages_s.append((time.perf_counter() - started) / number)
+        return averages_s
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether some inputs are constants of the model."""
-        return bool(self._interface.weights)
+    def _turns(self, program: Program, model_bytes: int) -> _Turns:
+        """Arguments of one call after the other."""
+        key = program.packing.key if program.packing else "", model_bytes
+        if self._cold is None or self._cold.key != key:
+            turns = self._with_other_weights(self._arguments(program), model_bytes)
+            self._cold = _Turns(key, len(turns), itertools.cycle(turns))
+        return self._cold
+
+    def _with_other_weights(self, arguments: list[Any], model_bytes: int) -> list[list[Any]]:
+        """The arguments, as often as their weights fill a model's, with other memory as weights.
+
+        Only once, as they are, where there is no room for two, and where a weight may say what else is read.
+        """
+        weights = {p: arguments[p] for p in self._interface.weights if str(arguments[p].dtype) in WEIGHT_DTYPES}
+        sizes = {p: -(-_nbytes(tensor) // ALIGNMENT) * ALIGNMENT for p, tensor in weights.items()}
+        piece_bytes = sum(sizes.values())
+        if self._interface.index_bound is not None or not 0 < 2 * piece_bytes <= model_bytes:
+            return [arguments]
+        memory = _memory_of_weights(model_bytes)
+        result = []
+        for start in range(0, min(MOST_TURNS, memory.nbytes // piece_bytes) * piece_bytes, piece_bytes):
+            chosen = list(arguments)
+            for position, size in sizes.items():
+                tensor = weights[position]
+                place = tvm.runtime.from_dlpack(memory[start : start + _nbytes(tensor)])
+                chosen[position] = place._create_view(tensor.shape, str(tensor.dtype))
+                start += size
+            result.append(chosen)
+        return result
 
     def finite(self) -> bool:
         """Whether the outputs have neither NaN nor infinity."""
@@ -157,8 +211,18 @@ class Bench:
             del self._packed[next(iter(self._packed))]
 
 
-def _evict(*arguments: Any) -> None:
-    tvm.get_global_func("cache_flush_cpu_non_first_arg")(arguments[0], *_evicted)
+def _nbytes(tensor: Any) -> int:
+    return math.prod(tensor.shape) * numpy_dtype(str(tensor.dtype)).itemsize
 
 
-tvm_ffi.register_global_func(EVICT, _evict, override=True)
+@functools.cache
+def _memory_of_weights(nbytes: int) -> NDArray[np.uint8]:
+    """Memory that holds ordinary numbers in all of `WEIGHT_DTYPES`: neither NaN nor numbers that take longer."""
+    nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    memory = huge_memory(nbytes)
+    if memory is None:
+        memory = aligned_empty((nbytes,), np.uint8)
+    pattern = np.random.default_rng(0).integers(0, 256, PATTERN_BYTES, np.uint8) & 0x8F | 0x30
+    for start in range(0, nbytes, PATTERN_BYTES):
+        memory[start : start + PATTERN_BYTES] = pattern[: nbytes - start]
+    return memory

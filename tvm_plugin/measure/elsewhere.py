@@ -174,11 +174,8 @@ class ElsewhereMeasurer(ABC):
         self._run([range(RETIME_ROUNDS * len(trials))], ask, note)
         return [to_measurement(candidate, trial) for candidate, trial in zip(decisions, trials, strict=True)]
 
-    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]], cold_weights: bool = False) -> list[Price]:
-        """See `Pricer`. Nothing is compared, so that the untuned kernels, which take seconds, need not run.
-
-        Caches over there are left alone: `cold_weights` asks in vain.
-        """
+    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]]) -> list[Price]:
+        """See `Pricer`. Nothing is compared, so that the untuned kernels, which take seconds, need not run."""
         specs = [candidate_spec(self._know(task), candidate) for task, some in candidates for candidate in some]
         every = self._build(specs, self._timeout_s) if specs else []
         built = [trial for trial in every if not trial.failure]
@@ -198,7 +195,7 @@ class ElsewhereMeasurer(ABC):
         for task, some in candidates:
             of_task, every = every[: len(some)], every[len(some) :]
             price_s = best[task.workload_hash] if some else math.inf
-            prices.append(Price(price_s, price_s, fastest_of(of_task)))
+            prices.append(Price(price_s, fastest_of(of_task)))
         return prices
 
     def describe(self) -> dict[str, Any]:

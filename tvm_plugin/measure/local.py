@@ -15,13 +15,14 @@ import psutil
 
 from ..errors import InputError, SetupError
 from ..machine import core_count, describe_machine, device_name, missing_here, target_json
+from ..records.record import COLD_WEIGHTS
 from ..records.workload import serialize_workload
 from ..search.space.hardware import Hardware
 from ..tasks.task import Task
 from .base import Measurement, Overheads, Price
 from .pool import Config, Handle, Request, WorkerPool
 from .scratch import Scratch
-from .timing import BASELINE, LONG, QUICK, SLOW_BASELINE_S, Effort
+from .timing import BASELINE, COLD, LONG, QUICK, SLOW_BASELINE_S, Effort
 from .trial import (
     BASELINE_LIMIT_FACTOR,
     LOST,
@@ -48,6 +49,13 @@ PATIENCE = 2.0
 
 RETIME_PATIENCE = 3
 """Finalists get so many times the rounds, at most, until each has run undisturbed."""
+
+WAITING_SHARE, LEAST_WEIGHT_BYTES = 0.1, 64 * 1024
+"""Kernels wait for their weights where reading these from memory takes this share of their roofline or more, and there
+are so many: only those are timed with cold ones, which takes longer."""
+
+MOST_MODEL_BYTES = 256 * 1024**2
+"""Weights of larger models are not in any cache either."""
 
 DISTURBED_FACTOR = 2.2
 """What is slower than the best by more would not be the best on an undisturbed machine either."""
@@ -88,6 +96,9 @@ class LocalMeasurer:
     plain_baselines : bool
         False; True compares with plain schedules (`transform/plain_schedules.py`) instead of untuned kernels, which
         take seconds each. Assign it before the first measurement.
+    model_bytes : int
+        0; more times calls as in a model with weights of so many bytes, whose caches have passed all others before a
+        kernel's own are read again. As above.
 
     Raises
     ------
@@ -123,6 +134,7 @@ class LocalMeasurer:
         self.threads = threads
         self.overheads = Overheads()
         self.plain_baselines = False
+        self.model_bytes = 0
         workers = cores if workers is None else workers
         for name, value in (("threads", self.threads), ("workers", workers), ("timeout_s", timeout_s)):
             if not value > 0:
@@ -137,6 +149,7 @@ class LocalMeasurer:
         self._configured = False
         self._workloads: dict[str, str] = {}
         self._domains: dict[str, str] = {}
+        self._waiting: set[str] = set()
         self._baselines: dict[str, float] = {}
         self._unreferenced: dict[str, str] = {}
         self._outcomes: dict[str, dict[str, Any]] = {}
@@ -185,13 +198,9 @@ class LocalMeasurer:
         self.baseline([task])
         return self._guarded(lambda: self._retime(task, decisions))
 
-    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]], cold_weights: bool = False) -> list[Price]:
+    def price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]]) -> list[Price]:
         """See `Pricer`. Nothing is compared, so that the untuned kernels, which take seconds, need not run."""
-        trials = [
-            [self._trial(task, candidate_spec(task.workload_hash, decision)) for decision in decisions]
-            for task, decisions in candidates
-        ]
-        return self._guarded(lambda: self._price(trials, cold_weights)) if candidates else []
+        return self._guarded(lambda: self._price(candidates)) if candidates else []
 
     def close(self) -> None:
         """Stop all workers and delete the reference outputs. May be repeated."""
@@ -202,7 +211,7 @@ class LocalMeasurer:
         import tvm
 
         return {
-            "device": device_name(self.target),
+            "device": device_name(self.target) + (COLD_WEIGHTS if self.model_bytes else ""),
             "target": target_json(self.target),
             "threads": self.threads,
             "tvm_version": str(tvm.__version__),
@@ -284,7 +293,7 @@ class LocalMeasurer:
             self._build(checked, self._timeout_s)
         for trial in self._until_undisturbed(checked, best_s):
             known = None if trial.answer else self._outcomes.get(trial.program)
-            trial.add_run(known or self._run(trial, QUICK, best_s[trial.task]))
+            trial.add_run(known or self._run(trial, self._effort(trial), best_s[trial.task]))
             # A crash or a timeout may have come from outside; what a program computes, and how fast, stays.
             if trial.answer.get("error", "wrong_result") == "wrong_result":
                 self._outcomes[trial.program] = trial.answer
@@ -296,24 +305,21 @@ class LocalMeasurer:
             for (task, candidates, _), of_task in zip(requests, trials, strict=True)
         ]
 
-    def _price(self, trials: Sequence[Sequence[_Trial]], cold_weights: bool) -> list[Price]:
+    def _price(self, candidates: Sequence[tuple[Task, Sequence[Candidate]]]) -> list[Price]:
+        trials = [
+            [self._trial(task, candidate_spec(task.workload_hash, decision)) for decision in decisions]
+            for task, decisions in candidates
+        ]
         every = [trial for trials_of_task in trials for trial in trials_of_task]
         if every:
             self._build(every, self._timeout_s)
         best_s = {trial.task: math.inf for trial in every}
-        cold_s = dict(best_s)
         for trial in self._until_undisturbed(every, best_s):
-            answer = self._run(trial, QUICK, best_s[trial.task], check=False, cold_weights=cold_weights)
-            trial.add_run(answer)
+            trial.add_run(self._run(trial, self._effort(trial), best_s[trial.task], check=False))
             best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
-            if not answer.get("given_up"):
-                cold_s[trial.task] = min(cold_s[trial.task], answer.get("cold_s", trial.latency_s))
-        prices = []
-        for of_task in trials:
-            latency_s = best_s[of_task[0].task] if of_task else math.inf
-            waited_s = cold_s[of_task[0].task] if of_task else math.inf
-            prices.append(Price(latency_s, max(latency_s, waited_s), fastest_of(of_task)))
-        return prices
+        return [
+            Price(best_s[of_task[0].task], fastest_of(of_task)) if of_task else Price(math.inf) for of_task in trials
+        ]
 
     def _retime(self, task: Task, candidates: Sequence[Candidate]) -> list[Measurement]:
         trials = [self._trial(task, candidate_spec(task.workload_hash, candidate)) for candidate in candidates]
@@ -342,7 +348,16 @@ class LocalMeasurer:
     def _trial(self, task: Task, spec: dict[str, Any]) -> _Trial:
         if task.workload_hash not in self._workloads:
             self._workloads[task.workload_hash] = serialize_workload(task.mod)
+            if self._waits(task):
+                self._waiting.add(task.workload_hash)
         return _Trial(spec)
+
+    def _waits(self, task: Task) -> bool:
+        """Whether calls in a large model wait for their weights."""
+        assert self.hardware is not None
+        roofline_s = self.hardware.least_latency_s(task.flops, task.bytes_moved)
+        reading_s = task.weight_bytes / self.hardware.bandwidth_bytes_per_s
+        return task.weight_bytes >= LEAST_WEIGHT_BYTES and reading_s >= WAITING_SHARE * roofline_s
 
     def _build(self, trials: Sequence[_Trial], limit_s: float, shared: int = SHARED_MODULE) -> None:
         """Schedule and compile, `shared` at most in a module; where a worker hangs or dies on several, one by one."""
@@ -382,6 +397,9 @@ class LocalMeasurer:
             waiting.sort(key=lambda trial: trial.handle.index if trial.handle else 0)
             yield waiting.pop(0)
 
+    def _effort(self, trial: Trial) -> Effort:
+        return COLD if self.model_bytes and trial.task in self._waiting else QUICK
+
     def _run(
         self,
         trial: _Trial,
@@ -389,7 +407,6 @@ class LocalMeasurer:
         best_s: float = math.inf,
         limit_s: float | None = None,
         check: bool = True,
-        cold_weights: bool = False,
     ) -> dict[str, Any]:
         assert trial.handle is not None
         started = time.monotonic()
@@ -402,7 +419,7 @@ class LocalMeasurer:
             "best_s": best_s,
             "save": False,
             "check": check,
-            "cold_weights": cold_weights,
+            "model_bytes": min(self.model_bytes, MOST_MODEL_BYTES) if trial.task in self._waiting else 0,
         }
         answer = self._pool.ask(trial.handle, Request(message, limit_s or self._timeout_s))
         self.overheads.run_s += time.monotonic() - started

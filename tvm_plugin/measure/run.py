@@ -15,12 +15,6 @@ __all__ = ["MAX_DETAIL", "run_program"]
 MAX_DETAIL = 300
 """Characters of an error that are kept."""
 
-COLD_S = 0.05
-"""What timing a candidate with cold weights may take; one call of a slower kernel hardly depends on them..."""
-
-MOST_COLD_CALLS = 12
-"""... and this many calls are enough."""
-
 
 def run_program(bench_for: Callable[[Domain], Bench], program: Program, request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a "run" request of `server.py`.
@@ -32,7 +26,7 @@ def run_program(bench_for: Callable[[Domain], Bench], program: Program, request:
     program : Program
         What to run.
     request : mapping
-        "domain", "effort", "best_s", "save", "check" and "cold_weights", as `server.py` says.
+        "domain", "effort", "best_s", "save", "check" and "model_bytes", as `server.py` says.
     """
     bench = bench_for(request["domain"])
     if request["save"]:
@@ -51,14 +45,17 @@ def run_program(bench_for: Callable[[Domain], Bench], program: Program, request:
             if wrong:
                 return {"error": "wrong_result", "detail": wrong[:MAX_DETAIL]}
     program.checked |= bool(request["check"])
+    model_bytes = int(request.get("model_bytes", 0))
+
+    def evaluate(number: int, repeat: int) -> list[float]:
+        if model_bytes:
+            return bench.evaluate_cold(program, number, repeat, model_bytes)
+        return bench.evaluate(program, number, repeat)
+
     latencies_s, given_up = time_kernel(
-        lambda number, repeat: bench.evaluate(program, number, repeat),
+        evaluate,
         first_s,
         Effort(**request["effort"]),
         float(request["best_s"]),
     )
-    answer = {"latencies_s": latencies_s, "given_up": given_up, "domain": bench.domain}
-    if request.get("cold_weights") and bench.has_weights and not given_up:
-        calls = min(MOST_COLD_CALLS, int(COLD_S / min(latencies_s)))
-        answer["cold_s"] = bench.evaluate_cold(program, calls) if calls else min(latencies_s)
-    return answer
+    return {"latencies_s": latencies_s, "given_up": given_up, "domain": bench.domain}

@@ -4,9 +4,8 @@
         -> {"built": [{"program": key, "trace": text} or an error, ...]}; with "notes" where the compiler told
            something (`Measurement`); exported programs also say what `exported.py` needs to load them elsewhere
     {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds,
-     "save": bool, "check": bool, "cold_weights": bool}
-        -> {"latencies_s": [...], "given_up": bool, "domain": ..., "disturbed": bool} or an error; with "cold_s" where
-           it was asked for
+     "save": bool, "check": bool, "model_bytes": n}
+        -> {"latencies_s": [...], "given_up": bool, "domain": ..., "disturbed": bool} or an error
     {"op": "untuned", "batch": n, "workloads": {hash: text}, "task": hash, "plain": bool}
         -> {"program": key, "latencies_s": [seconds of one call], "domain": ...} or an error; the outputs are saved.
            "plain" asks for a plain schedule, where there is one that compiles
@@ -14,7 +13,8 @@
 A candidate is {"task": hash} with one of "decision", "trace" and "untuned", the last perhaps with "plain". An error is
 {"error": kind, "detail": ...}.
 A new batch number drops the programs of the batch before. "save" keeps the outputs as the reference for everyone;
-without "check" they are not compared with it. "cold_s" is the time of a call that finds its weights in no cache.
+without "check" they are not compared with it. "model_bytes" are those of all weights of the model between whose calls
+the kernel is timed (`Bench.evaluate_cold`); 0: it is called again and again.
 "disturbed" says that the cores were not at full speed before or after it (`gauge.py`).
 """
 

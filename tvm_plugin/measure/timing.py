@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["BASELINE", "LONG", "QUICK", "Effort", "Evaluate", "time_kernel"]
+__all__ = ["BASELINE", "COLD", "LONG", "QUICK", "Effort", "Evaluate", "time_kernel"]
 
 Evaluate = Callable[[int, int], list[float]]
 """(number, repeat) -> seconds of one call, one entry a repeat: one warm-up call, then `repeat` times `number` calls."""
@@ -51,6 +51,10 @@ class Effort:
 
 QUICK = Effort(min_repeat_s=1.5e-3, budget_s=8e-3, min_repeats=3, max_repeats=6, once_from_s=0.05)
 """For candidates: the minimum repeats within 2 % on a quiet machine, in 10 to 40 ms; slower kernels twice."""
+
+COLD = Effort(min_repeat_s=1.5e-3, budget_s=12e-3, min_repeats=3, max_repeats=8, once_from_s=0.05)
+"""For candidates whose calls find their weights in no near cache: neighbours use the far ones, too. With half of it,
+six rounds of the same six candidates differed by up to 30 %, so by 12 at most (Xeon, 100 MB of weights)."""
 
 LONG = Effort(min_repeat_s=5e-3, budget_s=20e-3, min_repeats=2, max_repeats=4, once_from_s=0.25)
 """For one round of re-timing."""

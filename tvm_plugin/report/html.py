@@ -78,7 +78,7 @@ def _head(summary: RunSummary) -> str:
     )
     return (
         f"<h1>{escape(summary.model)}</h1>"
-        f'<p class="soft">on {escape(context.device)}, {threads}</p>{warning}<dl class="tiles">{"".join(tiles)}</dl>'
+        f'<p class="soft">on {escape(context.machine)}, {threads}</p>{warning}<dl class="tiles">{"".join(tiles)}</dl>'
     )
 
 
@@ -208,7 +208,7 @@ def _graph(summary: RunSummary) -> str:
 
 def _machine(summary: RunSummary) -> str:
     rows = [
-        ("device", summary.context.device),
+        ("device", summary.context.machine),
         ("threads", str(summary.context.threads)),
         ("target", summary.context.target),
     ]

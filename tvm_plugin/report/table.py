@@ -50,14 +50,14 @@ def closing_lines(summary: RunSummary) -> list[str]:
     lines = []
     if not summary.context.measured:
         lines.append(
-            f"NOT MEASURED: nothing was run. Latencies are estimates for {printable(summary.context.device)}"
+            f"NOT MEASURED: nothing was run. Latencies are estimates for {printable(summary.context.machine)}"
             + (f"; all kernels together {duration(summary.tuned_s)}" if summary.tuned_s else "")
         )
     if summary.baseline_s is not None and summary.tuned_s is not None:
         lines.append(
             f"{printable(summary.model)}: {summary.baseline_name} "
             f"{duration(summary.baseline_s)}, tuned {duration(summary.tuned_s)}, "
-            f"{times(summary.speedup)} faster on {printable(summary.context.device)}, "
+            f"{times(summary.speedup)} faster on {printable(summary.context.machine)}, "
             f"{summary.context.threads} thread{'s' if summary.context.threads != 1 else ''}"
         )
         lines += _disturbed(summary)

@@ -20,7 +20,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .constants import ALIGNMENT, array_of, constant_of
 from .functions import constants, map_functions
 
-__all__ = ["HUGE_PAGE", "in_huge_pages"]
+__all__ = ["HUGE_PAGE", "huge_memory", "in_huge_pages"]
 
 HUGE_PAGE = 2 << 20
 """Bytes."""
@@ -47,7 +47,7 @@ def in_huge_pages(mod: ir.IRModule) -> ir.IRModule:
         else:
             small[key] = array
     offsets = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in small.values())])
-    memory = _huge(int(offsets[-1])) if offsets[-1] >= HUGE_PAGE else None
+    memory = huge_memory(int(offsets[-1])) if offsets[-1] >= HUGE_PAGE else None
     if memory is None:
         return mod
     moved = {}
@@ -69,8 +69,8 @@ def _numpy_reads(constant: ir.GenericConst) -> bool:
     return dtype in ("bool", "bfloat16") or dtype.rstrip("0123456789") in ("float", "int", "uint")
 
 
-def _huge(nbytes: int) -> NDArray[np.uint8] | None:
-    """Fresh memory that starts with a huge page, and asks for them."""
+def huge_memory(nbytes: int) -> NDArray[np.uint8] | None:
+    """Fresh memory that starts with a huge page, and asks for them; None where the system has none to give."""
     if not sys.platform.startswith("linux"):
         return None
     length = -(-nbytes // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE

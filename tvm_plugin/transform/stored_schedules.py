@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import ir
 
-from eqtune.records import Context, RecordDatabase
+from eqtune.records import Context, Record, RecordDatabase
 from eqtune.records.traces import replay
 
 from ..errors import InputError
@@ -56,8 +56,8 @@ def stored_schedules(
         A work directory, its `records.sqlite`, or an open database.
     context : Context, optional
         Records of any other context are left out. Without it: those of the current target, this device and this
-        version of TVM, with the most threads where there are several; for a target that is not this machine's own CPU
-        or GPU, of whichever device measured it.
+        version of TVM, with the most threads where there are several, and as large models leave the caches where there
+        are such; for a target that is not this machine's own CPU or GPU, of whichever device measured it.
 
     Raises
     ------
@@ -77,20 +77,20 @@ def stored_schedules(
 
 
 def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, StoredSchedule]:
-    context = context or _matching_context(database)
-    if context is None:
-        return {}
-    best = database.best_by_workload(context)
+    best: dict[str, Record] = {}
+    for one in _matching_contexts(database) if context is None else [context]:
+        best |= database.best_by_workload(one)
     return {key: StoredSchedule(record.trace, record.latency_s) for key, record in best.items() if record.trace}
 
 
-def _matching_context(database: RecordDatabase) -> Context | None:
+def _matching_contexts(database: RecordDatabase) -> list[Context]:
+    """Of one machine and number of threads; the last is worth most."""
     target = tvm.target.Target.current(allow_none=True)
     if target is None:
         raise InputError("which records apply depends on the target: work inside `with target:`, or give a context")
     wanted = target_json(target), device_name(target), str(tvm.__version__)
     known = database.contexts()
-    matching = [c for c in known if (c.target, c.device, c.tvm_version) == wanted]
+    matching = [c for c in known if (c.target, c.machine, c.tvm_version) == wanted]
     if not matching and not is_gpu(target) and not is_host(target):
         # Code for other machines, or for any that has its instructions: whichever measured it knows best.
         matching = [c for c in known if (c.target, c.tvm_version) == (wanted[0], wanted[2])]
@@ -101,4 +101,7 @@ def _matching_context(database: RecordDatabase) -> Context | None:
             *wanted,
             "; ".join(f"{c.target} on {c.device} with TVM {c.tvm_version}" for c in known) or "nothing",
         )
-    return max(matching, key=lambda c: c.threads, default=None)
+        return []
+    best = max(matching, key=lambda c: c.threads)
+    alike = [c for c in matching if (c.machine, c.threads) == (best.machine, best.threads)]
+    return sorted(alike, key=lambda c: len(c.device))

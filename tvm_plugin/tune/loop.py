@@ -23,7 +23,7 @@ from .kernel_search import KernelSearch, decision_key
 from .progress import Progress
 from .transfer import Transfer
 
-__all__ = ["BATCH", "TRIAL_S", "TuningLoop", "Variant"]
+__all__ = ["BATCH", "LEVEL", "TRIAL_S", "TuningLoop", "Variant"]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -97,8 +97,6 @@ class TuningLoop:
         Task -> seconds that running it untuned takes, roughly.
     guess_s : callable or None
         Task -> seconds of one call that are expected of a kernel which nobody has measured; None: its untuned time.
-    waits_s : mapping
-        Workload hash to seconds that a call in the model takes longer than measured, where weights are in the cache.
     """
 
     kernels: Sequence[KernelSearch]
@@ -117,7 +115,6 @@ class TuningLoop:
     baselines: Callable[[Sequence[KernelSearch]], None] | None = None
     untuned_s: Callable[[Task], float] = lambda task: 0.0
     guess_s: Callable[[Task], float] | None = None
-    waits_s: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
     _round_s: float = field(default=0.0, init=False)
     _trial_s: float = field(default=0.0, init=False)
@@ -153,14 +150,14 @@ class TuningLoop:
 
     @property
     def best_s(self) -> dict[str, float]:
-        """Workload hash to best latency in the model, in seconds: the untuned one where that is faster, or a guess."""
+        """Workload hash to best latency, in seconds: the untuned one where that is faster, or a guess."""
         best = {k.task.workload_hash: min(k.best_s, _or_inf(k.baseline_s)) for k in self.kernels}
         if self.guess_s is not None:
             for task in (kernel.task for kernel in self.kernels if kernel.unreached):
                 if task.workload_hash not in self._guesses_s:
                     self._guesses_s[task.workload_hash] = self.guess_s(task)
                 best[task.workload_hash] = min(best[task.workload_hash], self._guesses_s[task.workload_hash])
-        return {workload: latency_s + self.waits_s.get(workload, 0.0) for workload, latency_s in best.items()}
+        return best
 
     @property
     def latency_s(self) -> float:
@@ -353,12 +350,11 @@ class TuningLoop:
                 kernel.status.finished = "only a slower form of the model needs it"
 
     def _hoped_s(self, best_s: Mapping[str, float]) -> dict[str, float]:
-        """Workload hash to the latency in the model, in seconds, that its kernel promises; `best_s` is what it has."""
-        hoped = {}
-        for kernel in self.kernels:
-            workload = kernel.task.workload_hash
-            hoped[workload] = min(best_s[workload], kernel.status.hoped_s() + self.waits_s.get(workload, 0.0))
-        return hoped
+        """Workload hash to the latency, in seconds, that its kernel promises; `best_s` is what it has."""
+        return {
+            kernel.task.workload_hash: min(best_s[kernel.task.workload_hash], kernel.status.hoped_s())
+            for kernel in self.kernels
+        }
 
     def _record(self, kernel: KernelSearch, measurement: Measurement) -> Record:
         return Record(

@@ -186,7 +186,7 @@ def tune_model(
         limit = TOLERANCE if config is None else min(TOLERANCE, config.tolerance)
         accuracy = _Accuracy(session, reference, verify, limit)
         forms = accuracy.not_refused(forms)
-        forms = forms.shortlist(session.prices.in_model_s, session.affords, session.prices.is_measured, session.winner)
+        forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner)
         forms = accuracy.screened(forms)
         loop = session.search(forms.tasks, forms.variants, guess=verify)
         if not session.runs:

@@ -55,8 +55,6 @@ class KernelPrices:
     3. the analytic estimate, once `budget_s` seconds are over, or where `measurer` cannot price. It is scaled by how
        far the estimates of measured kernels are off, so that prices of both kinds may be added up.
 
-    With `cold_weights` a call also waits for its weights: what is timed finds them in the cache.
-
     Attributes
     ----------
     database, context, context_key :
@@ -66,10 +64,6 @@ class KernelPrices:
     measurer : Measurer or None
     budget_s : float
         Seconds from now on in which kernels are measured; what the caller does meanwhile counts.
-    cold_weights : bool
-        Whether the model has more weights than the caches hold, so that each call reads its own from memory.
-    read_s_per_byte : float
-        What reading weights from memory takes: kernels whose waiting was not measured wait no longer than that.
     measure_s : float
         Seconds that were.
     measured, known, estimated : int
@@ -82,57 +76,37 @@ class KernelPrices:
     space: Callable[[Task], Space]
     measurer: Measurer | None = None
     budget_s: float = float("inf")
-    cold_weights: bool = False
-    read_s_per_byte: float = math.inf
     measure_s: float = 0.0
     measured: int = 0
     known: int = 0
     estimated: int = 0
-    _prices: dict[str, Price] = field(default_factory=dict)
+    _prices: dict[str, float] = field(default_factory=dict)
     _estimated: dict[str, tuple[list[Decision], float]] = field(default_factory=dict)
     _errors: dict[str, float] = field(default_factory=dict)
-    _waits_s_per_byte: dict[str, float] = field(default_factory=dict)
     _kernel_s: float = 0.0
     _started: float = field(default_factory=time.monotonic)
 
     def __call__(self, tasks: Sequence[Task]) -> list[float]:
-        """Seconds of one call of each kernel in the model, measuring all that are unknown in one go."""
+        """Seconds of one call of each kernel, measuring all that are unknown in one go."""
         unknown = {t.workload_hash: t for t in tasks if t.workload_hash not in self._prices}
-        for workload, task in list(unknown.items()):
-            price = self._recorded(workload)
-            if price is not None and not (self._waits(task) and math.isnan(price.cold_s)):
-                self._know(task, price)
+        for workload in list(unknown):
+            price_s = self._recorded_s(workload)
+            if price_s is not None:
+                self._prices[workload] = price_s
                 self.known += 1
                 del unknown[workload]
         estimated = self._measure(list(unknown.values()))
         self.estimated += len(estimated)
-        return [self.in_model_s(task) for task in tasks]
+        return [self.guess_s(task) for task in tasks]
 
     def extend(self, seconds: float) -> None:
         """Kernels may be measured for so many seconds from now on."""
         self.budget_s = time.monotonic() - self._started + seconds
 
-    def in_model_s(self, task: Task) -> float:
-        """Seconds of one call in the model, by what is known already: nothing is measured."""
-        return self.guess_s(task) + self.wait_s(task)
-
     def guess_s(self, task: Task) -> float:
-        """Seconds of one call of many in a row, by what is known already."""
-        price = self._prices.get(task.workload_hash) or self._recorded(task.workload_hash)
-        return self._estimate(task)[1] * self._error if price is None else price.latency_s
-
-    def wait_s(self, task: Task) -> float:
-        """Seconds that a call in the model waits for its weights, by what is known already.
-
-        Where that was not measured, as long for each byte as other kernels do, or as memory takes to deliver it.
-        """
-        if not self._waits(task):
-            return 0.0
-        price = self._prices.get(task.workload_hash) or self._recorded(task.workload_hash)
-        if price is not None and not math.isnan(price.cold_s):
-            return price.cold_s - price.latency_s
-        rates = list(self._waits_s_per_byte.values())
-        return task.weight_bytes * min(float(np.median(rates)), self.read_s_per_byte) if rates else 0.0
+        """Seconds of one call, by what is known already: nothing is measured."""
+        price_s = self._prices.get(task.workload_hash) or self._recorded_s(task.workload_hash)
+        return self._estimate(task)[1] * self._error if price_s is None else price_s
 
     def defaults(self, task: Task) -> Sequence[Decision]:
         """The candidates of a kernel that the analytic estimate likes best; first the one that a price is of."""
@@ -147,14 +121,11 @@ class KernelPrices:
 
     def is_measured(self, task: Task) -> bool:
         """Whether the kernel's price is a measured one."""
-        return task.workload_hash in self._prices or self._recorded(task.workload_hash) is not None
+        return task.workload_hash in self._prices or self._recorded_s(task.workload_hash) is not None
 
     def priced_s(self, workload: str) -> float | None:
         """Seconds of one call of the default candidate that a price is of; None where none was measured."""
         return self.database.get_number(self._key(workload), "latency_s")
-
-    def _waits(self, task: Task) -> bool:
-        return self.cold_weights and task.weight_bytes > 0
 
     @property
     def _error(self) -> float:
@@ -165,15 +136,10 @@ class KernelPrices:
     def _seconds_left(self) -> float:
         return self.budget_s - (time.monotonic() - self._started)
 
-    def _recorded(self, workload: str) -> Price | None:
-        """By earlier runs; `cold_s` is NaN where none asked for it."""
+    def _recorded_s(self, workload: str) -> float | None:
+        """By earlier runs."""
         best = self.database.best(workload, self.context)
-        priced_s = self.priced_s(workload)
-        if priced_s is None:
-            return None if best is None else Price(best.latency_s, math.nan)
-        latency_s = priced_s if best is None else best.latency_s
-        cold_s = self.database.get_number(self._key(workload), "cold_s")
-        return Price(latency_s, math.nan if cold_s is None else latency_s + cold_s - priced_s)
+        return self.priced_s(workload) if best is None else best.latency_s
 
     def _estimate(self, task: Task) -> tuple[list[Decision], float]:
         if task.workload_hash not in self._estimated:
@@ -191,7 +157,7 @@ class KernelPrices:
                 break
             chosen, order = order[:count], order[count:]
             started = time.monotonic()
-            prices = self.measurer.price([(task, self._estimate(task)[0]) for task in chosen], self.cold_weights)
+            prices = self.measurer.price([(task, self._estimate(task)[0]) for task in chosen])
             self._kernel_s = (time.monotonic() - started) / len(chosen)
             self.measure_s += time.monotonic() - started
             for task, price in zip(chosen, prices, strict=True):
@@ -212,20 +178,13 @@ class KernelPrices:
 
     def _learn(self, task: Task, price: Price) -> None:
         decisions, estimate_s = self._estimate(task)
-        known = task.name, price.latency_s, price.cold_s, estimate_s
-        LOGGER.debug("price of %s: %.3g s (%.3g cold), estimated %.3g s", *known)
+        LOGGER.debug("price of %s: %.3g s, estimated %.3g s", task.name, price.latency_s, estimate_s)
         fact = {"latency_s": price.latency_s, "decision": decisions[price.fastest].to_json()}
-        cold = {"cold_s": price.cold_s} if self._waits(task) else {}
-        self.database.put_json(self._key(task.workload_hash), fact | cold)
-        self._know(task, self._recorded(task.workload_hash) or price)
+        self.database.put_json(self._key(task.workload_hash), fact)
+        self._prices[task.workload_hash] = self._recorded_s(task.workload_hash) or price.latency_s
         self.measured += 1
         if estimate_s > 0:
             self._errors[task.workload_hash] = price.latency_s / estimate_s
-
-    def _know(self, task: Task, price: Price) -> None:
-        self._prices[task.workload_hash] = price
-        if self._waits(task) and not math.isnan(price.cold_s):
-            self._waits_s_per_byte[task.workload_hash] = (price.cold_s - price.latency_s) / task.weight_bytes
 
     def _key(self, workload: str) -> str:
         return f"price:{workload}:{self.context_key}"

@@ -18,7 +18,7 @@ from ..errors import SetupError
 from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target, device_name, is_host, runs_here
-from ..measure.base import Measurer, RunsModels, TakesPlainBaselines
+from ..measure.base import Measurer, RunsModels, TakesPlainBaselines, TimesColdWeights
 from ..measure.gauge import Gauge, multiply_adds
 from ..records import Context, Record
 from ..records.record import NOT_MEASURED
@@ -35,7 +35,7 @@ from ..transform.functions import constant_bytes
 from .acceptance import Acceptance, looks_s
 from .budget import Budget
 from .kernel_search import KernelSearch
-from .loop import BATCH, TRIAL_S, TuningLoop, Variant
+from .loop import BATCH, LEVEL, TRIAL_S, TuningLoop, Variant
 from .prices import KernelPrices
 from .progress import Progress
 from .result import TaskResult
@@ -156,13 +156,7 @@ class Session:
             raise
         self.runs = bool(getattr(self.measurer, "runs", True))
         self.progress.note = "" if self.runs else "estimates, not measured | "
-        device = self.measurer.describe()
-        self.context = Context(
-            target=str(device["target"]),
-            device=str(device["device"]),
-            threads=int(device["threads"]),
-            tvm_version=str(device["tvm_version"]),
-        )
+        self.context = self._context()
 
     def __enter__(self) -> Session:
         return self
@@ -190,18 +184,20 @@ class Session:
             self.space,
             self.measurer,
             budget_s=self.graph_s,
-            read_s_per_byte=1 / self.hardware.bandwidth_bytes_per_s,
         )
 
     def graph_prices(self, mod: Any, fast_math: bool = False) -> GraphPrices:
         """What the graph search of a module goes by; its weights are constants.
 
-        Half of the search's time may go into terms, the rest is for whole graphs. A model with more weights than the
-        caches hold reads them from memory in every run.
+        Half of the search's time may go into terms, the rest is for whole graphs. From now on, kernels are timed as a
+        run of this model leaves the caches: with many weights, no call finds its own there, and records are others.
         """
-        self.prices.cold_weights = not is_gpu(self.target) and constant_bytes(mod) > self.hardware.near_bytes
+        if isinstance(self.measurer, TimesColdWeights) and not is_gpu(self.target):
+            weights = constant_bytes(mod)
+            self.measurer.model_bytes = weights if weights > self.hardware.near_bytes else 0
+            self.context = self._context()
         terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
-        guess = None if self.budget.time_s is None else self.prices.in_model_s
+        guess = None if self.budget.time_s is None else self.prices.guess_s
         return GraphPrices(self.prices, self.target, self.hardware, terms, guess, fast_math)
 
     @cached_property
@@ -249,7 +245,7 @@ class Session:
         self.budget.spent_trials = int(self.work.database.get_number(self.run_key, "trials") or 0)
         kernels = [self._kernel(task) for task in tasks]
         if guess and self.runs:
-            self._price(kernels)
+            self._price(kernels, variants)
         self.resumed_trials = sum(kernel.status.trials for kernel in kernels)
         if self.resumed_trials:
             known = sum(kernel.status.trials > 0 for kernel in kernels)
@@ -274,7 +270,6 @@ class Session:
             baselines=self._measure_baselines,
             untuned_s=lambda task: self.untuned_s_per_operation * task.operations,
             guess_s=self.prices.guess_s if guess and self.runs else None,
-            waits_s={task.workload_hash: self.prices.wait_s(task) for task in tasks},
         )
         missing = self._known_baselines(kernels)
         if self.budget.allows():
@@ -395,13 +390,31 @@ class Session:
             ]
         )
 
-    def _price(self, kernels: Sequence[KernelSearch]) -> None:
-        """Tell the allocation what kernels are priced at; where time is short, price more, and estimate the others."""
+    def _context(self) -> Context:
+        device = self.measurer.describe()
+        return Context(
+            target=str(device["target"]),
+            device=str(device["device"]),
+            threads=int(device["threads"]),
+            tvm_version=str(device["tvm_version"]),
+        )
+
+    def _price(self, kernels: Sequence[KernelSearch], variants: Sequence[Variant]) -> None:
+        """Tell the allocation what kernels are priced at; where time is short, price more, and estimate the others.
+
+        No time goes into a form that would be given up even with all its kernels at their rooflines.
+        """
         seconds_left = self.budget.seconds_left
         is_short = seconds_left is not None and seconds_left < 2 * BATCH * TRIAL_S * len(kernels)
         if seconds_left is not None and is_short:
             self.prices.extend(PRICES_SHARE * seconds_left)
-            self.prices([kernel.task for kernel in kernels])
+            tasks = {kernel.task.workload_hash: kernel.task for kernel in kernels}
+            rooflines = {kernel.task.workload_hash: kernel.status.roofline_s for kernel in kernels}
+            fastest_s = math.inf
+            for variant in variants:
+                if variant.latency_s(rooflines) <= LEVEL * fastest_s:
+                    prices = self.prices([tasks[workload] for workload in variant.calls])
+                    fastest_s = min(fastest_s, variant.latency_s(dict(zip(variant.calls, prices, strict=True))))
         for kernel in kernels:
             kernel.status.estimate_s = self.prices.estimate_s(kernel.task)
             if is_short or self.prices.is_measured(kernel.task):

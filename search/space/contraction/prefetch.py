@@ -63,7 +63,7 @@ def _code(functions: Iterable[tuple[str, int]]) -> str:
     """The functions, each with its lines, as a module of LLVM."""
     parts = ["declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)"]
     for level, lines in functions:
-        locality = 3 if level == NEAR else 2
+        locality = 3 if level == NEAR else 1
         parts.append(f"define void @{level}_{lines}(ptr %address) #0 {{")
         for line in range(lines):
             parts.append(f"  %p{line} = getelementptr i8, ptr %address, i64 {line * LINE_BYTES}")
