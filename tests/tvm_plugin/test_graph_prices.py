@@ -149,16 +149,6 @@ def kernel() -> Task:
     return max(extract_tasks(lower_to_kernels(two_products(), detect_target(1))), key=lambda task: task.flops)
 
 
-def without_weights() -> tvm.IRModule:
-    x = relax.Var("x", relax.TensorType((8, 8), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.matmul(x, x))
-        builder.emit_func_output(result)
-    return builder.get()
-
-
 class Watch:
     """A measurer that prices everything the same and counts."""
 

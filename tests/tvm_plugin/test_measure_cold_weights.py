@@ -47,18 +47,18 @@ class Watch:
         return lambda *arguments: self.calls.append([tensor.data_ptr() for tensor in arguments])
 
 
-def addresses(mod: tvm.IRModule, path: Path, model_bytes: int) -> tuple[list[list[int]], Interface]:
-    """Of the arguments of 12 calls."""
+def addresses(mod: tvm.IRModule, path: Path, model_bytes: int, *repeats: int) -> tuple[list[list[int]], Interface]:
+    """Of the arguments of so many calls, in as many evaluations as there are numbers."""
     task, watch = kernel(mod), Watch()
     interface = Interface.of(task.mod["main"])
     bench = Bench(task.workload_hash, interface, tvm.cpu(), path, 0, "normal")
-    assert len(bench.evaluate_cold(Program(watch, "kernel"), 1, 5, model_bytes)) == 5
-    assert len(bench.evaluate_cold(Program(watch, "kernel"), 1, 7, model_bytes)) == 7
+    for repeat in repeats:
+        assert len(bench.evaluate_cold(Program(watch, "kernel"), 1, repeat, model_bytes)) == repeat
     return watch.calls, interface
 
 
 def test_each_call_finds_its_weights_elsewhere_until_the_whole_model_was_passed(tmp_path: Path) -> None:
-    calls, interface = addresses(product(), tmp_path, model_bytes=5 * 64 * 48 * 4)
+    calls, interface = addresses(product(), tmp_path, 5 * 64 * 48 * 4, 5, 7)
     (position,) = interface.weights
     weights = [call[position] for call in calls]
     assert len(set(weights[:5])) == 5
@@ -71,17 +71,14 @@ def test_each_call_finds_its_weights_elsewhere_until_the_whole_model_was_passed(
 
 def test_of_tiny_weights_no_more_than_enough_take_turns(tmp_path: Path) -> None:
     mod = module((8, 64), lambda builder, x: relax.op.matmul(x, weight(64, 8)))
-    task, watch = kernel(mod), Watch()
-    interface = Interface.of(task.mod["main"])
-    bench = Bench(task.workload_hash, interface, tvm.cpu(), tmp_path, 0, "normal")
-    bench.evaluate_cold(Program(watch, "kernel"), 1, MOST_TURNS + 5, 1 << 21)
-    assert len({tuple(call) for call in watch.calls}) == MOST_TURNS
+    calls, _ = addresses(mod, tmp_path, 1 << 21, MOST_TURNS + 5)
+    assert len({tuple(call) for call in calls}) == MOST_TURNS
 
 
 def test_indices_are_never_exchanged(tmp_path: Path) -> None:
     rows = relax.const(np.array([3, 1, 2], "int64"))
     mod = module((8, 64), lambda builder, x: relax.op.take(x, rows, axis=0))
-    calls, _ = addresses(mod, tmp_path, model_bytes=1 << 20)
+    calls, _ = addresses(mod, tmp_path, 1 << 20, 5, 7)
     assert all(call == calls[0] for call in calls)
 
 

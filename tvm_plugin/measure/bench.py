@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import tvm
 from numpy.typing import NDArray
 
 from ..dtypes import numpy_dtype
-from ..transform.constants import ALIGNMENT, aligned_empty
+from ..transform.constants import ALIGNMENT, aligned_empty, tensor_of
 from ..transform.huge_pages import huge_memory
-from .arguments import Domain, Interface, as_comparable, poison, random_inputs
+from .arguments import BufferSpec, Domain, Interface, as_comparable, poison, random_inputs
 from .build import Program
 from .check import ONE_OFF, mismatch, relative_tolerance
 
@@ -37,6 +36,7 @@ WARM_UP_S = 10e-3
 """Kernels that would take longer for all pieces do not wait long for their weights."""
 
 PATTERN_BYTES = 1 << 22
+"""Of random bytes, which repeat in the memory that stands for weights."""
 
 
 @dataclass(frozen=True)
@@ -143,20 +143,19 @@ class Bench:
 
         Only once, as they are, where there is no room for two, and where a weight may say what else is read.
         """
-        weights = {p: arguments[p] for p in self._interface.weights if str(arguments[p].dtype) in WEIGHT_DTYPES}
-        sizes = {p: -(-_nbytes(tensor) // ALIGNMENT) * ALIGNMENT for p, tensor in weights.items()}
-        piece_bytes = sum(sizes.values())
+        weights = {p: _spec_of(arguments[p]) for p in self._interface.weights}
+        weights = {p: spec for p, spec in weights.items() if spec.dtype in WEIGHT_DTYPES}
+        starts = np.cumsum([0, *(-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in weights.values())])
+        piece_bytes = int(starts[-1])
         if self._interface.index_bound is not None or not 0 < 2 * piece_bytes <= model_bytes:
             return [arguments]
         memory = _memory_of_weights(model_bytes)
         result = []
-        for start in range(0, min(MOST_TURNS, memory.nbytes // piece_bytes) * piece_bytes, piece_bytes):
+        for turn in range(min(MOST_TURNS, memory.nbytes // piece_bytes)):
             chosen = list(arguments)
-            for position, size in sizes.items():
-                tensor = weights[position]
-                place = tvm.runtime.from_dlpack(memory[start : start + _nbytes(tensor)])
-                chosen[position] = place._create_view(tensor.shape, str(tensor.dtype))
-                start += size
+            for start, (position, spec) in zip(turn * piece_bytes + starts[:-1], weights.items(), strict=True):
+                place = memory[start : start + spec.nbytes]
+                chosen[position] = tensor_of(place.view(numpy_dtype(spec.dtype)).reshape(spec.shape))
             result.append(chosen)
         return result
 
@@ -211,8 +210,8 @@ class Bench:
             del self._packed[next(iter(self._packed))]
 
 
-def _nbytes(tensor: Any) -> int:
-    return math.prod(tensor.shape) * numpy_dtype(str(tensor.dtype)).itemsize
+def _spec_of(tensor: Any) -> BufferSpec:
+    return BufferSpec(tuple(map(int, tensor.shape)), str(tensor.dtype))
 
 
 @functools.cache

@@ -63,9 +63,18 @@ DISTURBED_FACTOR = 2.2
 
 @dataclass
 class _Trial(Trial):
-    """With the worker that built it and will run it."""
+    """With the worker that built it and will run it.
+
+    `model_bytes` are those of all weights of the model as in which it is timed; 0 where its kernel waits for none.
+    """
 
     handle: Handle | None = None
+    model_bytes: int = 0
+
+    @property
+    def effort(self) -> Effort:
+        """How hard a candidate is timed."""
+        return COLD if self.model_bytes else QUICK
 
 
 class LocalMeasurer:
@@ -149,7 +158,6 @@ class LocalMeasurer:
         self._configured = False
         self._workloads: dict[str, str] = {}
         self._domains: dict[str, str] = {}
-        self._waiting: set[str] = set()
         self._baselines: dict[str, float] = {}
         self._unreferenced: dict[str, str] = {}
         self._outcomes: dict[str, dict[str, Any]] = {}
@@ -293,7 +301,7 @@ class LocalMeasurer:
             self._build(checked, self._timeout_s)
         for trial in self._until_undisturbed(checked, best_s):
             known = None if trial.answer else self._outcomes.get(trial.program)
-            trial.add_run(known or self._run(trial, self._effort(trial), best_s[trial.task]))
+            trial.add_run(known or self._run(trial, trial.effort, best_s[trial.task]))
             # A crash or a timeout may have come from outside; what a program computes, and how fast, stays.
             if trial.answer.get("error", "wrong_result") == "wrong_result":
                 self._outcomes[trial.program] = trial.answer
@@ -315,7 +323,7 @@ class LocalMeasurer:
             self._build(every, self._timeout_s)
         best_s = {trial.task: math.inf for trial in every}
         for trial in self._until_undisturbed(every, best_s):
-            trial.add_run(self._run(trial, self._effort(trial), best_s[trial.task], check=False))
+            trial.add_run(self._run(trial, trial.effort, best_s[trial.task], check=False))
             best_s[trial.task] = min(best_s[trial.task], trial.latency_s)
         return [
             Price(best_s[of_task[0].task], fastest_of(of_task)) if of_task else Price(math.inf) for of_task in trials
@@ -348,9 +356,7 @@ class LocalMeasurer:
     def _trial(self, task: Task, spec: dict[str, Any]) -> _Trial:
         if task.workload_hash not in self._workloads:
             self._workloads[task.workload_hash] = serialize_workload(task.mod)
-            if self._waits(task):
-                self._waiting.add(task.workload_hash)
-        return _Trial(spec)
+        return _Trial(spec, model_bytes=min(self.model_bytes, MOST_MODEL_BYTES) if self._waits(task) else 0)
 
     def _waits(self, task: Task) -> bool:
         """Whether calls in a large model wait for their weights."""
@@ -397,9 +403,6 @@ class LocalMeasurer:
             waiting.sort(key=lambda trial: trial.handle.index if trial.handle else 0)
             yield waiting.pop(0)
 
-    def _effort(self, trial: Trial) -> Effort:
-        return COLD if self.model_bytes and trial.task in self._waiting else QUICK
-
     def _run(
         self,
         trial: _Trial,
@@ -419,7 +422,7 @@ class LocalMeasurer:
             "best_s": best_s,
             "save": False,
             "check": check,
-            "model_bytes": min(self.model_bytes, MOST_MODEL_BYTES) if trial.task in self._waiting else 0,
+            "model_bytes": trial.model_bytes,
         }
         answer = self._pool.ask(trial.handle, Request(message, limit_s or self._timeout_s))
         self.overheads.run_s += time.monotonic() - started

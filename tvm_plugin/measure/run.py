@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from .arguments import Domain
@@ -46,16 +47,8 @@ def run_program(bench_for: Callable[[Domain], Bench], program: Program, request:
                 return {"error": "wrong_result", "detail": wrong[:MAX_DETAIL]}
     program.checked |= bool(request["check"])
     model_bytes = int(request.get("model_bytes", 0))
-
-    def evaluate(number: int, repeat: int) -> list[float]:
-        if model_bytes:
-            return bench.evaluate_cold(program, number, repeat, model_bytes)
-        return bench.evaluate(program, number, repeat)
-
-    latencies_s, given_up = time_kernel(
-        evaluate,
-        first_s,
-        Effort(**request["effort"]),
-        float(request["best_s"]),
-    )
+    evaluate = partial(bench.evaluate, program)
+    if model_bytes:
+        evaluate = partial(bench.evaluate_cold, program, model_bytes=model_bytes)
+    latencies_s, given_up = time_kernel(evaluate, first_s, Effort(**request["effort"]), float(request["best_s"]))
     return {"latencies_s": latencies_s, "given_up": given_up, "domain": bench.domain}

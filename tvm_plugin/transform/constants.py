@@ -20,6 +20,7 @@ __all__ = [
     "constant_of",
     "copy_into",
     "is_static_tensor",
+    "tensor_of",
 ]
 
 Array = NDArray[Any]
@@ -56,18 +57,21 @@ def array_of(constant: ir.GenericConst) -> Array:
 
 
 def constant_of(array: Array) -> ir.GenericConst:
-    """A Relax constant that holds `array`; the data is copied only where kernels could not read it in place."""
+    """A Relax constant that holds `array`; see `tensor_of`."""
+    return ir.GenericConst(tensor_of(array), relax.TensorType(array.shape, str(array.dtype)))
+
+
+def tensor_of(array: Array) -> runtime.Tensor:
+    """A tensor that holds `array`; the data is copied only where kernels could not read it in place."""
     if array.size == 0:  # numpy's address of nothing is not aligned
-        tensor = runtime.empty(array.shape, str(array.dtype))
-    else:
-        readable = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0
-        if not readable:
-            copy = aligned_empty(array.shape, array.dtype)
-            copy_into(copy, array)
-            array = copy
-        plain = array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
-        tensor = runtime.from_dlpack(plain)._create_view(array.shape, str(array.dtype))
-    return ir.GenericConst(tensor, relax.TensorType(array.shape, str(array.dtype)))
+        return runtime.empty(array.shape, str(array.dtype))
+    readable = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0
+    if not readable:
+        copy = aligned_empty(array.shape, array.dtype)
+        copy_into(copy, array)
+        array = copy
+    plain = array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
+    return runtime.from_dlpack(plain)._create_view(array.shape, str(array.dtype))
 
 
 def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:

@@ -104,4 +104,4 @@ def _matching_contexts(database: RecordDatabase) -> list[Context]:
         return []
     best = max(matching, key=lambda c: c.threads)
     alike = [c for c in matching if (c.machine, c.threads) == (best.machine, best.threads)]
-    return sorted(alike, key=lambda c: len(c.device))
+    return sorted(alike, key=lambda c: c.device != c.machine)
