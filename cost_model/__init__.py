@@ -22,6 +22,6 @@ if __name__ != "eqtune.cost_model":
 from .base import CostModel
 from .blend import BlendedScore
 from .late_columns import LateColumns
-from .registry import create, names
+from .registry import check, create, names
 
-__all__ = ["BlendedScore", "CostModel", "LateColumns", "create", "names"]
+__all__ = ["BlendedScore", "CostModel", "LateColumns", "check", "create", "names"]

@@ -6,7 +6,7 @@ from eqtune.errors import InputError
 
 from .base import CostModel
 
-__all__ = ["create", "names"]
+__all__ = ["check", "create", "names"]
 
 _NAMES = ("analytic", "random", "xgboost")
 
@@ -14,6 +14,18 @@ _NAMES = ("analytic", "random", "xgboost")
 def names() -> list[str]:
     """Names that `create` takes."""
     return list(_NAMES)
+
+
+def check(model: str | CostModel) -> None:
+    """Refuse what `create` would refuse, without loading anything."""
+    if not isinstance(model, str):
+        if isinstance(model, type) or not all(hasattr(model, part) for part in ("fit", "predict", "trained")):
+            raise InputError(
+                f"a cost model is a name ({', '.join(_NAMES)}) or an object with fit, predict and trained, "
+                f"not {model!r}"
+            )
+    elif model not in _NAMES:
+        raise InputError(f"unknown cost model {model!r}; there are {', '.join(_NAMES)}")
 
 
 def create(model: str | CostModel, seed: int = 0) -> CostModel:
@@ -31,12 +43,8 @@ def create(model: str | CostModel, seed: int = 0) -> CostModel:
     InputError
         When the name is unknown (the message lists those there are), or the instance is no cost model.
     """
+    check(model)
     if not isinstance(model, str):
-        if isinstance(model, type) or not all(hasattr(model, part) for part in ("fit", "predict", "trained")):
-            raise InputError(
-                f"a cost model is a name ({', '.join(_NAMES)}) or an object with fit, predict and trained, "
-                f"not {model!r}"
-            )
         return model
     if model == "xgboost":
         from .xgboost_model import XGBoostModel
@@ -46,8 +54,6 @@ def create(model: str | CostModel, seed: int = 0) -> CostModel:
         from .random import RandomModel
 
         return RandomModel(seed=seed)
-    if model == "analytic":
-        from .analytic import AnalyticModel
+    from .analytic import AnalyticModel
 
-        return AnalyticModel()
-    raise InputError(f"unknown cost model {model!r}; there are {', '.join(_NAMES)}")
+    return AnalyticModel()

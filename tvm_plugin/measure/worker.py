@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from .lean_import import leave_out
+
 __all__ = ["limit_memory", "main", "restore_crash_signals", "serve"]
 
 PR_SET_PDEATHSIG = 1
@@ -46,8 +48,7 @@ def serve(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[], None]
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     replies = _protect_stdout()
-    # The FFI imports torch, where installed, to exchange tensors with it: a second of start-up that is no use here.
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    leave_out()
     load()
     answer = start(json.loads(sys.stdin.readline()))
     restore_crash_signals()

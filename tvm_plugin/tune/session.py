@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import __version__, cost_model, measure
+from ..cost_model import CostModel
 from ..errors import SetupError
 from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
@@ -124,14 +125,12 @@ class Session:
         self.settings = settings
         self.budget = Budget(settings.trials, settings.time_budget_s)
         self.strategy = strategies.create(settings.strategy)
-        self.model = cost_model.create(settings.cost_model, seed=settings.seed)
+        cost_model.check(settings.cost_model)
         self.allocator = allocation.create(settings.allocator)
         target, threads = settings.target, settings.threads
         self.target = detect_target(threads) if target is None else resolve_target(target, threads)
         if is_gpu(self.target):
             let_tvm_compile()
-            late = [FEATURES.index(name) for name in COMPILED]
-            self.model = cost_model.LateColumns(self.model, late, seed=settings.seed)
         self.progress = Progress(settings.progress)
         self.resumed_trials = 0
         self.run_key = ""
@@ -151,6 +150,7 @@ class Session:
                 threads=settings.threads,
                 seed=settings.seed,
             )
+            self.model = self._cost_model()  # loaded while the workers start
         except BaseException:
             self.work.close()
             raise
@@ -389,6 +389,11 @@ class Session:
                 and ((best := known[result.workload_hash]) is None or latency_s < best.latency_s)
             ]
         )
+
+    def _cost_model(self) -> CostModel:
+        model = cost_model.create(self.settings.cost_model, seed=self.settings.seed)
+        late = [FEATURES.index(name) for name in COMPILED]
+        return cost_model.LateColumns(model, late, seed=self.settings.seed) if is_gpu(self.target) else model
 
     def _context(self) -> Context:
         device = self.measurer.describe()
