@@ -120,6 +120,9 @@ def test_layers_stay_whole():
         lambda x: F.fold(F.unfold(x, 2, stride=2), (6, 6), 2, stride=2) + x.unfold(-1, 3, 3).sum((-2, -1))[..., None],
         lambda x: x * 10 ** (torch.arange(6) / 4),
         lambda x: torch.sub(torch.arange(6), x, alpha=0.5) + torch.arange(6) * 0.5,
+        lambda x: (1 - x) * (1.5 - torch.arange(6)) + (1 - (2 * x).int()) + torch.rsub(x, 3, alpha=2),
+        lambda x: (9 * x).int().clamp(min=-2) + (9 * x).long().clamp(max=3) + torch.arange(6).clamp(1, 4),
+        lambda x: x.clamp(min=0.1) + x.clamp(x[0], x[1]) + (9 * x).int().clamp(max=0.5) + x.clamp_min(x[0, 0]),
     ],
     ids=[
         "negative-select",
@@ -164,6 +167,9 @@ def test_layers_stay_whole():
         "windows",
         "quotient-of-integers",
         "scaled-integers",
+        "differences-from-numbers",
+        "limited-integers",
+        "limits-of-other-dtypes",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):

@@ -4,7 +4,8 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 
 - reads `select` and indexing with negative indices out of bounds, and takes `x[:, i, j]` for `x[:, i][:, :, j]`;
 - ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
-- reads `clamp_max` as nothing to do, `celu` wrongly unless alpha is 1, a `grid_sample` grid as NCHW, and `nearest` to
+- reads `clamp_max` as nothing to do, fails to clamp integers on one side, and at `1 - x` of another dtype than the
+  number's; reads `celu` wrongly unless alpha is 1, a `grid_sample` grid as NCHW, and `nearest` to
   sizes that are no multiples at the pixels' centres;
 - fails where a mask fills with infinities; finds the largest along an axis by sorting;
 - does not know `min` along an axis, `amax`, `amin`, `prod` over an axis, `cdist`, `scatter_add`, windows of an axis,
@@ -146,9 +147,35 @@ def _celu(node: Any, importer: Any) -> relax.Expr:
     return emit(op.add(op.nn.relu(x), op.multiply(below, factor)))
 
 
+def _operand(value: Any, dtype: str, importer: Any) -> relax.Expr:
+    """A number, or a value of another dtype, as an operand of `dtype`."""
+    if not isinstance(value, relax.Expr):
+        return relax.const(value, dtype)
+    return value if str(value.ty.dtype) == dtype else importer.block_builder.emit(op.astype(value, dtype))
+
+
+def _clamp(node: Any, importer: Any) -> relax.Expr:
+    return _limited(node, importer, *arguments(node, importer, ("input", "min", "max"), (None, None)))
+
+
+def _clamp_min(node: Any, importer: Any) -> relax.Expr:
+    return _limited(node, importer, *arguments(node, importer, ("input", "min"), ()), None)
+
+
 def _clamp_max(node: Any, importer: Any) -> relax.Expr:
     x, most = arguments(node, importer, ("input", "max"), ())
-    return importer.block_builder.emit(op.minimum(x, relax.const(most, str(x.ty.dtype))))
+    return _limited(node, importer, x, None, most)
+
+
+def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> relax.Expr:
+    """`x` between two bounds: numbers, tensors, or None; one operator where all are plain numbers."""
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    x = _operand(x, dtype, importer)
+    if least is not None and most is not None and not isinstance(least, relax.Expr) and not isinstance(most, relax.Expr):
+        return emit(op.clip(x, least, most))
+    if least is not None:
+        x = emit(op.maximum(x, _operand(least, dtype, importer)))
+    return x if most is None else emit(op.minimum(x, _operand(most, dtype, importer)))
 
 
 def _exp2(node: Any, importer: Any) -> relax.Expr:
@@ -156,20 +183,15 @@ def _exp2(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(op.power(relax.const(2, str(x.ty.dtype)), x))
 
 
-def _arithmetic(function: Callable[[Any, Any], relax.Expr]) -> Converter:
+def _arithmetic(function: Callable[[Any, Any], relax.Expr], reverse: bool = False) -> Converter:
+    """Of two operands, or the second and the first; `alpha` is a factor of the one that comes second."""
+
     def convert(node: Any, importer: Any) -> relax.Expr:
-        emit = importer.block_builder.emit
-        dtype = dtype_of(node)
-
-        def operand(value: Any) -> Any:
-            value = importer.env[value] if isinstance(value, torch.fx.Node) else value
-            if not isinstance(value, relax.Expr):
-                return relax.const(value, dtype)
-            return value if str(value.ty.dtype) == dtype else emit(op.astype(value, dtype))
-
-        left, right = map(operand, node.args)
-        if node.kwargs.get("alpha", 1) != 1:
-            right = emit(op.multiply(right, relax.const(node.kwargs["alpha"], dtype)))
+        emit, dtype = importer.block_builder.emit, dtype_of(node)
+        left, right, alpha = arguments(node, importer, ("input", "other", "alpha"), (1,))
+        left, right = (_operand(value, dtype, importer) for value in ((right, left) if reverse else (left, right)))
+        if alpha != 1:
+            right = emit(op.multiply(right, relax.const(alpha, dtype)))
         return emit(function(left, right))
 
     return convert
@@ -243,7 +265,12 @@ CONVERTERS: dict[str, Converter] = {
     "full_like.default": _full_like,
     "_cdist_forward.default": _distances,
     "celu.default": _celu,
+    "clamp.default": _clamp,
+    "clamp.Tensor": _clamp,
+    "clamp_min.default": _clamp_min,
+    "clamp_min.Tensor": _clamp_min,
     "clamp_max.default": _clamp_max,
+    "clamp_max.Tensor": _clamp_max,
     "exp2.default": _exp2,
     "amax.default": _extremum(op.max),
     "amin.default": _extremum(op.min),
@@ -257,6 +284,8 @@ CONVERTERS: dict[str, Converter] = {
     "sub.Tensor": _arithmetic(op.subtract),
     "mul.Tensor": _arithmetic(op.multiply),
     "div.Tensor": _arithmetic(op.divide),
+    "rsub.Scalar": _arithmetic(op.subtract, reverse=True),
+    "rsub.Tensor": _arithmetic(op.subtract, reverse=True),
     "pow.Scalar": _arithmetic(op.power),
     "pow.Tensor_Tensor": _arithmetic(op.power),
     **IMAGE_CONVERTERS,
