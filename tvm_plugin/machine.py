@@ -155,8 +155,7 @@ def describe_machine(
     if is_gpu(target):
         return describe_gpu(target, **overrides)
     here = runs_here(target) if here is None else here
-    cores = target.attrs.get("num-cores", None) if hasattr(target.attrs, "get") else None
-    count = _threads(int(cores) if threads is None and cores else threads, here)
+    count = _threads(thread_count(target) if threads is None else threads, here)
     mcpu = str(target.attrs.get("mcpu", ""))
     processor = PROCESSORS.get(mcpu, FALLBACK)
     vector_bytes, vector_registers = _vectors(target)
@@ -187,6 +186,12 @@ def describe_machine(
     if unknown:
         raise InputError(f"unknown fields {unknown}; Hardware has {sorted(Hardware.__dataclass_fields__)}")
     return Hardware(**{**fields, **overrides})
+
+
+def thread_count(target: Any) -> int:
+    """The cores that a target names, or else this machine's."""
+    cores = target.attrs.get("num-cores", None) if hasattr(target.attrs, "get") else None
+    return int(cores) if cores else core_count()
 
 
 def core_count() -> int:

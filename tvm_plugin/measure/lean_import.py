@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from pathlib import Path
 
-__all__ = ["leave_out"]
+__all__ = ["leave_out", "load_routines"]
 
 _OPTIONAL = (
     "torch",  # which tvm_ffi imports, where it is installed, to exchange tensors with it: a second
@@ -18,3 +20,15 @@ def leave_out() -> None:
     """Make TVM do without what it can do without. Call it before anything imports TVM."""
     for name in _OPTIONAL:
         sys.modules[name] = None  # type: ignore[assignment]
+
+
+def load_routines() -> None:
+    """Load what kernels may call (sorting, random numbers): workers do without the backends that come along with it."""
+    from tvm.base import _LOADED_LIBS
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    folder = Path(_LOADED_LIBS["tvm_runtime"]._name).resolve().parent
+    with contextlib.suppress(OSError, RuntimeError):  # as TVM does: not every build has it
+        _LOADED_LIBS["tvm_runtime_extra"] = load_lib_ctypes(
+            "tvm", "tvm_runtime_extra", "RTLD_LOCAL", extra_lib_paths=[folder]
+        )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from .lean_import import leave_out
+from .lean_import import leave_out, load_routines
 
 __all__ = ["limit_memory", "main", "restore_crash_signals", "serve"]
 
@@ -60,6 +60,8 @@ def serve(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[], None]
 def _load() -> None:
     from ..search import space  # noqa: F401 - what the usual configuration names
     from . import server  # noqa: F401
+
+    load_routines()
 
 
 def _start(fields: Mapping[str, Any]) -> Answer:

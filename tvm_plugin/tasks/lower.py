@@ -13,6 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.pipeline import library_dispatch_passes
 
 from ..gpu_machine import is_gpu
+from ..machine import thread_count
 from ..transform.batch_norm import with_batch_statistics
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
@@ -21,6 +22,7 @@ from .attention import legalize_attention
 from .block_names import rename_blocks
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 from .permuted_products import legalize_permuted_products
+from .routines import write_routines
 from .slices import join_slices
 from .spread import keep_spreads_apart
 from .stacks import write_stacks_as_copies
@@ -59,7 +61,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
         )(with_batch_statistics(mod))
         on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
         if on_cpu:
-            mod = write_stacks_as_copies(legalize_attention(mod))
+            mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
         mod = legalize_permuted_products(mod, activations=on_cpu)
         mod = transform.Sequential(
             [

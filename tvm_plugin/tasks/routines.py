@@ -1,0 +1,222 @@
+"""Kernels whose loops depend on the data, or on what they wrote before: no schedule is searched for them.
+
+TVM has them as routines. Those that lose a factor on a CPU are written anew here: `scatter_nd` starts a parallel region
+for every index, `topk` selects on one thread, and sums along an axis that is not the last (`cumsum`) read one element of
+each line. Two threads of a Zen 4, us: 5000 x 128 added to rows of 1000 x 128, 30532 -> 85 (4410 in a worker, whose
+threads do not sleep); the first 10 of 256 x 1000, 780 -> 290; 1000 x 256 summed along its first axis, 560 -> 37.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import ir, relax, te, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ..transform.constants import is_static_tensor
+from ..transform.functions import extents, operator, rewrite_calls, top_level_bindings
+
+__all__ = ["write_routines"]
+
+LEAST_SHARE = 8192
+"""Elements that a thread must have to touch, or another one is not asked for."""
+
+LEAST_COLUMNS = 64
+"""Of a row's elements for one thread: a few lines, so that no two threads write the same."""
+
+FEWEST_COLUMNS = 8
+"""Of a row for threads with rows of their own: all of them read all indices."""
+
+MOST_SELECTED = 32
+"""Larger `k` of `topk` are left to TVM: each of n elements may have to find its place among k."""
+
+_REDUCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "update": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "mul": lambda old, new: old * new,
+    "min": tirx.min,
+    "max": tirx.max,
+}
+
+
+def write_routines(mod: ir.IRModule, threads: int) -> ir.IRModule:
+    """Replace calls by kernels of this module, for a CPU, where shapes are known; all others stay.
+
+    Indices of `scatter_nd` that lie outside write nothing.
+    """
+    builder = relax.BlockBuilder(mod)
+
+    def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
+        routine = _routine(binding.value, threads)
+        if routine is None:
+            return binding
+        call = builder.call_te(routine, *binding.value.args, primfunc_name_hint=operator(binding.value)[6:])
+        return relax.VarBinding(binding.var, builder.normalize(call))
+
+    rewritten = {
+        variable: rewrite_calls(function, rewrite)
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        and any(_routine(getattr(one, "value", None), threads) for one in top_level_bindings(function))
+    }
+    if not rewritten:
+        return mod
+    result = builder.get()
+    for variable, function in rewritten.items():
+        result.update_func(variable, function)
+    return result
+
+
+def _routine(call: Any, threads: int) -> Callable[..., Any] | None:
+    """What computes the value of a call from placeholders of its arguments; None where TVM's does."""
+    name = operator(call)
+    if name not in ("relax.scatter_nd", "relax.topk", "relax.cumsum"):
+        return None
+    if not all(is_static_tensor(argument.ty) for argument in call.args) or 0 in extents(call.args[0].ty):
+        return None
+    attrs, shape = call.attrs, extents(call.args[0].ty)
+    if name == "relax.scatter_nd":
+        reduction = str(attrs.reduction)
+        return lambda data, indices, updates: _scatter(data, indices, updates, reduction, threads)
+    if name == "relax.topk":
+        last = int(attrs.axis) % len(shape) == len(shape) - 1
+        if not last or str(attrs.ret_type) != "both" or not 0 < int(attrs.k) <= min(MOST_SELECTED, shape[-1]):
+            return None
+        return lambda data: _largest(data, int(attrs.k), bool(attrs.largest), str(attrs.dtype), threads)
+    axis = None if attrs.axis is None else int(attrs.axis) % len(shape)
+    if axis is None or bool(attrs.exclusive) or math.prod(shape[axis + 1 :]) < LEAST_COLUMNS:
+        return None
+    return lambda data: _cumulative_sum(data, axis, str(call.ty.dtype), threads)
+
+
+def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction: str, threads: int) -> te.Tensor:
+    """`data` with updates at some of its rows: indices are [..., depth] into its first axes, one update after another.
+
+    Threads have their own columns of all rows, or their own rows, and skip what is not theirs.
+    """
+    depth = int(indices.shape[-1])
+    shape = [int(extent) for extent in data.shape]
+    rows, columns = math.prod(shape[:depth]), math.prod(shape[depth:])
+    count = math.prod(int(extent) for extent in indices.shape[:-1])
+    threads = _threads(threads, (rows + count) * columns)
+    across = max(1, min(threads, columns // LEAST_COLUMNS))
+    down = threads // across if columns >= FEWEST_COLUMNS else 1
+    wide, high = _share(columns, across), _share(rows, down)
+    combine = _REDUCTIONS[reduction]
+
+    def body(given: Any, places: Any, new: Any, result: Any) -> None:
+        def index(update: Any) -> Any:
+            parts = [places[update * depth + axis].astype("int64") for axis in range(depth)]
+            return sum(part * math.prod(shape[axis + 1 : depth]) for axis, part in enumerate(parts))
+
+        with _workers(across * down, threads) as worker:
+            left, top = worker % across * wide, worker // across * high
+            own, end = tirx.min(wide, columns - left), tirx.min(top + high, rows)
+            with T.serial(0, tirx.max(end - top, 0)) as row, T.serial(0, own) as column:
+                at = (top + row) * columns + left + column
+                result[at] = given[at]
+            with T.serial(0, tirx.IntImm("int64", count)) as update:
+                row = index(update)
+                with T.If(tirx.all(row >= top, row < end)), T.Then(), T.serial(0, own) as column:
+                    at = row * columns + left + column
+                    result[at] = combine(result[at], new[update * columns + left + column])
+
+    return _kernel("scatter_nd", body, [data, indices, updates], [(data.shape, data.dtype)])
+
+
+def _cumulative_sum(data: te.Tensor, axis: int, dtype: str, threads: int) -> te.Tensor:
+    """Sums along an axis, a line of those behind it at a time."""
+    shape = [int(extent) for extent in data.shape]
+    outer, steps, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    threads = _threads(threads, math.prod(shape))
+    across = max(1, min(_share(threads, outer), inner // LEAST_COLUMNS))
+    wide = _share(inner, across)
+
+    def body(given: Any, result: Any) -> None:
+        with _workers(outer * across, threads) as worker:
+            left = worker % across * wide
+            first, own = worker // across * (steps * inner) + left, tirx.min(wide, inner - left)
+            with T.serial(0, own) as column:
+                result[first + column] = given[first + column].astype(dtype)
+            with T.serial(0, tirx.IntImm("int64", steps - 1)) as step, T.serial(0, own) as column:
+                at = first + (step + 1) * inner + column
+                result[at] = result[at - inner] + given[at].astype(dtype)
+
+    return _kernel("cumsum", body, [data], [(data.shape, dtype)])
+
+
+def _largest(data: te.Tensor, k: int, largest: bool, index_dtype: str, threads: int) -> list[te.Tensor]:
+    """The k largest (or smallest) of each row in order, and their places; of equal ones the first.
+
+    They are kept sorted; most elements are no better than the last of them. NaN is larger than all numbers, as in
+    PyTorch.
+    """
+    shape = [int(extent) for extent in data.shape]
+    length, rows, dtype = shape[-1], math.prod(shape[:-1]), str(data.dtype)
+
+    def better(new: Any, old: Any) -> Any:
+        order = new > old if largest else new < old
+        if not dtype.startswith(("float", "bfloat")):
+            return order
+        # Not "not (new <= old)", which TVM takes for new > old.
+        order = tirx.Select(new <= old if largest else new >= old, 0, 1) > 0
+        return tirx.all(order, tirx.Not(tirx.isnan(old if largest else new)))
+
+    def body(given: Any, values: Any, places: Any) -> None:
+        def put(row: Any, place: Any, at: Any) -> None:
+            """The element at `at` to a place that is free or the last one, or rather to where it belongs."""
+            first, new, now = row * k, _variable(dtype), _variable("int64")
+            new[0] = given[row * length + at]
+            now[0] = place
+            before = first + tirx.max(now[0] - 1, 0)
+            with T.While(tirx.all(now[0] > 0, better(new[0], values[before]))):
+                for kept in (values, places):
+                    kept[first + now[0]] = kept[before]
+                now[0] = now[0] - 1
+            values[first + now[0]] = new[0]
+            places[first + now[0]] = at.astype(index_dtype)
+
+        with _workers(rows, _threads(threads, rows * length)) as row:
+            with T.serial(0, tirx.IntImm("int64", k)) as at:
+                put(row, at, at)
+            with T.serial(0, tirx.IntImm("int64", length - k)) as more:
+                with T.If(better(given[row * length + k + more], values[row * k + (k - 1)])), T.Then():
+                    put(row, tirx.IntImm("int64", k - 1), k + more)
+
+    shape = [*shape[:-1], k]
+    return _kernel("topk", body, [data], [(shape, dtype), (shape, index_dtype)])
+
+
+def _threads(threads: int, elements: int) -> int:
+    """How many of them are worth starting."""
+    return max(1, min(threads, elements // LEAST_SHARE))
+
+
+def _share(extent: int, parts: int) -> int:
+    return -(-extent // parts)
+
+
+def _workers(iterations: int, threads: int) -> Any:
+    """A loop whose iterations threads share."""
+    loop = T.serial if min(iterations, threads) == 1 else T.parallel
+    return loop(0, tirx.IntImm("int64", iterations))
+
+
+def _variable(dtype: str) -> Any:
+    """Something to store in, at place 0."""
+    return T.buffer_proxy(T.alloc_buffer((1,), dtype))
+
+
+def _kernel(name: str, body: Callable[..., None], inputs: list[te.Tensor], outputs: list[tuple[Any, Any]]) -> Any:
+    """A tensor, or several, that `body` computes of flat buffers: inputs, then outputs."""
+
+    def generate(given: Any, results: Any) -> Any:
+        with IRBuilder() as builder:
+            body(*[T.buffer_proxy(buffer) for buffer in (*given, *results)])
+        return builder.get()
+
+    shapes, dtypes = zip(*outputs, strict=True)
+    return te.extern(list(shapes), inputs, generate, dtype=list(dtypes), name=name, tag=name)
