@@ -122,6 +122,14 @@ def test_layers_stay_whole():
         lambda x: torch.sub(torch.arange(6), x, alpha=0.5) + torch.arange(6) * 0.5,
         lambda x: (1 - x) * (1.5 - torch.arange(6)) + (1 - (2 * x).int()) + torch.rsub(x, 3, alpha=2),
         lambda x: (9 * x).int().clamp(min=-2) + (9 * x).long().clamp(max=3) + torch.arange(6).clamp(1, 4),
+        lambda x: torch.div(x, 0.3, rounding_mode="trunc") + torch.div((9 * x).int(), 4, rounding_mode="trunc"),
+        lambda x: torch.div(x, 0.3, rounding_mode="floor") + torch.div((9 * x).int(), 4, rounding_mode="floor"),
+        lambda x: ((9 * x).int() << 2) + ((9 * x).int() >> 1),
+        lambda x: torch.where(x > 1, torch.nan, x).fmax(torch.where(x < 0, torch.nan, x)) + x.fmin(2 * x) + x.erfc(),
+        lambda x: x @ torch.eye(6) + torch.eye(6, 6, dtype=torch.long) + torch.take(x, torch.tensor([3, -1])).sum(),
+        lambda x: torch.zeros_like(x > 0, dtype=x.dtype).masked_fill(x > 1, -torch.inf) + torch.ones_like(x).int(),
+        lambda x: x.clone().index_put((x > 0.5,), torch.tensor(7)) + x.index_put((x[:, 0, 0, 0] > 0,), x[0, 0, 0, 0]),
+        lambda x: F.scaled_dot_product_attention(x[:, [0, 1, 2, 0]], x[:, :2], 2 * x[:, 1:], enable_gqa=True),
         lambda x: x.clamp(min=0.1) + x.clamp(x[0], x[1]) + (9 * x).int().clamp(max=0.5) + x.clamp_min(x[0, 0]),
     ],
     ids=[
@@ -169,11 +177,57 @@ def test_layers_stay_whole():
         "scaled-integers",
         "differences-from-numbers",
         "limited-integers",
+        "quotients-towards-zero",
+        "quotients-rounded-down",
+        "shifts",
+        "numbers-rather-than-nan",
+        "identities-and-elements",
+        "zeros-like-a-mask",
+        "writes-where-a-mask-holds",
+        "attention-with-shared-keys",
         "limits-of-other-dtypes",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags_of_embeddings_begin_where_the_example_says(mode, weighted):
+    class Bags(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bags = torch.nn.EmbeddingBag(50, 8, mode=mode)
+
+        def forward(self, indices, offsets, factors):
+            return self.bags(indices, offsets, factors if weighted else None)
+
+    if weighted and mode == "mean":
+        pytest.skip("PyTorch has no weighted mean")
+    example = (torch.arange(12) * 4, torch.tensor([0, 3, 3, 9]), torch.rand(12))
+    assert verify_import(load_model(Bags(), example_inputs=example)) < 1e-5
+
+
+def test_attention_layers_with_masks():
+    class SelfAttention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x):
+            later = torch.ones(5, 5).triu(1).bool()
+            masked, _ = self.layer(x, x, x, attn_mask=later, need_weights=False)
+            padded, _ = self.layer(x, x, x, key_padding_mask=x[:, :, 0] > 9)
+            return masked + padded
+
+    assert verify_import(load_model(SelfAttention(), example_inputs=(torch.randn(2, 5, 16),))) < 1e-5
+
+
+def test_one_tensor_for_two_inputs_is_refused():
+    x = torch.randn(2, 5, 16)
+    with pytest.raises(InputError, match="input 1 of example_inputs is the same tensor"):
+        load_model(torch.nn.MultiheadAttention(16, 4), example_inputs=(x, x, x))
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")

@@ -54,7 +54,9 @@ def test_the_last_of_several_updates_stays_and_places_outside_are_left_out():
     places = np.array([[3], [7], [3], [100], [-1]], "int32")
     expected = data.copy()
     expected[7], expected[3] = updates[1], updates[2]
-    np.testing.assert_array_equal(_run(lambda x, i, u: op.scatter_nd(x, i, u, "update"), data, places, updates), expected)
+    np.testing.assert_array_equal(
+        _run(lambda x, i, u: op.scatter_nd(x, i, u, "update"), data, places, updates), expected
+    )
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((200, 200), 0), ((3, 5, 100), 1), ((4, 9, 70, 3), -3)], ids=str)
@@ -77,10 +79,11 @@ def test_the_first_of_rows_with_equal_elements(shape, k, largest):
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("largest", [True, False])
-def test_nan_is_the_largest(largest):
+def test_nan_is_the_largest(largest, dtype):
     torch = pytest.importorskip("torch")
-    x = _normal(6, 80)
+    x = _normal(6, 80).astype(dtype)
     x[np.random.default_rng(3).random(x.shape) < 0.2] = np.nan
     x[0], x[1] = np.nan, -np.inf
     values, places = _run(lambda v: op.topk(v, 20, -1, "both", largest, "int32"), x)

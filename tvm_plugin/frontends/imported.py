@@ -68,6 +68,8 @@ class ImportedModel:
     unfused
         The same as `reference`, operator by operator, where there is such a way: how far the two are apart tells how
         much the roundings of a quantised model matter.
+    examples
+        Of each input, what its user gave as an example; empty where nobody did.
     """
 
     mod: tvm.IRModule
@@ -76,14 +78,17 @@ class ImportedModel:
     reference: Reference | None
     source: Source
     unfused: Reference | None = None
+    examples: tuple[NDArray[Any], ...] = ()
 
     def random_inputs(self, seed: int = 0) -> list[NDArray[Any]]:
         """Arrays for all inputs: standard normal, whole numbers below `high`, booleans, or any bytes.
 
-        Wider integers without a `high` are 0 or 1: they may be masks, or indices of anything.
+        Wider integers are those of the example, unless all of it is one number: not all may be possible. Without one,
+        and without a `high`, they are 0 or 1: they may be masks, or indices of anything.
         """
         generator = np.random.default_rng(seed)
-        return [random_input(generator, info) for info in self.inputs]
+        arrays = [random_input(generator, info) for info in self.inputs]
+        return [_example_of(*pair) for pair in zip(arrays, self.examples, strict=True)] if self.examples else arrays
 
 
 def random_input(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
@@ -97,12 +102,19 @@ def random_input(generator: np.random.Generator, info: InputInfo) -> NDArray[Any
     return np.asarray(generator.integers(0, info.high or 2, info.shape), dtype)
 
 
+def _example_of(array: NDArray[Any], example: NDArray[Any]) -> NDArray[Any]:
+    """The example in the place of random integers, if it tells more than a shape."""
+    tells = str(array.dtype) in ("int32", "int64") and example.shape == array.shape and example.size > 0
+    return np.array(example) if tells and example.min() < example.max() else array
+
+
 def imported_model(
     mod: tvm.IRModule,
     name: str,
     source: Source,
     reference: Reference | None = None,
     unfused: Reference | None = None,
+    examples: tuple[NDArray[Any], ...] = (),
 ) -> ImportedModel:
     """Check and normalize `mod`, and describe it."""
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
@@ -112,7 +124,7 @@ def imported_model(
     inputs = tuple(
         InputInfo(param.name, _concrete(param.ty), str(param.ty.dtype), bounds.get(param)) for param in main.params
     )
-    return ImportedModel(mod, name, inputs, reference, source, unfused)
+    return ImportedModel(mod, name, inputs, reference, source, unfused, examples)
 
 
 def _concrete(ty: relax.TensorType) -> tuple[int, ...]:

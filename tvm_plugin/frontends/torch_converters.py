@@ -4,13 +4,14 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 
 - reads `select` and indexing with negative indices out of bounds, and takes `x[:, i, j]` for `x[:, i][:, :, j]`;
 - ignores the correction of `std` and translates `pixel_shuffle` into an operator without an implementation;
-- reads `clamp_max` as nothing to do, fails to clamp integers on one side, and at `1 - x` of another dtype than the
-  number's; reads `celu` wrongly unless alpha is 1, a `grid_sample` grid as NCHW, and `nearest` to
-  sizes that are no multiples at the pixels' centres;
-- fails where a mask fills with infinities; finds the largest along an axis by sorting;
+- reads `clamp_max` as nothing to do, `celu` wrongly unless alpha is 1, a `grid_sample` grid as NCHW, and `nearest` to
+  sizes that are no multiples at the pixels' centres; makes `zeros_like` of a mask another mask, whatever its dtype;
+- fails where a mask fills with infinities, at integers that are limited on one side, at `1 - x` of another dtype than
+  the number's, and at quotients that are rounded; finds the largest along an axis by sorting;
 - does not know `min` along an axis, `amax`, `amin`, `prod` over an axis, `cdist`, `scatter_add`, windows of an axis,
-  writes at some of a tensor's indices, adaptive max pooling, transposed convolutions of volumes, layer and group norms
-  without scale, stacked recurrent layers, nor what quantised models are exported with;
+  writes at some of a tensor's indices or where a mask holds, bags of embeddings, shifts, `fmax`, `erfc`, `eye`,
+  adaptive max pooling, transposed convolutions of volumes, layer and group norms without scale, stacked recurrent
+  layers, attention whose queries share keys, nor what quantised models are exported with;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
 """
@@ -22,7 +23,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch.fx
 from tvm import relax
 from tvm.relax import op
 
@@ -30,6 +30,7 @@ from ..errors import UnsupportedModelError
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
 from .torch_nodes import Converter, arguments, dtype_of, shape_of
+from .torch_pointwise import POINTWISE_CONVERTERS
 from .torch_quantized import QUANTIZED_CONVERTERS
 from .torch_recurrent import RECURRENT_CONVERTERS
 
@@ -121,13 +122,6 @@ def _masked_fill(node: Any, importer: Any) -> relax.Expr:
     return emit(op.where(mask, value, x))
 
 
-def _full_like(node: Any, importer: Any) -> relax.Expr:
-    x, value = arguments(node, importer, ("input", "fill_value"), ())
-    if isinstance(value, relax.Expr) or math.isfinite(value):
-        return importer._full_like(node)
-    return importer.block_builder.emit(op.broadcast_to(relax.const(value, dtype_of(node)), shape_of(x)))
-
-
 def _distances(node: Any, importer: Any) -> relax.Expr:
     """Of each row of one matrix to each row of another."""
     left, right, p = arguments(node, importer, ("x1", "x2", "p"), ())
@@ -137,64 +131,6 @@ def _distances(node: Any, importer: Any) -> relax.Expr:
     apart = emit(op.subtract(emit(op.expand_dims(left, -2)), emit(op.expand_dims(right, -3))))
     total = emit(op.sum(emit(op.square(apart) if p == 2 else op.abs(apart)), axis=-1))
     return emit(op.sqrt(total)) if p == 2 else total
-
-
-def _celu(node: Any, importer: Any) -> relax.Expr:
-    x, alpha = arguments(node, importer, ("input", "alpha"), (1.0,))
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    one, factor, zero = (relax.const(value, dtype) for value in (1, alpha, 0))
-    below = op.minimum(op.subtract(op.exp(op.divide(x, factor)), one), zero)
-    return emit(op.add(op.nn.relu(x), op.multiply(below, factor)))
-
-
-def _operand(value: Any, dtype: str, importer: Any) -> relax.Expr:
-    """A number, or a value of another dtype, as an operand of `dtype`."""
-    if not isinstance(value, relax.Expr):
-        return relax.const(value, dtype)
-    return value if str(value.ty.dtype) == dtype else importer.block_builder.emit(op.astype(value, dtype))
-
-
-def _clamp(node: Any, importer: Any) -> relax.Expr:
-    return _limited(node, importer, *arguments(node, importer, ("input", "min", "max"), (None, None)))
-
-
-def _clamp_min(node: Any, importer: Any) -> relax.Expr:
-    return _limited(node, importer, *arguments(node, importer, ("input", "min"), ()), None)
-
-
-def _clamp_max(node: Any, importer: Any) -> relax.Expr:
-    x, most = arguments(node, importer, ("input", "max"), ())
-    return _limited(node, importer, x, None, most)
-
-
-def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> relax.Expr:
-    """`x` between two bounds: numbers, tensors, or None; one operator where all are plain numbers."""
-    emit, dtype = importer.block_builder.emit, dtype_of(node)
-    x = _operand(x, dtype, importer)
-    if least is not None and most is not None and not isinstance(least, relax.Expr) and not isinstance(most, relax.Expr):
-        return emit(op.clip(x, least, most))
-    if least is not None:
-        x = emit(op.maximum(x, _operand(least, dtype, importer)))
-    return x if most is None else emit(op.minimum(x, _operand(most, dtype, importer)))
-
-
-def _exp2(node: Any, importer: Any) -> relax.Expr:
-    x = importer.env[node.args[0]]
-    return importer.block_builder.emit(op.power(relax.const(2, str(x.ty.dtype)), x))
-
-
-def _arithmetic(function: Callable[[Any, Any], relax.Expr], reverse: bool = False) -> Converter:
-    """Of two operands, or the second and the first; `alpha` is a factor of the one that comes second."""
-
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        emit, dtype = importer.block_builder.emit, dtype_of(node)
-        left, right, alpha = arguments(node, importer, ("input", "other", "alpha"), (1,))
-        left, right = (_operand(value, dtype, importer) for value in ((right, left) if reverse else (left, right)))
-        if alpha != 1:
-            right = emit(op.multiply(right, relax.const(alpha, dtype)))
-        return emit(function(left, right))
-
-    return convert
 
 
 def _matmul(node: Any, importer: Any) -> relax.Expr:
@@ -222,18 +158,23 @@ def _addmm(node: Any, importer: Any) -> relax.Expr:
 def _attention(node: Any, importer: Any) -> relax.Expr:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     defaults = (None, 0.0, False, None, False)
-    query, key, value, mask, dropout, causal, scale, grouped = arguments(node, importer, names, defaults)
-    if dropout or grouped:
-        raise UnsupportedModelError(f"{node.name} is an attention with dropout or grouped queries")
+    query, key, value, mask, dropout, causal, scale, _ = arguments(node, importer, names, defaults)
+    if dropout:
+        raise UnsupportedModelError(f"{node.name} is an attention with dropout")
     *batch, length, width = shape_of(query)
+    places, rank = shape_of(key)[-2], len(batch) + 2
     emit = importer.block_builder.emit
-    rank = len(batch) + 2
+    # Queries that share a key lie one after another: for the products, they are rows of one matrix.
+    shared = batch[-1] // shape_of(key)[-3] if batch else 1
+    rows = [*batch[:-1], batch[-1] // shared, shared * length] if batch else [length]
+    query = emit(op.reshape(query, [*rows, width])) if shared > 1 else query
     transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
     dtype, keys = str(query.ty.dtype), None
     scores = emit(op.matmul(query, transposed, out_dtype=dtype))
+    scores = emit(op.reshape(scores, [*batch, length, places])) if shared > 1 else scores
     scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
     if causal:
-        blocked = np.triu(np.full((length, shape_of(key)[-2]), -math.inf, dtype), 1)
+        blocked = np.triu(np.full((length, places), -math.inf, dtype), 1)
         scores = emit(op.add(scores, relax.const(blocked)))
     elif mask is not None and str(mask.ty.dtype) == "bool":
         scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
@@ -241,7 +182,10 @@ def _attention(node: Any, importer: Any) -> relax.Expr:
     elif mask is not None:
         scores = emit(op.add(scores, mask))
         keys = emit(op.not_equal(mask, relax.const(-math.inf, str(mask.ty.dtype))))
-    result = emit(op.matmul(emit(op.nn.softmax(scores, axis=-1)), value, out_dtype=dtype))
+    weights = emit(op.nn.softmax(scores, axis=-1))
+    weights = emit(op.reshape(weights, [*rows, places])) if shared > 1 else weights
+    result = emit(op.matmul(weights, value, out_dtype=dtype))
+    result = emit(op.reshape(result, [*batch, length, shape_of(value)[-1]])) if shared > 1 else result
     if keys is None:
         return result
     # Rows without keys are 0 in PyTorch, not NaN. The result is cleared, not the softmax: `tasks.attention` looks for
@@ -262,16 +206,7 @@ CONVERTERS: dict[str, Converter] = {
     "group_norm.default": _group_norm,
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
-    "full_like.default": _full_like,
     "_cdist_forward.default": _distances,
-    "celu.default": _celu,
-    "clamp.default": _clamp,
-    "clamp.Tensor": _clamp,
-    "clamp_min.default": _clamp_min,
-    "clamp_min.Tensor": _clamp_min,
-    "clamp_max.default": _clamp_max,
-    "clamp_max.Tensor": _clamp_max,
-    "exp2.default": _exp2,
     "amax.default": _extremum(op.max),
     "amin.default": _extremum(op.min),
     "scaled_dot_product_attention.default": _attention,
@@ -280,16 +215,9 @@ CONVERTERS: dict[str, Converter] = {
     "mm.default": _matmul,
     "bmm.default": _matmul,
     "addmm.default": _addmm,
-    "add.Tensor": _arithmetic(op.add),
-    "sub.Tensor": _arithmetic(op.subtract),
-    "mul.Tensor": _arithmetic(op.multiply),
-    "div.Tensor": _arithmetic(op.divide),
-    "rsub.Scalar": _arithmetic(op.subtract, reverse=True),
-    "rsub.Tensor": _arithmetic(op.subtract, reverse=True),
-    "pow.Scalar": _arithmetic(op.power),
-    "pow.Tensor_Tensor": _arithmetic(op.power),
     **IMAGE_CONVERTERS,
     **INDEXING_CONVERTERS,
+    **POINTWISE_CONVERTERS,
     **QUANTIZED_CONVERTERS,
     **RECURRENT_CONVERTERS,
 }

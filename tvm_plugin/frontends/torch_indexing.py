@@ -52,6 +52,8 @@ def _index_put(node: Any, importer: Any) -> relax.Expr:
     """x[:, i, j] = values, or += where values accumulate, of integer indices: those axes come first meanwhile."""
     x, values = importer.env[node.args[0]], importer.env[node.args[2]]
     given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
+    if [str(index.ty.dtype) for index in given.values()] == ["bool"] and math.prod(shape_of(values)) == 1:
+        return _put_where(x, given, values, importer)
     if not all(str(index.ty.dtype).startswith("int") for index in given.values()):
         return importer._index_put(node)
     accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
@@ -69,6 +71,16 @@ def _index_put(node: Any, importer: Any) -> relax.Expr:
     moved = emit(op.permute_dims(x, order))
     written = emit(op.scatter_nd(moved, emit(op.concat(coordinates, -1)), values, "add" if accumulate else "update"))
     return emit(op.permute_dims(written, [order.index(axis) for axis in range(len(shape))]))
+
+
+def _put_where(x: Any, masks: Mapping[int, Any], value: Any, importer: Any) -> relax.Expr:
+    """x[:, mask] = value: one number, wherever a mask of some of the axes holds."""
+    emit = importer.block_builder.emit
+    ((first, mask),) = masks.items()
+    after = len(shape_of(x)) - first - len(shape_of(mask))
+    mask = emit(op.reshape(mask, [*shape_of(mask), *[1] * after]))
+    value = emit(op.reshape(emit(op.astype(value, str(x.ty.dtype))), []))
+    return emit(op.where(mask, value, x))
 
 
 def _coordinates(index: Any, extent: int, shape: tuple[int, ...], importer: Any) -> relax.Expr:
@@ -95,6 +107,49 @@ def _scatter(node: Any, importer: Any) -> relax.Expr:
     return emit(op.scatter_elements(x, index, used, axis=axis, reduction=_REDUCTIONS[reduce]))
 
 
+def _take(node: Any, importer: Any) -> relax.Expr:
+    """Of all elements, as they lie in memory."""
+    x, index = arguments(node, importer, ("input", "index"), ())
+    emit, dtype = importer.block_builder.emit, str(index.ty.dtype)
+    length = math.prod(shape_of(x))
+    negative = emit(op.less(index, relax.const(0, dtype)))
+    index = emit(op.where(negative, emit(op.add(index, relax.const(length, dtype))), index))
+    return emit(op.take(emit(op.reshape(x, [length])), index, axis=0))
+
+
+_BAG_REDUCTIONS = ("sum", "mean", "max")
+
+
+def _embedding_bag(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+    """Rows of a table, added to the bag that each belongs to: those that `offsets` say begin at or before it, less one.
+
+    The other results, which are for training, are not computed.
+    """
+    names = ("weight", "indices", "offsets", "scale", "mode", "sparse", "per_sample_weights", "include_last_offset")
+    defaults = (False, 0, False, None, False)
+    table, indices, offsets, _, mode, _, factors, closed, *_ = arguments(node, importer, names, defaults)
+    padding = node.args[8] if len(node.args) > 8 else node.kwargs.get("padding_idx", -1)
+    if padding not in (None, -1) or _BAG_REDUCTIONS[mode] == "max":
+        raise UnsupportedModelError(f"{node.name} leaves out an index, or takes the largest of its bags")
+    emit, dtype = importer.block_builder.emit, str(table.ty.dtype)
+    bags, width = shape_of(offsets)[0] - bool(closed), shape_of(table)[1]
+    places = np.arange(shape_of(indices)[0], dtype=str(offsets.ty.dtype))
+    begun = emit(op.greater_equal(relax.const(places[:, None]), offsets))
+    last = emit(op.subtract(op.sum(op.astype(begun, "int64"), axis=1, keepdims=True), relax.const(1, "int64")))
+    rows = emit(op.take(table, indices, axis=0))
+    if factors is not None:
+        rows = emit(op.multiply(rows, emit(op.expand_dims(factors, 1))))
+
+    def collected(values: Any, columns: int) -> relax.Expr:
+        return emit(op.scatter_nd(relax.const(np.zeros((bags, columns), dtype)), last, values, "add"))
+
+    result = collected(rows, width)
+    if _BAG_REDUCTIONS[mode] == "mean":
+        ones = relax.const(np.ones((shape_of(indices)[0], 1), dtype))
+        result = emit(op.divide(result, emit(op.maximum(collected(ones, 1), relax.const(1, dtype)))))
+    return (result, None, None, None)
+
+
 def _windows(node: Any, importer: Any) -> relax.Expr:
     """x.unfold(axis, size, step): the windows along an axis, their elements last."""
     x, axis, size, step = arguments(node, importer, ("input", "dimension", "size", "step"), ())
@@ -111,5 +166,8 @@ INDEXING_CONVERTERS: dict[str, Converter] = {
     "index_put.default": _index_put,
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
+    "take.default": _take,
     "unfold.default": _windows,
+    "_embedding_bag.default": _embedding_bag,
+    "_embedding_bag_forward_only.default": _embedding_bag,
 }

@@ -73,7 +73,8 @@ def from_exported_program(
     with quiet():
         mod = _translated(_translatable(_specialised(program, shapes, name)), name)
     mod = relax.transform.DeadCodeElimination(["main"])(bind_shapes(mod, shapes))
-    return imported_model(mod, name, "torch", _reference(program, evaluate or program.module()))
+    reference = _reference(program, evaluate or program.module())
+    return imported_model(mod, name, "torch", reference, examples=_examples(program))
 
 
 @contextlib.contextmanager
@@ -154,7 +155,25 @@ def _as_tensors(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             raise InputError(f"example_inputs holds {leaf!r}; every input must be a tensor or a numpy array")
         return leaf
 
-    return pytree.tree_map(convert, example_inputs)
+    tensors = pytree.tree_map(convert, example_inputs)
+    leaves = pytree.tree_leaves(tensors)
+    first = next((i for i, leaf in enumerate(leaves) if any(leaf is other for other in leaves[:i])), None)
+    if first is not None:
+        raise InputError(
+            f"input {first} of example_inputs is the same tensor as an earlier one, which torch.export would build on; "
+            "give a clone of it, or wrap the module in one that takes the tensor once"
+        )
+    return tensors
+
+
+def _examples(program: torch.export.ExportedProgram) -> tuple[NDArray[Any], ...]:
+    """What the program was exported with, input by input."""
+    leaves = pytree.tree_leaves(program.example_inputs) if program.example_inputs else []
+    wanted = len(program.graph_signature.user_inputs)
+    if len(leaves) != wanted or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return ()
+    wide = [leaf.detach().cpu().to(torch.float32 if leaf.is_floating_point() else leaf.dtype) for leaf in leaves]
+    return tuple(leaf.numpy() for leaf in wide)
 
 
 @contextlib.contextmanager

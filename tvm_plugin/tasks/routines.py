@@ -1,8 +1,8 @@
 """Kernels whose loops depend on the data, or on what they wrote before: no schedule is searched for them.
 
 TVM has them as routines. Those that lose a factor on a CPU are written anew here: `scatter_nd` starts a parallel region
-for every index, `topk` selects on one thread, and sums along an axis that is not the last (`cumsum`) read one element of
-each line. Two threads of a Zen 4, us: 5000 x 128 added to rows of 1000 x 128, 30532 -> 85 (4410 in a worker, whose
+for every index, `topk` selects on one thread, and sums along an axis that is not the last (`cumsum`) read one element
+of each line. Two threads of a Zen 4, us: 5000 x 128 added to rows of 1000 x 128, 30532 -> 85 (4410 in a worker, whose
 threads do not sleep); the first 10 of 256 x 1000, 780 -> 290; 1000 x 256 summed along its first axis, 560 -> 37.
 """
 
@@ -82,8 +82,8 @@ def _routine(call: Any, threads: int) -> Callable[..., Any] | None:
         reduction = str(attrs.reduction)
         return lambda data, indices, updates: _scatter(data, indices, updates, reduction, threads)
     if name == "relax.topk":
-        last = int(attrs.axis) % len(shape) == len(shape) - 1
-        if not last or str(attrs.ret_type) != "both" or not 0 < int(attrs.k) <= min(MOST_SELECTED, shape[-1]):
+        known = int(attrs.axis) % len(shape) == len(shape) - 1 and str(call.args[0].ty.dtype) != "bfloat16"
+        if not known or str(attrs.ret_type) != "both" or not 0 < int(attrs.k) <= min(MOST_SELECTED, shape[-1]):
             return None
         return lambda data: _largest(data, int(attrs.k), bool(attrs.largest), str(attrs.dtype), threads)
     axis = None if attrs.axis is None else int(attrs.axis) % len(shape)
@@ -114,8 +114,8 @@ def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction:
 
         with _workers(across * down, threads) as worker:
             left, top = worker % across * wide, worker // across * high
-            own, end = tirx.min(wide, columns - left), tirx.min(top + high, rows)
-            with T.serial(0, tirx.max(end - top, 0)) as row, T.serial(0, own) as column:
+            own, end = _rest(columns, left, wide), top + _rest(rows, top, high)
+            with T.serial(0, end - top) as row, T.serial(0, own) as column:
                 at = (top + row) * columns + left + column
                 result[at] = given[at]
             with T.serial(0, tirx.IntImm("int64", count)) as update:
@@ -138,7 +138,7 @@ def _cumulative_sum(data: te.Tensor, axis: int, dtype: str, threads: int) -> te.
     def body(given: Any, result: Any) -> None:
         with _workers(outer * across, threads) as worker:
             left = worker % across * wide
-            first, own = worker // across * (steps * inner) + left, tirx.min(wide, inner - left)
+            first, own = worker // across * (steps * inner) + left, _rest(inner, left, wide)
             with T.serial(0, own) as column:
                 result[first + column] = given[first + column].astype(dtype)
             with T.serial(0, tirx.IntImm("int64", steps - 1)) as step, T.serial(0, own) as column:
@@ -159,7 +159,7 @@ def _largest(data: te.Tensor, k: int, largest: bool, index_dtype: str, threads: 
 
     def better(new: Any, old: Any) -> Any:
         order = new > old if largest else new < old
-        if not dtype.startswith(("float", "bfloat")):
+        if not dtype.startswith("float"):
             return order
         # Not "not (new <= old)", which TVM takes for new > old.
         order = tirx.Select(new <= old if largest else new >= old, 0, 1) > 0
@@ -183,7 +183,8 @@ def _largest(data: te.Tensor, k: int, largest: bool, index_dtype: str, threads: 
             with T.serial(0, tirx.IntImm("int64", k)) as at:
                 put(row, at, at)
             with T.serial(0, tirx.IntImm("int64", length - k)) as more:
-                with T.If(better(given[row * length + k + more], values[row * k + (k - 1)])), T.Then():
+                wanted = better(given[row * length + k + more], values[row * k + (k - 1)])
+                with T.If(wanted), T.Then():
                     put(row, tirx.IntImm("int64", k - 1), k + more)
 
     shape = [*shape[:-1], k]
@@ -197,6 +198,11 @@ def _threads(threads: int, elements: int) -> int:
 
 def _share(extent: int, parts: int) -> int:
     return -(-extent // parts)
+
+
+def _rest(extent: int, start: Any, share: int) -> Any:
+    """Of a share that begins at `start`, what lies within the extent."""
+    return tirx.max(tirx.min(share, extent - start), 0)
 
 
 def _workers(iterations: int, threads: int) -> Any:

@@ -1,0 +1,161 @@
+"""Converters for PyTorch operators on single elements, and for tensors that are made of one number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from .torch_nodes import Converter, arguments, dtype_of, shape_of
+
+__all__ = ["POINTWISE_CONVERTERS"]
+
+
+def _celu(node: Any, importer: Any) -> relax.Expr:
+    x, alpha = arguments(node, importer, ("input", "alpha"), (1.0,))
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    one, factor, zero = (relax.const(value, dtype) for value in (1, alpha, 0))
+    below = op.minimum(op.subtract(op.exp(op.divide(x, factor)), one), zero)
+    return emit(op.add(op.nn.relu(x), op.multiply(below, factor)))
+
+
+def _operand(value: Any, dtype: str, importer: Any) -> relax.Expr:
+    """A number, or a value of another dtype, as an operand of `dtype`."""
+    if not isinstance(value, relax.Expr):
+        return relax.const(value, dtype)
+    return value if str(value.ty.dtype) == dtype else importer.block_builder.emit(op.astype(value, dtype))
+
+
+def _clamp(node: Any, importer: Any) -> relax.Expr:
+    return _limited(node, importer, *arguments(node, importer, ("input", "min", "max"), (None, None)))
+
+
+def _clamp_min(node: Any, importer: Any) -> relax.Expr:
+    x, least = arguments(node, importer, ("input", "min"), ())
+    return _limited(node, importer, x, least, None)
+
+
+def _clamp_max(node: Any, importer: Any) -> relax.Expr:
+    x, most = arguments(node, importer, ("input", "max"), ())
+    return _limited(node, importer, x, None, most)
+
+
+def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> relax.Expr:
+    """`x` between two bounds: numbers, tensors, or None; one operator where all are plain numbers."""
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    x = _operand(x, dtype, importer)
+    if (
+        least is not None
+        and most is not None
+        and not isinstance(least, relax.Expr)
+        and not isinstance(most, relax.Expr)
+    ):
+        return emit(op.clip(x, least, most))
+    if least is not None:
+        x = emit(op.maximum(x, _operand(least, dtype, importer)))
+    return x if most is None else emit(op.minimum(x, _operand(most, dtype, importer)))
+
+
+def _fmax(node: Any, importer: Any) -> relax.Expr:
+    return _number_rather_than_nan(node, importer, op.maximum)
+
+
+def _fmin(node: Any, importer: Any) -> relax.Expr:
+    return _number_rather_than_nan(node, importer, op.minimum)
+
+
+def _number_rather_than_nan(node: Any, importer: Any, function: Callable[[Any, Any], relax.Expr]) -> relax.Expr:
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    left, right = (_operand(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
+    if not dtype.startswith(("float", "bfloat")):
+        return emit(function(left, right))
+    other = emit(op.where(emit(op.isnan(right)), left, emit(function(left, right))))
+    return emit(op.where(emit(op.isnan(left)), right, other))
+
+
+def _erfc(node: Any, importer: Any) -> relax.Expr:
+    x = importer.env[node.args[0]]
+    return importer.block_builder.emit(op.subtract(relax.const(1, str(x.ty.dtype)), op.erf(x)))
+
+
+def _exp2(node: Any, importer: Any) -> relax.Expr:
+    x = importer.env[node.args[0]]
+    return importer.block_builder.emit(op.power(relax.const(2, str(x.ty.dtype)), x))
+
+
+def _arithmetic(function: Callable[[Any, Any], relax.Expr], reverse: bool = False) -> Converter:
+    """Of two operands, or the second and the first; `alpha` is a factor of the one that comes second."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        emit, dtype = importer.block_builder.emit, dtype_of(node)
+        left, right, alpha = arguments(node, importer, ("input", "other", "alpha"), (1,))
+        left, right = (_operand(value, dtype, importer) for value in ((right, left) if reverse else (left, right)))
+        if alpha != 1:
+            right = emit(op.multiply(right, relax.const(alpha, dtype)))
+        return emit(function(left, right))
+
+    return convert
+
+
+def _quotient(node: Any, importer: Any) -> relax.Expr:
+    """Rounded down, towards zero, or not at all."""
+    rounding, floating = node.kwargs.get("rounding_mode"), dtype_of(node).startswith(("float", "bfloat"))
+    if rounding == "floor":
+        return _arithmetic(op.floor_divide)(node, importer)
+    quotient = _arithmetic(op.divide)(node, importer)
+    return importer.block_builder.emit(op.trunc(quotient)) if rounding == "trunc" and floating else quotient
+
+
+def _filled(value: Any = None) -> Converter:
+    """Of the shape of another tensor, perhaps not of its dtype."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, fill = arguments(node, importer, ("input", "fill_value"), (value,))
+        shape, dtype = shape_of(x), dtype_of(node)
+        if not isinstance(fill, relax.Expr) and math.isfinite(fill):
+            return importer.block_builder.emit(op.full(shape, relax.const(fill, dtype), dtype))
+        return importer.block_builder.emit(op.broadcast_to(_operand(fill, dtype, importer), shape))
+
+    return convert
+
+
+def _eye(node: Any, importer: Any) -> relax.Expr:
+    rows, columns = node.args[0], node.args[-1]
+    return relax.const(np.eye(rows, columns).astype(dtype_of(node)))
+
+
+POINTWISE_CONVERTERS: dict[str, Converter] = {
+    "add.Tensor": _arithmetic(op.add),
+    "sub.Tensor": _arithmetic(op.subtract),
+    "mul.Tensor": _arithmetic(op.multiply),
+    "div.Tensor": _arithmetic(op.divide),
+    "div.Tensor_mode": _quotient,
+    "rsub.Scalar": _arithmetic(op.subtract, reverse=True),
+    "rsub.Tensor": _arithmetic(op.subtract, reverse=True),
+    "pow.Scalar": _arithmetic(op.power),
+    "pow.Tensor_Tensor": _arithmetic(op.power),
+    "__lshift__.Scalar": _arithmetic(op.left_shift),
+    "__lshift__.Tensor": _arithmetic(op.left_shift),
+    "__rshift__.Scalar": _arithmetic(op.right_shift),
+    "__rshift__.Tensor": _arithmetic(op.right_shift),
+    "clamp.default": _clamp,
+    "clamp.Tensor": _clamp,
+    "clamp_min.default": _clamp_min,
+    "clamp_min.Tensor": _clamp_min,
+    "clamp_max.default": _clamp_max,
+    "clamp_max.Tensor": _clamp_max,
+    "fmax.default": _fmax,
+    "fmin.default": _fmin,
+    "celu.default": _celu,
+    "erfc.default": _erfc,
+    "exp2.default": _exp2,
+    "zeros_like.default": _filled(0),
+    "ones_like.default": _filled(1),
+    "full_like.default": _filled(),
+    "eye.default": _eye,
+    "eye.m": _eye,
+}
