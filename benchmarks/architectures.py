@@ -1,0 +1,94 @@
+"""Models of today's architectures (`architecture_modules.py`), tuned from PyTorch and run beside ONNX Runtime.
+
+    python -m benchmarks.architectures --budget 30 --json out.json
+
+ONNX Runtime gets what `torch.onnx.export` makes of the same weights. The runtimes take turns, in processes of their
+own; the minimum over the rounds counts. `rel_err` is the largest difference of the outputs from PyTorch's, relative to
+the largest value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from functools import partial
+from typing import Any
+
+from benchmarks.models import timed_s
+from benchmarks.output import table, write
+from benchmarks.peers.timing import alternating, in_own_process
+
+PEER = "benchmarks.peers.onnxruntime_architecture"
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One row."""
+    from torch.utils import _pytree as pytree
+
+    import eqtune
+    from benchmarks.architecture_modules import build
+
+    module, inputs = build(name, args.seed)
+    with tempfile.TemporaryDirectory() as work_dir:
+        started = time.monotonic()
+        result = eqtune.tune_model(
+            module,
+            example_inputs=inputs,
+            time_budget_s=args.budget,
+            threads=args.threads,
+            seed=args.seed,
+            work_dir=work_dir,
+            fast_math=args.fast_math,
+            progress=not args.quiet,
+        )
+        tune_s = time.monotonic() - started
+        arrays = [leaf.numpy() for leaf in pytree.tree_leaves(inputs)]
+        timed = alternating(
+            {
+                "eqtune": lambda: {"latency_s": timed_s(result, arrays, args.threads)},
+                "onnxruntime": partial(in_own_process, PEER, name=name, threads=args.threads, seed=args.seed),
+            },
+            args.rounds,
+            args.threads,
+        )
+    return {
+        "architecture": name,
+        **{f"{peer}_ms": one.latency_s * 1e3 for peer, one in timed.items()},
+        "vs_onnxruntime": timed["onnxruntime"].latency_s / timed["eqtune"].latency_s,
+        "rel_err": result.max_rel_error,
+        "tune_s": tune_s,
+        "trials": sum(task.trials for task in result.tasks),
+        "kernels": len(result.tasks),
+        **{f"{peer}_start_ns": one.start_ns for peer, one in timed.items()},
+    }
+
+
+def main() -> None:
+    """Parse arguments, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--architectures", default="all", help="comma-separated names, or all")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of tuning a model (30)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both runtimes (all cores)")
+    parser.add_argument("--fast-math", action="store_true", help="as `eqtune tune --fast-math`")
+    parser.add_argument("--rounds", type=int, default=2, help="in which the runtimes take turns, 2 s each (2)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument("--json", metavar="FILE", help="write rows here")
+    args = parser.parse_args()
+    from benchmarks.architecture_modules import ARCHITECTURES
+
+    names = list(ARCHITECTURES) if args.architectures == "all" else args.architectures.split(",")
+    unknown = sorted(set(names) - set(ARCHITECTURES))
+    if unknown:
+        parser.error(f"no architecture {', '.join(unknown)}; there are {', '.join(ARCHITECTURES)}")
+    rows = []
+    for name in names:
+        rows.append(measure(name, args))
+        print(table(rows[-1:]), flush=True)
+    write(rows, args.json)
+
+
+if __name__ == "__main__":
+    main()
