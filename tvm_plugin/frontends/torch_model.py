@@ -26,6 +26,7 @@ from ..errors import InputError, UnsupportedModelError
 from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
 from .torch_converters import CONVERTERS
+from .torch_nodes import evaluated, makes_constant
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
 
@@ -138,9 +139,10 @@ def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[in
 
 
 def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:
+    converters = CONVERTERS | dict.fromkeys(_constants(program), evaluated)
     try:
         return ExportedProgramImporter().from_exported_program(
-            program, False, unwrap_unit_return_tuple=True, no_bind_return_tuple=False, custom_convert_map=CONVERTERS
+            program, False, unwrap_unit_return_tuple=True, no_bind_return_tuple=False, custom_convert_map=converters
         )
     except UnsupportedModelError:
         raise
@@ -200,8 +202,18 @@ def _check_signature(program: torch.export.ExportedProgram) -> None:
             raise UnsupportedModelError(f"the input {spec.arg.name!r} is not a tensor; export the model with it fixed")
 
 
-def _translatable(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _constants(program: torch.export.ExportedProgram) -> set[str]:
+    """Operators that nobody knows and that take no tensor wherever they are called: what they make is a constant."""
+    called: dict[str, list[Any]] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            called.setdefault(node.target.__name__, []).append(node)
     known = set(ExportedProgramImporter().convert_map) | set(CONVERTERS)
+    return {name for name, nodes in called.items() if name not in known and all(map(makes_constant, nodes))}
+
+
+def _translatable(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    known = set(ExportedProgramImporter().convert_map) | set(CONVERTERS) | _constants(program)
     decompositions = torch.export.default_decompositions()
     table: dict[Any, Callable[..., Any]] = {}
     while True:

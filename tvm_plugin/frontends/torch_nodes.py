@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.fx
 from tvm import relax
 
-__all__ = ["Converter", "arguments", "dtype_of", "shape_of"]
+__all__ = ["Converter", "arguments", "dtype_of", "evaluated", "makes_constant", "shape_of"]
 
 Converter = Callable[[Any, Any], relax.Expr | tuple[relax.Expr, ...]]
 """Takes a node and the importer, and returns the Relax value."""
@@ -30,3 +31,14 @@ def shape_of(value: relax.Expr) -> list[int]:
 def dtype_of(node: Any) -> str:
     """What PyTorch computes the node in."""
     return str(node.meta["val"].dtype).removeprefix("torch.")
+
+
+def makes_constant(node: Any) -> bool:
+    """Whether PyTorch can compute the one tensor of a node now: of numbers alone, and not at random."""
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return not node.all_input_nodes and not is_random and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def evaluated(node: Any, importer: Any) -> relax.Expr:
+    """What a node that `makes_constant` computes."""
+    return relax.const(node.target(*node.args, **node.kwargs).cpu().numpy())
