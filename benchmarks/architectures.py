@@ -54,7 +54,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
             args.threads,
         )
     return {
-        "architecture": name,
+        "model": name,
         **{f"{peer}_ms": one.latency_s * 1e3 for peer, one in timed.items()},
         "vs_onnxruntime": timed["onnxruntime"].latency_s / timed["eqtune"].latency_s,
         "rel_err": result.max_rel_error,

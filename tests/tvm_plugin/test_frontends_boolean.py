@@ -1,4 +1,4 @@
-"""Comparisons and sums of bool tensors, which TVM types but fails to build for a CPU."""
+"""Comparisons and sums of bool tensors, and powers of integers, which TVM types but fails to build for a CPU."""
 
 from __future__ import annotations
 
@@ -36,3 +36,19 @@ def test_operators_on_bools_mean_what_numpy_says(tmp_path: Path, name: str) -> N
     (found,) = result.run(A, B)
     assert found.dtype == bool
     np.testing.assert_array_equal(found, getattr(np, name)(A, B))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_powers_of_integers_are_whole(tmp_path: Path, dtype: str) -> None:
+    base, exponent = np.array([[-3, 2, 7, 0]], dtype), np.array([[3], [10], [0]], dtype)
+    inputs = [relax.Var(name, relax.TensorType(x.shape, dtype)) for name, x in (("a", base), ("b", exponent))]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.power(*inputs))
+        builder.emit_func_output(result)
+    (found,) = eqtune.tune_model(builder.get(), trials=1, threads=1, work_dir=tmp_path, progress=False).run(
+        base, exponent
+    )
+    np.testing.assert_array_equal(found, base**exponent)
+    assert found.dtype == dtype

@@ -130,7 +130,11 @@ def test_layers_stay_whole():
         lambda x: torch.zeros_like(x > 0, dtype=x.dtype).masked_fill(x > 1, -torch.inf) + torch.ones_like(x).int(),
         lambda x: x.clone().index_put((x > 0.5,), torch.tensor(7)) + x.index_put((x[:, 0, 0, 0] > 0,), x[0, 0, 0, 0]),
         lambda x: F.scaled_dot_product_attention(x[:, [0, 1, 2, 0]], x[:, :2], 2 * x[:, 1:], enable_gqa=True),
-        lambda x: x[:, :, *torch.tril_indices(6, 6, -1)] + torch.hann_window(15) + torch.triu_indices(6, 6, 1)[0],
+        lambda x: (
+            x[(slice(None), slice(None), *torch.tril_indices(6, 6, -1))]
+            + torch.hann_window(15)
+            + torch.triu_indices(6, 6, 1)[0]
+        ),
         lambda x: x.clamp(min=0.1) + x.clamp(x[0], x[1]) + (9 * x).int().clamp(max=0.5) + x.clamp_min(x[0, 0]),
     ],
     ids=[

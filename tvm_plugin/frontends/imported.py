@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from ..errors import InputError, UnsupportedModelError
-from .normalize import with_blocked_convolutions, with_boolean_logic, with_out_dtypes
+from .normalize import with_blocked_convolutions, with_boolean_logic, with_integer_powers, with_out_dtypes
 
 __all__ = [
     "ImportedModel",
@@ -118,7 +118,7 @@ def imported_model(
 ) -> ImportedModel:
     """Check and normalize `mod`, and describe it."""
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
-    mod = with_boolean_logic(with_blocked_convolutions(with_out_dtypes(mod)))
+    mod = with_integer_powers(with_boolean_logic(with_blocked_convolutions(with_out_dtypes(mod))))
     main = mod["main"]
     bounds = _index_bounds(main)
     inputs = tuple(

@@ -14,7 +14,7 @@ from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
 from ..transform.functions import operator
 
-__all__ = ["with_blocked_convolutions", "with_boolean_logic", "with_out_dtypes"]
+__all__ = ["with_blocked_convolutions", "with_boolean_logic", "with_integer_powers", "with_out_dtypes"]
 
 
 @relax.expr_functor.mutator
@@ -75,6 +75,24 @@ def with_boolean_logic(mod: tvm.IRModule) -> tvm.IRModule:
     fails while it generates code.
     """
     mutator = _BooleanLogic(mod)
+    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
+    return mutator.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _IntegerPowers(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        dtype = str(getattr(call.ty, "dtype", ""))
+        if operator(call) != "relax.power" or not dtype.startswith(("int", "uint")):
+            return call
+        base, exponent = (relax.op.astype(argument, "float64") for argument in call.args)
+        return self.builder_.normalize(relax.op.astype(relax.op.power(base, exponent), dtype))
+
+
+def with_integer_powers(mod: tvm.IRModule) -> tvm.IRModule:
+    """Compute the powers of integers in "main" in float64, exactly below 2^53: TVM raises floats alone."""
+    mutator = _IntegerPowers(mod)
     mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
     return mutator.builder_.get()
 
