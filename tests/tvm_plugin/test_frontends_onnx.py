@@ -128,6 +128,12 @@ def test_gather_of_computed_indices_wraps_negative_ones():
     assert verify_import(load_model(proto)) == 0
 
 
+def test_an_axis_may_be_a_number():
+    nodes = [helper.make_node("Unsqueeze", ["x", "axis"], ["u"]), helper.make_node("Squeeze", ["u", "axis"], ["y"])]
+    imported = load_model(model(nodes, {"x": [2, 3]}, {"y": [2, 3]}, [constant("axis", 1, np.int64)]))
+    assert verify_import(imported) == 0
+
+
 def test_embeddings_bound_their_indices():
     proto = model(
         [helper.make_node("Gather", ["table", "ids"], ["y"])],

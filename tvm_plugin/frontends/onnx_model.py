@@ -194,6 +194,9 @@ class _Importer(ONNXGraphImporter):
                 return self.bb.normalize(_clip(inputs[0], low, high))
         if op_name == "Gather" and _is_static(inputs[0]) and isinstance(inputs[1].ty, relax.TensorType):
             return self.bb.normalize(_gather(inputs[0], inputs[1], int(attrs.get("axis", 0))))
+        if op_name in ("Squeeze", "Unsqueeze") and len(inputs) > 1 and _is_one_number(inputs[1]):
+            # PyTorch's exporter writes the one axis of shared keys as a number, ONNX Runtime takes it, TVM does not.
+            inputs = [inputs[0], relax.const(inputs[1].value.numpy().reshape(1))]
         if op_name in RECURRENT:
             return self.bb.normalize(recurrent(self.bb, op_name, list(inputs), attrs))
         if op_name in QUANTIZED:
@@ -205,6 +208,10 @@ class _Importer(ONNXGraphImporter):
 
     def _convert_plain(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
         return super()._convert_operator(op_name, inputs, attrs, opset)
+
+
+def _is_one_number(value: Any) -> bool:
+    return isinstance(value, tvm.ir.GenericConst) and not value.ty.shape
 
 
 def _bound(value: relax.Expr | None, missing: float) -> float | None:
@@ -234,7 +241,7 @@ def _is_static(value: relax.Expr) -> bool:
 
 def _gather(x: relax.Expr, indices: relax.Expr, axis: int) -> relax.Expr:
     axis %= len(x.ty.shape)
-    if isinstance(indices, tvm.ir.GenericConst) and not indices.ty.shape:
+    if _is_one_number(indices):
         index = int(indices.value.numpy()) % int(x.ty.shape[axis])
         sliced = relax.op.strided_slice(x, axes=[axis], begin=[index], end=[index + 1])
         return relax.op.squeeze(sliced, axis=[axis])

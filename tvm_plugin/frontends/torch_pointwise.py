@@ -48,13 +48,11 @@ def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> 
     """`x` between two bounds: numbers, tensors, or None; one operator where all are plain numbers."""
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     x = _operand(x, dtype, importer)
-    if (
-        least is not None
-        and most is not None
-        and not isinstance(least, relax.Expr)
-        and not isinstance(most, relax.Expr)
-    ):
+    numbers = [isinstance(bound, int | float) for bound in (least, most)]
+    if all(numbers):
         return emit(op.clip(x, least, most))
+    if numbers[0] and least == 0 and most is None and dtype.startswith(("float", "bfloat")):
+        return emit(op.nn.relu(x))
     if least is not None:
         x = emit(op.maximum(x, _operand(least, dtype, importer)))
     return x if most is None else emit(op.minimum(x, _operand(most, dtype, importer)))
