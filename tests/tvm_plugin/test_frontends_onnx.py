@@ -128,9 +128,9 @@ def test_gather_of_computed_indices_wraps_negative_ones():
     assert verify_import(load_model(proto)) == 0
 
 
-def test_an_axis_may_be_a_number():
-    nodes = [helper.make_node("Unsqueeze", ["x", "axis"], ["u"]), helper.make_node("Squeeze", ["u", "axis"], ["y"])]
-    imported = load_model(model(nodes, {"x": [2, 3]}, {"y": [2, 3]}, [constant("axis", 1, np.int64)]))
+def test_a_new_axis_may_be_a_number():
+    nodes = [helper.make_node("Unsqueeze", ["x", "axis"], ["y"])]
+    imported = load_model(model(nodes, {"x": [2, 3]}, {"y": [2, 1, 3]}, [constant("axis", 1, np.int64)]))
     assert verify_import(imported) == 0
 
 

@@ -194,8 +194,8 @@ class _Importer(ONNXGraphImporter):
                 return self.bb.normalize(_clip(inputs[0], low, high))
         if op_name == "Gather" and _is_static(inputs[0]) and isinstance(inputs[1].ty, relax.TensorType):
             return self.bb.normalize(_gather(inputs[0], inputs[1], int(attrs.get("axis", 0))))
-        if op_name in ("Squeeze", "Unsqueeze") and len(inputs) > 1 and _is_one_number(inputs[1]):
-            # PyTorch's exporter writes the one axis of shared keys as a number, ONNX Runtime takes it, TVM does not.
+        if op_name == "Unsqueeze" and len(inputs) > 1 and _is_one_number(inputs[1]):
+            # PyTorch's exporter writes the one axis of shared keys as a number; ONNX Runtime takes it, TVM does not.
             inputs = [inputs[0], relax.const(inputs[1].value.numpy().reshape(1))]
         if op_name in RECURRENT:
             return self.bb.normalize(recurrent(self.bb, op_name, list(inputs), attrs))
