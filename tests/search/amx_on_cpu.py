@@ -99,7 +99,7 @@ def without_code(function: Any) -> Any:
     """The function without the LLVM code of AMX that it brings along: what it calls is looked for in the process."""
 
     def strip(attribute: Any) -> Any:
-        emulated = attribute.attr_key == "pragma_import_llvm" and "llvm.x86" in str(attribute.value)
+        emulated = attribute.attr_key == "pragma_import_llvm" and "llvm.x86" in attribute.value.value
         return attribute.body if emulated else attribute
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, strip)))
