@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import ir, relax, te, tirx
@@ -17,7 +19,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, rewrite_calls, top_level_bindings
+from ..transform.functions import extents, operator, top_level_bindings
+from .te_kernels import with_te_kernels
 
 __all__ = ["write_routines"]
 
@@ -47,49 +50,62 @@ def write_routines(mod: ir.IRModule, threads: int) -> ir.IRModule:
 
     Indices of `scatter_nd` that lie outside write nothing.
     """
-    builder = relax.BlockBuilder(mod)
-
-    def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
-        routine = _routine(binding.value, threads)
-        if routine is None:
-            return binding
-        call = builder.call_te(routine, *binding.value.args, primfunc_name_hint=operator(binding.value)[6:])
-        return relax.VarBinding(binding.var, builder.normalize(call))
-
-    rewritten = {
-        variable: rewrite_calls(function, rewrite)
-        for variable, function in mod.functions_items()
-        if isinstance(function, relax.Function)
-        and any(_routine(getattr(one, "value", None), threads) for one in top_level_bindings(function))
-    }
-    if not rewritten:
-        return mod
-    result = builder.get()
-    for variable, function in rewritten.items():
-        result.update_func(variable, function)
-    return result
+    for name, routine in _ROUTINES.items():
+        mod = with_te_kernels(mod, name, partial(_found, f"relax.{name}", routine, threads))
+    return mod
 
 
-def _routine(call: Any, threads: int) -> Callable[..., Any] | None:
-    """What computes the value of a call from placeholders of its arguments; None where TVM's does."""
-    name = operator(call)
-    if name not in ("relax.scatter_nd", "relax.topk", "relax.cumsum"):
+@dataclass(frozen=True)
+class _Routine:
+    """What computes a value from placeholders of its arguments: a `TeKernel`."""
+
+    arguments: list[Any]
+    compute: Callable[..., Any]
+
+
+def _found(
+    name: str, routine: Callable[[relax.Call, int], Any], threads: int, function: relax.Function
+) -> dict[relax.Var, _Routine]:
+    kernels = {}
+    for binding in top_level_bindings(function):
+        call: Any = getattr(binding, "value", None)
+        if operator(call) != name or not all(is_static_tensor(one.ty) for one in call.args):
+            continue
+        compute = routine(call, threads) if all(extents(call.args[0].ty)) else None
+        if compute is not None:
+            kernels[binding.var] = _Routine(list(call.args), compute)
+    return kernels
+
+
+def _scatter_of(call: relax.Call, threads: int) -> Callable[..., Any]:
+    return partial(_scatter, reduction=str(call.attrs.reduction), threads=threads)
+
+
+def _largest_of(call: relax.Call, threads: int) -> Callable[..., Any] | None:
+    attrs, ty = call.attrs, call.args[0].ty
+    last = int(attrs.axis) % ty.ndim == ty.ndim - 1
+    few = 0 < int(attrs.k) <= min(MOST_SELECTED, extents(ty)[-1])
+    if not last or not few or str(attrs.ret_type) != "both" or str(ty.dtype) == "bfloat16":
         return None
-    if not all(is_static_tensor(argument.ty) for argument in call.args) or 0 in extents(call.args[0].ty):
+    dtype = str(attrs.dtype)
+    return partial(_largest, k=int(attrs.k), largest=bool(attrs.largest), index_dtype=dtype, threads=threads)
+
+
+def _sum_of(call: relax.Call, threads: int) -> Callable[..., Any] | None:
+    attrs, ty = call.attrs, call.args[0].ty
+    if attrs.axis is None or bool(attrs.exclusive):
         return None
-    attrs, shape = call.attrs, extents(call.args[0].ty)
-    if name == "relax.scatter_nd":
-        reduction = str(attrs.reduction)
-        return lambda data, indices, updates: _scatter(data, indices, updates, reduction, threads)
-    if name == "relax.topk":
-        known = int(attrs.axis) % len(shape) == len(shape) - 1 and str(call.args[0].ty.dtype) != "bfloat16"
-        if not known or str(attrs.ret_type) != "both" or not 0 < int(attrs.k) <= min(MOST_SELECTED, shape[-1]):
-            return None
-        return lambda data: _largest(data, int(attrs.k), bool(attrs.largest), str(attrs.dtype), threads)
-    axis = None if attrs.axis is None else int(attrs.axis) % len(shape)
-    if axis is None or bool(attrs.exclusive) or math.prod(shape[axis + 1 :]) < LEAST_COLUMNS:
+    axis = int(attrs.axis) % ty.ndim
+    if math.prod(extents(ty)[axis + 1 :]) < LEAST_COLUMNS:
         return None
-    return lambda data: _cumulative_sum(data, axis, str(call.ty.dtype), threads)
+    return partial(_cumulative_sum, axis=axis, dtype=str(call.ty.dtype), threads=threads)
+
+
+_ROUTINES: Mapping[str, Callable[[relax.Call, int], Callable[..., Any] | None]] = {
+    "scatter_nd": _scatter_of,
+    "topk": _largest_of,
+    "cumsum": _sum_of,
+}
 
 
 def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction: str, threads: int) -> te.Tensor:
