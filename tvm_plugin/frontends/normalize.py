@@ -17,6 +17,12 @@ from ..transform.functions import operator
 __all__ = ["with_blocked_convolutions", "with_boolean_logic", "with_integer_powers", "with_out_dtypes"]
 
 
+def _with_main(mutator: Any, mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with "main" as the mutator makes it."""
+    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
+    return mutator.builder_.get()
+
+
 @relax.expr_functor.mutator
 class _OutDtypes(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -36,9 +42,7 @@ def with_out_dtypes(mod: tvm.IRModule) -> tvm.IRModule:
     matmul(a, b) -> matmul(a, b, out_dtype="float32") for float32 operands. PyTorch's importer writes it, ONNX's and
     people do not; rewrites of the graph then see one operator, not two.
     """
-    mutator = _OutDtypes(mod)
-    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
-    return mutator.builder_.get()
+    return _with_main(_OutDtypes(mod), mod)
 
 
 _not, _and, _or, _xor = (getattr(relax.op, f"logical_{name}") for name in ("not", "and", "or", "xor"))
@@ -74,9 +78,7 @@ def with_boolean_logic(mod: tvm.IRModule) -> tvm.IRModule:
     equal(a, b) -> logical_not(logical_xor(a, b)). TVM builds the logical ones for a CPU; the others it accepts, and
     fails while it generates code.
     """
-    mutator = _BooleanLogic(mod)
-    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
-    return mutator.builder_.get()
+    return _with_main(_BooleanLogic(mod), mod)
 
 
 @relax.expr_functor.mutator
@@ -92,9 +94,7 @@ class _IntegerPowers(relax.PyExprMutator):
 
 def with_integer_powers(mod: tvm.IRModule) -> tvm.IRModule:
     """Compute the powers of integers in "main" in float64, exactly below 2^53: TVM raises floats alone."""
-    mutator = _IntegerPowers(mod)
-    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
-    return mutator.builder_.get()
+    return _with_main(_IntegerPowers(mod), mod)
 
 
 @relax.expr_functor.mutator
@@ -122,6 +122,4 @@ def with_blocked_convolutions(mod: tvm.IRModule) -> tvm.IRModule:
 
     Raises InputError for other layouts in blocks.
     """
-    mutator = _BlockedConvolutions(mod)
-    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
-    return mutator.builder_.get()
+    return _with_main(_BlockedConvolutions(mod), mod)

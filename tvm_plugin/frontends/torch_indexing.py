@@ -39,13 +39,18 @@ def _index(node: Any, importer: Any) -> relax.Expr:
         shape, axes = [shape[axis] for axis in (*axes, *rest)], list(range(len(axes)))
     place = None
     for extent, index in zip(shape[axes[0] :], given.values(), strict=False):
-        dtype = str(index.ty.dtype)
-        negative = op.less(index, relax.const(0, dtype))
-        index = emit(op.where(negative, op.add(index, relax.const(extent, dtype)), index))
+        index, dtype = _from_start(index, extent, importer), str(index.ty.dtype)
         place = index if place is None else emit(op.add(op.multiply(place, relax.const(extent, dtype)), index))
     joined = math.prod(shape[axis] for axis in axes)
     flat = emit(op.reshape(x, [*shape[: axes[0]], joined, *shape[axes[-1] + 1 :]]))
     return emit(op.take(flat, place, axis=axes[0]))
+
+
+def _from_start(index: Any, extent: int, importer: Any) -> relax.Expr:
+    """Indices, some of them perhaps counted from the end of an axis, all counted from its start."""
+    emit, dtype = importer.block_builder.emit, str(index.ty.dtype)
+    negative = emit(op.less(index, relax.const(0, dtype)))
+    return emit(op.where(negative, emit(op.add(index, relax.const(extent, dtype))), index))
 
 
 def _index_put(node: Any, importer: Any) -> relax.Expr:
@@ -85,9 +90,7 @@ def _put_where(x: Any, masks: Mapping[int, Any], value: Any, importer: Any) -> r
 
 def _coordinates(index: Any, extent: int, shape: tuple[int, ...], importer: Any) -> relax.Expr:
     """Indices, those counted from the end as well, of `shape`, with an axis of one more."""
-    emit, dtype = importer.block_builder.emit, str(index.ty.dtype)
-    negative = emit(op.less(index, relax.const(0, dtype)))
-    index = emit(op.where(negative, emit(op.add(index, relax.const(extent, dtype))), index))
+    emit, index = importer.block_builder.emit, _from_start(index, extent, importer)
     return emit(op.astype(emit(op.expand_dims(emit(op.broadcast_to(index, shape)), -1)), "int64"))
 
 
@@ -110,11 +113,8 @@ def _scatter(node: Any, importer: Any) -> relax.Expr:
 def _take(node: Any, importer: Any) -> relax.Expr:
     """Of all elements, as they lie in memory."""
     x, index = arguments(node, importer, ("input", "index"), ())
-    emit, dtype = importer.block_builder.emit, str(index.ty.dtype)
-    length = math.prod(shape_of(x))
-    negative = emit(op.less(index, relax.const(0, dtype)))
-    index = emit(op.where(negative, emit(op.add(index, relax.const(length, dtype))), index))
-    return emit(op.take(emit(op.reshape(x, [length])), index, axis=0))
+    emit, length = importer.block_builder.emit, math.prod(shape_of(x))
+    return emit(op.take(emit(op.reshape(x, [length])), _from_start(index, length, importer), axis=0))
 
 
 _BAG_REDUCTIONS = ("sum", "mean", "max")
@@ -126,9 +126,9 @@ def _embedding_bag(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     The other results, which are for training, are not computed.
     """
     names = ("weight", "indices", "offsets", "scale", "mode", "sparse", "per_sample_weights", "include_last_offset")
-    defaults = (False, 0, False, None, False)
-    table, indices, offsets, _, mode, _, factors, closed, *_ = arguments(node, importer, names, defaults)
-    padding = node.args[8] if len(node.args) > 8 else node.kwargs.get("padding_idx", -1)
+    defaults = (False, 0, False, None, False, -1)
+    given = arguments(node, importer, (*names, "padding_idx"), defaults)
+    table, indices, offsets, _, mode, _, factors, closed, padding = given
     if padding not in (None, -1) or _BAG_REDUCTIONS[mode] == "max":
         raise UnsupportedModelError(f"{node.name} leaves out an index, or takes the largest of its bags")
     emit, dtype = importer.block_builder.emit, str(table.ty.dtype)

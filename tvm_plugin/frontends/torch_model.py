@@ -139,7 +139,7 @@ def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[in
 
 
 def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:
-    converters = CONVERTERS | dict.fromkeys(_constants(program), evaluated)
+    converters = CONVERTERS | {node.target.__name__: evaluated for node in _unknown(program)}
     try:
         return ExportedProgramImporter().from_exported_program(
             program, False, unwrap_unit_return_tuple=True, no_bind_return_tuple=False, custom_convert_map=converters
@@ -202,24 +202,20 @@ def _check_signature(program: torch.export.ExportedProgram) -> None:
             raise UnsupportedModelError(f"the input {spec.arg.name!r} is not a tensor; export the model with it fixed")
 
 
-def _constants(program: torch.export.ExportedProgram) -> set[str]:
-    """Operators that nobody knows and that take no tensor wherever they are called: what they make is a constant."""
-    called: dict[str, list[Any]] = {}
-    for node in program.graph.nodes:
-        if node.op == "call_function":
-            called.setdefault(node.target.__name__, []).append(node)
-    known = set(ExportedProgramImporter().convert_map) | set(CONVERTERS)
-    return {name for name, nodes in called.items() if name not in known and all(map(makes_constant, nodes))}
+def _unknown(program: torch.export.ExportedProgram) -> list[Any]:
+    """Nodes that call an operator for which there is no converter."""
+    known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    return [node for node in nodes if node.target.__name__ not in known]
 
 
 def _translatable(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    known = set(ExportedProgramImporter().convert_map) | set(CONVERTERS) | _constants(program)
+    """The program in operators that have converters, or that make constants of numbers."""
     decompositions = torch.export.default_decompositions()
     table: dict[Any, Callable[..., Any]] = {}
     while True:
         functional = program.run_decompositions(table)
-        targets = {node.target for node in functional.graph.nodes if node.op == "call_function"}
-        unknown = [target for target in targets if target.__name__ not in known]
+        unknown = {node.target for node in _unknown(functional) if not makes_constant(node)}
         helpful = [target for target in unknown if target in decompositions and target not in table]
         if not helpful:
             break

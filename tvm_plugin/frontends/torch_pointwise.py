@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from .torch_nodes import Converter, arguments, dtype_of, shape_of
+from .torch_nodes import Converter, arguments, dtype_of, evaluated, shape_of
 
 __all__ = ["POINTWISE_CONVERTERS"]
 
@@ -121,11 +120,6 @@ def _filled(value: Any = None) -> Converter:
     return convert
 
 
-def _eye(node: Any, importer: Any) -> relax.Expr:
-    rows, columns = node.args[0], node.args[-1]
-    return relax.const(np.eye(rows, columns).astype(dtype_of(node)))
-
-
 POINTWISE_CONVERTERS: dict[str, Converter] = {
     "add.Tensor": _arithmetic(op.add),
     "sub.Tensor": _arithmetic(op.subtract),
@@ -154,6 +148,6 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "zeros_like.default": _filled(0),
     "ones_like.default": _filled(1),
     "full_like.default": _filled(),
-    "eye.default": _eye,
-    "eye.m": _eye,
+    "eye.default": evaluated,
+    "eye.m": evaluated,
 }
