@@ -384,6 +384,46 @@ class MaskedEncoder(nn.Module):
         return x
 
 
+class TextRecognizer(nn.Module):
+    """As CRNN (Shi et al.): convolutions make columns of a line of text, two-way LSTMs read them."""
+
+    def __init__(self, hidden: int = 256, letters: int = 37) -> None:
+        super().__init__()
+        widths, pools = (64, 128, 256, 256, 512), ((2, 2), (2, 2), None, (2, 1), (4, 1))
+        steps: list[nn.Module] = []
+        for before, width, pool in zip((1, *widths), widths, pools, strict=False):
+            steps += [nn.Conv2d(before, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+            steps += [nn.MaxPool2d(pool)] if pool else []
+        self.columns = nn.Sequential(*steps)
+        self.reader = nn.LSTM(widths[-1], hidden, 2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(2 * hidden, letters)
+
+    def forward(self, line: Tensor) -> Tensor:
+        columns = self.columns(line).squeeze(2).transpose(1, 2)
+        return self.head(self.reader(columns)[0]).log_softmax(-1)
+
+
+class SpeechRecognizer(nn.Module):
+    """As Deep Speech 2: two convolutions over a spectrogram, then GRUs of one direction."""
+
+    def __init__(self, hidden: int = 512) -> None:
+        super().__init__()
+        self.frames = nn.Sequential(
+            nn.Conv2d(1, 32, (41, 11), 2, (20, 5)),
+            nn.BatchNorm2d(32),
+            nn.Hardtanh(0, 20),
+            nn.Conv2d(32, 32, (21, 11), (2, 1), (10, 5)),
+            nn.BatchNorm2d(32),
+            nn.Hardtanh(0, 20),
+        )
+        self.reader = nn.GRU(32 * 20, hidden, 2, batch_first=True)
+        self.head = nn.Linear(hidden, 29)
+
+    def forward(self, spectrogram: Tensor) -> Tensor:
+        frames = self.frames(spectrogram).flatten(1, 2).transpose(1, 2)
+        return self.head(self.reader(frames)[0])
+
+
 def _words(count: int, *shape: int) -> Tensor:
     return torch.randint(0, count, shape)
 
@@ -402,6 +442,8 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     ),
     "speech": lambda: (SpeechSeparator(), (torch.randn(1, 1, 8000),)),
     "recommender": lambda: (Recommender(), (torch.randn(32, 13), _words(10000, 32, 8, 3))),
+    "text-recognizer": lambda: (TextRecognizer(), (torch.rand(1, 1, 32, 128),)),
+    "speech-recognizer": lambda: (SpeechRecognizer(), (torch.rand(1, 1, 80, 200),)),
     "graph": lambda: (GraphNetwork(), (torch.randn(1000, 64), _words(1000, 2, 5000))),
 }
 

@@ -12,9 +12,10 @@ The suites "int8" and "bf16" (benchmarks/dot_suites.py) are compared with the me
 instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime have some of these kernels only.
 
 `wall_s` counts from after the imports to the accepted schedule; `reached_metaschedule_s` until a measurement as fast as
-MetaSchedule's result, null where there was none. Records are fresh. With peers, eqtune's schedule and
-the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
-state of the machine around it (benchmarks/peers/parallel_start.py).
+MetaSchedule's result, null where there was none. MetaSchedule is stopped after four minutes a kernel; what it lacks
+then is null. Records are fresh. With peers, eqtune's schedule and the peers take turns for several rounds, each in
+processes of its own, and the minimum counts; `*_start_ns` tells the state of the machine around it
+(benchmarks/peers/parallel_start.py).
 
 `--fast-math` permits AMX for float32, where the machine has it; the peak stays that of multiply-adds.
 
@@ -28,7 +29,9 @@ that of these instructions. Peers choose their own instructions, except that one
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import sys
 import tempfile
 import time
 from functools import partial
@@ -38,10 +41,13 @@ from typing import Any
 from benchmarks.convergence import reached_s, records_of
 from benchmarks.dot_suites import DotCase
 from benchmarks.output import table, write
-from benchmarks.peers.timing import Timed, alternating, in_own_process
+from benchmarks.peers.timing import PeerError, Timed, alternating, in_own_process
 from benchmarks.suites import Case, suite
 
 PEERS = ("onednn", "onnxruntime", "metaschedule")
+
+METASCHEDULE_LIMIT_S = 240.0
+"""For one kernel: some candidates of large windows compile for minutes, and it measures none before all are."""
 
 TIMING_S = 2.0
 """Seconds for which a kernel is timed in each round, as peers are."""
@@ -94,15 +100,26 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
         row["peak_fraction"] = max(limits.values()) / latency_s
     row.update(wall_s=wall_s, trials=sum(task.trials for task in result.tasks), rel_err=result.max_rel_error)
     if "metaschedule" in args.peers:  # it tunes, once; what it finds is timed by its own runner
-        tuned = in_own_process("benchmarks.peers.metaschedule_kernel", **arguments, trials=args.trials)
+        tuned = _metaschedule({**arguments, "trials": args.trials})
         timed["metaschedule"] = Timed(tuned["latency_s"], answer=tuned)
         row["metaschedule_wall_s"] = tuned["wall_s"]
-        row["reached_metaschedule_s"] = reached_s(result.summary, records, started_at, tuned["latency_s"])
+        if math.isfinite(tuned["latency_s"]):
+            row["reached_metaschedule_s"] = reached_s(result.summary, records, started_at, tuned["latency_s"])
     for peer in args.peers:
         row[f"{peer}_us"] = timed[peer].latency_s * 1e6
         row[f"vs_{peer}"] = timed[peer].latency_s / latency_s
     row |= {f"{name}_start_ns": one.start_ns for name, one in timed.items() if name != "metaschedule"}
     return row
+
+
+def _metaschedule(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What MetaSchedule found, `inf` where it did not end in time."""
+    module = "benchmarks.peers.metaschedule_kernel"
+    try:
+        return in_own_process(module, limit_s=METASCHEDULE_LIMIT_S, **arguments)
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return {"latency_s": math.inf, "wall_s": METASCHEDULE_LIMIT_S}
 
 
 def _found_s(result: Any) -> float:

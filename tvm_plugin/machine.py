@@ -29,6 +29,8 @@ __all__ = [
     "missing_instructions",
     "runs_here",
     "target_json",
+    "thread_count",
+    "vector_registers",
 ]
 
 CPU_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -158,14 +160,14 @@ def describe_machine(
     count = _threads(thread_count(target) if threads is None else threads, here)
     mcpu = str(target.attrs.get("mcpu", ""))
     processor = PROCESSORS.get(mcpu, FALLBACK)
-    vector_bytes, vector_registers = _vectors(target)
+    vector_bytes, registers = vector_registers(target)
     caches = _caches() if here else {}
     peak = processor.clock * 1e9 * processor.flops_per_cycle
     fields: dict[str, Any] = {
         "name": device_name(target, here),
         "threads": count,
         "vector_bytes": vector_bytes,
-        "vector_registers": vector_registers,
+        "vector_registers": registers,
         "dot_products": _dot_products(target),
         "l1_bytes": caches.get(1, processor.l1 * 1024),
         "l2_bytes": caches.get(2, processor.l2 * 1024),
@@ -331,7 +333,7 @@ def _threads(threads: int | None, here: bool) -> int:
     return core_count()
 
 
-def _vectors(target: Any) -> tuple[int, int]:
+def vector_registers(target: Any) -> tuple[int, int]:
     """Bytes of a vector register, and how many there are."""
     from tvm.target import codegen
 

@@ -88,17 +88,19 @@ def minimum_s(run: Callable[[], Any], budget_s: float = 2.0, at_least: int = 5) 
     return best
 
 
-def in_own_process(module: str, **arguments: Any) -> dict[str, Any]:
+def in_own_process(module: str, limit_s: float | None = None, **arguments: Any) -> dict[str, Any]:
     """Run `python -m MODULE JSON` and return the JSON object on its last line of output.
 
-    Raises PeerError when it fails.
+    Raises PeerError when it fails, or takes longer than `limit_s` seconds.
     """
     environment = dict(os.environ)
     if "threads" in arguments:
         environment.update(OMP_NUM_THREADS=str(arguments["threads"]), TVM_NUM_THREADS=str(arguments["threads"]))
-    done = subprocess.run(
-        [sys.executable, "-m", module, json.dumps(arguments)], capture_output=True, text=True, env=environment
-    )
+    command = [sys.executable, "-m", module, json.dumps(arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise PeerError(f"{module} {arguments}: stopped after {limit_s:.0f} s") from None
     if done.returncode:
         raise PeerError(f"{module} {arguments}: {done.stderr.strip()[-500:]}")
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -80,12 +80,3 @@ def test_every_output_agrees(kind: str, options: dict[str, Any]) -> None:
 def test_what_is_refused_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         load_model(proto("LSTM", **options))
-
-
-@pytest.mark.parametrize(("direction", "stacks"), [("forward", 1), ("bidirectional", 3)])
-def test_steps_are_stacked_once_a_direction(direction: str, stacks: int) -> None:
-    """Not directions at each step and then steps, of which there may be hundreds; the rest are states of one layer."""
-    mod = load_model(proto("RNN", direction)).mod
-    wide = [binding for block in mod["main"].body.blocks for binding in block.bindings if "R.stack" in str(binding)]
-    states = 1
-    assert len(wide) == stacks + states

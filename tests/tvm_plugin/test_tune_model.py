@@ -205,6 +205,12 @@ def test_an_argument_that_cannot_be_used_is_one_clear_error(
         tune(tmp_path / "work", **arguments)
 
 
+def test_a_work_directory_that_is_no_path_is_refused() -> None:
+    """Not made a folder called None."""
+    with pytest.raises(eqtune.InputError, match="path of a folder, not None"):
+        eqtune.tune_model(small_model(), trials=1, work_dir=None)  # type: ignore[arg-type]
+
+
 def test_a_dynamic_shape_is_refused_by_name(tmp_path: Path) -> None:
     n = tvm.tirx.Var("batch", "int64")
     builder = relax.BlockBuilder()

@@ -26,7 +26,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from ..errors import InputError, UnsupportedModelError
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_quantized import QUANTIZED
-from .recurrent import RECURRENT, recurrent
+from .recurrent import RECURRENT, convert_recurrent
 
 __all__ = ["from_onnx", "from_onnx_file"]
 
@@ -198,7 +198,8 @@ class _Importer(ONNXGraphImporter):
             # PyTorch's exporter writes the one axis of shared keys as a number; ONNX Runtime takes it, TVM does not.
             inputs = [inputs[0], relax.const(inputs[1].value.numpy().reshape(1))]
         if op_name in RECURRENT:
-            return self.bb.normalize(recurrent(self.bb, op_name, list(inputs), attrs))
+            every, *ends = convert_recurrent(self.bb, op_name, list(inputs), attrs)
+            return self.bb.normalize(relax.Tuple([self.bb.emit(relax.op.permute_dims(every, [0, 2, 1, 3])), *ends]))
         if op_name in QUANTIZED:
             if attrs.get("channels_last"):
                 raise UnsupportedModelError(f"{op_name} with channels_last=1; export the model with channels first")

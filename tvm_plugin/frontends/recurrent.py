@@ -1,139 +1,45 @@
-"""Recurrent layers as ONNX defines them, LSTM, GRU and RNN, step by step: TVM's importer does not know them.
+"""Recurrent layers as ONNX defines them, LSTM, GRU and RNN, as calls of "eqtune.recurrent": TVM does not know them.
 
-What the inputs contribute to the gates is one product for all steps; what the state contributes, one product a step.
+What the inputs contribute to the gates is one product for all steps and directions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
+from ..recurrent import CELLS, LANES, Layer, in_blocks, recurrent
 from ..transform.constants import array_of
+from ..transform.functions import extents
 
-__all__ = ["RECURRENT", "recurrent"]
+__all__ = ["RECURRENT", "convert_recurrent"]
 
-_ACTIVATIONS = {"sigmoid": op.sigmoid, "tanh": op.tanh, "relu": op.nn.relu}
+RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
+"""The operators that `convert_recurrent` converts."""
+
+_ACTIVATIONS = ("sigmoid", "tanh", "relu")
 
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 
-Step = Callable[["_Cell", Any, list[Any]], list[Any]]
-"""A cell, the inputs' share of its gates, [batch, gates x hidden], and the states -> the new states."""
 
+def convert_recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) -> list[Any]:
+    """States of all steps [steps, batch, directions, hidden], and the last states [directions, batch, hidden].
 
-class _Cell:
-    """One direction of a layer: its weights, and what it emits into.
-
-    Parameters
-    ----------
-    recurrence : expression
-        [hidden, gates x hidden]: R, transposed.
-    recurrence_bias : expression
-        [gates x hidden]
-    activations : list of callable
-    """
-
-    def __init__(self, bb: Any, recurrence: Any, recurrence_bias: Any, activations: list[Any]) -> None:
-        self.bb, self.emit = bb, bb.emit
-        self.recurrence, self.recurrence_bias = recurrence, recurrence_bias
-        self.activations = activations
-
-    def from_state(self, h: Any) -> Any:
-        """What the state contributes to the gates."""
-        return self.emit(op.add(self.emit(op.matmul(h, self.recurrence)), self.recurrence_bias))
-
-    @cached_property
-    def gru_halves(self) -> tuple[_Cell, _Cell]:
-        """A GRU's weights for the two gates, and for the new state: one copy for all steps."""
-        return self._of_gates(0, 2), self._of_gates(2, 3)
-
-    def _of_gates(self, begin: int, end: int) -> _Cell:
-        """The cell with the weights of these gates alone."""
-        width = int(self.recurrence.ty.shape[0])
-        place = [begin * width], [end * width]
-        columns = self.emit(op.strided_slice(self.recurrence, [1], *place))
-        bias = self.emit(op.strided_slice(self.recurrence_bias, [0], *place))
-        return _Cell(self.bb, columns, bias, self.activations)
-
-    def parts(self, gates: Any, count: int) -> list[Any]:
-        """The gates one by one, [batch, hidden] each."""
-        split = self.emit(op.split(gates, count, axis=-1))
-        return [self.emit(relax.TupleGetItem(split, i)) for i in range(count)]
-
-
-def _rnn(cell: _Cell, given: Any, states: list[Any]) -> list[Any]:
-    (f,) = cell.activations
-    return [cell.emit(f(cell.emit(op.add(given, cell.from_state(states[0])))))]
-
-
-def _lstm(cell: _Cell, given: Any, states: list[Any]) -> list[Any]:
-    f, g, h = cell.activations
-    hidden, memory = states
-    i, o, forget, new = cell.parts(cell.emit(op.add(given, cell.from_state(hidden))), 4)
-    kept = cell.emit(op.multiply(cell.emit(f(forget)), memory))
-    memory = cell.emit(op.add(kept, cell.emit(op.multiply(cell.emit(f(i)), cell.emit(g(new))))))
-    return [cell.emit(op.multiply(cell.emit(f(o)), cell.emit(h(memory)))), memory]
-
-
-def _gru(cell: _Cell, given: Any, states: list[Any]) -> list[Any]:
-    """With `linear_before_reset`: the reset gate scales what the state contributes, not the state."""
-    f, g = cell.activations
-    (hidden,) = states
-    z_given, r_given, new_given = cell.parts(given, 3)
-    z_state, r_state, new_state = cell.parts(cell.from_state(hidden), 3)
-    z = cell.emit(f(cell.emit(op.add(z_given, z_state))))
-    r = cell.emit(f(cell.emit(op.add(r_given, r_state))))
-    new = cell.emit(g(cell.emit(op.add(new_given, cell.emit(op.multiply(r, new_state))))))
-    return [_mixed(cell, z, hidden, new)]
-
-
-def _gru_reset_first(cell: _Cell, given: Any, states: list[Any]) -> list[Any]:
-    f, g = cell.activations
-    (hidden,) = states
-    of_both, of_new = cell.gru_halves
-    z_given, r_given, new_given = cell.parts(given, 3)
-    z_state, r_state = cell.parts(of_both.from_state(hidden), 2)
-    z = cell.emit(f(cell.emit(op.add(z_given, z_state))))
-    r = cell.emit(f(cell.emit(op.add(r_given, r_state))))
-    new = cell.emit(g(cell.emit(op.add(new_given, of_new.from_state(cell.emit(op.multiply(r, hidden)))))))
-    return [_mixed(cell, z, hidden, new)]
-
-
-def _mixed(cell: _Cell, z: Any, old: Any, new: Any) -> Any:
-    """z * old + (1 - z) * new, with one multiplication less."""
-    return cell.emit(op.add(new, cell.emit(op.multiply(z, cell.emit(op.subtract(old, new))))))
-
-
-_CELLS: dict[str, tuple[Step, int, int, tuple[str, ...]]] = {
-    "RNN": (_rnn, 1, 1, ("tanh",)),
-    "GRU": (_gru, 3, 1, ("sigmoid", "tanh")),
-    "LSTM": (_lstm, 4, 2, ("sigmoid", "tanh", "tanh")),
-}
-"""By operator: one step, gates, states, and default activations."""
-
-RECURRENT = frozenset(_CELLS)
-"""The operators that `recurrent` converts."""
-
-
-def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) -> relax.Tuple:
-    """Y [steps, directions, batch, hidden], and the last states [directions, batch, hidden].
+    Not in ONNX's order of axes: there, directions come before the batch.
 
     Raises
     ------
     UnsupportedModelError
         For sequences of fewer steps than X has, peepholes, clipping, other activations, or the batch as first axis.
     """
-    step, gates, states, defaults = _CELLS[name]
-    if name == "GRU" and not attrs.get("linear_before_reset", 0):
-        step = _gru_reset_first
     given = dict(zip(_INPUTS, [*inputs, *[None] * len(_INPUTS)], strict=False))
-    x = given["X"]
-    length, batch, _ = (int(extent) for extent in x.ty.shape)
-    if _all_are(length, given["sequence_lens"]):
+    x, weights = given["X"], given["W"]
+    steps, batch, _ = extents(x.ty)
+    if _all_are(steps, given["sequence_lens"]):
         given["sequence_lens"] = None
     for refused in ("sequence_lens", "P"):
         if given[refused] is not None:
@@ -141,50 +47,61 @@ def recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, Any]) 
     for refused in ("clip", "layout", "input_forget"):
         if attrs.get(refused):
             raise UnsupportedModelError(f"{name} with {refused}={attrs[refused]} cannot be imported")
-    direction = _text(attrs.get("direction", "forward"))
-    directions = 2 if direction == "bidirectional" else 1
-    activations = [_text(a).lower() for a in attrs.get("activations", ())] or list(defaults) * directions
-    unknown = sorted(set(activations) - _ACTIVATIONS.keys())
-    if unknown:
-        raise UnsupportedModelError(f"{name} with activation {unknown[0]} cannot be imported; {list(_ACTIVATIONS)} can")
+    cell = "GRU_LINEAR_BEFORE_RESET" if name == "GRU" and attrs.get("linear_before_reset", 0) else name
+    backwards = {"forward": (False,), "reverse": (True,)}.get(_text(attrs.get("direction", "forward")), (False, True))
+    layer = Layer(
+        cell, backwards, _activations(name, cell, attrs, len(backwards)), steps, batch, extents(given["R"].ty)[-1]
+    )
 
     emit = bb.emit
+    directions, gates, hidden = layer.directions, layer.gates, layer.hidden
+    by_gate = emit(op.reshape(weights, [directions, gates, hidden, -1]))
+    by_block = emit(op.permute_dims(emit(in_blocks(by_gate, 2)), [0, 2, 1, 3, 4]))
+    rows = emit(op.reshape(by_block, [-1, by_block.ty.shape[4]]))
+    shares = emit(op.matmul(x, emit(op.permute_dims(rows))))
+    hidden_bias = None
+    if given["B"] is not None:
+        both = emit(op.reshape(given["B"], [directions, 2, gates, hidden]))
+        of_inputs, of_state = (emit(op.squeeze(_part(emit, both, 1, n, n + 1), [1])) for n in (0, 1))
+        if layer.has_hidden_bias:
+            last = _part(emit, of_state, 1, gates - 1, gates)
+            hidden_bias = emit(in_blocks(emit(op.squeeze(last, [1])), 1))
+            of_state = emit(op.concat([_part(emit, of_state, 1, 0, gates - 1), emit(op.zeros_like(last))], 1))
+        bias = emit(op.permute_dims(emit(in_blocks(emit(op.add(of_inputs, of_state)), 2)), [0, 2, 1, 3]))
+        shares = emit(op.add(shares, emit(op.reshape(bias, [-1]))))
+    elif layer.has_hidden_bias:
+        hidden_bias = emit(op.zeros((directions, layer.blocks, LANES), str(x.ty.dtype)))
+    by_gate = emit(in_blocks(emit(op.reshape(given["R"], [directions, gates, hidden, hidden])), 2))
+    padded = emit(op.reshape(emit(in_blocks(by_gate, 4)), [directions, gates, layer.blocks, LANES, -1]))
+    recurrence = emit(op.permute_dims(padded, [0, 2, 4, 1, 3]))
+    first = [
+        emit(op.zeros((directions, batch, hidden), str(x.ty.dtype))) if start is None else start
+        for start in (given["initial_h"], given["initial_c"])[: CELLS[cell].states]
+    ]
+    every = emit(recurrent(layer, shares, recurrence, first, hidden_bias))
+    memories = []
+    if layer.has_memory:
+        every, memory = (emit(relax.TupleGetItem(every, n)) for n in (0, 1))
+        memories = [memory]
+    ends = [
+        emit(op.squeeze(_part(emit, _part(emit, every, 2, n, n + 1), 0, t, t + 1), [0, 2]))
+        for n, t in enumerate(0 if one else steps - 1 for one in backwards)
+    ]
+    return [every, emit(op.stack(ends, 0)) if directions > 1 else emit(op.expand_dims(ends[0], 0)), *memories]
 
-    def one(value: Any, number: int) -> Any:
-        """What a direction has of a value whose first axis is directions."""
-        sliced = emit(op.strided_slice(value, [0], [number], [number + 1]))
-        return emit(op.squeeze(sliced, [0]))
 
-    hidden, dtype = int(given["R"].ty.shape[-1]), str(x.ty.dtype)
-    outputs: list[list[Any]] = []
-    last: list[list[Any]] = [[] for _ in range(states)]
-    for number in range(directions):
-        weight = emit(op.permute_dims(one(given["W"], number)))
-        recurrence = emit(op.permute_dims(one(given["R"], number)))
-        if given["B"] is None:
-            biases = [op.zeros((gates * hidden,), dtype)] * 2
-        else:
-            both = one(given["B"], number)
-            biases = [op.strided_slice(both, [0], [begin], [begin + gates * hidden]) for begin in (0, gates * hidden)]
-        input_bias, recurrence_bias = map(emit, biases)
-        named = activations[number * len(defaults) : (number + 1) * len(defaults)]
-        cell = _Cell(bb, recurrence, recurrence_bias, [_ACTIVATIONS[a] for a in named])
-        shares = emit(op.add(emit(op.matmul(x, weight)), input_bias))
-        state = [
-            emit(op.zeros((batch, hidden), dtype)) if start is None else one(start, number)
-            for start in (given["initial_h"], given["initial_c"])[:states]
-        ]
-        backwards = direction == "reverse" or number == 1
-        own_outputs = []
-        for t in reversed(range(length)) if backwards else range(length):
-            state = step(cell, one(shares, t), state)
-            own_outputs.append(state[0])
-        outputs.append(own_outputs[::-1] if backwards else own_outputs)
-        for values, value in zip(last, state, strict=True):
-            values.append(value)
-    own = [emit(op.stack(values, 0)) for values in outputs]  # steps first: not a stack of one or two for each step
-    every = emit(op.stack(own, 1) if directions == 2 else op.expand_dims(own[0], 1))  # a stack of one is a copy
-    return relax.Tuple([every, *(emit(op.stack(values, 0)) for values in last)])
+def _activations(name: str, cell: str, attrs: dict[str, Any], directions: int) -> tuple[tuple[str, ...], ...]:
+    defaults = CELLS[cell].activations
+    named = [_text(a).lower() for a in attrs.get("activations", ())] or list(defaults) * directions
+    unknown = sorted(set(named) - set(_ACTIVATIONS))
+    if unknown:
+        raise UnsupportedModelError(f"{name} with activation {unknown[0]} cannot be imported; {list(_ACTIVATIONS)} can")
+    count = len(defaults)
+    return tuple(tuple(named[n * count : (n + 1) * count]) for n in range(directions))
+
+
+def _part(emit: Any, value: Any, axis: int, begin: int, end: int) -> Any:
+    return emit(op.strided_slice(value, [axis], [begin], [end]))
 
 
 def _all_are(length: int, lengths: Any) -> bool:

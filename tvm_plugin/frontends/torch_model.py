@@ -86,6 +86,7 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)
+        warnings.filterwarnings("ignore", "The tensor attributes .* were assigned during export")  # of LSTM, GRU, RNN
         try:
             for handler in levels:
                 handler.setLevel(logging.CRITICAL)

@@ -9,7 +9,7 @@ import torch.fx
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
-from .recurrent import recurrent
+from .recurrent import convert_recurrent
 
 __all__ = ["RECURRENT_CONVERTERS"]
 
@@ -45,14 +45,11 @@ def _converter(kind: str, **attributes: Any) -> Callable[[Any, Any], tuple[Any, 
             weights = _weights(emit, kind, own, directions)
             direction = "bidirectional" if directions == 2 else "forward"
             inputs = [x, *weights, None, *start]
-            every, *ends = recurrent(
-                importer.block_builder, kind, inputs, {"direction": direction, **attributes}
-            ).fields
+            attrs = {"direction": direction, **attributes}
+            every, *ends = convert_recurrent(importer.block_builder, kind, inputs, attrs)
             for values, state in zip(last, ends, strict=True):
                 values.append(state)
-            length, _, batch, hidden = (int(extent) for extent in every.ty.shape)
-            joined = emit(op.permute_dims(every, [0, 2, 1, 3]))
-            x = emit(op.reshape(joined, (length, batch, directions * hidden)))
+            x = emit(op.reshape(every, [*every.ty.shape.values[:2], -1]))
         if given["batch_first"]:
             x = emit(op.permute_dims(x, [1, 0, 2]))
         return (x, *(emit(op.concat(values, 0)) for values in last))

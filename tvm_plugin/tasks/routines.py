@@ -15,12 +15,11 @@ from functools import partial
 from typing import Any
 
 from tvm import ir, relax, te, tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, operator, top_level_bindings
-from .te_kernels import with_te_kernels
+from .te_kernels import extern_kernel, with_te_kernels
 
 __all__ = ["write_routines"]
 
@@ -140,7 +139,7 @@ def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction:
                     at = row * columns + left + column
                     result[at] = combine(result[at], new[update * columns + left + column])
 
-    return _kernel("scatter_nd", body, [data, indices, updates], [(data.shape, data.dtype)])
+    return extern_kernel("scatter_nd", body, [data, indices, updates], [(data.shape, data.dtype)])
 
 
 def _cumulative_sum(data: te.Tensor, axis: int, dtype: str, threads: int) -> te.Tensor:
@@ -161,7 +160,7 @@ def _cumulative_sum(data: te.Tensor, axis: int, dtype: str, threads: int) -> te.
                 at = first + (step + 1) * inner + column
                 result[at] = result[at - inner] + given[at].astype(dtype)
 
-    return _kernel("cumsum", body, [data], [(data.shape, dtype)])
+    return extern_kernel("cumsum", body, [data], [(data.shape, dtype)])
 
 
 def _largest(data: te.Tensor, k: int, largest: bool, index_dtype: str, threads: int) -> list[te.Tensor]:
@@ -204,7 +203,7 @@ def _largest(data: te.Tensor, k: int, largest: bool, index_dtype: str, threads: 
                     put(row, tirx.IntImm("int64", k - 1), k + more)
 
     shape = [*shape[:-1], k]
-    return _kernel("topk", body, [data], [(shape, dtype), (shape, index_dtype)])
+    return extern_kernel("topk", body, [data], [(shape, dtype), (shape, index_dtype)])
 
 
 def _threads(threads: int, elements: int) -> int:
@@ -230,15 +229,3 @@ def _workers(iterations: int, threads: int) -> Any:
 def _variable(dtype: str) -> Any:
     """Something to store in, at place 0."""
     return T.buffer_proxy(T.alloc_buffer((1,), dtype))
-
-
-def _kernel(name: str, body: Callable[..., None], inputs: list[te.Tensor], outputs: list[tuple[Any, Any]]) -> Any:
-    """A tensor, or several, that `body` computes of flat buffers: inputs, then outputs."""
-
-    def generate(given: Any, results: Any) -> Any:
-        with IRBuilder() as builder:
-            body(*[T.buffer_proxy(buffer) for buffer in (*given, *results)])
-        return builder.get()
-
-    shapes, dtypes = zip(*outputs, strict=True)
-    return te.extern(list(shapes), inputs, generate, dtype=list(dtypes), name=name, tag=name)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tvm import ir, relax, te
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
 
 from ..transform.functions import rewrite_calls
 
-__all__ = ["TeKernel", "with_te_kernels"]
+__all__ = ["TeKernel", "extern_kernel", "with_te_kernels"]
 
 
 class TeKernel(Protocol):
@@ -64,3 +66,21 @@ def _rewrite(
         return relax.VarBinding(binding.var, builder.normalize(call))
 
     return relax.analysis.remove_all_unused(rewrite_calls(function, rewrite))
+
+
+def extern_kernel(
+    name: str, body: Callable[..., None], inputs: list[te.Tensor], outputs: list[tuple[Any, Any]]
+) -> te.Tensor | list[te.Tensor]:
+    """A tensor, or several, that `body` computes as statements, from flat buffers: inputs, then outputs.
+
+    Outputs are pairs of shape and dtype.
+    """
+
+    def generate(given: Any, results: Any) -> Any:
+        with IRBuilder() as builder, T.prim_func():
+            T.func_name(name)
+            body(*[T.buffer_proxy(buffer) for buffer in (*given, *results)])
+        return builder.get().body
+
+    shapes, dtypes = zip(*outputs, strict=True)
+    return te.extern(list(shapes), inputs, generate, dtype=list(dtypes), name=name, tag=name)

@@ -6,6 +6,8 @@ from typing import Any
 
 from tvm import transform
 
+from ..gpu_machine import is_gpu
+from ..recurrent import fits_loop, with_steps_written_out
 from .batch_norm import FoldBatchNorm
 from .fake_quantization import FakeQuantizationToInteger
 from .fold_weights import FoldWeights
@@ -18,8 +20,10 @@ __all__ = ["simplify"]
 def simplify(mod: Any, target: Any = None) -> Any:
     """Fold batch norms and all that depends on weights alone; write transposed convolutions as convolutions.
 
-    Products of bytes become as `target` likes them.
+    Products of bytes, and the steps of recurrent layers, become as `target` likes them.
     """
+    on_gpu = target is not None and is_gpu(target)
+    mod = with_steps_written_out(mod, lambda call: on_gpu or not fits_loop(call))
     bits = 0 if target is None else product_bits(target)
     fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
     narrow = [NarrowProducts(bits)] if bits else []

@@ -55,7 +55,7 @@ def tune_kernels(
     """
     mod = _as_module(prim_funcs_or_mod)
     settings = Settings(
-        target, trials, time_budget_s, str(work_dir), strategy, cost_model, allocator, measure, threads, seed, progress
+        target, trials, time_budget_s, work_dir, strategy, cost_model, allocator, measure, threads, seed, progress
     )
     tasks = _tasks(mod)
     with Session(settings) as session:

@@ -149,7 +149,7 @@ def tune_model(
         raise InputError(f"threads must be at least 1, not {threads}")
     check_graph(graph, fast_math)
     settings = Settings(
-        target, trials, time_budget_s, str(work_dir), strategy, cost_model, allocator, measure, threads, seed, progress
+        target, trials, time_budget_s, work_dir, strategy, cost_model, allocator, measure, threads, seed, progress
     )
     started = time.monotonic()
     with Session(settings) as session:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -95,7 +96,7 @@ class Settings:
     target: Any = None
     trials: int | None = None
     time_budget_s: float | None = None
-    work_dir: str = "eqtune-work"
+    work_dir: str | os.PathLike[str] = "eqtune-work"
     strategy: Any = "annealed-evolution"
     cost_model: Any = "xgboost"
     allocator: Any = "gradient"

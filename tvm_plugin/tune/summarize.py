@@ -97,7 +97,7 @@ def command_line(
         "--target": _target_option(settings.target),
         "--measure": None if settings.measure == usual.measure else settings.measure,
         "--graph": None if graph == "saturate" else graph,
-        "--work-dir": settings.work_dir,
+        "--work-dir": str(settings.work_dir),
         "--trials": settings.trials,
         "--budget": settings.time_budget_s,
         "--threads": settings.threads,

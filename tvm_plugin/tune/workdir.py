@@ -62,10 +62,12 @@ class WorkDirectory:
     Parameters
     ----------
     path : str or path
-        Created when it does not exist. Raises InputError when it cannot be written.
+        Created when it does not exist. Raises InputError when it cannot be written, or is no path at all.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike):  # not a folder called None
+            raise InputError(f"work_dir is the path of a folder, not {path!r}")
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,193 @@
+"""A recurrent layer as one operator of Relax, "eqtune.recurrent", registered with TVM when this module is imported.
+
+TVM has none; written out, a layer of 300 steps is 1800 operators, and each of its steps two kernels and two starts of
+all threads. What the inputs contribute to the gates is no part of it: that is one product for all steps.
+
+The hidden units come in blocks of `LANES`, the last one filled up with zeros, so that each block reads one run of
+memory: units by block, gates within a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax
+from tvm.target import Target
+
+from ..gpu_machine import is_gpu
+from ..transform.constants import is_static_tensor
+from ..transform.functions import extents
+
+__all__ = ["CELLS", "LANES", "OPERATOR", "Cell", "Layer", "in_blocks", "recurrent"]
+
+OPERATOR = "eqtune.recurrent"
+
+LANES = 16
+"""Hidden units of a block: a vector of AVX-512, or several of a narrower machine."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one step computes, in ONNX's terms.
+
+    Attributes
+    ----------
+    gates : int
+        In ONNX's order: i, o, f, c of an LSTM, z, r, h of a GRU.
+    states : int
+        2 for an LSTM, whose second one is its memory (ONNX's C).
+    activations : tuple of str
+        The defaults.
+    """
+
+    gates: int
+    states: int
+    activations: tuple[str, ...]
+
+
+CELLS = {
+    "RNN": Cell(1, 1, ("tanh",)),
+    "GRU": Cell(3, 1, ("sigmoid", "tanh")),
+    "GRU_LINEAR_BEFORE_RESET": Cell(3, 1, ("sigmoid", "tanh")),
+    "LSTM": Cell(4, 2, ("sigmoid", "tanh", "tanh")),
+}
+"""By name. A GRU's reset gate scales the state, or, linear before reset (PyTorch's), what the state contributes."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer in one or two directions.
+
+    Attributes
+    ----------
+    cell : str
+        A key of `CELLS`.
+    reversed : tuple of bool
+        For each direction, whether its first step is the last of the sequence.
+    activations : tuple of tuple of str
+        For each direction: "sigmoid", "tanh" or "relu", as many as the cell has.
+    steps, batch, hidden : int
+    """
+
+    cell: str
+    reversed: tuple[bool, ...]
+    activations: tuple[tuple[str, ...], ...]
+    steps: int
+    batch: int
+    hidden: int
+
+    @classmethod
+    def of(cls, call: relax.Call) -> Layer:
+        """What a call of the operator computes."""
+        steps, batch, _ = extents(call.args[0].ty)
+        attrs = call.attrs
+        activations = tuple(tuple(str(name) for name in names) for names in attrs["activations"])
+        backwards = tuple(bool(one) for one in attrs["reversed"])
+        return cls(str(attrs["cell"]), backwards, activations, steps, batch, int(attrs["hidden"]))
+
+    @property
+    def gates(self) -> int:
+        """Of its cell."""
+        return CELLS[self.cell].gates
+
+    @property
+    def directions(self) -> int:
+        """One or two."""
+        return len(self.reversed)
+
+    @property
+    def blocks(self) -> int:
+        """Of hidden units."""
+        return -(-self.hidden // LANES)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is a second state."""
+        return CELLS[self.cell].states == 2
+
+    @property
+    def has_hidden_bias(self) -> bool:
+        """Whether one of the biases is added before a gate scales the sum."""
+        return self.cell == "GRU_LINEAR_BEFORE_RESET"
+
+
+def in_blocks(value: Any, axis: int) -> Any:
+    """Split an axis of hidden units in [blocks, LANES], filled up with zeros."""
+    shape = extents(value.ty)
+    missing = -shape[axis] % LANES
+    if missing:
+        padding = [0] * (2 * len(shape))
+        padding[2 * axis + 1] = missing
+        value = relax.op.nn.pad(value, padding)
+    parts = [(shape[axis] + missing) // LANES, LANES]
+    return relax.op.reshape(value, [*shape[:axis], *parts, *shape[axis + 1 :]])
+
+
+def recurrent(
+    layer: Layer, shares: Any, recurrence: Any, states: Sequence[Any], hidden_bias: Any | None = None
+) -> relax.Call:
+    """A call of the operator.
+
+    Parameters
+    ----------
+    layer : Layer
+    shares : expression
+        What the inputs and the biases contribute, [steps, batch, directions x blocks x gates x LANES].
+    recurrence : expression
+        Weights of the state, [directions, blocks, blocks x LANES of the state, gates, LANES].
+    states : sequence of expression
+        At first, [directions, batch, hidden] each.
+    hidden_bias : expression, optional
+        [directions, blocks, LANES], for "GRU_LINEAR_BEFORE_RESET": added to what the state contributes to the last
+        gate.
+
+    Returns
+    -------
+    relax.Call
+        Of the states of all steps, [steps, batch, directions, hidden]; of those and the last memory, [directions,
+        batch, hidden], for an LSTM.
+    """
+    attrs = ir.make_node(
+        "ir.DictAttrs",
+        cell=layer.cell,
+        reversed=[int(one) for one in layer.reversed],
+        activations=[list(names) for names in layer.activations],
+        hidden=layer.hidden,
+    )
+    arguments = [shares, recurrence, *states, *([hidden_bias] if layer.has_hidden_bias else [])]
+    return relax.Call(ir.Op.get(OPERATOR), arguments, attrs=attrs)
+
+
+def _infer_type(call: relax.Call, _builder: relax.BlockBuilder) -> Any:
+    if not all(is_static_tensor(argument.ty) for argument in call.args):
+        raise ValueError(f"{OPERATOR} needs tensors of known shapes")
+    layer, dtype = Layer.of(call), call.args[0].ty.dtype
+    every = relax.TensorType([layer.steps, layer.batch, layer.directions, layer.hidden], dtype)
+    if not layer.has_memory:
+        return every
+    return relax.TupleType([every, relax.TensorType([layer.directions, layer.batch, layer.hidden], dtype)])
+
+
+def _legalize(builder: relax.BlockBuilder, call: relax.Call) -> Any:
+    from .loop import fits_loop, recurrent_loop
+    from .steps import step_by_step
+
+    target = Target.current(allow_none=True)
+    if (target is not None and is_gpu(target)) or not fits_loop(call):
+        return step_by_step(builder, call)
+    layer = Layer.of(call)
+    return builder.call_te(recurrent_loop(layer, target), *call.args, primfunc_name_hint=layer.cell.lower())
+
+
+def _register() -> None:
+    if OPERATOR in ir.Op.list_op_names():
+        return
+    tvm_ffi.get_global_func("ir.RegisterOp")(OPERATOR, "All steps of a recurrent layer.")
+    for name, value in {"FInferType": _infer_type, "FLegalize": _legalize, "FPurity": True}.items():
+        ir.register_op_attr(OPERATOR, name, value)
+
+
+_register()
