@@ -160,6 +160,19 @@ def _windows(node: Any, importer: Any) -> relax.Expr:
     return emit(op.permute_dims(taken, [*(a for a in range(rank + 1) if a != axis + 1), axis + 1]))
 
 
+def _strided(node: Any, importer: Any) -> relax.Expr:
+    """x.as_strided(size, stride, offset), of an `x` that lies in memory in order."""
+    names = ("input", "size", "stride", "storage_offset")
+    x, size, strides, offset = arguments(node, importer, names, (None,))
+    if not node.args[0].meta["val"].is_contiguous():
+        raise UnsupportedModelError(f"{node.name} is as_strided of a tensor that is not contiguous")
+    places = np.full((), offset or 0, "int64")
+    for extent, stride in zip(size, strides, strict=True):
+        places = places[..., None] + stride * np.arange(extent)
+    emit = importer.block_builder.emit
+    return emit(op.take(emit(op.reshape(x, [-1])), relax.const(places), axis=0))
+
+
 INDEXING_CONVERTERS: dict[str, Converter] = {
     "select.int": _select,
     "index.Tensor": _index,
@@ -168,6 +181,7 @@ INDEXING_CONVERTERS: dict[str, Converter] = {
     "scatter_reduce.two": _scatter,
     "take.default": _take,
     "unfold.default": _windows,
+    "as_strided.default": _strided,
     "_embedding_bag.default": _embedding_bag,
     "_embedding_bag_forward_only.default": _embedding_bag,
 }

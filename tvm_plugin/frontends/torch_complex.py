@@ -1,0 +1,353 @@
+"""Complex numbers of PyTorch as pairs of real tensors, and Fourier transforms as products: TVM has neither.
+
+The program runs once more, on pairs, while torch.export listens: what it records is real. Rotary embeddings that are
+written as complex products, spectrograms (`stft`), `fft` layers and spectral convolutions come in this way.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.export
+import torch.fx
+from torch import Tensor
+from torch.export.graph_signature import InputKind
+
+from ..errors import UnsupportedModelError
+
+__all__ = ["has_complex_numbers", "with_real_numbers"]
+
+LONGEST_TRANSFORM = 4096
+"""Of a Fourier transform: as a product, it reads a matrix of its length squared."""
+
+aten = torch.ops.aten
+
+
+class Complex(NamedTuple):
+    """Two tensors of one shape."""
+
+    real: Any
+    imag: Any
+
+
+def has_complex_numbers(program: torch.export.ExportedProgram) -> bool:
+    """Whether any value of the program is a complex tensor."""
+    return any(_is_complex(node) for node in program.graph.nodes)
+
+
+def with_real_numbers(program: torch.export.ExportedProgram, name: str) -> torch.export.ExportedProgram:
+    """The same program without complex tensors, its inputs called as they were.
+
+    Raises
+    ------
+    UnsupportedModelError
+        An input or output is complex, a transform is longer than `LONGEST_TRANSFORM`, or an operator is not known of
+        complex numbers.
+    """
+    plain = _decomposed(program)
+    inputs = {
+        node.name: node.meta["val"] for node in plain.graph.nodes if node.name in plain.graph_signature.user_inputs
+    }
+    output = next(node for node in plain.graph.nodes if node.op == "output")
+    if any(value.is_complex() for value in inputs.values()) or any(map(_is_complex, output.all_input_nodes)):
+        raise UnsupportedModelError(
+            f"{name} takes or returns complex tensors; let it take or return torch.view_as_real of them"
+        )
+    unknown = sorted(
+        {str(node.target) for node in plain.graph.nodes if _computes_complex(node) and not _is_known(node)}
+    )
+    if unknown:
+        raise UnsupportedModelError(f"{', '.join(unknown)} of complex numbers cannot be imported")
+    examples = {key: torch.zeros(tuple(value.shape), dtype=value.dtype) for key, value in inputs.items()}
+    with torch.no_grad():
+        return torch.export.export(_OnPairs(plain), (), examples, strict=False)
+
+
+def _decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program in operators that are known of complex numbers, as far as PyTorch itself can say so."""
+    decompositions = torch.export.default_decompositions()
+    table: dict[Any, Callable[..., Any]] = {}
+    while True:
+        plain = program.run_decompositions(table)
+        unknown = {node.target for node in plain.graph.nodes if _computes_complex(node) and not _is_known(node)}
+        helpful = [target for target in unknown if target in decompositions and target not in table]
+        if not helpful:
+            return plain
+        table |= {target: decompositions[target] for target in helpful}
+
+
+def _computes_complex(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and any(map(_is_complex, (node, *node.all_input_nodes)))
+
+
+def _is_known(node: torch.fx.Node) -> bool:
+    return _packet(node) in _BY_PART or _packet(node) in _OPERATORS
+
+
+def _packet(node: torch.fx.Node) -> Any:
+    """The operator that a node calls an overload of."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_complex()
+
+
+class _OnPairs(torch.nn.Module):
+    """Runs a program on real inputs by their names; returns its outputs, flat."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        super().__init__()
+        self._program = program
+        self._specs = program.graph_signature.input_specs
+        for number, spec in enumerate(self._specs):
+            if spec.kind != InputKind.USER_INPUT:
+                kept = program.state_dict if spec.target in program.state_dict else program.constants
+                value = kept[str(spec.target)].detach()
+                parts = {"real": value.real.clone(), "imag": value.imag.clone()} if value.is_complex() else {"": value}
+                for part, tensor in parts.items():
+                    self.register_buffer(f"value{number}{part}", tensor)
+
+    def forward(self, **inputs: Tensor) -> Any:
+        values = [
+            inputs[spec.arg.name] if spec.kind == InputKind.USER_INPUT else self._kept(number)
+            for number, spec in enumerate(self._specs)
+        ]
+        return tuple(_Interpreter(self._program.graph_module).run(*values))
+
+    def _kept(self, number: int) -> Any:
+        if hasattr(self, f"value{number}"):
+            return getattr(self, f"value{number}")
+        return Complex(getattr(self, f"value{number}real"), getattr(self, f"value{number}imag"))
+
+
+class _Interpreter(torch.fx.Interpreter):
+    def run_node(self, node: torch.fx.Node) -> Any:
+        if node.op != "call_function":
+            return super().run_node(node)
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        if node.target is aten.view.default:  # what it views may lie in another order here
+            return _by_part(aten.reshape, args, kwargs)
+        if node.target is aten._neg_view.default:
+            return -args[0]
+        if not _computes_complex(node):
+            return super().run_node(node)
+        if _packet(node) in _BY_PART:
+            return _by_part(node.target, args, kwargs)
+        return _OPERATORS[_packet(node)](*args, **kwargs)
+
+
+def _of(value: Any) -> Complex:
+    """A real tensor or a number as a complex one."""
+    if isinstance(value, Complex):
+        return value
+    if isinstance(value, complex):
+        return Complex(value.real, value.imag)
+    return Complex(value, 0.0)
+
+
+def _by_part(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a function makes of the real parts, and of the imaginary ones; real values stay real."""
+
+    def of(value: Any, part: int) -> Any:
+        if isinstance(value, Complex):
+            return value[part]
+        return [of(item, part) for item in value] if isinstance(value, list | tuple) else value
+
+    def is_complex(value: Any) -> bool:
+        inside = isinstance(value, list | tuple) and any(map(is_complex, value))
+        return isinstance(value, Complex) or inside
+
+    if not is_complex(args):
+        return function(*args, **kwargs)
+    real, imag = (function(*of(args, part), **kwargs) for part in (0, 1))
+    if isinstance(real, list | tuple):
+        return [Complex(*parts) for parts in zip(real, imag, strict=True)]
+    return Complex(real, imag)
+
+
+def _add(left: Any, right: Any, alpha: Any = 1) -> Complex:
+    left, right = _of(left), _of(right)
+    return _full(Complex(left.real + alpha * right.real, left.imag + alpha * right.imag))
+
+
+def _subtract(left: Any, right: Any, alpha: Any = 1) -> Complex:
+    return _add(left, right, -alpha)
+
+
+def _full(value: Complex) -> Complex:
+    """With both parts of one shape: the part of a real operand is a number."""
+    real, imag = (part if isinstance(part, Tensor) else torch.tensor(part) for part in value)
+    shape = torch.broadcast_shapes(real.shape, imag.shape)
+    dtype = torch.promote_types(real.dtype, imag.dtype)
+    return Complex(real.to(dtype).expand(shape), imag.to(dtype).expand(shape))
+
+
+def _multiply(left: Any, right: Any) -> Complex:
+    return _product(operator.mul, left, right)
+
+
+def _product(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Complex:
+    """By any function that is linear in both."""
+    for real, other, swapped in ((left, right, False), (right, left, True)):
+        if not isinstance(real, Complex | complex):
+            parts = _of(other)
+            return Complex(*(function(part, real) if swapped else function(real, part) for part in parts))
+    (a, b), (c, d) = _of(left), _of(right)
+    return Complex(function(a, c) - function(b, d), function(a, d) + function(b, c))
+
+
+def _divide(left: Any, right: Any) -> Complex:
+    if not isinstance(right, Complex | complex):
+        return Complex(*(part / right for part in _of(left)))
+    c, d = _of(right)
+    size = c * c + d * d
+    return _multiply(left, Complex(c / size, -d / size))
+
+
+def _conjugate(value: Complex) -> Complex:
+    return Complex(value.real, -value.imag)
+
+
+def _exp(value: Complex) -> Complex:
+    return _polar(torch.exp(value.real), value.imag)
+
+
+def _polar(size: Any, angle: Any) -> Complex:
+    return Complex(size * torch.cos(angle), size * torch.sin(angle))
+
+
+def _abs(value: Complex) -> Any:
+    return torch.sqrt(value.real * value.real + value.imag * value.imag)
+
+
+def _power(value: Complex, exponent: Any) -> Any:
+    if exponent != 2:
+        raise UnsupportedModelError(f"the power {exponent} of complex numbers cannot be imported; 2 can")
+    return _multiply(value, value)
+
+
+def _to(value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    """To another dtype: from or to complex numbers, or between them."""
+    parts = _of(value)
+    if dtype is None:
+        return parts
+    if not dtype.is_complex:
+        return parts.real.to(dtype)
+    part = dtype.to_real()
+    if not isinstance(parts.imag, Tensor):
+        parts = Complex(parts.real, torch.zeros_like(parts.real))
+    return Complex(parts.real.to(part), parts.imag.to(part))
+
+
+def _filled(size: Sequence[int], value: complex, dtype: torch.dtype, **_: Any) -> Complex:
+    parts = _of(value)
+    return Complex(*(torch.full(size, part, dtype=dtype.to_real()) for part in parts))
+
+
+def _real_transform(x: Any, dims: Sequence[int], normalization: int, onesided: bool) -> Complex:
+    *others, last = dims
+    length = x.shape[last]
+    value = _transformed(Complex(x, None), last, -1, length // 2 + 1 if onesided else length)
+    for dim in others:
+        value = _transformed(value, dim, -1, x.shape[dim])
+    return _scaled(value, [x.shape[dim] for dim in dims], normalization)
+
+
+def _complex_transform(x: Complex, dims: Sequence[int], normalization: int, forward: bool) -> Complex:
+    value = x
+    for dim in dims:
+        value = _transformed(value, dim, -1 if forward else 1, x.real.shape[dim])
+    return _scaled(value, [x.real.shape[dim] for dim in dims], normalization)
+
+
+def _transform_to_real(x: Complex, dims: Sequence[int], normalization: int, length: int) -> Any:
+    """Inverse, of the first half of a spectrum whose second half mirrors it."""
+    *others, last = dims
+    for dim in others:
+        x = _transformed(x, dim, 1, x.real.shape[dim])
+    count = length // 2 + 1
+    cosines, sines = (matrix[:count] for matrix in _waves(length, length, x.real.dtype))
+    weights = torch.full((count, 1), 2.0, dtype=x.real.dtype)
+    weights[0] = 1.0
+    if length % 2 == 0:
+        weights[-1] = 1.0
+    real, imag = (part.movedim(last, -1)[..., :count] for part in x)
+    value = (real @ (weights * cosines) - imag @ (weights * sines)).movedim(-1, last).contiguous()
+    extents = [x.real.shape[dim] for dim in others]
+    return _scaled(Complex(value, value), [*extents, length], normalization).real
+
+
+def _transformed(x: Complex, dim: int, sign: int, count: int) -> Complex:
+    """The first results of a transform along one axis; the imaginary part may be None."""
+    cosines, sines = _waves(x.real.shape[dim], count, x.real.dtype)
+    real = x.real.movedim(dim, -1)
+    parts = real @ cosines, sign * (real @ sines)
+    if x.imag is not None:
+        imag = x.imag.movedim(dim, -1)
+        parts = parts[0] - sign * (imag @ sines), parts[1] + imag @ cosines
+    return Complex(*(part.movedim(-1, dim).contiguous() for part in parts))
+
+
+def _waves(length: int, count: int, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Cosines and sines, [length, count]."""
+    if length > LONGEST_TRANSFORM:
+        raise UnsupportedModelError(
+            f"a Fourier transform of {length} points cannot be imported; {LONGEST_TRANSFORM} are the most"
+        )
+    places = torch.arange(length)[:, None] * torch.arange(count) % length  # exact, unlike large angles
+    angles = places.double() * (2 * math.pi / length)
+    return torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
+
+
+def _scaled(value: Complex, lengths: Sequence[int], normalization: int) -> Complex:
+    """By PyTorch's numbers: 0 as it is, 1 by the root of the length, 2 by the length."""
+    factor = math.prod(lengths) ** (-0.5 * normalization)
+    return value if normalization == 0 else Complex(value.real * factor, value.imag * factor)
+
+
+_BY_PART = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("view", "reshape", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "alias"),
+        *("slice", "select", "cat", "stack", "clone", "contiguous", "detach", "constant_pad_nd", "flip", "roll"),
+        *("sum", "mean", "neg", "index_select", "index", "split_with_sizes", "split", "unbind", "unfold", "repeat"),
+        *("lift_fresh_copy", "copy", "movedim", "narrow", "gather", "slice_scatter", "select_scatter", "where"),
+    )
+)
+
+_OPERATORS: dict[Any, Callable[..., Any]] = {
+    aten.add: _add,
+    aten.sub: _subtract,
+    aten.mul: _multiply,
+    aten.div: _divide,
+    aten.mm: lambda left, right: _product(torch.mm, left, right),
+    aten.bmm: lambda left, right: _product(torch.bmm, left, right),
+    aten.matmul: lambda left, right: _product(torch.matmul, left, right),
+    aten.reciprocal: lambda value: _divide(1.0, value),
+    aten.pow: _power,
+    aten.exp: _exp,
+    aten.abs: _abs,
+    aten.angle: lambda value: torch.atan2(value.imag, value.real),
+    aten.real: lambda value: value.real,
+    aten.imag: lambda value: value.imag,
+    aten.complex: Complex,
+    aten.polar: _polar,
+    aten._conj: _conjugate,
+    aten._conj_physical: _conjugate,
+    aten.conj_physical: _conjugate,
+    aten.resolve_conj: lambda value: value,
+    aten.resolve_neg: lambda value: value,
+    aten.view_as_real: lambda value: torch.stack(list(value), -1),
+    aten.view_as_complex: lambda value: Complex(value[..., 0], value[..., 1]),
+    aten._to_copy: _to,
+    aten.full: _filled,
+    aten._fft_r2c: _real_transform,
+    aten._fft_c2c: _complex_transform,
+    aten._fft_c2r: _transform_to_real,
+}
