@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["numpy_dtype"]
+__all__ = ["HALVES", "epsilon", "numpy_dtype"]
+
+HALVES = ("float16", "bfloat16")
+"""Floating-point types of 16 bits."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -17,3 +20,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes  # bfloat16, float8_e4m3fn, int4, ...
 
         return np.dtype(getattr(ml_dtypes, name))
+
+
+def epsilon(name: str) -> float:
+    """The distance from 1 to the next number of a floating-point dtype; 0 for other types."""
+    if not name.startswith(("float", "bfloat")):
+        return 0.0
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(numpy_dtype(name)).eps)

@@ -1,14 +1,27 @@
-"""bfloat16 models: numpy has no such dtype, so their weights take a way of their own."""
+"""Models of 16 bits. numpy has no bfloat16, so their weights and inputs take a way of their own."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import ml_dtypes
 import numpy as np
+import pytest
 from tvm import relax
 
-from eqtune.frontends.imported import SUPPORTED_DTYPES
+import eqtune
+from eqtune.dtypes import epsilon, numpy_dtype
+from eqtune.frontends import load_model, verify_import
+from eqtune.machine import detect_target
+from eqtune.runtime import ModelRunner
+from eqtune.tasks import lower_to_kernels
 from eqtune.transform import FoldWeights
+from eqtune.transform.apply_tuned import untuned_executable
 from eqtune.transform.constants import array_of, constant_of
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
 
 
 def test_weights_are_read_in_place_and_written_back() -> None:
@@ -20,10 +33,6 @@ def test_weights_are_read_in_place_and_written_back() -> None:
     again = constant_of(np.ascontiguousarray(first.T))
     assert str(again.value.dtype) == str(again.ty.dtype) == "bfloat16"
     np.testing.assert_array_equal(again.value.numpy(), weight.T)
-
-
-def test_models_of_bfloat16_are_accepted() -> None:
-    assert "bfloat16" in SUPPORTED_DTYPES
 
 
 def test_weights_are_folded_in_float32_and_rounded_once() -> None:
@@ -40,3 +49,78 @@ def test_weights_are_folded_in_float32_and_rounded_once() -> None:
     product = (left.astype(np.float32) @ right.astype(np.float32)).astype(ml_dtypes.bfloat16)
     expected = np.tanh(product.T.astype(np.float32)).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(array_of(binding.value.args[1]), expected)
+
+
+def half_modules() -> dict[str, tuple[Any, Any]]:
+    x, image = torch.randn(2, 8, 32), torch.randn(1, 3, 16, 16)
+    convolutions = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    return {
+        "perceptron": (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)), x),
+        "transformer": (nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), x),
+        "convolutions": (nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), image),
+        "recurrent": (nn.LSTM(32, 16, batch_first=True), x),
+        "embedding": (nn.Sequential(nn.Embedding(9, 32), nn.Linear(32, 8)), torch.randint(0, 9, (2, 5))),
+        "masked": (Masked(), x),
+    }
+
+
+class Masked(nn.Module):
+    """Attention to what came before, out in float32, as language models give their logits."""
+
+    def forward(self, x: Any) -> Any:
+        x = x[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", half_modules())
+def test_modules_of_16_bits_compute_what_pytorch_does(name: str, dtype: Any) -> None:
+    torch.manual_seed(0)
+    module, x = half_modules()[name]
+    x = x.to(dtype) if x.is_floating_point() else x
+    imported = load_model(module.to(dtype).eval(), example_inputs=(x,))
+    assert verify_import(imported, tolerance=1.0) < 4 * torch.finfo(dtype).eps
+
+
+def test_products_are_summed_in_float32() -> None:
+    """Sums of ones in bfloat16 end at 256."""
+    ones = torch.ones(1, 4096, dtype=torch.bfloat16)
+    layer = nn.Linear(4096, 3, bias=False, dtype=torch.bfloat16)
+    nn.init.ones_(layer.weight)
+    imported = load_model(layer, example_inputs=(ones,))
+    (got,) = ModelRunner(untuned_executable(imported.mod, detect_target(1)))(np.ones((1, 4096), ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(got.astype(np.float32), 4096)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_operators_round_once(dtype: str) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 1000)).astype(numpy_dtype(dtype))
+    parameter = relax.Var("x", relax.TensorType(x.shape, dtype))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [parameter]):
+        with builder.dataflow():
+            weights = builder.emit(relax.op.nn.softmax(parameter))
+            result = builder.emit_output(relax.op.sum(builder.emit(relax.op.exp(weights)), axis=[-1]))
+        builder.emit_func_output(result)
+    target = detect_target(1)
+    kernels = lower_to_kernels(builder.get(), target)
+    (got,) = ModelRunner(relax.build(kernels, target))(x)
+    wide = x.astype(np.float64)
+    weights = (np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)).astype(numpy_dtype(dtype)).astype(np.float64)
+    expected = np.exp(weights).astype(numpy_dtype(dtype)).astype(np.float64).sum(-1)
+    np.testing.assert_allclose(got.astype(np.float64), expected, rtol=epsilon(dtype))
+
+
+def test_a_module_of_bfloat16_is_tuned_and_resumed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 48), nn.GELU(), nn.LayerNorm(48)).bfloat16().eval()
+    x = torch.randn(4, 64).bfloat16()
+    for _ in range(2):
+        result = eqtune.tune_model(
+            module, example_inputs=(x,), trials=4, graph="off", work_dir=tmp_path / "work", threads=1, progress=False
+        )
+        assert result.max_rel_error <= 8 * 2.0**-7
+    (got,) = result.run(x.float().numpy().astype(ml_dtypes.bfloat16))
+    assert got.dtype == ml_dtypes.bfloat16
+    expected = module(x).detach().float().numpy()
+    np.testing.assert_allclose(got.astype(np.float32), expected, atol=0.05)

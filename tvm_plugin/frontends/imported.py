@@ -11,8 +11,15 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from ..dtypes import numpy_dtype
 from ..errors import InputError, UnsupportedModelError
-from .normalize import with_blocked_convolutions, with_boolean_logic, with_integer_powers, with_out_dtypes
+from .normalize import (
+    with_blocked_convolutions,
+    with_boolean_logic,
+    with_integer_powers,
+    with_out_dtypes,
+    with_wide_sums,
+)
 
 __all__ = [
     "ImportedModel",
@@ -31,8 +38,8 @@ Source = Literal["relax", "relay", "torch", "onnx", "zoo"]
 
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 
-NOT_IMPORTED = {"torch": "bfloat16", "onnx": "bfloat16"}
-"""Dtypes that tuning knows, but that TVM's importers (torch) or the reference (ONNX Runtime) cannot handle."""
+NOT_IMPORTED = {"onnx": "bfloat16"}
+"""Dtypes that tuning knows, but that the reference (ONNX Runtime) cannot handle."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class ImportedModel:
 
 def random_input(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
     """An array for one input; see `ImportedModel.random_inputs`."""
-    dtype = np.dtype(info.dtype)
+    dtype = numpy_dtype(info.dtype)
     if info.dtype.startswith(("float", "bfloat")):  # numpy takes bfloat16 for no number at all
         return np.asarray(generator.standard_normal(info.shape), dtype)
     if info.high is None and info.dtype in ("int8", "uint8"):
@@ -119,6 +126,8 @@ def imported_model(
     """Check and normalize `mod`, and describe it."""
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
     mod = with_integer_powers(with_boolean_logic(with_blocked_convolutions(with_out_dtypes(mod))))
+    if reference is not None:  # whose sums are wide; Relax says itself what it sums in
+        mod = with_wide_sums(mod)
     main = mod["main"]
     bounds = _index_bounds(main)
     inputs = tuple(

@@ -9,12 +9,19 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..dtypes import HALVES
 from ..errors import InputError
 from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
 from ..transform.functions import operator
 
-__all__ = ["with_blocked_convolutions", "with_boolean_logic", "with_integer_powers", "with_out_dtypes"]
+__all__ = [
+    "with_blocked_convolutions",
+    "with_boolean_logic",
+    "with_integer_powers",
+    "with_out_dtypes",
+    "with_wide_sums",
+]
 
 
 def _with_main(mutator: Any, mod: tvm.IRModule) -> tvm.IRModule:
@@ -43,6 +50,30 @@ def with_out_dtypes(mod: tvm.IRModule) -> tvm.IRModule:
     people do not; rewrites of the graph then see one operator, not two.
     """
     return _with_main(_OutDtypes(mod), mod)
+
+
+@relax.expr_functor.mutator
+class _WideSums(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        attrs, ty = call.attrs, call.ty
+        if not hasattr(attrs, "out_dtype") or not isinstance(ty, relax.TensorType) or str(ty.dtype) not in HALVES:
+            return call
+        if any(str(argument.ty.dtype) != str(ty.dtype) for argument in call.args):
+            return call
+        info = type(attrs).__tvm_ffi_type_info__
+        values = {field.name: getattr(attrs, field.name) for field in info.fields} | {"out_dtype": "float32"}
+        wide = relax.Call(call.op, call.args, tvm.ir.make_node(info.type_key, **values), (), call.span)
+        return relax.op.astype(self.builder_.emit(wide), str(ty.dtype))
+
+
+def with_wide_sums(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let products of 16-bit floats in "main" be summed in float32, and rounded once.
+
+    matmul(a, b) -> astype(matmul(a, b, out_dtype="float32"), "bfloat16"). PyTorch and ONNX Runtime do; TVM would round
+    each partial sum.
+    """
+    return _with_main(_WideSums(mod), mod)
 
 
 _not, _and, _or, _xor = (getattr(relax.op, f"logical_{name}") for name in ("not", "and", "or", "xor"))

@@ -20,13 +20,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from ..dtypes import HALVES, numpy_dtype
 from ..errors import UnsupportedModelError
+from ..transform.constants import constant_of
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
 from .torch_nodes import Converter, arguments, dtype_of, shape_of
@@ -38,7 +41,16 @@ __all__ = ["CONVERTERS", "Converter"]
 
 
 def _full(value: relax.Expr, shape: Sequence[int], fill: float) -> relax.Expr:
-    return relax.const(np.full(tuple(shape), fill, str(value.ty.dtype)))
+    return constant_of(np.full(tuple(shape), fill, numpy_dtype(str(value.ty.dtype))))
+
+
+def _normalized(importer: Any, norm: Callable[..., relax.Expr], *values: relax.Expr) -> relax.Expr:
+    """In float32 where values are bfloat16, of which TVM has no norms."""
+    emit = importer.block_builder.emit
+    if str(values[0].ty.dtype) != "bfloat16":
+        return emit(norm(*values))
+    wide = emit(norm(*(emit(op.astype(value, "float32")) for value in values)))
+    return emit(op.astype(wide, "bfloat16"))
 
 
 def _layer_norm(node: Any, importer: Any) -> relax.Expr:
@@ -47,7 +59,7 @@ def _layer_norm(node: Any, importer: Any) -> relax.Expr:
     gamma = _full(x, shape, 1.0) if gamma is None else gamma
     beta = _full(x, shape, 0.0) if beta is None else beta
     axes = list(range(-len(shape), 0))
-    return importer.block_builder.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
+    return _normalized(importer, partial(op.nn.layer_norm, axes=axes, epsilon=epsilon), x, gamma, beta)
 
 
 def _std(node: Any, importer: Any) -> relax.Expr:
@@ -71,6 +83,23 @@ def _product(node: Any, importer: Any) -> relax.Expr:
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     x = x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
     return emit(op.prod(x, axis=[axis], keepdims=keep))
+
+
+def _convolution(rank: int) -> Converter:
+    """TVM's importer sums in float32 and leaves it there: the bias is added in the weights' own type."""
+    convolve = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}[rank]
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+        x, weight, bias, strides, padding, dilation, groups = arguments(node, importer, names, (None, 1, 0, 1, 1))
+        dtype, emit = str(x.ty.dtype), importer.block_builder.emit
+        if dtype not in HALVES:
+            return getattr(importer, f"_conv{rank}d")(node)
+        wide = emit(convolve(x, weight, strides, padding, dilation, groups, out_dtype="float32"))
+        result = emit(op.astype(wide, dtype))
+        return result if bias is None else emit(op.add(result, emit(op.reshape(bias, (1, -1, *[1] * rank)))))
+
+    return convert
 
 
 def _conv_transpose3d(node: Any, importer: Any) -> relax.Expr:
@@ -112,7 +141,8 @@ def _group_norm(node: Any, importer: Any) -> relax.Expr:
     gamma = _full(x, channels, 1.0) if gamma is None else gamma
     beta = _full(x, channels, 0.0) if beta is None else beta
     axes = list(range(2, len(shape_of(x))))
-    return importer.block_builder.emit(op.nn.group_norm(x, gamma, beta, groups, 1, axes, epsilon))
+    norm = partial(op.nn.group_norm, num_groups=groups, channel_axis=1, axes=axes, epsilon=epsilon)
+    return _normalized(importer, norm, x, gamma, beta)
 
 
 def _masked_fill(node: Any, importer: Any) -> relax.Expr:
@@ -174,8 +204,8 @@ def _attention(node: Any, importer: Any) -> relax.Expr:
     scores = emit(op.reshape(scores, [*batch, length, places])) if shared > 1 else scores
     scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
     if causal:
-        blocked = np.triu(np.full((length, places), -math.inf, dtype), 1)
-        scores = emit(op.add(scores, relax.const(blocked)))
+        blocked = np.triu(np.full((length, places), -math.inf), 1).astype(numpy_dtype(dtype))
+        scores = emit(op.add(scores, constant_of(blocked)))
     elif mask is not None and str(mask.ty.dtype) == "bool":
         scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
         keys = mask
@@ -199,6 +229,7 @@ CONVERTERS: dict[str, Converter] = {
     "std.correction": _std,
     "var.correction": _var,
     "prod.dim_int": _product,
+    **{f"conv{rank}d.default": _convolution(rank) for rank in (1, 2, 3)},
     "conv_transpose3d.input": _conv_transpose3d,
     "max.dim": _extremum_and_place(op.max, op.argmax),
     "min.dim": _extremum_and_place(op.min, op.argmin),

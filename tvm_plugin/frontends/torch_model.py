@@ -23,10 +23,12 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..errors import InputError, UnsupportedModelError
+from ..transform.constants import constant_of
 from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
+from .torch_complex import has_complex_numbers, with_real_numbers
 from .torch_converters import CONVERTERS
-from .torch_nodes import evaluated, makes_constant
+from .torch_nodes import array_of_torch, evaluated, makes_constant, torch_of_array
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
 
@@ -72,7 +74,9 @@ def from_exported_program(
     """
     _check_signature(program)
     with quiet():
-        mod = _translated(_translatable(_specialised(program, shapes, name)), name)
+        static = _specialised(program, shapes, name)
+        static = with_real_numbers(static, name) if has_complex_numbers(static) else static
+        mod = _translated(_translatable(static), name)
     mod = relax.transform.DeadCodeElimination(["main"])(bind_shapes(mod, shapes))
     reference = _reference(program, evaluate or program.module())
     return imported_model(mod, name, "torch", reference, examples=_examples(program))
@@ -139,10 +143,18 @@ def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[in
     return extents
 
 
+class _Importer(ExportedProgramImporter):
+    """TVM's importer, with constants of bfloat16."""
+
+    @staticmethod
+    def _convert_torch_tensor_to_relax(tensor: torch.Tensor) -> tvm.ir.GenericConst:
+        return constant_of(array_of_torch(tensor))
+
+
 def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:
     converters = CONVERTERS | {node.target.__name__: evaluated for node in _unknown(program)}
     try:
-        return ExportedProgramImporter().from_exported_program(
+        return _Importer().from_exported_program(
             program, False, unwrap_unit_return_tuple=True, no_bind_return_tuple=False, custom_convert_map=converters
         )
     except UnsupportedModelError:
@@ -153,7 +165,7 @@ def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModul
 
 def _as_tensors(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     def convert(leaf: Any) -> Any:
-        leaf = torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+        leaf = torch_of_array(leaf) if isinstance(leaf, np.ndarray) else leaf
         if not isinstance(leaf, torch.Tensor):
             raise InputError(f"example_inputs holds {leaf!r}; every input must be a tensor or a numpy array")
         return leaf
@@ -175,8 +187,7 @@ def _examples(program: torch.export.ExportedProgram) -> tuple[NDArray[Any], ...]
     wanted = len(program.graph_signature.user_inputs)
     if len(leaves) != wanted or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return ()
-    wide = [leaf.detach().cpu().to(torch.float32 if leaf.is_floating_point() else leaf.dtype) for leaf in leaves]
-    return tuple(leaf.numpy() for leaf in wide)
+    return tuple(array_of_torch(leaf) for leaf in leaves)
 
 
 @contextlib.contextmanager
@@ -232,12 +243,12 @@ def _reference(program: torch.export.ExportedProgram, evaluate: Callable[..., An
     in_spec = program.call_spec.in_spec
 
     def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
-        tensors = [torch.from_numpy(np.array(array)) for array in arrays]
+        tensors = [torch_of_array(array) for array in arrays]
         arguments, keywords = pytree.tree_unflatten(tensors, in_spec)
         with torch.no_grad():
             outputs = evaluate(*arguments, **keywords)
         leaves = pytree.tree_leaves(outputs)
-        return [leaf.detach().numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return [array_of_torch(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     return reference
 

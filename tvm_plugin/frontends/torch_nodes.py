@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
+from numpy.typing import NDArray
 from tvm import relax
 
-__all__ = ["Converter", "arguments", "dtype_of", "evaluated", "makes_constant", "shape_of"]
+from ..dtypes import numpy_dtype
+from ..transform.constants import constant_of
+
+__all__ = [
+    "Converter",
+    "arguments",
+    "array_of_torch",
+    "dtype_of",
+    "evaluated",
+    "makes_constant",
+    "shape_of",
+    "torch_of_array",
+]
 
 Converter = Callable[[Any, Any], relax.Expr | tuple[relax.Expr, ...]]
 """Takes a node and the importer, and returns the Relax value."""
@@ -41,4 +55,19 @@ def makes_constant(node: Any) -> bool:
 
 def evaluated(node: Any, importer: Any) -> relax.Expr:
     """What a node that `makes_constant` computes."""
-    return relax.const(node.target(*node.args, **node.kwargs).cpu().numpy())
+    return constant_of(array_of_torch(node.target(*node.args, **node.kwargs)))
+
+
+def array_of_torch(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor as numpy has it: PyTorch itself refuses to convert bfloat16."""
+    tensor = tensor.detach().cpu().resolve_neg()
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    return tensor.contiguous().view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+
+
+def torch_of_array(array: NDArray[Any]) -> torch.Tensor:
+    """The inverse, of a copy."""
+    if array.dtype.name != "bfloat16":
+        return torch.from_numpy(np.array(array))
+    return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)

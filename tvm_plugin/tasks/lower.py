@@ -21,6 +21,7 @@ from ..transform.simplify_shapes import SimplifyShapes
 from .attention import legalize_attention
 from .block_names import rename_blocks
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
+from .half_precision import with_float32_arithmetic
 from .permuted_products import legalize_permuted_products
 from .routines import write_routines
 from .slices import join_slices
@@ -61,6 +62,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
         )(with_batch_statistics(mod))
         on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
         if on_cpu:
+            mod = with_float32_arithmetic(mod, target)
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
         mod = legalize_permuted_products(mod, activations=on_cpu)
         mod = transform.Sequential(

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError
@@ -41,8 +40,8 @@ TOLERANCE = 1e-4
 GraphConfig asks for less..."""
 
 ROUNDINGS = 8
-"""... and so many roundings of the least precise output, where that is more: 8e-3 for float16. Of quantised models
-`Reference.roundings` tells more."""
+"""... and so many roundings of the least precise type that the model computes in, where that is more: 8e-3 for float16,
+6e-2 for bfloat16. Of quantised models `Reference.roundings` tells more."""
 
 OVERFLOWN = sys.float_info.max
 """The relative error of outputs that are no numbers."""
@@ -84,7 +83,7 @@ def tune_model(
 
     Whatever is found is timed against what was there and compared with it before it is used: the result is never
     slower than the untuned model, and its outputs equal the reference's within 1e-4 of the largest value, or within
-    8 roundings of a less precise dtype (8e-3 for float16).
+    8 roundings of the least precise dtype that it computes in (8e-3 for float16, 6e-2 for bfloat16).
 
     Parameters
     ----------
@@ -294,9 +293,7 @@ class _Accuracy:
     @property
     def tolerance(self) -> float:
         """Largest accepted difference, relative to the largest value of an output."""
-        outputs = [output for output in self.reference.outputs if output.dtype.kind == "f"]
-        roundings = [float(np.finfo(output.dtype).eps) for output in outputs]
-        return max([self.limit, self.reference.roundings, *(ROUNDINGS * eps for eps in roundings)])
+        return max(self.limit, self.reference.roundings, ROUNDINGS * self.reference.epsilon)
 
     def permits(self, built: _Built) -> bool:
         """Whether the form may compete: False for one with fast math that is too inaccurate, which is remembered."""

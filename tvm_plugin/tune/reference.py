@@ -19,6 +19,7 @@ import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 
+from ..dtypes import epsilon
 from ..frontends import ImportedModel
 from ..frontends.verify import compare
 from ..runtime import Model, Models
@@ -26,7 +27,7 @@ from ..transform.apply_tuned import untuned_executable
 from ..transform.constants import array_of
 from ..transform.fake_quantization import FakeQuantizationToInteger, is_quantized
 from ..transform.fold_weights import FoldWeights
-from ..transform.functions import constant_bytes, constants
+from ..transform.functions import constant_bytes, constants, top_level_bindings
 from .workdir import WorkDirectory
 
 __all__ = ["Reference"]
@@ -131,6 +132,12 @@ class Reference:
                 outputs, _ = self.first_run
             self.work.save_reference(self.key, outputs)
         return outputs
+
+    @cached_property
+    def epsilon(self) -> float:
+        """Of the least precise floating-point type that the model computes anything in."""
+        types = {str(getattr(binding.var.ty, "dtype", "")) for binding in top_level_bindings(self.imported.mod["main"])}
+        return max(map(epsilon, types), default=0.0)
 
     @cached_property
     def roundings(self) -> float:

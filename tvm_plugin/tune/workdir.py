@@ -16,6 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dtypes import numpy_dtype
 from ..errors import InputError, RecordError
 from ..files import replacing
 from ..records import RecordDatabase
@@ -124,7 +125,7 @@ class WorkDirectory:
             return None
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return [arrays[name] for name in sorted(arrays.files)]
+                return [_as_stored(name, arrays[name]) for name in sorted(arrays.files)]
         except (ValueError, OSError, EOFError, BadZipFile) as error:
             LOGGER.warning("%s cannot be read (%s); the reference is computed again", path.name, error)
             return None
@@ -133,7 +134,7 @@ class WorkDirectory:
         """Keep the untuned model's outputs, so that a resumed run need not wait for them."""
         path = self._reference_path(key)
         with self._replacing(path) as temporary:
-            np.savez(temporary, **{f"output{index:04d}": value for index, value in enumerate(outputs)})  # type: ignore[arg-type]
+            np.savez(temporary, **dict(_to_store(index, value) for index, value in enumerate(outputs)))  # type: ignore[arg-type]
 
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[Path]:
@@ -148,3 +149,14 @@ class WorkDirectory:
 
     def _reference_path(self, key: str) -> Path:
         return self.path / f"reference-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.npz"
+
+
+def _to_store(index: int, output: NDArray[Any]) -> tuple[str, NDArray[Any]]:
+    """A name and numbers that numpy's files can hold: bfloat16 as integers."""
+    if output.dtype.name != "bfloat16":
+        return f"output{index:04d}", output
+    return f"output{index:04d}.bfloat16", output.view(np.uint16)
+
+
+def _as_stored(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    return array.view(numpy_dtype("bfloat16")) if name.endswith(".bfloat16") else array

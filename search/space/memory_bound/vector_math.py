@@ -15,6 +15,7 @@ allocated and freed in every call of the kernel):
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import tvm_ffi
@@ -79,17 +80,21 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
         before: list[Any] = []
         results: list[tuple[Any, Any]] = []
 
+        def stored(value: Any) -> Any:
+            buffer = tirx.decl_buffer([extent], str(value.ty.dtype), "math")
+            buffers.append(buffer)
+            before.append(tirx.BufferStore(buffer, value, [place]))
+            return tirx.BufferLoad(buffer, [place])
+
         def replace(call: Any) -> Any:
-            form = math_form(call)
-            if form is None:
+            if math_form(call) is None:
                 return call
             for known, result in results:
                 if tvm_ffi.structural_equal(known, call):
                     return result
-            buffer = tirx.decl_buffer([extent], str(call.ty.dtype), "math")
-            buffers.append(buffer)
-            before.append(tirx.BufferStore(buffer, form, [place]))
-            results.append((call, tirx.BufferLoad(buffer, [place])))
+            # TVM legalises no bfloat16 in the value of a Let, and LLVM crashes at it.
+            arguments = [stored(value) if _has(value, tirx.Cast, _is_bfloat16) else value for value in call.args]
+            results.append((call, stored(math_form(SimpleNamespace(op=call.op, ty=call.ty, args=arguments)))))
             return results[-1][1]
 
         value = tvm_ffi.structural_map(store.value, (ir.Call, replace))
@@ -103,7 +108,7 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
 def _replace_innermost(call: Any) -> Any:
     nested: list[Any] = []
     tvm_ffi.structural_walk(call, (tirx.Let, nested.append))
-    form = None if nested else math_form(call)
+    form = None if nested or _has(call, tirx.Cast, _is_bfloat16) else math_form(call)
     return call if form is None else form
 
 
@@ -117,6 +122,10 @@ def _guards_calls(expression: Any) -> bool:
 
     tvm_ffi.structural_walk(expression, ((ir.Call, tirx.And, tirx.Or), visit))
     return any(_has(node, ir.Call, _has_form) and _has(node, TensorLoad) for node in guarded)
+
+
+def _is_bfloat16(value: Any) -> bool:
+    return str(value.ty.dtype) == "bfloat16"
 
 
 def _has_form(call: Any) -> bool:
