@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 __all__ = ["ARCHITECTURES", "build"]
 
@@ -448,8 +449,10 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 }
 
 
-def build(name: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model in evaluation mode and inputs of it; the same for the same seed."""
+def build(name: str, seed: int = 0, dtype: str = "float32") -> tuple[nn.Module, tuple[Any, ...]]:
+    """A model in evaluation mode and inputs of it, floats as `dtype`; the same for the same seed."""
     torch.manual_seed(seed)
     module, inputs = ARCHITECTURES[name]()
-    return module.eval(), inputs
+    wanted = getattr(torch, dtype)
+    inputs = pytree.tree_map(lambda leaf: leaf.to(wanted) if leaf.is_floating_point() else leaf, inputs)
+    return module.to(wanted).eval(), inputs

@@ -1,10 +1,11 @@
-"""Models of today's architectures (`architecture_modules.py`), tuned from PyTorch and run beside ONNX Runtime.
+"""Models of today's architectures (`architecture_modules.py`), tuned from PyTorch and run beside other runtimes.
 
     python -m benchmarks.architectures --budget 30 --json out.json
+    python -m benchmarks.architectures --dtype bfloat16 --peers torch,torch-compile
 
-ONNX Runtime gets what `torch.onnx.export` makes of the same weights. The runtimes take turns, in processes of their
-own; the minimum over the rounds counts. `rel_err` is the largest difference of the outputs from PyTorch's, relative to
-the largest value.
+ONNX Runtime gets what `torch.onnx.export` makes of the same weights; it has no bfloat16 on a CPU. The runtimes take
+turns, in processes of their own; the minimum over the rounds counts. `rel_err` is the largest difference of the outputs
+from PyTorch's, relative to the largest value.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from benchmarks.models import timed_s
 from benchmarks.output import table, write
 from benchmarks.peers.timing import alternating, in_own_process
 
-PEER = "benchmarks.peers.onnxruntime_architecture"
+PEERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "onnxruntime": ("benchmarks.peers.onnxruntime_architecture", {}),
+    "torch": ("benchmarks.peers.torch_architecture", {"compiled": False}),
+    "torch-compile": ("benchmarks.peers.torch_architecture", {"compiled": True}),
+}
+"""Module and further arguments."""
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -29,8 +35,9 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
     import eqtune
     from benchmarks.architecture_modules import build
+    from eqtune.frontends.torch_nodes import array_of_torch
 
-    module, inputs = build(name, args.seed)
+    module, inputs = build(name, args.seed, args.dtype)
     with tempfile.TemporaryDirectory() as work_dir:
         started = time.monotonic()
         result = eqtune.tune_model(
@@ -44,19 +51,17 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
             progress=not args.quiet,
         )
         tune_s = time.monotonic() - started
-        arrays = [leaf.numpy() for leaf in pytree.tree_leaves(inputs)]
-        timed = alternating(
-            {
-                "eqtune": lambda: {"latency_s": timed_s(result, arrays, args.threads)},
-                "onnxruntime": partial(in_own_process, PEER, name=name, threads=args.threads, seed=args.seed),
-            },
-            args.rounds,
-            args.threads,
-        )
+        arrays = [array_of_torch(leaf) for leaf in pytree.tree_leaves(inputs)]
+        runs = {"eqtune": lambda: {"latency_s": timed_s(result, arrays, args.threads)}}
+        for peer in args.peers:
+            peer_module, options = PEERS[peer]
+            same = {"name": name, "threads": args.threads, "seed": args.seed, "dtype": args.dtype}
+            runs[peer] = partial(in_own_process, peer_module, **same, **options)
+        timed = alternating(runs, args.rounds, args.threads)
     return {
         "model": name,
         **{f"{peer}_ms": one.latency_s * 1e3 for peer, one in timed.items()},
-        "vs_onnxruntime": timed["onnxruntime"].latency_s / timed["eqtune"].latency_s,
+        **{f"vs_{peer}": timed[peer].latency_s / timed["eqtune"].latency_s for peer in args.peers},
         "rel_err": result.max_rel_error,
         "tune_s": tune_s,
         "trials": sum(task.trials for task in result.tasks),
@@ -69,6 +74,8 @@ def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--architectures", default="all", help="comma-separated names, or all")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--peers", default="onnxruntime", help=f"comma-separated, of {','.join(PEERS)} (onnxruntime)")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of tuning a model (30)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both runtimes (all cores)")
     parser.add_argument("--fast-math", action="store_true", help="as `eqtune tune --fast-math`")
@@ -77,6 +84,11 @@ def main() -> None:
     parser.add_argument("-q", "--quiet", action="store_true")
     parser.add_argument("--json", metavar="FILE", help="write rows here")
     args = parser.parse_args()
+    args.peers = [peer for peer in args.peers.split(",") if peer]
+    if set(args.peers) - set(PEERS):
+        parser.error(f"unknown peers {sorted(set(args.peers) - set(PEERS))}; there are {list(PEERS)}")
+    if args.dtype == "bfloat16" and "onnxruntime" in args.peers:
+        parser.error("ONNX Runtime has no bfloat16 on a CPU: choose --peers torch,torch-compile")
     from benchmarks.architecture_modules import ARCHITECTURES
 
     names = list(ARCHITECTURES) if args.architectures == "all" else args.architectures.split(",")

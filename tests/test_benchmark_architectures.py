@@ -14,3 +14,10 @@ from eqtune.frontends.verify import verify_import
 def test_architecture(name):
     module, inputs = build(name)
     assert verify_import(load_model(module, example_inputs=inputs)) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["encoder", "convnext", "text-recognizer"])
+def test_architecture_in_bfloat16(name):
+    module, inputs = build(name, dtype="bfloat16")
+    assert verify_import(load_model(module, example_inputs=inputs), tolerance=1.0) < 8 * 2.0**-7

@@ -83,6 +83,11 @@ def test_a_process_that_fails_says_why() -> None:
         in_own_process("benchmarks.peers.missing")
 
 
+def test_a_peer_that_takes_too_long_is_stopped() -> None:
+    with pytest.raises(PeerError, match="stopped after 0 s"):
+        in_own_process("benchmarks.peers.parallel_start", limit_s=0.01, threads=1)
+
+
 @pytest.mark.slow
 @pytest.mark.peers
 def test_metaschedule_tunes_one_kernel_and_leaves_the_others(tmp_path) -> None:

@@ -20,9 +20,9 @@ from benchmarks.architecture_modules import build
 from benchmarks.peers.timing import minimum_s
 
 
-def main(name: str, threads: int, seed: int = 0, budget_s: float = 2.0) -> dict[str, float]:
+def main(name: str, threads: int, dtype: str, seed: int = 0, budget_s: float = 2.0) -> dict[str, float]:
     """Latency in seconds."""
-    module, inputs = build(name, seed)
+    module, inputs = build(name, seed, dtype)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL

@@ -122,5 +122,6 @@ def test_a_module_of_bfloat16_is_tuned_and_resumed(tmp_path: Path) -> None:
         assert result.max_rel_error <= 8 * 2.0**-7
     (got,) = result.run(x.float().numpy().astype(ml_dtypes.bfloat16))
     assert got.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(got, result.run(x)[0])
     expected = module(x).detach().float().numpy()
     np.testing.assert_allclose(got.astype(np.float32), expected, atol=0.05)

@@ -136,6 +136,11 @@ def test_layers_stay_whole():
             + torch.triu_indices(6, 6, 1)[0]
         ),
         lambda x: x.clamp(min=0.1) + x.clamp(x[0], x[1]) + (9 * x).int().clamp(max=0.5) + x.clamp_min(x[0, 0]),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5) + F.avg_pool2d(x, 2) + F.avg_pool3d(x, (1, 2, 2)),
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        lambda x: F.max_pool2d(x - 2, (3, 2), (2, 1), 1, (1, 2), ceil_mode=True, return_indices=True)[1].float(),
+        lambda x: torch.hypot(x, 1e30 * x[0]) + torch.copysign(x, -x) + x.logcumsumexp(2),
+        lambda x: x.as_strided((2, 3, 2), (5, 7, 1), 3) * x[0, 0, 0, :2],
     ],
     ids=[
         "negative-select",
@@ -192,6 +197,11 @@ def test_layers_stay_whole():
         "attention-with-shared-keys",
         "what-numbers-make",
         "limits-of-other-dtypes",
+        "pooling-by-a-divisor",
+        "undone-pooling",
+        "places-of-pooling",
+        "pairs-of-numbers",
+        "strides",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):
@@ -298,6 +308,26 @@ def test_projected_states_are_refused():
     layer = torch.nn.LSTM(6, 4, proj_size=3)
     with pytest.raises(UnsupportedModelError, match="proj_size"):
         load_model(Lambda(lambda x: layer(x)), example_inputs=(torch.zeros(3, 5, 6),))
+
+
+@pytest.mark.parametrize(
+    ("taps", "options"),
+    [
+        ((2, 2), {"stride": 2}),
+        ((3, 3), {"padding": 1}),
+        ((3, 2), {"stride": (2, 1), "padding": (1, 0)}),
+        ((2, 3), {"dilation": (3, 2), "stride": (1, 2), "padding": 1}),
+        ((1, 5), {"stride": (3, 2)}),
+    ],
+)
+def test_windows_that_overlap_are_added_up(taps, options):
+    image = torch.linspace(-1, 1, 2 * 3 * 9 * 10).reshape(2, 3, 9, 10)
+    windows = F.unfold(image, taps, **options)
+    fold = Lambda(lambda x: F.fold(x, image.shape[2:], taps, **options))
+    imported = load_model(fold, example_inputs=(windows,))
+    assert verify_import(imported) < 1e-6
+    assert not any("scatter" in name for name in operators(imported.mod))
+    assert verify_import(load_model(fold, example_inputs=(windows[0],))) < 1e-6
 
 
 def test_attention_is_spelled_out():

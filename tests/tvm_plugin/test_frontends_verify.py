@@ -10,7 +10,7 @@ import pytest
 
 from eqtune.errors import MismatchError
 from eqtune.frontends import load_model, verify_import
-from eqtune.frontends.verify import compare
+from eqtune.frontends.verify import compare, undecided
 
 ONES = np.ones((2, 2), np.float32)
 
@@ -56,3 +56,30 @@ def test_without_a_reference_there_is_nothing_to_compare():
 )
 def test_compare(outputs, expected, difference):
     assert compare(outputs, expected) == difference
+
+
+def ordered(x):
+    """The places of the values in order, and what is found there in another table."""
+    places = np.argsort(-x, kind="stable")
+    return [places, np.arange(x.size, dtype=np.float32)[places] ** 2, x.sum(keepdims=True)]
+
+
+def test_places_that_a_tie_decides_are_not_compared():
+    x = np.linspace(1, 2, 100, dtype=np.float32)
+    x[40] = np.nextafter(x[41], np.float32(0))
+    expected = ordered(x)
+    swapped = x.copy()
+    swapped[[40, 41]] = x[[41, 40]]
+    got = ordered(swapped)
+    assert compare(got, expected)[1] > 1e-3
+    ties = undecided(ordered, [x], expected, 1e-4)
+    assert [int(places.sum()) for places in ties] == [2, 2, 0]
+    assert compare(got, expected, ties)[1] < 1e-6
+    wrong = [got[0], got[1] + np.where(got[0] == 7, 100, 0), got[2]]
+    assert compare(wrong, expected, ties)[1] > 1e-3
+
+
+def test_an_output_that_is_all_ties_is_compared():
+    x = np.ones(100, np.float32)
+    ties = undecided(ordered, [x], ordered(x), 1e-4)
+    assert not any(places.any() for places in ties)

@@ -60,9 +60,7 @@ def module_of(layer: Layer, weights: list[Any]) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            bias_constant = constants[-1] if bias else None
-            call = builder.emit(recurrent(layer, x, constants[0], constants[1 : 1 + len(states)], bias_constant))
-            result = builder.emit_output(call)
+            result = builder.emit_output(builder.emit(recurrent(layer, x, *constants)))
         builder.emit_func_output(result)
     return builder.get()
 
@@ -217,7 +215,7 @@ def test_unknown_shapes_are_refused() -> None:
     rest = [relax.const(np.zeros(shape, "float32")) for shape in ((1, 1, 16, 1, 16), (1, 1, 16))]
     builder = relax.BlockBuilder()
     with pytest.raises(ValueError, match="known shapes"), builder.function("main", [x]):
-        builder.emit(recurrent(layer, x, rest[0], rest[1:]))
+        builder.emit(recurrent(layer, x, *rest))
 
 
 def test_products_of_inputs_are_one_for_all_steps_and_directions() -> None:

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.export
 import torch.fx
@@ -21,8 +22,8 @@ from ..errors import UnsupportedModelError
 
 __all__ = ["has_complex_numbers", "with_real_numbers"]
 
-LONGEST_TRANSFORM = 4096
-"""Of a Fourier transform: as a product, it reads a matrix of its length squared."""
+LONGEST_TRANSFORM = 2048
+"""Of a Fourier transform by one product, which reads a matrix of its length squared: other lengths have factors."""
 
 aten = torch.ops.aten
 
@@ -271,38 +272,56 @@ def _transform_to_real(x: Complex, dims: Sequence[int], normalization: int, leng
     *others, last = dims
     for dim in others:
         x = _transformed(x, dim, 1, x.real.shape[dim])
-    count = length // 2 + 1
-    cosines, sines = (matrix[:count] for matrix in _waves(length, length, x.real.dtype))
-    weights = torch.full((count, 1), 2.0, dtype=x.real.dtype)
-    weights[0] = 1.0
-    if length % 2 == 0:
-        weights[-1] = 1.0
-    real, imag = (part.movedim(last, -1)[..., :count] for part in x)
-    value = (real @ (weights * cosines) - imag @ (weights * sines)).movedim(-1, last).contiguous()
+    half = Complex(*(part.narrow(last, 0, length // 2 + 1) for part in x))
+    mirrored = [part.narrow(last, 1, (length - 1) // 2).flip(last) for part in half]
+    whole = Complex(torch.cat([half.real, mirrored[0]], last), torch.cat([half.imag, -mirrored[1]], last))
     extents = [x.real.shape[dim] for dim in others]
-    return _scaled(Complex(value, value), [*extents, length], normalization).real
+    return _scaled(_transformed(whole, last, 1, length), [*extents, length], normalization).real
 
 
 def _transformed(x: Complex, dim: int, sign: int, count: int) -> Complex:
     """The first results of a transform along one axis; the imaginary part may be None."""
-    cosines, sines = _waves(x.real.shape[dim], count, x.real.dtype)
-    real = x.real.movedim(dim, -1)
-    parts = real @ cosines, sign * (real @ sines)
-    if x.imag is not None:
-        imag = x.imag.movedim(dim, -1)
-        parts = parts[0] - sign * (imag @ sines), parts[1] + imag @ cosines
+    parts = _last_transformed(Complex(*(None if part is None else part.movedim(dim, -1) for part in x)), sign, count)
     return Complex(*(part.movedim(-1, dim).contiguous() for part in parts))
+
+
+def _last_transformed(x: Complex, sign: int, count: int) -> Complex:
+    """Along the last axis: of a length a * b, as transforms of lengths a and b (Cooley and Tukey)."""
+    length = x.real.shape[-1]
+    first = max(factor for factor in range(1, math.isqrt(length) + 1) if length % factor == 0)
+    second = length // first
+    if (
+        10 * (first + second) >= length
+    ):  # small products and passes over memory take longer than a few more multiplications
+        return _by_matrix(x, sign, count)
+    # Element n of the axis is n1 * second + n2, result k is k2 * first + k1.
+    split = Complex(*(None if part is None else part.unflatten(-1, (first, second)).mT for part in x))
+    inner = _by_matrix(split, sign, first)
+    cosines, sines = _waves(length, first, x.real.dtype)
+    turned = _multiply(inner, Complex(cosines[:second], sign * sines[:second]))
+    outer = _last_transformed(Complex(turned.real.mT, turned.imag.mT), sign, -(-count // first))
+    return Complex(*(part.mT.flatten(-2)[..., :count] for part in outer))
+
+
+def _by_matrix(x: Complex, sign: int, count: int) -> Complex:
+    cosines, sines = _waves(x.real.shape[-1], count, x.real.dtype)
+    if x.real.shape[-1] > LONGEST_TRANSFORM:
+        raise UnsupportedModelError(
+            f"a Fourier transform of {x.real.shape[-1]} points cannot be imported: of lengths that have no factors, "
+            f"{LONGEST_TRANSFORM} are the most"
+        )
+    real, imag = x.real @ cosines, sign * (x.real @ sines)
+    if x.imag is None:
+        return Complex(real, imag)
+    return Complex(real - sign * (x.imag @ sines), imag + x.imag @ cosines)
 
 
 def _waves(length: int, count: int, dtype: torch.dtype) -> tuple[Any, Any]:
     """Cosines and sines, [length, count]."""
-    if length > LONGEST_TRANSFORM:
-        raise UnsupportedModelError(
-            f"a Fourier transform of {length} points cannot be imported; {LONGEST_TRANSFORM} are the most"
-        )
-    places = torch.arange(length)[:, None] * torch.arange(count) % length  # exact, unlike large angles
-    angles = places.double() * (2 * math.pi / length)
-    return torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
+    places = np.arange(length)[:, None] * np.arange(count) % length  # exact, unlike large angles
+    angles = places * (2 * math.pi / length)
+    # Numpy's, which are constants while torch.export listens.
+    return torch.from_numpy(np.cos(angles)).to(dtype), torch.from_numpy(np.sin(angles)).to(dtype)
 
 
 def _scaled(value: Complex, lengths: Sequence[int], normalization: int) -> Complex:

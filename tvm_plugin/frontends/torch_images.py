@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -44,6 +45,58 @@ def _adaptive_max_pool(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     return (x,)
 
 
+def _avg_pool(rank: int) -> Converter:
+    """TVM's importer does not look at `divisor_override`."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        names = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+        x, window, strides, padding, ceil, _, divisor = arguments(node, importer, names, ((), 0, False, True, None))
+        if divisor is None:
+            return importer.block_builder.emit(getattr(importer, f"_avg_pool{rank}d")(node))
+        if ceil:
+            raise UnsupportedModelError(f"{node.name} is a pooling with divisor_override and ceil_mode")
+        mean = getattr(importer, f"_avg_pool{rank}d_impl")(x, window, strides or None, padding, False, True)
+        count = int(np.prod(np.broadcast_to(window, rank)))
+        return importer.block_builder.emit(op.multiply(mean, relax.const(count / divisor, str(x.ty.dtype))))
+
+    return convert
+
+
+def _max_pool_and_places(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+    """TVM's importer knows the values only; places count along the rows of an image without its padding."""
+    if not any(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
+        return importer._max_pool2d_with_indices(node)
+    names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    x, *options = arguments(node, importer, names, ((), 0, 1, False))
+    *four, ceil = [options[0], options[1] or options[0], *options[2:]]
+    window, strides, padding, dilation = ([int(n) for n in np.broadcast_to(option, 2)] for option in four)
+    emit, shape = importer.block_builder.emit, shape_of(x)
+    values = importer._max_pool2d_impl(x, window, strides, padding, dilation, ceil)
+    size, rank = shape_of(values)[-2:], len(shape)
+    reach = [(o - 1) * s + 1 for o, s in zip(size, strides, strict=True)]
+    after = [
+        max(0, d * (k - 1) + r - extent - p)
+        for d, k, r, extent, p in zip(dilation, window, reach, shape[-2:], padding, strict=True)
+    ]
+    around = [0] * (2 * (rank - 2)) + [padding[0], after[0], padding[1], after[1]]
+    padded = emit(op.nn.pad(x, around, pad_value=-math.inf))
+    taps = []
+    for row in range(window[0]):
+        for column in range(window[1]):
+            begin = [row * dilation[0], column * dilation[1]]
+            end = [b + r for b, r in zip(begin, reach, strict=True)]
+            taps.append(emit(op.strided_slice(padded, [rank - 2, rank - 1], begin, end, strides)))
+    tap = emit(op.argmax(emit(op.stack(taps, 0)), axis=0))
+    row = emit(op.floor_divide(tap, relax.const(window[1], "int64")))
+    column = emit(op.subtract(tap, emit(op.multiply(row, relax.const(window[1], "int64")))))
+    # Of the first tap of each window, and what each further one adds.
+    first = [np.arange(o) * s - p for o, s, p in zip(size, strides, padding, strict=True)]
+    places = relax.const(first[0][:, None] * shape[-1] + first[1], "int64")
+    for distance, steps in ((dilation[0] * shape[-1], row), (dilation[1], column)):
+        places = emit(op.add(places, emit(op.multiply(steps, relax.const(distance, "int64")))))
+    return values, places
+
+
 def _upsample_nearest(node: Any, importer: Any) -> relax.Expr:
     """Pixel floor(i / factor), or floor(i H / O) where the size is given; whole factors as TVM's importer does."""
     x, _, factors = arguments(node, importer, ("input", "output_size", "scale_factors"), (None,))
@@ -83,10 +136,55 @@ def _affine_grid(node: Any, importer: Any) -> relax.Expr:
     return emit(op.reshape(grid, (-1, height, width, 2)))
 
 
+def _fold(node: Any, importer: Any) -> relax.Expr:
+    """Windows that overlap, added up where they lie in the image: one axis after the other."""
+    names = ("input", "output_size", "kernel_size", "dilation", "padding", "stride")
+    x, *axes = arguments(node, importer, names, ())
+    emit = importer.block_builder.emit
+    size, taps, dilation, padding, strides = axes
+    axes = list(zip(size, taps, dilation, padding, strides, strict=True))
+    places = [(o + 2 * p - (t - 1) * d - 1) // s + 1 for o, t, d, p, s in axes]
+    windows = emit(op.reshape(x, [-1, *taps, *places]))
+    rows = emit(op.permute_dims(windows, [0, 1, 3, 2, 4]))
+    columns = emit(op.permute_dims(_overlapped(emit, rows, *axes[1]), [0, 3, 1, 2]))
+    image = emit(op.permute_dims(_overlapped(emit, columns, *axes[0]), [0, 2, 1]))
+    return emit(op.reshape(image, list(node.meta["val"].shape)))
+
+
+def _overlapped(emit: Any, x: relax.Expr, size: int, taps: int, dilation: int, pad: int, stride: int) -> relax.Expr:
+    """[..., taps, places] -> [..., size]: tap t of place p is added to element p * stride + t * dilation - pad.
+
+    Strides taps make one line of all places; the lines of the next taps begin a stride later.
+    """
+    *rest, _, places = shape_of(x)
+    front = [0] * (2 * len(rest))
+    if dilation > 1:
+        spread = emit(op.nn.pad(emit(op.expand_dims(x, -2)), [*front, 0, 0, 0, dilation - 1, 0, 0]))
+        x, taps = emit(op.reshape(spread, [*rest, taps * dilation, places])), taps * dilation
+    lines = -(-taps // stride)
+    x = emit(op.nn.pad(x, [*front, 0, lines * stride - taps, 0, 0]))
+    split = emit(op.reshape(x, [*rest, lines, stride, places]))
+    rank = len(rest)
+    joined = emit(op.permute_dims(split, [*range(rank + 1), rank + 2, rank + 1]))
+    joined = emit(op.reshape(joined, [*rest, lines, places * stride]))
+    total = None
+    for line in range(lines):
+        own = emit(op.squeeze(emit(op.strided_slice(joined, [rank], [line], [line + 1])), [rank]))
+        own = emit(op.nn.pad(own, [*front, line * stride, (lines - 1 - line) * stride]))
+        total = own if total is None else emit(op.add(total, own))
+    length = (places + lines - 1) * stride
+    total = emit(op.nn.pad(total, [*front, 0, max(0, pad + size - length)]))
+    return emit(op.strided_slice(total, [rank], [pad], [pad + size]))
+
+
 IMAGE_CONVERTERS: dict[str, Converter] = {
     "pixel_shuffle.default": _pixel_shuffle,
     "adaptive_max_pool2d.default": _adaptive_max_pool,
+    "avg_pool2d.default": _avg_pool(2),
+    "avg_pool3d.default": _avg_pool(3),
+    "max_pool2d_with_indices.default": _max_pool_and_places,
     "adaptive_max_pool3d.default": _adaptive_max_pool,
+    "col2im.default": _fold,
     "upsample_nearest2d.vec": _upsample_nearest,
     "grid_sampler_2d.default": _grid_sample,
     "affine_grid_generator.default": _affine_grid,

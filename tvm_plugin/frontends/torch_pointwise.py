@@ -79,6 +79,32 @@ def _erfc(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(op.subtract(relax.const(1, str(x.ty.dtype)), op.erf(x)))
 
 
+def _hypot(node: Any, importer: Any) -> relax.Expr:
+    """Of the larger one, and the quotient of both: squares of large numbers are infinite."""
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    sizes = [emit(op.abs(_operand(x, dtype, importer))) for x in arguments(node, importer, ("input", "other"), ())]
+    large, small = emit(op.maximum(*sizes)), emit(op.minimum(*sizes))
+    zero, one = relax.const(0, dtype), relax.const(1, dtype)
+    quotient = emit(op.divide(small, emit(op.where(emit(op.equal(large, zero)), one, large))))
+    return emit(op.multiply(large, emit(op.sqrt(emit(op.add(one, emit(op.multiply(quotient, quotient))))))))
+
+
+def _copysign(node: Any, importer: Any) -> relax.Expr:
+    """Of a zero's sign nothing is known."""
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    size, sign = (_operand(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
+    size = emit(op.abs(size))
+    return emit(op.where(emit(op.less(sign, relax.const(0, dtype))), emit(op.negative(size)), size))
+
+
+def _log_cumulative_sum(node: Any, importer: Any) -> relax.Expr:
+    x, axis = arguments(node, importer, ("input", "dim"), ())
+    emit = importer.block_builder.emit
+    largest = emit(op.max(x, axis=[axis], keepdims=True))
+    sums = emit(op.cumsum(emit(op.exp(emit(op.subtract(x, largest)))), axis=axis))
+    return emit(op.add(emit(op.log(sums)), largest))
+
+
 def _exp2(node: Any, importer: Any) -> relax.Expr:
     x = importer.env[node.args[0]]
     return importer.block_builder.emit(op.power(relax.const(2, str(x.ty.dtype)), x))
@@ -144,6 +170,10 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "fmin.default": _fmin,
     "celu.default": _celu,
     "erfc.default": _erfc,
+    "hypot.default": _hypot,
+    "copysign.Tensor": _copysign,
+    "copysign.Scalar": _copysign,
+    "logcumsumexp.default": _log_cumulative_sum,
     "exp2.default": _exp2,
     "zeros_like.default": _filled(0),
     "ones_like.default": _filled(1),

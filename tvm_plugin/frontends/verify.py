@@ -15,7 +15,16 @@ from ..runtime import ModelRunner
 from ..transform.apply_tuned import untuned_executable
 from .imported import ImportedModel
 
-__all__ = ["compare", "verify_import"]
+__all__ = ["compare", "undecided", "verify_import"]
+
+CHANGES = 8
+"""How often inputs are changed to find ties; each time, one in two shows."""
+
+CHANGE = 4e-6
+"""Of an input, relative: more than what sums in another order change."""
+
+MOST_UNDECIDED = 0.05
+"""Share of an output's places."""
 
 
 def verify_import(
@@ -58,16 +67,20 @@ def verify_import(
     return relative
 
 
-def compare(outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -> tuple[float, float]:
+def compare(
+    outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]], undecided: Sequence[NDArray[Any]] = ()
+) -> tuple[float, float]:
     """Largest absolute difference, and largest difference relative to the largest magnitude of its output.
 
-    Both are infinite where counts, shapes or dtypes differ, or where one side is finite and the other is not.
+    Both are infinite where counts, shapes or dtypes differ, or where one side is finite and the other is not. Places
+    that are `undecided` (see the function) are left out.
     """
     if [(a.shape, a.dtype) for a in outputs] != [(b.shape, b.dtype) for b in expected]:
         return math.inf, math.inf
     absolute = relative = 0.0
-    for got, want in zip(outputs, expected, strict=True):
-        a, b = got.astype(np.float64), want.astype(np.float64)
+    for index, (got, want) in enumerate(zip(outputs, expected, strict=True)):
+        decided: Any = ~undecided[index] if undecided else ...
+        a, b = got[decided].astype(np.float64), want[decided].astype(np.float64)
         finite = np.isfinite(b)
         if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
             return math.inf, math.inf
@@ -76,3 +89,44 @@ def compare(outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -
         absolute = max(absolute, difference)
         relative = max(relative, difference / scale if scale else difference)
     return absolute, relative
+
+
+def undecided(
+    evaluate: Callable[..., list[NDArray[Any]]],
+    inputs: Sequence[NDArray[Any]],
+    expected: Sequence[NDArray[Any]],
+    tolerance: float,
+    seed: int = 0,
+) -> list[NDArray[Any]]:
+    """For each output, where `evaluate` itself gives something else for inputs that differ by roundings.
+
+    The places of the largest values, and what is looked up there, are such outputs where two values are nearly equal:
+    one order is as right as the other. An output most of whose places are decided that way is not judged so: nowhere.
+
+    Parameters
+    ----------
+    evaluate : callable
+        What the model should compute.
+    inputs, expected : sequence of ndarray
+        What `evaluate` made of the inputs.
+    tolerance : float
+        Smaller changes are none, relative to the largest magnitude of the output.
+    seed : int
+        Of the changes to the inputs.
+    """
+    generator = np.random.default_rng(seed)
+    places = [np.zeros(want.shape, bool) for want in expected]
+    for _ in range(CHANGES):
+        changed = [_changed(array, generator) for array in inputs]
+        for other, got, want in zip(places, evaluate(*changed), expected, strict=True):
+            limit = tolerance * np.max(np.abs(want[np.isfinite(want)]), initial=0.0)
+            with np.errstate(invalid="ignore"):
+                same = np.abs(got.astype(np.float64) - want.astype(np.float64)) <= limit
+            other |= ~(same | (got == want))
+    return [other if other.mean() <= MOST_UNDECIDED else np.zeros(other.shape, bool) for other in places]
+
+
+def _changed(array: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
+    if array.dtype.name not in ("float32", "float64"):
+        return array
+    return np.asarray(array * (1 + CHANGE * generator.uniform(-1, 1, array.shape)), array.dtype)

@@ -9,7 +9,6 @@ memory: units by block, gates within a block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,9 +125,7 @@ def in_blocks(value: Any, axis: int) -> Any:
     return relax.op.reshape(value, [*shape[:axis], *parts, *shape[axis + 1 :]])
 
 
-def recurrent(
-    layer: Layer, shares: Any, recurrence: Any, states: Sequence[Any], hidden_bias: Any | None = None
-) -> relax.Call:
+def recurrent(layer: Layer, shares: Any, recurrence: Any, *rest: Any) -> relax.Call:
     """A call of the operator.
 
     Parameters
@@ -138,11 +135,9 @@ def recurrent(
         What the inputs and the biases contribute, [steps, batch, directions x blocks x gates x LANES].
     recurrence : expression
         Weights of the state, [directions, blocks, blocks x LANES of the state, gates, LANES].
-    states : sequence of expression
-        At first, [directions, batch, hidden] each.
-    hidden_bias : expression, optional
-        [directions, blocks, LANES], for "GRU_LINEAR_BEFORE_RESET": added to what the state contributes to the last
-        gate.
+    rest : expression
+        The states at first, [directions, batch, hidden] each: one, or two for an LSTM. For "GRU_LINEAR_BEFORE_RESET",
+        then [directions, blocks, LANES]: added to what the state contributes to the last gate.
 
     Returns
     -------
@@ -157,8 +152,7 @@ def recurrent(
         activations=[list(names) for names in layer.activations],
         hidden=layer.hidden,
     )
-    arguments = [shares, recurrence, *states, *([hidden_bias] if layer.has_hidden_bias else [])]
-    return relax.Call(ir.Op.get(OPERATOR), arguments, attrs=attrs)
+    return relax.Call(ir.Op.get(OPERATOR), [shares, recurrence, *rest], attrs=attrs)
 
 
 def _infer_type(call: relax.Call, _builder: relax.BlockBuilder) -> Any:

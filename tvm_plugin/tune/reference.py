@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from ..dtypes import epsilon
 from ..frontends import ImportedModel
-from ..frontends.verify import compare
+from ..frontends.verify import compare, undecided
 from ..runtime import Model, Models
 from ..transform.apply_tuned import untuned_executable
 from ..transform.constants import array_of
 from ..transform.fake_quantization import FakeQuantizationToInteger, is_quantized
 from ..transform.fold_weights import FoldWeights
-from ..transform.functions import constant_bytes, constants, top_level_bindings
+from ..transform.functions import constant_bytes, constants, operator, top_level_bindings
 from .workdir import WorkDirectory
 
 __all__ = ["Reference"]
@@ -51,6 +51,8 @@ MobileNet-v2, where it computes operator by operator, by nine for BERT-base...""
 
 MOST_APART = 0.25
 """... but by no more than this: an error of the import would be larger."""
+
+_ORDERING = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort", "sort", "topk"))
 
 WEIGHTS_BYTES_PER_S = 1e8
 """How fast weights are folded, packed and copied, all in all: each step touches fresh memory."""
@@ -132,6 +134,16 @@ class Reference:
                 outputs, _ = self.first_run
             self.work.save_reference(self.key, outputs)
         return outputs
+
+    @cached_property
+    def orders(self) -> bool:
+        """Whether the model puts values in order, or gives places of some."""
+        return any(operator(binding.value) in _ORDERING for binding in top_level_bindings(self.imported.mod["main"]))
+
+    def undecided(self, tolerance: float) -> list[NDArray[Any]]:
+        """Places of the outputs that ties decide: see `frontends.verify.undecided`."""
+        evaluate = self.imported.reference or self.run
+        return undecided(evaluate, self.inputs, self.outputs, tolerance, self.seed)
 
     @cached_property
     def epsilon(self) -> float:

@@ -170,6 +170,8 @@ class TuneResult:
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Run the tuned model on numpy arrays; returns its outputs, in order.
 
+        bfloat16 is that of `ml_dtypes`, or a tensor of PyTorch, which cannot make an array of it.
+
         Raises SetupError when it was tuned for a device that is not here.
         """
         if self._run is None:
@@ -177,7 +179,7 @@ class TuneResult:
                 "the model was tuned for a device that is not here: load what `export` writes there, with "
                 "tvm.runtime.load_module, or build `result.mod` there"
             )
-        return self._run(*(np.asarray(value) for value in inputs))
+        return self._run(*map(_as_array, inputs))
 
     def export(self, path: str | os.PathLike[str], compiler: str | None = None) -> Path:
         """Write the executable as a shared library that `tvm.runtime.load_module` loads. Returns the path.
@@ -214,6 +216,17 @@ class TuneResult:
 
         write_html(self.summary, path)
         return Path(path)
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except TypeError:
+        if not hasattr(value, "__dlpack__"):
+            raise
+        from tvm.runtime import from_dlpack
+
+        return np.asarray(from_dlpack(value).numpy())
 
 
 def _make_room(temporary: Path, path: Path) -> None:
