@@ -374,9 +374,9 @@ class MaskedEncoder(nn.Module):
         self.register_buffer("apart", (place - place[:, None]).clamp(-15, 16) + 15)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        left_out = (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min
-        bias = self.distances(self.apart).permute(2, 0, 1) + left_out
         x = self.embedding(tokens)
+        left_out = (1 - mask[:, None, None].to(x.dtype)) * torch.finfo(x.dtype).min
+        bias = self.distances(self.apart).permute(2, 0, 1) + left_out
         for number, project in enumerate(self.project):
             query, key, value = (heads(part, self.count) for part in project(self.norms[2 * number](x)).chunk(3, -1))
             weights = (query @ key.transpose(-1, -2) + bias).softmax(-1)
