@@ -82,6 +82,16 @@ def test_modules_of_16_bits_compute_what_pytorch_does(name: str, dtype: Any) -> 
     assert verify_import(imported, tolerance=1.0) < 4 * torch.finfo(dtype).eps
 
 
+def test_what_tvm_lacks_of_bfloat16_is_computed_in_float32() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Any) -> Any:
+            found = torch.fmod(x, 0.5) + torch.where(x.isnan(), 0, x) ** 2
+            return found, found.argmax(-1)
+
+    x = torch.linspace(-2, 2, 64).reshape(4, 16).bfloat16()
+    assert verify_import(load_model(Model(), example_inputs=(x,)), tolerance=1.0) < 2.0**-6
+
+
 def test_products_are_summed_in_float32() -> None:
     """Sums of ones in bfloat16 end at 256."""
     ones = torch.ones(1, 4096, dtype=torch.bfloat16)

@@ -20,6 +20,7 @@ __all__ = [
     "with_boolean_logic",
     "with_integer_powers",
     "with_out_dtypes",
+    "with_what_bfloat16_lacks",
     "with_wide_sums",
 ]
 
@@ -74,6 +75,31 @@ def with_wide_sums(mod: tvm.IRModule) -> tvm.IRModule:
     each partial sum.
     """
     return _with_main(_WideSums(mod), mod)
+
+
+_NOT_OF_BFLOAT16 = frozenset(
+    f"relax.{name}" for name in ("power", "mod", "isnan", "isfinite", "isinf", "argmax", "argmin")
+)
+
+
+@relax.expr_functor.mutator
+class _WithoutBfloat16(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        halves = [str(getattr(argument.ty, "dtype", "")) == "bfloat16" for argument in call.args]
+        if operator(call) not in _NOT_OF_BFLOAT16 or not any(halves):
+            return call
+        wide = [
+            self.builder_.emit(relax.op.astype(argument, "float32")) if half else argument
+            for argument, half in zip(call.args, halves, strict=True)
+        ]
+        result = self.builder_.emit(relax.Call(call.op, wide, call.attrs))
+        return relax.op.astype(result, "bfloat16") if str(call.ty.dtype) == "bfloat16" else result
+
+
+def with_what_bfloat16_lacks(mod: tvm.IRModule) -> tvm.IRModule:
+    """Compute in float32 what TVM cannot build of bfloat16 tensors in "main"."""
+    return _with_main(_WithoutBfloat16(mod), mod)
 
 
 _not, _and, _or, _xor = (getattr(relax.op, f"logical_{name}") for name in ("not", "and", "or", "xor"))
