@@ -10,24 +10,15 @@ from __future__ import annotations
 import json
 import sys
 
-import torch
-import torch._inductor.config as inductor
-
 from benchmarks.architecture_modules import build
-from benchmarks.peers.timing import minimum_s
+from benchmarks.peers.torch_model import timed
 
 
 def main(
     name: str, threads: int, dtype: str, seed: int = 0, compiled: bool = False, budget_s: float = 2.0
 ) -> dict[str, float]:
     """Latency in seconds."""
-    torch.set_num_threads(threads)
-    module, inputs = build(name, seed, dtype)
-    if compiled:
-        inductor.freezing = True
-        module = torch.compile(module, mode="max-autotune")
-    with torch.inference_mode():
-        return {"latency_s": minimum_s(lambda: module(*inputs), budget_s)}
+    return timed(*build(name, seed, dtype), threads, compiled, budget_s)
 
 
 if __name__ == "__main__":

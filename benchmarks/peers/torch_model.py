@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch._inductor.config as inductor
@@ -18,9 +20,15 @@ from eqtune import zoo
 
 def main(model: str, threads: int, seed: int = 0, compiled: bool = False, budget_s: float = 2.0) -> dict[str, float]:
     """Latency in seconds with the zoo's weights."""
-    torch.set_num_threads(threads)
     module, inputs = zoo.torch(model, seed=seed)
-    module.eval()
+    return timed(module.eval(), inputs, threads, compiled, budget_s)
+
+
+def timed(
+    module: torch.nn.Module, inputs: Sequence[Any], threads: int, compiled: bool, budget_s: float
+) -> dict[str, float]:
+    """Latency in seconds of a module in evaluation mode."""
+    torch.set_num_threads(threads)
     if compiled:
         inductor.freezing = True
         module = torch.compile(module, mode="max-autotune")
