@@ -86,8 +86,10 @@ _NOT_OF_BFLOAT16 = frozenset(
 class _WithoutBfloat16(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        halves = [str(getattr(argument.ty, "dtype", "")) == "bfloat16" for argument in call.args]
-        if operator(call) not in _NOT_OF_BFLOAT16 or not any(halves):
+        if operator(call) not in _NOT_OF_BFLOAT16:
+            return call
+        halves = [str(argument.ty.dtype) == "bfloat16" for argument in call.args]
+        if not any(halves):
             return call
         wide = [
             self.builder_.emit(relax.op.astype(argument, "float32")) if half else argument
