@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
 from ..transform.functions import operator
+from ..transform.in_float32 import compute_in_float32
 
 __all__ = [
     "with_blocked_convolutions",
@@ -31,17 +32,19 @@ def _with_main(mutator: Any, mod: tvm.IRModule) -> tvm.IRModule:
     return mutator.builder_.get()
 
 
+def _with_out_dtype(call: relax.Call, dtype: Any) -> relax.Call:
+    info = type(call.attrs).__tvm_ffi_type_info__
+    values = {field.name: getattr(call.attrs, field.name) for field in info.fields} | {"out_dtype": dtype}
+    return relax.Call(call.op, call.args, tvm.ir.make_node(info.type_key, **values), call.ty_args, call.span)
+
+
 @relax.expr_functor.mutator
 class _OutDtypes(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        attrs = call.attrs
-        if attrs is None or getattr(attrs, "out_dtype", "given") is not None:
+        if getattr(call.attrs, "out_dtype", "given") is not None:
             return call
-        info = type(attrs).__tvm_ffi_type_info__
-        values = {field.name: getattr(attrs, field.name) for field in info.fields}
-        values["out_dtype"] = call.ty.dtype.dtype
-        return relax.Call(call.op, call.args, tvm.ir.make_node(info.type_key, **values), call.ty_args, call.span)
+        return _with_out_dtype(call, call.ty.dtype.dtype)
 
 
 def with_out_dtypes(mod: tvm.IRModule) -> tvm.IRModule:
@@ -57,15 +60,12 @@ def with_out_dtypes(mod: tvm.IRModule) -> tvm.IRModule:
 class _WideSums(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        attrs, ty = call.attrs, call.ty
-        if not hasattr(attrs, "out_dtype") or not isinstance(ty, relax.TensorType) or str(ty.dtype) not in HALVES:
+        dtype = str(getattr(call.ty, "dtype", ""))
+        if not hasattr(call.attrs, "out_dtype") or dtype not in HALVES:
             return call
-        if any(str(argument.ty.dtype) != str(ty.dtype) for argument in call.args):
+        if any(str(argument.ty.dtype) != dtype for argument in call.args):
             return call
-        info = type(attrs).__tvm_ffi_type_info__
-        values = {field.name: getattr(attrs, field.name) for field in info.fields} | {"out_dtype": "float32"}
-        wide = relax.Call(call.op, call.args, tvm.ir.make_node(info.type_key, **values), (), call.span)
-        return relax.op.astype(self.builder_.emit(wide), str(ty.dtype))
+        return relax.op.astype(self.builder_.emit(_with_out_dtype(call, "float32")), dtype)
 
 
 def with_wide_sums(mod: tvm.IRModule) -> tvm.IRModule:
@@ -78,30 +78,17 @@ def with_wide_sums(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 _NOT_OF_BFLOAT16 = frozenset(
-    f"relax.{name}" for name in ("power", "mod", "isnan", "isfinite", "isinf", "argmax", "argmin")
+    f"relax.{name}"
+    for name in (
+        *("power", "mod", "isnan", "isfinite", "isinf", "argmax", "argmin"),
+        *("nn.layer_norm", "nn.group_norm", "nn.instance_norm", "nn.rms_norm"),
+    )
 )
 
 
-@relax.expr_functor.mutator
-class _WithoutBfloat16(relax.PyExprMutator):
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
-        if operator(call) not in _NOT_OF_BFLOAT16:
-            return call
-        halves = [str(argument.ty.dtype) == "bfloat16" for argument in call.args]
-        if not any(halves):
-            return call
-        wide = [
-            self.builder_.emit(relax.op.astype(argument, "float32")) if half else argument
-            for argument, half in zip(call.args, halves, strict=True)
-        ]
-        result = self.builder_.emit(relax.Call(call.op, wide, call.attrs))
-        return relax.op.astype(result, "bfloat16") if str(call.ty.dtype) == "bfloat16" else result
-
-
 def with_what_bfloat16_lacks(mod: tvm.IRModule) -> tvm.IRModule:
-    """Compute in float32 what TVM cannot build of bfloat16 tensors in "main"."""
-    return _with_main(_WithoutBfloat16(mod), mod)
+    """Compute in float32 what TVM cannot build of bfloat16 tensors."""
+    return compute_in_float32(mod, _NOT_OF_BFLOAT16, ["bfloat16"])
 
 
 _not, _and, _or, _xor = (getattr(relax.op, f"logical_{name}") for name in ("not", "and", "or", "xor"))

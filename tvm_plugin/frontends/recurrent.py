@@ -13,7 +13,7 @@ from tvm.relax import op
 
 from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
-from ..recurrent import CELLS, LANES, Layer, in_blocks, recurrent
+from ..recurrent import ACTIVATIONS, CELLS, LANES, Layer, in_blocks, recurrent
 from ..transform.constants import array_of
 from ..transform.functions import extents
 
@@ -21,8 +21,6 @@ __all__ = ["RECURRENT", "convert_recurrent"]
 
 RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
 """The operators that `convert_recurrent` converts."""
-
-_ACTIVATIONS = ("sigmoid", "tanh", "relu")
 
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 
@@ -106,9 +104,9 @@ def _from_state(emit: Any, layer: Layer, weights: Any) -> Any:
 def _activations(name: str, cell: str, attrs: dict[str, Any], directions: int) -> tuple[tuple[str, ...], ...]:
     defaults = CELLS[cell].activations
     named = [_text(a).lower() for a in attrs.get("activations", ())] or list(defaults) * directions
-    unknown = sorted(set(named) - set(_ACTIVATIONS))
+    unknown = sorted(set(named) - set(ACTIVATIONS))
     if unknown:
-        raise UnsupportedModelError(f"{name} with activation {unknown[0]} cannot be imported; {list(_ACTIVATIONS)} can")
+        raise UnsupportedModelError(f"{name} with activation {unknown[0]} cannot be imported; {list(ACTIVATIONS)} can")
     count = len(defaults)
     return tuple(tuple(named[n * count : (n + 1) * count]) for n in range(directions))
 

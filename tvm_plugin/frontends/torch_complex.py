@@ -272,7 +272,7 @@ def _transform_to_real(x: Complex, dims: Sequence[int], normalization: int, leng
     *others, last = dims
     for dim in others:
         x = _transformed(x, dim, 1, x.real.shape[dim])
-    half = Complex(*(part.narrow(last, 0, length // 2 + 1) for part in x))
+    half = _each(x, lambda part: part.narrow(last, 0, length // 2 + 1))
     mirrored = [part.narrow(last, 1, (length - 1) // 2).flip(last) for part in half]
     whole = Complex(torch.cat([half.real, mirrored[0]], last), torch.cat([half.imag, -mirrored[1]], last))
     extents = [x.real.shape[dim] for dim in others]
@@ -281,8 +281,8 @@ def _transform_to_real(x: Complex, dims: Sequence[int], normalization: int, leng
 
 def _transformed(x: Complex, dim: int, sign: int, count: int) -> Complex:
     """The first results of a transform along one axis; the imaginary part may be None."""
-    parts = _last_transformed(Complex(*(None if part is None else part.movedim(dim, -1) for part in x)), sign, count)
-    return Complex(*(part.movedim(-1, dim).contiguous() for part in parts))
+    result = _last_transformed(_each(x, lambda part: part.movedim(dim, -1)), sign, count)
+    return _each(result, lambda part: part.movedim(-1, dim).contiguous())
 
 
 def _last_transformed(x: Complex, sign: int, count: int) -> Complex:
@@ -290,35 +290,39 @@ def _last_transformed(x: Complex, sign: int, count: int) -> Complex:
     length = x.real.shape[-1]
     first = max(factor for factor in range(1, math.isqrt(length) + 1) if length % factor == 0)
     second = length // first
-    if (
-        10 * (first + second) >= length
-    ):  # small products and passes over memory take longer than a few more multiplications
+    # Small products and passes over memory take longer than a few more multiplications.
+    if 10 * (first + second) >= length:
         return _by_matrix(x, sign, count)
     # Element n of the axis is n1 * second + n2, result k is k2 * first + k1.
-    split = Complex(*(None if part is None else part.unflatten(-1, (first, second)).mT for part in x))
-    inner = _by_matrix(split, sign, first)
-    cosines, sines = _waves(length, first, x.real.dtype)
-    turned = _multiply(inner, Complex(cosines[:second], sign * sines[:second]))
-    outer = _last_transformed(Complex(turned.real.mT, turned.imag.mT), sign, -(-count // first))
-    return Complex(*(part.mT.flatten(-2)[..., :count] for part in outer))
+    inner = _by_matrix(_each(x, lambda part: part.unflatten(-1, (first, second)).mT), sign, first)
+    cosines, sines = _waves(length, second, first, x.real.dtype)
+    turned = _multiply(inner, Complex(cosines, sign * sines))
+    outer = _last_transformed(_each(turned, lambda part: part.mT), sign, -(-count // first))
+    return _each(outer, lambda part: part.mT.flatten(-2)[..., :count])
 
 
 def _by_matrix(x: Complex, sign: int, count: int) -> Complex:
-    cosines, sines = _waves(x.real.shape[-1], count, x.real.dtype)
-    if x.real.shape[-1] > LONGEST_TRANSFORM:
+    length = x.real.shape[-1]
+    if length > LONGEST_TRANSFORM:
         raise UnsupportedModelError(
-            f"a Fourier transform of {x.real.shape[-1]} points cannot be imported: of lengths that have no factors, "
+            f"a Fourier transform of {length} points cannot be imported: of lengths that have no factors, "
             f"{LONGEST_TRANSFORM} are the most"
         )
+    cosines, sines = _waves(length, length, count, x.real.dtype)
     real, imag = x.real @ cosines, sign * (x.real @ sines)
     if x.imag is None:
         return Complex(real, imag)
     return Complex(real - sign * (x.imag @ sines), imag + x.imag @ cosines)
 
 
-def _waves(length: int, count: int, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Cosines and sines, [length, count]."""
-    places = np.arange(length)[:, None] * np.arange(count) % length  # exact, unlike large angles
+def _each(x: Complex, function: Callable[[Any], Any]) -> Complex:
+    """Of both parts, if there are two."""
+    return Complex(*(part if part is None else function(part) for part in x))
+
+
+def _waves(length: int, rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Cosines and sines of row * column / length of a turn."""
+    places = np.arange(rows)[:, None] * np.arange(columns) % length  # exact, unlike large angles
     angles = places * (2 * math.pi / length)
     # Numpy's, which are constants while torch.export listens.
     return torch.from_numpy(np.cos(angles)).to(dtype), torch.from_numpy(np.sin(angles)).to(dtype)

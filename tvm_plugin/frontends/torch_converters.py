@@ -13,7 +13,7 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
   windows that overlap and are added up, `as_strided`, writes at some of a tensor's indices or where a mask holds, bags
   of embeddings, shifts, `fmax`, `erfc`, `hypot`, `eye`, adaptive max pooling, places of max pooling, transposed
   convolutions of volumes, layer and group norms without scale, stacked recurrent layers, attention whose queries share
-  keys, nor what quantised models are exported with; of bfloat16, it has no norms, convolutions and constants;
+  keys, nor what quantised models are exported with; of bfloat16, it has no convolutions and constants;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
 """
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,22 +45,13 @@ def _full(value: relax.Expr, shape: Sequence[int], fill: float) -> relax.Expr:
     return constant_of(np.full(tuple(shape), fill, numpy_dtype(str(value.ty.dtype))))
 
 
-def _normalized(importer: Any, norm: Callable[..., relax.Expr], *values: relax.Expr) -> relax.Expr:
-    """In float32 where values are bfloat16, of which TVM has no norms."""
-    emit = importer.block_builder.emit
-    if str(values[0].ty.dtype) != "bfloat16":
-        return emit(norm(*values))
-    wide = emit(norm(*(emit(op.astype(value, "float32")) for value in values)))
-    return emit(op.astype(wide, "bfloat16"))
-
-
 def _layer_norm(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     x, shape, gamma, beta, epsilon = arguments(node, importer, names, (None, None, 1e-5))
     gamma = _full(x, shape, 1.0) if gamma is None else gamma
     beta = _full(x, shape, 0.0) if beta is None else beta
     axes = list(range(-len(shape), 0))
-    return _normalized(importer, partial(op.nn.layer_norm, axes=axes, epsilon=epsilon), x, gamma, beta)
+    return importer.block_builder.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
 
 
 def _std(node: Any, importer: Any) -> relax.Expr:
@@ -88,7 +78,7 @@ def _product(node: Any, importer: Any) -> relax.Expr:
 
 
 def _convolution(rank: int) -> Converter:
-    """TVM's importer sums in float32 and leaves it there: the bias is added in the weights' own type."""
+    """TVM's importer sums 16-bit floats in float32 and leaves it at that, where the bias cannot be added."""
     convolve = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}[rank]
 
     def convert(node: Any, importer: Any) -> relax.Expr:
@@ -97,8 +87,7 @@ def _convolution(rank: int) -> Converter:
         dtype, emit = str(x.ty.dtype), importer.block_builder.emit
         if dtype not in HALVES:
             return getattr(importer, f"_conv{rank}d")(node)
-        wide = emit(convolve(x, weight, strides, padding, dilation, groups, out_dtype="float32"))
-        result = emit(op.astype(wide, dtype))
+        result = emit(convolve(x, weight, strides, padding, dilation, groups, out_dtype=dtype))
         return result if bias is None else emit(op.add(result, emit(op.reshape(bias, (1, -1, *[1] * rank)))))
 
     return convert
@@ -143,8 +132,7 @@ def _group_norm(node: Any, importer: Any) -> relax.Expr:
     gamma = _full(x, channels, 1.0) if gamma is None else gamma
     beta = _full(x, channels, 0.0) if beta is None else beta
     axes = list(range(2, len(shape_of(x))))
-    norm = partial(op.nn.group_norm, num_groups=groups, channel_axis=1, axes=axes, epsilon=epsilon)
-    return _normalized(importer, norm, x, gamma, beta)
+    return importer.block_builder.emit(op.nn.group_norm(x, gamma, beta, groups, 1, axes, epsilon))
 
 
 def _masked_fill(node: Any, importer: Any) -> relax.Expr:

@@ -1,10 +1,11 @@
 """Recurrent layers, LSTM, GRU and RNN, as one operator: one kernel on a CPU, one product a step elsewhere."""
 
-from .layer import CELLS, LANES, OPERATOR, Cell, Layer, in_blocks, recurrent
+from .layer import ACTIVATIONS, CELLS, LANES, OPERATOR, Cell, Layer, in_blocks, recurrent
 from .loop import fits_loop, recurrent_loop
 from .steps import step_by_step, with_steps_written_out
 
 __all__ = [
+    "ACTIVATIONS",
     "CELLS",
     "LANES",
     "OPERATOR",

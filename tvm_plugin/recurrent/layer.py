@@ -20,9 +20,12 @@ from ..gpu_machine import is_gpu
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
 
-__all__ = ["CELLS", "LANES", "OPERATOR", "Cell", "Layer", "in_blocks", "recurrent"]
+__all__ = ["ACTIVATIONS", "CELLS", "LANES", "OPERATOR", "Cell", "Layer", "in_blocks", "recurrent"]
 
 OPERATOR = "eqtune.recurrent"
+
+ACTIVATIONS = ("sigmoid", "tanh", "relu")
+"""That cells may have."""
 
 LANES = 16
 """Hidden units of a block: a vector of AVX-512, or several of a narrower machine."""
@@ -67,7 +70,7 @@ class Layer:
     reversed : tuple of bool
         For each direction, whether its first step is the last of the sequence.
     activations : tuple of tuple of str
-        For each direction: "sigmoid", "tanh" or "relu", as many as the cell has.
+        For each direction: of `ACTIVATIONS`, as many as the cell has.
     steps, batch, hidden : int
     """
 

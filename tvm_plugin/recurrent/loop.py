@@ -87,7 +87,8 @@ class _Loop:
         first, self.every = rest[:states], rest[-states]
         self.hidden_bias: Any = rest[states] if layer.has_hidden_bias else None
         self.states = [_buffer(2 * self.state_size) for _ in first]
-        self.reset_states, self.updates = (_buffer(self.state_size) for _ in range(2))
+        if layer.cell == "GRU":  # what its second phase needs of the first
+            self.reset_states, self.updates = (_buffer(self.state_size) for _ in range(2))
         for state, given in zip(self.states, first, strict=True):
             self._begin(state, given)
         if self.threads_have_directions:

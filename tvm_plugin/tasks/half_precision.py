@@ -7,16 +7,13 @@ fused, kernels are those of float32 that load and store half as much.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
-from tvm import ir, relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm import ir
 from tvm.target import codegen
 
 from ..dtypes import HALVES
-from ..transform.constants import array_of, is_static_tensor
-from ..transform.functions import map_functions, operator
+from ..transform.in_float32 import compute_in_float32
 
 __all__ = ["with_float32_arithmetic"]
 
@@ -43,27 +40,4 @@ _ARITHMETIC = frozenset(
 def with_float32_arithmetic(mod: ir.IRModule, target: Any) -> ir.IRModule:
     """Compute what 16-bit floats are added, scaled or reduced to in float32, on a CPU that has no such arithmetic."""
     native = _NATIVE_FLOAT16 & {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-    types = [dtype for dtype in HALVES if dtype != "float16" or not native]
-    return map_functions(mod, lambda function: _InFloat32(types).visit_expr(function))
-
-
-@mutator
-class _InFloat32(PyExprMutator):
-    def __init__(self, types: Collection[str]) -> None:
-        super().__init__()
-        self._types = types
-
-    def visit_call_(self, call: relax.Call) -> Any:
-        call = self.visit_expr_post_order(call)
-        dtype = str(getattr(call.ty, "dtype", ""))
-        if dtype not in self._types or operator(call) not in _ARITHMETIC:
-            return call
-        wide = relax.Call(call.op, [self._wide(argument) for argument in call.args], call.attrs)
-        return relax.op.astype(self.builder_.emit(wide), dtype)
-
-    def _wide(self, argument: Any) -> Any:
-        if not is_static_tensor(argument.ty) or str(argument.ty.dtype) not in self._types:
-            return argument
-        if isinstance(argument, ir.GenericConst) and not argument.ty.shape.values:
-            return relax.const(float(array_of(argument)), "float32")
-        return self.builder_.emit(relax.op.astype(argument, "float32"))
+    return compute_in_float32(mod, _ARITHMETIC, [dtype for dtype in HALVES if dtype != "float16" or not native])

@@ -1,0 +1,46 @@
+"""Operators of less precise tensors computed in float32, between two casts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from .constants import array_of, is_static_tensor
+from .functions import map_functions, operator
+
+__all__ = ["compute_in_float32"]
+
+
+def compute_in_float32(mod: ir.IRModule, operators: Collection[str], dtypes: Collection[str]) -> ir.IRModule:
+    """Convert tensors of some dtypes that some operators read, and what they make of them back again.
+
+    Results of other dtypes (places, truth values) stay as they are.
+    """
+    return map_functions(mod, lambda function: _InFloat32(operators, dtypes).visit_expr(function))
+
+
+@mutator
+class _InFloat32(PyExprMutator):
+    def __init__(self, operators: Collection[str], dtypes: Collection[str]) -> None:
+        super().__init__()
+        self._operators, self._dtypes = operators, dtypes
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        if operator(call) not in self._operators or not any(map(self._is_wanted, call.args)):
+            return call
+        wide = self.builder_.emit(relax.Call(call.op, [self._wide(argument) for argument in call.args], call.attrs))
+        return relax.op.astype(wide, str(call.ty.dtype)) if self._is_wanted(call) else wide
+
+    def _is_wanted(self, value: Any) -> bool:
+        return is_static_tensor(value.ty) and str(value.ty.dtype) in self._dtypes
+
+    def _wide(self, argument: Any) -> Any:
+        if not self._is_wanted(argument):
+            return argument
+        if isinstance(argument, ir.GenericConst) and not argument.ty.shape.values:
+            return relax.const(float(array_of(argument)), "float32")
+        return self.builder_.emit(relax.op.astype(argument, "float32"))
