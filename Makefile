@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_DIR ?= demo
 DEMO_BUDGET ?= 120
+# Two at a time: a test that tunes has workers and threads of its own.
+TEST_JOBS ?= 2
 
 .PHONY: demo test test-fast test-peers lint tutorials clean help
 
@@ -15,10 +17,10 @@ demo: $(VENV)/.installed ## tune SqueezeNet on this machine's CPU, with a report
 		--report $(DEMO_DIR)/report.html --export $(DEMO_DIR)/squeezenet.so
 
 test: $(VENV)/.installed-dev ## all tests, slow ones included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-fast: $(VENV)/.installed-dev ## the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow"
 
 test-peers: $(VENV)/.installed-dev ## the tests that tune with MetaSchedule
 	$(BIN)/python -m pytest -m peers

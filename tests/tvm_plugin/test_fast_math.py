@@ -152,7 +152,7 @@ def test_fast_math_is_used_only_where_the_outputs_stay_right(tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_fast_math_that_overflows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqtune.tune.session.UNTUNED_S_PER_OPERATION", 0.0)  # quick to run: checked before it is tuned
+    monkeypatch.setattr("eqtune.tune.baselines.UNTUNED_S_PER_OPERATION", 0.0)  # quick to run, so checked first
     errors = iter([(math.inf, math.inf)])
     monkeypatch.setattr("eqtune.tune.model.compare", lambda *_: next(errors, (0.0, 0.0)))
     result = tune(1e-3, tmp_path, trials=10)

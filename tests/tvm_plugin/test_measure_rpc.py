@@ -29,7 +29,7 @@ from eqtune.measure.rpc_tracker import RpcAddress, rpc_status
 from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space.base import Decision
 from eqtune.tasks.task import Task
-from eqtune.tune import session
+from eqtune.tune import baselines
 
 from .small_models import module, weight
 
@@ -336,7 +336,7 @@ def test_a_model_for_another_cpu_is_compared_and_timed_there(farm, tmp_path, mon
     farm.add_server("board")
     farm.wait_for(1, "board")
     monkeypatch.setattr(runtime.LocalModels, "load", None)
-    monkeypatch.setattr(session, "UNTUNED_S_PER_OPERATION", 1.0)
+    monkeypatch.setattr(baselines, "UNTUNED_S_PER_OPERATION", 1.0)
     result = eqtune.tune_model(
         module((33, 64), lambda bb, x: relax.op.nn.softmax(bb.emit(relax.op.matmul(x, weight(64, 70))))),
         target={"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2", "num-cores": 1},

@@ -17,6 +17,7 @@ from eqtune.search.space import Hardware, build_space
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.tune import acceptance, budget
 from eqtune.tune.acceptance import Acceptance
+from eqtune.tune.baselines import Baselines
 from eqtune.tune.budget import Budget
 from eqtune.tune.kernel_search import KernelSearch
 from eqtune.tune.prices import defaults
@@ -67,7 +68,8 @@ def accepted(path: Path, measurer: SlowMeasurer, time_s: float | None, finish_s:
     prices = SimpleNamespace(is_measured=lambda task: False)
     with RecordDatabase(path / "records.sqlite") as database:
         left = Budget(time_s=time_s, _started=0.0)
-        choice = Acceptance(database, "here", measurer, left, prices, Progress(False), finish_s, 0.0, False)
+        untuned = Baselines(database, measurer, detect_target(), runs=True)
+        choice = Acceptance(database, "here", measurer, left, prices, Progress(False), finish_s, untuned)
         return [result.latency_s for result in choice.of([searched(size) for size in (32, 48, 64, 80)], look=look)]
 
 

@@ -20,7 +20,7 @@ from eqtune.measure import peaks
 from eqtune.report.table import closing_lines
 from eqtune.runtime import LocalModels, ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable
-from eqtune.tune import reference, session
+from eqtune.tune import baselines, reference, session
 from eqtune.tune.workdir import WorkDirectory
 
 from .small_models import module, weight
@@ -93,7 +93,7 @@ def test_a_model_that_takes_long_untuned_is_compared_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = spy_on_untuned(monkeypatch)
-    monkeypatch.setattr(session, "UNTUNED_S_PER_OPERATION", 1e9)
+    monkeypatch.setattr(baselines, "UNTUNED_S_PER_OPERATION", 1e9)
     result = tune(tmp_path)
     assert built == [True]
     assert result.max_rel_error <= 1e-4
@@ -108,7 +108,7 @@ def test_a_model_that_takes_long_untuned_is_compared_all_the_same(
 def test_a_kernel_for_which_nothing_better_is_found_keeps_the_plain_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "UNTUNED_S_PER_OPERATION", 1e9)
+    monkeypatch.setattr(baselines, "UNTUNED_S_PER_OPERATION", 1e9)
     monkeypatch.setattr("eqtune.tune.acceptance.Acceptance._choose", lambda *_: None)
     result = tune(tmp_path)
     assert any(task.measured for task in result.tasks)
@@ -121,13 +121,13 @@ def test_plain_schedules_that_do_not_compile_are_done_without(tmp_path: Path, mo
     def refuse(mod: tvm.IRModule) -> tvm.IRModule:
         raise ValueError("not today")
 
-    monkeypatch.setattr(session, "UNTUNED_S_PER_OPERATION", 1e9)
+    monkeypatch.setattr(baselines, "UNTUNED_S_PER_OPERATION", 1e9)
     monkeypatch.setattr("eqtune.transform.apply_tuned.with_plain_schedules", refuse)
     assert tune(tmp_path).max_rel_error <= 1e-4
 
 
 def test_a_wrong_model_is_refused_without_the_untuned_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "UNTUNED_S_PER_OPERATION", 1e9)
+    monkeypatch.setattr(baselines, "UNTUNED_S_PER_OPERATION", 1e9)
     exact = reference.Reference.first_run.func  # type: ignore[attr-defined]
 
     def wrong(self: reference.Reference) -> Any:

@@ -13,6 +13,7 @@ from ..records import RecordDatabase
 from ..records.traces import trace_to_json
 from ..search.space.lowering import lowerable_schedule
 from ..transform.plain_schedules import plain_schedule
+from .baselines import Baselines
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key
 from .prices import CANDIDATES, KernelPrices
@@ -61,10 +62,8 @@ class Acceptance:
     progress : Progress
     finish_s : float
         Kept for what follows: with no more seconds left, nothing is timed again.
-    untuned_s_per_operation : float
-        How long kernels take that were not timed untuned, roughly.
-    plain_baselines : bool
-        Whether those have plain schedules.
+    baselines : Baselines
+        What kernels take that were not timed untuned.
     """
 
     database: RecordDatabase
@@ -74,8 +73,7 @@ class Acceptance:
     prices: KernelPrices
     progress: Progress
     finish_s: float
-    untuned_s_per_operation: float
-    plain_baselines: bool
+    baselines: Baselines
     _look_s: float = field(default=LOOK_S, init=False)
 
     def of(self, kernels: Sequence[KernelSearch], guess: bool = False, look: bool = True) -> list[TaskResult]:
@@ -147,10 +145,10 @@ class Acceptance:
     def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
         baseline_s = kernel.baseline_s
         if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model, or as long as now
-            guess_s = self.untuned_s_per_operation * kernel.task.operations or math.nan
+            guess_s = self.baselines.guess_s(kernel.task) or math.nan
             baseline_s = guess_s if chosen is None else max(chosen[1], guess_s)
         baseline_trace = ""
-        if self.plain_baselines and (chosen is None or math.isnan(kernel.baseline_s)):
+        if self.baselines.plain and (chosen is None or math.isnan(kernel.baseline_s)):
             plain = plain_schedule(kernel.task.mod["main"])
             baseline_trace = "" if plain is None else trace_to_json(plain.trace)
         return TaskResult(

@@ -59,7 +59,7 @@ def tune_kernels(
     )
     tasks = _tasks(mod)
     with Session(settings) as session:
-        session.choose_baselines(sum(task.operations for task in tasks))
+        session.baselines.choose(sum(task.operations for task in tasks), session.budget)
         loop = session.search(tasks, [Variant("kernels", {task.workload_hash: task.calls for task in tasks})])
         results = session.accept(loop.kernels, look=not loop.interrupted)
         session.save_spent()

@@ -165,7 +165,7 @@ def tune_model(
         needs_advice = config is not None and not fast_math and plain
         advice = fast_math_advice(imported.mod, forms.given_operations, session.hardware) if needs_advice else ""
         in_limited_time = session.budget.time_s is not None and session.runs
-        session.choose_baselines(forms.given_operations)
+        session.baselines.choose(forms.given_operations, session.budget)
         reference = Reference(
             imported,
             session.target,
@@ -173,14 +173,14 @@ def tune_model(
             seed,
             session.context_key,
             session.models,
-            plain=session.plain_baselines,
+            plain=session.baselines.plain,
         )
         if verify and session.runs and imported.reference is not None:
             _ = reference.outputs  # what the source's framework cannot run is refused before the budget is spent
         finish_s = reference.prepare() if in_limited_time else None
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
         if in_limited_time:
-            session.untuned_s_per_operation = forms.untuned_s_per_operation(reference.latency_s)
+            session.baselines.s_per_operation = forms.untuned_s_per_operation(reference.latency_s)
         session.identify(forms.given, permits="fast-math" if fast_math else "")
         limit = TOLERANCE if config is None else min(TOLERANCE, config.tolerance)
         accuracy = _Accuracy(session, reference, verify, limit)

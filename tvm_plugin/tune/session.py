@@ -16,11 +16,10 @@ from typing import Any
 
 from .. import __version__, cost_model, measure
 from ..cost_model import CostModel
-from ..errors import SetupError
 from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target, device_name, is_host, runs_here
-from ..measure.base import Measurer, RunsModels, TakesPlainBaselines, TimesColdWeights
+from ..measure.base import Measurer, RunsModels, TimesColdWeights
 from ..measure.gauge import Gauge, multiply_adds
 from ..records import Context, Record
 from ..records.record import NOT_MEASURED
@@ -35,6 +34,7 @@ from ..search.space.hardware import known_hardware
 from ..tasks.task import Task
 from ..transform.functions import constant_bytes
 from .acceptance import Acceptance, looks_s
+from .baselines import Baselines
 from .budget import Budget
 from .kernel_search import KernelSearch
 from .loop import BATCH, LEVEL, TRIAL_S, TuningLoop, Variant
@@ -73,15 +73,6 @@ PRICES_SHARE = 0.4
 """Of the seconds left, what pricing kernels may take before the search, where there is no time for two rounds of each:
 the search then begins where it should save most, and the other kernels get the candidate that was fastest."""
 
-UNTUNED_S_PER_OPERATION = 1e-9
-"""What an operation takes untuned, roughly..."""
-
-UNTUNED_SHARE = 0.02
-"""... of all tuning, what running everything untuned once may take by this guess..."""
-
-UNTUNED_S = 0.05
-"""... but so many seconds in any case; if it takes longer, plain schedules are the baseline."""
-
 GAUGE_S = 3.0
 """What timing the whole model may take until the cores are at full speed."""
 
@@ -115,10 +106,8 @@ class Session:
         Measurements of earlier runs that the search started from.
     run_key : str
         Where the spent budget of this set of kernels is kept; "" before `identify` or `search`.
-    untuned_s_per_operation : float
-        How long kernels take that are not tuned, roughly; 0 before somebody says so.
-    plain_baselines : bool
-        Whether those have plain schedules.
+    baselines : Baselines
+        What kernels take that are not tuned.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -136,10 +125,7 @@ class Session:
         self.resumed_trials = 0
         self.run_key = ""
         self.finish_s = FINISH_S
-        self.untuned_s_per_operation = 0.0
-        self.plain_baselines = False
         self._spaces: dict[str, Space] = {}
-        self._any_ran = False
         self.work = WorkDirectory(settings.work_dir)
         try:
             # Before the workers start: they would share the cores with what is being measured.
@@ -157,6 +143,7 @@ class Session:
             raise
         self.runs = bool(getattr(self.measurer, "runs", True))
         self.progress.note = "" if self.runs else "estimates, not measured | "
+        self.baselines = Baselines(self.work.database, self.measurer, self.target, self.runs)
         self.context = self._context()
 
     def __enter__(self) -> Session:
@@ -224,7 +211,7 @@ class Session:
         """Whether half of the budget is enough to run each kernel untuned and to measure so many candidates of it."""
         seconds, trials = self.budget.seconds_left, self.settings.trials
         needed = candidates * len(tasks)
-        untuned_s = self.untuned_s_per_operation * sum(task.operations for task in tasks) / core_count()  # side by side
+        untuned_s = sum(map(self.baselines.guess_s, tasks)) / core_count()  # side by side
         needed_s = needed * TRIAL_S + untuned_s
         return (seconds is None or needed_s <= seconds / 2) and (trials is None or needed <= trials / 2)
 
@@ -268,30 +255,19 @@ class Session:
             eqtune_version=__version__,
             transfer=Transfer(self.work.database, self.context),
             on_round=self.save_spent,
-            baselines=self._measure_baselines,
-            untuned_s=lambda task: self.untuned_s_per_operation * task.operations,
+            baselines=lambda reached: self.baselines.measure(reached, self.context_key),
+            untuned_s=self.baselines.guess_s,
             guess_s=self.prices.guess_s if guess and self.runs else None,
         )
-        missing = self._known_baselines(kernels)
+        missing = self.baselines.take_known(kernels, self.context_key)
         if self.budget.allows():
             if missing and not (guess and self.budget.time_s is not None):  # else each once its turn comes
                 self.progress.say(f"timing {len(missing)} untuned kernels; their outputs are the reference")
-                self._measure_baselines(missing)
+                self.baselines.measure(missing, self.context_key)
             loop.run()
         else:
             loop.drop_slow_variants()
         return loop
-
-    def choose_baselines(self, operations: float) -> None:
-        """Compare with plain schedules where running everything untuned once, so many `operations`, takes too long.
-
-        Call it before anything is measured. Plain schedules are for CPUs.
-        """
-        trials, time_s = self.budget.trials, self.budget.time_s
-        tuning_s = min(math.inf if trials is None else TRIAL_S * trials, math.inf if time_s is None else time_s)
-        too_long = UNTUNED_S_PER_OPERATION * operations > max(UNTUNED_S, UNTUNED_SHARE * tuning_s)
-        if too_long and isinstance(self.measurer, TakesPlainBaselines) and not is_gpu(self.target):
-            self.plain_baselines = self.measurer.plain_baselines = True
 
     @cached_property
     def models(self) -> Models:
@@ -359,8 +335,7 @@ class Session:
             prices=self.prices,
             progress=self.progress,
             finish_s=self.finish_s,
-            untuned_s_per_operation=self.untuned_s_per_operation,
-            plain_baselines=self.plain_baselines,
+            baselines=self.baselines,
         )
         return acceptance.of(kernels, guess, look)
 
@@ -438,36 +413,6 @@ class Session:
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)
         kernel.resume(database.for_workload(task.workload_hash, self.context))
         return kernel
-
-    def _known_baselines(self, kernels: Sequence[KernelSearch]) -> list[KernelSearch]:
-        """Set what earlier runs measured; returns the kernels that they did not."""
-        missing = []
-        for kernel in kernels:
-            known_s = self.work.database.get_number(self._baseline_key(kernel), "latency_s") if self.runs else math.inf
-            if known_s is None:
-                missing.append(kernel)
-            else:
-                kernel.baseline_s = known_s
-                self._any_ran = True
-        return missing
-
-    def _measure_baselines(self, kernels: Sequence[KernelSearch]) -> None:
-        """Set what untuned kernels take; an error where none of them runs, and none did before."""
-        baselines = self.measurer.baseline([kernel.task for kernel in kernels])
-        for kernel, latency_s in zip(kernels, baselines, strict=True):
-            kernel.baseline_s = latency_s
-            if math.isfinite(latency_s):
-                self.work.database.put_json(self._baseline_key(kernel), {"latency_s": latency_s})
-        self._any_ran = self._any_ran or any(map(math.isfinite, baselines))
-        if not self._any_ran:
-            raise SetupError(
-                f"no kernel compiled for {self.context.target} runs on this machine; leave out the target to tune "
-                "for this machine's CPU, or give `measure` a machine that has the target"
-            )
-
-    def _baseline_key(self, kernel: KernelSearch) -> str:
-        plain = ":plain" if self.plain_baselines else ""
-        return f"baseline:{kernel.task.workload_hash}:{self.context_key}{plain}"
 
     @property
     def _runs_here(self) -> bool:
