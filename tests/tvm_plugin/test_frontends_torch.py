@@ -330,6 +330,15 @@ def test_windows_that_overlap_are_added_up(taps, options):
     assert verify_import(load_model(fold, example_inputs=(windows[0],))) < 1e-6
 
 
+@pytest.mark.parametrize(("axis", "step"), [(0, 2), (1, 3), (-1, 1)])
+def test_windows_of_one_axis_are_added_up(axis, step):
+    windows = IMAGE.unfold(axis, 2, step)
+    add_up = Lambda(lambda x: torch.ops.aten.unfold_backward(x, IMAGE.shape, axis, 2, step))
+    imported = load_model(add_up, example_inputs=(windows.clone(),))
+    assert verify_import(imported) < 1e-6
+    assert not any("scatter" in name for name in operators(imported.mod))
+
+
 def test_attention_is_spelled_out():
     imported = load_model(Lambda(lambda x: F.scaled_dot_product_attention(x, x, x)), example_inputs=(IMAGE,))
     assert operators(imported.mod).count("relax.matmul") == 2

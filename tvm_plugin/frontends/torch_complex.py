@@ -25,6 +25,12 @@ __all__ = ["has_complex_numbers", "with_real_numbers"]
 LONGEST_TRANSFORM = 2048
 """Of a Fourier transform by one product, which reads a matrix of its length squared: other lengths have factors."""
 
+LANES = 8
+"""Of a vector, at least..."""
+
+MOST_EMPTY = 1.15
+"""... and how many of them rows may need, relative to their length, to be worth vectors of their own."""
+
 aten = torch.ops.aten
 
 
@@ -272,47 +278,82 @@ def _transform_to_real(x: Complex, dims: Sequence[int], normalization: int, leng
     *others, last = dims
     for dim in others:
         x = _transformed(x, dim, 1, x.real.shape[dim])
-    half = _each(x, lambda part: part.narrow(last, 0, length // 2 + 1))
-    mirrored = [part.narrow(last, 1, (length - 1) // 2).flip(last) for part in half]
-    whole = Complex(torch.cat([half.real, mirrored[0]], last), torch.cat([half.imag, -mirrored[1]], last))
     extents = [x.real.shape[dim] for dim in others]
-    return _scaled(_transformed(whole, last, 1, length), [*extents, length], normalization).real
+    half = _each(x, lambda part: part.narrow(last, 0, length // 2 + 1))
+    if _factors(length) is None:
+        real = _real_by_matrix(half, last, length)
+    else:
+        mirrored = [part.narrow(last, 1, (length - 1) // 2).flip(last) for part in half]
+        whole = Complex(torch.cat([half.real, mirrored[0]], last), torch.cat([half.imag, -mirrored[1]], last))
+        real = _transformed(whole, last, 1, length).real
+    return _scaled(Complex(real, real), [*extents, length], normalization).real
 
 
 def _transformed(x: Complex, dim: int, sign: int, count: int) -> Complex:
-    """The first results of a transform along one axis; the imaginary part may be None."""
-    result = _last_transformed(_each(x, lambda part: part.movedim(dim, -1)), sign, count)
-    return _each(result, lambda part: part.movedim(-1, dim).contiguous())
+    """The first results of a transform along one axis; the imaginary part may be None.
+
+    Of a length a * b, as transforms of lengths a and b (Cooley and Tukey): the second along the rows of a matrix, so
+    that no result has to be moved.
+    """
+    length = x.real.shape[dim]
+    factors = _factors(length)
+    if factors is None:
+        return _by_matrix(x, dim, sign, count)
+    if dim % x.real.dim() != x.real.dim() - 1:
+        return _moved(_transformed, x, dim, -1, sign, count)
+    # Element n of the axis is n1 * second + n2, result k is k2 * first + k1.
+    inner = _by_matrix(_each(x, lambda part: part.unflatten(-1, factors).mT), -1, sign, factors[0])
+    cosines, sines = _waves(length, factors[1], factors[0], x.real.dtype)
+    turned = _multiply(inner, Complex(cosines, sign * sines))
+    outer = _transformed(turned, -2, sign, -(-count // factors[0]))
+    return _each(outer, lambda part: part.flatten(-2)[..., :count])
 
 
-def _last_transformed(x: Complex, sign: int, count: int) -> Complex:
-    """Along the last axis: of a length a * b, as transforms of lengths a and b (Cooley and Tukey)."""
-    length = x.real.shape[-1]
+def _factors(length: int) -> tuple[int, int] | None:
+    """Two factors of a transform's length, where two transforms take less time than one product."""
     first = max(factor for factor in range(1, math.isqrt(length) + 1) if length % factor == 0)
     second = length // first
     # Small products and passes over memory take longer than a few more multiplications.
-    if 10 * (first + second) >= length:
-        return _by_matrix(x, sign, count)
-    # Element n of the axis is n1 * second + n2, result k is k2 * first + k1.
-    inner = _by_matrix(_each(x, lambda part: part.unflatten(-1, (first, second)).mT), sign, first)
-    cosines, sines = _waves(length, second, first, x.real.dtype)
-    turned = _multiply(inner, Complex(cosines, sign * sines))
-    outer = _last_transformed(_each(turned, lambda part: part.mT), sign, -(-count // first))
-    return _each(outer, lambda part: part.mT.flatten(-2)[..., :count])
+    return (first, second) if 10 * (first + second) < length else None
 
 
-def _by_matrix(x: Complex, sign: int, count: int) -> Complex:
-    length = x.real.shape[-1]
+def _by_matrix(x: Complex, dim: int, sign: int, count: int) -> Complex:
+    """As a product from the right of the last axis, from the left of the one before; others are moved there."""
+    rank, length = x.real.dim(), x.real.shape[dim]
     if length > LONGEST_TRANSFORM:
         raise UnsupportedModelError(
             f"a Fourier transform of {length} points cannot be imported: of lengths that have no factors, "
             f"{LONGEST_TRANSFORM} are the most"
         )
+    is_last, width = dim % rank == rank - 1, x.real.shape[-1]
+    fills_vectors = -(-width // LANES) * LANES <= MOST_EMPTY * width
+    if not is_last and (dim % rank != rank - 2 or not fills_vectors):
+        return _moved(_by_matrix, x, dim, -2 if fills_vectors else -1, sign, count)
     cosines, sines = _waves(length, length, count, x.real.dtype)
-    real, imag = x.real @ cosines, sign * (x.real @ sines)
+
+    def product(part: Any, waves: Any) -> Any:
+        return part @ waves if is_last else waves.mT.contiguous() @ part
+
+    real, imag = product(x.real, cosines), sign * product(x.real, sines)
     if x.imag is None:
         return Complex(real, imag)
-    return Complex(real - sign * (x.imag @ sines), imag + x.imag @ cosines)
+    return Complex(real - sign * product(x.imag, sines), imag + product(x.imag, cosines))
+
+
+def _real_by_matrix(half: Complex, dim: int, length: int) -> Any:
+    """The inverse transform of a spectrum whose second half mirrors the first: it only doubles what is real."""
+    half = _each(half, lambda part: part.movedim(dim, -1))
+    bins = half.real.shape[-1]
+    twice = torch.from_numpy(np.where(np.isin(np.arange(bins), (0, length / 2)), 1.0, 2.0)).to(half.real.dtype)[:, None]
+    cosines, sines = _waves(length, bins, length, half.real.dtype)
+    real = half.real @ (twice * cosines) - half.imag @ (twice * sines)
+    return real.movedim(-1, dim).contiguous()
+
+
+def _moved(transform: Callable[..., Complex], x: Complex, dim: int, to: int, sign: int, count: int) -> Complex:
+    """A transform along an axis that is moved there and back."""
+    result = transform(_each(x, lambda part: part.movedim(dim, to)), to, sign, count)
+    return _each(result, lambda part: part.movedim(to, dim).contiguous())
 
 
 def _each(x: Complex, function: Callable[[Any], Any]) -> Complex:

@@ -151,6 +151,17 @@ def _fold(node: Any, importer: Any) -> relax.Expr:
     return emit(op.reshape(image, list(node.meta["val"].shape)))
 
 
+def _unfold_backward(node: Any, importer: Any) -> relax.Expr:
+    """The windows of `x.unfold(axis, size, step)`, their elements last, added up where they lie along the axis."""
+    x, sizes, axis, size, step = arguments(node, importer, ("grad", "input_sizes", "dim", "size", "step"), ())
+    emit, rank = importer.block_builder.emit, len(sizes)
+    axis %= rank
+    others = [a for a in range(rank) if a != axis]
+    lines = emit(op.permute_dims(x, [*others, rank, axis]))
+    total = _overlapped(emit, lines, sizes[axis], size, 1, 0, step)
+    return emit(op.permute_dims(total, [*range(axis), rank - 1, *range(axis, rank - 1)]))
+
+
 def _overlapped(emit: Any, x: relax.Expr, size: int, taps: int, dilation: int, pad: int, stride: int) -> relax.Expr:
     """[..., taps, places] -> [..., size]: tap t of place p is added to element p * stride + t * dilation - pad.
 
@@ -185,6 +196,7 @@ IMAGE_CONVERTERS: dict[str, Converter] = {
     "max_pool2d_with_indices.default": _max_pool_and_places,
     "adaptive_max_pool3d.default": _adaptive_max_pool,
     "col2im.default": _fold,
+    "unfold_backward.default": _unfold_backward,
     "upsample_nearest2d.vec": _upsample_nearest,
     "grid_sampler_2d.default": _grid_sample,
     "affine_grid_generator.default": _affine_grid,
