@@ -25,6 +25,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from ..errors import InputError, UnsupportedModelError
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
+from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_quantized import QUANTIZED
 from .recurrent import RECURRENT, convert_recurrent
 
@@ -72,6 +73,7 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
     mod = relax.transform.DeadCodeElimination(["main"])(_translated(folded, name))
     unfused = onnxruntime.SessionOptions()
     unfused.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    model = with_precise_transforms(model)
     return imported_model(mod, name, "onnx", _reference(model, name), _reference(model, name, unfused))
 
 
@@ -178,12 +180,13 @@ class _Importer(ONNXGraphImporter):
     """TVM's importer, with converters whose results a graph pass can look into.
 
     TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
-    It has no quantised convolution and but one quantised product, and no recurrent layers. Of other domains' operators,
-    it knows only the names.
+    It has no quantised convolution and but one quantised product, no recurrent layers, and no Fourier transforms. Of
+    other domains' operators, it knows only the names.
     """
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
-        known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in QUANTIZED.keys() | RECURRENT])
+        ours = QUANTIZED.keys() | RECURRENT | FOURIER
+        known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in ours])
         super()._check_for_unsupported_ops(known)
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
@@ -200,6 +203,8 @@ class _Importer(ONNXGraphImporter):
         if op_name in RECURRENT:
             every, *ends = convert_recurrent(self.bb, op_name, list(inputs), attrs)
             return self.bb.normalize(relax.Tuple([self.bb.emit(relax.op.permute_dims(every, [0, 2, 1, 3])), *ends]))
+        if op_name in FOURIER:
+            return self.bb.normalize(convert_fourier(self.bb, op_name, list(inputs), attrs, opset))
         if op_name in QUANTIZED:
             if attrs.get("channels_last"):
                 raise UnsupportedModelError(f"{op_name} with channels_last=1; export the model with channels first")

@@ -19,11 +19,9 @@ from torch import Tensor
 from torch.export.graph_signature import InputKind
 
 from ..errors import UnsupportedModelError
+from .fourier import factors, waves
 
 __all__ = ["has_complex_numbers", "with_real_numbers"]
-
-LONGEST_TRANSFORM = 2048
-"""Of a Fourier transform by one product, which reads a matrix of its length squared: other lengths have factors."""
 
 LANES = 8
 """Of a vector, at least..."""
@@ -52,7 +50,7 @@ def with_real_numbers(program: torch.export.ExportedProgram, name: str) -> torch
     Raises
     ------
     UnsupportedModelError
-        An input or output is complex, a transform is longer than `LONGEST_TRANSFORM`, or an operator is not known of
+        An input or output is complex, a transform is too long (`fourier.factors`), or an operator is not known of
         complex numbers.
     """
     plain = _decomposed(program)
@@ -280,7 +278,7 @@ def _transform_to_real(x: Complex, dims: Sequence[int], normalization: int, leng
         x = _transformed(x, dim, 1, x.real.shape[dim])
     extents = [x.real.shape[dim] for dim in others]
     half = _each(x, lambda part: part.narrow(last, 0, length // 2 + 1))
-    if _factors(length) is None:
+    if factors(length) is None:
         real = _real_by_matrix(half, last, length)
     else:
         mirrored = [part.narrow(last, 1, (length - 1) // 2).flip(last) for part in half]
@@ -296,35 +294,21 @@ def _transformed(x: Complex, dim: int, sign: int, count: int) -> Complex:
     that no result has to be moved.
     """
     length = x.real.shape[dim]
-    factors = _factors(length)
-    if factors is None:
+    pair = factors(length)
+    if pair is None:
         return _by_matrix(x, dim, sign, count)
     if dim % x.real.dim() != x.real.dim() - 1:
         return _moved(_transformed, x, dim, -1, sign, count)
-    # Element n of the axis is n1 * second + n2, result k is k2 * first + k1.
-    inner = _by_matrix(_each(x, lambda part: part.unflatten(-1, factors).mT), -1, sign, factors[0])
-    cosines, sines = _waves(length, factors[1], factors[0], x.real.dtype)
+    inner = _by_matrix(_each(x, lambda part: part.unflatten(-1, pair).mT), -1, sign, pair[0])
+    cosines, sines = _waves(length, pair[1], pair[0], x.real.dtype)
     turned = _multiply(inner, Complex(cosines, sign * sines))
-    outer = _transformed(turned, -2, sign, -(-count // factors[0]))
+    outer = _transformed(turned, -2, sign, -(-count // pair[0]))
     return _each(outer, lambda part: part.flatten(-2)[..., :count])
-
-
-def _factors(length: int) -> tuple[int, int] | None:
-    """Two factors of a transform's length, where two transforms take less time than one product."""
-    first = max(factor for factor in range(1, math.isqrt(length) + 1) if length % factor == 0)
-    second = length // first
-    # Small products and passes over memory take longer than a few more multiplications.
-    return (first, second) if 10 * (first + second) < length else None
 
 
 def _by_matrix(x: Complex, dim: int, sign: int, count: int) -> Complex:
     """As a product from the right of the last axis, from the left of the one before; others are moved there."""
     rank, length = x.real.dim(), x.real.shape[dim]
-    if length > LONGEST_TRANSFORM:
-        raise UnsupportedModelError(
-            f"a Fourier transform of {length} points cannot be imported: of lengths that have no factors, "
-            f"{LONGEST_TRANSFORM} are the most"
-        )
     is_last, width = dim % rank == rank - 1, x.real.shape[-1]
     fills_vectors = -(-width // LANES) * LANES <= MOST_EMPTY * width
     if not is_last and (dim % rank != rank - 2 or not fills_vectors):
@@ -362,11 +346,9 @@ def _each(x: Complex, function: Callable[[Any], Any]) -> Complex:
 
 
 def _waves(length: int, rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Cosines and sines of row * column / length of a turn."""
-    places = np.arange(rows)[:, None] * np.arange(columns) % length  # exact, unlike large angles
-    angles = places * (2 * math.pi / length)
-    # Numpy's, which are constants while torch.export listens.
-    return torch.from_numpy(np.cos(angles)).to(dtype), torch.from_numpy(np.sin(angles)).to(dtype)
+    """Numpy's, which are constants while torch.export listens."""
+    cosines, sines = waves(length, rows, columns)
+    return torch.from_numpy(cosines).to(dtype), torch.from_numpy(sines).to(dtype)
 
 
 def _scaled(value: Complex, lengths: Sequence[int], normalization: int) -> Complex:
