@@ -53,6 +53,15 @@ def test_before_opset_20_the_axis_is_an_attribute() -> None:
     assert verify_import(load_model(model("DFT", (2, 6, 5, 2), {}, ["x"], 17, axis=2))) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("shape", "constants", "inputs"),
+    [((2, 6, 2), {}, ["x"]), ((2, 5, 3, 2), {"length": 9, "axis": 1}, ["x", "length", "axis"])],
+    ids=["even", "odd"],
+)
+def test_real_signals_of_halves_of_spectra(shape: Any, constants: Any, inputs: Any) -> None:
+    assert verify_import(load_model(model("DFT", shape, constants, inputs, inverse=1, onesided=1))) < 1e-5
+
+
 @pytest.mark.parametrize("onesided", [0, 1])
 @pytest.mark.parametrize(
     ("shape", "constants", "inputs"),

@@ -339,6 +339,56 @@ def test_windows_of_one_axis_are_added_up(axis, step):
     assert not any("scatter" in name for name in operators(imported.mod))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.interpolate(x, (4, 3), mode="bilinear", antialias=True),
+        lambda x: F.interpolate(x, scale_factor=(0.4, 1.7), mode="bicubic", antialias=True),
+        lambda x: F.interpolate(x, (4, 2), mode="bicubic", antialias=True, align_corners=True),
+    ],
+)
+def test_images_are_resized_without_aliases(function):
+    assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.kthvalue(2, 1),
+        lambda x: x.kthvalue(6, keepdim=True),
+        lambda x: x.cummax(-1),
+        lambda x: (20 * x).int().cummin(1),
+        lambda x: torch.searchsorted(x.sort(-1)[0], x[..., :2].contiguous()),
+        lambda x: torch.searchsorted(torch.arange(-4, 4) / 4, x, right=True, out_int32=True),
+    ],
+)
+def test_order(function):
+    imported = load_model(Lambda(function), example_inputs=(torch.sin(50 * IMAGE),))
+    assert verify_import(imported) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x.scatter_add(0, torch.tensor([1, 1])[:, None, None, None].expand(2, 3, 6, 6), x), "scatter_nd"),
+        (lambda x: x.scatter_add(-1, torch.tensor([5, 0, 0]).expand(2, 3, 6, 3), x[..., 1:]), "scatter_nd"),
+        (lambda x: x.scatter_reduce(1, torch.tensor([2, 0])[:, None, None].expand_as(x[:, 1:]), x, "amax"), None),
+        (lambda x: x.gather(2, torch.tensor([4, 0, 4])[:, None].expand(2, 3, 3, 6)), "take"),
+        (lambda x: x.gather(2, torch.tensor([4, 0, 4])[:, None].expand(2, 3, 3, 5)), "gather_elements"),
+    ],
+    ids=["first-axis", "last-axis", "largest", "gather", "part"],
+)
+def test_indices_repeated_along_other_axes_are_those_of_rows(function, expected):
+    imported = load_model(Lambda(function), example_inputs=(IMAGE,))
+    assert verify_import(imported) < 1e-6
+    assert expected is None or f"relax.{expected}" in operators(imported.mod)
+
+
+def test_numbers_divided_by_zero():
+    module = Lambda(lambda x: torch.nan_to_num(x.relu() / 0, 3.0, 4.0) + torch.isinf(x / -0.0))
+    assert verify_import(load_model(module, example_inputs=(IMAGE,))) < 1e-6
+
+
 def test_attention_is_spelled_out():
     imported = load_model(Lambda(lambda x: F.scaled_dot_product_attention(x, x, x)), example_inputs=(IMAGE,))
     assert operators(imported.mod).count("relax.matmul") == 2

@@ -92,12 +92,29 @@ def test_nan_is_the_largest(largest, dtype):
     np.testing.assert_array_equal(np.take_along_axis(x, places.astype("int64"), -1), values)
 
 
+@pytest.mark.parametrize("corners", [True, False])
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@pytest.mark.parametrize(("image", "places"), [((2, 8, 9, 7), (5, 6)), ((1, 35, 16, 33), (40, 17))], ids=str)
+def test_images_are_sampled(image, places, padding, corners):
+    torch = pytest.importorskip("torch")
+    x, grid = _normal(*image), 0.8 * _normal(image[0], 2, *places)
+    grid[0, 0, 0, :4] = -1, 1, -1e30, 1e30  # at the edges, and far out
+    x[0, :, 0, 0] = np.inf  # counts where it is looked at only
+    options = {"padding_mode": padding, "align_corners": corners}
+    result = _run(lambda v, g: op.image.grid_sample(v, g, "bilinear", "NCHW", **options), x, grid)
+    where = torch.from_numpy(grid).permute(0, 2, 3, 1)
+    expected = torch.nn.functional.grid_sample(torch.from_numpy(x), where, **options).numpy()
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(result[finite], expected[finite], rtol=1e-4, atol=1e-4)
+    assert not np.isfinite(result[~finite]).any()
+
+
 @pytest.mark.parametrize(
     "call",
     [
         lambda x: op.topk(x, 2, axis=0),
         lambda x: op.topk(x, 2, ret_type="values"),
-        lambda x: op.topk(x, 40),
+        lambda x: op.topk(op.reshape(x, (4096,)), 200),
         lambda x: op.cumsum(x, 1),
         lambda x: op.cumsum(x),
         lambda x: op.cumsum(x, 0, exclusive=True),

@@ -17,6 +17,7 @@ from .normalize import (
     with_blocked_convolutions,
     with_boolean_logic,
     with_integer_powers,
+    with_no_division_by_zero,
     with_out_dtypes,
     with_what_bfloat16_lacks,
     with_wide_sums,
@@ -127,7 +128,7 @@ def imported_model(
     """Check and normalize `mod`, and describe it."""
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
     mod = with_what_bfloat16_lacks(with_blocked_convolutions(with_out_dtypes(mod)))
-    mod = with_integer_powers(with_boolean_logic(mod))
+    mod = with_no_division_by_zero(with_integer_powers(with_boolean_logic(mod)))
     if reference is not None:  # whose sums are wide; Relax says itself what it sums in
         mod = with_wide_sums(mod)
     main = mod["main"]

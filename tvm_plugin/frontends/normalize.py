@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -13,6 +14,7 @@ from ..dtypes import HALVES
 from ..errors import InputError
 from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
+from ..transform.constants import array_of, constant_of
 from ..transform.functions import operator
 from ..transform.in_float32 import compute_in_float32
 
@@ -20,6 +22,7 @@ __all__ = [
     "with_blocked_convolutions",
     "with_boolean_logic",
     "with_integer_powers",
+    "with_no_division_by_zero",
     "with_out_dtypes",
     "with_what_bfloat16_lacks",
     "with_wide_sums",
@@ -141,6 +144,24 @@ class _IntegerPowers(relax.PyExprMutator):
 def with_integer_powers(mod: tvm.IRModule) -> tvm.IRModule:
     """Compute the powers of integers in "main" in float64, exactly below 2^53: TVM raises floats alone."""
     return _with_main(_IntegerPowers(mod), mod)
+
+
+@relax.expr_functor.mutator
+class _DivisionsByZero(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator(call) != "relax.divide" or not isinstance(call.args[1], tvm.ir.GenericConst):
+            return call
+        x, divisor = call.args[0], array_of(call.args[1])
+        if divisor.size != 1 or divisor.any() or not str(x.ty.dtype).startswith("float"):
+            return call
+        infinity = np.copysign(np.array(np.inf, divisor.dtype), divisor)
+        return self.builder_.normalize(relax.op.multiply(x, constant_of(infinity)))
+
+
+def with_no_division_by_zero(mod: tvm.IRModule) -> tvm.IRModule:
+    """Write x / 0 in "main" as x * inf, which is the same infinities and NaNs: TVM refuses to compile the former."""
+    return _with_main(_DivisionsByZero(mod), mod)
 
 
 @relax.expr_functor.mutator

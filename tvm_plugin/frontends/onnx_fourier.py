@@ -80,17 +80,29 @@ class _Complex(NamedTuple):
 
 def _dft(bb: Any, signal: Any, length: int | None, axis: int, attrs: dict[str, Any]) -> Any:
     inverse, onesided = bool(attrs.get("inverse", 0)), bool(attrs.get("onesided", 0))
-    if inverse and onesided:
-        raise UnsupportedModelError("DFT with both inverse and onesided cannot be imported")
     shape = extents(signal.ty)
     axis %= len(shape)
-    length = shape[axis] if length is None else length
-    x = _each(_parts(bb, signal), lambda part: _resized(bb, part, axis, length))
-    count = length // 2 + 1 if onesided else length
+    half = inverse and onesided  # of a spectrum, whose other half mirrors it
+    length = length or (2 * (shape[axis] - 1) if half else shape[axis])
+    given = length // 2 + 1 if half else length
+    x = _each(_parts(bb, signal), lambda part: _resized(bb, part, axis, given))
+    x = _mirrored(bb, x, axis, length) if half else x
+    count = length // 2 + 1 if onesided and not inverse else length
     x = _transformed(bb, x, axis, 1 if inverse else -1, count)
     if inverse:
         x = _each(x, lambda part: bb.emit(op.multiply(part, relax.const(1 / length, str(part.ty.dtype)))))
-    return op.stack(list(x), axis=-1)
+    return op.expand_dims(x.real, -1) if half else op.stack(list(x), axis=-1)
+
+
+def _mirrored(bb: Any, half: _Complex, axis: int, length: int) -> _Complex:
+    """The whole spectrum of a real signal of that length."""
+    places = np.arange(length)
+    is_mirrored = places > length // 2
+    places = constant_of(np.where(is_mirrored, length - places, places))
+    whole = _each(half, lambda part: bb.emit(op.take(part, places, axis=axis)))
+    rank = len(extents(half.real.ty))
+    signs = np.where(is_mirrored, -1, 1).astype(str(half.real.ty.dtype)).reshape([-1] + [1] * (rank - 1 - axis))
+    return _Complex(whole.real, bb.emit(op.multiply(whole.imag, constant_of(signs))))
 
 
 def _stft(bb: Any, signal: Any, step: int, window: Any, size: int, onesided: bool) -> Any:

@@ -26,6 +26,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from ..errors import InputError, UnsupportedModelError
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
+from .onnx_images import IMAGES
 from .onnx_quantized import QUANTIZED
 from .recurrent import RECURRENT, convert_recurrent
 
@@ -180,12 +181,12 @@ class _Importer(ONNXGraphImporter):
     """TVM's importer, with converters whose results a graph pass can look into.
 
     TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
-    It has no quantised convolution and but one quantised product, no recurrent layers, and no Fourier transforms. Of
-    other domains' operators, it knows only the names.
+    It has no quantised convolution and but one quantised product, no recurrent layers, no Fourier transforms and no
+    Col2Im, and resizes with aliases where it should not. Of other domains' operators, it knows only the names.
     """
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
-        ours = QUANTIZED.keys() | RECURRENT | FOURIER
+        ours = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys()
         known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in ours])
         super()._check_for_unsupported_ops(known)
 
@@ -205,6 +206,8 @@ class _Importer(ONNXGraphImporter):
             return self.bb.normalize(relax.Tuple([self.bb.emit(relax.op.permute_dims(every, [0, 2, 1, 3])), *ends]))
         if op_name in FOURIER:
             return self.bb.normalize(convert_fourier(self.bb, op_name, list(inputs), attrs, opset))
+        if op_name in IMAGES and (op_name != "Resize" or attrs.get("antialias", 0)):
+            return self.bb.normalize(IMAGES[op_name](self.bb, list(inputs), attrs))
         if op_name in QUANTIZED:
             if attrs.get("channels_last"):
                 raise UnsupportedModelError(f"{op_name} with channels_last=1; export the model with channels first")

@@ -6,14 +6,16 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 - ignores the correction of `std` and the divisor of average pooling, and translates `pixel_shuffle` into an operator
   without an implementation;
 - reads `clamp_max` as nothing to do, `celu` wrongly unless alpha is 1, a `grid_sample` grid as NCHW, and `nearest` to
-  sizes that are no multiples at the pixels' centres; makes `zeros_like` of a mask another mask, whatever its dtype;
+  sizes that are no multiples at the pixels' centres; resizes with aliases where it should not; makes `zeros_like` of a
+  mask another mask, whatever its dtype;
 - fails where a mask fills with infinities, at integers that are limited on one side, at `1 - x` of another dtype than
   the number's, and at quotients that are rounded; finds the largest along an axis by sorting;
 - does not know `min` along an axis, `amax`, `amin`, `prod` over an axis, `cdist`, `scatter_add`, windows of an axis,
-  windows that overlap and are added up, `as_strided`, writes at some of a tensor's indices or where a mask holds, bags
-  of embeddings, shifts, `fmax`, `erfc`, `hypot`, `eye`, adaptive max pooling, places of max pooling, transposed
-  convolutions of volumes, layer and group norms without scale, stacked recurrent layers, attention whose queries share
-  keys, nor what quantised models are exported with; of bfloat16, it has no convolutions and constants;
+  windows that overlap and are added up, `as_strided`, `cummax`, `kthvalue`, `searchsorted`, writes at some of a
+  tensor's indices or where a mask holds, bags of embeddings, shifts, `fmax`, `erfc`, `hypot`, `eye`, adaptive max
+  pooling, places of max pooling, transposed convolutions of volumes, layer and group norms without scale, stacked
+  recurrent layers, attention whose queries share keys, nor what quantised models are exported with; of bfloat16, it has
+  no convolutions and constants;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
 """
@@ -34,6 +36,7 @@ from ..transform.constants import constant_of
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
 from .torch_nodes import Converter, arguments, dtype_of, shape_of
+from .torch_order import ORDER_CONVERTERS
 from .torch_pointwise import POINTWISE_CONVERTERS
 from .torch_quantized import QUANTIZED_CONVERTERS
 from .torch_recurrent import RECURRENT_CONVERTERS
@@ -238,6 +241,7 @@ CONVERTERS: dict[str, Converter] = {
     "addmm.default": _addmm,
     **IMAGE_CONVERTERS,
     **INDEXING_CONVERTERS,
+    **ORDER_CONVERTERS,
     **POINTWISE_CONVERTERS,
     **QUANTIZED_CONVERTERS,
     **RECURRENT_CONVERTERS,

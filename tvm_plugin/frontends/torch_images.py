@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from tvm import relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
+from .antialiased import cubic, linear, resized
+from .overlap import add_up, fold
 from .torch_nodes import Converter, arguments, shape_of
 
 __all__ = ["IMAGE_CONVERTERS"]
@@ -137,17 +140,10 @@ def _affine_grid(node: Any, importer: Any) -> relax.Expr:
 
 
 def _fold(node: Any, importer: Any) -> relax.Expr:
-    """Windows that overlap, added up where they lie in the image: one axis after the other."""
     names = ("input", "output_size", "kernel_size", "dilation", "padding", "stride")
     x, *axes = arguments(node, importer, names, ())
     emit = importer.block_builder.emit
-    size, taps, dilation, padding, strides = axes
-    axes = list(zip(size, taps, dilation, padding, strides, strict=True))
-    places = [(o + 2 * p - (t - 1) * d - 1) // s + 1 for o, t, d, p, s in axes]
-    windows = emit(op.reshape(x, [-1, *taps, *places]))
-    rows = emit(op.permute_dims(windows, [0, 1, 3, 2, 4]))
-    columns = emit(op.permute_dims(_overlapped(emit, rows, *axes[1]), [0, 3, 1, 2]))
-    image = emit(op.permute_dims(_overlapped(emit, columns, *axes[0]), [0, 2, 1]))
+    image = fold(emit, x, list(zip(*axes, strict=True)))
     return emit(op.reshape(image, list(node.meta["val"].shape)))
 
 
@@ -158,34 +154,22 @@ def _unfold_backward(node: Any, importer: Any) -> relax.Expr:
     axis %= rank
     others = [a for a in range(rank) if a != axis]
     lines = emit(op.permute_dims(x, [*others, rank, axis]))
-    total = _overlapped(emit, lines, sizes[axis], size, 1, 0, step)
+    total = add_up(emit, lines, sizes[axis], size, 1, 0, step)
     return emit(op.permute_dims(total, [*range(axis), rank - 1, *range(axis, rank - 1)]))
 
 
-def _overlapped(emit: Any, x: relax.Expr, size: int, taps: int, dilation: int, pad: int, stride: int) -> relax.Expr:
-    """[..., taps, places] -> [..., size]: tap t of place p is added to element p * stride + t * dilation - pad.
+def _antialiased(weigh: Callable[..., Any], reach: int) -> Converter:
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        names = ("input", "output_size", "align_corners", "scale_factors")
+        x, _, corners, factors = arguments(node, importer, names, (False, None))
+        before, after = shape_of(x)[-2:], list(node.meta["val"].shape[-2:])
+        if corners:
+            steps = [(i - 1) / (o - 1) if o > 1 else 0.0 for i, o in zip(before, after, strict=True)]
+        else:
+            steps = [1 / f for f in factors] if factors else [i / o for i, o in zip(before, after, strict=True)]
+        return resized(importer.block_builder.emit, x, after, steps, weigh, reach)
 
-    Strides taps make one line of all places; the lines of the next taps begin a stride later.
-    """
-    *rest, _, places = shape_of(x)
-    front = [0] * (2 * len(rest))
-    if dilation > 1:
-        spread = emit(op.nn.pad(emit(op.expand_dims(x, -2)), [*front, 0, 0, 0, dilation - 1, 0, 0]))
-        x, taps = emit(op.reshape(spread, [*rest, taps * dilation, places])), taps * dilation
-    lines = -(-taps // stride)
-    x = emit(op.nn.pad(x, [*front, 0, lines * stride - taps, 0, 0]))
-    split = emit(op.reshape(x, [*rest, lines, stride, places]))
-    rank = len(rest)
-    joined = emit(op.permute_dims(split, [*range(rank + 1), rank + 2, rank + 1]))
-    joined = emit(op.reshape(joined, [*rest, lines, places * stride]))
-    total = None
-    for line in range(lines):
-        own = emit(op.squeeze(emit(op.strided_slice(joined, [rank], [line], [line + 1])), [rank]))
-        own = emit(op.nn.pad(own, [*front, line * stride, (lines - 1 - line) * stride]))
-        total = own if total is None else emit(op.add(total, own))
-    length = (places + lines - 1) * stride
-    total = emit(op.nn.pad(total, [*front, 0, max(0, pad + size - length)]))
-    return emit(op.strided_slice(total, [rank], [pad], [pad + size]))
+    return convert
 
 
 IMAGE_CONVERTERS: dict[str, Converter] = {
@@ -197,6 +181,8 @@ IMAGE_CONVERTERS: dict[str, Converter] = {
     "adaptive_max_pool3d.default": _adaptive_max_pool,
     "col2im.default": _fold,
     "unfold_backward.default": _unfold_backward,
+    "_upsample_bilinear2d_aa.vec": _antialiased(linear, 1),
+    "_upsample_bicubic2d_aa.vec": _antialiased(cubic(-0.5), 2),
     "upsample_nearest2d.vec": _upsample_nearest,
     "grid_sampler_2d.default": _grid_sample,
     "affine_grid_generator.default": _affine_grid,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -79,8 +80,13 @@ def extern_kernel(
     def generate(given: Any, results: Any) -> Any:
         with IRBuilder() as builder, T.prim_func():
             T.func_name(name)
-            body(*[T.buffer_proxy(buffer) for buffer in (*given, *results)])
+            body(*[_flat(buffer) for buffer in (*given, *results)])
         return builder.get().body
 
     shapes, dtypes = zip(*outputs, strict=True)
     return te.extern(list(shapes), inputs, generate, dtype=list(dtypes), name=name, tag=name)
+
+
+def _flat(buffer: Any) -> Any:
+    size = math.prod(int(extent) for extent in buffer.shape)
+    return T.buffer_proxy(T.decl_buffer((size,), str(buffer.dtype), data=buffer.data))

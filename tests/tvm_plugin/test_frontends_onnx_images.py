@@ -1,0 +1,74 @@
+"""Operators of ONNX on images that TVM's importer does not know, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eqtune.errors import UnsupportedModelError
+from eqtune.frontends import load_model, verify_import
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+helper = onnx.helper
+
+
+def model(name: str, shape: tuple[int, ...], constants: dict[str, Any], **attributes: Any) -> Any:
+    """One node of "x" and constants, those that are None left out."""
+    given = {key: np.asarray(value) for key, value in constants.items() if value is not None}
+    node = helper.make_node(name, ["x", *(key if key in given else "" for key in constants)], ["y"], **attributes)
+    graph = helper.make_graph(
+        [node],
+        "images",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * 4)],
+        [onnx.numpy_helper.from_array(value, key) for key, value in given.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize(
+    ("places", "attributes"),
+    [(16, {}), (9, {"strides": [2, 2], "pads": [1, 1, 1, 1]}), (4, {"dilations": [2, 2]})],
+)
+def test_windows_are_added_up(places: int, attributes: Any) -> None:
+    proto = model("Col2Im", (2, 3 * 9, places), {"size": [6, 6], "taps": [3, 3]}, **attributes)
+    assert verify_import(load_model(proto)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scales", "attributes"),
+    [
+        ([2, 3, 4, 9], None, {"mode": "linear"}),
+        ([2, 3, 5, 4], None, {"mode": "cubic"}),
+        (None, np.float32([1, 1, 0.4, 0.5]), {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}),
+    ],
+)
+def test_images_are_resized_without_aliases(sizes: Any, scales: Any, attributes: Any) -> None:
+    proto = model("Resize", (2, 3, 10, 8), {"roi": None, "scales": scales, "sizes": sizes}, antialias=1, **attributes)
+    assert verify_import(load_model(proto)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("proto", "message"),
+    [
+        (model("Col2Im", (1, 9, 12), {"size": [6, 5], "taps": [3, 3]}, pads=[0, 0, 0, 1]), "different pads"),
+        (
+            model(
+                "Resize",
+                (2, 3, 10, 8),
+                {"roi": None, "scales": None, "sizes": [2, 3, 4, 4]},
+                antialias=1,
+                mode="linear",
+                coordinate_transformation_mode="align_corners",
+            ),
+            "align_corners",
+        ),
+    ],
+    ids=["pads", "corners"],
+)
+def test_what_is_refused_is_named(proto: Any, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(proto)
