@@ -107,6 +107,8 @@ def test_layers_stay_whole():
         lambda x: F.group_norm(x, 3),
         lambda x: F.celu(x, 0.5) + x.clamp_max(0.3) + x.exp2(),
         lambda x: torch.cdist(x, 2 * x) + torch.cdist(x, x + 1, p=1),
+        lambda x: torch.heaviside(x.round(), 0.5 - x) + torch.signbit(x.relu() * -1),
+        lambda x: F.bilinear(x, x[..., :4], torch.arange(6 * 4 * 3).reshape(3, 6, 4) / 50, torch.ones(3)),
         lambda x: F.interpolate(x, (9, 11)) + F.interpolate(x, scale_factor=2)[:, :, :9, :11],
         lambda x: F.interpolate(x, scale_factor=(1.6, 0.7)),
         lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), align_corners=False),
@@ -174,6 +176,8 @@ def test_layers_stay_whole():
         "group-norm-without-scale",
         "celu",
         "distances",
+        "steps-and-signs",
+        "product-of-three",
         "nearest-to-any-size",
         "nearest-by-any-factor",
         "grid-sample",
@@ -382,6 +386,21 @@ def test_indices_repeated_along_other_axes_are_those_of_rows(function, expected)
     imported = load_model(Lambda(function), example_inputs=(IMAGE,))
     assert verify_import(imported) < 1e-6
     assert expected is None or f"relax.{expected}" in operators(imported.mod)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.relu().flatten(1).argsort(-1),
+        lambda x: x.relu().flatten(1).argsort(0, descending=True),
+        lambda x: torch.sort(x.round().flatten(1), stable=True, descending=True),
+        lambda x: x.round().flatten(1).topk(70, sorted=False),
+        lambda x: x.relu().flatten(1).topk(5, largest=False),
+        lambda x: x.round().flatten(1).kthvalue(30),
+    ],
+)
+def test_of_equal_values_the_first_is_the_first(function):
+    assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) == 0
 
 
 def test_numbers_divided_by_zero():

@@ -156,6 +156,18 @@ def _distances(node: Any, importer: Any) -> relax.Expr:
     return emit(op.sqrt(total)) if p == 2 else total
 
 
+def _trilinear(node: Any, importer: Any) -> relax.Expr:
+    """The product of three tensors, each with some axes of one more, summed along some: `nn.Bilinear`."""
+    names = ("i1", "i2", "i3", "expand1", "expand2", "expand3", "sumdim")
+    *tensors, one, two, three, summed = arguments(node, importer, names, ())
+    emit = importer.block_builder.emit
+    first, second, third = (
+        emit(op.expand_dims(tensor, list(axes))) if axes else tensor
+        for tensor, axes in zip(tensors, (one, two, three), strict=True)
+    )
+    return emit(op.sum(emit(op.multiply(emit(op.multiply(first, second)), third)), axis=list(summed)))
+
+
 def _matmul(node: Any, importer: Any) -> relax.Expr:
     left, right = (importer.env[argument] for argument in node.args[:2])
     return importer.block_builder.emit(op.matmul(left, right, out_dtype=str(left.ty.dtype)))
@@ -234,6 +246,7 @@ CONVERTERS: dict[str, Converter] = {
     "amax.default": _extremum(op.max),
     "amin.default": _extremum(op.min),
     "scaled_dot_product_attention.default": _attention,
+    "_trilinear.default": _trilinear,
     "linear.default": _linear,
     "matmul.default": _matmul,
     "mm.default": _matmul,

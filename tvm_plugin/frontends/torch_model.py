@@ -29,6 +29,7 @@ from .relax_model import bind_shapes
 from .torch_complex import has_complex_numbers, with_real_numbers
 from .torch_converters import CONVERTERS
 from .torch_nodes import array_of_torch, evaluated, makes_constant, torch_of_array
+from .torch_order import EqualsInOrder
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
 
@@ -245,7 +246,7 @@ def _reference(program: torch.export.ExportedProgram, evaluate: Callable[..., An
     def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
         tensors = [torch_of_array(array) for array in arrays]
         arguments, keywords = pytree.tree_unflatten(tensors, in_spec)
-        with torch.no_grad():
+        with torch.no_grad(), EqualsInOrder():
             outputs = evaluate(*arguments, **keywords)
         leaves = pytree.tree_leaves(outputs)
         return [array_of_torch(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]

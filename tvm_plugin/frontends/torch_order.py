@@ -1,4 +1,8 @@
-"""Converters for PyTorch operators that order values, look places up in an order, or keep the largest so far."""
+"""PyTorch operators that order values, look places up in an order, or keep the largest so far: converters, and a mode.
+
+Which of equal values comes first, PyTorch leaves open. Here it is the first one; `EqualsInOrder` makes PyTorch do the
+same, so that outputs can be compared.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from tvm import relax
 from tvm.relax import op
 
@@ -14,7 +20,49 @@ from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from .torch_nodes import Converter, arguments, dtype_of, shape_of
 
-__all__ = ["ORDER_CONVERTERS"]
+__all__ = ["ORDER_CONVERTERS", "EqualsInOrder"]
+
+aten = torch.ops.aten
+
+
+class EqualsInOrder(TorchDispatchMode):
+    """While it is entered, equal values are sorted in the order in which they come, and the first k are the first."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Each of these operators by a stable sort, all others as they are."""
+        replaced = _IN_ORDER.get(func)
+        return func(*args, **(kwargs or {})) if replaced is None else replaced(*args, **(kwargs or {}))
+
+
+def _sorted(x: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> Any:
+    del stable
+    return aten.sort.stable(x, stable=True, dim=dim, descending=descending)
+
+
+def _first_of(x: Any, k: int, dim: int = -1, largest: bool = True, is_sorted: bool = True) -> Any:
+    del is_sorted
+    return tuple(part.narrow(dim, 0, k) if part.dim() else part for part in _sorted(x, dim, largest))
+
+
+def _one_of(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    parts = [part.narrow(dim, k - 1, 1) if part.dim() else part for part in _sorted(x, dim)]
+    return tuple(part if keepdim or not part.dim() else part.squeeze(dim) for part in parts)
+
+
+_IN_ORDER: dict[Any, Callable[..., Any]] = {
+    aten.sort.default: _sorted,
+    aten.sort.stable: _sorted,
+    aten.topk.default: _first_of,
+    aten.kthvalue.default: _one_of,
+}
+
+
+def _largest(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+    """topk, in order also where that is not asked for."""
+    x, k, axis, largest, _ = arguments(node, importer, ("input", "k", "dim", "largest", "sorted"), (-1, True, True))
+    emit = importer.block_builder.emit
+    both = emit(op.topk(x, k, axis, "both", largest, "int64"))
+    return emit(relax.TupleGetItem(both, 0)), emit(relax.TupleGetItem(both, 1))
 
 
 def _smallest_but(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
@@ -27,6 +75,13 @@ def _smallest_but(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
         return one if keep else emit(op.squeeze(one, [axis]))
 
     return taken(op.sort(x, axis)), taken(op.argsort(x, axis, dtype="int64"))
+
+
+def _stable_sort(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+    """TVM's sorts are stable in any case."""
+    x, _, axis, descending = arguments(node, importer, ("input", "stable", "dim", "descending"), (-1, False))
+    emit = importer.block_builder.emit
+    return emit(op.sort(x, axis, descending)), emit(op.argsort(x, axis, descending, dtype="int64"))
 
 
 def _places_in_order(node: Any, importer: Any) -> relax.Expr:
@@ -76,6 +131,8 @@ def _limit(dtype: str, lowest: bool) -> float:
 
 
 ORDER_CONVERTERS: dict[str, Converter] = {
+    "sort.stable": _stable_sort,
+    "topk.default": _largest,
     "kthvalue.default": _smallest_but,
     "searchsorted.Tensor": _places_in_order,
     "cummax.default": _extreme_so_far(op.maximum, True),

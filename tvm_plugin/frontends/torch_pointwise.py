@@ -146,6 +146,24 @@ def _filled(value: Any = None) -> Converter:
     return convert
 
 
+def _heaviside(node: Any, importer: Any) -> relax.Expr:
+    x, at_zero = arguments(node, importer, ("input", "values"), ())
+    emit, zero = importer.block_builder.emit, relax.const(0, str(x.ty.dtype))
+    above = emit(op.astype(emit(op.greater(x, zero)), str(x.ty.dtype)))
+    return emit(op.where(emit(op.equal(x, zero)), at_zero, above))
+
+
+def _signbit(node: Any, importer: Any) -> relax.Expr:
+    """Also of -0, whose reciprocal is below zero."""
+    (x,) = arguments(node, importer, ("input",), ())
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    below = emit(op.less(x, relax.const(0, dtype)))
+    if not dtype.startswith(("float", "bfloat")):
+        return below
+    reciprocal = emit(op.divide(relax.const(1, dtype), x))
+    return emit(op.logical_or(below, emit(op.less(reciprocal, relax.const(0, dtype)))))
+
+
 POINTWISE_CONVERTERS: dict[str, Converter] = {
     "add.Tensor": _arithmetic(op.add),
     "sub.Tensor": _arithmetic(op.subtract),
@@ -171,6 +189,8 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "celu.default": _celu,
     "erfc.default": _erfc,
     "hypot.default": _hypot,
+    "heaviside.default": _heaviside,
+    "signbit.default": _signbit,
     "copysign.Tensor": _copysign,
     "copysign.Scalar": _copysign,
     "logcumsumexp.default": _log_cumulative_sum,
