@@ -128,6 +128,22 @@ def test_gather_of_computed_indices_wraps_negative_ones():
     assert verify_import(load_model(proto)) == 0
 
 
+@pytest.mark.parametrize("computed", [True, False])
+def test_an_index_that_is_the_same_along_rows_is_of_rows(computed):
+    """As graph networks spell it: indices counted from the end, too."""
+    nodes = [
+        helper.make_node("Expand", ["i", "shape"], ["repeated"]),
+        helper.make_node("GatherElements", ["x", "repeated"], ["some"], axis=0),
+        helper.make_node("ScatterElements", ["x", "repeated", "some"], ["y"], axis=0, reduction="add"),
+    ]
+    index = [constant("i", [[2], [-4], [2]], np.int64), constant("shape", [3, 6], np.int64)]
+    if not computed:
+        nodes, index = nodes[1:], [constant("repeated", np.repeat([[2], [-4], [2]], 6, 1), np.int64)]
+    imported = load_model(model(nodes, {"x": [5, 6]}, {"y": [5, 6]}, index))
+    assert verify_import(imported) < 1e-6
+    assert {"relax.take", "relax.scatter_nd"} <= set(operators(imported.mod))
+
+
 def test_a_new_axis_may_be_a_number():
     nodes = [helper.make_node("Unsqueeze", ["x", "axis"], ["y"])]
     imported = load_model(model(nodes, {"x": [2, 3]}, {"y": [2, 1, 3]}, [constant("axis", 1, np.int64)]))

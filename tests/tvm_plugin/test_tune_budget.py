@@ -6,6 +6,7 @@ import io
 import logging
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from eqtune.errors import InputError, RecordError
 from eqtune.tune.budget import Budget
 from eqtune.tune.progress import Progress
+from eqtune.tune.session import Session
 from eqtune.tune.workdir import WorkDirectory
 
 
@@ -41,6 +43,12 @@ def test_a_round_that_would_not_fit_is_not_started() -> None:
 def test_an_impossible_budget_is_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Budget(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("left_s", "expected_s"), [(None, 1.0), (30.0, 1.0), (0.5, 0.5), (-2.0, 0.2)])
+def test_models_are_timed_for_a_moment_of_what_is_left(left_s: float | None, expected_s: float) -> None:
+    session = SimpleNamespace(budget=SimpleNamespace(whole_seconds_left=left_s))
+    assert Session.timing_s.fget(session) == expected_s  # type: ignore[attr-defined]
 
 
 def test_no_limit_allows_everything() -> None:

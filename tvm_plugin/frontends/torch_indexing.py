@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from tvm import relax
 from tvm.relax import op
 
@@ -108,36 +107,7 @@ def _scatter(node: Any, importer: Any) -> relax.Expr:
     if any(extents[a] != shape_of(x)[a] for a in axes if a != axis % len(axes)):  # TVM counts places wrongly
         raise UnsupportedModelError(f"{node.name} scatters along axis {axis} into a part of the other axes")
     used = emit(op.strided_slice(source, axes, [0] * len(axes), extents))
-    rows = _rows_of(node, axis % len(axes), importer)
-    if rows is None:
-        return emit(op.scatter_elements(x, index, used, axis=axis, reduction=_REDUCTIONS[reduce]))
-    order = [axis % len(axes), *(a for a in axes if a != axis % len(axes))]
-    moved, used = (emit(op.permute_dims(value, order)) for value in (x, used))
-    written = emit(op.scatter_nd(moved, emit(op.expand_dims(rows, -1)), used, _REDUCTIONS[reduce]))
-    return emit(op.permute_dims(written, [order.index(a) for a in axes]))
-
-
-def _gather(node: Any, importer: Any) -> relax.Expr:
-    x, axis, index = arguments(node, importer, ("input", "dim", "index"), ())
-    rank = len(shape_of(x))
-    rows = _rows_of(node, axis % rank, importer) if rank else None
-    whole = [extent for a, extent in enumerate(shape_of(x)) if a != axis % max(rank, 1)]
-    if rows is None or [extent for a, extent in enumerate(shape_of(index)) if a != axis % rank] != whole:
-        return importer._gather(node)
-    return importer.block_builder.emit(op.take(x, rows, axis=axis % rank))
-
-
-def _rows_of(node: Any, axis: int, importer: Any) -> relax.Expr | None:
-    """The indices of whole rows along an axis, where `index` of the node repeats them: i[:, None].expand(-1, n)."""
-    index = node.kwargs.get("index", node.args[2] if len(node.args) > 2 else None)
-    if getattr(index, "target", None) not in (torch.ops.aten.expand.default, torch.ops.aten.expand_as.default):
-        return None
-    base = importer.env[index.args[0]]
-    shape = [1] * (len(index.meta["val"].shape) - len(shape_of(base))) + shape_of(base)
-    if math.prod(shape) != shape[axis]:
-        return None
-    emit = importer.block_builder.emit
-    return emit(op.astype(emit(op.reshape(base, [shape[axis]])), "int64"))
+    return emit(op.scatter_elements(x, index, used, axis=axis, reduction=_REDUCTIONS[reduce]))
 
 
 def _take(node: Any, importer: Any) -> relax.Expr:
@@ -209,7 +179,6 @@ INDEXING_CONVERTERS: dict[str, Converter] = {
     "index_put.default": _index_put,
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
-    "gather.default": _gather,
     "take.default": _take,
     "unfold.default": _windows,
     "as_strided.default": _strided,

@@ -425,7 +425,8 @@ def _calls_matter(tasks: Sequence[TaskResult], target: Any) -> bool:
 
 def _fastest(built: Sequence[_Built], inputs: Sequence[NDArray[Any]], session: Session) -> tuple[_Built, float]:
     """The fastest form and its latency in seconds, timed in turn."""
-    latencies = session.models.time_s([candidate.run for candidate in built], inputs, settle=session.may_settle)
+    runs = [candidate.run for candidate in built]
+    latencies = session.models.time_s(runs, inputs, session.timing_s, settle=session.may_settle)
     index = min(range(len(built)), key=latencies.__getitem__)
     for candidate, latency_s in zip(built, latencies, strict=True):
         LOGGER.info("form %r takes %.4g s", candidate.form.name, latency_s)

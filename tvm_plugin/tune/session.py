@@ -76,6 +76,9 @@ the search then begins where it should save most, and the other kernels get the 
 GAUGE_S = 3.0
 """What timing the whole model may take until the cores are at full speed."""
 
+TIMING_S, LEAST_TIMING_S = 1.0, 0.2
+"""What timing whole models takes at most, and in any case, where a few runs do not take longer."""
+
 FINISH_S = 8.0
 """What compiling, checking and timing the whole model takes, roughly, where nothing tells better."""
 
@@ -281,6 +284,12 @@ class Session:
         """Whether there is time to wait until the cores are at full speed, for timing whole models."""
         left_s = self.budget.whole_seconds_left
         return left_s is None or left_s >= GAUGE_S
+
+    @property
+    def timing_s(self) -> float:
+        """Seconds that timing whole models may take: a moment of what is left."""
+        left_s = self.budget.whole_seconds_left
+        return TIMING_S if left_s is None else min(TIMING_S, max(LEAST_TIMING_S, left_s))
 
     def rest(self) -> None:
         """The last kernel was measured; models are next, for which the cores should be free."""
