@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import logging
 import math
 import tempfile
 import warnings
@@ -21,10 +22,11 @@ import tvm
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from tvm import relax
-from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
 from ..errors import InputError, UnsupportedModelError
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
+from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_images import IMAGES
 from .onnx_quantized import QUANTIZED
@@ -32,8 +34,15 @@ from .recurrent import RECURRENT, convert_recurrent
 
 __all__ = ["from_onnx", "from_onnx_file"]
 
-# Operators whose results are shapes, or depend on them: ONNX Runtime folds them to constants before the import.
-_SHAPE_OPERATORS = frozenset({"ConstantOfShape", "If", "Loop", "NonZero", "Range", "Scan", "Shape", "Size"})
+_FOLDED = frozenset(
+    (
+        *("ConstantOfShape", "If", "Loop", "NonZero", "Range", "Scan", "Shape", "Size"),
+        *("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"),
+    )
+)
+"""Operators whose results are shapes, or depend on them or on numbers: constants, once ONNX Runtime folded them."""
+
+LOGGER = logging.getLogger(__name__)
 
 
 def from_onnx_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
@@ -70,7 +79,8 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
     _check(model, name)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    folded = _folded(model, name) if any(node.op_type in _SHAPE_OPERATORS for node in model.graph.node) else model
+    known = _in_known_operators(model)
+    folded = _folded(known, name) if any(map(_needs_folding, known.graph.node)) else known
     mod = relax.transform.DeadCodeElimination(["main"])(_translated(folded, name))
     unfused = onnxruntime.SessionOptions()
     unfused.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -155,6 +165,29 @@ def _shape_text(dims: Sequence[Any]) -> str:
     return "(" + ", ".join(str(dim.dim_value) if _is_known(dim) else dim.dim_param or "?" for dim in dims) + ")"
 
 
+def _in_known_operators(model: onnx.ModelProto) -> onnx.ModelProto:
+    """With what ONNX itself writes as functions of other operators (Celu, RotaryEmbedding) in place of unknown ones.
+
+    Where that needs types that the model does not tell, or a later version of onnx, they stay.
+    """
+    known = (_get_convert_map().keys() - {"Attention"}) | _OURS | _FOLDED
+    nodes = [node for node in model.graph.node if node.domain in ("", "ai.onnx") and not is_plain_attention(node)]
+    unknown = [("", name) for name in sorted({node.op_type for node in nodes} - known)]
+    if not unknown:
+        return model
+    try:
+        return onnx.inliner.inline_selected_functions(model, unknown, inline_schema_functions=True)
+    except (RuntimeError, TypeError) as error:
+        LOGGER.info("%s are not written as other operators: %s", unknown, error)
+        return model
+
+
+def _needs_folding(node: onnx.NodeProto) -> bool:
+    """Whether ONNX Runtime folds the node before the import: TVM reads constants of tensors only."""
+    is_number = node.op_type == "Constant" and not any(attribute.name == "value" for attribute in node.attribute)
+    return node.op_type in _FOLDED or is_number
+
+
 def _folded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Return the model with shape arithmetic and constants folded by ONNX Runtime (its basic level)."""
     with tempfile.TemporaryDirectory() as folder:
@@ -177,17 +210,20 @@ def _session(
         raise InputError(f"ONNX Runtime cannot load {name}: {_first_line(error)}") from error
 
 
+_OURS = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys()
+
+
 class _Importer(ONNXGraphImporter):
     """TVM's importer, with converters whose results a graph pass can look into.
 
     TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
-    It has no quantised convolution and but one quantised product, no recurrent layers, no Fourier transforms and no
-    Col2Im, and resizes with aliases where it should not. Of other domains' operators, it knows only the names.
+    It has no quantised convolution and but one quantised product, no recurrent layers, no Fourier transforms, no
+    Col2Im, and of Attention ONNX Runtime's; it resizes with aliases where it should not. Of other domains' operators,
+    it knows only the names.
     """
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
-        ours = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys()
-        known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in ours])
+        known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in _OURS])
         super()._check_for_unsupported_ops(known)
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
@@ -204,6 +240,8 @@ class _Importer(ONNXGraphImporter):
         if op_name in RECURRENT:
             every, *ends = convert_recurrent(self.bb, op_name, list(inputs), attrs)
             return self.bb.normalize(relax.Tuple([self.bb.emit(relax.op.permute_dims(every, [0, 2, 1, 3])), *ends]))
+        if op_name == "Attention" and "num_heads" not in attrs:
+            return self.bb.normalize(convert_attention(self.bb, list(inputs), attrs))
         if op_name in FOURIER:
             return self.bb.normalize(convert_fourier(self.bb, op_name, list(inputs), attrs, opset))
         if op_name in IMAGES and (op_name != "Resize" or attrs.get("antialias", 0)):

@@ -33,6 +33,7 @@ from tvm.relax import op
 from ..dtypes import HALVES, numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
+from .attention import attention
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
 from .torch_nodes import Converter, arguments, dtype_of, shape_of
@@ -196,37 +197,8 @@ def _attention(node: Any, importer: Any) -> relax.Expr:
     query, key, value, mask, dropout, causal, scale, _ = arguments(node, importer, names, defaults)
     if dropout:
         raise UnsupportedModelError(f"{node.name} is an attention with dropout")
-    *batch, length, width = shape_of(query)
-    places, rank = shape_of(key)[-2], len(batch) + 2
     emit = importer.block_builder.emit
-    # Queries that share a key lie one after another: for the products, they are rows of one matrix.
-    shared = batch[-1] // shape_of(key)[-3] if batch else 1
-    rows = [*batch[:-1], batch[-1] // shared, shared * length] if batch else [length]
-    query = emit(op.reshape(query, [*rows, width])) if shared > 1 else query
-    transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
-    dtype, keys = str(query.ty.dtype), None
-    scores = emit(op.matmul(query, transposed, out_dtype=dtype))
-    scores = emit(op.reshape(scores, [*batch, length, places])) if shared > 1 else scores
-    scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
-    if causal:
-        blocked = np.triu(np.full((length, places), -math.inf), 1).astype(numpy_dtype(dtype))
-        scores = emit(op.add(scores, constant_of(blocked)))
-    elif mask is not None and str(mask.ty.dtype) == "bool":
-        scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
-        keys = mask
-    elif mask is not None:
-        scores = emit(op.add(scores, mask))
-        keys = emit(op.not_equal(mask, relax.const(-math.inf, str(mask.ty.dtype))))
-    weights = emit(op.nn.softmax(scores, axis=-1))
-    weights = emit(op.reshape(weights, [*rows, places])) if shared > 1 else weights
-    result = emit(op.matmul(weights, value, out_dtype=dtype))
-    result = emit(op.reshape(result, [*batch, length, shape_of(value)[-1]])) if shared > 1 else result
-    if keys is None:
-        return result
-    # Rows without keys are 0 in PyTorch, not NaN. The result is cleared, not the softmax: `tasks.attention` looks for
-    # a product that reads a softmax.
-    count = emit(op.sum(emit(op.astype(keys, "int32")), axis=-1, keepdims=True))
-    return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), result, relax.const(0, dtype)))
+    return attention(emit, query, key, value, mask, causal, scale, zero_without_keys=True)
 
 
 CONVERTERS: dict[str, Converter] = {

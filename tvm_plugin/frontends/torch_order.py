@@ -28,6 +28,8 @@ aten = torch.ops.aten
 class EqualsInOrder(TorchDispatchMode):
     """While it is entered, equal values are sorted in the order in which they come, and the first k are the first."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Each of these operators by a stable sort, all others as they are."""
         replaced = _IN_ORDER.get(func)

@@ -1,0 +1,90 @@
+"""Operators that ONNX itself writes as functions of others, and attention, which is one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eqtune.frontends import load_model, verify_import
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+helper = onnx.helper
+FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+
+HEADS = (1, 4, 6, 8)
+PAIR = (1, 2, 6, 8)
+
+
+def model(
+    name: str,
+    inputs: dict[str, tuple[int, ...]],
+    rank: int,
+    constants: dict[str, Any] | None = None,
+    opset: int = 23,
+    names: tuple[str, ...] = (),
+    outputs: tuple[str, ...] = ("y",),
+    **attributes: Any,
+) -> Any:
+    """One node, whose output "y" has so many axes; inputs are of float32, but "labels"."""
+    constants = constants or {}
+    node = helper.make_node(name, list(names or (*inputs, *constants)), list(outputs), **attributes)
+    graph = helper.make_graph(
+        [node],
+        "function",
+        [helper.make_tensor_value_info(n, INT64 if n == "labels" else FLOAT, shape) for n, shape in inputs.items()],
+        [helper.make_tensor_value_info(n, FLOAT, [None] * rank) for n in outputs],
+        [onnx.numpy_helper.from_array(np.asarray(value), n) for n, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        model("Celu", {"x": (2, 3)}, 2, alpha=0.5),
+        model("Swish", {"x": (2, 3)}, 2, opset=24, alpha=2.0),
+        model("RotaryEmbedding", {"x": HEADS, "cosines": (1, 6, 4), "sines": (1, 6, 4)}, 4),
+        model("SoftmaxCrossEntropyLoss", {"x": (3, 5), "labels": (3,)}, 0),
+        model("NegativeLogLikelihoodLoss", {"x": (3, 5), "labels": (3,)}, 1, reduction="none"),
+    ],
+    ids=lambda proto: proto.graph.node[0].op_type,
+)
+def test_functions_are_what_they_stand_for(proto: Any) -> None:
+    assert verify_import(load_model(proto)) < 1e-6
+
+
+def test_windows_are_constants() -> None:
+    proto = model("HannWindow", {}, 1, {"length": np.int64(8)})
+    proto.graph.input.append(helper.make_tensor_value_info("x", FLOAT, (2, 8)))
+    proto.graph.node[0].output[0] = "window"
+    proto.graph.node.append(helper.make_node("Mul", ["x", "window"], ["y"]))
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("y", FLOAT, (2, 8)))
+    assert verify_import(load_model(proto)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        model("Attention", {"q": HEADS, "k": HEADS, "v": HEADS}, 4),
+        model("Attention", {"q": HEADS, "k": PAIR, "v": PAIR}, 4, is_causal=1, scale=0.25),
+        model("Attention", {n: (2, 6, 32) for n in "qkv"}, 3, q_num_heads=4, kv_num_heads=4),
+        model("Attention", {"q": (2, 6, 32), "k": (2, 9, 16), "v": (2, 9, 16)}, 3, q_num_heads=4, kv_num_heads=2),
+        model("Attention", {"q": HEADS, "k": HEADS, "v": HEADS, "mask": (6, 6)}, 4),
+        model("Attention", {n: HEADS for n in "qkv"}, 4, {"mask": np.tri(6, dtype=bool)}),
+        model("Attention", {n: HEADS for n in "qkv"}, 4, softcap=2.0),
+        model(
+            "Attention",
+            {"q": HEADS, "k": HEADS, "v": HEADS, "old_k": (1, 4, 3, 8), "old_v": (1, 4, 3, 8)},
+            4,
+            names=("q", "k", "v", "", "old_k", "old_v"),
+            outputs=("y", "new_k", "new_v"),
+        ),
+    ],
+    ids=["plain", "causal-shared", "flat", "flat-shared", "numbers", "booleans", "soft-cap", "cache"],
+)
+def test_attention(proto: Any) -> None:
+    assert verify_import(load_model(proto)) < 1e-5

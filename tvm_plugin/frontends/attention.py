@@ -1,0 +1,74 @@
+"""Scaled dot-product attention, spelled out: the graph search looks into it, and lowering makes one kernel of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from ..dtypes import numpy_dtype
+from ..transform.constants import constant_of
+from ..transform.functions import extents
+
+__all__ = ["attention"]
+
+
+def attention(
+    emit: Any,
+    query: relax.Expr,
+    key: relax.Expr,
+    value: relax.Expr,
+    mask: relax.Expr | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    zero_without_keys: bool = False,
+) -> relax.Expr:
+    """softmax(scale * query @ key^T + mask) @ value, of [..., heads, places, width].
+
+    Parameters
+    ----------
+    emit : callable
+        Of a block builder.
+    query, key, value : relax.Expr
+        Several heads of `query` one after another may share one of `key` and `value`.
+    mask : relax.Expr, optional
+        Booleans, True where a place counts, or numbers to add.
+    causal : bool
+        Places see themselves and those before them only.
+    scale : float, optional
+        One over the root of the width unless given.
+    zero_without_keys : bool
+        Rows for which the mask leaves no place are zero, as in PyTorch, not NaN.
+    """
+    *batch, length, width = extents(query.ty)
+    places, rank = extents(key.ty)[-2], len(batch) + 2
+    # Queries that share a key lie one after another: for the products, they are rows of one matrix.
+    shared = batch[-1] // extents(key.ty)[-3] if batch else 1
+    rows = [*batch[:-1], batch[-1] // shared, shared * length] if batch else [length]
+    query = emit(op.reshape(query, [*rows, width])) if shared > 1 else query
+    transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
+    dtype, keys = str(query.ty.dtype), None
+    scores = emit(op.matmul(query, transposed, out_dtype=dtype))
+    scores = emit(op.reshape(scores, [*batch, length, places])) if shared > 1 else scores
+    scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
+    if causal:
+        blocked = np.triu(np.full((length, places), -math.inf), 1).astype(numpy_dtype(dtype))
+        scores = emit(op.add(scores, constant_of(blocked)))
+    if mask is not None and str(mask.ty.dtype) == "bool":
+        scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
+        keys = mask
+    elif mask is not None:
+        scores = emit(op.add(scores, mask))
+        keys = emit(op.not_equal(mask, relax.const(-math.inf, str(mask.ty.dtype)))) if zero_without_keys else None
+    weights = emit(op.nn.softmax(scores, axis=-1))
+    weights = emit(op.reshape(weights, [*rows, places])) if shared > 1 else weights
+    result = emit(op.matmul(weights, value, out_dtype=dtype))
+    result = emit(op.reshape(result, [*batch, length, extents(value.ty)[-1]])) if shared > 1 else result
+    if keys is None or not zero_without_keys:
+        return result
+    # The result is cleared, not the softmax: `tasks.attention` looks for a product that reads a softmax.
+    count = emit(op.sum(emit(op.astype(keys, "int32")), axis=-1, keepdims=True))
+    return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), result, relax.const(0, dtype)))
