@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from tvm import ir, relax
@@ -67,7 +68,7 @@ class _WholeRows(PyExprMutator):
         if isinstance(index, ir.GenericConst):
             lines = np.moveaxis(array_of(index), axis, -1).reshape(-1, extents(index.ty)[axis])
             return constant_of(lines[0].copy()) if len(lines) and (lines == lines[0]).all() else None
-        value = self.lookup_binding(index) if isinstance(index, relax.Var) else None
+        value: Any = self.lookup_binding(index) if isinstance(index, relax.Var) else None
         if operator(value) != "relax.broadcast_to" or not is_static_tensor(value.args[0].ty):
             return None
         base = value.args[0]
