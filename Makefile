@@ -17,7 +17,8 @@ demo: $(VENV)/.installed ## tune SqueezeNet on this machine's CPU, with a report
 		--report $(DEMO_DIR)/report.html --export $(DEMO_DIR)/squeezenet.so
 
 test: $(VENV)/.installed-dev ## all tests, slow ones included
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not peers and not alone"
+	$(BIN)/python -m pytest -m alone
 
 test-fast: $(VENV)/.installed-dev ## the tests that take seconds
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow"

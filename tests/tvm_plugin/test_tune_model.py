@@ -330,10 +330,11 @@ def wait_for_records(work: Path, count: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_squeezenet_is_tuned_whole(tmp_path: Path) -> None:
     result = eqtune.tune_model("zoo:squeezenet", work_dir=tmp_path / "work", trials=220, graph="off", progress=False)
     assert result.max_rel_error <= 1e-4
-    assert result.latency_s < result.baseline_latency_s / 2  # ten times as fast on a machine with nothing else to do
+    assert result.latency_s < result.baseline_latency_s / 5
     inputs = zoo.inputs("squeezenet").values()
     torch = pytest.importorskip("torch")
     module, examples = zoo.torch("squeezenet")
