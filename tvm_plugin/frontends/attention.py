@@ -50,25 +50,25 @@ def attention(
     rows = [*batch[:-1], batch[-1] // shared, shared * length] if batch else [length]
     query = emit(op.reshape(query, [*rows, width])) if shared > 1 else query
     transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
-    dtype, keys = str(query.ty.dtype), None
+    dtype = str(query.ty.dtype)
     scores = emit(op.matmul(query, transposed, out_dtype=dtype))
     scores = emit(op.reshape(scores, [*batch, length, places])) if shared > 1 else scores
     scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
     if causal:
         blocked = np.triu(np.full((length, places), -math.inf), 1).astype(numpy_dtype(dtype))
         scores = emit(op.add(scores, constant_of(blocked)))
-    if mask is not None and str(mask.ty.dtype) == "bool":
+    is_boolean = mask is not None and str(mask.ty.dtype) == "bool"
+    if is_boolean:
         scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
-        keys = mask
     elif mask is not None:
         scores = emit(op.add(scores, mask))
-        keys = emit(op.not_equal(mask, relax.const(-math.inf, str(mask.ty.dtype)))) if zero_without_keys else None
     weights = emit(op.nn.softmax(scores, axis=-1))
     weights = emit(op.reshape(weights, [*rows, places])) if shared > 1 else weights
     result = emit(op.matmul(weights, value, out_dtype=dtype))
     result = emit(op.reshape(result, [*batch, length, extents(value.ty)[-1]])) if shared > 1 else result
-    if keys is None or not zero_without_keys:
+    if mask is None or not zero_without_keys:
         return result
+    keys = mask if is_boolean else emit(op.not_equal(mask, relax.const(-math.inf, str(mask.ty.dtype))))
     # The result is cleared, not the softmax: `tasks.attention` looks for a product that reads a softmax.
     count = emit(op.sum(emit(op.astype(keys, "int32")), axis=-1, keepdims=True))
     return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), result, relax.const(0, dtype)))

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import op
 
-from ..errors import UnsupportedModelError
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import extents
 from .fourier import factors, waves
+from .onnx_nodes import numbers_of
 
 __all__ = ["FOURIER", "convert_fourier", "with_precise_transforms"]
 
@@ -35,8 +35,10 @@ def convert_fourier(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, 
         place = attrs.get("axis", 1) if opset < 20 else _number(name, "axis", axis, -2)
         return _dft(bb, signal, _number(name, "dft_length", length, None), int(place), attrs)
     signal, step, window, length, *_ = given
-    size = _number(name, "frame_length", length, None if window is None else extents(window.ty)[0])
-    return _stft(bb, signal, _number(name, "frame_step", step, None), window, size, bool(attrs.get("onesided", 1)))
+    is_whole = length is None and window is not None
+    (size,) = extents(window.ty) if is_whole else numbers_of(name, "frame_length", length)
+    (step,) = numbers_of(name, "frame_step", step)
+    return _stft(bb, signal, step, window, size, bool(attrs.get("onesided", 1)))
 
 
 FOURIER = frozenset({"DFT", "STFT"})
@@ -117,12 +119,8 @@ def _stft(bb: Any, signal: Any, step: int, window: Any, size: int, onesided: boo
 
 
 def _number(name: str, what: str, value: Any, missing: int | None) -> Any:
-    """Of an input that is one number."""
-    if value is None and (missing is not None or what == "dft_length"):
-        return missing
-    if not isinstance(value, ir.GenericConst):
-        raise UnsupportedModelError(f"{name} needs a constant {what}; this one is computed, or missing")
-    return int(array_of(value).reshape(()))
+    """Of an input that is one number; `missing` where it is not given."""
+    return missing if value is None else int(numbers_of(name, what, value)[0])
 
 
 def _parts(bb: Any, pairs: Any) -> _Complex:

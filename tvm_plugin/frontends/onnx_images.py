@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import ir
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
-from ..transform.constants import array_of
 from ..transform.functions import extents
 from .antialiased import cubic, linear, resized
+from .onnx_nodes import numbers_of, text_of
 from .overlap import fold
 
 __all__ = ["IMAGES"]
 
 
 def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    x, size, taps = inputs[0], _numbers("Col2Im", inputs[1]), _numbers("Col2Im", inputs[2])
+    x, size, taps = (
+        inputs[0],
+        numbers_of("Col2Im", "image_shape", inputs[1]),
+        numbers_of("Col2Im", "block_shape", inputs[2]),
+    )
     if len(size) != 2:
         raise UnsupportedModelError(f"Col2Im of {len(size)} axes cannot be imported; two can")
     dilations, strides = ([int(n) for n in attrs.get(name, (1, 1))] for name in ("dilations", "strides"))
@@ -31,10 +34,10 @@ def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 def _antialiased(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     x, _, factors, sizes = [*inputs, None, None, None][:4]
-    mode, place = (_text(attrs.get(key, default)) for key, default in _RESIZE_DEFAULTS.items())
+    mode, place = (text_of(attrs.get(key, default)) for key, default in _RESIZE_DEFAULTS.items())
     shape = extents(x.ty)
-    factors = _numbers("Resize", factors) if factors is not None else []
-    after = [int(n) for n in _numbers("Resize", sizes)] if sizes is not None else []
+    factors = numbers_of("Resize", "scales", factors) if factors is not None else []
+    after = [int(n) for n in numbers_of("Resize", "sizes", sizes)] if sizes is not None else []
     after = after or [int(extent * factor) for extent, factor in zip(shape, factors, strict=True)]
     if place != "half_pixel" or mode not in ("linear", "cubic") or after[:-2] != shape[:-2] or attrs.get("axes"):
         raise UnsupportedModelError(
@@ -48,16 +51,6 @@ def _antialiased(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 _RESIZE_DEFAULTS = {"mode": "nearest", "coordinate_transformation_mode": "half_pixel"}
-
-
-def _numbers(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, ir.GenericConst):
-        raise UnsupportedModelError(f"{name} needs constant sizes; these are computed")
-    return list(array_of(value).reshape(-1).tolist())
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 IMAGES: dict[str, Callable[..., Any]] = {"Col2Im": _col2im, "Resize": _antialiased}

@@ -16,6 +16,7 @@ from ..errors import UnsupportedModelError
 from ..recurrent import ACTIVATIONS, CELLS, LANES, Layer, in_blocks, recurrent
 from ..transform.constants import array_of
 from ..transform.functions import extents
+from .onnx_nodes import text_of
 
 __all__ = ["RECURRENT", "convert_recurrent"]
 
@@ -66,7 +67,7 @@ def _layer(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> Layer:
         if attrs.get(refused):
             raise UnsupportedModelError(f"{name} with {refused}={attrs[refused]} cannot be imported")
     cell = "GRU_LINEAR_BEFORE_RESET" if name == "GRU" and attrs.get("linear_before_reset", 0) else name
-    backwards = {"forward": (False,), "reverse": (True,)}.get(_text(attrs.get("direction", "forward")), (False, True))
+    backwards = {"forward": (False,), "reverse": (True,)}.get(text_of(attrs.get("direction", "forward")), (False, True))
     activations = _activations(name, cell, attrs, len(backwards))
     return Layer(cell, backwards, activations, steps, batch, extents(given["R"].ty)[-1])
 
@@ -103,7 +104,7 @@ def _from_state(emit: Any, layer: Layer, weights: Any) -> Any:
 
 def _activations(name: str, cell: str, attrs: dict[str, Any], directions: int) -> tuple[tuple[str, ...], ...]:
     defaults = CELLS[cell].activations
-    named = [_text(a).lower() for a in attrs.get("activations", ())] or list(defaults) * directions
+    named = [text_of(a).lower() for a in attrs.get("activations", ())] or list(defaults) * directions
     unknown = sorted(set(named) - set(ACTIVATIONS))
     if unknown:
         raise UnsupportedModelError(f"{name} with activation {unknown[0]} cannot be imported; {list(ACTIVATIONS)} can")
@@ -118,7 +119,3 @@ def _part(emit: Any, value: Any, axis: int, begin: int, end: int) -> Any:
 def _all_are(length: int, lengths: Any) -> bool:
     """Whether the lengths of the sequences, if given, say nothing: each has all steps."""
     return lengths is None or (isinstance(lengths, ir.GenericConst) and bool((array_of(lengths) == length).all()))
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

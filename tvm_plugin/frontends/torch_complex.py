@@ -284,7 +284,7 @@ def _transform_to_real(x: Complex, dims: Sequence[int], normalization: int, leng
         mirrored = [part.narrow(last, 1, (length - 1) // 2).flip(last) for part in half]
         whole = Complex(torch.cat([half.real, mirrored[0]], last), torch.cat([half.imag, -mirrored[1]], last))
         real = _transformed(whole, last, 1, length).real
-    return _scaled(Complex(real, real), [*extents, length], normalization).real
+    return _scaled(Complex(real, None), [*extents, length], normalization).real
 
 
 def _transformed(x: Complex, dim: int, sign: int, count: int) -> Complex:
@@ -354,7 +354,7 @@ def _waves(length: int, rows: int, columns: int, dtype: torch.dtype) -> tuple[An
 def _scaled(value: Complex, lengths: Sequence[int], normalization: int) -> Complex:
     """By PyTorch's numbers: 0 as it is, 1 by the root of the length, 2 by the length."""
     factor = math.prod(lengths) ** (-0.5 * normalization)
-    return value if normalization == 0 else Complex(value.real * factor, value.imag * factor)
+    return value if normalization == 0 else _each(value, lambda part: part * factor)
 
 
 _BY_PART = frozenset(

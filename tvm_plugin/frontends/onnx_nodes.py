@@ -1,0 +1,30 @@
+"""What converters of ONNX operators read of a node: its attributes, and inputs that must be constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from ..errors import UnsupportedModelError
+from ..transform.constants import array_of
+
+__all__ = ["numbers_of", "text_of"]
+
+
+def numbers_of(name: str, what: str, value: Any) -> list[Any]:
+    """The elements of an input of the operator `name`, which calls it `what`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        It is no constant.
+    """
+    if not isinstance(value, ir.GenericConst):
+        raise UnsupportedModelError(f"{name} needs a constant {what}; this one is computed, or missing")
+    return list(array_of(value).reshape(-1).tolist())
+
+
+def text_of(value: Any) -> str:
+    """An attribute that is a string: ONNX stores bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
