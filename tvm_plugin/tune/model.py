@@ -180,7 +180,7 @@ def tune_model(
         finish_s = reference.prepare() if in_limited_time else None
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
         if in_limited_time:
-            session.baselines.s_per_operation = forms.untuned_s_per_operation(reference.latency_s)
+            session.baselines.s_per_operation = forms.untuned_s_per_operation(reference.rough_s)
         session.identify(forms.given, permits="fast-math" if fast_math else "")
         limit = TOLERANCE if config is None else min(TOLERANCE, config.tolerance)
         accuracy = _Accuracy(session, reference, verify, limit)
@@ -208,9 +208,10 @@ def tune_model(
                 f"the log are in {session.work.path}"
             )
         session.keep_unreached(tuned.tasks)
-        baseline_s = reference.latency_s
+        baseline_s = reference.time_s(session.untuned_timing_s)
         if latency_s > baseline_s:  # perhaps only because the machine was quieter when the baseline was timed
-            latency_s, baseline_s = session.models.time_s([tuned.run, reference.run], reference.inputs)
+            both = [tuned.run, reference.run]
+            latency_s, baseline_s = session.models.time_s(both, reference.inputs, session.timing_s)
         if latency_s > baseline_s:
             session.progress.say(f"tuned {latency_s:.3g} s, untuned {baseline_s:.3g} s: the untuned model is kept")
             tuned = _Built(Form("untuned", imported.mod, ()), [], imported.mod, reference.executable, reference.run)
@@ -325,7 +326,7 @@ class _Accuracy:
         if not form.lossy or not self.verify or not self.session.runs or self._known(form):
             return True
         budget_s = self.session.budget.time_s
-        if self.reference.plain or (budget_s is not None and self.reference.latency_s > SCREENING_SHARE * budget_s):
+        if self.reference.plain or (budget_s is not None and self.reference.rough_s > SCREENING_SHARE * budget_s):
             return True
         run = self.session.models.load(build_executable(form.mod, self.session.target))
         return self._judge(form, self.errors(run)[1])

@@ -37,10 +37,16 @@ LOGGER = logging.getLogger(__name__)
 Outputs = list[NDArray[Any]]
 
 LONG_S = 1.0
-"""Of an untuned run that takes longer, one run is enough."""
+"""An untuned run that takes longer is timed at once and once, others after the search."""
 
-TIMING_S = 1.5
-"""What timing a tuned model takes at least."""
+DISTURBED_S = 3.0
+"""A first run that takes no longer may have shared the cores with starting workers for much of it: one more tells."""
+
+TIMING_S = 2.0
+"""What timing a tuned model and the untuned one takes at least."""
+
+UNTUNED_TIMING_S = 0.5
+"""What timing the untuned model takes, unless told otherwise."""
 
 COMPILE_RATIO = 1.25
 """A tuned model's code is larger than the untuned one's: compiling it takes so many times as long, roughly."""
@@ -112,16 +118,37 @@ class Reference:
         return self.models.run_once(self.run, self.inputs)
 
     @cached_property
-    def latency_s(self) -> float:
-        """Seconds of one untuned run: the minimum of two or more, where one does not take long."""
-        known_s = self.work.database.get_number(self.key, "latency_s")
+    def rough_s(self) -> float:
+        """Seconds of an untuned run, for planning only: whatever starts or runs at the same time makes it longer."""
+        known_s = self._known_s
+        if known_s is not None:
+            return known_s
+        _, first_s = self.first_run
+        return first_s if first_s > LONG_S else min(first_s, self._run_once_more())
+
+    def time_s(self, budget_s: float = UNTUNED_TIMING_S) -> float:
+        """Seconds of an untuned run, to be called while nothing else runs: the minimum of two or more.
+
+        Where one takes long, it is the one that was run already. What was found is kept in the work directory.
+        """
+        known_s = self._known_s
         if known_s is not None:
             return known_s
         _, latency_s = self.first_run
         if latency_s <= LONG_S:
-            (latency_s,) = self.models.time_s([self.run], self.inputs, budget_s=0.5, at_least=1)
+            (latency_s,) = self.models.time_s([self.run], self.inputs, budget_s, at_least=1)
+        elif latency_s <= DISTURBED_S:
+            latency_s = min(latency_s, self._run_once_more())
         self.work.database.put_json(self.key, {"latency_s": latency_s})
         return latency_s
+
+    @property
+    def _known_s(self) -> float | None:
+        return self.work.database.get_number(self.key, "latency_s")
+
+    def _run_once_more(self) -> float:
+        _, seconds = self.models.run_once(self.run, self.inputs)
+        return seconds
 
     @cached_property
     def outputs(self) -> Outputs:
@@ -176,7 +203,7 @@ class Reference:
         Returns about how many seconds the same will take for a tuned model, None where an earlier run knows the latency
         and nothing was compiled.
         """
-        if self.work.database.get_number(self.key, "latency_s") is not None:
+        if self._known_s is not None:
             return None
         started = time.monotonic()
         _, run_s = self.first_run
@@ -184,9 +211,9 @@ class Reference:
         weights_s = constant_bytes(self.imported.mod) / WEIGHTS_BYTES_PER_S
         finish_s = COMPILE_RATIO * compile_s + weights_s + TIMING_S
         if run_s <= LONG_S:
-            return finish_s + 2 * run_s
+            return finish_s + 4 * run_s  # the untuned model twice again, the tuned one to be checked and warm
         # Kept now: what takes long is not run again, by a run that resumes this one either.
-        _ = self.latency_s, self.imported.reference or self.outputs
+        _ = self.time_s(), self.imported.reference or self.outputs
         return finish_s
 
     @cached_property

@@ -40,6 +40,7 @@ from .kernel_search import KernelSearch
 from .loop import BATCH, LEVEL, TRIAL_S, TuningLoop, Variant
 from .prices import KernelPrices
 from .progress import Progress
+from .reference import UNTUNED_TIMING_S
 from .result import TaskResult
 from .transfer import Transfer
 from .workdir import WorkDirectory
@@ -290,6 +291,11 @@ class Session:
         """Seconds that timing whole models may take: a moment of what is left."""
         left_s = self.budget.whole_seconds_left
         return TIMING_S if left_s is None else min(TIMING_S, max(LEAST_TIMING_S, left_s))
+
+    @property
+    def untuned_timing_s(self) -> float:
+        """The same for the untuned model."""
+        return min(UNTUNED_TIMING_S, self.timing_s)
 
     def rest(self) -> None:
         """The last kernel was measured; models are next, for which the cores should be free."""
