@@ -30,6 +30,7 @@ from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_images import IMAGES
 from .onnx_quantized import QUANTIZED
+from .onnx_runtime_operators import ONNX_RUNTIME, ONNX_RUNTIME_DOMAIN
 from .recurrent import RECURRENT, convert_recurrent
 
 __all__ = ["from_onnx", "from_onnx_file"]
@@ -79,6 +80,7 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
     _check(model, name)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
+    _refuse_foreign(model)
     known = _in_known_operators(model)
     folded = _folded(known, name) if any(map(_needs_folding, known.graph.node)) else known
     mod = relax.transform.DeadCodeElimination(["main"])(_translated(folded, name))
@@ -91,13 +93,27 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
 def _check(model: onnx.ModelProto, name: str) -> None:
     if model.ByteSize() < 2**31:  # protobuf cannot serialise more, which the checker does
         try:
-            onnx.checker.check_model(model)
+            onnx.checker.check_model(_as_declared(model))
         except onnx.checker.ValidationError as error:
             raise InputError(f"{name} is not valid ONNX: {_first_line(error)}") from error
     for value in _inputs(model.graph).values():
         dtype = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
         if dtype in ("string", "complex64", "complex128"):  # the importer's message would not name the input
             raise UnsupportedModelError(f"input {value.name!r} has dtype {dtype}; tuning knows numbers and bool only")
+
+
+def _as_declared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """With what ONNX Runtime puts into ONNX's domain, and ONNX does not know, in its own."""
+    foreign = [index for index, node in enumerate(model.graph.node) if node.op_type == "SimplifiedLayerNormalization"]
+    if not foreign:
+        return model
+    declared = onnx.ModelProto()
+    declared.CopyFrom(model)
+    for index in foreign:
+        declared.graph.node[index].domain = ONNX_RUNTIME_DOMAIN
+    if all(entry.domain != ONNX_RUNTIME_DOMAIN for entry in declared.opset_import):
+        declared.opset_import.append(onnx.helper.make_opsetid(ONNX_RUNTIME_DOMAIN, 1))
+    return declared
 
 
 def _inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
@@ -152,6 +168,17 @@ def _refuse_symbolic(model: onnx.ModelProto) -> None:
             )
 
 
+def _refuse_foreign(model: onnx.ModelProto) -> None:
+    """Names alone do not tell: a model that ONNX Runtime laid out for one CPU has a Conv of another domain."""
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx", ONNX_RUNTIME_DOMAIN):
+            advice = ": save it with ORT_ENABLE_EXTENDED, not ORT_ENABLE_ALL" if "nchwc" in node.domain else ""
+            raise UnsupportedModelError(
+                f"{node.op_type} of the domain {node.domain} cannot be imported; operators of ONNX and many of "
+                f"{ONNX_RUNTIME_DOMAIN} can{advice}"
+            )
+
+
 def _has_no_rank(value: onnx.ValueInfoProto) -> bool:
     return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
 
@@ -170,7 +197,7 @@ def _in_known_operators(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Where that needs types that the model does not tell, or a later version of onnx, they stay.
     """
-    known = (_get_convert_map().keys() - {"Attention"}) | _OURS | _FOLDED
+    known = (_get_convert_map().keys() | _OF_ONNX | _FOLDED | {"SimplifiedLayerNormalization"}) - {"Attention"}
     nodes = [node for node in model.graph.node if node.domain in ("", "ai.onnx") and not is_plain_attention(node)]
     unknown = [("", name) for name in sorted({node.op_type for node in nodes} - known)]
     if not unknown:
@@ -210,7 +237,8 @@ def _session(
         raise InputError(f"ONNX Runtime cannot load {name}: {_first_line(error)}") from error
 
 
-_OURS = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys()
+_OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys()
+_OURS = _OF_ONNX | ONNX_RUNTIME.keys()
 
 
 class _Importer(ONNXGraphImporter):
@@ -218,8 +246,8 @@ class _Importer(ONNXGraphImporter):
 
     TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
     It has no quantised convolution and but one quantised product, no recurrent layers, no Fourier transforms, no
-    Col2Im, and of Attention ONNX Runtime's; it resizes with aliases where it should not. Of other domains' operators,
-    it knows only the names.
+    Col2Im, and of Attention a part of ONNX Runtime's; it resizes with aliases where it should not. Of other domains'
+    operators, it knows only the names.
     """
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -246,6 +274,9 @@ class _Importer(ONNXGraphImporter):
             return self.bb.normalize(convert_fourier(self.bb, op_name, list(inputs), attrs, opset))
         if op_name in IMAGES and (op_name != "Resize" or attrs.get("antialias", 0)):
             return self.bb.normalize(IMAGES[op_name](self.bb, list(inputs), attrs))
+        if op_name in ONNX_RUNTIME:
+            convert = functools.partial(self._convert_plain, opset=opset)
+            return self.bb.normalize(ONNX_RUNTIME[op_name](self.bb, list(inputs), attrs, convert))
         if op_name in QUANTIZED:
             if attrs.get("channels_last"):
                 raise UnsupportedModelError(f"{op_name} with channels_last=1; export the model with channels first")
