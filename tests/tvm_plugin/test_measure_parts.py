@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -217,3 +219,21 @@ def test_replay_refuses_records_that_cannot_be_compared():
     other = Context("{}", "machine", 2, "0.27.0")
     with pytest.raises(InputError, match="2 contexts"):
         ReplayMeasurer([record(1, 1.0), record(1, 0.5, context=other)])
+
+
+LATE = """
+from eqtune.measure.lean_import import leave_out
+leave_out()
+import sys
+import tvm
+import tvm_ffi
+assert "torch" not in [name for name, module in sys.modules.items() if module is not None]
+assert tvm.get_global_func("relax.op.add") and callable(tvm.relax.op._ffi_api.add)
+tvm_ffi.register_global_func("late.double", lambda x: 2 * x)
+tvm_ffi.init_ffi_api("late", "__main__")
+print(double(21))
+"""
+
+
+def test_what_is_registered_after_tvm_s_import_is_bound_all_the_same() -> None:
+    assert subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True).stdout == "42\n"

@@ -20,6 +20,23 @@ def leave_out() -> None:
     """Make TVM do without what it can do without. Call it before anything imports TVM."""
     for name in _OPTIONAL:
         sys.modules[name] = None  # type: ignore[assignment]
+    _list_functions_once()
+
+
+def _list_functions_once() -> None:
+    """Let the fifty modules of TVM that bind C++ functions share a list of them: making it takes a quarter of all."""
+    from tvm_ffi import registry
+
+    names: list[str] = []
+
+    def listed() -> list[str]:
+        nonlocal names
+        name_at = registry.get_global_func("ffi.FunctionListGlobalNamesFunctor")()
+        if name_at(-1) != len(names):  # of none that is loaded later, none is taken away
+            names = [name_at(index) for index in range(name_at(-1))]
+        return names
+
+    registry.list_global_func_names = listed
 
 
 def load_routines() -> None:
