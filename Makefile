@@ -1,4 +1,4 @@
-# Two commands on a fresh machine that has Python 3.10 or newer: `make demo` and `make test`.
+# Two commands on a fresh machine that has Python 3.11 or newer: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ demo: $(VENV)/.installed ## tune SqueezeNet on this machine's CPU, with a report
 	$(BIN)/eqtune tune zoo:squeezenet --budget $(DEMO_BUDGET) --work-dir $(DEMO_DIR) \
 		--report $(DEMO_DIR)/report.html --export $(DEMO_DIR)/squeezenet.so
 
-test: $(VENV)/.installed-dev ## all tests, slow ones included
+test: $(VENV)/.installed-dev ## all tests but those that tune with a peer's tuner
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not peers and not alone"
 	$(BIN)/python -m pytest -m alone
 

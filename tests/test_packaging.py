@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
-import tomllib
 
 import eqtune
 
@@ -35,7 +36,7 @@ def test_every_folder_is_a_listed_package() -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
+def test_the_wheel_holds_every_module_and_works(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -49,12 +50,23 @@ def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
     ]
     subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("eqtune-*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "installed")
     for folder, package in FOLDERS.items():
         for source in (ROOT / folder).rglob("*.py"):
             inside = "/".join([*package.split("."), *source.relative_to(ROOT / folder).parts])
             assert inside in names
     assert not any(name.startswith(("tests/", "records/", "search/", "tvm_plugin/")) for name in names)
+    assert "eqtune/report/page.html" in names
+
+    def run(*arguments: str) -> str:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert run("-c", "import eqtune; print(eqtune.__file__)").startswith(str(tmp_path))
+    assert "usage: eqtune" in run("-m", "eqtune", "--help")
 
 
 @pytest.mark.parametrize("module", ["eqtune", "eqtune.records", "eqtune.cli", "eqtune.errors"])

@@ -28,6 +28,15 @@ def test_a_working_machine_is_fine(capsys):
     assert {checks[name] for name in ("versions", "compiler", "target", "machine", "speeds", "worker")} == {"ok"}
 
 
+def test_every_extra_is_looked_for(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", doctor._extras)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert run() == 0
+    said = capsys.readouterr().out
+    for extra in ("torch", "onnx", "ray", "rpc"):
+        assert f'pip install "eqtune[{extra}]"' in said
+
+
 def test_a_bad_installation_is_a_problem_with_advice(capsys, monkeypatch):
     def refuse():
         raise SetupError("apache-tvm is not installed; run: pip install apache-tvm")

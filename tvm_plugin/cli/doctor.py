@@ -18,8 +18,15 @@ from ..errors import EqtuneError
 
 __all__ = ["Finding", "add_parser", "examine", "run"]
 
-EXTRAS = {"torch": ("torch", "torch"), "onnx": ("onnx", "onnx"), "onnxruntime": ("onnxruntime", "onnx")}
-"""Package to (module, extra of eqtune that installs it)."""
+EXTRAS = {
+    "torch": ("torch", "to read PyTorch models"),
+    "onnx": ("onnx", "to read ONNX models"),
+    "onnxruntime": ("onnx", "to read ONNX models"),
+    "ray": ("ray", "to measure on a Ray cluster"),
+    "cloudpickle": ("rpc", "for TVM's RPC tracker"),
+    "tornado": ("rpc", "for TVM's RPC tracker"),
+}
+"""Package, which is also its module, to (extra of eqtune that installs it, what it is for)."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +153,9 @@ def _worker() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    for name, (module, extra) in EXTRAS.items():
-        if importlib.util.find_spec(module) is None:
-            yield Finding(name, "absent", "not installed", f'to read such models: pip install "eqtune[{extra}]"')
+    for name, (extra, purpose) in EXTRAS.items():
+        if importlib.util.find_spec(name) is None:
+            yield Finding(name, "absent", "not installed", f'{purpose}: pip install "eqtune[{extra}]"')
             continue
         try:
             yield Finding(name, "ok", version(name))
