@@ -76,14 +76,13 @@ except metadata.PackageNotFoundError:  # a source tree on sys.path that was neve
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from ._compat import check_versions
+    if name not in _HOMES and name not in _SUBPACKAGES:
+        raise AttributeError(f"module 'eqtune' has no attribute {name!r}")
+    from ._compat import check_versions
 
-        check_versions()
-        return getattr(import_module(_HOMES[name], __name__), name)
-    if name in _SUBPACKAGES:
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module 'eqtune' has no attribute {name!r}")
+    check_versions()
+    module = import_module(_HOMES.get(name, f".{name}"), __name__)
+    return getattr(module, name) if name in _HOMES else module
 
 
 def __dir__() -> list[str]:

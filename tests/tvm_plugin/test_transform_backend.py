@@ -11,7 +11,9 @@ import tvm
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
+import eqtune
 from eqtune import _compat, backend
+from eqtune.cli import main
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import device_name, target_json
 from eqtune.records import Context, Record, RecordDatabase
@@ -95,6 +97,21 @@ def test_versions_that_cannot_work_are_refused(monkeypatch, tvm_version, ffi_ver
     message = str(caught.value)
     assert "\n" not in message
     assert all(part in message for part in named)
+
+
+def test_every_door_but_help_refuses_them(monkeypatch, capsys):
+    monkeypatch.setattr(_compat, "version", versions(**{"apache-tvm": "0.27.0", "apache-tvm-ffi": "0.1.15"}))
+    for command in (["tune", "zoo:squeezenet"], ["records", "list"], ["graph", "--list-rules"]):
+        assert main(command) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("eqtune: error: apache-tvm 0.27.0 crashes with apache-tvm-ffi 0.1.15")
+        assert said.count("\n") == 1
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    for name in ("tune_model", "zoo"):
+        monkeypatch.delitem(vars(eqtune), name, raising=False)  # as in a process that did not load it yet
+        with pytest.raises(SetupError, match="crashes"):
+            getattr(eqtune, name)
 
 
 @pytest.mark.parametrize("ffi_version", ["0.1.14.post0", "0.1.14.post1"])

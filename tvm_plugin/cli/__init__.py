@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from .. import __version__
+from .. import __version__, _compat
 from ..errors import EqtuneError
 
 __all__ = ["main"]
@@ -35,8 +35,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors of eqtune become one line on standard error."""
+    from . import doctor
+
     args = build_parser().parse_args(argv)
     try:
+        if args.run is not doctor.run:  # which tells more
+            _compat.check_versions()
         return int(args.run(args))
     except EqtuneError as error:
         print(f"eqtune: error: {error}", file=sys.stderr)
