@@ -143,6 +143,13 @@ def test_layers_stay_whole():
         lambda x: F.max_pool2d(x - 2, (3, 2), (2, 1), 1, (1, 2), ceil_mode=True, return_indices=True)[1].float(),
         lambda x: torch.hypot(x, 1e30 * x[0]) + torch.copysign(x, -x) + x.logcumsumexp(2),
         lambda x: x.as_strided((2, 3, 2), (5, 7, 1), 3) * x[0, 0, 0, :2],
+        lambda x: (
+            (300 * x).logcumsumexp(1)
+            + torch.where(x[0, 0, 0] > -1, x, -torch.inf).logcumsumexp(-1)
+            + torch.where(x > 0, torch.inf, x).logcumsumexp(0)
+        ),
+        lambda x: torch.copysign(x, torch.where(x > 0, -0.0, 0.0)) + torch.copysign(x, -0.0),
+        lambda x: x.clamp(1, 0) + x + x * torch.linspace(-1, 2, 6).clamp(1, 0),
     ],
     ids=[
         "negative-select",
@@ -206,6 +213,9 @@ def test_layers_stay_whole():
         "places-of-pooling",
         "pairs-of-numbers",
         "strides",
+        "sums-of-what-is-far-apart",
+        "signs-of-zeros",
+        "limits-that-cross",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):

@@ -73,6 +73,7 @@ CASES = [
     ("ceil", op.ceil, [X]),
     ("trunc", op.trunc, [X]),
     ("clip", lambda x: op.clip(x, 0, 1.5), [X]),
+    ("clip", lambda x: op.clip(x, 1, 0), [X]),
     ("astype", lambda x: op.astype(x, "int32"), [X]),
     ("astype", lambda x: op.astype(x, "float16"), [X]),
     ("sqrt", op.sqrt, [POSITIVE]),

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.checker
 import onnx.inliner
@@ -25,6 +26,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
 from ..errors import InputError, UnsupportedModelError
+from ..transform.constants import array_of
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
@@ -297,7 +299,11 @@ def _bound(value: relax.Expr | None, missing: float) -> float | None:
         return missing
     if not isinstance(value, tvm.ir.GenericConst):
         return None
-    bound = float(value.value.numpy())
+    array = array_of(value)
+    bound = array.item()
+    if array.dtype.kind in "iu":  # the dtype's limits are no bounds, and no floats
+        limits = np.iinfo(array.dtype)
+        return missing if bound == (limits.min if missing < 0 else limits.max) else bound
     return missing if math.isnan(bound) else bound
 
 
@@ -309,7 +315,7 @@ def _clip(x: relax.Expr, low: float, high: float) -> relax.Expr:
         return relax.op.nn.relu(x) if low == 0 else relax.op.maximum(x, relax.const(low, dtype))
     if low == -math.inf:
         return relax.op.minimum(x, relax.const(high, dtype))
-    return relax.op.clip(x, low, high)
+    return relax.op.clip(x, min(low, high), high)  # TVM's lower bound counts where they cross, ONNX's upper
 
 
 def _is_static(value: relax.Expr) -> bool:

@@ -20,7 +20,7 @@ from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from .torch_nodes import Converter, arguments, dtype_of, shape_of
 
-__all__ = ["ORDER_CONVERTERS", "EqualsInOrder"]
+__all__ = ["ORDER_CONVERTERS", "EqualsInOrder", "so_far"]
 
 aten = torch.ops.aten
 
@@ -98,29 +98,44 @@ def _places_in_order(node: Any, importer: Any) -> relax.Expr:
     return emit(op.sum(emit(op.astype(emit(is_before), dtype_of(node))), axis=-1))
 
 
+def so_far(emit: Any, values: relax.Expr, axis: int, combine: Callable[..., relax.Expr], neutral: float) -> relax.Expr:
+    """Each element combined with all that come before it along an axis: of 2, 4, 8, ... elements up to each one.
+
+    Parameters
+    ----------
+    emit : callable
+        Of a block builder.
+    values : relax.Expr
+    axis : int
+    combine : callable
+        Of two tensors, the earlier elements in the second.
+    neutral : float
+        What changes nothing when it is combined with anything.
+    """
+    shape = shape_of(values)
+    axis %= len(shape)
+    before = [0] * (2 * len(shape))
+    distance = 1
+    while distance < shape[axis]:
+        before[2 * axis] = distance
+        moved = emit(op.nn.pad(values, before, pad_value=neutral))
+        moved = emit(op.strided_slice(moved, [axis], [0], [shape[axis]]))
+        values, distance = emit(combine(values, moved)), 2 * distance
+    return values
+
+
 def _extreme_so_far(choose: Callable[..., relax.Expr], is_largest: bool) -> Converter:
-    """cummax and cummin, and the last places of what they found: of 2, 4, 8, ... elements up to each one."""
+    """cummax and cummin, and the last places of what they found."""
 
     def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
         x, axis = arguments(node, importer, ("input", "dim"), ())
         emit, shape, dtype = importer.block_builder.emit, shape_of(x), str(x.ty.dtype)
         axis %= len(shape)
-
-        def so_far(values: relax.Expr, choose: Callable[..., relax.Expr], least: float) -> relax.Expr:
-            before = [0] * (2 * len(shape))
-            distance = 1
-            while distance < shape[axis]:
-                before[2 * axis] = distance
-                moved = emit(op.nn.pad(values, before, pad_value=least))
-                moved = emit(op.strided_slice(moved, [axis], [0], [shape[axis]]))
-                values, distance = emit(choose(values, moved)), 2 * distance
-            return values
-
-        values = so_far(x, choose, _limit(dtype, lowest=is_largest))
+        values = so_far(emit, x, axis, choose, _limit(dtype, lowest=is_largest))
         along = np.arange(shape[axis]).reshape([-1] + [1] * (len(shape) - 1 - axis))
         is_found = emit(op.equal(x, values))
         places = emit(op.where(is_found, constant_of(along), relax.const(0, "int64")))
-        return values, so_far(places, op.maximum, 0)
+        return values, so_far(emit, places, axis, op.maximum, 0)
 
     return convert
 

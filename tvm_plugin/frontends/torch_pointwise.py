@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.relax import op
 
 from .torch_nodes import Converter, arguments, dtype_of, evaluated, shape_of
+from .torch_order import so_far
 
 __all__ = ["POINTWISE_CONVERTERS"]
 
@@ -49,7 +50,7 @@ def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> 
     x = _operand(x, dtype, importer)
     numbers = [isinstance(bound, int | float) for bound in (least, most)]
     if all(numbers):
-        return emit(op.clip(x, least, most))
+        return emit(op.clip(x, min(least, most), most))  # the upper bound counts where they cross; TVM takes the lower
     if numbers[0] and least == 0 and most is None and dtype.startswith(("float", "bfloat")):
         return emit(op.nn.relu(x))
     if least is not None:
@@ -90,19 +91,24 @@ def _hypot(node: Any, importer: Any) -> relax.Expr:
 
 
 def _copysign(node: Any, importer: Any) -> relax.Expr:
-    """Of a zero's sign nothing is known."""
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     size, sign = (_operand(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
     size = emit(op.abs(size))
-    return emit(op.where(emit(op.less(sign, relax.const(0, dtype))), emit(op.negative(size)), size))
+    return emit(op.where(_is_negative(emit, sign), emit(op.negative(size)), size))
 
 
 def _log_cumulative_sum(node: Any, importer: Any) -> relax.Expr:
+    """Each exponential is relative to the largest one so far: relative to the largest of all, early ones vanish."""
     x, axis = arguments(node, importer, ("input", "dim"), ())
-    emit = importer.block_builder.emit
-    largest = emit(op.max(x, axis=[axis], keepdims=True))
-    sums = emit(op.cumsum(emit(op.exp(emit(op.subtract(x, largest)))), axis=axis))
-    return emit(op.add(emit(op.log(sums)), largest))
+    emit, zero = importer.block_builder.emit, relax.const(0, str(x.ty.dtype))
+
+    def added(left: relax.Expr, right: relax.Expr) -> relax.Expr:
+        largest = emit(op.maximum(left, right))
+        largest = emit(op.where(emit(op.isfinite(largest)), largest, zero))
+        sizes = [emit(op.exp(emit(op.subtract(part, largest)))) for part in (left, right)]
+        return op.add(emit(op.log(emit(op.add(*sizes)))), largest)
+
+    return so_far(emit, x, axis, added, -math.inf)
 
 
 def _exp2(node: Any, importer: Any) -> relax.Expr:
@@ -154,9 +160,13 @@ def _heaviside(node: Any, importer: Any) -> relax.Expr:
 
 
 def _signbit(node: Any, importer: Any) -> relax.Expr:
-    """Also of -0, whose reciprocal is below zero."""
     (x,) = arguments(node, importer, ("input",), ())
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    return _is_negative(importer.block_builder.emit, x)
+
+
+def _is_negative(emit: Any, x: relax.Expr) -> relax.Expr:
+    """Also of -0, whose reciprocal is below zero."""
+    dtype = str(x.ty.dtype)
     below = emit(op.less(x, relax.const(0, dtype)))
     if not dtype.startswith(("float", "bfloat")):
         return below

@@ -180,7 +180,7 @@ def _cumulate(function: Callable[..., Array]) -> Evaluator:
 
 
 def _clip(call: relax.Call, x: Array) -> Array:
-    return np.clip(x, _scalar(call.args[1]), _scalar(call.args[2])).astype(x.dtype)
+    return np.maximum(np.minimum(x, _scalar(call.args[2])), _scalar(call.args[1])).astype(x.dtype)
 
 
 def _repeat(call: relax.Call, x: Array) -> Array:
