@@ -156,6 +156,17 @@ def test_an_index_that_is_the_same_along_rows_is_of_rows(computed):
     assert {"relax.take", "relax.scatter_nd"} <= set(operators(imported.mod))
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_elements_are_scattered_into_a_part(axis):
+    """Also of the axes before and behind the one along which they are; TVM counts those as if they were whole."""
+    index = np.argsort(np.sin(np.arange(16)).reshape(2, 2, 4), axis)[..., :2]
+    index[0] -= 4 if axis else 0
+    node = helper.make_node("ScatterElements", ["x", "i", "u"], ["y"], axis=axis)
+    initializers = [constant("i", index, np.int64), constant("u", np.arange(8).reshape(2, 2, 2))]
+    proto = model([node], {"x": [4, 4, 4]}, {"y": [4, 4, 4]}, initializers)
+    assert verify_import(load_model(proto)) == 0
+
+
 def test_a_new_axis_may_be_a_number():
     nodes = [helper.make_node("Unsqueeze", ["x", "axis"], ["y"])]
     imported = load_model(model(nodes, {"x": [2, 3]}, {"y": [2, 1, 3]}, [constant("axis", 1, np.int64)]))

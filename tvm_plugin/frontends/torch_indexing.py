@@ -94,20 +94,23 @@ def _coordinates(index: Any, extent: int, shape: tuple[int, ...], importer: Any)
     return emit(op.astype(emit(op.expand_dims(emit(op.broadcast_to(index, shape)), -1)), "int64"))
 
 
-_REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+_REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "": "update"}
 
 
-def _scatter(node: Any, importer: Any) -> relax.Expr:
-    names = ("input", "dim", "index", "src", "reduce")
-    x, axis, index, source, reduce = arguments(node, importer, names, ("sum",))
-    if reduce not in _REDUCTIONS or not node.kwargs.get("include_self", True):
-        raise UnsupportedModelError(f"{node.name} scatters by {reduce}, or without what is there already")
-    emit, extents = importer.block_builder.emit, shape_of(index)
-    axes = list(range(len(extents)))
-    if any(extents[a] != shape_of(x)[a] for a in axes if a != axis % len(axes)):  # TVM counts places wrongly
-        raise UnsupportedModelError(f"{node.name} scatters along axis {axis} into a part of the other axes")
-    used = emit(op.strided_slice(source, axes, [0] * len(axes), extents))
-    return emit(op.scatter_elements(x, index, used, axis=axis, reduction=_REDUCTIONS[reduce]))
+def _scatter(unless_given: str) -> Converter:
+    """Of the source, as much as there are indices."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        names = ("input", "dim", "index", "src", "reduce")
+        x, axis, index, source, reduce = arguments(node, importer, names, (unless_given,))
+        if reduce not in _REDUCTIONS or not node.kwargs.get("include_self", True):
+            raise UnsupportedModelError(f"{node.name} scatters by {reduce}, or without what is there already")
+        emit, extents = importer.block_builder.emit, shape_of(index)
+        axes = list(range(len(extents)))
+        used = emit(op.strided_slice(source, axes, [0] * len(axes), extents))
+        return emit(op.scatter_elements(x, index, used, axis=axis, reduction=_REDUCTIONS[reduce]))
+
+    return convert
 
 
 def _take(node: Any, importer: Any) -> relax.Expr:
@@ -177,8 +180,9 @@ INDEXING_CONVERTERS: dict[str, Converter] = {
     "select.int": _select,
     "index.Tensor": _index,
     "index_put.default": _index_put,
-    "scatter_add.default": _scatter,
-    "scatter_reduce.two": _scatter,
+    "scatter.src": _scatter(""),
+    "scatter_add.default": _scatter("sum"),
+    "scatter_reduce.two": _scatter("sum"),
     "take.default": _take,
     "unfold.default": _windows,
     "as_strided.default": _strided,

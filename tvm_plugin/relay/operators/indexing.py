@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tvm.relax import op
 
+from ...transform.partial_scatters import scatter_elements
 from ..builder import Builder
 from .operator import Convert, Operator, row
 
@@ -74,7 +75,7 @@ def _gather_nd(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 def _scatter_elements(reduction: str | None = None) -> Convert:
     def convert(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
         how = reduction or attrs.reduction
-        return op.scatter_elements(*args, axis=b.axis(attrs.axis or 0, args[0]), reduction=how)
+        return scatter_elements(b.emit, *args, axis=b.axis(attrs.axis or 0, args[0]), reduction=how)
 
     return convert
 
