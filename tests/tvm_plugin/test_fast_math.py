@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.s_tir import Schedule
 
 import eqtune
 from eqtune.gpu_machine import resolve_target
-from eqtune.machine import describe_machine, detect_target
+from eqtune.machine import describe_machine, detect_target, device_name, target_json
+from eqtune.records import Context, Record, RecordDatabase
+from eqtune.records.traces import trace_to_json
+from eqtune.records.workload import serialize_workload
 from eqtune.report.table import kernel_table
 from eqtune.search.space import Hardware
 from eqtune.search.space.amx.halves import HALVES_PERMITTED
+from eqtune.tasks import extract_tasks
 from eqtune.transform import LowerToKernels
 from eqtune.tune.advice import fast_math_advice
 from eqtune.tune.forms import model_forms
@@ -120,6 +125,24 @@ def test_passes_and_the_pipeline_take_the_permission_too() -> None:
         with target:
             scheduled = pipeline(product())
         assert ("eqtune_amx" in scheduled.script()) == fast_math
+
+
+def test_the_pipeline_may_use_winograd_unless_records_are_of_the_exact_graph(tmp_path: Path) -> None:
+    target, mod = detect_target(1), convolution(1e-3)
+
+    def uses_winograd(**options: object) -> bool:
+        with target:
+            return "winograd" in str(relax.get_pipeline("eqtune", **options)(mod).script())
+
+    assert not uses_winograd()
+    assert uses_winograd(fast_math=True)
+    assert not uses_winograd(fast_math=True, graph=False)
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        for task in extract_tasks(LowerToKernels(target)(mod)):
+            here = Context(target_json(target), device_name(target), 1, tvm.__version__)
+            database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
+            database.add([Record(task.workload_hash, "", trace_to_json(Schedule(task.mod).trace), here, (1e-3,))])
+    assert not uses_winograd(fast_math=True, work_dir=tmp_path)
 
 
 @pytest.mark.slow

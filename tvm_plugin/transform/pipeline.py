@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, target, transform
 
+from ..graph_result import GraphConfig
 from ..machine import describe_machine
 from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
@@ -43,49 +45,78 @@ def eqtune_pipeline(
     graph : bool
         Whether to search for an equal, cheaper graph.
     fast_math : bool
-        Whether products of float32 may be made of smaller numbers, where the machine is faster at that (AMX: three of
-        bfloat16). Outputs are compared with nothing: `eqtune.tune_model` does that.
+        Whether the graph search may use rules that round differently (Winograd's convolutions), and one product of
+        float32 may be computed as three of bfloat16 where the machine is faster at that (AMX). Records and estimates
+        decide between such a graph and the exact one. What the graph search changed is compared with the given graph on
+        random inputs, to 1e-4; schedules are compared with nothing: `eqtune.tune_model` does that.
     """
     records = work_dir or os.environ.get(_WORK_DIR_VARIABLE)
 
     def pipeline(mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         machine = target.Target.current(allow_none=False)
-        graph_passes = [EqualitySaturation(), FoldBatchNorm(), FoldWeights()] if graph else []
-        mod = transform.Sequential(graph_passes)(simplify(mod, machine))
+        mod = simplify(mod, machine)
+        graphs = _graphs(mod, fast_math) if graph else {"as given": mod}
         stored = stored_schedules(records, context) if records else {}
-        lowered, schedules = _best_form(mod, machine, stored, fast_math)
+        lowered, schedules = _best_form(graphs, machine, stored, fast_math)
         lowered = schedule_kernels(lowered, schedules)
         return transform.Sequential(after_kernels())(lowered)
 
     return transform.module_pass(pipeline, opt_level=0, name="EqtunePipeline")
 
 
-def _best_form(
-    mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool
-) -> tuple[ir.IRModule, dict[str, Any]]:
-    """The module as kernels, as it is or with channels last, whichever runs faster by records and estimates.
+def _graphs(mod: ir.IRModule, fast_math: bool) -> dict[str, ir.IRModule]:
+    """What the graph search makes of a module; with `fast_math`, also what it makes of it with that, if anything."""
+    graphs = {"exact": transform.Sequential([EqualitySaturation()])(mod)}  # alone, a pass cannot be switched off
+    if fast_math:
+        lossy = transform.Sequential([EqualitySaturation(GraphConfig(fast_math=True))])(mod)
+        graphs |= {} if lossy.same_as(mod) else {"fast math": lossy}
+    fold = transform.Sequential([FoldBatchNorm(), FoldWeights()])
+    return {name: fold(found) for name, found in graphs.items()}
 
-    Measured and estimated times do not mix well: the form with fewer calls that were never measured wins.
+
+@dataclass(frozen=True)
+class _Form:
+    """A module as kernels: their schedules, how many calls, of those never measured, and about how many seconds."""
+
+    kernels: ir.IRModule
+    schedules: dict[str, Any]
+    calls: int
+    missing: int
+    seconds: float
+
+
+def _best_form(
+    graphs: dict[str, ir.IRModule], machine: Any, stored: dict[str, Any], fast_math: bool
+) -> tuple[ir.IRModule, dict[str, Any]]:
+    """A graph as kernels, as it is or with channels last, whichever runs fastest by records and estimates.
+
+    Measured and estimated times do not mix well: with channels first or last, fewer calls that were never measured win;
+    of two graphs, whose numbers of calls differ, the one with the smaller share of them.
     """
+    best = []
+    for name, mod in graphs.items():
+        forms = [_scheduled_form(name, mod, machine, stored, fast_math)]
+        last = transform.Sequential([ChannelsLast()])(mod)
+        if not last.same_as(mod):
+            forms.append(_scheduled_form(f"{name}, channels last", last, machine, stored, fast_math))
+        best.append(min(forms, key=lambda form: (form.missing, form.seconds)))
+    chosen = min(best, key=lambda form: (form.missing / max(form.calls, 1), form.seconds))
+    return chosen.kernels, chosen.schedules
+
+
+def _scheduled_form(name: str, mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool) -> _Form:
     hardware = describe_machine(machine, measure=False)
-    forms = {"as given": mod}
-    last = transform.Sequential([ChannelsLast()])(mod)
-    if not last.same_as(mod):
-        forms["channels last"] = last
-    candidates = []
-    for name, form in forms.items():
-        lowered = lower_to_kernels(form, machine)
-        if fast_math:
-            lowered = permit_lossy_products(lowered, hardware)
-        tasks = extract_tasks(lowered)
-        schedules = {task.workload_hash: stored[task.workload_hash] for task in tasks if task.workload_hash in stored}
-        missing = [task for task in tasks if task.workload_hash not in schedules]
-        schedules |= analytic_schedules(missing, hardware)
-        cost = sum(task.calls for task in missing), _seconds(tasks, schedules)
-        LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), cost[0], cost[1] * 1e3)
-        candidates.append((cost, lowered, schedules))
-    _, lowered, schedules = min(candidates, key=lambda candidate: candidate[0])
-    return lowered, schedules
+    lowered = lower_to_kernels(mod, machine)
+    if fast_math:
+        lowered = permit_lossy_products(lowered, hardware)
+    tasks = extract_tasks(lowered)
+    schedules = {task.workload_hash: stored[task.workload_hash] for task in tasks if task.workload_hash in stored}
+    unknown = [task for task in tasks if task.workload_hash not in schedules]
+    schedules |= analytic_schedules(unknown, hardware)
+    calls, missing = sum(task.calls for task in tasks), sum(task.calls for task in unknown)
+    seconds = _seconds(tasks, schedules)
+    LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), missing, seconds * 1e3)
+    return _Form(lowered, schedules, calls, missing, seconds)
 
 
 def _seconds(tasks: list[Task], schedules: dict[str, Any]) -> float:
