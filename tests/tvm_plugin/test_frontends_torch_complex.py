@@ -59,6 +59,20 @@ def spectrogram(sound: Any, **options: Any) -> Any:
     return torch.stft(sound, 64, 16, window=torch.hann_window(64), return_complex=True, **options)
 
 
+def turned(x: Any) -> Any:
+    return torch.complex(x, 1 - x)
+
+
+def parts(*values: Any) -> Any:
+    return tuple(torch.view_as_real(value) for value in values)
+
+
+def written(value: Any, x: Any) -> Any:
+    value = value.clone()
+    value[:, 0] = x[:, 0]
+    return value
+
+
 def sharpened(sound: Any) -> Any:
     """To a spectrogram and back."""
     spectrum = spectrogram(sound)
@@ -86,6 +100,11 @@ def sharpened(sound: Any) -> Any:
             Lambda(lambda x, y: torch.view_as_real((torch.complex(x, y) @ torch.complex(y, x).mT) ** 2)),
             (IMAGE, 2 * IMAGE),
         ),
+        (Lambda(lambda x: parts(torch.cat([turned(x), x]), torch.stack([x, turned(x)]))), (IMAGE,)),
+        (Lambda(lambda x: parts(torch.where(x > 0, turned(x), x), torch.where(x > 0, 2.0, turned(x)))), (IMAGE,)),
+        (Lambda(lambda x: parts(nn.functional.pad(turned(x), (0, 1), value=2), written(turned(x), x))), (IMAGE,)),
+        (Lambda(lambda x: parts(torch.select_scatter(turned(x), x[:, 0], 1, 1), turned(x))), (IMAGE,)),
+        (Lambda(lambda x: parts(torch.slice_scatter(turned(x), x[:, :1], 1, 1, 2), turned(x))), (IMAGE,)),
     ],
     ids=[
         "rotary",
@@ -102,6 +121,11 @@ def sharpened(sound: Any) -> Any:
         "quotient",
         "exponential",
         "product",
+        "joined-with-real",
+        "chosen-or-real",
+        "padded-and-written-with-real",
+        "selected-real",
+        "sliced-real",
     ],
 )
 def test_complex_numbers_are_pairs(module: Any, inputs: Any) -> None:

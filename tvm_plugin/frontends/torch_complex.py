@@ -90,7 +90,7 @@ def _computes_complex(node: torch.fx.Node) -> bool:
 
 
 def _is_known(node: torch.fx.Node) -> bool:
-    return _packet(node) in _BY_PART or _packet(node) in _OPERATORS
+    return any(_packet(node) in known for known in (_BY_PART, _OF_VALUES, _OPERATORS))
 
 
 def _packet(node: torch.fx.Node) -> Any:
@@ -144,6 +144,9 @@ class _Interpreter(torch.fx.Interpreter):
             return super().run_node(node)
         if _packet(node) in _BY_PART:
             return _by_part(node.target, args, kwargs)
+        if _packet(node) in _OF_VALUES:
+            places = _OF_VALUES[_packet(node)]
+            return _by_part(node.target, [_values(a) if i in places else a for i, a in enumerate(args)], kwargs)
         return _OPERATORS[_packet(node)](*args, **kwargs)
 
 
@@ -154,6 +157,14 @@ def _of(value: Any) -> Complex:
     if isinstance(value, complex):
         return Complex(value.real, value.imag)
     return Complex(value, 0.0)
+
+
+def _values(value: Any) -> Any:
+    """Each value of an argument as a complex one, of which both parts are as the real part is: a tensor or a number."""
+    if isinstance(value, list | tuple) and not isinstance(value, Complex):
+        return [_values(item) for item in value]
+    real, imag = _of(value)
+    return Complex(real, torch.zeros_like(real) if isinstance(real, Tensor) and not isinstance(imag, Tensor) else imag)
 
 
 def _by_part(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -361,11 +372,24 @@ _BY_PART = frozenset(
     getattr(aten, name)
     for name in (
         *("view", "reshape", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "alias"),
-        *("slice", "select", "cat", "stack", "clone", "contiguous", "detach", "constant_pad_nd", "flip", "roll"),
+        *("slice", "select", "clone", "contiguous", "detach", "flip", "roll", "movedim", "narrow", "gather"),
         *("sum", "mean", "neg", "index_select", "index", "split_with_sizes", "split", "unbind", "unfold", "repeat"),
-        *("lift_fresh_copy", "copy", "movedim", "narrow", "gather", "slice_scatter", "select_scatter", "where"),
+        "lift_fresh_copy",
     )
 )
+"""What moves or adds up elements of one tensor; all other arguments are axes, sizes or indices."""
+
+_OF_VALUES: dict[Any, tuple[int, ...]] = {
+    aten.cat: (0,),
+    aten.stack: (0,),
+    aten.where: (1, 2),
+    aten.copy: (0, 1),
+    aten.slice_scatter: (0, 1),
+    aten.select_scatter: (0, 1),
+    aten.constant_pad_nd: (0, 2),
+}
+"""What takes elements of several values -> which of its arguments they are: real ones among them have no imaginary
+part."""
 
 _OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.add: _add,

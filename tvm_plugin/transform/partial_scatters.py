@@ -43,9 +43,8 @@ def scatter_elements(
     if _is_counted_right(shape, part, axis):
         return op.scatter_elements(x, indices, updates, axis, reduction)
     if reduction not in _REDUCTIONS:
-        raise UnsupportedModelError(
-            f"scattering by {reduction} into a part of {shape}; {', '.join(_REDUCTIONS)} can be"
-        )
+        known = ", ".join(_REDUCTIONS)
+        raise UnsupportedModelError(f"elements are scattered into a part of {shape} by {reduction}; known are {known}")
     wide = indices if str(indices.ty.dtype) == "int64" else emit(op.astype(indices, "int64"))
     from_start = emit(op.add(wide, relax.const(shape[axis], "int64")))
     wide = emit(op.where(emit(op.less(wide, relax.const(0, "int64"))), from_start, wide))
