@@ -158,6 +158,14 @@ def test_what_is_no_summary_is_refused(summary, change):
         RunSummary.from_json({})
 
 
+def test_a_summary_of_an_older_version_is_read(summary):
+    fields = summary.to_json()
+    del fields["tolerance"]
+    for kernel in fields["kernels"]:
+        del kernel["measured"]
+    assert RunSummary.from_json(fields) == summary
+
+
 # Text
 
 
@@ -185,9 +193,34 @@ def test_plain_schedules_and_trials_of_other_forms_are_told(summary):
     assert "more of" not in kernel_table(replace(summary, spent_trials=5))
 
 
+def test_what_the_budget_did_not_reach_is_marked_and_has_no_speedup(summary):
+    add, conv = summary.kernels
+    partly = replace(summary, kernels=(add, replace(conv, measured=False)))
+    lines = kernel_table(partly).splitlines()
+    assert re.split(r"  +", lines[2]) == [
+        "conv", "2", "4.00 G", "~200000", "~40000", "-", "~100", "~50.0", "4", "~96.4",
+    ]  # fmt: skip
+    assert "~" not in lines[3]
+    assert "~83000" in lines[5]
+    assert lines[6].startswith("~ not measured: ")
+    page = render_html(partly)
+    assert ">~40000</td>" in page
+    assert "<p class='note'>~ Not measured" in page
+    assert json.loads(json.dumps(partly.to_json()))["kernels"][1]["speedup"] is None
+    for text in (kernel_table(summary), render_html(summary)):
+        assert "~" not in text
+
+
+def test_the_permitted_difference_stands_beside_the_largest(summary):
+    checked = replace(summary, tolerance=1e-4)
+    assert "2.0e-07 relative (1.0e-04 permitted), 1.0e-06 absolute" in kernel_table(checked)
+    assert "relative to the reference; 1.0e-04 permitted" in render_html(checked)
+
+
 def test_table_fits_a_terminal_and_keeps_escape_codes_out(summary):
     name = "fused_" + "conv2d_add_relu_" * 9 + "\x1b[31m\n"
     row = replace(summary.kernels[1], name=name, flops=9.99e11, baseline_s=99.0, tuned_s=12.34, trials=99999, calls=999)
+    row = replace(row, measured=False)
     text = kernel_table(replace(summary, model="\x1b]0;x\x07", kernels=(row,), interrupted=True))
     assert max(map(len, text.splitlines())) <= 120
     assert "\x1b" not in text

@@ -37,6 +37,9 @@ def test_every_kernel_has_a_schedule_and_the_result_tells_which_was_measured(tmp
     assert all(task.tuned for task in result.tasks)
     assert sorted(task.measured for task in result.tasks) == [False, True]
     assert [task.trials for task in result.tasks if not task.measured] == [0]
+    assert sorted(row.measured for row in result.summary.kernels) == [False, True]
+    assert "~ not measured" in str(result)
+    assert result.summary.tolerance == 1e-4
     assert result.max_rel_error <= 1e-4
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import SetupError
 from .charts import Size, curve_svg
 from .summary import KernelRow, RunSummary
-from .units import binary, count, duration, number, percent, times
+from .table import NOT_REACHED
+from .units import about, binary, count, duration, number, percent, times
 
 __all__ = ["render_html", "write_html"]
 
@@ -66,7 +67,9 @@ def _head(summary: RunSummary) -> str:
             _tile("Speedup", times(summary.speedup), accent=True),
         ]
     if summary.max_rel_error is not None:
-        tiles.append(_tile("Largest difference", f"{summary.max_rel_error:.1e}", note="relative to the reference"))
+        permitted = "" if summary.tolerance is None else f"; {summary.tolerance:.1e} permitted"
+        note = f"relative to the reference{permitted}"
+        tiles.append(_tile("Largest difference", f"{summary.max_rel_error:.1e}", note=note))
     elsewhere = f", {summary.other_trials} more of other forms" if summary.other_trials else ""
     tiles.append(_tile("Trials", str(summary.trials), note=f"{summary.failed} failed{elsewhere}"))
     if summary.wall_s:
@@ -127,15 +130,17 @@ def _kernels(summary: RunSummary) -> str:
     before, after = summary.kernels_baseline_s, summary.kernels_tuned_s
     calls = sum(row.calls for row in summary.kernels)
     flops = sum(row.calls * row.flops for row in summary.kernels)
+    measured = not summary.unmeasured
     foot = (
         f"<th>{len(summary.kernels)} kernels, all calls</th><td>{calls}</td><td>{count(flops)}</td>"
-        f"<td>{number(before * 1e6)}</td><td>{number(after * 1e6)}</td>"
-        f"<td>{times(before / after if after else None)}</td>"
+        f"<td>{about(number(before * 1e6), measured)}</td><td>{about(number(after * 1e6), measured)}</td>"
+        f"<td>{about(times(before / after if after else None), measured)}</td>"
         f"<td></td><td></td><td>{summary.trials}</td><td>{summary.failed}</td><td></td>"
     )
     return (
         '<h2>Kernels</h2><div class="scroll"><table class="sortable">'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody><tfoot><tr>{foot}</tr></tfoot></table></div>"
+        + ("" if measured else f"<p class='note'>~ Not measured: {NOT_REACHED}.</p>")
     )
 
 
@@ -149,18 +154,19 @@ def _kernel_row(summary: RunSummary, row: KernelRow) -> str:
     cells = (
         (row.calls, str(row.calls)),
         (row.flops, count(row.flops)),
-        (row.baseline_s, number(row.baseline_s * 1e6)),
-        (row.tuned_s, number(row.tuned_s * 1e6)),
-        (row.speedup, times(row.speedup)),
-        (row.gflops, number(row.gflops)),
-        (peak or 0.0, percent(peak)),
+        (row.baseline_s, about(number(row.baseline_s * 1e6), row.measured)),
+        (row.tuned_s, about(number(row.tuned_s * 1e6), row.measured)),
+        (row.speedup or 0.0, times(row.speedup)),
+        (row.gflops, about(number(row.gflops), row.measured)),
+        (peak or 0.0, about(percent(peak), row.measured)),
         (row.trials, str(row.trials)),
         (row.failed, str(row.failed)),
     )
     return (
         f'<tr><th scope="row" class="name" title="{escape(hint)}">{escape(row.name)}</th>'
         + "".join(f'<td data-value="{value!r}">{text}</td>' for value, text in cells)
-        + f'<td class="share" style="--part: {100 * share:.1f}%" data-value="{share!r}">{percent(share)}</td></tr>'
+        + f'<td class="share" style="--part: {100 * share:.1f}%" data-value="{share!r}">'
+        f"{about(percent(share), row.measured)}</td></tr>"
     )
 
 

@@ -40,6 +40,8 @@ class KernelRow:
         Best latency in seconds after so many trials; see `best_so_far`.
     price_s : float or None
         Seconds of one call with the schedule that it was priced by before the search; None where it was not.
+    measured : bool
+        False where the budget did not reach the kernel: `tuned_s` is its price or an estimate, `baseline_s` a guess.
     """
 
     name: str
@@ -54,11 +56,12 @@ class KernelRow:
     sketch: str = ""
     curve: Curve = ()
     price_s: float | None = None
+    measured: bool = True
 
     @property
-    def speedup(self) -> float:
-        """How many times faster than untuned."""
-        return self.baseline_s / self.tuned_s
+    def speedup(self) -> float | None:
+        """How many times faster than untuned; None where that was not measured."""
+        return self.baseline_s / self.tuned_s if self.measured else None
 
     @property
     def before_s(self) -> float:
@@ -94,6 +97,8 @@ class RunSummary:
     max_abs_error, max_rel_error : float or None
         Largest difference of the tuned outputs from the reference, absolute, and relative to the largest reference
         value; None when it was not checked.
+    tolerance : float or None
+        Largest `max_rel_error` that was accepted; None when it was not checked.
     machine : mapping
         `Hardware.to_json()`: the measured peaks are among them.
     versions : mapping of str to str
@@ -126,6 +131,7 @@ class RunSummary:
     plain_baseline: bool = False
     max_abs_error: float | None = None
     max_rel_error: float | None = None
+    tolerance: float | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     overheads_s: Mapping[str, float] = field(default_factory=dict)
@@ -165,6 +171,11 @@ class RunSummary:
     def baseline_name(self) -> str:
         """What `baseline_s` is of, for people."""
         return "plain schedules" if self.plain_baseline else "untuned"
+
+    @property
+    def unmeasured(self) -> int:
+        """How many kernels the budget did not reach."""
+        return sum(not row.measured for row in self.kernels)
 
     @property
     def failed(self) -> int:
@@ -275,6 +286,7 @@ def _summary(fields: Mapping[str, Any]) -> RunSummary:
         plain_baseline=bool(fields.get("plain_baseline", False)),
         max_abs_error=_optional(fields.get("max_abs_error")),
         max_rel_error=_optional(fields.get("max_rel_error")),
+        tolerance=_optional(fields.get("tolerance")),
         machine=dict(fields.get("machine", {})),
         versions={str(k): str(v) for k, v in fields.get("versions", {}).items()},
         overheads_s={str(k): float(v) for k, v in fields.get("overheads_s", {}).items()},
@@ -303,6 +315,7 @@ def _kernel(fields: Mapping[str, Any]) -> KernelRow:
         sketch=str(fields.get("sketch", "")),
         curve=_curve(fields.get("curve", ())),
         price_s=_optional(fields.get("price_s")),
+        measured=bool(fields.get("measured", True)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .summary import KernelRow, RunSummary
-from .units import count, duration, number, percent, times
+from .units import about, count, duration, number, percent, times
 
 __all__ = ["closing_lines", "kernel_table"]
 
@@ -21,22 +21,27 @@ def kernel_table(summary: RunSummary) -> str:
     Only printable ASCII of the names is kept: they come from the model.
     """
     rows = [_cells(summary, row) for row in summary.by_time()]
+    measured = not summary.unmeasured
     rows.append(
         (
             f"{len(summary.kernels)} kernels, all calls",
             str(sum(row.calls for row in summary.kernels)),
             count(sum(row.calls * row.flops for row in summary.kernels)),
-            _microseconds(summary.kernels_baseline_s),
-            _microseconds(summary.kernels_tuned_s),
-            times(_ratio(summary.kernels_baseline_s, summary.kernels_tuned_s)),
+            about(_microseconds(summary.kernels_baseline_s), measured),
+            about(_microseconds(summary.kernels_tuned_s), measured),
+            about(times(_ratio(summary.kernels_baseline_s, summary.kernels_tuned_s)), measured),
             "",
             "",
             str(summary.trials),
             "",
         )
     )
-    return "\n".join([*_align(_HEADERS, rows), "", *closing_lines(summary)])
+    footnote = [] if measured else [f"~ not measured: {NOT_REACHED}"]
+    return "\n".join([*_align(_HEADERS, rows), *footnote, "", *closing_lines(summary)])
 
+
+NOT_REACHED = "the budget did not reach the kernel; its time is a price or an estimate, its baseline a guess"
+"""What a tilde before a kernel's numbers means."""
 
 DISTURBED = 1.5
 """A model that takes so many times as long as its kernels together..."""
@@ -63,8 +68,9 @@ def closing_lines(summary: RunSummary) -> list[str]:
         lines += _disturbed(summary)
     if summary.max_rel_error is not None and summary.max_abs_error is not None:
         lines.append(
-            f"largest difference from the reference: {summary.max_rel_error:.1e} relative, "
-            f"{summary.max_abs_error:.1e} absolute"
+            f"largest difference from the reference: {summary.max_rel_error:.1e} relative"
+            + ("" if summary.tolerance is None else f" ({summary.tolerance:.1e} permitted)")
+            + f", {summary.max_abs_error:.1e} absolute"
         )
     if "fast math" in summary.graph:
         lines.append(f"fast math: {printable(str(summary.graph['fast math']))}")
@@ -108,13 +114,13 @@ def _cells(summary: RunSummary, row: KernelRow) -> tuple[str, ...]:
         printable(row.name, NAME_WIDTH),
         str(row.calls),
         count(row.flops),
-        _microseconds(row.baseline_s),
-        _microseconds(row.tuned_s),
+        about(_microseconds(row.baseline_s), row.measured),
+        about(_microseconds(row.tuned_s), row.measured),
         times(row.speedup),
-        number(row.gflops),
-        percent(summary.peak_fraction(row)),
+        about(number(row.gflops), row.measured),
+        about(percent(summary.peak_fraction(row)), row.measured),
         str(row.trials),
-        percent(summary.share(row)),
+        about(percent(summary.share(row)), row.measured),
     )
 
 

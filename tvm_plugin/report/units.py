@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["binary", "count", "duration", "number", "percent", "round_duration", "times"]
+__all__ = ["about", "binary", "count", "duration", "number", "percent", "round_duration", "times"]
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -59,6 +59,11 @@ def binary(size_bytes: float) -> str:
 def percent(fraction: float | None) -> str:
     """A fraction as percent with one decimal; "-" when it is unknown."""
     return "-" if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.1f}"
+
+
+def about(text: str, measured: bool) -> str:
+    """A number that was not measured has a tilde: 45.2, ~45.2."""
+    return text if measured or text == "-" else f"~{text}"
 
 
 def times(ratio: float | None) -> str:

@@ -230,6 +230,7 @@ def tune_model(
             tuned_s=latency_s,
             max_abs_error=absolute,
             max_rel_error=relative,
+            tolerance=accuracy.tolerance if verify else None,
             graph={
                 "form": tuned.form.name,
                 **({"fast math": verdict} if verdict else {}),

@@ -29,6 +29,7 @@ def summarize(
     tuned_s: float | None = None,
     max_abs_error: float = math.nan,
     max_rel_error: float = math.nan,
+    tolerance: float | None = None,
     graph: dict[str, object] | None = None,
     command: str = "",
     interrupted: bool = False,
@@ -51,6 +52,7 @@ def summarize(
                 failed=task.failed,
                 sketch="" if task.decision is None else str(task.decision["sketch"]),
                 price_s=task.price_s,
+                measured=task.measured,
             )
             for task in tasks
         ),
@@ -59,6 +61,7 @@ def summarize(
         tuned_s=tuned_s,
         max_abs_error=None if math.isnan(max_abs_error) else max_abs_error,
         max_rel_error=None if math.isnan(max_rel_error) else max_rel_error,
+        tolerance=tolerance,
         machine=session.hardware.to_json(),
         versions={name: _version(name) for name in ("eqtune", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "numpy")},
         overheads_s={
