@@ -127,10 +127,14 @@ def _grid_sample(node: Any, importer: Any) -> relax.Expr:
 
 def _affine_grid(node: Any, importer: Any) -> relax.Expr:
     """The coordinates of each pixel, (x, y, 1), times the transposed matrices."""
-    theta, (_, _, height, width), corners = arguments(node, importer, ("theta", "size", "align_corners"), ())
-    emit, dtype = importer.block_builder.emit, str(theta.ty.dtype)
+    theta, size, corners = arguments(node, importer, ("theta", "size", "align_corners"), ())
+    if len(size) != 4:
+        raise UnsupportedModelError(f"{node.name} is an affine grid of volumes; grids of images can be imported")
+    emit, dtype, (height, width) = importer.block_builder.emit, str(theta.ty.dtype), size[2:]
 
     def places(count: int) -> Any:
+        if count == 1:
+            return np.zeros(1)
         return np.linspace(-1, 1, count) * (1.0 if corners else (count - 1) / count)
 
     y, x = np.meshgrid(places(height), places(width), indexing="ij")

@@ -57,11 +57,11 @@ def _index_put(node: Any, importer: Any) -> relax.Expr:
     """x[:, i, j] = values, or += where values accumulate, of integer indices: those axes come first meanwhile."""
     x, values = importer.env[node.args[0]], importer.env[node.args[2]]
     given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
+    accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
     if [str(index.ty.dtype) for index in given.values()] == ["bool"] and math.prod(shape_of(values)) == 1:
-        return _put_where(x, given, values, importer)
+        return _put_where(x, given, values, accumulate, importer)
     if not all(str(index.ty.dtype).startswith("int") for index in given.values()):
         return importer._index_put(node)
-    accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
     emit, shape, axes = importer.block_builder.emit, shape_of(x), list(given)
     rest = [axis for axis in range(len(shape)) if axis not in given]
     places = np.broadcast_shapes(*(tuple(shape_of(index)) for index in given.values()))
@@ -78,14 +78,14 @@ def _index_put(node: Any, importer: Any) -> relax.Expr:
     return emit(op.permute_dims(written, [order.index(axis) for axis in range(len(shape))]))
 
 
-def _put_where(x: Any, masks: Mapping[int, Any], value: Any, importer: Any) -> relax.Expr:
-    """x[:, mask] = value: one number, wherever a mask of some of the axes holds."""
+def _put_where(x: Any, masks: Mapping[int, Any], value: Any, accumulate: bool, importer: Any) -> relax.Expr:
+    """x[:, mask] = value, or += value: one number, wherever a mask of some of the axes holds."""
     emit = importer.block_builder.emit
     ((first, mask),) = masks.items()
     after = len(shape_of(x)) - first - len(shape_of(mask))
     mask = emit(op.reshape(mask, [*shape_of(mask), *[1] * after]))
     value = emit(op.reshape(emit(op.astype(value, str(x.ty.dtype))), []))
-    return emit(op.where(mask, value, x))
+    return emit(op.where(mask, emit(op.add(x, value)) if accumulate else value, x))
 
 
 def _coordinates(index: Any, extent: int, shape: tuple[int, ...], importer: Any) -> relax.Expr:
@@ -167,8 +167,9 @@ def _strided(node: Any, importer: Any) -> relax.Expr:
     """x.as_strided(size, stride, offset), of an `x` that lies in memory in order."""
     names = ("input", "size", "stride", "storage_offset")
     x, size, strides, offset = arguments(node, importer, names, (None,))
-    if not node.args[0].meta["val"].is_contiguous():
-        raise UnsupportedModelError(f"{node.name} is as_strided of a tensor that is not contiguous")
+    given = node.args[0].meta["val"]
+    if not given.is_contiguous() or given.storage_offset():  # the offset counts from where the storage begins
+        raise UnsupportedModelError(f"{node.name} is as_strided of a tensor that is not contiguous, or a part of one")
     places = np.full((), offset or 0, "int64")
     for extent, stride in zip(size, strides, strict=True):
         places = places[..., None] + stride * np.arange(extent)
