@@ -20,6 +20,7 @@ from tvm import relax
 
 import eqtune
 from eqtune import zoo
+from eqtune.cli import main
 from eqtune.records import RecordDatabase
 from eqtune.transform.apply_tuned import build_scheduled
 from eqtune.tune.model import MOST_COMPILED, _calls_matter
@@ -270,6 +271,7 @@ def test_the_command_line_tunes_reports_and_resumes(tmp_path: Path) -> None:
     [
         (("tune", "missing.onnx"), "no file"),
         (("tune", "zoo:alexnet"), "squeezenet"),
+        (("tune", "zoo:bert_base:words=3"), "its options: "),
         (("tune", "zoo:nasrnn", "--target", "{"), "not JSON"),
         (("tune", "zoo:nasrnn", "--graph", "off", "--fast-math"), "drop one of the two"),
         (("tune", "zoo:nasrnn", "--shape", "x=a"), "NAME=1,3,224,224"),
@@ -286,6 +288,19 @@ def test_bad_input_on_the_command_line_is_one_line_and_exit_code_2(
     assert done.stderr.startswith("eqtune: error:")
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "extra"), [("model.onnx", "onnx"), ("model.pt2", "torch"), ("model.txt", "")])
+def test_a_file_that_cannot_be_read_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, extra: str
+) -> None:
+    (tmp_path / name).touch()
+    if extra:
+        monkeypatch.setitem(sys.modules, extra, None)
+    assert main(["tune", str(tmp_path / name), "--work-dir", str(tmp_path / "work")]) == 2
+    assert (f"eqtune[{extra}]" if extra else "unknown suffix '.txt'") in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.slow

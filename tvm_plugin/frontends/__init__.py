@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .imported import ImportedModel, InputInfo
-from .load import load_model
+from .load import check_model, load_model
 from .params import load_params
 from .verify import verify_import
 
-__all__ = ["ImportedModel", "InputInfo", "load_model", "load_params", "verify_import"]
+__all__ = ["ImportedModel", "InputInfo", "check_model", "load_model", "load_params", "verify_import"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,7 @@ import tvm
 from ..errors import InputError, MissingExtraError
 from .imported import ImportedModel, imported_model
 
-__all__ = ["load_model"]
+__all__ = ["check_model", "load_model"]
 
 KINDS = (
     "a Relax IRModule, a torch.nn.Module with example_inputs, a torch.export.ExportedProgram, an onnx.ModelProto, "
@@ -21,6 +22,36 @@ KINDS = (
 )
 
 _WITH_WEIGHTS = (("torch", "Module"), ("torch", "ExportedProgram"), ("onnx", "ModelProto"))
+
+_SUFFIXES = (".onnx", ".pt2", ".json", ".relay")
+
+_NEEDS_ONNX = 'ONNX models need onnx and onnxruntime: pip install "eqtune[onnx]"'
+_NEEDS_TORCH = '.pt2 files need PyTorch: pip install "eqtune[torch]"'
+_NEEDED = {".onnx": (("onnx", "onnxruntime"), _NEEDS_ONNX), ".pt2": (("torch",), _NEEDS_TORCH)}
+"""Suffix to the packages that reading such a file takes, and what to say where one is missing."""
+
+
+def check_model(model: Any) -> None:
+    """Refuse what can be refused before anything is read: a type, a name or option of the zoo, a path, a suffix.
+
+    Raises
+    ------
+    InputError
+        As `load_model` does.
+    MissingExtraError
+        torch, onnx or onnxruntime is needed for such a file and not installed.
+    """
+    if isinstance(model, str) and model.startswith("zoo:"):
+        from .. import zoo
+
+        name, options = _zoo_arguments(model)
+        zoo.check(name, **options)
+    elif isinstance(model, str) and _is_relay_text(model):
+        return
+    elif isinstance(model, str | Path):
+        _check_file(Path(model))
+    elif not isinstance(model, tvm.IRModule) and not any(_derives_from(model, *kind) for kind in _WITH_WEIGHTS):
+        raise InputError(f"cannot load a model from {type(model).__name__}; give {KINDS}")
 
 
 def load_model(
@@ -60,6 +91,7 @@ def load_model(
     shapes = dict(shapes or {})
     if example_inputs is not None and not _derives_from(model, "torch", "Module"):
         raise InputError("example_inputs are for a torch.nn.Module; every other kind of model knows its inputs")
+    check_model(model)
     if isinstance(model, tvm.IRModule):
         from .relax_model import from_relax
 
@@ -70,13 +102,13 @@ def load_model(
                 f'{model!r} has weights and shapes; give options as in "zoo:bert_base:sequence_length=128"'
             )
         return _zoo_model(model)
-    if isinstance(model, str) and model.lstrip().startswith(("#[version", "def @", "fn (", "free_var %")):
+    if isinstance(model, str) and _is_relay_text(model):
         from .relay_model import from_relay_text
 
         return from_relay_text(model, params, shapes)
     if isinstance(model, str | Path):
         return _load_file(Path(model), params, shapes)
-    if params and any(_derives_from(model, *kind) for kind in _WITH_WEIGHTS):
+    if params:
         raise InputError(
             f"params are for Relax modules and Relay programs; a {type(model).__name__} has its own weights"
         )
@@ -88,14 +120,22 @@ def load_model(
         from .torch_model import from_exported_program
 
         return from_exported_program(model, shapes)
-    if _derives_from(model, "onnx", "ModelProto"):
-        return _onnx_door().from_onnx(model, shapes)
-    raise InputError(f"cannot load a model from {type(model).__name__}; give {KINDS}")
+    return _onnx_door().from_onnx(model, shapes)
+
+
+def _is_relay_text(text: str) -> bool:
+    return text.lstrip().startswith(("#[version", "def @", "fn (", "free_var %"))
 
 
 def _zoo_model(text: str) -> ImportedModel:
     from .. import zoo
 
+    name, options = _zoo_arguments(text)
+    return imported_model(zoo.relax(name, **options), text.removeprefix("zoo:"), "zoo")
+
+
+def _zoo_arguments(text: str) -> tuple[str, dict[str, Any]]:
+    """ "zoo:bert_base:sequence_length=128" -> "bert_base", {"sequence_length": 128}."""
     _, name, *assignments = text.split(":")
     options: dict[str, Any] = {}
     for assignment in assignments:
@@ -106,7 +146,7 @@ def _zoo_model(text: str) -> ImportedModel:
             raise InputError(
                 f'{assignment!r} in {text!r} is not OPTION=VALUE, as in "zoo:bert_base:sequence_length=128"'
             ) from error
-    return imported_model(zoo.relax(name, **options), ":".join([name, *assignments]), "zoo")
+    return name, options
 
 
 def _derives_from(model: Any, package: str, name: str) -> bool:
@@ -118,13 +158,26 @@ def _onnx_door() -> ModuleType:
     try:
         from . import onnx_model
     except ImportError as error:
-        raise MissingExtraError('ONNX models need onnx and onnxruntime: pip install "eqtune[onnx]"') from error
+        raise MissingExtraError(_NEEDS_ONNX) from error
     return onnx_model
 
 
-def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise InputError(f"no file {path}; give {KINDS}")
+    if path.suffix in (".pt", ".pth"):
+        raise InputError(
+            f"{path} is a pickle, which may run any code when it is loaded. Export the model instead: "
+            'torch.export.save(torch.export.export(model, example_inputs), "model.pt2")'
+        )
+    if path.suffix not in _SUFFIXES:
+        raise InputError(f"{path} has an unknown suffix {path.suffix!r}; give {KINDS}")
+    packages, message = _NEEDED.get(path.suffix, ((), ""))
+    if any(importlib.util.find_spec(package) is None for package in packages):
+        raise MissingExtraError(message)
+
+
+def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
     if path.suffix == ".relay":
         from .relay_model import from_relay_file
 
@@ -138,16 +191,9 @@ def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str
         raise InputError(f"params are for Relax modules and Relay programs; {path} has its own weights")
     if path.suffix == ".onnx":
         return _onnx_door().from_onnx_file(path, shapes)
-    if path.suffix == ".pt2":
-        try:
-            from .torch_file import load_program
-            from .torch_model import from_exported_program
-        except ImportError as error:
-            raise MissingExtraError('.pt2 files need PyTorch: pip install "eqtune[torch]"') from error
-        return from_exported_program(load_program(path), shapes, path.stem)
-    if path.suffix in (".pt", ".pth"):
-        raise InputError(
-            f"{path} is a pickle, which may run any code when it is loaded. Export the model instead: "
-            'torch.export.save(torch.export.export(model, example_inputs), "model.pt2")'
-        )
-    raise InputError(f"{path} has an unknown suffix {path.suffix!r}; give {KINDS}")
+    try:
+        from .torch_file import load_program
+        from .torch_model import from_exported_program
+    except ImportError as error:
+        raise MissingExtraError(_NEEDS_TORCH) from error
+    return from_exported_program(load_program(path), shapes, path.stem)

@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError
-from ..frontends import load_model
+from ..frontends import check_model, load_model
 from ..frontends.verify import compare
 from ..gpu_machine import is_gpu
 from ..runtime import Model, ModelRunner
@@ -147,6 +147,7 @@ def tune_model(
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, not {threads}")
     check_graph(graph, fast_math)
+    check_model(model)  # before seconds are spent on describing the machine
     settings = Settings(
         target, trials, time_budget_s, work_dir, strategy, cost_model, allocator, measure, threads, seed, progress
     )

@@ -25,7 +25,7 @@ from .resnet import resnet50, resnext50
 from .squeezenet import squeezenet
 from .vgg import vgg19
 
-__all__ = ["MODELS", "ModelSpec", "inputs", "names", "onnx", "relax", "torch"]
+__all__ = ["MODELS", "ModelSpec", "check", "inputs", "names", "onnx", "relax", "torch"]
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,18 @@ class ModelSpec:
 
     def emit(self, backend: Backend[H], seed: int, options: dict[str, Any]) -> Sequence[Tensor[H]]:
         """Emit on `backend`, and return the outputs."""
-        self._check(options)
+        self.check(options)
         return self.define(Network(backend, self.name, seed), **options)
 
     def describe(self, **options: Any) -> Network[Any]:
         """Return a network without weights: its inputs, parameter count and multiply-adds."""
-        self._check(options)
+        self.check(options)
         network: Network[Any] = Network(ShapeOnly(), self.name, 0, draw_weights=False)
         self.define(network, **options)
         return network
 
-    def _check(self, options: dict[str, Any]) -> None:
+    def check(self, options: dict[str, Any]) -> None:
+        """Raise InputError for an option that the model does not have."""
         unknown = sorted(set(options) - set(self.options))
         if unknown:
             allowed = ", ".join(self.options) or "none"
@@ -103,6 +104,11 @@ def _spec(name: str) -> ModelSpec:
     if name not in MODELS:
         raise InputError(f"no model {name!r} in the zoo; there are: {', '.join(MODELS)}")
     return MODELS[name]
+
+
+def check(name: str, seed: int = 0, **options: Any) -> None:
+    """Raise InputError for a model or an option that does not exist; draws no weights."""
+    _spec(name).check(options)
 
 
 def relax(name: str, seed: int = 0, **options: Any) -> Any:
