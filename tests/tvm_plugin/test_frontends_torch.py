@@ -113,6 +113,10 @@ def test_layers_stay_whole():
         lambda x: F.bilinear(x, x[..., :4], torch.arange(6 * 4 * 3).reshape(3, 6, 4) / 50, torch.ones(3)),
         lambda x: F.interpolate(x, (9, 11)) + F.interpolate(x, scale_factor=2)[:, :, :9, :11],
         lambda x: F.interpolate(x, scale_factor=(1.6, 0.7)),
+        lambda x: F.interpolate(x[:, :, :5, :5], scale_factor=(3.1, 2.1)),
+        lambda x: F.interpolate(x[:, :, :5, :5], scale_factor=(1.3, 2.1), mode="bilinear"),
+        lambda x: F.interpolate(x, scale_factor=(0.7, 1.6), mode="bicubic"),
+        lambda x: F.interpolate(x, scale_factor=1.6, mode="bilinear", align_corners=True),
         lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), align_corners=False),
         lambda x: F.grid_sample(
             x, F.affine_grid(x[:, :2, 0, :3], (2, 1, 5, 7), align_corners=False), align_corners=False
@@ -193,6 +197,10 @@ def test_layers_stay_whole():
         "product-of-three",
         "nearest-to-any-size",
         "nearest-by-any-factor",
+        "nearest-by-about-a-whole-factor",
+        "bilinear-by-any-factor",
+        "bicubic-by-any-factor",
+        "corners-by-any-factor",
         "grid-sample",
         "affine-grid",
         "scatter-add",

@@ -1,4 +1,7 @@
-"""Images made smaller without aliases, as products with the weights of each row and column: TVM samples points."""
+"""Images resized as products with the weights of each row and column: without aliases, or by steps of any length.
+
+TVM samples points, whose distance is the quotient of the sizes.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,7 @@ def resized(
     weigh: Callable[[Array], Array],
     reach: int,
     repeat_edges: bool = False,
+    antialias: bool = True,
 ) -> relax.Expr:
     """[..., height, width] -> [..., *sizes].
 
@@ -61,11 +65,13 @@ def resized(
         Beyond this distance, weights are zero: 1 or 2.
     repeat_edges : bool
         Pixels beside the image count, and are like the nearest one.
+    antialias : bool
+        Where steps are longer than a pixel, weights reach as much further.
     """
     height, width = extents(x.ty)[-2:]
     dtype = str(x.ty.dtype)
     down, across = (
-        _weights(extent, size, step, weigh, reach, repeat_edges).astype(dtype)
+        _weights(extent, size, step, weigh, reach, repeat_edges, antialias).astype(dtype)
         for extent, size, step in zip((height, width), sizes, steps, strict=True)
     )
     if width != sizes[1] or steps[1] != 1:
@@ -76,10 +82,16 @@ def resized(
 
 
 def _weights(
-    extent: int, size: int, step: float, weigh: Callable[[Array], Array], reach: int, repeat_edges: bool
+    extent: int,
+    size: int,
+    step: float,
+    weigh: Callable[[Array], Array],
+    reach: int,
+    repeat_edges: bool,
+    antialias: bool,
 ) -> Array:
     """[size, extent], each row with the sum one."""
-    stretch = max(step, 1.0)
+    stretch = max(step, 1.0) if antialias else 1.0
     centers = (step * (np.arange(size) + 0.5))[:, None]
     first, end = (np.floor(centers + sign * reach * stretch + 0.5) for sign in (-1, 1))
     beside = int(np.ceil(reach * stretch)) + 1

@@ -101,16 +101,24 @@ def _max_pool_and_places(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
 
 
 def _upsample_nearest(node: Any, importer: Any) -> relax.Expr:
-    """Pixel floor(i / factor), or floor(i H / O) where the size is given; whole factors as TVM's importer does."""
+    """Where each pixel is repeated as often, as TVM's importer does; else pixel by pixel."""
     x, _, factors = arguments(node, importer, ("input", "output_size", "scale_factors"), (None,))
     emit, before, after = importer.block_builder.emit, shape_of(x)[2:], list(node.meta["val"].shape[2:])
-    if not any(o % i for i, o in zip(before, after, strict=True)):
+    pixels = [_nearest(*axis) for axis in zip(before, after, factors or (None, None), strict=True)]
+    repeated = [np.repeat(np.arange(i), o // i) for i, o in zip(before, after, strict=True)]
+    if all(map(np.array_equal, pixels, repeated)):
         return importer._upsample_nearest2d(node)
-    for axis, (extent, size) in enumerate(zip(before, after, strict=True)):
-        step = np.float32(extent) / np.float32(size) if factors is None else np.float32(1.0 / factors[axis])
-        pixels = np.minimum(np.floor(np.arange(size, dtype=np.float32) * step).astype(np.int64), extent - 1)
-        x = emit(op.take(x, relax.const(pixels), axis=2 + axis))
+    for axis, chosen in enumerate(pixels, start=2):
+        x = emit(op.take(x, relax.const(chosen), axis=axis))
     return x
+
+
+def _nearest(extent: int, size: int, factor: float | None) -> Any:
+    """Pixel floor(i / factor), or floor(i H / O) where the size is given, or is once or twice that of the image."""
+    if size in (extent, 2 * extent):
+        return np.arange(size) * extent // size
+    step = np.float32(extent) / np.float32(size) if factor is None else np.float32(1.0 / factor)
+    return np.minimum(np.floor(np.arange(size, dtype=np.float32) * step).astype(np.int64), extent - 1)
 
 
 def _grid_sample(node: Any, importer: Any) -> relax.Expr:
@@ -176,6 +184,22 @@ def _antialiased(weigh: Callable[..., Any], reach: int) -> Converter:
     return convert
 
 
+def _upsample(name: str, weigh: Callable[..., Any], reach: int) -> Converter:
+    """TVM's importer does not look at factors, which may be others than the quotients of the sizes."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        names = ("input", "output_size", "align_corners", "scale_factors")
+        x, _, corners, factors = arguments(node, importer, names, (False, None))
+        before, after = shape_of(x)[-2:], list(node.meta["val"].shape[-2:])
+        steps = [1 / f for f in factors or ()]
+        if corners or not steps or np.allclose(steps, np.divide(before, after), rtol=1e-6):
+            return getattr(importer, name)(node)
+        emit = importer.block_builder.emit
+        return resized(emit, x, after, steps, weigh, reach, repeat_edges=True, antialias=False)
+
+    return convert
+
+
 IMAGE_CONVERTERS: dict[str, Converter] = {
     "pixel_shuffle.default": _pixel_shuffle,
     "adaptive_max_pool2d.default": _adaptive_max_pool,
@@ -188,6 +212,8 @@ IMAGE_CONVERTERS: dict[str, Converter] = {
     "_upsample_bilinear2d_aa.vec": _antialiased(linear, 1),
     "_upsample_bicubic2d_aa.vec": _antialiased(cubic(-0.5), 2),
     "upsample_nearest2d.vec": _upsample_nearest,
+    "upsample_bilinear2d.vec": _upsample("_upsample_bilinear2d", linear, 1),
+    "upsample_bicubic2d.vec": _upsample("_upsample_bicubic2d", cubic(-0.75), 2),
     "grid_sampler_2d.default": _grid_sample,
     "affine_grid_generator.default": _affine_grid,
 }
