@@ -14,7 +14,7 @@ from typing import Any
 from eqtune.errors import RecordError
 
 from .record import Context, Record, Workload
-from .schema import prepare
+from .schema import check, prepare
 from .validation import check_context, check_hash, check_number, check_record, check_text, parse_json
 
 __all__ = ["RecordDatabase"]
@@ -39,6 +39,8 @@ class RecordDatabase:
         The file; created when it does not exist, in a directory that does.
     timeout_s : float
         How long to wait for another process that is writing, in seconds.
+    read_only : bool
+        Look at a file that exists, and change nothing that it holds.
 
     Raises
     ------
@@ -47,14 +49,19 @@ class RecordDatabase:
         writable, disk full, locked too long. The message is one line that names the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], timeout_s: float = 30.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], timeout_s: float = 30.0, read_only: bool = False) -> None:
         self.path = Path(path)
         self._timeout_s = timeout_s
         with self._errors():
             # Autocommit: transactions are begun by hand, so that it is plain to see what is in one.
-            self._connection = sqlite3.connect(self.path, timeout=timeout_s, isolation_level=None)
+            name = f"{self.path.absolute().as_uri()}?mode=rw" if read_only else self.path
+            self._connection = sqlite3.connect(name, timeout=timeout_s, isolation_level=None, uri=read_only)
         try:
             with self._errors():
+                if read_only:  # mode=ro would leave an empty write-ahead log behind
+                    self._connection.execute("PRAGMA query_only = ON")
+                    check(self._connection)
+                    return
                 # FULL also survives a power cut; it costs one fsync a batch, which takes seconds to measure.
                 self._connection.execute("PRAGMA synchronous = FULL")
                 prepare(self._connection, _eqtune_version(), timeout_s)
@@ -145,6 +152,12 @@ class RecordDatabase:
         """How many records `all` with the same arguments would give."""
         where, values = _filter(workload_hash, context)
         return int(self._query(f"SELECT count(*) {_FROM} {where}", values)[0][0])
+
+    def totals(self) -> tuple[int, int, int]:
+        """Kernels with records, records, and how many of these failed; of all contexts."""
+        counts = "count(DISTINCT workload_hash), count(*), count(*) FILTER (WHERE error != '')"
+        kernels, records, failed = self._query(f"SELECT {counts} FROM records")[0]
+        return int(kernels), int(records), int(failed)
 
     def contexts(self) -> list[Context]:
         """All contexts that records were measured in."""

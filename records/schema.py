@@ -7,7 +7,7 @@ import time
 
 from eqtune.errors import RecordError
 
-__all__ = ["SCHEMA_VERSION", "prepare"]
+__all__ = ["SCHEMA_VERSION", "check", "prepare"]
 
 SCHEMA_VERSION = 2
 """Raised whenever the tables change."""
@@ -68,11 +68,11 @@ def prepare(connection: sqlite3.Connection, eqtune_version: str, timeout_s: floa
     # Checked before anything is written: journal_mode would change another program's file. One transaction, so that
     # a file which another process is just creating is seen either new or complete.
     connection.execute("BEGIN")
-    _check(connection)
+    _is_new(connection)
     connection.execute("COMMIT")
     _use_write_ahead_log(connection, timeout_s)
     connection.execute("BEGIN IMMEDIATE")
-    if _check(connection):  # another process may have created the tables in between
+    if _is_new(connection):  # another process may have created the tables in between
         for statement in TABLES:
             connection.execute(statement)
         connection.execute("INSERT INTO meta VALUES ('eqtune_version', ?)", (eqtune_version,))
@@ -85,7 +85,13 @@ def prepare(connection: sqlite3.Connection, eqtune_version: str, timeout_s: floa
     connection.execute("COMMIT")
 
 
-def _check(connection: sqlite3.Connection) -> bool:
+def check(connection: sqlite3.Connection) -> None:
+    """Raise RecordError unless the file is a record database that can be read; writes nothing."""
+    if _is_new(connection):
+        raise RecordError("it holds no records yet")
+
+
+def _is_new(connection: sqlite3.Connection) -> bool:
     """Whether the file is new; raises RecordError when it is not ours."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     version = _version(connection)

@@ -1,8 +1,11 @@
 import argparse
 import json
+import os
+import time
 
 import pytest
 
+from eqtune.cli import main
 from eqtune.cli import records as records_command
 from eqtune.cli import report as report_command
 from eqtune.errors import InputError
@@ -129,3 +132,28 @@ def test_report_of_no_run_is_refused(tmp_path, text):
         (tmp_path / "summary.json").write_text(text)
     with pytest.raises(InputError, match=r"summary"):
         command("report", tmp_path)
+
+
+def test_watch_tells_what_is_new_until_the_result_is_there_and_writes_nothing(work, capsys, monkeypatch):
+    (work / "summary.json").write_text("{}")  # of an earlier run
+    os.utime(work / "summary.json", (0, 0))
+    database = RecordDatabase(work / "records.sqlite")  # of the run that is watched
+    later = iter([lambda: None, lambda: database.add([record(SLOW, None)]), lambda: (work / "summary.json").touch()])
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(later)())
+    assert main(["watch", str(work)]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["2 kernels, 4 trials, 1 failed", "2 kernels, 5 trials, 2 failed"]
+    assert said.err == ""
+    database.close()
+    before = {file.name: file.read_bytes() for file in work.iterdir()}
+    assert main(["watch", str(work), "--once", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"kernels": 2, "trials": 5, "failed": 2}
+    assert {file.name: file.read_bytes() for file in work.iterdir()} == before
+
+
+def test_watch_leaves_other_files_alone(tmp_path, capsys):
+    other = tmp_path / "records.sqlite"
+    other.touch()
+    assert main(["watch", str(tmp_path)]) == 1
+    assert "holds no records yet" in capsys.readouterr().err
+    assert other.read_bytes() == b""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,44 +17,42 @@ __all__ = ["add_parser", "run"]
 def add_parser(commands: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "watch", help="follow a run", description="Print how many measurements a work directory holds, until Ctrl-C."
+        "watch",
+        help="follow a run",
+        description="Print how many measurements a work directory holds, whenever there are more, until `eqtune tune` "
+        "has written its result there, or Ctrl-C.",
     )
     parser.add_argument("work_dir", help="the run's work directory")
-    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="seconds between lines (2)")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="seconds between looks (2)")
     parser.add_argument("--once", action="store_true", help="print one line and end")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the records now and then; never writes."""
+    """Look at the records now and then; never writes."""
     from ..records import RecordDatabase
 
-    path = Path(args.work_dir) / "records.sqlite"
+    path, summary = Path(args.work_dir) / "records.sqlite", Path(args.work_dir) / "summary.json"
     if not os.access(path, os.R_OK):
         raise InputError(f"{args.work_dir!r} has no records.sqlite to read; give a work directory of `eqtune tune`")
+    older, said = _written(summary), None
     while True:
-        with RecordDatabase(path) as database:
-            records = list(database.all())
-        best: dict[str, float] = {}
-        for record in records:
-            best[record.workload_hash] = min(best.get(record.workload_hash, float("inf")), record.latency_s)
-        failed = sum(bool(record.error) for record in records)
-        state = {
-            "kernels": len(best),
-            "trials": len(records),
-            "failed": failed,
-            "sum_of_best_ms": sum(value for value in best.values() if value < float("inf")) * 1e3,
-        }
-        if args.json:
-            print(json.dumps(state), flush=True)
-        else:
-            print(
-                f"{state['kernels']} kernels, {state['trials']} trials, {failed} failed, "
-                f"sum of the best {state['sum_of_best_ms']:.3f} ms",
-                flush=True,
-            )
-        if args.once:
+        last = args.once or _written(summary) != older  # looked at first: what is read then is all there will be
+        with RecordDatabase(path, read_only=True) as database:
+            totals = database.totals()
+        if totals != said:
+            kernels, trials, failed = said = totals
+            line = {"kernels": kernels, "trials": trials, "failed": failed}
+            print(json.dumps(line) if args.json else f"{kernels} kernels, {trials} trials, {failed} failed", flush=True)
+        if last:
             return 0
-        sys.stdout.flush()
         time.sleep(max(0.1, args.every))
+
+
+def _written(file: Path) -> int | None:
+    """When a file was written, in nanoseconds; None where there is none."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
