@@ -19,6 +19,8 @@ from .validation import check_context, check_hash, check_number, check_record, c
 
 __all__ = ["RecordDatabase"]
 
+_PUT_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+
 _COLUMNS = (
     "r.id, r.workload_hash, r.decision, r.trace, r.latencies_s, r.error, r.detail, r.timestamp_s, r.seed, "
     "r.eqtune_version, r.notes, c.target, c.device, c.threads, c.tvm_version"
@@ -107,12 +109,17 @@ class RecordDatabase:
 
     # Records
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Keep a batch of records, in one transaction. A wrong one raises RecordError, and none is kept."""
+    def add(self, records: Sequence[Record], facts: Mapping[str, Any] | None = None) -> None:
+        """Keep a batch of records, and facts as `put_json` does, in one transaction: all or, after an error, nothing.
+
+        Raises RecordError for a wrong record, and for a fact that JSON cannot hold.
+        """
         rows = [_to_row(check_record(record)) for record in records]
-        if not rows:
+        fact_rows = [_to_fact(key, value) for key, value in (facts or {}).items()]
+        if not rows and not fact_rows:
             return
         with self._transaction() as connection:
+            connection.executemany(_PUT_FACT, fact_rows)
             numbers = {context: self._context_number(context) for context in {record.context for record in records}}
             connection.executemany(
                 "INSERT INTO records (context, workload_hash, decision, trace, latencies_s, latency_s, error, detail, "
@@ -120,11 +127,15 @@ class RecordDatabase:
                 [(numbers[record.context], *row) for record, row in zip(records, rows, strict=True)],
             )
 
-    def best(self, workload_hash: str, context: Context) -> Record | None:
-        """The fastest record of a kernel in exactly this context, the earlier of equals; None without a success."""
+    def best(self, workload_hash: str, context: Context, searched: bool = False) -> Record | None:
+        """The fastest record of a kernel in exactly this context, the earlier of equals; None without a success.
+
+        With `searched`, of those that have a decision: imported schedules have none.
+        """
+        decided = "AND r.decision != '' " if searched else ""
         rows = self._query(
             f"SELECT {_COLUMNS} {_FROM} WHERE r.workload_hash = ? AND {_IN_CONTEXT} AND r.latency_s IS NOT NULL "
-            "ORDER BY r.latency_s, r.id LIMIT 1",
+            f"{decided}ORDER BY r.latency_s, r.id LIMIT 1",
             (workload_hash, *_context_row(context)),
         )
         return self._record(rows[0]) if rows else None
@@ -169,13 +180,7 @@ class RecordDatabase:
 
     def put_json(self, key: str, value: Any) -> None:
         """Keep a JSON value under a key, in place of an older one. Raises RecordError for what JSON cannot hold."""
-        check_text("key", key)
-        try:
-            text = json.dumps(value, allow_nan=False, sort_keys=True)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RecordError(f"{key!r} cannot be kept as JSON: {error}") from error
-        with self._transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, text))
+        self.add([], {key: value})
 
     def get_json(self, key: str) -> Any:
         """The value kept under a key; None when there is none."""
@@ -291,6 +296,14 @@ def _filter(workload_hash: str | None, context: Context | None) -> tuple[str, li
         terms.append(_IN_CONTEXT)
         values.extend(_context_row(context))
     return ("WHERE " + " AND ".join(terms) if terms else "", values)
+
+
+def _to_fact(key: str, value: Any) -> tuple[str, str]:
+    check_text("key", key)
+    try:
+        return key, json.dumps(value, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecordError(f"{key!r} cannot be kept as JSON: {error}") from error
 
 
 def _to_row(record: Record) -> tuple[Any, ...]:

@@ -116,6 +116,24 @@ def test_facts_are_json(path):
         assert database.get_json("hardware") == value
 
 
+def test_records_and_the_facts_that_go_with_them_are_kept_together_or_not_at_all(path):
+    with RecordDatabase(path) as database:
+        with pytest.raises(RecordError, match="'trials' cannot be kept"):
+            database.add([record()], {"trials": float("nan")})
+        with pytest.raises(RecordError):
+            database.add([record(workload_hash="")], {"trials": 1})
+        assert (database.count(), database.get_json("trials")) == (0, None)
+        database.add([record()], {"trials": 1})
+        assert (database.count(), database.get_json("trials")) == (1, 1)
+
+
+def test_imported_schedules_are_left_out_where_only_searched_ones_count(path):
+    with RecordDatabase(path) as database:
+        database.add([record(2e-3), record(1e-3, decision="")])
+        assert database.best(HASH, CONTEXT).decision == ""
+        assert database.best(HASH, CONTEXT, searched=True).latencies_s[0] == 2e-3
+
+
 def test_a_fact_that_is_no_such_thing_counts_as_unknown(path):
     with RecordDatabase(path) as database:
         database.put_json("run", {"seconds": 1.5, "trials": -1, "form": "a", "most": 10**400})

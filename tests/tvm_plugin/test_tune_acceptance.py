@@ -29,16 +29,18 @@ TARGET = detect_target(1)
 LOOK_S = 0.2
 
 
-def searched(size: int) -> KernelSearch:
-    """A kernel whose first candidate seemed to be the faster of two, by a hair."""
+def searched(size: int, more: bool = False) -> KernelSearch:
+    """A kernel whose first candidate seemed to be the faster of two, by a hair; `more`: until a third one was."""
     mod = lower_to_kernels(module((size, size), lambda bb, x: relax.op.nn.softmax(x)), TARGET)
     (task,) = extract_tasks(mod)
     space = build_space(task.mod, Hardware())
     status = TaskStatus(task.name, 1, task.flops, 1e-9, "rows", [])
     search = strategies.create("random").begin(space, 0)
     kernel = KernelSearch(task, space, search, status, baseline_s=1.0)
-    first, second, *_ = defaults(space)[0]
+    first, second, third = defaults(space)[0]
     kernel.tell([Measurement(first, (1e-3,)), Measurement(second, (1.01e-3,))])
+    if more:
+        kernel.tell([Measurement(third, (1e-4,))])
     return kernel
 
 
@@ -50,7 +52,8 @@ class SlowMeasurer:
 
     def retime(self, task, decisions):
         self.looked += 1
-        return [Measurement(decision, (1e-3 / (1 + number),)) for number, decision in enumerate(decisions)]
+        latencies_s = [1e-3 / (1 + number) for number in range(len(decisions))]
+        return [Measurement(d, (s,), trace="built anew") for d, s in zip(decisions, latencies_s, strict=True)]
 
     def monotonic(self):
         return LOOK_S * self.looked
@@ -64,13 +67,17 @@ def measurer(monkeypatch):
     return slow
 
 
-def accepted(path: Path, measurer: SlowMeasurer, time_s: float | None, finish_s: float, look: bool = True):
+def results(path, measurer, time_s=None, finish_s=0.0, look=True, more=False):
     prices = SimpleNamespace(is_measured=lambda task: False)
     with RecordDatabase(path / "records.sqlite") as database:
         left = Budget(time_s=time_s, _started=0.0)
         untuned = Baselines(database, measurer, detect_target(), runs=True)
         choice = Acceptance(database, "here", measurer, left, prices, Progress(False), finish_s, untuned)
-        return [result.latency_s for result in choice.of([searched(size) for size in (32, 48, 64, 80)], look=look)]
+        return choice.of([searched(size, more) for size in (32, 48, 64, 80)], look=look)
+
+
+def accepted(path: Path, measurer: SlowMeasurer, time_s: float | None, finish_s: float, **options: bool):
+    return [result.latency_s for result in results(path, measurer, time_s, finish_s, **options)]
 
 
 def test_contenders_are_timed_again_and_the_fastest_is_taken(tmp_path, measurer):
@@ -87,3 +94,20 @@ def test_after_an_interrupt_nothing_is_timed_again_and_nothing_settled(tmp_path,
 def test_what_slow_looks_take_is_not_taken_from_what_follows(tmp_path, measurer):
     """The first look teaches how long one takes: there is time for one more, not for three."""
     assert accepted(tmp_path, measurer, 10.0 + 2.5 * LOOK_S, 10.0) == [0.5e-3, 0.5e-3, 1e-3, 1e-3]
+
+
+def test_what_was_accepted_stays_until_more_is_measured(tmp_path, measurer):
+    """Whoever measured it: a run that was killed before it accepted anything has left its records."""
+    assert accepted(tmp_path, measurer, None, 0.0) == [0.5e-3] * 4
+    assert accepted(tmp_path, measurer, None, 0.0) == [0.5e-3] * 4
+    assert measurer.looked == 4
+    assert accepted(tmp_path, measurer, None, 0.0, more=True) == [1e-4] * 4
+
+
+def test_what_there_was_no_time_to_time_again_is_not_settled(tmp_path, measurer):
+    assert accepted(tmp_path, measurer, 10.0, 10.0) == [1e-3] * 4
+    assert accepted(tmp_path, measurer, None, 0.0) == [0.5e-3] * 4
+
+
+def test_the_schedule_that_was_timed_is_the_one_that_is_applied(tmp_path, measurer):
+    assert {result.trace for result in results(tmp_path, measurer)} == {"built anew"}

@@ -60,8 +60,9 @@ def test_under_a_short_budget_a_new_graph_needs_clearly_better_prices_and_measur
 
 
 def test_the_winner_of_an_earlier_run_comes_first_whatever_prices_say() -> None:
-    assert shortlist(FASTER, kernels=2, measured=[NEW, GIVEN], winner="as given") == ["as given"]
-    assert shortlist(FASTER, kernels=2, winner="forgotten") == ["as given, channels last", "rewritten"]
+    assert shortlist(FASTER, kernels=2, measured=[NEW, GIVEN], winner=FORMS.forms[2].digest) == ["as given"]
+    another = Form("rewritten", None, [task("of another graph"), task(SHARED)]).digest
+    assert shortlist(FASTER, kernels=2, winner=another) == ["as given, channels last", "rewritten"]
 
 
 def test_all_forms_compete_where_the_budget_reaches() -> None:

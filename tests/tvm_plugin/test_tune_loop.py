@@ -215,6 +215,7 @@ def test_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
     with RecordDatabase(tmp_path / "records.sqlite") as database:
         resumed.resume(database.for_workload(K0, CONTEXT))
     assert resumed.status.trials == 48
+    assert len(resumed.status.history) == 3  # rounds that brought nothing count: patience does not begin anew
     assert resumed.best_s == loop.kernels[0].best_s
     second = LookUp(sketches)
     loop_over([resumed], second, tmp_path, trials=48).run()

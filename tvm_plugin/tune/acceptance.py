@@ -103,50 +103,51 @@ class Acceptance:
             schedule = lowerable_schedule(kernel.space, decision)
             if schedule is not None:
                 guess = Measurement(decision, (self.prices.guess_s(kernel.task),), trace=trace_to_json(schedule.trace))
-                return replace(self._result(kernel, (guess, guess.latency_s)), measured=False)
+                return replace(self._result(kernel, guess), measured=False)
         return self._result(kernel, None)
 
     def _accept(self, kernel: KernelSearch, least_s: float, look: bool) -> TaskResult:
         key = f"accepted:{kernel.task.workload_hash}:{self.context_key}"
-        known_s = self.database.get_number(key, "latency_s")
-        chosen = None
-        if known_s is not None and not kernel.measured_now:
-            measurement = kernel.measurements.get(str(self.database.get_object(key).get("decision")))
-            chosen = None if measurement is None else (measurement, known_s)
-        if chosen is None:
+        fact, known_s = self.database.get_object(key), self.database.get_number(key, "latency_s")
+        chosen = kernel.measurements.get(str(fact.get("decision")))
+        # Of an earlier run, which may have been killed after more was measured than it had accepted.
+        if chosen is not None and known_s is not None and fact.get("trials") == kernel.status.trials:
+            chosen = replace(chosen, latencies_s=(known_s,))
+        else:
+            seconds_left = self.budget.whole_seconds_left
+            look = look and (seconds_left is None or seconds_left >= self.finish_s + self._look_s)
             chosen = self._choose(kernel, kernel.status.calls * kernel.best_s >= least_s, look)
             if chosen is not None and look:
-                self.database.put_json(key, {"decision": decision_key(chosen[0].decision), "latency_s": chosen[1]})
-        return self._result(kernel, None if chosen is None or chosen[1] > kernel.baseline_s else chosen)
+                decision, trials = decision_key(chosen.decision), kernel.status.trials
+                self.database.put_json(key, {"decision": decision, "latency_s": chosen.latency_s, "trials": trials})
+        return self._result(kernel, None if chosen is None or chosen.latency_s > kernel.baseline_s else chosen)
 
-    def _choose(self, kernel: KernelSearch, worth: bool, look: bool) -> tuple[Measurement, float] | None:
-        """The fastest candidate and its latency in seconds; where it is `worth` a `look`, contenders are timed again.
+    def _choose(self, kernel: KernelSearch, worth: bool, look: bool) -> Measurement | None:
+        """The fastest candidate; where it is `worth` a `look`, contenders are timed again, and built anew for that.
 
         They run side by side. So do all finalists where the untuned kernel seems to be faster: it was timed at another
         moment, perhaps a quieter one.
         """
         loses = kernel.best_s > kernel.baseline_s
         finalists = [m for m in kernel.finalists(FINALISTS) if loses or m.latency_s <= CONTENDER * kernel.best_s]
-        seconds_left = self.budget.whole_seconds_left
-        too_late = seconds_left is not None and seconds_left < self.finish_s + self._look_s
         if not finalists:
             return None
-        if too_late or not look or (not loses and (len(finalists) < 2 or not worth)):
-            return finalists[0], finalists[0].latency_s
+        if not look or (not loses and (len(finalists) < 2 or not worth)):
+            return finalists[0]
         started = time.monotonic()
         again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
         self._look_s = time.monotonic() - started
-        best, retimed = min(zip(finalists, again, strict=True), key=lambda pair: pair[1].latency_s)
-        if retimed.error:
-            LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, retimed.detail)
+        best = min(again, key=lambda measurement: measurement.latency_s)
+        if best.error:
+            LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, best.detail)
             return None
-        return best, retimed.latency_s
+        return best
 
-    def _result(self, kernel: KernelSearch, chosen: tuple[Measurement, float] | None) -> TaskResult:
+    def _result(self, kernel: KernelSearch, chosen: Measurement | None) -> TaskResult:
         baseline_s = kernel.baseline_s
         if math.isnan(baseline_s):  # not reached: what its operations take in the untuned model, or as long as now
             guess_s = self.baselines.guess_s(kernel.task) or math.nan
-            baseline_s = guess_s if chosen is None else max(chosen[1], guess_s)
+            baseline_s = guess_s if chosen is None else max(chosen.latency_s, guess_s)
         baseline_trace = ""
         if self.baselines.plain and (chosen is None or math.isnan(kernel.baseline_s)):
             plain = plain_schedule(kernel.task.mod["main"])
@@ -158,11 +159,11 @@ class Acceptance:
             flops=kernel.task.operations,
             bytes_moved=kernel.task.bytes_moved,
             baseline_latency_s=baseline_s,
-            latency_s=baseline_s if chosen is None else chosen[1],
+            latency_s=baseline_s if chosen is None else chosen.latency_s,
             trials=kernel.status.trials,
             failed=kernel.failed,
-            trace=baseline_trace if chosen is None else chosen[0].trace,
-            decision=None if chosen is None else chosen[0].decision.to_json(),
+            trace=baseline_trace if chosen is None else chosen.trace,
+            decision=None if chosen is None else chosen.decision.to_json(),
             price_s=None if math.isnan(kernel.status.price_s) else kernel.status.price_s,
             baseline_trace=baseline_trace,
         )

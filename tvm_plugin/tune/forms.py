@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import time
@@ -78,6 +80,11 @@ class Form:
         """Workload hash to calls a run."""
         return {task.workload_hash: task.calls for task in self.tasks}
 
+    @property
+    def digest(self) -> str:
+        """Names the form by its kernels: what one run calls "rewritten" may be another graph in the next."""
+        return hashlib.blake2b(json.dumps(sorted(self.calls.items())).encode(), digest_size=8).hexdigest()
+
 
 @dataclass(frozen=True)
 class Forms:
@@ -143,7 +150,7 @@ class Forms:
             guessed_s = sum(t.calls * prices[t.workload_hash] for t in differing if not is_measured(t))
             if guessed_s < MOST_GUESSED * total_s[form.name] and affordable(form.tasks, GLANCE):
                 order.insert(0, form)
-        won = [form for form in self.forms if form.name == winner]
+        won = [form for form in self.forms if form.digest == winner]
         chosen: list[Form] = []
         for form in {form.name: form for form in [*won, *order]}.values():
             hopeful = form in clearly and not won

@@ -20,7 +20,10 @@ from ..search.space.features import with_compiled
 from ..search.strategies.base import Score, Search
 from ..tasks.task import Task
 
-__all__ = ["KernelSearch", "decision_key"]
+__all__ = ["BATCH", "KernelSearch", "decision_key"]
+
+BATCH = 16
+"""Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
 
 
 @dataclass
@@ -39,8 +42,6 @@ class KernelSearch:
         Seconds of one call of the untuned kernel; NaN while unknown.
     failed : int
         Candidates that failed, in all runs.
-    measured_now : int
-        Candidates measured in this run.
     measurements : dict
         `decision_key` to the fastest measurement of that decision, failures left out.
     suggestions : Points
@@ -57,7 +58,6 @@ class KernelSearch:
     status: TaskStatus
     baseline_s: float = math.nan
     failed: int = 0
-    measured_now: int = 0
     measurements: dict[str, Measurement] = field(default_factory=dict)
     suggestions: Points | None = None
     unreferenced: bool = False
@@ -99,8 +99,8 @@ class KernelSearch:
         own = [self.space.decision(point) for point in self.search.ask(count - len(first), score)]
         return first + [decision for decision in own if decision not in first]
 
-    def tell(self, measurements: Sequence[Measurement], new: bool = True) -> None:
-        """Take results in; `new` counts them as a round of this run."""
+    def tell(self, measurements: Sequence[Measurement]) -> None:
+        """Take the results of a round in."""
         points, latencies, notes = [], [], []
         for measurement in measurements:
             if measurement.error:
@@ -116,22 +116,21 @@ class KernelSearch:
                 latencies.append(measurement.latency_s)
                 notes.append(measurement.notes)
         self.status.trials += len(measurements)
-        if new:
-            self.measured_now += len(measurements)
         if points:
             self._add(np.stack(points), np.asarray(latencies), notes)
         if measurements:
             self.status.history.append(self.best_s)
 
     def resume(self, records: Sequence[Record]) -> None:
-        """Take in what earlier runs measured on this kernel in this context, in the order of their rounds."""
+        """Take in what earlier runs measured on this kernel in this context, round by round, roughly."""
         known = []
         for record in records:
             if record.decision:
                 decision = Decision.from_json(json.loads(record.decision))
                 outcome = record.latencies_s, record.error, record.detail, record.trace
                 known.append(Measurement(decision, *outcome, notes=notes_of(record)))
-        self.tell(known, new=False)
+        for start in range(0, len(known), BATCH):
+            self.tell(known[start : start + BATCH])
 
     def training_data(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Features [n, features] and latencies in seconds [n] of everything measured on this kernel."""

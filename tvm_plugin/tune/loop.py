@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..search.space.base import Decision
 from ..tasks.task import Task
 from .budget import Budget
 from .interrupt import Interrupt
-from .kernel_search import KernelSearch, decision_key
+from .kernel_search import BATCH, KernelSearch, decision_key
 from .progress import Progress
 from .transfer import Transfer
 
@@ -29,9 +30,6 @@ LOGGER = logging.getLogger(__name__)
 
 TRIAL_S = 0.08
 """What a trial takes, roughly, before any was measured: compiling dominates."""
-
-BATCH = 16
-"""Candidates a round: enough to share compile time, few enough for the cost model to learn between them."""
 
 OPENING = 4
 """Candidates of a kernel that are measured before the others of its first round: a good one is known earlier..."""
@@ -91,6 +89,8 @@ class TuningLoop:
         Noted in the records.
     transfer : Transfer or None
         Suggests the first candidates of each kernel.
+    spent : callable
+        Facts to keep with each batch of records: how much of the budget is gone.
     baselines : callable or None
         Sets `baseline_s` of kernels that are reached without one.
     untuned_s : callable
@@ -111,7 +111,7 @@ class TuningLoop:
     seed: int
     eqtune_version: str
     transfer: Transfer | None = None
-    on_round: Callable[[], None] = lambda: None
+    spent: Callable[[], Mapping[str, Any]] = dict
     baselines: Callable[[Sequence[KernelSearch]], None] | None = None
     untuned_s: Callable[[Task], float] = lambda task: 0.0
     guess_s: Callable[[Task], float] | None = None
@@ -133,8 +133,10 @@ class TuningLoop:
                         break
                     for part in self._parts(kernels, count):
                         if self.budget.allows(self._round_s) and not interrupt.happened:
-                            going_on = [kernel for kernel in kernels if not kernel.status.finished]
-                            self._round([kernel for kernel in going_on if self._in_time(kernel)], part)
+                            for kernel in kernels:
+                                if not kernel.status.finished and not self._in_time(kernel):
+                                    kernel.status.finished = "no time is left to run it untuned"
+                            self._round([kernel for kernel in kernels if not kernel.status.finished], part)
                         if part < count and self._take_little(kernels):
                             break
             except KeyboardInterrupt:
@@ -147,6 +149,11 @@ class TuningLoop:
         self.progress.close()
         if self.interrupted:
             self.progress.say("interrupted: the best so far is applied and checked; Ctrl-C again gives up")
+
+    @property
+    def trials(self) -> int:
+        """Measurements of the kernels of all forms, in all runs."""
+        return sum(kernel.status.trials for kernel in self.kernels)
 
     @property
     def best_s(self) -> dict[str, float]:
@@ -193,14 +200,10 @@ class TuningLoop:
         return bool(forms) and all(map(is_little, forms))
 
     def _in_time(self, kernel: KernelSearch) -> bool:
-        """Whether there is time for a round and, before it, for the untuned kernel; else the kernel is finished."""
+        """Whether there is time for a round and, before it, for the untuned kernel."""
         seconds_left = self.budget.seconds_left
-        if seconds_left is None or not math.isnan(kernel.baseline_s):
-            return True
-        if self._round_s + self.untuned_s(kernel.task) <= seconds_left:
-            return True
-        kernel.status.finished = "no time is left to run it untuned"
-        return False
+        untimed = math.isnan(kernel.baseline_s)
+        return seconds_left is None or not untimed or self._round_s + self.untuned_s(kernel.task) <= seconds_left
 
     def _turns(self, most: int) -> list[KernelSearch]:
         """The kernels whose turns come next, were nothing learnt meanwhile."""
@@ -220,6 +223,7 @@ class TuningLoop:
         asked = [(kernel, decisions) for kernel in kernels if (decisions := self._ask(kernel, count))]
         if not asked:
             return
+        asking_s = time.monotonic() - started
         if self.baselines is not None and any(math.isnan(kernel.baseline_s) for kernel, _ in asked):
             later = [kernel for kernel in self._turns(TOGETHER) if self._in_time(kernel)]
             soon = {id(kernel): kernel for kernel in [*(kernel for kernel, _ in asked), *later]}
@@ -232,16 +236,15 @@ class TuningLoop:
         if self.budget.time_s is not None:  # else trials are what counts, and no clock decides
             for kernel, _ in measured:
                 kernel.status.round_s = (time.monotonic() - measure_started) / len(asked)
-        self.database.add([self._record(kernel, m) for kernel, of_kernel in measured for m in of_kernel])
-        trials = sum(len(of_kernel) for _, of_kernel in measured)
-        self.budget.spent_trials += trials
-        self.on_round()  # before anything that takes time: a kill must not leave recorded trials uncounted
+        records = [self._record(kernel, m) for kernel, of_kernel in measured for m in of_kernel]
+        self.budget.spent_trials += len(records)
+        self.database.add(records, self.spent())  # at once: a kill must not leave recorded trials uncounted
         for kernel, of_kernel in measured:
             kernel.tell(of_kernel)
         self._fit()
-        round_s = time.monotonic() - started
+        round_s = asking_s + time.monotonic() - measure_started  # without untuned kernels, which run once
         self._round_s = max(0.8 * self._round_s, round_s)
-        self._trial_s = max(0.8 * self._trial_s, round_s / trials)
+        self._trial_s = max(0.8 * self._trial_s, round_s / len(records))
         self.progress.update(
             measured[-1][0].task.name[:40],
             self.latency_s,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import os
@@ -186,7 +184,7 @@ def tune_model(
         limit = TOLERANCE if config is None else min(TOLERANCE, config.tolerance)
         accuracy = _Accuracy(session, reference, verify, limit)
         forms = accuracy.not_refused(forms)
-        forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner)
+        forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner())
         forms = accuracy.screened(forms)
         loop = session.search(forms.tasks, forms.variants, guess=verify)
         if not session.runs:
@@ -200,7 +198,7 @@ def tune_model(
         session.rest()
         built = _built(contenders, results, session, accuracy) or [_build(spare, results, session, accuracy)]
         tuned, latency_s = _fastest(built, reference.inputs, session)
-        session.remember_winner(tuned.form.name)
+        session.remember_winner(tuned.form.digest, loop.trials)
         absolute, relative = accuracy.errors(tuned.run) if verify else (math.nan, math.nan)
         if verify and not relative <= accuracy.tolerance:
             raise MismatchError(
@@ -356,8 +354,7 @@ class _Accuracy:
         return "not faster" if self.refused_for == math.inf else f"refused: {self._why}"
 
     def _key(self, form: Form) -> str:
-        digest = hashlib.blake2b(json.dumps(sorted(form.calls.items())).encode(), digest_size=8)
-        return f"accuracy:{self.reference.key}:{digest.hexdigest()}"
+        return f"accuracy:{self.reference.key}:{form.digest}"
 
     @property
     def _why(self) -> str:
@@ -368,8 +365,9 @@ class _Accuracy:
 
 def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
     """The forms still in the race, best first; the winner of an earlier run alone, when nothing was measured since."""
-    remembered = [form for form in forms.forms if form.name == session.winner]
-    if remembered and not any(kernel.measured_now for kernel in loop.kernels):
+    winner = session.winner(loop.trials)
+    remembered = [form for form in forms.forms if form.digest == winner]
+    if remembered:
         return remembered
     best = loop.best_s
     return forms.of(sorted(loop.variants, key=lambda variant: variant.latency_s(best)))

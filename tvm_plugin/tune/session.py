@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -130,8 +131,9 @@ class Session:
         self.run_key = ""
         self.finish_s = FINISH_S
         self._spaces: dict[str, Space] = {}
-        self.work = WorkDirectory(settings.work_dir)
-        try:
+        with contextlib.ExitStack() as opened:  # closed again where what follows fails, or is interrupted
+            self.work = WorkDirectory(settings.work_dir)
+            opened.callback(self.work.close)
             # Before the workers start: they would share the cores with what is being measured.
             self.hardware = self._describe_machine()
             self.measurer: Measurer = measure.create(
@@ -141,14 +143,13 @@ class Session:
                 threads=settings.threads,
                 seed=settings.seed,
             )
+            opened.callback(self.measurer.close)
             self.model = self._cost_model()  # loaded while the workers start
-        except BaseException:
-            self.work.close()
-            raise
-        self.runs = bool(getattr(self.measurer, "runs", True))
-        self.progress.note = "" if self.runs else "estimates, not measured | "
-        self.baselines = Baselines(self.work.database, self.measurer, self.target, self.runs)
-        self.context = self._context()
+            self.runs = bool(getattr(self.measurer, "runs", True))
+            self.progress.note = "" if self.runs else "estimates, not measured | "
+            self.baselines = Baselines(self.work.database, self.measurer, self.target, self.runs)
+            self.context = self._context()
+            opened.pop_all()
 
     def __enter__(self) -> Session:
         return self
@@ -213,7 +214,7 @@ class Session:
 
     def affords(self, tasks: Sequence[Task], candidates: int) -> bool:
         """Whether half of the budget is enough to run each kernel untuned and to measure so many candidates of it."""
-        seconds, trials = self.budget.seconds_left, self.settings.trials
+        seconds, trials = self.budget.seconds_left, self.budget.trials_left
         needed = candidates * len(tasks)
         untuned_s = sum(map(self.baselines.guess_s, tasks)) / core_count()  # side by side
         needed_s = needed * TRIAL_S + untuned_s
@@ -222,9 +223,12 @@ class Session:
     def identify(self, variant: Variant, permits: str = "") -> None:
         """Name the set of kernels whose budget and winner are kept: of a model, one form that every run has.
 
-        Runs that permit something else (fast math) have a budget of their own; records are shared.
+        What earlier runs spent of the budget counts from now on. Runs that permit something else (fast math) have a
+        budget of their own; records are shared.
         """
         self.run_key = _run_key(variant, self.context) + (f":{permits}" if permits else "")
+        self.budget.spent_s = self.work.database.get_number(self.run_key, "seconds") or 0.0
+        self.budget.spent_trials = int(self.work.database.get_number(self.run_key, "trials") or 0)
 
     def search(self, tasks: Sequence[Task], variants: Sequence[Variant], guess: bool = False) -> TuningLoop:
         """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records.
@@ -233,8 +237,6 @@ class Session:
         """
         if not self.run_key:
             self.identify(variants[0])
-        self.budget.spent_s = self.work.database.get_number(self.run_key, "seconds") or 0.0
-        self.budget.spent_trials = int(self.work.database.get_number(self.run_key, "trials") or 0)
         kernels = [self._kernel(task) for task in tasks]
         if guess and self.runs:
             self._price(kernels, variants)
@@ -258,7 +260,7 @@ class Session:
             seed=self.settings.seed,
             eqtune_version=__version__,
             transfer=Transfer(self.work.database, self.context),
-            on_round=self.save_spent,
+            spent=self._spent,
             baselines=lambda reached: self.baselines.measure(reached, self.context_key),
             untuned_s=self.baselines.guess_s,
             guess_s=self.prices.guess_s if guess and self.runs else None,
@@ -325,20 +327,21 @@ class Session:
             f"thread; {8 * machine.vector_bytes}-bit vectors, caches {', '.join(f'{size} KiB' for size in caches)}"
         )
 
-    @property
-    def winner(self) -> str:
-        """The form of this model that won in an earlier run; "" without one."""
-        return str(self.work.database.get_object(f"form:{self.run_key}").get("form", ""))
+    def winner(self, trials: int | None = None) -> str:
+        """`Form.digest` of the form that won in an earlier run; "" without one.
 
-    def remember_winner(self, form: str) -> None:
-        """Note which form won."""
-        self.work.database.put_json(f"form:{self.run_key}", {"form": form})
+        With `trials`, only if the kernels of all forms had as many then.
+        """
+        fact = self.work.database.get_object(f"form:{self.run_key}")
+        return str(fact.get("form", "")) if trials is None or fact.get("trials") == trials else ""
+
+    def remember_winner(self, form: str, trials: int) -> None:
+        """Note which form won, by its digest, when the kernels of all had so many trials."""
+        self.work.database.put_json(f"form:{self.run_key}", {"form": form, "trials": trials})
 
     def save_spent(self) -> None:
         """Note how much of the budget is gone, so that the next run in this directory goes on from here."""
-        self.work.database.put_json(
-            self.run_key, {"seconds": self.budget.elapsed_s, "trials": self.budget.spent_trials}
-        )
+        self.work.database.add([], self._spent())
 
     def accept(self, kernels: Sequence[KernelSearch], guess: bool = False, look: bool = True) -> list[TaskResult]:
         """The schedule that each kernel gets; see `Acceptance.of`."""
@@ -380,6 +383,9 @@ class Session:
                 and ((best := known[result.workload_hash]) is None or latency_s < best.latency_s)
             ]
         )
+
+    def _spent(self) -> dict[str, Any]:
+        return {self.run_key: {"seconds": self.budget.elapsed_s, "trials": self.budget.spent_trials}}
 
     def _cost_model(self) -> CostModel:
         model = cost_model.create(self.settings.cost_model, seed=self.settings.seed)
