@@ -57,7 +57,7 @@ class BlendedScore:
         self._scales: list[tuple[float, float]] = []
 
     def __call__(self, points: NDArray[np.int16]) -> NDArray[np.float64]:
-        """Scores, shape [n]: higher is faster, -inf where the estimate is not finite."""
+        """Scores, shape [n]: higher is faster; -inf where the estimate, while it counts, is not finite."""
         if self._model is None:
             return self._analytic(points)
         learnt = self._model.predict(self._space.features(points))

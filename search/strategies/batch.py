@@ -40,7 +40,7 @@ class BatchConfig:
     Attributes
     ----------
     epsilon : float
-        Share of a batch that is random once something was measured.
+        Share of a batch that is random once something was measured, in whole candidates.
     exhaustive_limit : int
         Spaces of at most so many legal points are enumerated; 0 is for none.
     enumeration_limit : int

@@ -18,13 +18,14 @@ from tvm import te
 
 from eqtune.errors import InputError
 from eqtune.machine import describe_machine, detect_target
-from eqtune.measure import LocalMeasurer, create
+from eqtune.measure import LocalMeasurer, create, pool
 from eqtune.measure.base import NO_REFERENCE
 from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space import build_space
 from eqtune.search.space.base import Decision
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
+from eqtune.tune.session import Session, Settings
 
 SIZE = 64
 SPACE = "measure_spaces:build"
@@ -359,3 +360,34 @@ def test_create_knows_names_and_instances(measurer):
 def test_numbers_must_be_positive(argument):
     with pytest.raises(InputError, match=argument):
         LocalMeasurer(detect_target(1), **{argument: 0})
+
+
+def test_after_a_ctrl_c_between_two_signals_no_worker_stays_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[signal.Signals] = []
+
+    def interrupted(pid: int, number: signal.Signals) -> None:
+        sent.append(number)
+        if number == signal.SIGSTOP:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_signal", interrupted)
+    with (
+        LocalMeasurer(detect_target(1), workers=2, threads=1) as measurer,
+        pytest.raises(KeyboardInterrupt),
+        measurer._pool._others_stopped(0),
+    ):
+        pass
+    assert sent == [signal.SIGSTOP, signal.SIGCONT]
+
+
+def test_a_session_that_cannot_start_leaves_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[LocalMeasurer] = []
+
+    def fail(self: Session) -> None:
+        started.append(self.measurer)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "_cost_model", fail)
+    with pytest.raises(KeyboardInterrupt):
+        Session(Settings(detect_target(1), threads=1, work_dir=tmp_path, progress=False))
+    assert not any(map(psutil.pid_exists, started[0].worker_pids))

@@ -421,6 +421,15 @@ def test_flops_count_arithmetic_on_floats_alone():
     assert (count_flops(doubled), count_bytes(doubled)) == (10, 40)
 
 
+def test_of_an_input_no_more_bytes_count_than_are_read():
+    table = te.placeholder((1000, 8), "float32", name="table")
+    rows = te.placeholder((5,), "int32", name="rows")
+    picked = te.create_prim_func([table, rows, te.compute((5, 8), lambda i, j: table[rows[i], j])])
+    assert count_bytes(picked) == 4 * (5 * 8 + 5 + 5 * 8)
+    part = te.create_prim_func([table, te.compute((10, 8), lambda i, j: table[i + 3, j])])
+    assert count_bytes(part) == 4 * 2 * 10 * 8
+
+
 def test_integer_operations_are_those_of_the_data_not_of_indices():
     x = te.placeholder((1, 4, 8, 8), "uint8", name="x")
     w = te.placeholder((16, 4, 3, 3), "int8", name="w")

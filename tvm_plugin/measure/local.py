@@ -22,7 +22,7 @@ from ..tasks.task import Task
 from .base import Measurement, Overheads, Price
 from .pool import Config, Handle, Request, WorkerPool
 from .scratch import Scratch
-from .timing import BASELINE, COLD, LONG, QUICK, SLOW_BASELINE_S, Effort
+from .timing import BASELINE, COLD, LONG, QUICK, SLOW_BASELINE_S, SLOW_PLAIN_BASELINE_S, Effort
 from .trial import (
     BASELINE_LIMIT_FACTOR,
     LOST,
@@ -259,7 +259,7 @@ class LocalMeasurer:
         )
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> None:
-        """All run once, side by side, which gives the reference; those that are fast are then timed one by one.
+        """All run once, side by side, which gives the reference; those that are not slow are then timed one by one.
 
         Of one that is lost only then, the time of its first run stays.
         """
@@ -284,7 +284,8 @@ class LocalMeasurer:
             else:
                 self._domains[trial.task] = answer["domain"]
                 self._baselines[trial.task] = min(answer["latencies_s"])
-        fast = [t for t in trials if not t.failure and self._baselines[t.task] < SLOW_BASELINE_S]
+        slow_s = SLOW_PLAIN_BASELINE_S if plain else SLOW_BASELINE_S
+        fast = [t for t in trials if not t.failure and self._baselines[t.task] < slow_s]
         for trial in self._in_turn(fast, limit_s):
             answer = self._run(trial, BASELINE, limit_s=limit_s, check=False)
             if "error" not in answer:

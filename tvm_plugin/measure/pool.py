@@ -196,9 +196,9 @@ class WorkerPool:
         All workers' pools are bound to the same cores, so what runs next would share them: 1.75 times as slow.
         """
         others = [worker for at, worker in enumerate(self._workers) if at != index and not worker.dead]
-        for worker in others:
-            _signal(worker.pid, signal.SIGSTOP)
         try:
+            for worker in others:
+                _signal(worker.pid, signal.SIGSTOP)
             yield
         finally:
             for worker in others:

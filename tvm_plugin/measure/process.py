@@ -104,7 +104,8 @@ class WorkerProcess:
             return {"error": "crash", "detail": "the worker closed its pipe"}
         code = self._process.returncode
         said = self._log.read_bytes()[-4096:].decode(errors="replace").strip()
-        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        names = {int(number): number.name for number in signal.Signals}
+        name = names.get(-code, f"signal {-code}") if code < 0 else f"exit code {code}"
         # Nobody but the kernel's out-of-memory killer sends SIGKILL to a worker that is still waited for.
         memory = code == -signal.SIGKILL or "out of memory" in said.lower() or "bad_alloc" in said
         detail = f"the worker ended with {name}" + (f": {said.splitlines()[-1]}" if said else "")

@@ -63,7 +63,10 @@ BASELINE = Effort(min_repeat_s=1.5e-3, budget_s=8e-3, min_repeats=3, max_repeats
 """For untuned kernels, which may take seconds..."""
 
 SLOW_BASELINE_S = 0.05
-"""... but not for those whose first call takes as long: it is their latency."""
+"""... but not for those whose first call takes as long: it is their latency, on the one core that they use..."""
+
+SLOW_PLAIN_BASELINE_S = 1.0
+"""... which plain schedules share with whatever runs beside them."""
 
 ONCE = Effort(min_repeat_s=0.0, budget_s=0.0, min_repeats=1, max_repeats=1, once_from_s=0.0)
 """The first call alone."""

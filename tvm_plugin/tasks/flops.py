@@ -52,24 +52,26 @@ def _count(function: tirx.PrimFunc, operations: Callable[[Any], float]) -> float
 def count_bytes(function: tirx.PrimFunc) -> float:
     """Bytes of all tensor arguments of one call, inputs and outputs, each once.
 
-    Of an output that is written in part (its slice of a concatenation), only that part. An extent that is
-    symbolic counts as one.
+    Of an output that is written in part (its slice of a concatenation), only that part; of an input, no more elements
+    than are read (the rows of a table that indices pick). An extent that is symbolic counts as one.
     """
-    written: list[tuple[Any, int]] = []
+    touched: list[tuple[Any, int]] = []
 
     def collect(block: s_tir.SBlock) -> None:
-        points = math.prod(
-            constant_extent(axis) for axis in block.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar
-        )
-        written.extend((region.source, points) for region in block.writes)
+        extents = [(constant_extent(axis), int(axis.iter_type) == tirx.IterVar.DataPar) for axis in block.iter_vars]
+        points = math.prod(extent for extent, is_spatial in extents if is_spatial)
+        touched.extend((region.source, points) for region in block.writes)
+        if isinstance(block.body, tirx.BufferStore):  # else a routine, with loops of its own
+            points = math.prod(extent for extent, _ in extents)
+            touched.extend((region.source, points) for region in block.reads)
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, collect))
     total = 0.0
     for parameter in function.params:
         if hasattr(parameter, "shape"):
             elements = _elements(parameter)
-            stored = [points for buffer, points in written if buffer.same_as(parameter)]
-            total += min([elements, *([sum(stored)] if stored else [])]) * _bytes(str(parameter.dtype))
+            points = [count for buffer, count in touched if buffer.same_as(parameter)]
+            total += min([elements, *([sum(points)] if points else [])]) * _bytes(str(parameter.dtype))
     return total
 
 
