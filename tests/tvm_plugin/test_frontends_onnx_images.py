@@ -44,10 +44,44 @@ def test_windows_are_added_up(places: int, attributes: Any) -> None:
         ([2, 3, 4, 9], None, {"mode": "linear"}),
         ([2, 3, 5, 4], None, {"mode": "cubic"}),
         (None, np.float32([1, 1, 0.4, 0.5]), {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}),
+        (None, np.float32([1, 1, 0.7, 0.7]), {"mode": "linear"}),
+        (None, np.float32([0.7, 0.5]), {"mode": "linear", "axes": [-1, 2]}),
+        ([5, 3], None, {"mode": "cubic", "axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}),
     ],
 )
 def test_images_are_resized_without_aliases(sizes: Any, scales: Any, attributes: Any) -> None:
     proto = model("Resize", (2, 3, 10, 8), {"roi": None, "scales": scales, "sizes": sizes}, antialias=1, **attributes)
+    assert verify_import(load_model(proto)) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize(
+    ("sizes", "scales", "attributes"),
+    [
+        ([2, 3, 7, 12], None, {}),
+        (None, np.float32([1, 1, 1.5, 2]), {}),
+        ([12, 5], None, {"axes": [3, 2]}),
+        ([5, 12], None, {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}),
+    ],
+    ids=["sizes", "scales", "axes", "not-larger"],
+)
+def test_images_are_resized(sizes: Any, scales: Any, attributes: Any, mode: str) -> None:
+    proto = model("Resize", (2, 3, 10, 8), {"roi": None, "scales": scales, "sizes": sizes}, mode=mode, **attributes)
+    assert verify_import(load_model(proto)) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize(
+    ("sizes", "scales", "attributes"),
+    [
+        (None, np.float32([1, 1, 1.3, 0.7]), {}),
+        (None, np.float32([1.3, 0.5]), {"axes": [3, 2]}),
+        ([5, 12], None, {"axes": [2, 3], "keep_aspect_ratio_policy": "not_smaller"}),
+    ],
+    ids=["scales", "axes", "not-smaller"],
+)
+def test_factors_are_not_the_quotients_of_sizes(sizes: Any, scales: Any, attributes: Any, mode: str) -> None:
+    proto = model("Resize", (2, 3, 11, 9), {"roi": None, "scales": scales, "sizes": sizes}, mode=mode, **attributes)
     assert verify_import(load_model(proto)) < 1e-5
 
 

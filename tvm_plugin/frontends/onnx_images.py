@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from tvm import ir, relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from ..transform.functions import extents
 from .antialiased import cubic, linear, resized
-from .onnx_nodes import numbers_of, text_of
+from .onnx_nodes import Convert, numbers_of, padded, text_of
 from .overlap import fold
 
 __all__ = ["IMAGES"]
 
 
-def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     x, size, taps = (
         inputs[0],
         numbers_of("Col2Im", "image_shape", inputs[1]),
@@ -32,27 +34,60 @@ def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return op.reshape(images, [extents(x.ty)[0], -1, *size])
 
 
-def _antialiased(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    x, _, factors, sizes = [*inputs, None, None, None][:4]
-    mode, place = (text_of(attrs.get(key, default)) for key, default in _RESIZE_DEFAULTS.items())
+def _resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """By the factors that are given, where TVM takes the quotients of the sizes; of the axes that are given."""
+    x, roi, factors, sizes = padded(inputs, 4)
+    antialias = bool(attrs.get("antialias", 0))
+    is_known = len(inputs) > 2 and all(isinstance(value, ir.GenericConst | None) for value in (factors, sizes))
+    if not is_known and not antialias:
+        return convert("Resize", inputs, attrs)
     shape = extents(x.ty)
-    factors = numbers_of("Resize", "scales", factors) if factors is not None else []
-    after = [int(n) for n in numbers_of("Resize", "sizes", sizes)] if sizes is not None else []
-    after = after or [int(extent * factor) for extent, factor in zip(shape, factors, strict=True)]
-    if place != "half_pixel" or mode not in ("linear", "cubic") or after[:-2] != shape[:-2] or attrs.get("axes"):
+    after, steps = _sizes_and_steps(shape, factors, sizes, attrs)
+    mode, place = (text_of(attrs.get(key, default)) for key, default in _RESIZE_DEFAULTS.items())
+    of_images = mode in ("linear", "cubic") and after[:-2] == shape[:-2]
+    if antialias and not (of_images and place == "half_pixel"):
         raise UnsupportedModelError(
             f"Resize with antialias, {mode} and {place}, cannot be imported; linear or cubic of the last two axes can, "
             "by half_pixel"
         )
-    steps = [1 / f for f in factors[-2:]] if factors else [i / o for i, o in zip(shape[-2:], after[-2:], strict=True)]
-    weigh = linear if mode == "linear" else cubic(float(attrs.get("cubic_coeff_a", -0.75)))
-    repeat_edges = not attrs.get("exclude_outside", 0)
-    return resized(bb.emit, x, after[-2:], steps, weigh, 1 if mode == "linear" else 2, repeat_edges)
+    quotients = [i / o for i, o in zip(shape, after, strict=True)]
+    if antialias or (of_images and place == "half_pixel" and not np.allclose(steps, quotients, rtol=1e-6)):
+        weigh = linear if mode == "linear" else cubic(float(attrs.get("cubic_coeff_a", -0.75)))
+        reach, repeat_edges = 1 if mode == "linear" else 2, not attrs.get("exclude_outside", 0)
+        return resized(bb.emit, x, after[-2:], steps[-2:], weigh, reach, repeat_edges, antialias)
+    if after[:2] != shape[:2]:
+        raise UnsupportedModelError(f"Resize of {shape} to {after} cannot be imported: it changes the first two axes")
+    plain = {key: value for key, value in attrs.items() if key not in ("axes", "keep_aspect_ratio_policy")}
+    return convert("Resize", [x, roi, None, relax.const(np.array(after, "int64"))], plain)
 
+
+def _sizes_and_steps(
+    shape: Sequence[int], factors: Any, sizes: Any, attrs: dict[str, Any]
+) -> tuple[list[int], list[float]]:
+    """Of all axes: how long they become, and how many pixels of the input lie between two of the result."""
+    axes = [int(axis) % len(shape) for axis in attrs.get("axes", range(len(shape)))]
+    after, steps = list(shape), [1.0] * len(shape)
+    given = numbers_of("Resize", "scales", factors) if factors is not None else []
+    wanted = [] if given else numbers_of("Resize", "sizes", sizes)
+    choose = _POLICIES[text_of(attrs.get("keep_aspect_ratio_policy", "stretch"))]
+    if wanted and choose is None:
+        for axis, size in zip(axes, wanted, strict=True):
+            after[axis], steps[axis] = int(size), shape[axis] / size
+        return after, steps
+    if choose is not None and wanted:
+        quotients = [np.float32(size) / np.float32(shape[axis]) for axis, size in zip(axes, wanted, strict=True)]
+        given = [choose(quotients)] * len(axes)
+    for axis, factor in zip(axes, given, strict=True):
+        length = np.float32(shape[axis]) * np.float32(factor)  # as ONNX Runtime does: 10 * 0.7 is not below 7
+        after[axis], steps[axis] = int(length + 0.5 if wanted else length), 1 / float(factor)
+    return after, steps
+
+
+_POLICIES: dict[str, Callable[..., Any] | None] = {"stretch": None, "not_larger": min, "not_smaller": max}
+"""Which of the quotients of sizes is the factor of all axes."""
 
 _RESIZE_DEFAULTS = {"mode": "nearest", "coordinate_transformation_mode": "half_pixel"}
 
 
-IMAGES: dict[str, Callable[..., Any]] = {"Col2Im": _col2im, "Resize": _antialiased}
-"""Name of an operator -> a function of block builder, inputs and attributes that returns the result. Of `Resize`, with
-antialias only."""
+IMAGES: dict[str, Callable[..., Any]] = {"Col2Im": _col2im, "Resize": _resize}
+"""Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""

@@ -274,8 +274,9 @@ class _Importer(ONNXGraphImporter):
             return self.bb.normalize(convert_attention(self.bb, list(inputs), attrs))
         if op_name in FOURIER:
             return self.bb.normalize(convert_fourier(self.bb, op_name, list(inputs), attrs, opset))
-        if op_name in IMAGES and (op_name != "Resize" or attrs.get("antialias", 0)):
-            return self.bb.normalize(IMAGES[op_name](self.bb, list(inputs), attrs))
+        if op_name in IMAGES:
+            convert = functools.partial(self._convert_plain, opset=opset)
+            return self.bb.normalize(IMAGES[op_name](self.bb, list(inputs), attrs, convert))
         if op_name in ONNX_RUNTIME:
             convert = functools.partial(self._convert_plain, opset=opset)
             return self.bb.normalize(ONNX_RUNTIME[op_name](self.bb, list(inputs), attrs, convert))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import ir
@@ -9,7 +10,10 @@ from tvm import ir
 from ..errors import UnsupportedModelError
 from ..transform.constants import array_of
 
-__all__ = ["numbers_of", "text_of"]
+__all__ = ["Convert", "numbers_of", "padded", "text_of"]
+
+Convert = Callable[[str, Sequence[Any], dict[str, Any]], Any]
+"""Name, inputs and attributes of a node of ONNX -> its result."""
 
 
 def numbers_of(name: str, what: str, value: Any) -> list[Any]:
@@ -23,6 +27,11 @@ def numbers_of(name: str, what: str, value: Any) -> list[Any]:
     if not isinstance(value, ir.GenericConst):
         raise UnsupportedModelError(f"{name} needs a constant {what}; this one is computed, or missing")
     return list(array_of(value).reshape(-1).tolist())
+
+
+def padded(inputs: Sequence[Any], count: int) -> list[Any]:
+    """At least `count` inputs: those that are left out at the end are None."""
+    return [*inputs, *([None] * (count - len(inputs)))]
 
 
 def text_of(value: Any) -> str:

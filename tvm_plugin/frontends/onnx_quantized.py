@@ -15,10 +15,9 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax import op
 
-__all__ = ["QUANTIZED", "Convert"]
+from .onnx_nodes import Convert, padded
 
-Convert = Callable[[str, Sequence[Any], dict[str, Any]], Any]
-"""Name, inputs and attributes of a node of ONNX -> its result."""
+__all__ = ["QUANTIZED"]
 
 Quantized = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
 
@@ -49,7 +48,7 @@ def _through(name: str, operands: int = 1) -> Quantized:
     """`name` on dequantised operands, each with scale and zero point; those of the result follow."""
 
     def converted(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-        known = _padded(inputs, 3 * operands + 2)
+        known = padded(inputs, 3 * operands + 2)
         real = [_real(bb, *known[3 * i : 3 * i + 3]) for i in range(operands)]
         result = bb.emit(convert(name, real, attrs))
         y_scale, y_zero = known[-2:]
@@ -65,7 +64,7 @@ def _concat(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conv
 
 
 def _gemm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = _padded(inputs, 9)
+    a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = padded(inputs, 9)
     channel = 0 if attrs.get("transB") else 1
     left, right = _real(bb, a, a_scale, a_zero), _real(bb, b, b_scale, b_zero, axis=channel)
     result = bb.emit(convert("Gemm", [left, right, None], attrs))
@@ -74,11 +73,6 @@ def _gemm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conver
         real = bb.emit(op.dequantize(bias, scale, relax.const(0, "int32"), axis=-1, out_dtype="float32"))
         result = bb.emit(op.add(result, real))
     return result if y_scale is None else _stored(result, y_scale, y_zero, like=a)
-
-
-def _padded(inputs: Sequence[Any], count: int) -> list[Any]:
-    """Inputs that are left out at the end are None."""
-    return [*inputs, *([None] * (count - len(inputs)))]
 
 
 def _real(bb: Any, stored: Any, scale: Any, zero: Any, axis: int = -1) -> Any:

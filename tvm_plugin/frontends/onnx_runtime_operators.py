@@ -20,8 +20,7 @@ from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import extents
 from .attention import attention
-from .onnx_nodes import text_of
-from .onnx_quantized import Convert
+from .onnx_nodes import Convert, padded, text_of
 
 __all__ = ["ONNX_RUNTIME", "ONNX_RUNTIME_DOMAIN"]
 
@@ -41,7 +40,7 @@ _ACTIVATION_NUMBERS = {
 
 
 def _fused_convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    x, weight, bias, addend = _padded(inputs, 4)
+    x, weight, bias, addend = padded(inputs, 4)
     result = bb.emit(convert("Conv", [x, weight, bias], _without(attrs, "activation", "activation_params")))
     if addend is not None:
         result = bb.emit(op.add(result, addend))
@@ -50,7 +49,7 @@ def _fused_convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], co
 
 def _fused_gemm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     names = [f"activation_{name}" for name in ("alpha", "beta", "gamma")]
-    result = bb.emit(convert("Gemm", _padded(inputs, 3), _without(attrs, "activation", *names)))
+    result = bb.emit(convert("Gemm", padded(inputs, 3), _without(attrs, "activation", *names)))
     return _activated(bb, result, attrs, [attrs[name] for name in names if name in attrs])
 
 
@@ -105,7 +104,7 @@ def _quick_gelu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Conver
 
 
 def _skip_layer_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
-    x, skip, gamma, beta, bias = _padded(inputs, 5)
+    x, skip, gamma, beta, bias = padded(inputs, 5)
     total = _sum(bb, x, skip, bias)
     beta = constant_of(np.zeros(extents(gamma.ty), numpy_dtype(str(x.ty.dtype)))) if beta is None else beta
     epsilon = float(attrs.get("epsilon", 1e-12))
@@ -116,7 +115,7 @@ def _skip_layer_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: C
 
 
 def _skip_rms_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    x, skip, gamma, bias = _padded(inputs, 4)
+    x, skip, gamma, bias = padded(inputs, 4)
     total = _sum(bb, x, skip, bias)
     result, inverse = _rms_norm(bb, total, gamma, float(attrs.get("epsilon", 1e-12)), -1)
     return relax.Tuple([result, bb.emit(op.mean(total, axis=[-1], keepdims=True)), inverse, total])
@@ -183,7 +182,7 @@ def _times(bb: Any, a: Any, b: Any) -> Any:
 
 def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """Query, key and value are one product with `weight`."""
-    x, weight, bias, mask, past, added, *_rest = _padded(inputs, 6)
+    x, weight, bias, mask, past, added, *_rest = padded(inputs, 6)
     if attrs.get("do_rotary"):
         raise UnsupportedModelError("Attention of com.microsoft with do_rotary cannot be imported")
     width = extents(weight.ty)[1]
@@ -203,7 +202,7 @@ def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert
 
 def _multi_head_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """Query, key and value are given."""
-    query, key, value, bias, mask, added, past_key, past_value = _padded(inputs, 8)[:8]
+    query, key, value, bias, mask, added, past_key, past_value = padded(inputs, 8)[:8]
     heads = int(attrs["num_heads"])
     if key is None or value is None:
         raise UnsupportedModelError("MultiHeadAttention of packed operands cannot be imported, nor run on a CPU")
@@ -258,14 +257,14 @@ def _mask_addend(bb: Any, mask: Any, batch: int, length: int, places: int, block
 
 
 def _dynamic_quantize_matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    a, b, b_scale, b_zero, bias = _padded(inputs, 5)
+    a, b, b_scale, b_zero, bias = padded(inputs, 5)
     quantized = bb.emit(convert("DynamicQuantizeLinear", [a], {}))
     narrow, scale, zero = (bb.emit(relax.TupleGetItem(quantized, i)) for i in range(3))
     return _matmul_integer_to_float(bb, [narrow, b, scale, b_scale, zero, b_zero, bias], attrs, convert)
 
 
 def _matmul_integer_to_float(bb: Any, inputs: Sequence[Any], _: dict[str, Any], convert: Convert) -> Any:
-    a, b, a_scale, b_scale, a_zero, b_zero, bias = _padded(inputs, 7)
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = padded(inputs, 7)
     sums = bb.emit(convert("MatMulInteger", [a, b, a_zero, b_zero], {}))
     scale = _times(bb, a_scale, b_scale)
     result = _times(bb, bb.emit(op.astype(sums, str(scale.ty.dtype))), scale)
@@ -281,10 +280,6 @@ def _sum(bb: Any, *terms: Any) -> Any:
 
 def _number(value: float, like: Any) -> ir.GenericConst:
     return relax.const(value, str(like.ty.dtype))
-
-
-def _padded(inputs: Sequence[Any], count: int) -> list[Any]:
-    return [*inputs, *([None] * (count - len(inputs)))]
 
 
 def _without(attrs: dict[str, Any], *names: str) -> dict[str, Any]:
