@@ -26,7 +26,8 @@ class GraphConfig:
     Attributes
     ----------
     rules : tuple of str or None
-        Names of the rules to use (`eqtune.search.graph.rules.RULES`); None: all.
+        Names of the rules to use, any of `eqtune.search.graph.rules.EXTENDED_RULES`; None: those in `RULES`, of which
+        some need `fast_math`.
     extra_rules : tuple of Rule or Group
         Rules of your own, used besides those (`eqtune.search.graph.rules.rule` tells how to write one). Each is
         verified first, which takes a part of a second.
@@ -88,9 +89,23 @@ class GraphConfig:
             if not verdict.sound:
                 raise InputError(f"a rule must hold before it is used: {verdict}")
 
+    def check_permitted(self, fast_math: bool = False) -> None:
+        """Raise InputError where a rule was asked for that needs fast math, which nobody permits.
+
+        `fast_math` is a permission from elsewhere.
+        """
+        if self.fast_math or fast_math:
+            return
+        asked = (*(() if self.rules is None else select(self.rules, fast_math=True)), *self.extra_rules)
+        lossy = [rule.name for rule in asked if rule.fast_math]
+        if lossy:
+            raise InputError(
+                f"the rules {lossy} lose floating-point accuracy and need fast math (--fast-math, fast_math=True)"
+            )
+
     @property
     def selected_rules(self) -> tuple[Rule | Group, ...]:
-        """The rules that the search uses."""
+        """The rules that the search uses: without `fast_math`, no lossy ones."""
         own = tuple(rule for rule in self.extra_rules if self.fast_math or not rule.fast_math)
         return (*select(self.rules, fast_math=self.fast_math), *own)
 

@@ -80,9 +80,10 @@ def optimize_graph(
     Raises
     ------
     InputError
-        For a configuration that names unknown rules or extractors.
+        For a configuration that names unknown rules or extractors, or rules that need fast math without it.
     """
     config = config or GraphConfig()
+    config.check_permitted()
     result = GraphResult(mod)
     main = _main_function(mod)
     if main is None:

@@ -35,6 +35,7 @@ from eqtune.search.space.hardware import Hardware
 from eqtune.transform import EqualitySaturation, FoldBatchNorm, FoldWeights
 from eqtune.transform.constants import array_of
 from eqtune.transform.evaluate import evaluate as evaluate_call
+from eqtune.tune.forms import check_graph
 
 SLOW_MODELS = ("inceptionv3", "nasneta")
 """Those with the largest e-graphs; the other models take the same way (`benchmarks.graph` has all ten)."""
@@ -277,6 +278,11 @@ def test_configurations_are_checked() -> None:
         GraphConfig(rules=("no-such-rule",))
     with pytest.raises(InputError, match="greedy-dag"):
         GraphConfig(extractors=("fastest",))
+    lossy = GraphConfig(rules=("winograd-4x4",))
+    for refuses in (lambda: optimize_graph(chain_of_products(), lossy), lambda: check_graph(lossy)):
+        with pytest.raises(InputError, match="need fast math"):
+            refuses()
+    check_graph(lossy, fast_math=True)
     assert not optimize_graph(chain_of_products(), GraphConfig(rules=("reshape-reshape",), verify=False)).changed
 
 
@@ -720,7 +726,12 @@ def test_the_command_reports_rules_costs_and_why_it_stopped(
     assert main(["graph", "--list-rules"]) == 0
     text = capsys.readouterr().out
     assert "matmul-associate-right" in text
-    assert "(by name only)" in next(line for line in text.splitlines() if line.startswith("add-commute "))
+    told = {line.split()[0]: line for line in text.splitlines()}
+    assert "(by name only)" in told["add-commute"]
+    assert "(fast math)" in told["winograd-4x4"]
+    assert "(fast math)" not in told["add-commute"]
+    assert main(["graph", "zoo:nasrnn", "--rules", "winograd-4x4"]) == 2
+    assert "['winograd-4x4'] lose floating-point accuracy and need fast math" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--html", "--output"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .options import add_model_options, check_writable, model_arguments, write_text
+from .options import MODEL, add_model_options, check_writable, model_arguments, write_text
 
 if TYPE_CHECKING:
     from ..graph_search import GraphResult
@@ -25,9 +25,7 @@ def add_parser(commands: Any) -> None:
         help="search equal graphs of a model",
         description="Find a cheaper graph that computes the same, by equality saturation; tell which rules led there.",
     )
-    parser.add_argument(
-        "model", nargs="?", help="a model as `eqtune tune` takes it, for example zoo:nasrnn or model.onnx"
-    )
+    parser.add_argument("model", nargs="?", help=MODEL)
     add_model_options(parser)
     parser.add_argument(
         "--rules", metavar="NAME,NAME", help="only these rules (default: all but those marked in --list-rules)"
@@ -71,10 +69,20 @@ def run(args: argparse.Namespace) -> int:
     if args.list_rules:
         used = {rule.name for rule in RULES}
         rows = [
-            {"rule": rule.name, "reason": rule.reason, "source": rule.source, "default": rule.name in used}
+            {
+                "rule": rule.name,
+                "reason": rule.reason,
+                "source": rule.source,
+                "default": rule.name in used,
+                "fast_math": rule.fast_math,
+            }
             for rule in EXTENDED_RULES
         ]
-        lines = [f"{r['rule']:36s} {'' if r['default'] else '(by name only) '}{r['reason']}" for r in rows]
+        lines = [
+            f"{r['rule']:36s} {'' if r['default'] else '(by name only) '}{'(fast math) ' if r['fast_math'] else ''}"
+            f"{r['reason']}"
+            for r in rows
+        ]
         print(json.dumps(rows, indent=1) if args.json else "\n".join(lines))
         return 0
     if args.model is None:
@@ -92,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         extractors=_names(args.extractors) or EXTRACTORS,
     )
+    config.check_permitted()
     mod = simplify(load_model(args.model, **model_arguments(args)).mod)
     if args.measure:
         with Session(Settings(work_dir=args.work_dir, seed=args.seed, progress=False)) as session:

@@ -207,6 +207,7 @@ def check_graph(graph: Any, fast_math: bool = False) -> None:
 
     if not isinstance(graph, GraphConfig):
         raise InputError(f"graph must be 'saturate', 'off' or a GraphConfig, not {graph!r}")
+    graph.check_permitted(fast_math)
 
 
 def model_forms(

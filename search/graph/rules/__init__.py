@@ -52,7 +52,7 @@ EXTENDED_RULES: tuple[Rule | Group, ...] = (
 
 
 def select(names: Iterable[str] | None = None, *, fast_math: bool = False) -> tuple[Rule | Group, ...]:
-    """The rules of these names, or `RULES`; without `fast_math`, only those that keep floating-point accuracy.
+    """The rules of these names in `EXTENDED_RULES`, or `RULES`; without `fast_math`, only the accurate ones of them.
 
     Raises InputError for an unknown name.
     """
