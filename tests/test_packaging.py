@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import eqtune
+from eqtune.cli import main, options
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
@@ -92,7 +93,33 @@ def test_public_names_are_what_all_says() -> None:
         eqtune.tune_modle  # noqa: B018
 
 
+COMMANDS = ("tune", "kernels", "graph", "report", "watch", "records", "doctor")
+
+
 def test_help_lists_every_command_quickly() -> None:
     done = subprocess.run([sys.executable, "-m", "eqtune", "--help"], capture_output=True, text=True, check=True)
-    for command in ("tune", "kernels", "graph", "report", "watch", "records", "doctor"):
+    for command in COMMANDS:
         assert command in done.stdout
+    assert "130 interrupted" in done.stdout
+    code = (
+        "import sys\nfrom eqtune.cli import build_parser\nbuild_parser().format_help()\n"
+        "print([m for m in ('tvm', 'numpy', 'xgboost') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    from eqtune import cost_model
+    from eqtune.measure import FORMS
+    from eqtune.search import allocation, strategies
+
+    names = {*strategies.names(), *cost_model.names(), *allocation.names(), *FORMS}
+    assert sorted(options.STRATEGIES) == strategies.names()
+    assert sorted(options.COST_MODELS) == sorted(cost_model.names())
+    assert sorted(options.ALLOCATORS) == allocation.names()
+    for command in ("tune", "kernels"):
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        words = "".join(capsys.readouterr().out.split())
+        assert [name for name in names if name not in words] == []

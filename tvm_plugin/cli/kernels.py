@@ -1,4 +1,4 @@
-"""`eqtune kernels FILE`: list or tune single kernels."""
+"""`eqtune kernels SOURCE`: list or tune single kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import InputError
 from ..report.summary import plain
 from .options import (
+    MODEL,
     add_model_options,
     add_search_options,
     check_writable,
@@ -28,9 +29,11 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "kernels",
         help="list or tune single kernels",
-        description="Tune TensorIR kernels, or the fused kernels of a model one by one, without a model around them.",
+        description="Tune TensorIR kernels, or the fused kernels of a model one by one, without a model around them. A "
+        "model's kernels are those of its graph as given, without graph search or channels last: `eqtune tune`, which "
+        "mostly uses others, gains little from their records.",
     )
-    parser.add_argument("source", help="a .json IRModule of PrimFuncs, or a model as `eqtune tune` takes it")
+    parser.add_argument("source", help=f"a .json IRModule of PrimFuncs, or a model: {MODEL}")
     add_model_options(parser)
     parser.add_argument("--list", action="store_true", help="only list the kernels: FLOPs, bytes, candidates, sketches")
     parser.add_argument("--only", metavar="TEXT", help="only kernels whose name contains this")

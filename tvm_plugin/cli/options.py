@@ -12,6 +12,10 @@ from typing import Any
 from ..errors import InputError
 
 __all__ = [
+    "ALLOCATORS",
+    "COST_MODELS",
+    "MODEL",
+    "STRATEGIES",
     "add_model_options",
     "add_search_options",
     "check_writable",
@@ -21,6 +25,18 @@ __all__ = [
     "search_arguments",
     "write_text",
 ]
+
+
+MODEL = (
+    "a .onnx, .pt2, .relay (Relay text) or .json (saved Relax or Relay) file, or zoo:NAME, with options as in "
+    "zoo:bert_base:sequence_length=128"
+)
+"""What the commands take for a model."""
+
+# Written out, because their registries load numpy and more: --help comes at once. A test compares.
+STRATEGIES = ("annealed-evolution", "annealing", "evolution", "exhaustive", "random")
+COST_MODELS = ("xgboost", "analytic", "random")
+ALLOCATORS = ("gradient", "round-robin")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -51,21 +67,26 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--measure",
         default="local",
         metavar="WHERE",
-        help="local (default); rpc://HOST:PORT/KEY, the servers that registered under KEY with TVM's RPC tracker "
-        "(python -m eqtune.measure.rpc_server; it executes what it is sent, without a password: loopback or private "
-        "networks only); ray, a Ray cluster that is running, or a local one (extra ray); compile-only, no GPU needed: "
-        "candidates for a GPU are judged by compiling them",
+        help="local (default); local:flush-l2, which empties a GPU's L2 before each timed call; rpc://HOST:PORT/KEY, "
+        "the servers that registered under KEY with TVM's RPC tracker (python -m eqtune.measure.rpc_server; it "
+        "executes what it is sent, without a password: loopback or private networks only); ray, a Ray cluster that is "
+        "running, or a local one (extra ray); compile-only, no GPU needed: candidates for a GPU are judged by compiling "
+        "them",
     )
     where.add_argument(
         "--work-dir", default="eqtune-work", metavar="DIR", help="records and log; running again resumes (eqtune-work)"
     )
-    budget = parser.add_argument_group("how long (whichever ends first; earlier runs in the work directory count)")
-    budget.add_argument("--trials", type=int, metavar="N", help="measurements in all")
-    budget.add_argument("--budget", type=float, metavar="SECONDS", help="wall-clock seconds in all")
+    budget = parser.add_argument_group(
+        "how long",
+        "Whichever ends first; neither: until no kernel improves. Budgets are totals over all runs in the work "
+        "directory: to go on, give a larger one.",
+    )
+    budget.add_argument("--trials", type=int, metavar="N", help="measurements in all runs together")
+    budget.add_argument("--budget", type=float, metavar="SECONDS", help="wall-clock seconds of all runs together")
     how = parser.add_argument_group("how")
-    how.add_argument("--strategy", default="annealed-evolution", help="annealed-evolution (default), annealing, ...")
-    how.add_argument("--cost-model", default="xgboost", help="xgboost (default), ...")
-    how.add_argument("--allocator", default="gradient", help="gradient (default) or round-robin")
+    for option, names in (("--strategy", STRATEGIES), ("--cost-model", COST_MODELS), ("--allocator", ALLOCATORS)):
+        default, *others = names
+        how.add_argument(option, default=default, metavar="NAME", help=f"{default} (default), {', '.join(others)}")
     how.add_argument("--seed", type=int, default=0, help="of every random choice (0)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..errors import InputError
-from .options import add_model_options, add_search_options, check_writable, model_arguments, search_arguments
+from .options import MODEL, add_model_options, add_search_options, check_writable, model_arguments, search_arguments
 
 __all__ = ["add_parser", "run"]
 
@@ -20,12 +20,9 @@ def add_parser(commands: Any) -> None:
         help="make a model faster",
         description="Search equal graphs and the schedules of every kernel, check the result, and say what was gained.",
     )
-    parser.add_argument(
-        "model",
-        help="a .onnx, .pt2, .relay (Relay text) or .json (saved Relax or Relay) file, or zoo:NAME (zoo:squeezenet)",
-    )
+    parser.add_argument("model", help=MODEL)
     add_model_options(parser)
-    parser.add_argument("--graph", default="saturate", help="saturate (default) or off")
+    parser.add_argument("--graph", default="saturate", help="saturate (default): search equal graphs first; or off")
     parser.add_argument(
         "--fast-math",
         action="store_true",
