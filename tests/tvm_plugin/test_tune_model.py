@@ -291,6 +291,13 @@ def test_bad_input_on_the_command_line_is_one_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_budget_that_earlier_runs_spent_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"graph": "off", "threads": 1, "work_dir": tmp_path}
+    for trials, told in ((8, False), (8, True), (16, False)):
+        eqtune.tune_model(small_model(), trials=trials, **arguments)
+        assert ("to go on, give a larger one" in capsys.readouterr().err) == told
+
+
 @pytest.mark.parametrize(("name", "extra"), [("model.onnx", "onnx"), ("model.pt2", "torch"), ("model.txt", "")])
 def test_a_file_that_cannot_be_read_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, extra: str

@@ -24,8 +24,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eqtune",
         description="Make models compiled by Apache TVM faster: search equal graphs, then schedules of every kernel.",
-        epilog="Start with: eqtune tune zoo:squeezenet --budget 60. eqtune COMMAND --help tells each command's options. "
-        "Exit codes: 0 done, 1 failed, 2 bad arguments or input, 130 interrupted: the best so far is kept.",
+        epilog="eqtune COMMAND --help tells each command's options. Start with: eqtune tune zoo:squeezenet --budget 60."
+        " Exit codes: 0 done, 1 failed, 2 bad arguments or input, 130 interrupted: the best so far is kept.",
     )
     parser.add_argument("--version", action="version", version=f"eqtune {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -70,8 +70,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         help="local (default); local:flush-l2, which empties a GPU's L2 before each timed call; rpc://HOST:PORT/KEY, "
         "the servers that registered under KEY with TVM's RPC tracker (python -m eqtune.measure.rpc_server; it "
         "executes what it is sent, without a password: loopback or private networks only); ray, a Ray cluster that is "
-        "running, or a local one (extra ray); compile-only, no GPU needed: candidates for a GPU are judged by compiling "
-        "them",
+        "running, or a local one (extra ray); compile-only, no GPU needed: candidates for a GPU are judged by "
+        "compiling them",
     )
     where.add_argument(
         "--work-dir", default="eqtune-work", metavar="DIR", help="records and log; running again resumes (eqtune-work)"

@@ -246,6 +246,7 @@ class Session:
             self.progress.say(
                 f"resumed {self.resumed_trials} measurements of {known} kernels from {self.work.path}; "
                 f"of the budget, {self.budget.spent_trials} trials and {self.budget.spent_s:.0f} s are spent"
+                + ("" if self.budget.allows() else ": all of it; to go on, give a larger one, for all runs together")
             )
         loop = TuningLoop(
             kernels=kernels,
