@@ -3,7 +3,9 @@
 EqtuneError
 ├── InputError            what the caller gave cannot be used: a model, a target, an argument (exit code 2)
 │   ├── MissingExtraError     an optional package is needed; the message names the extra to install
-│   └── UnsupportedModelError the model is readable but has something that cannot be tuned
+│   ├── UnsupportedModelError the model is readable but has something that cannot be tuned
+│   └── RelayError            a Relay program cannot be read or does not type-check (`eqtune.relay`)
+│       └── UnsupportedRelayError it has something that Relax has no counterpart for; also an UnsupportedModelError
 ├── SetupError            this installation or machine cannot work: versions, compiler, device, workers (exit code 1)
 ├── MismatchError         a program computes something else than it should; it is refused (exit code 1)
 └── RecordError           the record database cannot be read or written (exit code 1)

@@ -115,7 +115,9 @@ def test_report_is_made_again_from_summary_and_records(work, capsys):
     summary = RunSummary("net", CONTEXT, (row,), baseline_s=2.1e-2, tuned_s=2.2e-3)
     (work / "summary.json").write_text(json.dumps(summary.to_json()))
     assert command("report", work) == 0
-    assert "net: untuned 21.0 ms, tuned 2.20 ms" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith(f"the model that was tuned last in {work}:\n")
+    assert "net: untuned 21.0 ms, tuned 2.20 ms" in said
     assert "<h1>net</h1>" in (work / "report.html").read_text(encoding="utf-8")
     command("report", work, "-o", work / "other.html", "--json")
     fields = json.loads(capsys.readouterr().out)
@@ -124,6 +126,17 @@ def test_report_is_made_again_from_summary_and_records(work, capsys):
     (work / "records.sqlite").unlink()
     command("report", work, "--json")
     assert json.loads(capsys.readouterr().out)["trials"] == 0
+
+
+def test_a_report_that_cannot_be_written_is_bad_input(work, capsys):
+    summary = RunSummary("net", CONTEXT, (), graph={"form": "as given"})
+    (work / "summary.json").write_text(json.dumps(summary.to_json()))
+    assert main(["report", str(work), "-o", str(work / "records.sqlite" / "page.html")]) == 2
+    assert "the report cannot be written" in capsys.readouterr().err
+    assert main(["report", str(work), "-o", str(work / "page.html")]) == 0
+    page = (work / "page.html").read_text(encoding="utf-8")
+    assert "<h2>Form</h2>" in page
+    assert "Graph search" not in page
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}"])

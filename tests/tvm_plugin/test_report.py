@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from eqtune.errors import InputError, SetupError
+from eqtune.errors import InputError
 from eqtune.records import Context, Record
 from eqtune.report import KernelRow, RunSummary, kernel_table, render_html, with_records, write_html
 from eqtune.report.charts import Size, curve_svg, layout, log_ticks
@@ -351,7 +351,7 @@ def test_page_is_written(summary, tmp_path):
     page = tmp_path / "new" / "report.html"
     write_html(summary, page)
     assert page.read_text(encoding="utf-8") == render_html(summary)
-    with pytest.raises(SetupError, match="cannot be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         write_html(summary, page / "report.html")
 
 

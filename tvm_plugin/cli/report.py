@@ -1,4 +1,4 @@
-"""`eqtune report WORK_DIR`: make the report of a run again."""
+"""`eqtune report WORK_DIR`: make the report of the last run again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
-        help="make the report of a run again",
-        description="Read a work directory (summary and records) and write its report as one HTML page.",
+        help="make the report of the last run again",
+        description="Read a work directory (summary and records) and write a report, one HTML page, of the model that "
+        "was tuned there last.",
     )
     parser.add_argument("work_dir", help="the run's work directory")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page to write (WORK_DIR/report.html)")
@@ -29,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table and write the page."""
+    """Print the table and write the page, of the last model."""
     from ..report import kernel_table, write_html
 
     summary = _load(Path(args.work_dir))
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         json.dump(summary.to_json(), sys.stdout, indent=1)
         print()
     else:
-        print(kernel_table(summary))
+        print(f"the model that was tuned last in {args.work_dir}:\n\n{kernel_table(summary)}")
     if args.output or not args.json:
         output = Path(args.output) if args.output else Path(args.work_dir) / "report.html"
         write_html(summary, output)

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..errors import SetupError
+from ..errors import InputError
 from .charts import Size, curve_svg
 from .summary import KernelRow, RunSummary
 from .table import NOT_REACHED
@@ -31,12 +31,12 @@ ERROR_KINDS: Mapping[str, str] = {
 
 
 def write_html(summary: RunSummary, path: str | os.PathLike[str]) -> None:
-    """Write `render_html(summary)` to a file, whose folder is made. Raises SetupError when it cannot be written."""
+    """Write `render_html(summary)` to a file, whose folder is made. Raises InputError when it cannot be written."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(render_html(summary), encoding="utf-8")
     except OSError as error:
-        raise SetupError(f"the report cannot be written to {os.fspath(path)!r}: {error.strerror}") from error
+        raise InputError(f"the report cannot be written to {os.fspath(path)!r}: {error.strerror}") from error
 
 
 def render_html(summary: RunSummary) -> str:
@@ -48,7 +48,7 @@ def render_html(summary: RunSummary) -> str:
         _kernel_curves(summary),
         _time_spent(summary),
         _failures(summary),
-        _graph(summary),
+        _form(summary),
         _machine(summary),
         _again(summary),
     )
@@ -207,9 +207,9 @@ def _failures(summary: RunSummary) -> str:
     return f"<h2>Failed candidates</h2>{_facts(rows)}"
 
 
-def _graph(summary: RunSummary) -> str:
+def _form(summary: RunSummary) -> str:
     rows = ((name, _text(value)) for name, value in summary.graph.items())
-    return f"<h2>Graph search</h2>{_facts(rows)}" if summary.graph else ""
+    return f"<h2>Form</h2>{_facts(rows)}" if summary.graph else ""
 
 
 def _machine(summary: RunSummary) -> str:

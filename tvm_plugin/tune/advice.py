@@ -29,7 +29,8 @@ def fast_math_advice(mod: ir.IRModule, flops: float, hardware: Hardware) -> str:
         share, what = sum(map(_winograd_flops, values)) / flops, "convolutions"
     if share < WORTH_A_LINE:
         return ""
-    return f"not permitted; {min(share, 1.0):.0%} of the arithmetic is in {what} that it makes faster"
+    permit = "(--fast-math, fast_math=True)"
+    return f"not permitted; {min(share, 1.0):.0%} of the arithmetic is in {what} that it makes faster {permit}"
 
 
 def _product_flops(value: Any) -> float:

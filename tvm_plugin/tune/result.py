@@ -211,7 +211,7 @@ class TuneResult:
         return path
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write one self-contained HTML page. Returns the path. Raises SetupError when it cannot be written."""
+        """Write one self-contained HTML page. Returns the path. Raises InputError when it cannot be written."""
         from ..report.html import write_html
 
         write_html(self.summary, path)
