@@ -254,6 +254,21 @@ def test_bags_of_embeddings_begin_where_the_example_says(mode, weighted):
     assert verify_import(load_model(Bags(), example_inputs=example)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "values"),
+    [
+        ((1, 5, 4), (3, 6, 4), (3, 6, 4)),
+        ((2, 1, 5, 4), (1, 3, 6, 4), (2, 3, 6, 2)),
+        ((2, 4, 5, 4), (1, 1, 6, 4), (2, 1, 6, 4)),
+        ((1, 4, 5, 4), (2, 1, 6, 4), (2, 1, 6, 4)),
+        ((5, 4), (3, 6, 4), (3, 6, 4)),
+    ],
+)
+def test_operands_of_attention_broadcast(queries, keys, values):
+    example = [torch.randn(shape) for shape in (queries, keys, values)]
+    assert verify_import(load_model(Lambda(F.scaled_dot_product_attention), example_inputs=tuple(example))) < 1e-5
+
+
 def test_attention_layers_with_masks():
     class SelfAttention(torch.nn.Module):
         def __init__(self):
@@ -287,9 +302,13 @@ def test_variances_of_too_few_are_no_numbers():
         (lambda x: torch.cdist(x, x, p=3), "p=3"),
         (lambda x: x.scatter_reduce(1, (x > 9).long(), x, "amax", include_self=False), "without what is there"),
         (lambda x: x[1:].as_strided((2,), (1,), 0), "a part of one"),
+        (
+            lambda x: F.scaled_dot_product_attention(x[:1, [0, 1, 0, 1]], x[:, :2], x[:, :2], enable_gqa=True),
+            "both shares keys and repeats queries",
+        ),
         (lambda x: F.affine_grid(x[:, :, 0, :4], (2, 1, 2, 3, 5), align_corners=True), "of volumes"),
     ],
-    ids=["norm", "reduction", "strides-of-a-part", "grid-of-volumes"],
+    ids=["norm", "reduction", "strides-of-a-part", "attention", "grid-of-volumes"],
 )
 def test_what_converters_do_not_know_is_refused(function, message):
     with pytest.raises(UnsupportedModelError, match=message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..dtypes import numpy_dtype
+from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import extents
 
@@ -33,7 +35,7 @@ def attention(
     emit : callable
         Of a block builder.
     query, key, value : relax.Expr
-        Several heads of `query` one after another may share one of `key` and `value`.
+        Several heads of `query` one after another may share one of `key` and `value`; other axes may broadcast.
     mask : relax.Expr, optional
         Booleans, True where a place counts, or numbers to add.
     causal : bool
@@ -42,11 +44,16 @@ def attention(
         One over the root of the width unless given.
     zero_without_keys : bool
         Rows for which the mask leaves no place are zero, as in PyTorch, not NaN.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Heads share keys, and other axes broadcast.
     """
     *batch, length, width = extents(query.ty)
-    places, rank = extents(key.ty)[-2], len(batch) + 2
+    places, rank = extents(key.ty)[-2], len(extents(key.ty))
     # Queries that share a key lie one after another: for the products, they are rows of one matrix.
-    shared = batch[-1] // extents(key.ty)[-3] if batch else 1
+    shared = _queries_for_a_key(batch, extents(key.ty)[:-2], extents(value.ty)[:-2])
     rows = [*batch[:-1], batch[-1] // shared, shared * length] if batch else [length]
     query = emit(op.reshape(query, [*rows, width])) if shared > 1 else query
     transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
@@ -72,3 +79,19 @@ def attention(
     # The result is cleared, not the softmax: `tasks.attention` looks for a product that reads a softmax.
     count = emit(op.sum(emit(op.astype(keys, "int32")), axis=-1, keepdims=True))
     return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), result, relax.const(0, dtype)))
+
+
+def _queries_for_a_key(queries: Sequence[int], keys: Sequence[int], values: Sequence[int]) -> int:
+    """How many heads share one of `keys`, of operands before places and width; 1 where products broadcast instead."""
+    heads, others = (batch[-1] if batch else 1 for batch in (queries, keys))
+    if heads in (1, others):
+        return 1
+    outer = np.broadcast_shapes(*(tuple(batch[:-1]) for batch in (queries, keys, values)))
+    if outer == tuple(queries[:-1]) and keys[-1:] == values[-1:]:
+        return heads // others
+    if others != 1:
+        raise UnsupportedModelError(
+            f"an attention of queries {queries}, keys {keys} and values {values} (before places and width) both shares "
+            "keys and repeats queries; repeat them in the model"
+        )
+    return 1
