@@ -79,23 +79,27 @@ def tune_model(
 ) -> TuneResult:
     """Make a model faster on a target: search equal graphs, then schedules of each kernel; apply, check and time.
 
-    Whatever is found is timed against what was there and compared with it before it is used: the result is never
-    slower than the untuned model, and its outputs equal the reference's within 1e-4 of the largest value, or within
-    8 roundings of the least precise dtype that it computes in (8e-3 for float16, 6e-2 for bfloat16).
+    Whatever is found is timed against what was there before it is used: the result is never slower than the untuned
+    model. Its outputs, for one set of random inputs, equal the reference's (see `verify`) within 1e-4 of the largest
+    value, or within 8 roundings of the least precise dtype that it computes in (8e-3 for float16, 6e-2 for bfloat16).
+    Models quantised to 8 bits: within 8/256 of the largest value, or twice what ONNX Runtime's own outputs differ by
+    when it computes operator by operator, at most 0.25.
 
     Parameters
     ----------
     model : IRModule, torch.nn.Module, torch.export.ExportedProgram, onnx.ModelProto, str or path
-        A path ends in .onnx, .pt2 or .json (a saved Relax module); "zoo:NAME" is a model of `eqtune.zoo`.
+        A path ends in .onnx, .pt2 (`torch.export.save`), .relay (the text of a Relay program) or .json (a saved Relax
+        module, or a Relay module saved by TVM 0.8 to 0.19). A string may also be the text of a Relay program, or
+        "zoo:NAME", a model of `eqtune.zoo`, with options as in "zoo:bert_base:sequence_length=128".
     target : tvm.target.Target, dict or str, optional
         What to compile for; this machine's CPU, fully described, unless given.
     params : mapping of str to array, optional
-        Weights by parameter name, for a Relax module that takes them as parameters.
+        Weights by parameter name, for a Relax module or a Relay program that takes them as parameters.
     example_inputs : sequence, optional
         Inputs for torch.export; needed for a torch.nn.Module.
     trials, time_budget_s : int, float, optional
         Measurements in all, and wall-clock seconds in all; whichever ends first. What earlier runs in the same
-        `work_dir` spent on this model counts. Neither: until no kernel improves. Kernels that the budget does not
+        `work_dir` spent on this model counts: to go on, give more. Neither: until no kernel improves. Kernels that the budget does not
         reach get the fastest of a few candidates, or what the estimate likes best (`TaskResult.measured` is False);
         without `verify`, they stay untuned.
     work_dir : str or path
@@ -113,7 +117,7 @@ def tune_model(
         Of every random choice.
     verify : bool
         Compare the tuned model's outputs with the reference: torch or ONNX Runtime where the model came from there,
-        else the untuned model.
+        else the untuned model. `measure="compile-only"` compares nothing.
     progress : bool
         Show progress on standard error.
     shapes : mapping of str to sequence of int, optional
@@ -135,6 +139,10 @@ def tune_model(
     ------
     InputError
         A model, target or argument that cannot be used; the message says what is allowed.
+    MissingExtraError
+        An optional package is needed, to read the model or to measure; the message names the extra.
+    UnsupportedModelError
+        The model has something that cannot be tuned: dynamic shapes, a foreign dtype, an unknown operator.
     MismatchError
         The tuned (or the imported) model computes something else; nothing is returned.
     SetupError
