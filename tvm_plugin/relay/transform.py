@@ -220,23 +220,25 @@ def FastMath() -> transform.Pass:
     return _sequence("FastMath", relax.transform.FastMathTransform())
 
 
-# Merging. The graph search merges where it pays, by the rules of these names: min_num_branches, from which number of
-# branches on Relay merged, is taken and left to the search.
+# Merging. The graph search merges where it pays, by the rules of these names.
 
 
 def CombineParallelConv2D(min_num_branches: int = 3) -> transform.Pass:
-    """Convolutions of one input become one."""
+    """Convolutions of one input become one where that pays, however many (`min_num_branches` changes nothing)."""
     return _sequence("CombineParallelConv2D", _search("merge-conv2d-shared-input", "concat-of-slices-2"))
 
 
 def CombineParallelDense(min_num_branches: int = 3, to_batch: bool = True) -> transform.Pass:
-    """Products of one input with several weights become one, never a batch (`to_batch`), which is slower."""
+    """Products of one input with several weights become one where that pays.
+
+    `min_num_branches` and `to_batch` change nothing: any number is tried, and a batch is never made, which is slower.
+    """
     rules = ("merge-matmul-shared-input", "concat-of-matmuls-shared-input")
     return _sequence("CombineParallelDense", FoldWeights(), _search(*rules))
 
 
 def CombineParallelBatchMatmul(min_num_branches: int = 3) -> transform.Pass:
-    """As CombineParallelDense; batches are axes like others."""
+    """As CombineParallelDense, `min_num_branches` included; batches are axes like others."""
     rules = ("merge-matmul-shared-input", "concat-of-matmuls-shared-input")
     return _sequence("CombineParallelBatchMatmul", FoldWeights(), _search(*rules))
 
