@@ -99,9 +99,9 @@ def tune_model(
         Inputs for torch.export; needed for a torch.nn.Module.
     trials, time_budget_s : int, float, optional
         Measurements in all, and wall-clock seconds in all; whichever ends first. What earlier runs in the same
-        `work_dir` spent on this model counts: to go on, give more. Neither: until no kernel improves. Kernels that the budget does not
-        reach get the fastest of a few candidates, or what the estimate likes best (`TaskResult.measured` is False);
-        without `verify`, they stay untuned.
+        `work_dir` spent on this model counts: to go on, give more. Neither: until no kernel improves. Kernels that the
+        budget does not reach get the fastest of a few candidates, or what the estimate likes best
+        (`TaskResult.measured` is False); without `verify`, they stay untuned.
     work_dir : str or path
         Records, log, report data. Running again resumes; nothing is measured twice.
     graph : str or GraphConfig
