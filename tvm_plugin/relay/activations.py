@@ -17,6 +17,9 @@ __all__ = ["RecognizeActivations"]
 _TOLERANCE = 1e-6
 """Relative. Importers wrote 1 / sqrt(2) with six to seventeen digits."""
 
+_MOST_PRODUCTS = 8
+"""Of one product that are looked into: an activation has at most four, and squares of squares double what there is."""
+
 
 @transform.module_pass(opt_level=0, name="RecognizeActivations")
 class RecognizeActivations:
@@ -63,18 +66,26 @@ class _Recognizer(PyExprMutator):
 
     def _factors(self, expr: Any) -> tuple[list[Any], float]:
         """What a product consists of but for constant factors, and the product of those."""
-        number = _number(expr)
-        if number is not None:
-            return [], number
-        call = self._value(expr)
-        if operator(call) == "relax.multiply":
-            (left, a), (right, b) = self._factors(call.args[0]), self._factors(call.args[1])
-            return left + right, a * b
-        divisor = _number(call.args[1]) if operator(call) == "relax.divide" else None
-        if divisor:
-            factors, scale = self._factors(call.args[0])
-            return factors, scale / divisor
-        return [expr], 1.0
+        factors, scale, products = [], 1.0, 0
+        pending = [expr]
+        while pending:
+            factor = pending.pop()
+            number = _number(factor)
+            if number is not None:
+                scale *= number
+                continue
+            call = self._value(factor) if products < _MOST_PRODUCTS else None
+            divisor = _number(call.args[1]) if operator(call) == "relax.divide" else None
+            if operator(call) == "relax.multiply":
+                pending += reversed(call.args)
+            elif divisor:
+                pending.append(call.args[0])
+                scale /= divisor
+            else:
+                factors.append(factor)
+                continue
+            products += 1
+        return factors, scale
 
     def _is_sigmoid(self, expr: Any, data: Any) -> bool:
         call = self._value(expr)

@@ -233,6 +233,14 @@ def test_canonicalize_ops_finds_silu() -> None:
     assert "nn.silu" not in activation("multiply(sigmoid(%x), exp(%x))")
 
 
+@pytest.mark.parametrize(("count", "factor"), [(40, "%{}"), (1200, "1.01f")], ids=["squares", "chain"])
+def test_products_of_any_number_beside_an_activation(count: int, factor: str) -> None:
+    steps = "".join(f"%{i + 1} = multiply(%{i}, {factor.format(i)}); " for i in range(count))
+    body = f"%0 = sigmoid(%x); {steps}multiply(%{count}, %x)"
+    mod = relay.from_text(f'#[version = "0.0.5"]\ndef @main(%x: Tensor[(4, 8), float32]) {{ {body} }}')
+    assert len(operators(transform.CanonicalizeOps()(mod))) == count + 2
+
+
 def test_fuse_ops_makes_kernels_for_a_target(mod: tvm.IRModule) -> None:
     fused = transform.FuseOps(target=TARGET)(transform.SimplifyInference()(mod))
     assert set(operators(fused)) <= {"call_tir", "call_tir_inplace", "reshape"}
