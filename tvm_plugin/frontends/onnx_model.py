@@ -26,6 +26,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
 from ..errors import InputError, UnsupportedModelError
+from ..runtime import first_line
 from ..transform.constants import array_of
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_attention import convert_attention, is_plain_attention
@@ -59,7 +60,7 @@ def from_onnx_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> ImportedM
     try:
         model = onnx.load(path)
     except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise InputError(f"{path} is not a readable ONNX model: {_first_line(error)}") from error
+        raise InputError(f"{path} is not a readable ONNX model: {first_line(error)}") from error
     return from_onnx(model, shapes, path.stem)
 
 
@@ -97,7 +98,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
         try:
             onnx.checker.check_model(_as_declared(model))
         except onnx.checker.ValidationError as error:
-            raise InputError(f"{name} is not valid ONNX: {_first_line(error)}") from error
+            raise InputError(f"{name} is not valid ONNX: {first_line(error)}") from error
     for value in _inputs(model.graph).values():
         dtype = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
         if dtype in ("string", "complex64", "complex128"):  # the importer's message would not name the input
@@ -236,7 +237,7 @@ def _session(
     try:
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors have no other common base
-        raise InputError(f"ONNX Runtime cannot load {name}: {_first_line(error)}") from error
+        raise InputError(f"ONNX Runtime cannot load {name}: {first_line(error)}") from error
 
 
 _OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys()
@@ -340,8 +341,10 @@ def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
         warnings.simplefilter("ignore")  # renamed inputs; it prints what it cannot convert before it raises
         try:
             return importer.from_onnx(model.graph, opset)
+        except UnsupportedModelError:  # of converters here
+            raise
         except Exception as error:  # the importer fails by assertions and errors of any kind
-            raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {_first_line(error)}") from error
+            raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {first_line(error)}") from error
 
 
 def _reference(model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None) -> Reference:
@@ -352,8 +355,3 @@ def _reference(model: onnx.ModelProto, name: str, options: onnxruntime.SessionOp
         return list(session().run(None, feeds))
 
     return reference
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0]

@@ -13,6 +13,7 @@ import torch
 import torch.export
 
 from ..errors import InputError
+from ..runtime import first_line
 from .torch_model import quiet
 
 __all__ = ["load_program"]
@@ -38,8 +39,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
         try:
             return torch.export.load(path)
         except Exception as error:  # a corrupt archive fails anywhere in torch
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(f"{path} cannot be read by torch {torch.__version__}: {reason}") from error
+            raise InputError(f"{path} cannot be read by torch {torch.__version__}: {first_line(error)}") from error
 
 
 def _refuse_code(path: Path) -> None:

@@ -23,6 +23,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..errors import InputError, UnsupportedModelError
+from ..runtime import first_line
 from ..transform.constants import constant_of
 from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
@@ -107,7 +108,7 @@ def _exported(
     try:
         return torch.export.export(module, arguments, keywords)
     except Exception as error:  # the model's own code runs, which may raise anything
-        raise InputError(f"torch.export cannot export {name}: {_first_line(error)}") from error
+        raise InputError(f"torch.export cannot export {name}: {first_line(error)}") from error
 
 
 def _specialised(
@@ -161,7 +162,7 @@ def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModul
     except UnsupportedModelError:
         raise
     except Exception as error:  # the importer fails by assertions and errors of any kind
-        raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {_first_line(error)}") from error
+        raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {first_line(error)}") from error
 
 
 def _as_tensors(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -252,8 +253,3 @@ def _reference(program: torch.export.ExportedProgram, evaluate: Callable[..., An
         return [array_of_torch(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     return reference
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0]
