@@ -59,6 +59,14 @@ def test_the_last_of_several_updates_stays_and_places_outside_are_left_out():
     )
 
 
+def test_a_place_is_outside_along_any_axis():
+    data, updates = _normal(4, 5, 9), _normal(5, 9)
+    places = np.array([[0, 6], [1, -1], [3, 4], [4, 0], [-1, 7]])
+    expected = data.copy()
+    expected[3, 4] += updates[2]
+    np.testing.assert_allclose(_run(lambda x, i, u: op.scatter_nd(x, i, u, "add"), data, places, updates), expected)
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((200, 200), 0), ((3, 5, 100), 1), ((4, 9, 70, 3), -3)], ids=str)
 def test_sums_along_an_axis(shape, axis):
     x = _normal(*shape)

@@ -51,7 +51,7 @@ _REDUCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 def write_routines(mod: ir.IRModule, threads: int) -> ir.IRModule:
     """Replace calls by kernels of this module, for a CPU, where shapes are known; all others stay.
 
-    Indices of `scatter_nd` that lie outside write nothing.
+    Indices of `scatter_nd` that lie outside, along any axis, write nothing.
     """
     for name, routine in _ROUTINES.items():
         mod = with_te_kernels(mod, name.split(".")[-1], partial(_found, f"relax.{name}", routine, threads))
@@ -140,9 +140,8 @@ def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction:
     combine = _REDUCTIONS[reduction]
 
     def body(given: Any, places: Any, new: Any, result: Any) -> None:
-        def index(update: Any) -> Any:
-            parts = [places[update * depth + axis].astype("int64") for axis in range(depth)]
-            return sum(part * math.prod(shape[axis + 1 : depth]) for axis, part in enumerate(parts))
+        def coordinates(update: Any) -> list[Any]:
+            return [places[update * depth + axis].astype("int64") for axis in range(depth)]
 
         with workers(across * down, threads) as worker:
             left, top = worker % across * wide, worker // across * high
@@ -151,8 +150,11 @@ def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction:
                 at = (top + row) * columns + left + column
                 result[at] = given[at]
             with T.serial(0, tirx.IntImm("int64", count)) as update:
-                row = index(update)
-                with T.If(tirx.all(row >= top, row < end)), T.Then(), T.serial(0, own) as column:
+                parts = coordinates(update)
+                row = sum(part * math.prod(shape[axis + 1 : depth]) for axis, part in enumerate(parts))
+                # Where these are inside, the row tells it of the first.
+                inside = [tirx.all(part >= 0, part < shape[axis]) for axis, part in enumerate(parts) if axis]
+                with T.If(tirx.all(row >= top, row < end, *inside)), T.Then(), T.serial(0, own) as column:
                     at = row * columns + left + column
                     result[at] = combine(result[at], new[update * columns + left + column])
 
