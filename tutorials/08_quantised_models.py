@@ -41,10 +41,12 @@ result = eqtune.tune_model(directory / "bytes.onnx", work_dir=directory / "work"
 print(f"untuned {result.baseline_latency_s * 1e3:.2f} ms, tuned {result.latency_s * 1e3:.2f} ms")
 
 # A value that lies between two steps of a scale may be rounded to either, so that two runtimes' outputs can differ by a
-# step or two of 256; eqtune permits 8 / 256 of the largest value for such models. With unsigned activations
-# (`activation_type=quantization.QuantType.QUInt8`), these would not differ by a bit.
+# step or two of 256. eqtune permits 8 / 256 of the largest value for such models, or twice what ONNX Runtime's own
+# outputs differ by when it computes operator by operator, at most 0.25; `result.summary.tolerance` tells. With unsigned
+# activations (`activation_type=quantization.QuantType.QUInt8`), these would not differ by a bit.
 
 print(f"largest difference from ONNX Runtime's outputs, relative: {result.max_rel_error:.1e}")
+print(f"permitted: {result.summary.tolerance:.1e}")
 
 # The passes can be used alone, on any Relax module with `quantize` and `dequantize`:
 
@@ -52,6 +54,6 @@ mod = FoldWeights()(FakeQuantizationToInteger()(load_model(directory / "bytes.on
 text = mod.script()
 print(text.count("R.nn.conv2d"), "convolutions,", text.count('out_dtype="int32"'), "of them in integers")
 
-assert result.max_rel_error <= 8 / 256
+assert result.max_rel_error <= result.summary.tolerance
 assert np.isfinite(result.run(*zoo.inputs("squeezenet").values())[0]).all()
 assert "R.dequantize" not in text

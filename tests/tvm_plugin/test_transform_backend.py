@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,6 +229,16 @@ def test_the_pipeline_reads_the_work_directory_of_the_environment(model, work_di
     data = np.linspace(-2, 2, 24, dtype="float32").reshape(4, 6)
     got = ModelRunner(relax.build(model, TARGET, relax_pipeline=pipeline))(data)
     np.testing.assert_allclose(got[0], ModelRunner(untuned_executable(model, TARGET))(data)[0], rtol=1e-6)
+
+
+def test_the_passes_of_the_readme_run_as_they_stand_there(model, tmp_path, monkeypatch):
+    blocks = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split("```")
+    (snippet,) = (block.removeprefix("python\n") for block in blocks if "transform.Sequential(\n" in block)
+    RecordDatabase(tmp_path / "records.sqlite").close()
+    monkeypatch.chdir(tmp_path.parent)
+    names = {"tvm": tvm, "eqtune": eqtune, "mod": model}
+    exec(snippet.replace('"work"', repr(tmp_path.name)), names)
+    assert "T.vectorized" in body(names["mod"])
 
 
 def test_the_pipeline_compiles_a_model_whose_batch_varies():
