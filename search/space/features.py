@@ -64,11 +64,13 @@ FEATURES: tuple[str, ...] = (
 
 
 def feature_table(count: int, known: Mapping[str, NDArray[np.float64] | float]) -> NDArray[np.float32]:
-    """The features of `count` candidates, shape [count, len(FEATURES)]: NaN but for the columns that are `known`."""
+    """The features of `count` candidates, shape [count, len(FEATURES)]: NaN but for the columns that are `known`.
+
+    Raises ValueError for a name that is none of `FEATURES`.
+    """
     table = np.full((count, len(FEATURES)), np.nan, dtype=np.float32)
-    for column, feature in enumerate(FEATURES):
-        if feature in known:
-            table[:, column] = known[feature]
+    for feature, column in known.items():
+        table[:, FEATURES.index(feature)] = column
     return table
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import select
 import sys
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,9 +19,9 @@ from ..runtime import LocalModels
 from ..search.space.gpu.hardware import GpuHardware
 from .cuda_worker import CudaWorkerConfig
 from .elsewhere import ElsewhereMeasurer, FarTrial, references_of_builders
-from .fleet import DeviceLost, Fleet
-from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
-from .process import WorkerProcess
+from .fleet import Fleet
+from .pool import START_LIMIT_S, Config, Request, WorkerPool
+from .process_device import ProcessDevice
 from .scratch import Scratch
 from .trial import MEMORY_SHARE, SPACE_BUILDER
 
@@ -122,7 +120,7 @@ class CudaMeasurer(ElsewhereMeasurer):
         flush_bytes = self.hardware.l2_bytes * 2 if flush_l2 else 0
         for index in chosen:
             config = CudaWorkerConfig(index, str(directory), seed, flush_bytes)
-            self._fleet.add(_GpuDevice(runner, config, directory / f"gpu-{index}.log"))
+            self._fleet.add(_GpuDevice(runner, asdict(config), directory / f"gpu-{index}.log"))
         try:
             found: list[dict[str, Any]] = []
             self._fleet.run([[0]], lambda _: {"op": "describe"}, lambda _, answer: found.append(answer))
@@ -160,7 +158,7 @@ class CudaMeasurer(ElsewhereMeasurer):
             [
                 Request(
                     {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
-                    limit_s * len(chunk),
+                    limit_s,
                     tuple({trial.task for trial in chunk}),
                 )
                 for chunk in chunks
@@ -175,55 +173,11 @@ class CudaMeasurer(ElsewhereMeasurer):
         return references_of_builders(self._pool, hashes, limit_s)
 
 
-class _GpuDevice:
-    """One GPU, through a process that can be killed. A `Device`."""
-
-    def __init__(self, command: Sequence[str], config: CudaWorkerConfig, log: Path) -> None:
-        self._command = command
-        self._config = config
-        self._log = log
-        self._process: WorkerProcess | None = None
-
-    def open(self) -> None:
-        if self._process is None:
-            self._process = WorkerProcess(self._command, worker_environment(1), self._log)
-            self._ask(asdict(self._config), START_LIMIT_S)
+class _GpuDevice(ProcessDevice):
+    """One GPU. A `Device`."""
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return self._ask({"op": "run", **request}, float(request.get("limit_s", START_LIMIT_S)))
-
-    def close(self) -> None:
-        process = self._process
-        if process is not None:
-            process.kill()
-
-    def release(self) -> None:
-        self._end()
-
-    def _ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        process.send(message)
-        end = time.monotonic() + limit_s
-        while select.select([process], [], [], max(0.0, end - time.monotonic()))[0]:
-            try:
-                answer = process.receive()
-            except EOFError:
-                failure = process.autopsy()
-                self._end()
-                raise DeviceLost(failure["error"], failure["detail"]) from None
-            if answer is not None and "lost" in answer:
-                self._end()
-                raise DeviceLost("crash", str(answer["lost"]))
-            if answer is not None:
-                return answer
-        self._end()
-        raise DeviceLost("timeout", f"no result after {limit_s:g} s")
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
-        self._process = None
+        return self.ask({"op": "run", **request}, float(request.get("limit_s", START_LIMIT_S)))
 
 
 def _close(fleet: Fleet, pool: WorkerPool, directory: Scratch) -> None:

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .arguments import Domain
+from .arguments import Domain, Interface
 from .bench import Bench
 from .build import Program
-from .exported import interface_of
 from .gpu_clock import GpuClock
 from .runner import Runner
 from .worker import Answer, serve
@@ -76,15 +75,10 @@ class _CudaRunner(Runner):
         super().__init__(device, tvm.runtime.load_module, Path(config.references), config.seed)
         self._flush_bytes = config.flush_bytes
 
-    def _bench_for(self, request: Mapping[str, Any], domain: Domain) -> Bench:
-        task = str(request["task"])
-        if self._bench is None or (self._bench.task, self._bench.domain) != (task, domain):
-            self._bench = None  # freed before the next are made
-            interface = interface_of(request["interface"])
-            bench = _FlushedBench(task, interface, self._device, self._references, self._seed, domain)
-            bench.flush_bytes = self._flush_bytes
-            self._bench = bench
-        return self._bench
+    def _make_bench(self, task: str, interface: Interface, domain: Domain) -> Bench:
+        bench = _FlushedBench(task, interface, self._device, self._references, self._seed, domain)
+        bench.flush_bytes = self._flush_bytes
+        return bench
 
 
 class _Gpu:

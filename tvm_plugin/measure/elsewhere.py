@@ -293,7 +293,9 @@ class ElsewhereMeasurer(ABC):
         chunks = chunks_of(trials, self._builders, shared)
         while chunks:
             again: list[Sequence[FarTrial]] = []
-            for chunk, answer in zip(chunks, self._build_all(chunks, limit_s), strict=True):
+            # Compilers for GPUs take one candidate at a time; those for CPUs a module of several.
+            most = max(map(len, chunks)) if is_gpu(self.target) else 1
+            for chunk, answer in zip(chunks, self._build_all(chunks, limit_s * most), strict=True):
                 if "built" in answer:
                     for trial, built in zip(chunk, answer["built"], strict=True):
                         trial.take(built)

@@ -9,7 +9,6 @@ on the loopback interface (the default of `eqtune.measure.rpc_server`), or on a 
 from __future__ import annotations
 
 import json
-import select
 import sys
 import time
 import weakref
@@ -29,8 +28,8 @@ from .cuda import BUILDER
 from .elsewhere import ElsewhereMeasurer, FarTrial, references_of_builders
 from .far_models import FarModels, transfer_limit_s
 from .fleet import DeviceLost, Fleet
-from .pool import START_LIMIT_S, Config, Request, WorkerPool, worker_environment
-from .process import WorkerProcess
+from .pool import Config, Request, WorkerPool
+from .process_device import ProcessDevice
 from .rpc_tracker import RpcAddress, rpc_status
 from .rpc_worker import RpcConfig, lifetime_s
 from .scratch import Scratch
@@ -208,22 +207,21 @@ class RpcMeasurer(ElsewhereMeasurer):
         self._fleet.add(_RpcDevice(self._config, self._timeout_s, log, self._device.get("device")))
 
 
-class _RpcDevice:
-    """A server, through a process that can be killed (`rpc_worker.py`). A `Device`."""
+class _RpcDevice(ProcessDevice):
+    """A server, through a client (`rpc_worker.py`). A `Device`."""
+
+    called = "the RPC client: "
 
     def __init__(self, config: RpcConfig, timeout_s: float, log: Path, expected: str | None) -> None:
+        super().__init__(_COMMAND, asdict(config), log)
         self._config = config
         self._timeout_s = timeout_s
-        self._log = log
         self._expected = expected
-        self._process: WorkerProcess | None = None
 
     def open(self) -> None:
-        if self._process is None:
-            self._process = WorkerProcess(_COMMAND, worker_environment(1), self._log)
-            self._ask(asdict(self._config), START_LIMIT_S)
+        super().open()
         message = {"op": "connect", "limit_s": self._timeout_s, "load_limit_s": LOAD_LIMIT_S}
-        name = self._ask(message, self._config.wait_s + CONNECT_LIMIT_S)["device"]
+        name = self.ask(message, self._config.wait_s + CONNECT_LIMIT_S)["device"]
         device = f"{name} over rpc, key {self._config.key}"
         if self._expected not in (None, device):
             raise DeviceLost("crash", f"a server under the key {self._config.key!r} is another device: {device}")
@@ -235,43 +233,12 @@ class _RpcDevice:
         load, run = ("load_model", "run_model") if "model" in request else ("load", "run")
         load_limit_s = LOAD_LIMIT_S + transfer_limit_s(request)
         message = {**request, "load_limit_s": load_limit_s}
-        failure = self._ask({**message, "op": load}, self._config.wait_s + CONNECT_LIMIT_S + load_limit_s)
-        return failure or self._ask({**message, "op": run}, request["limit_s"])
+        failure = self.ask({**message, "op": load}, self._config.wait_s + CONNECT_LIMIT_S + load_limit_s)
+        return failure or self.ask({**message, "op": run}, request["limit_s"])
 
-    def close(self) -> None:
-        process = self._process
-        if process is not None:
-            process.kill()
-
-    def release(self) -> None:
-        self._end()
-
-    def _ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        process.send(message)
-        end = time.monotonic() + limit_s
-        while time.monotonic() < end:
-            readable, _, _ = select.select([process], [], [], max(0.0, end - time.monotonic()))
-            if not readable:
-                break
-            try:
-                answer = process.receive()
-            except EOFError:
-                failure = process.autopsy()
-                self._end()
-                raise DeviceLost(failure["error"], f"the RPC client: {failure['detail']}") from None
-            if answer is not None and "lost" in answer:
-                raise DeviceLost("crash", f"the RPC server was lost: {answer['lost']}")
-            if answer is not None:
-                return answer
-        self._end()
-        raise DeviceLost("timeout", f"no result after {limit_s:g} s")
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
-        self._process = None
+    def lost(self, detail: str) -> DeviceLost:
+        """The client stays, and connects to another server."""
+        return DeviceLost("crash", f"the RPC server was lost: {detail}")
 
 
 def _close(fleet: Fleet, pool: WorkerPool, directory: Scratch) -> None:

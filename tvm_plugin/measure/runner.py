@@ -68,11 +68,11 @@ class Runner:
         task = str(request["task"])
         if self._bench is None or (self._bench.task, self._bench.domain) != (task, domain):
             self._bench = None  # freed before the next are made
-            interface = interface_of(request["interface"])
-            self._bench = _FarBench(
-                task, interface, self._device, self._references, self._seed, domain, self._round_trip_s
-            )
+            self._bench = self._make_bench(task, interface_of(request["interface"]), domain)
         return self._bench
+
+    def _make_bench(self, task: str, interface: Interface, domain: Domain) -> Bench:
+        return _FarBench(task, interface, self._device, self._references, self._seed, domain, self._round_trip_s)
 
 
 class _FarBench(Bench):

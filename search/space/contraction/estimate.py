@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..access import Access, dtype_bytes
-from ..features import FEATURES
+from ..features import feature_table
 from ..hardware import Hardware
 from .plan import Plan, whole_width
 from .tiled import (
@@ -479,8 +479,4 @@ def columns_of_features(
         "log_latency": log(c.latency_s),
         "variant": v["pad"] * 8 + v["pack"] * 2 + v["order"],
     }
-    result = np.full((count, len(FEATURES)), np.nan, dtype=np.float32)
-    for column, name in enumerate(FEATURES):
-        if name in known:
-            result[:, column] = known[name]
-    return result
+    return feature_table(count, known)

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
+from ..features import feature_table
 from .hardware import GpuHardware
 from .matrix import MatrixForm, Operand
-from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
+from .occupancy import Array, Launch, Occupancy, occupancy
 from .tiled import ASYNC_STAGES, fetch_vector, schedule_tiles, shared_padding
 
 __all__ = [

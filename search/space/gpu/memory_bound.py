@@ -13,9 +13,10 @@ from tvm.error import InternalError
 from tvm.s_tir import ScheduleError
 
 from ..base import Knob, Sketch
+from ..features import feature_table
 from ..memory_bound.kernel import Kernel, Stage, inlined
 from .hardware import GpuHardware
-from .occupancy import Array, Launch, feature_table, occupancy
+from .occupancy import Array, Launch, occupancy
 
 __all__ = ["GpuWork", "MemoryBoundGpuSketch", "Values", "coalesced_share", "powers", "works"]
 

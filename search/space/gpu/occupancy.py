@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..features import FEATURES
 from .hardware import GpuHardware
 
-__all__ = ["Array", "Launch", "Occupancy", "feature_table", "occupancy"]
+__all__ = ["Array", "Launch", "Occupancy", "occupancy"]
 
 Array = NDArray[np.float64]
 
@@ -83,11 +82,3 @@ def occupancy(hardware: GpuHardware, launch: Launch) -> Occupancy:
         waves=waves,
         busy=spread / np.ceil(spread),
     )
-
-
-def feature_table(count: int, known: dict[str, Array | float]) -> NDArray[np.float32]:
-    """The features by name as columns, shape [count, len(FEATURES)]; NaN where one is not given."""
-    table = np.full((count, len(FEATURES)), np.nan, dtype=np.float32)
-    for name, column in known.items():
-        table[:, FEATURES.index(name)] = column
-    return table

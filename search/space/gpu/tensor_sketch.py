@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
+from ..features import feature_table
 from .contraction import (
     LEAST_ASYNC_BYTES,
     latency_seen,
@@ -20,7 +21,7 @@ from .contraction import (
 )
 from .hardware import GpuHardware
 from .matrix import MatrixForm
-from .occupancy import Array, Launch, Occupancy, feature_table, occupancy
+from .occupancy import Array, Launch, Occupancy, occupancy
 from .tensor_core import FRAGMENT, WARP, fragment_steps, schedule_fragments
 from .tf32 import permitted_products
 from .tiled import ASYNC_STAGES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..features import FEATURES
+from ..features import feature_table
 from ..hardware import Hardware
 from .kernel import Kernel, Stage
 
@@ -130,7 +130,4 @@ def features(hardware: Hardware, kernel: Kernel, work: Work, family: int) -> NDA
         "log_latency": np.log2(latency),
         "variant": work.variant,
     }
-    table = np.full((len(work.lanes), len(FEATURES)), np.nan, dtype=np.float32)
-    for name, column in known.items():
-        table[:, FEATURES.index(name)] = column
-    return table
+    return feature_table(len(work.lanes), known)
