@@ -1,4 +1,4 @@
-"""eqtune: makes models compiled by Apache TVM faster, and keeps them exactly as right.
+"""eqtune: makes models compiled by Apache TVM faster, and checks that they compute the same.
 
 It searches twice: over equal graphs (equality saturation) and over schedules of each resulting kernel (sketches,
 annotations, evolution and annealing, a cost model retrained on measurements).

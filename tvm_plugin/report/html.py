@@ -243,8 +243,9 @@ def _again(summary: RunSummary) -> str:
     command = f'<div class="card"><pre>{escape(summary.command)}</pre></div>' if summary.command else ""
     return (
         "<h2>Run it again</h2>"
-        f"{command}<p class='note'>Seed {summary.seed}. The same command in the same work directory resumes and "
-        "measures nothing twice; in another one it starts afresh. Times differ from run to run by some percent.</p>"
+        f"{command}<p class='note'>Seed {summary.seed}. The same command in the same work directory "
+        "measures nothing twice; budgets are totals over all runs there, and a larger one goes on. In another "
+        "directory it starts afresh. Times differ from run to run by some percent.</p>"
     )
 
 
