@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
+from ..transform.bins import max_of_bins
 from .antialiased import cubic, linear, resized
 from .overlap import add_up, fold
 from .torch_nodes import Converter, arguments, shape_of
@@ -31,21 +32,15 @@ def _pixel_shuffle(node: Any, importer: Any) -> relax.Expr:
 
 
 def _adaptive_max_pool(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
-    """The largest value of each bin [floor(i H / O), ceil((i + 1) H / O)), axis by axis; bins may overlap."""
+    """By one pooling where all bins are equal."""
     if any(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
         raise UnsupportedModelError(f"{node.name} is an adaptive max pooling whose indices are used")
     x, sizes = arguments(node, importer, ("input", "output_size"), ())
     emit, shape = importer.block_builder.emit, shape_of(x)
-    first = len(shape) - len(sizes)
     if len(shape) == 4 and len(sizes) == 2 and not any(h % o for h, o in zip(shape[2:], sizes, strict=True)):
         window = [h // o for h, o in zip(shape[2:], sizes, strict=True)]
         return (emit(op.nn.max_pool2d(x, window, strides=window)),)
-    for axis, size in enumerate(sizes, start=first):
-        extent = shape[axis]
-        bins = [(i * extent // size, -(-(i + 1) * extent // size)) for i in range(size)]
-        parts = [emit(op.strided_slice(x, axes=[axis], begin=[begin], end=[end])) for begin, end in bins]
-        x = emit(op.concat([emit(op.max(part, axis=[axis], keepdims=True)) for part in parts], axis=axis))
-    return (x,)
+    return (max_of_bins(emit, x, range(len(shape) - len(sizes), len(shape)), sizes),)
 
 
 def _avg_pool(rank: int) -> Converter:

@@ -16,12 +16,9 @@ from ..search.space.attention import EXPONENTIALS, MAXIMA, PRODUCTS, SCORES, SUM
 from ..transform.constants import array_of, is_static_tensor
 from ..transform.functions import extents, operator, top_level_bindings, use_counts
 from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
-from .te_kernels import with_te_kernels
+from .te_kernels import OPAQUE, with_te_kernels
 
 __all__ = ["legalize_attention"]
-
-_OPAQUE = 8
-"""TVM's kOpaque: what FuseOps would add to the kernel, the sketch does not know."""
 
 LEAST_PLACES = 256
 """Scores of a row from which one kernel wins (Zen 4, two threads: 128, level; 512, 1.2 times as fast as three)."""
@@ -38,7 +35,8 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 def legalize_attention(mod: ir.IRModule) -> ir.IRModule:
     """One kernel of each attention that the sketch for it fits."""
-    return with_te_kernels(mod, "attention", _attentions, {"op_pattern": _OPAQUE})
+    # What FuseOps would add to the kernel, the sketch does not know.
+    return with_te_kernels(mod, "attention", _attentions, {"op_pattern": OPAQUE})
 
 
 @dataclass(frozen=True)

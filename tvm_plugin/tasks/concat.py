@@ -16,6 +16,7 @@ from tvm import ir, relax, s_tir, tirx
 
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, operator, top_level_bindings, use_counts
+from .copies import copy_block
 
 __all__ = ["CONCAT_AXIS", "legalize_concat", "write_concats_in_place"]
 
@@ -153,6 +154,10 @@ def _slice_kernel(
     kernel: tirx.PrimFunc | None, part: relax.TensorType, shape: Sequence[int], axis: int, begin: int
 ) -> tirx.PrimFunc:
     """`kernel` with its output written into a slice of a larger one; a copy kernel without one."""
+
+    def shifted(indices: list[Any]) -> list[Any]:
+        return [var + begin if i == axis and begin else var for i, var in enumerate(indices)]
+
     dtype = str(part.dtype)
     whole = tirx.decl_buffer([tirx.IntImm("int64", extent) for extent in shape], dtype, "T_concat")
     if kernel is None:
@@ -166,31 +171,10 @@ def _slice_kernel(
         statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
         allocated = [*root.alloc_buffers, source]
         attributes = {key: value for key, value in kernel.attrs.items() if key != "op_pattern"}
-    statements.append(_copy(source, whole, extents(part), axis, begin))
+    statements.append(copy_block(source, whole, extents(part), shifted, "T_concat"))
     body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
     block = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
     function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, block))
     for key, value in attributes.items():
         function = function.with_attr(key, value)
     return s_tir.renew_defs(function)
-
-
-def _copy(source: Any, target: Any, shape: Sequence[int], axis: int, begin: int) -> Any:
-    """Loops over a block that copies `source` to `target`, from `begin` on along `axis`."""
-    zero = tirx.IntImm("int64", 0)
-    ranges = [ir.Range.from_min_extent(zero, tirx.IntImm("int64", extent)) for extent in shape]
-    axes = [tirx.IterVar(r, tirx.Var(f"v_ax{i}", "int64"), tirx.IterVar.DataPar) for i, r in enumerate(ranges)]
-    inside = [iteration.var for iteration in axes]
-    outside = [var + begin if i == axis and begin else var for i, var in enumerate(inside)]
-    body: Any = tirx.BufferStore(target, tirx.BufferLoad(source, inside), outside)
-    loops = [tirx.Var(f"ax{i}", "int64") for i in range(len(shape))]
-    block = s_tir.SBlock(axes, [_point(source, inside)], [_point(target, outside)], "T_concat", body)
-    body = s_tir.SBlockRealize(loops, True, block)
-    for loop, extent in zip(reversed(loops), reversed(shape), strict=True):
-        body = tirx.For(loop, zero, tirx.IntImm("int64", extent), tirx.ForKind.SERIAL, body)
-    return body
-
-
-def _point(buffer: Any, indices: Sequence[Any]) -> Any:
-    one = tirx.IntImm("int64", 1)
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])

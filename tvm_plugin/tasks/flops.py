@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..dtypes import numpy_dtype
 from ..search.space.expressions import constant_extent
 
 __all__ = ["count_bytes", "count_flops", "count_integer_operations"]
@@ -71,14 +71,14 @@ def count_bytes(function: tirx.PrimFunc) -> float:
         if hasattr(parameter, "shape"):
             elements = _elements(parameter)
             points = [count for buffer, count in touched if buffer.same_as(parameter)]
-            total += min([elements, *([sum(points)] if points else [])]) * _bytes(str(parameter.dtype))
+            total += min([elements, *([sum(points)] if points else [])]) * numpy_dtype(str(parameter.dtype)).itemsize
     return total
 
 
 def count_weight_bytes(function: tirx.PrimFunc) -> float:
     """Bytes of the arguments that are constants of the model (`layout_free_buffers`)."""
     weights = [function.params[int(position)] for position in function.attrs.get("layout_free_buffers", ())]
-    return float(sum(_elements(w) * _bytes(str(w.dtype)) for w in weights))
+    return float(sum(_elements(w) * numpy_dtype(str(w.dtype)).itemsize for w in weights))
 
 
 def _elements(buffer: Any) -> int:
@@ -132,7 +132,3 @@ def _is_index(value: Any) -> bool:
     loads: list[Any] = []
     tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
     return "int" in str(value.ty) and not loads
-
-
-def _bytes(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else 1 if dtype.startswith("float8") else np.dtype(dtype).itemsize

@@ -11,6 +11,7 @@ from tvm import ir, relax, te
 from ..transform.constants import is_static_tensor
 from ..transform.fold_weights import transposed_weights
 from ..transform.functions import leaves, operator, top_level_bindings, use_counts
+from ..transform.simplify_shapes import permutation_of
 
 __all__ = ["Permuted", "element", "keeps_runs", "moves_axes", "permute_order", "permuted_operands"]
 
@@ -61,9 +62,7 @@ def permute_order(value: Any) -> tuple[int, ...]:
     """Of a permute: which axis of its operand each of its axes is; () for anything else."""
     if operator(value) != "relax.permute_dims":
         return ()
-    rank = value.ty.ndim
-    axes = value.attrs.axes
-    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
+    return tuple(permutation_of(value))
 
 
 def moves_axes(order: Sequence[int]) -> bool:

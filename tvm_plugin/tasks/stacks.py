@@ -17,11 +17,11 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from ..dtypes import numpy_dtype
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, operator, top_level_bindings
+from .copies import copy_block
 from .slices import FEWEST, MOST, SMALL_BYTES
+from .te_kernels import OPAQUE
 
 __all__ = ["MOST", "write_stacks_as_copies"]
-
-_OPAQUE = 8  # what TVM's OpPatternKind says of a kernel that must not be fused
 
 
 def write_stacks_as_copies(mod: ir.IRModule, fewest: int = FEWEST) -> ir.IRModule:
@@ -94,32 +94,15 @@ def _kernel(shape: Sequence[int], dtype: str, count: int, axis: int) -> tirx.Pri
     """A kernel that copies each of `count` tensors of `shape` to its place along a new `axis`."""
     whole = tirx.decl_buffer(_wide([*shape[:axis], count, *shape[axis:]]), dtype, "stacked")
     parts = [tirx.decl_buffer(_wide(shape), dtype, f"part_{number}") for number in range(count)]
-    copies = [_copy(part, whole, shape, axis, number) for number, part in enumerate(parts)]
+
+    def at(number: int) -> Callable[[list[Any]], list[Any]]:
+        return lambda indices: [*indices[:axis], tirx.IntImm("int64", number), *indices[axis:]]
+
+    copies = [copy_block(part, whole, shape, at(number), f"stack_{number}") for number, part in enumerate(parts)]
     block = s_tir.SBlock([], [], [], "root", tirx.SeqStmt(copies))
     function = tirx.PrimFunc([*parts, whole], s_tir.SBlockRealize([], True, block))
-    function = function.with_attr("tirx.noalias", True).with_attr("op_pattern", _OPAQUE)
+    function = function.with_attr("tirx.noalias", True).with_attr("op_pattern", OPAQUE)
     return s_tir.renew_defs(function)
-
-
-def _copy(part: Any, whole: Any, shape: Sequence[int], axis: int, number: int) -> Any:
-    """Loops over a block that copies `part` to the place `number`."""
-    zero = tirx.IntImm("int64", 0)
-    ranges = [ir.Range.from_min_extent(zero, extent) for extent in _wide(shape)]
-    axes = [tirx.IterVar(r, tirx.Var(f"v_ax{i}", "int64"), tirx.IterVar.DataPar) for i, r in enumerate(ranges)]
-    source = [iteration.var for iteration in axes]
-    target = [*source[:axis], tirx.IntImm("int64", number), *source[axis:]]
-    body: Any = tirx.BufferStore(whole, tirx.BufferLoad(part, source), target)
-    block = s_tir.SBlock(axes, [_point(part, source)], [_point(whole, target)], f"stack_{number}", body)
-    loops = [tirx.Var(f"ax{i}", "int64") for i in range(len(shape))]
-    body = s_tir.SBlockRealize(loops, True, block)
-    for loop, extent in zip(reversed(loops), reversed(_wide(shape)), strict=True):
-        body = tirx.For(loop, zero, extent, tirx.ForKind.SERIAL, body)
-    return body
-
-
-def _point(buffer: Any, indices: Sequence[Any]) -> Any:
-    one = tirx.IntImm("int64", 1)
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])
 
 
 def _wide(shape: Sequence[int]) -> list[Any]:

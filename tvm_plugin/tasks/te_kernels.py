@@ -12,7 +12,10 @@ from tvm.script.ir_builder import tirx as T
 
 from ..transform.functions import rewrite_calls
 
-__all__ = ["TeKernel", "extern_kernel", "with_te_kernels"]
+__all__ = ["OPAQUE", "TeKernel", "extern_kernel", "with_te_kernels"]
+
+OPAQUE = 8
+"""What TVM's OpPatternKind, the attribute `op_pattern`, says of a kernel that must not be fused."""
 
 
 class TeKernel(Protocol):

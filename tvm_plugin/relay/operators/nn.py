@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tvm.relax import op
 
+from ...transform.bins import max_of_bins
 from ..builder import Builder
 from .convolution import SPATIAL
 from .layouts import change_layout, plain_layout
@@ -72,7 +73,7 @@ def _adaptive_average(function: Callable[..., Any], rank: int) -> Convert:
 
 
 def _adaptive_max(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-    """Relax has none. Window i of n goes from floor(i * extent / n) to ceil((i + 1) * extent / n)."""
+    """By one pooling where all bins are equal."""
     axes = [axis for axis, letter in enumerate(attrs.layout) if letter in "DHW"]
     extents = [b.shape(args[0])[axis] for axis in axes]
     size = [int(extent) for extent in attrs.output_size]
@@ -81,12 +82,7 @@ def _adaptive_max(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> An
         window = [extent // wanted for extent, wanted in zip(extents, size, strict=True)]
         function = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}[len(axes)]
         return function(args[0], pool_size=window, strides=window, layout=attrs.layout)
-    data = args[0]
-    for axis, extent, wanted in zip(axes, extents, size, strict=True):
-        bounds = [(i * extent // wanted, -(-(i + 1) * extent // wanted)) for i in range(wanted)]
-        parts = [b.emit(op.strided_slice(data, axes=[axis], begin=[begin], end=[end])) for begin, end in bounds]
-        data = b.emit(op.concat([b.emit(op.max(part, axis=axis, keepdims=True)) for part in parts], axis=axis))
-    return data
+    return max_of_bins(b.emit, args[0], axes, size)
 
 
 def transposed_product(b: Builder, left: Any, right: Any, attrs: SimpleNamespace) -> Any:

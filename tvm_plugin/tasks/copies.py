@@ -1,0 +1,44 @@
+"""Blocks that copy a tensor into a part of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+__all__ = ["copy_block"]
+
+
+def copy_block(
+    source: Any, target: Any, shape: Sequence[int], place: Callable[[list[Any]], list[Any]], name: str
+) -> Any:
+    """Loops over a block that copies a buffer.
+
+    Parameters
+    ----------
+    source, target : Buffer
+    shape : sequence of int
+        Of `source`.
+    place : callable
+        Takes the indices of an element in `source`, returns those in `target`.
+    name : str
+        Of the block.
+    """
+    zero, lengths = tirx.IntImm("int64", 0), [tirx.IntImm("int64", extent) for extent in shape]
+    ranges = [ir.Range.from_min_extent(zero, length) for length in lengths]
+    axes = [tirx.IterVar(r, tirx.Var(f"v_ax{i}", "int64"), tirx.IterVar.DataPar) for i, r in enumerate(ranges)]
+    inside = [iteration.var for iteration in axes]
+    outside = place(inside)
+    body: Any = tirx.BufferStore(target, tirx.BufferLoad(source, inside), outside)
+    block = s_tir.SBlock(axes, [_point(source, inside)], [_point(target, outside)], name, body)
+    loops = [tirx.Var(f"ax{i}", "int64") for i in range(len(shape))]
+    body = s_tir.SBlockRealize(loops, True, block)
+    for loop, length in zip(reversed(loops), reversed(lengths), strict=True):
+        body = tirx.For(loop, zero, length, tirx.ForKind.SERIAL, body)
+    return body
+
+
+def _point(buffer: Any, indices: Sequence[Any]) -> Any:
+    one = tirx.IntImm("int64", 1)
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])
