@@ -74,7 +74,7 @@ class _Recognizer(PyExprMutator):
             if number is not None:
                 scale *= number
                 continue
-            call = self._value(factor) if products < _MOST_PRODUCTS else None
+            call: Any = self._value(factor) if products < _MOST_PRODUCTS else None
             divisor = _number(call.args[1]) if operator(call) == "relax.divide" else None
             if operator(call) == "relax.multiply":
                 pending += reversed(call.args)

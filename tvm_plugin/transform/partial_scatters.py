@@ -70,7 +70,8 @@ class _PartialScatters(PyExprMutator):
         call = self.visit_expr_post_order(call)
         if operator(call) != "relax.scatter_elements" or not all(is_static_tensor(part.ty) for part in call.args):
             return call
-        axis, reduction = int(call.attrs.axis), str(call.attrs.reduction)
-        if _is_counted_right(extents(call.args[0].ty), extents(call.args[1].ty), axis % call.ty.ndim):
+        (x, indices, updates), axis = call.args, int(call.attrs.axis) % call.ty.ndim
+        if _is_counted_right(extents(x.ty), extents(indices.ty), axis):
             return call
-        return self.builder_.normalize(scatter_elements(self.builder_.emit, *call.args, axis, reduction))
+        written = scatter_elements(self.builder_.emit, x, indices, updates, axis, str(call.attrs.reduction))
+        return self.builder_.normalize(written)

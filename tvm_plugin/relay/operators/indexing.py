@@ -74,8 +74,9 @@ def _gather_nd(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 
 def _scatter_elements(reduction: str | None = None) -> Convert:
     def convert(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-        how = reduction or attrs.reduction
-        return scatter_elements(b.emit, *args, axis=b.axis(attrs.axis or 0, args[0]), reduction=how)
+        x, indices, updates = args
+        axis, how = b.axis(attrs.axis or 0, x), reduction or attrs.reduction
+        return scatter_elements(b.emit, x, indices, updates, axis, how)
 
     return convert
 
