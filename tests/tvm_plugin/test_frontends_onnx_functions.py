@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 
 onnx = pytest.importorskip("onnx")
@@ -88,3 +89,21 @@ def test_windows_are_constants() -> None:
 )
 def test_attention(proto: Any) -> None:
     assert verify_import(load_model(proto)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names", "message"),
+    [
+        ({"softcap": 2.0}, ("q", "k", "v"), "softcap"),
+        ({"is_causal": 1}, ("q", "k", "v", "", "old_k", "old_v"), "is_causal with a cache"),
+    ],
+)
+def test_attention_that_cannot_be_written_as_others_is_refused(attributes: Any, names: Any, message: str) -> None:
+    """ONNX needs the types of operands for that, which it does not know of another domain's operators."""
+    inputs = {name: (1, 4, 3, 8) if "old" in name else HEADS for name in ("x", *names[1:]) if name}
+    outputs = ("y", "new_k", "new_v")[: 3 if "old_k" in names else 1]
+    proto = model("Attention", inputs, 4, names=names, outputs=outputs, **attributes)
+    proto.graph.node.insert(0, helper.make_node("QuickGelu", ["x"], ["q"], domain="com.microsoft"))
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(UnsupportedModelError, match=f"^Attention with {message}"):
+        load_model(proto)

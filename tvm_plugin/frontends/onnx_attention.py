@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
 from tvm import relax
 from tvm.relax import op
 
+from ..errors import UnsupportedModelError
 from ..transform.functions import extents
 from .attention import attention
 
@@ -18,25 +19,39 @@ _PLAIN_ATTRIBUTES = frozenset({"is_causal", "kv_num_heads", "q_num_heads", "scal
 
 
 def is_plain_attention(node: onnx.NodeProto) -> bool:
-    """Whether `convert_attention` takes the node: that it caps no scores, nor returns them, and knows all lengths."""
+    """Whether `convert_attention` takes the node."""
+    if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
+        return False
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    given = {name for name, value in attributes.items() if value}
-    return (
-        node.op_type == "Attention"
-        and node.domain in ("", "ai.onnx")
-        and not any(node.input[6:])
-        and not any(node.output[3:])
-        and not (any(node.input[4:]) and attributes.get("is_causal", 0))
-        and given <= _PLAIN_ATTRIBUTES
-        and attributes.get("softmax_precision", onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT
-    )
+    return not _beyond(attributes, [name or None for name in node.input], len(node.output))
+
+
+def _beyond(attributes: Mapping[str, Any], inputs: Sequence[Any], outputs: int) -> list[str]:
+    """What a node asks for beside an attention that knows all lengths and has its scores for itself."""
+    names = [name for name, value in attributes.items() if value and name not in _PLAIN_ATTRIBUTES]
+    if attributes.get("softmax_precision", onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT:
+        names.append("softmax_precision")
+    if attributes.get("is_causal", 0) and any(value is not None for value in inputs[4:]):
+        names.append("is_causal with a cache")
+    if any(value is not None for value in inputs[6:]):
+        names.append("lengths of keys")
+    return sorted(names) + ["scores as an output"] * (outputs > 3)
 
 
 def convert_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> relax.Tuple:
     """The result, and all keys and values: those of the cache, where there is one, and the new ones.
 
     Operands are [batch, heads, places, width], or [batch, places, heads * width] with the heads in the attributes.
+
+    Raises
+    ------
+    UnsupportedModelError
+        It is more than a plain attention, and was not written as other operators.
     """
+    others = {name: value for name, value in attrs.items() if name != "tvm_custom"}
+    unknown = _beyond(others, inputs, int(attrs["tvm_custom"]["num_outputs"]))
+    if unknown:
+        raise UnsupportedModelError(f"Attention with {', '.join(unknown)} cannot be imported")
     query, key, value, mask, old_key, old_value, *_ = [*inputs, None, None, None]
     is_flat = len(extents(query.ty)) == 3
     if is_flat:
