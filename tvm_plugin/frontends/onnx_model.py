@@ -9,7 +9,8 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from .imported import ImportedModel, Reference, check_shapes, imported_model, is
 from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_images import IMAGES
+from .onnx_nodes import Convert, padded
 from .onnx_quantized import QUANTIZED
 from .onnx_runtime_operators import ONNX_RUNTIME, ONNX_RUNTIME_DOMAIN
 from .recurrent import RECURRENT, convert_recurrent
@@ -240,6 +242,9 @@ def _session(
         raise InputError(f"ONNX Runtime cannot load {name}: {first_line(error)}") from error
 
 
+Own = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
+"""Block builder, inputs and attributes of a node, and TVM's converters -> the result."""
+
 _OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys()
 _OURS = _OF_ONNX | ONNX_RUNTIME.keys()
 
@@ -258,38 +263,21 @@ class _Importer(ONNXGraphImporter):
         super()._check_for_unsupported_ops(known)
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
-        if op_name == "Clip":
-            low = _bound(inputs[1], -math.inf) if opset >= 11 else float(attrs.get("min", -math.inf))
-            high = _bound(inputs[2], math.inf) if opset >= 11 else float(attrs.get("max", math.inf))
-            if low is not None and high is not None:
-                return self.bb.normalize(_clip(inputs[0], low, high))
-        if op_name == "Gather" and _is_static(inputs[0]) and isinstance(inputs[1].ty, relax.TensorType):
-            return self.bb.normalize(_gather(inputs[0], inputs[1], int(attrs.get("axis", 0))))
-        if op_name == "Unsqueeze" and len(inputs) > 1 and _is_one_number(inputs[1]):
-            # PyTorch's exporter writes the one axis of shared keys as a number; ONNX Runtime takes it, TVM does not.
-            inputs = [inputs[0], relax.const(inputs[1].value.numpy().reshape(1))]
-        if op_name in RECURRENT:
-            every, *ends = convert_recurrent(self.bb, op_name, list(inputs), attrs)
-            return self.bb.normalize(relax.Tuple([self.bb.emit(relax.op.permute_dims(every, [0, 2, 1, 3])), *ends]))
-        if op_name == "Attention" and "num_heads" not in attrs:
-            return self.bb.normalize(convert_attention(self.bb, list(inputs), attrs))
-        if op_name in FOURIER:
-            return self.bb.normalize(convert_fourier(self.bb, op_name, list(inputs), attrs, opset))
-        if op_name in IMAGES:
-            convert = functools.partial(self._convert_plain, opset=opset)
-            return self.bb.normalize(IMAGES[op_name](self.bb, list(inputs), attrs, convert))
-        if op_name in ONNX_RUNTIME:
-            convert = functools.partial(self._convert_plain, opset=opset)
-            return self.bb.normalize(ONNX_RUNTIME[op_name](self.bb, list(inputs), attrs, convert))
-        if op_name in QUANTIZED:
-            if attrs.get("channels_last"):
-                raise UnsupportedModelError(f"{op_name} with channels_last=1; export the model with channels first")
-            convert = functools.partial(self._convert_plain, opset=opset)
-            return self.bb.normalize(QUANTIZED[op_name](self.bb, list(inputs), attrs, convert))
-        return super()._convert_operator(op_name, inputs, attrs, opset)
+        convert = _Plain(super()._convert_operator, opset)
+        own = _CONVERTERS.get(op_name)
+        value = None if own is None else own(self.bb, list(inputs), attrs, convert)
+        return convert(op_name, inputs, attrs) if value is None else self.bb.normalize(value)
 
-    def _convert_plain(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
-        return super()._convert_operator(op_name, inputs, attrs, opset)
+
+@dataclass(frozen=True)
+class _Plain:
+    """TVM's own converters: a `Convert`."""
+
+    function: Callable[..., relax.Expr]
+    opset: int
+
+    def __call__(self, name: str, inputs: Any, attrs: dict[str, Any]) -> relax.Expr:
+        return self.function(name, inputs, attrs, self.opset)
 
 
 def _is_one_number(value: Any) -> bool:
@@ -309,7 +297,14 @@ def _bound(value: relax.Expr | None, missing: float) -> float | None:
     return missing if math.isnan(bound) else bound
 
 
-def _clip(x: relax.Expr, low: float, high: float) -> relax.Expr:
+def _clip(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Expr | None:
+    x, least, most = padded(inputs, 3)
+    low = _bound(least, -math.inf) if convert.opset >= 11 else float(attrs.get("min", -math.inf))
+    high = _bound(most, math.inf) if convert.opset >= 11 else float(attrs.get("max", math.inf))
+    return None if low is None or high is None else _limited(x, low, high)
+
+
+def _limited(x: relax.Expr, low: float, high: float) -> relax.Expr:
     dtype = str(x.ty.dtype)
     if low == -math.inf and high == math.inf:
         return x
@@ -325,13 +320,65 @@ def _is_static(value: relax.Expr) -> bool:
     return isinstance(ty, relax.TensorType) and ty.shape is not None and all(is_number(dim) for dim in ty.shape)
 
 
-def _gather(x: relax.Expr, indices: relax.Expr, axis: int) -> relax.Expr:
-    axis %= len(x.ty.shape)
+def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Expr | None:
+    x, indices = inputs
+    if not _is_static(x) or not isinstance(indices.ty, relax.TensorType):
+        return None
+    axis = int(attrs.get("axis", 0)) % len(x.ty.shape)
     if _is_one_number(indices):
         index = int(indices.value.numpy()) % int(x.ty.shape[axis])
         sliced = relax.op.strided_slice(x, axes=[axis], begin=[index], end=[index + 1])
         return relax.op.squeeze(sliced, axis=[axis])
     return relax.op.take(x, indices, axis=axis, mode="wrap")
+
+
+def _unsqueeze(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Expr | None:
+    """PyTorch's exporter writes the one axis of shared keys as a number; ONNX Runtime takes it, TVM does not."""
+    if len(inputs) < 2 or not _is_one_number(inputs[1]):
+        return None
+    return convert("Unsqueeze", [inputs[0], relax.const(inputs[1].value.numpy().reshape(1))], attrs)
+
+
+def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Expr:
+    """ONNX's, or ONNX Runtime's, which the importer does not tell apart by their domains."""
+    if "num_heads" in attrs:
+        return ONNX_RUNTIME["Attention"](bb, inputs, attrs, convert)
+    return convert_attention(bb, list(inputs), attrs)
+
+
+def _recurrent(name: str) -> Own:
+    def convert_layer(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> relax.Expr:
+        every, *ends = convert_recurrent(bb, name, list(inputs), attrs)
+        return relax.Tuple([bb.emit(relax.op.permute_dims(every, [0, 2, 1, 3])), *ends])
+
+    return convert_layer
+
+
+def _transform(name: str) -> Own:
+    return lambda bb, inputs, attrs, convert: convert_fourier(bb, name, list(inputs), attrs, convert.opset)
+
+
+def _channels_first(name: str, own: Own) -> Own:
+    def convert_quantized(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Expr:
+        if attrs.get("channels_last"):
+            raise UnsupportedModelError(f"{name} with channels_last=1; export the model with channels first")
+        return own(bb, inputs, attrs, convert)
+
+    return convert_quantized
+
+
+_CONVERTERS: dict[str, Own] = {
+    **{name: _channels_first(name, own) for name, own in QUANTIZED.items()},
+    **ONNX_RUNTIME,
+    **IMAGES,
+    **{name: _transform(name) for name in FOURIER},
+    **{name: _recurrent(name) for name in RECURRENT},
+    "Attention": _attention,
+    "Clip": _clip,
+    "Gather": _gather,
+    "Unsqueeze": _unsqueeze,
+}
+"""Where one returns None, TVM's converter is right."""
 
 
 def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tvm import ir
 
@@ -12,8 +12,16 @@ from ..transform.constants import array_of
 
 __all__ = ["Convert", "numbers_of", "padded", "text_of"]
 
-Convert = Callable[[str, Sequence[Any], dict[str, Any]], Any]
-"""Name, inputs and attributes of a node of ONNX -> its result."""
+
+class Convert(Protocol):
+    """What TVM's importer makes of nodes of ONNX."""
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's operators that the model uses."""
+
+    def __call__(self, name: str, inputs: Sequence[Any], attrs: dict[str, Any], /) -> Any:
+        """The result of a node."""
 
 
 def numbers_of(name: str, what: str, value: Any) -> list[Any]:
