@@ -43,6 +43,11 @@ ROWS_PER_COLUMN = 2
 """An image so many times as large as the weights is better read by one thread each (ResNet-50 on a Xeon, 784 x 128 x
 512: 271 us alone, 380 to 417 in the model when threads share columns)."""
 
+SMALL_WEIGHT_BYTES = 2**14
+"""Larger weights are always packed ahead of time. Read where they lie, a few vectors of each row, they may be as fast
+in a loop over one kernel, which keeps them in L2, but not after other kernels' weights (two threads of Zen 4, 8 MB in
+between: 64 x 256 times 256 x 1024 184 us instead of 157, 128 x 768 x 768 692 to 734 instead of 660)."""
+
 
 class TiledContraction(Sketch):
     """Register tiles of one form over one kernel.
@@ -143,11 +148,11 @@ class TiledContraction(Sketch):
         if plan.panel is None:
             packs = [UNPACKED]
         elif plan.panel_is_weight:
-            packs = [UNPACKED, AHEAD]
+            packs = [UNPACKED, AHEAD] if plan.contraction.right.access.bytes <= SMALL_WEIGHT_BYTES else [AHEAD]
         else:
             packs = [UNPACKED, AT_CHUNK, AT_ROOT]
         if plan.spread is not None and plan.contraction.right.access.stride(plan.vector.position) != 1:
-            packs.remove(UNPACKED)
+            packs = [pack for pack in packs if pack != UNPACKED]
         pads = [PAD_AT_ROOT]
         if plan.staged:
             pads += [PAD_AT_OUTER, PAD_AT_CHUNK, *([PAD_INLINE] if plan.name in ("channels", "groups") else [])]
