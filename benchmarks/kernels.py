@@ -56,11 +56,14 @@ TIMING_S = 2.0
 def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     """One row."""
     import eqtune
+    from eqtune.frontends import load_model
     from eqtune.gpu_machine import resolve_target
     from eqtune.machine import describe_machine, detect_target
 
     target = resolve_target({"kind": "llvm", "mcpu": args.target}, threads) if args.target else detect_target(threads)
     hardware = describe_machine(target, threads=threads)  # measured once, before the clock starts
+    # No rule of the graph search: fast math permits products of smaller numbers (AMX) and nothing else.
+    graph = eqtune.GraphConfig(rules=(), fast_math=True) if args.fast_math else "off"
     with tempfile.TemporaryDirectory() as work_dir:
         started_at, started = time.time(), time.monotonic()
         result = eqtune.tune_model(
@@ -71,14 +74,14 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
             threads=threads,
             seed=args.seed,
             work_dir=work_dir,
-            # No rule of the graph search: fast math permits products of smaller numbers (AMX) and nothing else.
-            graph=eqtune.GraphConfig(rules=(), fast_math=True) if args.fast_math else "off",
+            graph=graph,
             progress=False,
         )
         wall_s = time.monotonic() - started
         records = records_of(Path(work_dir))
     arguments = {"kernel": case.name, "threads": threads, "seed": args.seed}
-    runs = {"eqtune": lambda: {"latency_s": _latency_s(result, target, threads)}}
+    tasks = _tasks(result, load_model(case.relax(args.seed)).mod, target, graph)
+    runs = {"eqtune": lambda: {"latency_s": _latency_s(result, tasks, target, threads)}}
     for peer in args.peers:
         if peer != "metaschedule":
             runs[peer] = partial(in_own_process, f"benchmarks.peers.{peer}_kernel", **arguments)
@@ -127,15 +130,20 @@ def _found_s(result: Any) -> float:
     return sum(task.calls * task.latency_s for task in result.tasks) if result.tasks else float(result.latency_s)
 
 
-def _latency_s(result: Any, target: Any, threads: int) -> float:
-    """Seconds of all the kernel's calls, in a worker process that ends with it."""
-    from eqtune.measure import LocalMeasurer
-    from eqtune.tasks import extract_tasks
+def _tasks(result: Any, mod: Any, target: Any, graph: Any) -> Any:
+    """The unscheduled kernels of the form that `result` has schedules for; of the given one where it kept the model."""
     from eqtune.tune.forms import model_forms
 
+    forms = model_forms(mod, target, graph)[0].forms
+    tuned = {task.workload_hash for task in result.tasks}
+    return next(form.tasks for form in reversed(forms) if not tuned or form.calls.keys() == tuned)
+
+
+def _latency_s(result: Any, tasks: Any, target: Any, threads: int) -> float:
+    """Seconds of all the kernel's calls, in a worker process that ends with it."""
+    from eqtune.measure import LocalMeasurer
+
     traces = {task.workload_hash: task.trace for task in result.tasks if task.tuned}
-    # Without tasks, the untuned model was faster and is kept as it was given.
-    tasks = extract_tasks(result.mod) if result.tasks else model_forms(result.mod, target, "off")[0].forms[-1].tasks
     seconds = 0.0
     with LocalMeasurer(target, threads=threads, workers=1) as measurer:
         for task in tasks:
