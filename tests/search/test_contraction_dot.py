@@ -10,7 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
+from tvm.s_tir import SBlock
 
 from eqtune.machine import describe_machine, detect_target
 from eqtune.records.traces import replay, trace_to_json
@@ -86,6 +88,10 @@ def requantized() -> Any:
 KERNELS = {
     **{f"{a}_{b}": (lambda a=a, b=b: dense(13, 37, 21, a, b)) for a in ("uint8", "int8") for b in ("uint8", "int8")},
     "one_row": lambda: dense(1, 64, 32, "uint8", "int8"),
+    "one_row_ragged": lambda: dense(1, 37, 32, "uint8", "int8"),
+    "few_columns": lambda: dense(6, 10, 64, "uint8", "int8"),
+    "few_channels": lambda: conv(16, 9, 5, 3, "NCHW", padding=(1, 1)),
+    "bfloat16_few_columns": lambda: dense(6, 10, 64, "bfloat16", "bfloat16", "float32"),
     "whole_tiles": lambda: dense(24, 64, 32, "int8", "int8"),
     "both_variable": lambda: dense(24, 48, 30, "uint8", "int8", constant_weight=False),
     "bfloat16": lambda: dense(24, 64, 32, "bfloat16", "bfloat16", "float32"),
@@ -195,6 +201,31 @@ def test_bfloat16_is_as_exact_as_float32_sums_of_its_products() -> None:
     exact = x.astype(np.float64) @ w.astype(np.float64)
     # 256 roundings of 2^-24, with room for the instruction's own order.
     assert np.abs(result.numpy() - exact).max() < 256 * 2.0**-24 * np.abs(x.astype(float)).sum(axis=1).max()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(6, 10), (1, 10), (1, 37)])
+def test_sums_of_tiles_wider_than_the_columns_have_room_for_whole_vectors(rows: int, columns: int) -> None:
+    space = build_space(dense(rows, columns, 64, "uint8", "int8"), HARDWARE)
+    (sketch,) = space.sketches
+    first = {knob.name: knob.values[0] for knob in sketch.knobs}
+    for nr in next(knob.values for knob in sketch.knobs if knob.name == "nr"):
+        sums: list[Any] = []
+        function = sketch.apply(first | {"nr": nr}).mod["main"]
+        tvm_ffi.structural_walk(function.body, (SBlock, lambda block, found=sums: found.extend(block.alloc_buffers)))
+        assert [int(buffer.shape[-1]) >= nr for buffer in sums if buffer.scope() == "local"] == [True]
+
+
+@runs
+def test_a_row_that_is_not_finite_leaves_the_next_one_alone() -> None:
+    mod = dense(6, 10, 64, "bfloat16", "bfloat16", "float32")
+    schedules = candidates(mod, HARDWARE, 4)
+    library = compile_all({f"candidate{i}": prepare_for_lowering(s.mod["main"]) for i, s in enumerate(schedules)}).jit()
+    x, w, out = inputs_of(mod["main"])
+    x[2] = np.nan
+    for i in range(len(schedules)):
+        result = tvm.runtime.tensor(out)
+        library[f"candidate{i}"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), result)
+        assert np.isnan(result.numpy()).any(axis=1).tolist() == [row == 2 for row in range(6)]
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])

@@ -155,6 +155,7 @@ def schedule_dots(mod: Any, plan: DotPlan, values: Mapping[str, int], parallel: 
         staged = None
     panel = _pack_right(sch, block, plan, values)
     writers = local_sums(sch, block, plan)
+    _widen_sums(sch, block, plan, values["nr"])
     loops = _tile_loops(sch, block, plan, values)
     for writer in writers:
         sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
@@ -261,6 +262,22 @@ def local_sums(sch: Any, block: Any, plan: Plan) -> list[Any]:
     if plan.scattered:
         writers.insert(0, sch.cache_write(block, 0, "local"))
     return writers
+
+
+def _widen_sums(sch: Any, block: Any, plan: DotPlan, nr: int) -> None:
+    """Give the sums whole vectors where a tile is wider than the columns: TVM cuts their buffer to the columns.
+
+    The last vector of a row would lie across the first of the next one, or end behind the buffer.
+    """
+    if nr <= plan.vector_extent:
+        return
+
+    def layout(*index: Any) -> list[Any]:
+        return [*index[:-1], index[-1] // nr, index[-1] % nr]
+
+    rank = len(plan.contraction.block.write.shape) - len(plan.fused_dimensions) + 1
+    wider = index_map(sch, block, layout, rank)
+    sch.transform_layout(block, ("write", 0), wider, assume_injective_transform=True)  # nothing reads what is added
 
 
 def zero_of(dtype: str) -> float | int:

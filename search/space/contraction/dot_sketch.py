@@ -101,8 +101,7 @@ class DotContraction(TiledContraction):
     def _vector_tiles(self) -> list[int]:
         """Whole vectors up to eight, no more than the columns fill; many more where there is one row.
 
-        TVM cuts the sums' buffer to the columns, so that the last vector of a wider tile would lie across the first of
-        the next row: right, because it adds zeros, but eight times as slow (24 columns in tiles of 32).
+        A tile of several rows that is wider than the columns was eight times as slow (24 columns in tiles of 32).
         """
         lanes = self.plan.dot.lanes
         if self.plan.unrolled_extent > 1:
