@@ -181,10 +181,10 @@ class EGraph:
             operands = " ".join(f"(= x{i} (numbered j{i}))" for i in range(count))
             program = [
                 f"(constructor {name} ({sorts}) T)",
-                f"(function made-{name} ({sorts}) i64 :merge old)",
+                f"(function made-{name} ({sorts}) i64 :merge (* old (min 1 new)))",  # 0 is original, and stays
                 f"(relation place-{name} ({' '.join(['i64'] * (2 + count))}))",
                 f"(rule ((place-{name} i form {' '.join(f'j{i}' for i in range(count))}) {operands})"
-                f" ((let e ({term})) (set (made-{term}) 0) (set (numbered i) e) (set (number e) i)) :ruleset place)",
+                f" ((let e ({term})) (set (numbered i) e) (set (number e) i)) :ruleset place)",
             ]
             self._database.run("\n".join(program))
 

@@ -214,6 +214,32 @@ def test_a_rule_that_would_change_a_type_is_not_applied() -> None:
     assert len(egraph.view().classes) == 2
 
 
+def test_what_was_there_stays_original_when_a_rule_s_term_becomes_the_same() -> None:
+    """A rule takes out what it made, and nothing else; the graph as given is always left."""
+    graph = TermGraph()
+    p = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((4, 4)), False)
+    relu = graph.add("unary", Kind("relu"), (p,))
+    twice = graph.add("unary", Kind("relu"), (relu,))
+    reshaped = graph.add("reshape", Shape((16,)), (relu,))
+    graph.outputs = [graph.add("unary", Kind("tanh"), (value,)) for value in (reshaped, twice)]
+    rules = select(["unary-after-reshape", "relu-relu"])
+    egraph = EGraph(graph, rules)
+    saturate(egraph, rules, Limits())
+    view = egraph.view()
+    tanh = [n for n, op in enumerate(view.ops) if op == "unary" and view.attrs[n] == Kind("tanh")]
+    assert sorted(view.made_by[n] for n in tanh if view.types[view.node_class[n]].shape == (4, 4)) == [""]
+    for result in extract(view, AnalyticCost(), without={"unary-after-reshape"}):
+        assert [result.graph.terms[i].op for i in result.graph.live()].count("reshape") == 1
+
+
+def test_a_graph_of_which_nothing_is_left_is_refused() -> None:
+    view = EGraph(projections(1), []).view()
+    view.made_by[view.classes[view.roots[0]][0]] = "a rule"
+    for name in EXTRACTORS:
+        with pytest.raises(MismatchError, match="no node was chosen"):
+            extract(view, AnalyticCost(), (name,), without={"a rule"})
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_the_integer_program_is_never_beaten(seed: int) -> None:
     egraph = EGraph(random_graph(seed, size=16), RULES)

@@ -5,6 +5,7 @@ A registry of extractors. Each takes an `EGraphView` and a cost, and each result
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def extract(
     InputError
         For an unknown extractor.
     MismatchError
-        When a result is not a valid extraction, which would be an error of the extractor.
+        When a result is not a valid extraction, which would be an error of the extractor, or nothing is left.
     """
     unknown = set(extractors) - set(EXTRACTORS)
     if unknown:
@@ -81,8 +82,10 @@ def extract(
         elif name == "greedy-dag":
             choice = greedy_dag(problem)
         else:
-            result = ilp(problem, greedy_dag(problem), time_limit_s=time_limit_s)
-            choice, gap = result.choice, result.gap
+            choice = greedy_dag(problem)
+            if math.isfinite(solution_cost(problem, choice)):  # else there is no graph at all: refused below
+                result = ilp(problem, choice, time_limit_s=time_limit_s)
+                choice, gap = result.choice, result.gap
         graph = checked_graph(view, problem, choice)
         seconds = time.perf_counter() - started
         results.append(Extraction(name, graph, choice, solution_cost(problem, choice), seconds, gap))

@@ -71,13 +71,15 @@ def _sum(bits: int, own: list[float]) -> float:
 
 
 def _cyclic(problem: Problem, choice: Choice) -> bool:
-    """Whether the chosen nodes that roots need form a cycle."""
+    """Whether the chosen nodes that roots need form a cycle, or lack one."""
     state: dict[int, bool] = {}
     stack = [(root, False) for root in problem.roots]
     while stack:
         c, done = stack.pop()
         if done:
             state[c] = True
+        elif c not in choice:
+            return True
         elif c not in state:
             state[c] = False
             stack.append((c, True))
