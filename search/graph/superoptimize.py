@@ -98,8 +98,8 @@ class SearchResult:
         """
         if self.view is None or not self.extractions:
             return None
-        best = min(self.extractions, key=lambda extraction: extraction.cost_s).extractor
-        found = extract(self.view, self.cost, (best,), time_limit_s=time_limit_s, without=rules)
+        strongest = max((extraction.extractor for extraction in self.extractions), key=EXTRACTORS.index)
+        found = extract(self.view, self.cost, (strongest,), time_limit_s=time_limit_s, without=rules)
         return next(iter(_cheaper(self.view, found, self.cost, self.cost_before_s)), None)
 
     @property

@@ -17,7 +17,7 @@ from eqtune.search.graph.extract.problem import make_problem
 from eqtune.search.graph.groups import subsets
 from eqtune.search.graph.operators import NotTypeable, infer
 from eqtune.search.graph.rules import RULES, Group, Rule, select
-from eqtune.search.graph.rules.pattern import matmul, permute, slice_, tensors
+from eqtune.search.graph.rules.pattern import Var, add, matmul, permute, slice_, tensors
 from eqtune.search.graph.saturate import Limits, saturate
 from eqtune.search.graph.superoptimize import superoptimize
 from eqtune.search.graph.terms import Term, TermGraph
@@ -326,6 +326,23 @@ def test_sharing_is_seen_by_the_integer_program_alone() -> None:
     costs = {r.extractor: r.cost_s for r in extract(egraph.view(), Prices())}
     assert costs["greedy"] == pytest.approx(16e-6)
     assert costs["ilp"] == pytest.approx(10e-6)
+
+
+def test_a_rule_is_left_out_by_the_extractor_that_sees_sharing() -> None:
+    """With the rule, all extractors find the same graph; without it, only the integer program the merged product."""
+    merged = TensorType((64, 512))
+    x, w = Var("x"), Var("w", weight=True)
+    cheap = Rule("cheap", matmul(x, w), add(x, slice_(w, lambda m: Slice((0, 0), (1, 256)))), reason="")
+
+    class Prices:
+        def term_s(self, op: str, attrs: object, types: object, weights: object, result: object, fused: bool) -> float:
+            return {"matmul": 10e-6 if result == merged else 8e-6}.get(op, 0.0)
+
+    found = superoptimize(projections(2), (*select(["merge-matmul-shared-input"]), cheap), cost=Prices())
+    assert [extraction.cost_s for extraction in found.extractions] == [0.0] * len(EXTRACTORS)
+    candidate = found.without({"cheap"})
+    assert candidate is not None
+    assert candidate.cost_s == pytest.approx(10e-6)
 
 
 def test_a_choice_with_a_cycle_or_a_hole_is_refused() -> None:
