@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # a worker imports this package before it can say that TVM is
 
 __all__ = [
     "ERROR_KINDS",
+    "MAX_DETAIL",
     "NO_REFERENCE",
     "Measurement",
     "Measurer",
@@ -24,6 +25,7 @@ __all__ = [
     "RunsModels",
     "TakesPlainBaselines",
     "TimesColdWeights",
+    "last_line",
 ]
 
 ERROR_KINDS = ("build_error", "timeout", "crash", "out_of_memory", "wrong_result")
@@ -31,6 +33,14 @@ ERROR_KINDS = ("build_error", "timeout", "crash", "out_of_memory", "wrong_result
 
 NO_REFERENCE = "no_reference"
 """Error of a candidate that was not tried, because the untuned kernel fails: it says nothing of the candidate."""
+
+MAX_DETAIL = 300
+"""Characters of an error that are kept."""
+
+
+def last_line(error: Exception) -> str:
+    """What an error says last, shortened; its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1][:MAX_DETAIL]
 
 
 @dataclass(frozen=True)

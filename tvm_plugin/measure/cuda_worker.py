@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import Domain, Interface
+from .base import last_line
 from .bench import Bench
 from .build import Program
 from .gpu_clock import GpuClock
@@ -25,7 +26,6 @@ from .worker import Answer, serve
 
 __all__ = ["CudaWorkerConfig", "main"]
 
-MAX_DETAIL = 300
 MAX_FLUSHED_CALLS = 100
 
 
@@ -103,7 +103,7 @@ class _Gpu:
             # Right after the last call: an idle GPU lowers its clocks.
             return answer | ({"notes": self._clock.read()} if "latencies_s" in answer else {})
         except Exception as error:  # noqa: BLE001 - TVM and the driver raise many kinds
-            text = (str(error).strip() or type(error).__name__).splitlines()[-1][:MAX_DETAIL]
+            text = last_line(error)
         try:
             self._device.sync()
         except Exception:  # noqa: BLE001 - a fault stays in the context: nothing works any more

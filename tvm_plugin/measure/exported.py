@@ -84,7 +84,7 @@ def interface_fields(interface: Interface) -> dict[str, Any]:
 
 
 def interface_of(fields: Mapping[str, Any]) -> Interface:
-    """The inverse of `interface_fields`."""
+    """What `interface_fields` wrote; which inputs are weights stays behind: devices elsewhere time no cold ones."""
     return Interface(
         _specs(fields["params"]),
         tuple(fields["outputs"]),

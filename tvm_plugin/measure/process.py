@@ -13,10 +13,11 @@ from typing import Any
 
 import psutil
 
+from .base import MAX_DETAIL
+
 __all__ = ["WorkerProcess", "kill_with_children"]
 
 DEATH_LIMIT_S = 1.0
-MAX_DETAIL = 300
 
 
 class WorkerProcess:

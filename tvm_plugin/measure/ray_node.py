@@ -15,6 +15,7 @@ from typing import Any
 
 from ..gpu_machine import is_gpu, let_tvm_compile
 from .affinity import on_first_core
+from .base import MAX_DETAIL
 from .exported import libraries_of
 from .model_bench import ModelBench
 from .pool import Config
@@ -24,8 +25,6 @@ from .server import Server
 from .worker import restore_crash_signals
 
 __all__ = ["DeviceActor", "build", "reference"]
-
-MAX_DETAIL = 300
 
 FIRST_BUILD_S = 30.0
 """What the first build of a process may take beyond its limit: it imports the rest of TVM."""

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .base import last_line
 from .rpc_tracker import RpcAddress
 from .worker import Answer, serve
 
 __all__ = ["RpcConfig", "lifetime_s", "main"]
 
 AFFINITY_BIG_CORES = 1
-MAX_DETAIL = 300
-
 LIFETIME_FACTOR = 2.0
 MIN_LIFETIME_S = 10.0
 """A server ends a session after this long: only so does it get rid of a kernel that hangs after its client has gone."""
@@ -99,7 +98,7 @@ class _Client:
             self._drop()
             return {"lost": str(error)}
         except Exception as error:  # noqa: BLE001 - the far side raises anything: its own faults and the candidates'
-            text = (str(error).strip() or type(error).__name__).splitlines()[-1][:MAX_DETAIL]
+            text = last_line(error)
             if self._session is None or not self._alive():
                 self._drop()
                 return {"lost": text}

@@ -7,14 +7,12 @@ from functools import partial
 from typing import Any
 
 from .arguments import Domain
+from .base import MAX_DETAIL
 from .bench import Bench
 from .build import Program
 from .timing import Effort, time_kernel
 
-__all__ = ["MAX_DETAIL", "run_program"]
-
-MAX_DETAIL = 300
-"""Characters of an error that are kept."""
+__all__ = ["run_program"]
 
 
 def run_program(bench_for: Callable[[Domain], Bench], program: Program, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from ..search.space.lowering import as_written, prepare_for_lowering
 from ..transform.plain_schedules import plain_schedule
 from .affinity import on_first_core
 from .arguments import Interface
+from .base import last_line
 from .bench import Bench
 from .build import (
     CANDIDATE_CONFIG,
@@ -53,7 +54,7 @@ from .build import (
 from .exported import export_programs
 from .gauge import Gauge, multiply_adds
 from .pool import Config
-from .run import MAX_DETAIL, run_program
+from .run import run_program
 from .timing import ONCE
 
 __all__ = ["Server"]
@@ -241,8 +242,6 @@ class Server:
 
 
 def _failure(error: Exception, kind: str) -> dict[str, Any]:
-    text = str(error).strip() or type(error).__name__
-    if isinstance(error, MemoryError) or "bad_alloc" in text or "out of memory" in text.lower():
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error) or "out of memory" in str(error).lower():
         kind = "out_of_memory"
-    last = text.splitlines()[-1]
-    return {"error": kind, "detail": last[:MAX_DETAIL]}
+    return {"error": kind, "detail": last_line(error)}

@@ -52,6 +52,10 @@ GLANCE = 1
 """... and how many each kernel of a rewritten graph needs for it to lead."""
 
 
+_Graph = tuple[str, Any, bool]
+"""Its name, the module, and whether rules that lose accuracy may have made it."""
+
+
 @dataclass(frozen=True)
 class Form:
     """One equal form of the model, lowered to kernels.
@@ -223,7 +227,7 @@ def model_forms(
     """
     config = graph_config(graph)
     mod = simplify(mod, target)
-    graphs: list[tuple[str, Any]] = []
+    graphs: list[_Graph] = []
     result = None
     if config is not None:
         hopeless = prices is not None and _takes_longer(partial(prices.lowered, mod), seconds)
@@ -231,13 +235,16 @@ def model_forms(
         if hopeless:
             result.kept_because = f"lowering one graph takes longer than the {seconds:.1f} s of the graph search"
     forms: list[Form] = []
-    for name, candidate in [*graphs, ("as given", mod)]:
+    for name, candidate, lossy in [*graphs, ("as given", mod, False)]:
         last = tvm.transform.Sequential([ChannelsLast()])(candidate)
         can_be_last = not tvm_ffi.structural_equal(last, candidate)
         kernels = lower_to_kernels(last, target) if prices is None else prices.lowered(candidate)
-        forms.append(_form(f"{name}, channels last" if can_be_last else name, kernels))
+        rewritten = candidate is not mod
+        last_name = f"{name}, channels last" if can_be_last else name
+        forms.append(Form(last_name, kernels, extract_tasks(kernels), rewritten, lossy))
         if can_be_last and seconds >= BOTH_LAYOUTS_S * len(forms[-1].tasks):
-            forms.append(_form(name, lower_to_kernels(candidate, target)))
+            kernels = lower_to_kernels(candidate, target)
+            forms.append(Form(name, kernels, extract_tasks(kernels), rewritten, lossy))
     if config is not None and config.fast_math:
         hardware = describe_machine(target, measure=False) if prices is None else prices.hardware
         forms = _with_lossy_products(forms, hardware)
@@ -269,8 +276,8 @@ def _takes_longer(work: Callable[[], Any], seconds: float) -> bool:
 
 def _rewritten(
     mod: Any, config: GraphConfig, prices: GraphPrices | None, seconds: float
-) -> tuple[list[tuple[str, Any]], GraphResult]:
-    """The best two graphs that the search finds, and the best without fast math, by name; its result."""
+) -> tuple[list[_Graph], GraphResult]:
+    """The best two graphs that the search finds, and the best without fast math; its result."""
     from ..graph_search import optimize_graph
 
     # The tuned model is compared with the reference as a whole, and competes with the original on time.
@@ -278,10 +285,11 @@ def _rewritten(
     result = optimize_graph(mod, config, prices=prices)
     if not result.changed:
         return [], result
-    name = FAST_MATH if config.fast_math else REWRITTEN
-    found = [(REWRITTEN, result.exact)] if config.fast_math and result.exact is not None else []
+    lossy = config.fast_math
+    name = FAST_MATH if lossy else REWRITTEN
+    found: list[_Graph] = [(REWRITTEN, result.exact, False)] if lossy and result.exact is not None else []
     others = [other for other in result.alternatives if other is not result.exact]
-    found += [(name, result.mod), *((f"{name} otherwise", other) for other in others[:1])]
+    found += [(name, result.mod, lossy), *((f"{name} otherwise", other, lossy) for other in others[:1])]
     return found, result
 
 
@@ -304,13 +312,3 @@ def _with_lossy_products(forms: Sequence[Form], hardware: Hardware) -> list[Form
             kept.append(form)
             added.append(lossy)
     return [*kept, *added]
-
-
-def _form(name: str, kernels: Any) -> Form:
-    return Form(
-        name,
-        kernels,
-        extract_tasks(kernels),
-        rewritten=name.startswith(REWRITTEN),
-        lossy=name.startswith(FAST_MATH),
-    )
