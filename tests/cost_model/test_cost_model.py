@@ -42,14 +42,6 @@ def test_importing_the_package_is_cheap() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("package", ["search", "cost_model"])
-def test_packages_refuse_a_second_name(package: str) -> None:
-    code = f"import importlib; importlib.import_module({package!r})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode
-    assert f"'eqtune.{package}'" in result.stderr or "No module named" in result.stderr
-
-
 def test_analytic_score_is_alone_before_training_and_fades_after() -> None:
     space = ToySpace(seed=0)
     points = Moves(space).sample(np.random.default_rng(0), 500)
