@@ -6,8 +6,6 @@ import errno
 import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ import tvm
 from tvm import relax
 
 import eqtune
+from eqtune.cli import main
 from eqtune.measure import LocalMeasurer
 from eqtune.measure.base import Measurement
 from eqtune.report.curves import convergence
@@ -36,12 +35,6 @@ def model(identity: bool = False) -> tvm.IRModule:
     return builder.finalize()
 
 
-def eqtune_command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "eqtune", *map(str, arguments)], capture_output=True, text=True, cwd=cwd
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -57,12 +50,19 @@ def eqtune_command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess
         (("--export", "m.so", "--measure", "compile-only"), "leave out --export"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: tuple[object, ...], message: str) -> None:
+def test_what_cannot_be_used_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[object, ...],
+    message: str,
+) -> None:
     (tmp_path / "file").write_text("in the way")
-    done = eqtune_command("tune", "zoo:nasrnn", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "zoo:nasrnn", *map(str, arguments)]) == 2
+    said = capfd.readouterr().err
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

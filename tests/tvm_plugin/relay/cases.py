@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from eqtune import relay
 
 Array = NDArray[Any]
-RNG = np.random.default_rng(0)
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,20 @@ class Case:
     expected: Callable[..., Any]
 
 
-def f32(*shape: int, low: float = -2.0, high: float = 2.0) -> Array:
-    return RNG.uniform(low, high, shape).astype("float32")
+class Random:
+    """The inputs of one file's cases: the same whichever other files are collected."""
 
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
 
-def i32(*shape: int, low: int = -9, high: int = 9, dtype: str = "int32") -> Array:
-    return RNG.integers(low, high, shape).astype(dtype)
+    def f32(self, *shape: int, low: float = -2.0, high: float = 2.0) -> Array:
+        return self.rng.uniform(low, high, shape).astype("float32")
 
+    def i32(self, *shape: int, low: int = -9, high: int = 9, dtype: str = "int32") -> Array:
+        return self.rng.integers(low, high, shape).astype(dtype)
 
-def flags(*shape: int) -> Array:
-    return RNG.integers(0, 2, shape).astype(bool)
+    def flags(self, *shape: int) -> Array:
+        return self.rng.integers(0, 2, shape).astype(bool)
 
 
 def by_torch(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -167,12 +167,13 @@ DEEP = {
 
 
 @pytest.mark.parametrize("kind", DEEP)
-def test_deep_nesting_is_refused_at_once(kind: str) -> None:
-    started = time.monotonic()
+def test_deep_nesting_is_refused_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned, scan = [], Tokens._scan
+    monkeypatch.setattr(Tokens, "_scan", lambda tokens: scanned.append(scan(tokens)) or scanned[-1])
     with pytest.raises(RelayError, match="nested more than 64 levels deep") as caught:
         relay.from_text(HEADER + DEEP[kind])
-    assert time.monotonic() - started < 2
     assert caught.value.line == 2
+    assert len(scanned) < 1000, "it was read on"
 
 
 def test_long_chains_are_no_nesting() -> None:
@@ -209,20 +210,18 @@ def bomb(link: str, last: str) -> str:
     ids=["calls", "tuples", "branches"],
 )
 def test_a_small_text_that_asks_for_exponentially_much_is_refused(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(RelayError, match="more than"):
         relay.from_text(text)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 60
 
 
-@pytest.mark.parametrize("filler", ["x", " ", "(", "%0 = exp(%x);\n"])
-def test_a_file_of_a_hundred_megabytes_is_refused_at_once(filler: str, tmp_path: Path) -> None:
+def test_a_file_of_more_than_eight_megabytes_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.relay"
-    path.write_text(HEADER + filler * (100_000_000 // len(filler)))
-    started = time.monotonic()
+    path.write_text(HEADER + "x" * 2**23)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("it was read"))
     with pytest.raises(InputError, match="8,388,608 are allowed"):
         load_model(path)
-    assert time.monotonic() - started < 5
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:

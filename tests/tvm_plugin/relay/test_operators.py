@@ -16,7 +16,10 @@ from eqtune.relay.operators.convolution import CONVOLUTION
 from eqtune.relay.operators.elementwise import ELEMENTWISE
 from eqtune.relay.operators.nn import NN
 
-from .cases import Array, Case, assert_computes, by_torch, f32, flags, i32, not_read_back
+from .cases import Array, Case, Random, assert_computes, by_torch, not_read_back
+
+RANDOM = Random()
+f32, flags, i32 = RANDOM.f32, RANDOM.flags, RANDOM.i32
 
 
 def packed(x: Array, block: int) -> Array:

@@ -11,7 +11,10 @@ import tvm
 from eqtune.relay.operators.detection import DETECTION
 from eqtune.relay.operators.indexing import INDEXING
 
-from .cases import Array, Case, assert_computes, by_torch, f32, i32, not_read_back
+from .cases import Array, Case, Random, assert_computes, by_torch, not_read_back
+
+RANDOM = Random()
+f32, i32 = RANDOM.f32, RANDOM.i32
 
 X = f32(2, 3, 4)
 IMAGE = f32(1, 4, 6, 6)

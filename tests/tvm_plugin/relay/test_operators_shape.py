@@ -16,7 +16,10 @@ from eqtune.relay.operators.image import IMAGE as IMAGE_ROWS
 from eqtune.relay.operators.reduce import REDUCE
 from eqtune.relay.operators.shape import SHAPE
 
-from .cases import Array, Case, assert_computes, by_torch, f32, flags, not_read_back
+from .cases import Array, Case, Random, assert_computes, by_torch, not_read_back
+
+RANDOM = Random()
+f32, flags = RANDOM.f32, RANDOM.flags
 
 X = f32(2, 3, 4)
 IMAGE = f32(1, 4, 6, 6)

@@ -15,7 +15,10 @@ from tvm import relax
 from eqtune import relay
 from eqtune.relay.operators import OPERATORS
 
-from .cases import Array, Case, assert_computes, f32, i32, not_read_back
+from .cases import Array, Case, Random, assert_computes, not_read_back
+
+RANDOM = Random()
+f32, i32 = RANDOM.f32, RANDOM.i32
 
 FLOAT_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "abs": np.abs,
