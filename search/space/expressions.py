@@ -10,7 +10,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import ir, tirx
 
-__all__ = ["binding_of", "conjuncts", "constant_extent", "evaluate", "is_conditional", "substitute", "uses"]
+__all__ = ["binding_of", "conjuncts", "constant_extent", "evaluate", "is_conditional", "is_zero", "substitute", "uses"]
 
 Array = NDArray[Any]
 
@@ -112,3 +112,8 @@ def evaluate(expression: Any, values: Mapping[Any, Any]) -> Any:
 def is_conditional(value: Any) -> bool:
     """Whether it is a call of if_then_else, which evaluates only what its condition chooses."""
     return isinstance(value, ir.Call) and str(getattr(value.op, "name", "")).endswith("if_then_else")
+
+
+def is_zero(value: Any) -> bool:
+    """Whether an expression is the constant 0."""
+    return isinstance(value, tirx.FloatImm | tirx.IntImm) and float(value.value) == 0.0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.script import tirx as T
 from tvm.tirx import ForKind
@@ -17,6 +18,8 @@ from tvm.tirx import ForKind
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import Decision, Hardware, Space, build_space
 from eqtune.search.space.contraction.estimate import tiles
+from eqtune.search.space.contraction.tiled import PAD_INLINE
+from eqtune.search.space.expressions import is_conditional
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound.tails import OVERLAPPING_TAIL
@@ -301,6 +304,21 @@ def test_rows_that_an_epilogue_cuts_off_end_in_whole_tiles(groups: int) -> None:
     overlapping = [d for d in decisions if OVERLAPPING_TAIL in str(space.apply(d).mod["main"])]
     assert len(overlapping) >= 8
     check(mod, space, overlapping[:8], 1e-4)
+
+
+def test_padding_other_than_zero_is_multiplied() -> None:
+    def with_ones(call: Any) -> Any:
+        condition, value, zero = call.args
+        return tvm.tirx.if_then_else(condition, value, zero + 1.0)
+
+    function = KERNELS["groups_of_4_nhwc"]()["main"]
+    conditional = (tvm.ir.Call, lambda call: with_ones(call) if is_conditional(call) else call)
+    mod = tvm.IRModule({"main": function.with_body(tvm_ffi.structural_map(function.body, conditional))})
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 5000)]
+    inline = [d for d in decisions if d.values["pad"] == PAD_INLINE and d.values["mr"] == 6]
+    assert inline
+    check(mod, space, inline[:4], 1e-4)
 
 
 def test_groups_that_fill_vectors_are_not_spanned() -> None:

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, is_conditional, substitute, uses
+from ..expressions import binding_of, is_conditional, is_zero, substitute, uses
 from .plan import Plan
 
 __all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "skip_padding"]
@@ -47,7 +47,7 @@ def image_rows(sch: Any, plan: Plan) -> Mapping[int, ImageRows]:
         return {}
     block = sch.get(sch.get_sblock(plan.staged))
     value: Any = block.body.value if isinstance(block.body, tirx.BufferStore) else None
-    if not is_conditional(value) or not _is_zero(value.args[2]):
+    if not is_conditional(value) or not is_zero(value.args[2]):
         return {}
     variables = [axis.var for axis in block.iter_vars]
     bounds = [_bounds(value.args[0], variable) for variable in variables]
@@ -129,7 +129,3 @@ def _bounds(condition: Any, variable: Any) -> tuple[int, int]:
     elif isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm) and condition.a.same_as(variable):
         end = int(condition.b)
     return first, end
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, tirx.FloatImm | tirx.IntImm) and float(value.value) == 0.0

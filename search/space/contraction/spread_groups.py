@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, conjuncts, is_conditional, substitute, uses
+from ..expressions import binding_of, conjuncts, is_conditional, is_zero, substitute, uses
 
 __all__ = ["SPREAD_GROUPS", "spread_groups"]
 
@@ -73,8 +73,8 @@ class _Tile:
                 self._add(vector, step)
 
     def statement(self) -> Any:
-        """All pixels, then the products, input by input and pixel by pixel; nothing where all pixels are beside it."""
-        common = [c for c in self.pixels[0].conditions if all(_among(c, pixel.conditions) for pixel in self.pixels)]
+        """All pixels, then the products, input by input and pixel by pixel; nothing where all pixels are zeros."""
+        common = [c for c in self.pixels[0].conditions if all(_is_zero_unless(c, pixel) for pixel in self.pixels)]
         statements: list[Any] = []
         registers = []
         for pixel in self.pixels:
@@ -196,6 +196,10 @@ def _spread_factor(value: Any, lane: Any) -> Any:
     if len(found) != 1:
         raise ValueError(f"{value} has {len(found)} factors that are spread over groups; expected one")
     return found[0]
+
+
+def _is_zero_unless(condition: Any, pixel: _Pixel) -> bool:
+    return is_zero(pixel.otherwise) and _among(condition, pixel.conditions)
 
 
 def _among(condition: Any, conditions: list[Any]) -> bool:
