@@ -22,9 +22,6 @@ __all__ = ["matmul_row", "metaschedule_row", "model_row", "ranking_row", "reason
 CALLS = 50
 REPEATS = 5
 
-FAILED_S = 1e9
-"""MetaSchedule's latency of a candidate that failed is 1e10."""
-
 
 def reason_to_skip() -> str:
     """Why nothing can be measured here; "" when it can."""
@@ -129,7 +126,8 @@ def metaschedule_row(
     Returns
     -------
     dict
-        `metaschedule_s`, None where no candidate worked; `trials` that it measured.
+        `metaschedule_s`, None where no candidate worked; `trials` that it measured. Its own runner took that figure
+        while it tuned, one average for each candidate; eqtune's is a minimum of several.
     """
     from eqtune.gpu_machine import resolve_target
 
@@ -318,7 +316,7 @@ def _metaschedule(kernel: Any, target: Any, trials: int, seed: int, seconds: flo
     from tvm import IRModule
     from tvm.s_tir import meta_schedule
 
-    from benchmarks.peers.metaschedule import PersistentBuilder
+    from benchmarks.peers.metaschedule import FAILED_S, PersistentBuilder
 
     database, why = meta_schedule.database.MemoryDatabase(), ""
     builder = PersistentBuilder(os.cpu_count() or 1, time.monotonic() + seconds)

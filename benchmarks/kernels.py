@@ -11,11 +11,14 @@ the multiplications of functions such as exp, at the FMA peak (`Case.arithmetic_
 The suites "int8" and "bf16" (benchmarks/dot_suites.py) are compared with the measured peak of the CPU's dot-product
 instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime have some of these kernels only.
 
-`wall_s` counts from after the imports to the accepted schedule; `reached_metaschedule_s` until a measurement as fast as
-MetaSchedule's result, null where there was none. MetaSchedule is stopped after four minutes a kernel; what it lacks
-then is null. Records are fresh. With peers, eqtune's schedule and the peers take turns for several rounds, each in
-processes of its own, and the minimum counts; `*_start_ns` tells the state of the machine around it
-(benchmarks/peers/parallel_start.py).
+`wall_s` counts from after the imports to the accepted schedule. Records are fresh. With peers, eqtune's schedule and
+the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
+state of the machine around it (benchmarks/peers/parallel_start.py).
+
+MetaSchedule tunes once, before, and is stopped after four minutes a kernel; what it lacks then is null. Its schedule is
+timed in turns like the others (`metaschedule_us`); `metaschedule_found_us` is its own figure, one average taken while
+it tuned. `reached_metaschedule_s` is when a candidate of eqtune, as tuning measured it (the minimum of its repeats),
+was as fast as `metaschedule_us`, counted as `wall_s` is; null where none was.
 
 `--fast-math` permits AMX for float32, where the machine has it; the peak stays that of multiply-adds.
 
@@ -41,7 +44,7 @@ from typing import Any
 from benchmarks.convergence import reached_s, records_of
 from benchmarks.dot_suites import DotCase
 from benchmarks.output import table, write
-from benchmarks.peers.timing import PeerError, Timed, alternating, in_own_process
+from benchmarks.peers.timing import PeerError, alternating, in_own_process
 from benchmarks.suites import Case, suite
 
 PEERS = ("onednn", "onnxruntime", "metaschedule")
@@ -82,10 +85,17 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
     arguments = {"kernel": case.name, "threads": threads, "seed": args.seed}
     tasks = _tasks(result, load_model(case.relax(args.seed)).mod, target, graph)
     runs = {"eqtune": lambda: {"latency_s": _latency_s(result, tasks, target, threads)}}
-    for peer in args.peers:
-        if peer != "metaschedule":
-            runs[peer] = partial(in_own_process, f"benchmarks.peers.{peer}_kernel", **arguments)
-    timed = alternating(runs, args.rounds, threads) if args.peers else {}
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for peer in args.peers:
+            own: dict[str, Any] = {"budget_s": TIMING_S}
+            if peer == "metaschedule":
+                own |= {"directory": directory}
+                found = _metaschedule({**arguments, "directory": directory, "trials": args.trials})
+                if math.isinf(found["found_s"]):
+                    continue
+            runs[peer] = partial(in_own_process, f"benchmarks.peers.{peer}_kernel", **arguments, **own)
+        timed = alternating(runs, args.rounds, threads) if args.peers else {}
     latency_s = timed["eqtune"].latency_s if timed else _found_s(result)
     row: dict[str, Any] = {"kernel": case.name, "threads": threads, "us": latency_s * 1e6}
     if isinstance(case, DotCase) or case.compute_bound:
@@ -102,27 +112,25 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
         row["limit"] = max(limits, key=lambda name: limits[name])
         row["peak_fraction"] = max(limits.values()) / latency_s
     row.update(wall_s=wall_s, trials=sum(task.trials for task in result.tasks), rel_err=result.max_rel_error)
-    if "metaschedule" in args.peers:  # it tunes, once; what it finds is timed by its own runner
-        tuned = _metaschedule({**arguments, "trials": args.trials})
-        timed["metaschedule"] = Timed(tuned["latency_s"], answer=tuned)
-        row["metaschedule_wall_s"] = tuned["wall_s"]
-        if math.isfinite(tuned["latency_s"]):
-            row["reached_metaschedule_s"] = reached_s(result.summary, records, started_at, tuned["latency_s"])
     for peer in args.peers:
-        row[f"{peer}_us"] = timed[peer].latency_s * 1e6
-        row[f"vs_{peer}"] = timed[peer].latency_s / latency_s
-    row |= {f"{name}_start_ns": one.start_ns for name, one in timed.items() if name != "metaschedule"}
+        peer_s = timed[peer].latency_s if peer in timed else math.inf
+        row |= {f"{peer}_us": peer_s * 1e6, f"vs_{peer}": peer_s / latency_s}
+        if peer == "metaschedule":
+            row |= {"metaschedule_found_us": found["found_s"] * 1e6, "metaschedule_wall_s": found["wall_s"]}
+            if math.isfinite(peer_s):
+                row["reached_metaschedule_s"] = reached_s(result.summary, records, started_at, peer_s)
+    row |= {f"{name}_start_ns": one.start_ns for name, one in timed.items()}
     return row
 
 
 def _metaschedule(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What MetaSchedule found: `inf`, after unknown seconds, where it failed or did not end in time."""
+    """What MetaSchedule says of its tuning: `inf`, after unknown seconds, where it failed or did not end in time."""
     module = "benchmarks.peers.metaschedule_kernel"
     try:
         return in_own_process(module, limit_s=METASCHEDULE_LIMIT_S, **arguments)
     except PeerError as error:
         print(error, file=sys.stderr)
-        return {"latency_s": math.inf, "wall_s": math.nan}
+        return {"found_s": math.inf, "wall_s": math.nan}
 
 
 def _found_s(result: Any) -> float:

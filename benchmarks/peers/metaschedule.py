@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.builder.builder import BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build, default_export
 
-__all__ = ["MetaScheduleResult", "OutOfTime", "PersistentBuilder", "tune", "warm_up"]
+__all__ = ["FAILED_S", "MetaScheduleResult", "OutOfTime", "PersistentBuilder", "tune", "warm_up"]
+
+FAILED_S = 1e9
+"""MetaSchedule's latency of a candidate that failed is 1e10."""
 
 
 class OutOfTime(RuntimeError):
@@ -69,7 +73,17 @@ class PersistentBuilder(PyBuilder):
 
 @dataclass(frozen=True)
 class MetaScheduleResult:
-    """What it found. `latency_s` is `inf` when no candidate worked; `schedule` is a `tvm.s_tir.Schedule` or None."""
+    """What it found.
+
+    Attributes
+    ----------
+    latency_s : float
+        As it measured it, one average for each candidate, and not comparable with a minimum of several; `inf` when no
+        candidate worked.
+    wall_s : float
+    schedule : tvm.s_tir.Schedule or None
+        Of the fastest candidate.
+    """
 
     latency_s: float
     wall_s: float
@@ -107,6 +121,13 @@ def tune(mod: Any, target: Any, trials: int, seed: int = 0) -> MetaScheduleResul
         )
         wall_s = time.monotonic() - started
         records = [record for record in database.get_all_tuning_records() if record.run_secs]
-        best = min((min(float(s) for s in record.run_secs) for record in records), default=float("inf"))
-        schedule = ms.tir_integration.compile_tir(database, mod, target)
-    return MetaScheduleResult(best, wall_s, schedule)
+        best = min(records, key=_seconds, default=None)
+        if best is None or _seconds(best) >= FAILED_S:
+            return MetaScheduleResult(math.inf, wall_s, None)
+        schedule = Schedule(best.workload.mod)
+        best.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return MetaScheduleResult(_seconds(best), wall_s, schedule)
+
+
+def _seconds(record: Any) -> float:
+    return min(float(s) for s in record.run_secs)
