@@ -13,7 +13,8 @@ instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime
 
 `wall_s` counts from after the imports to the accepted schedule. Records are fresh. With peers, eqtune's schedule and
 the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
-state of the machine around it (benchmarks/peers/parallel_start.py).
+state of the machine around it (benchmarks/peers/parallel_start.py). ONNX Runtime's inputs and outputs are bound
+before; `onnxruntime_call_us` of its time is what a call costs that computes nothing. PyTorch is called as its users do.
 
 MetaSchedule tunes once, before, and is stopped after four minutes a kernel; what it lacks then is null. Its schedule is
 timed in turns like the others (`metaschedule_us`); `metaschedule_found_us` is its own figure, one average taken while
@@ -115,6 +116,8 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
     for peer in args.peers:
         peer_s = timed[peer].latency_s if peer in timed else math.inf
         row |= {f"{peer}_us": peer_s * 1e6, f"vs_{peer}": peer_s / latency_s}
+        if peer == "onnxruntime" and peer in timed:
+            row["onnxruntime_call_us"] = timed[peer].answer.get("call_s", math.nan) * 1e6
         if peer == "metaschedule":
             row |= {"metaschedule_found_us": found["found_s"] * 1e6, "metaschedule_wall_s": found["wall_s"]}
             if math.isfinite(peer_s):

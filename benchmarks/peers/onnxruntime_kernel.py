@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
-import onnxruntime as ort
-
-from benchmarks.peers.timing import minimum_s
+from benchmarks.peers.onnxruntime_session import call_s, timed_s
 from benchmarks.suites import named
 
 
 def main(kernel: str, threads: int, seed: int = 0, budget_s: float = 1.0) -> dict[str, float]:
-    """Latency in seconds. The call's fixed cost of some microseconds is part of it, as for its users."""
+    """Latency in seconds, of which `call_s` is the fixed cost of a call."""
     case = named(kernel)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    session = ort.InferenceSession(case.onnx(seed).SerializeToString(), options, ["CPUExecutionProvider"])
-    feeds = case.inputs(seed)
-    return {"latency_s": minimum_s(lambda: session.run(None, feeds), budget_s)}
+    model = case.onnx(seed).SerializeToString()
+    return {"latency_s": timed_s(model, case.inputs(seed), threads, budget_s), "call_s": call_s(threads)}
 
 
 if __name__ == "__main__":
