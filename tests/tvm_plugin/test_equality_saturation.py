@@ -344,6 +344,19 @@ def test_scores_of_half_precision_are_not_summed_before_they_are_scaled(dtype: s
     assert result.changed == changes
 
 
+@pytest.mark.parametrize(("dtype", "changes"), [("float32", True), ("float16", False)])
+@pytest.mark.parametrize("scale", [relax.op.multiply, relax.op.divide])
+def test_weights_of_half_precision_absorb_no_scales(scale: Any, dtype: str, changes: bool) -> None:
+    """1 / 1e-5 is infinite there, and weights times 1e-4 lose most of their digits."""
+
+    def scaled(builder: relax.BlockBuilder) -> Any:
+        small = relax.const(np.asarray(1e-5 if scale is relax.op.divide else 1e-4, dtype))
+        return relax.op.matmul(builder.emit(scale(x, small)), relax.const(np.ones((64, 32), dtype)))
+
+    x = tensor("x", (16, 64), dtype)
+    assert optimize_graph(module(scaled, x), FAST).changed == changes
+
+
 def test_every_relax_operator_of_the_vocabulary_exists() -> None:
     for name in ROWS:
         assert tvm.ir.Op.get(name).name == name

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..attributes import Full, Kind
 from .pattern import Pattern, add, binary, divide, full, multiply, negative, relu, subtract, tensors, unary, weights
 from .rule import Match, Rule, both_ways
+from .shapes import keeps_range
 
 __all__ = ["ALGEBRA_LAWS", "ALGEBRA_RULES"]
 
@@ -65,13 +66,25 @@ ALGEBRA_RULES: tuple[Rule, ...] = (
     Rule("add-weight-second", add(w, x), add(x, w), "one form of a bias"),
     Rule("multiply-weight-second", multiply(w, x), multiply(x, w), "one form of a scale"),
     Rule("subtract-weight", subtract(x, w), add(x, negative(w)), "one form of a bias"),
-    Rule("divide-by-weight", divide(x, w), multiply(x, divide(full(_unit), w)), "a scale folds into weights"),
+    Rule(
+        "divide-by-weight",
+        divide(x, w),
+        multiply(x, divide(full(_unit), w)),
+        "a scale folds into weights",
+        worth=(keeps_range,),
+    ),
     Rule("negative-of-scale", negative(multiply(x, w)), multiply(x, negative(w)), _GATHER),
     Rule("scale-of-negative", multiply(negative(x), w), multiply(x, negative(w)), _GATHER),
     Rule("negative-of-difference", negative(subtract(x, y)), subtract(y, x), "one operator"),
     Rule("add-negative", add(x, negative(y)), subtract(x, y), "one operator"),
     Rule("add-weights", add(add(x, v), w), add(x, add(v, w)), _GATHER),
-    Rule("multiply-weights", multiply(multiply(x, v), w), multiply(x, multiply(v, w)), _GATHER),
+    Rule(
+        "multiply-weights",
+        multiply(multiply(x, v), w),
+        multiply(x, multiply(v, w)),
+        _GATHER,
+        worth=(keeps_range,),
+    ),
     Rule("scale-of-bias", multiply(add(x, v), w), add(multiply(x, w), multiply(v, w)), "the scale can reach weights"),
     Rule("sum-of-scaled", add(multiply(x, w), multiply(y, w)), multiply(add(x, y), w), "one product instead of two"),
 )

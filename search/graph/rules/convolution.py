@@ -8,7 +8,7 @@ from math import prod
 from ..attributes import Axis, Shape, Slice
 from .pattern import add, concat, conv2d, full, multiply, reshape, slice_, tensors, weights
 from .rule import Group, Match, Rule
-from .shapes import block, box, keeps_sums_before_scale_small, numbered
+from .shapes import block, box, keeps_range, keeps_sums_before_scale_small, numbered
 
 __all__ = ["CONVOLUTION_LAWS", "CONVOLUTION_RULES"]
 
@@ -219,6 +219,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
         before=multiply(_TRAINED, s),
         after=conv2d(x, multiply(trained, reshape(s, _scale_along("O"))), "a"),
         when=(scales_channels,),
+        worth=(keeps_range,),
         reason=_FREE_SCALE,
         source="TASO",
     ),
@@ -227,6 +228,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
         before=conv2d(multiply(x, s), trained, "a"),
         after=conv2d(x, multiply(trained, reshape(s, _scale_along("I"))), "a"),
         when=(scales_inputs,),
+        worth=(keeps_range,),
         reason=_FREE_SCALE,
         source="TASO",
     ),

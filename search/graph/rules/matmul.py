@@ -13,6 +13,7 @@ from .shapes import (
     box,
     broadcasts_to,
     columns_only,
+    keeps_range,
     keeps_sums_after_scale_small,
     keeps_sums_before_scale_small,
     numbered,
@@ -227,6 +228,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         before=multiply(_PRODUCT, s),
         after=matmul(x, multiply(w, reshape(s, _row_of_s))),
         when=(scales_columns,),
+        worth=(keeps_range,),
         reason=_FREE_SCALE,
         source="TASO",
     ),
@@ -235,6 +237,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         before=matmul(multiply(x, s), w),
         after=matmul(x, multiply(w, reshape(s, _column_of_s))),
         when=(scales_input_columns,),
+        worth=(keeps_range,),
         reason=_FREE_SCALE,
     ),
     Rule(

@@ -15,6 +15,7 @@ __all__ = [
     "box",
     "broadcasts_to",
     "columns_only",
+    "keeps_range",
     "keeps_sums_after_scale_small",
     "keeps_sums_before_scale_small",
     "numbered",
@@ -88,6 +89,11 @@ def keeps_sums_before_scale_small(m: Match) -> bool:
 def keeps_sums_after_scale_small(m: Match) -> bool:
     """The factor c can be applied before x is summed: scaled, sums in float16 are no larger."""
     return bool(m.x.dtype != "float16" or abs(m.c.value) <= 1)
+
+
+def keeps_range(m: Match) -> bool:
+    """A product of weights, or a reciprocal, is a number as good as its factors: in float16 it may be 0 or infinite."""
+    return bool(m.x.dtype != "float16")
 
 
 def transposition(rank: int) -> Permute:
