@@ -75,7 +75,7 @@ def optimize_graph(
     prices : Prices
         Where prices come from, instead of `config.cost`. With it, the best few graphs are also lowered and priced
         kernel by kernel, and the original is kept unless one of them is cheaper. With fast math, so is the best graph
-        without it.
+        without it. Where one must not be used, the next is tried.
 
     Raises
     ------
@@ -95,18 +95,36 @@ def optimize_graph(
         return _keep(result, f"the search contradicts itself: {error}")
     if not choices:
         return _keep(result, result.kept_because or "nothing cheaper was found")
-    candidate, chosen = choices[0]
+    reasons = []
+    for rank, (candidate, chosen) in enumerate(choices):
+        reason = _refused(mod, candidate, config, run, timer, result)
+        if not reason:
+            result.mod, result.changed, result.kept_because = candidate, True, ""
+            result.alternatives = [other for other, _ in choices[rank + 1 :]]
+            if reasons and prices is not None:  # what was said of the refused ones
+                result.price_before_s, result.price_after_s = prices.modules_s([mod, candidate])
+                result.exact = _exact(choices[rank:], config)
+            _report_choice(result, chosen)
+            return result
+        reasons.append(reason)
+    return _keep(result, reasons[0])
+
+
+def _refused(
+    mod: ir.IRModule,
+    candidate: ir.IRModule,
+    config: GraphConfig,
+    run: Runner | None,
+    timer: Timer | None,
+    result: GraphResult,
+) -> str:
+    """Why the candidate must not be used; "" where its outputs are the original's, and it is faster if timed."""
     reason = _compare(mod, candidate, config, run, result) if config.verify else ""
     if not reason and timer is not None:
         result.latency_before_s, result.latency_after_s = timer(mod), timer(candidate)
         if result.latency_after_s >= result.latency_before_s:
             reason = "the new module is not faster"
-    if reason:
-        return _keep(result, reason)
-    result.mod, result.changed, result.kept_because = candidate, True, ""
-    result.alternatives = [other for other, _ in choices[1:]]
-    _report_choice(result, chosen)
-    return result
+    return reason
 
 
 @dataclass(frozen=True)
@@ -137,7 +155,7 @@ def _search(
     if prices is not None:
         choices += _without_fast_math(mod, main, choices, config, prices, deadline)
         choices = _cheaper_modules(mod, main, choices, prices, config, deadline, result)
-        result.exact = next((other for other, blocks in choices if not _needs_fast_math(blocks, config)), None)
+        result.exact = _exact(choices, config)
     return choices
 
 
@@ -172,6 +190,11 @@ def _needs_fast_math(blocks: Sequence[_Rewritten | None], config: GraphConfig) -
         and not (lossy.isdisjoint(new.candidate.rules_used) and own.isdisjoint(rule.name for rule in new.search.rules))
         for new in blocks
     )
+
+
+def _exact(choices: Sequence[_Choice], config: GraphConfig) -> Any:
+    """The first module without fast math, or None."""
+    return next((module for module, blocks in choices if not _needs_fast_math(blocks, config)), None)
 
 
 def _lossy(config: GraphConfig) -> frozenset[str]:
@@ -392,7 +415,7 @@ def _compare(
         expected, actual = run(mod, inputs), run(candidate, inputs)
     except (RuntimeError, ValueError, TypeError) as error:  # what TVM raises for a module it cannot compile or run
         return f"the outputs cannot be compared: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}"
-    result.verify_s = time.perf_counter() - started
+    result.verify_s += time.perf_counter() - started
     result.rel_err = 0.0
     for before, after in zip(expected, actual, strict=True):
         if before.shape != after.shape or before.dtype != after.dtype:

@@ -107,6 +107,25 @@ def test_a_rule_that_spoils_a_graph_is_taken_back_and_the_others_stay() -> None:
     assert "merge-matmul-shared-input" not in used
 
 
+def test_the_next_graph_is_tried_where_the_cheapest_computes_something_else() -> None:
+    def run(mod: tvm.IRModule, _: object) -> list[np.ndarray]:
+        seen.append(mod)
+        return [np.full(3, float(len(seen) == 2), "float32")]
+
+    seen: list[tvm.IRModule] = []
+    model = two_products(before=2)
+    best = optimize_graph(model, CONFIG, prices=prices(product))
+    assert len(best.alternatives) == 1
+    result = optimize_graph(model, replace(CONFIG, verify=True), prices=prices(product), run=run)
+    assert result.changed
+    assert not result.kept_because
+    tvm.ir.assert_structural_equal(result.mod, best.alternatives[0])
+    assert result.exact is result.mod
+    assert result.alternatives == []
+    assert None not in (best.price_after_s, result.price_after_s)
+    assert result.price_after_s > best.price_after_s
+
+
 def of_rows(m: Match) -> bool:
     return bool(m.r.kind == "sum" and m.r.keepdims and m.r.axes == (1,) and len(m.x.shape) == len(m.y.shape) == 2)
 
