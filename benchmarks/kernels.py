@@ -11,10 +11,12 @@ the multiplications of functions such as exp, at the FMA peak (`Case.arithmetic_
 The suites "int8" and "bf16" (benchmarks/dot_suites.py) are compared with the measured peak of the CPU's dot-product
 instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime have some of these kernels only.
 
-`wall_s` counts from after the imports to the accepted schedule. Records are fresh. With peers, eqtune's schedule and
-the peers take turns for several rounds, each in processes of its own, and the minimum counts; `*_start_ns` tells the
-state of the machine around it (benchmarks/peers/parallel_start.py). ONNX Runtime's inputs and outputs are bound
-before; `onnxruntime_call_us` of its time is what a call costs that computes nothing. PyTorch is called as its users do.
+`wall_s` counts from after the imports to the accepted schedule, but for `machine_s`, the measuring of the machine's
+peaks, which is done before, once for all kernels; a first `eqtune tune` has it in its time. Records are fresh. With
+peers, eqtune's schedule and the peers take turns for several rounds, each in processes of its own, and the minimum
+counts; `*_start_ns` tells the state of the machine around it (benchmarks/peers/parallel_start.py). ONNX Runtime's
+inputs and outputs are bound before; `onnxruntime_call_us` of its time is what a call costs that computes nothing.
+PyTorch is called as its users do.
 
 MetaSchedule tunes once, before, and is stopped after four minutes a kernel; what it lacks then is null. Its schedule is
 timed in turns like the others (`metaschedule_us`); `metaschedule_found_us` is its own figure, one average taken while
@@ -65,7 +67,9 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
     from eqtune.machine import describe_machine, detect_target
 
     target = resolve_target({"kind": "llvm", "mcpu": args.target}, threads) if args.target else detect_target(threads)
+    started = time.monotonic()
     hardware = describe_machine(target, threads=threads)  # measured once, before the clock starts
+    machine_s = time.monotonic() - started
     # No rule of the graph search: fast math permits products of smaller numbers (AMX) and nothing else.
     graph = eqtune.GraphConfig(rules=(), fast_math=True) if args.fast_math else "off"
     with tempfile.TemporaryDirectory() as work_dir:
@@ -112,7 +116,8 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
         row["bandwidth_fraction"] = limits["bandwidth"] / latency_s
         row["limit"] = max(limits, key=lambda name: limits[name])
         row["peak_fraction"] = max(limits.values()) / latency_s
-    row.update(wall_s=wall_s, trials=sum(task.trials for task in result.tasks), rel_err=result.max_rel_error)
+    trials = sum(task.trials for task in result.tasks)
+    row.update(wall_s=wall_s, machine_s=machine_s, trials=trials, rel_err=result.max_rel_error)
     for peer in args.peers:
         peer_s = timed[peer].latency_s if peer in timed else math.inf
         row |= {f"{peer}_us": peer_s * 1e6, f"vs_{peer}": peer_s / latency_s}
