@@ -1,9 +1,14 @@
 """Every case of the benchmarks' suites can be built for eqtune and for its peers."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from benchmarks import kernels
 from benchmarks.dot_suites import DOT_SUITES, DotCase
+from benchmarks.peers.timing import in_own_process
 from benchmarks.suites import SUITES, Case, named, suite
 
 CASES = [case for suite in SUITES.values() for case in suite]
@@ -68,3 +73,23 @@ def test_pytorch_gets_the_same_bfloat16_product(case: DotCase) -> None:
     (expected,) = ModelRunner(untuned_executable(case.relax(), tvm.target.Target("llvm"), plain=True))(x)
     assert product.shape == expected.shape
     np.testing.assert_allclose(product, expected, rtol=2.0**-8, atol=1e-3)  # PyTorch rounds the sums to bfloat16
+
+
+def test_a_kernel_is_tuned_and_becomes_a_row() -> None:
+    args = SimpleNamespace(target=None, fast_math=False, seed=0, trials=4, budget=None, peers=[], rounds=1)
+    row = kernels.measure(named("matmul_100x200x300"), 1, args)
+    assert row["kernel"] == "matmul_100x200x300"
+    assert 0 < row["trials"] <= 4
+    assert row["rel_err"] < 1e-4
+    assert row["gflops"] == pytest.approx(2e-9 * 100 * 200 * 300 / (row["us"] * 1e-6))
+    assert 0.05 < row["peak_fraction"] < 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_metaschedule_tunes_a_kernel_that_is_timed_later(tmp_path: Path) -> None:
+    arguments = {"kernel": "relu_1x256x56x56", "threads": 1, "directory": str(tmp_path)}
+    module = "benchmarks.peers.metaschedule_kernel"
+    found = in_own_process(module, **arguments, trials=2)
+    assert 0.0 < found["found_s"] < 1.0
+    assert 0.0 < in_own_process(module, **arguments, budget_s=0.1)["latency_s"] < 1.0

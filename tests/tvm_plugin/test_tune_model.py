@@ -306,6 +306,32 @@ def test_bad_input_ends_the_process_with_exit_code_2(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+TINY = "zoo:nasrnn:steps=1:hidden=32"
+
+
+def test_kernels_are_listed_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", TINY, "--list", "--json", "--threads", "1", "--work-dir", str(tmp_path / "work")]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len({row["kernel"] for row in rows}) == len(rows) > 0
+    assert all(row["bytes"] > 0 and row["candidates"] > 0 and row["sketches"] for row in rows)
+    name = rows[0]["kernel"]
+    assert main(["kernels", TINY, "--list", "--only", name, "--threads", "1"]) == 0
+    assert all(name in line for line in capsys.readouterr().out.splitlines())
+    assert main(["kernels", TINY, "--list", "--only", "alexnet"]) == 2
+    assert "no kernel's name contains 'alexnet'" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
+def test_kernels_are_tuned_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--trials", "4", "--threads", "1", "--work-dir", str(tmp_path / "work"), "--quiet", "--json"]
+    assert main(["kernels", TINY, *options, "--output", str(tmp_path / "scheduled.json")]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert 0 < sum(row["trials"] for row in rows) <= 4
+    assert all(0 < row["tuned_us"] <= row["baseline_us"] for row in rows)
+    scheduled = tvm.ir.load_json((tmp_path / "scheduled.json").read_text())
+    assert {variable.name_hint for variable in scheduled.get_global_vars()} == {row["kernel"] for row in rows}
+
+
 def test_a_budget_that_earlier_runs_spent_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {"graph": "off", "threads": 1, "work_dir": tmp_path}
     for trials, told in ((8, False), (8, True), (16, False)):
