@@ -83,6 +83,17 @@ def test_products_of_weights_are_free() -> None:
     assert found.cost_after_s < 0.3 * found.cost_before_s
 
 
+@pytest.mark.parametrize("weight", [True, False])
+def test_softmax_forgets_biases_and_no_masks(weight: bool) -> None:
+    """A mask of whole rows, of the least number there is, swamps the scores: softmax of them is uniform."""
+    graph = TermGraph()
+    scores = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((4, 8)), False)
+    rows = graph.add_typed(Term("leaf", Leaf(1), ()), TensorType((4, 1)), weight)
+    graph.outputs = [graph.add("softmax", Axis(1), (graph.add("binary", Kind("add"), (scores, rows)),))]
+    found = superoptimize(graph, RULES)
+    assert [found.graph.terms[i].op for i in found.graph.live()].count("binary") == (0 if weight else 1)
+
+
 @pytest.mark.parametrize("kind", ["max", "avg"])
 def test_weights_are_computed_by_operators_that_fold(kind: str) -> None:
     """Pooling a constant takes time in every run; the reduction that equals it is computed ahead of time."""

@@ -1,4 +1,4 @@
-"""Attention: what softmax forgets, and the biases of projections that were merged."""
+"""Attention: which biases softmax forgets, and those of projections that were merged."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .shapes import box, broadcasts_to, numbered
 
 __all__ = ["ATTENTION_RULES"]
 
-x, y, z = tensors("x y z")
+x, z = tensors("x z")
 (w,) = weights("w")
 
 
 def constant_along_axis(m: Match) -> bool:
-    """y is one number for all that softmax compares, and broadcasts to x."""
+    """w is one number for all that softmax compares, and broadcasts to x."""
     place = m.a.axis - len(m.x.shape)
-    inside = -place <= len(m.y.shape)
-    return broadcasts_to(m.y.shape, m.x.shape) and (not inside or m.y.shape[place] == 1)
+    inside = -place <= len(m.w.shape)
+    return broadcasts_to(m.w.shape, m.x.shape) and (not inside or m.w.shape[place] == 1)
 
 
 def compares_columns(m: Match) -> bool:
-    """Softmax compares columns, and y adds the same to each column of the product."""
-    return bool(m.a.axis == len(m.out[0].shape) - 1 and m.y.shape[-1:] == (1,) and broadcasts_to(m.y.shape, m.x.shape))
+    """Softmax compares columns, and w adds the same to each column of the product."""
+    return bool(m.a.axis == len(m.out[0].shape) - 1 and m.w.shape[-1:] == (1,) and broadcasts_to(m.w.shape, m.x.shape))
 
 
 def bias_of_slices(count: int) -> Rule:
@@ -97,17 +97,17 @@ _ONE_BIAS = "a bias added to the whole fuses with the product that computes it"
 ATTENTION_RULES: tuple[Rule | Group, ...] = (
     Rule(
         "softmax-of-shifted",
-        before=softmax(add(x, y), "a"),
+        before=softmax(add(x, w), "a"),
         after=softmax(x, "a"),
         when=(constant_along_axis,),
-        reason="softmax compares; what is added to all it compares changes nothing (of finite numbers)",
+        reason="softmax compares; a bias of all that it compares changes nothing (a mask, which swamps x, is none)",
     ),
     Rule(
         "softmax-of-scores-with-shifted-keys",
-        before=softmax(matmul(z, add(x, y)), "a"),
+        before=softmax(matmul(z, add(x, w)), "a"),
         after=softmax(matmul(z, x), "a"),
         when=(compares_columns,),
-        reason="a bias of the keys adds the same to every score of a query (of finite numbers)",
+        reason="a bias of the keys adds the same to every score of a query",
     ),
     Group(
         "bias-of-slices",
