@@ -4,7 +4,7 @@
     eqtune.winograd_result(products (matrices, tiles, C), (m, r, height, width)) -> image (N, height, width, C)
     eqtune.winograd_conv2d(image (N, H, W, C), weight (matrices, C, O), (m, r, padding)) -> image
 
-m and r are two numbers each, down and across (terms.WinogradData). Each is one kernel: tiles are cut, padded and
+m and r are two numbers each, down and across (attributes.WinogradData). Each is one kernel: tiles are cut, padded and
 transformed in registers; what follows the last two, a bias or a relu, is fused into them. As matrix products, or as
 padding, slices and concatenations, transforms take longer than the convolution. The last is a whole convolution: its
 kernel takes some tiles at a time through all stages, so that what lies between the stages stays in the cache of one

@@ -173,7 +173,7 @@ def pad(x: Pattern, attrs: str | Attr | Pad | Callable[[Match], Pad]) -> Node:
 def winograd_conv2d(
     x: Pattern, weight: Pattern, attrs: str | Attr | WinogradData | Callable[[Match], WinogradData]
 ) -> Node:
-    """A 3x3 convolution with a transformed weight."""
+    """A convolution with a transformed weight; its window is `attrs.kernel`."""
     return Node("winograd_conv2d", _attrs(attrs), (x, weight))
 
 
@@ -203,12 +203,12 @@ def full(attrs: str | Attr | Full | Callable[[Match], Full]) -> Node:
 
 
 def unary(x: Pattern, attrs: str | Attr | Kind | Callable[[Match], Kind]) -> Node:
-    """An element-wise function of one tensor (terms.UNARY_KINDS)."""
+    """An element-wise function of one tensor (attributes.UNARY_KINDS)."""
     return Node("unary", _attrs(attrs), (x,))
 
 
 def binary(x: Pattern, y: Pattern, attrs: str | Attr | Kind | Callable[[Match], Kind]) -> Node:
-    """An element-wise function of two tensors, with broadcasting (terms.BINARY_KINDS)."""
+    """An element-wise function of two tensors, with broadcasting (attributes.BINARY_KINDS)."""
     return Node("binary", _attrs(attrs), (x, y))
 
 

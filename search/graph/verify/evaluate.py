@@ -30,16 +30,16 @@ class Algebra(Protocol):
         """A number of a model, without dimensions."""
 
     def unary(self, kind: str, x: Array) -> Array:
-        """An element-wise function (terms.UNARY_KINDS)."""
+        """An element-wise function (attributes.UNARY_KINDS)."""
 
     def binary(self, kind: str, x: Array, y: Array) -> Array:
-        """An element-wise function of two arrays (terms.BINARY_KINDS)."""
+        """An element-wise function of two arrays (attributes.BINARY_KINDS)."""
 
     def matmul(self, x: Array, y: Array) -> Array:
         """Matrix product, with numpy's broadcasting of batches."""
 
     def reduce(self, kind: str, x: Array) -> Array:
-        """Reduction along the last axis (terms.REDUCE_KINDS)."""
+        """Reduction along the last axis (attributes.REDUCE_KINDS)."""
 
     def softmax(self, x: Array) -> Array:
         """Softmax along the last axis."""
