@@ -64,6 +64,13 @@ FIRST = tuple(case.name for case in suite("all") if case.compute_bound and case.
 """Cases whose first batches are compared."""
 
 
+PARTS = ("toys", "tables", "one", "several", "first", "give-up")
+ON_THE_MACHINE = PARTS[2:]
+
+TAKEN_BY = {"only": {"one", "several"}, "trials": {"one", "several", "give-up"}}
+"""Parts that an option has to do with."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """What a variant searches with; the defaults are `tune_model`'s."""
@@ -181,7 +188,7 @@ def together(bench: Bench, names: Sequence[str], seeds: int, trials: int, only: 
 
 def _figures(bench: Bench, runs: Sequence[tuple[str, list[float]]], trials: int) -> dict[str, Any]:
     ratios: dict[int, list[float]] = {16: [], 32: [], 64: []}
-    needed = []
+    needed, missed = [], 0
     for name, latencies in runs:
         best_s = bench.measurer.best_s(bench.kernels[name][0].workload_hash)
         curve = np.minimum.accumulate(latencies)
@@ -190,8 +197,9 @@ def _figures(bench: Bench, runs: Sequence[tuple[str, list[float]]], trials: int)
                 values.append(math.log(curve[min(after, len(curve)) - 1] / best_s))
         reached = np.flatnonzero(curve <= best_s / 0.95)
         needed.append(int(reached[0]) + 1 if len(reached) else trials + 1)
+        missed += not len(reached)
     figures: dict[str, Any] = {f"after_{k}": math.exp(np.mean(v)) if v else None for k, v in ratios.items()}
-    return {**figures, "to_95": float(np.mean(needed)), "missed": sum(n > trials for n in needed), "runs": len(runs)}
+    return {**figures, "to_95": float(np.mean(needed)), "missed": missed, "runs": len(runs)}
 
 
 def main() -> None:
@@ -199,23 +207,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", default="replay.json.gz", help="measurements that are replayed")
     parser.add_argument("--measure", action="store_true", help="measure what the table lacks, and add it")
-    parser.add_argument("--parts", default="toys,tables", help="of toys, tables, one, several, first, give-up")
-    parser.add_argument("--only", default="", help="only variants whose names contain one of these, comma-separated")
+    parser.add_argument("--parts", default="toys,tables", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", help="of one, several: variants whose names contain one of these")
     parser.add_argument("--stride", type=int, default=3, help="every so many kernels of the tables")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--trials", type=int, default=64, help="a kernel")
+    parser.add_argument("--trials", type=int, help="a kernel, of one, several, give-up (64)")
     parser.add_argument("--json", metavar="FILE", help="write rows here")
     args = parser.parse_args()
     parts = set(args.parts.split(","))
+    if parts - set(PARTS):
+        parser.error(f"unknown parts {sorted(parts - set(PARTS))}; there are {list(PARTS)}")
+    for option, takers in TAKEN_BY.items():
+        if getattr(args, option) is not None and not parts & takers:
+            parser.error(f"--{option} is of the parts {sorted(takers)} only")
+    args.only, args.trials = args.only or "", 64 if args.trials is None else args.trials
+    if parts & set(ON_THE_MACHINE) and not args.measure and not Path(args.table).exists():
+        parser.error(f"there is no table {args.table}: name one with --table, or add --measure")
     if "give-up" in parts and not args.measure:
         parser.error("the part give-up takes times of its own; add --measure")
     rows: list[dict[str, Any]] = []
-    if "toys" in args.parts:
+    if "toys" in parts:
         rows += _over("toy spaces", strategies_on_toys(args.seeds))
-    if "tables" in args.parts:
+    if "tables" in parts:
         rows += _over("measured tables", scores_on_tables(load(Path("benchmarks/data")), 1, args.stride))
-    if parts & {"one", "several", "first", "give-up"}:
-        rows += _on_the_machine(args)
+    if parts & set(ON_THE_MACHINE):
+        rows += _on_the_machine(args, parts)
     write(rows, args.json)
     for columns in dict.fromkeys(tuple(row) for row in rows):
         print(table([row for row in rows if tuple(row) == columns]))
@@ -225,21 +241,21 @@ def _over(kernels: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"kernel": kernels, **row} for row in rows]
 
 
-def _on_the_machine(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _on_the_machine(args: argparse.Namespace, parts: set[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     target = detect_target(1)
     hardware = describe_machine(target, threads=1)
     with RememberingMeasurer(Path(args.table), target, hardware, args.measure) as measurer:
-        if "one" in args.parts:
+        if "one" in parts:
             bench = Bench(open_cases(KERNELS, measurer.hardware), measurer)
             rows += _over("one by one", one_by_one(bench, list(bench.kernels), args.seeds, args.trials, args.only))
-        if "several" in args.parts:
+        if "several" in parts:
             bench = Bench(open_cases(SEQUENCE, measurer.hardware), measurer)
             rows += _over("several", together(bench, list(bench.kernels), args.seeds, args.trials, args.only))
-        if "first" in args.parts:
+        if "first" in parts:
             known = load(Path("benchmarks/data"))
             rows += _over("first", first_batches(open_cases(FIRST, measurer.hardware), measurer, known, args.seeds))
-        if "give-up" in args.parts:
+        if "give-up" in parts:
             opened = open_cases(KERNELS, measurer.hardware)
             rows += _over("give-up", give_up(opened, target, measurer.hardware, args.trials, 0))
         print(f"{len(measurer.asked)} candidates asked for, {measurer.unknown} of them not in the table")
