@@ -161,9 +161,7 @@ class Cost:
 
     compute_s: Column
     memory_s: Column
-    extra_s: Column
     latency_s: Column
-    efficiency: Column
     tail_waste: Column
     imbalance: Column
     panel_bytes: Column
@@ -258,8 +256,6 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     work_s *= np.where((v["m2"] == 1) & (v["pad"] != PAD_INLINE), 1.0 - skipped, 1.0)
     if plan.panel is not None and plan.contraction.right.access.bytes > hardware.l2_bytes:
         work_s *= 1.0 + STREAMED_PANEL / t.vectors**1.7
-    flops = plan.contraction.flops
-    ideal_s = flops / hardware.peak_flops_per_s
 
     threads = hardware.threads
     used = np.where(v["depth"] > 0, np.minimum(t.chunks, threads), 1.0)
@@ -325,9 +321,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     return Cost(
         compute_s=compute_s,
         memory_s=memory_s,
-        extra_s=extra_s,
         latency_s=latency,
-        efficiency=ideal_s / work_s,
         tail_waste=1.0
         - _share(whole_columns * v["nr"] / plan.vector_extent) * (whole_rows * v["mr"] / plan.unrolled_extent),
         imbalance=imbalance,

@@ -84,8 +84,6 @@ class TiledContraction(Sketch):
         ok &= ~t.ragged_parallel & ~t.redundant_depth
         ok &= v["chunk"] <= t.row_tiles
         ok &= t.row_tiles % v["chunk"] == 0
-        if plan.panel is not None and plan.panel_is_weight:
-            ok &= (v["pack"] == AHEAD) | (v["pack"] == UNPACKED)
         ok &= (t.width * 4 >= self._lanes) | (plan.vector_extent < self._lanes)
         copies = 2.0 ** (t.ragged_rows.astype(float) + t.ragged_lines)
         ok &= ~t.scalar_tail | (v["mr"] * v["m2"] * v["nr"] * v["ku"] * copies <= LARGEST_SCALAR_BODY)
