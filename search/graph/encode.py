@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, relax
 
 from .attributes import Full, Leaf, Opaque, Slice, TensorType
-from .relax_ops import read_call, static_type
+from .relax_ops import FLOATS, MOVES, ROWS, read_call, static_type
 from .terms import Term, TermGraph
 
 __all__ = ["Encoded", "NotEncodable", "Tree", "encode_block"]
@@ -30,6 +30,10 @@ Place = int | None | tuple["Place", ...]
 
 IN_PLACE = ("relax.call_tir_inplace", "relax.call_inplace_packed")
 """Calls that write into their arguments."""
+
+
+ROUNDING = ("ceil", "floor", "floor_divide", "floor_mod", "mod", "round", "trunc")
+"""Operators to which a last bit makes a difference of 1; so does a cast to integers."""
 
 
 class NotEncodable(Exception):
@@ -82,10 +86,12 @@ class _Encoder:
         self.outside = 0
 
     def run(self, block: relax.DataflowBlock) -> Encoded:
+        rounded = _rounded(block)
         for binding in block.bindings:
             if not isinstance(binding, relax.VarBinding):
                 raise NotEncodable(f"{type(binding).__name__} of {binding.var.name}")
-            value = self.value(binding.value)
+            exact = binding.var in rounded and _name(binding.value) == "relax.divide"
+            value = self.call(binding.value, opaque=True) if exact else self.value(binding.value)
             self.values[binding.var] = value
             if not isinstance(binding.var, relax.DataflowVar):
                 self.result.outputs.append((binding.var, value))
@@ -131,12 +137,12 @@ class _Encoder:
         constant = isinstance(expr, ir.GenericConst)
         return self.graph.add_typed(leaf, static_type(expr.ty) or _unknown(expr.ty), constant)
 
-    def call(self, call: relax.Call) -> Tree:
-        name = getattr(call.op, "name", "")
+    def call(self, call: relax.Call, *, opaque: bool = False) -> Tree:
+        name = _name(call)
         operands: list[int] = []
         arguments = tuple(self.argument(argument, operands) for argument in call.args)
         types = [self.graph.types[index] for index in operands]
-        if all(not is_unknown(ty) for ty in types):
+        if not opaque and all(not is_unknown(ty) for ty in types):
             if name == "relax.split" and isinstance(call.ty, relax.TupleType):
                 parts = self.split(call, operands[0])
                 if parts is not None:
@@ -202,6 +208,26 @@ class _Encoder:
                 return number
         bucket.append((rest, self.outside))
         return self.outside
+
+
+def _rounded(block: relax.DataflowBlock) -> set[Any]:
+    """The variables that are rounded after nothing but element-wise functions and moves.
+
+    Their quotients must stay as they are: 41 * 2 / 82 is 1, and 41 * (2 * (1 / 82)) is less, which floor makes 0.
+    """
+    found: set[Any] = set()
+    for binding in reversed(list(block.bindings)):
+        name = _name(binding.value)
+        to_integers = name == "relax.astype" and str(binding.value.attrs.dtype) not in FLOATS
+        passes = name in ROWS and ROWS[name].op in ("unary", "binary", *MOVES)
+        if name.removeprefix("relax.") in ROUNDING or to_integers or (binding.var in found and passes):
+            found.update(argument for argument in binding.value.args if isinstance(argument, relax.Var))
+    return found
+
+
+def _name(expr: Any) -> str:
+    """Of the operator that is called, or nothing."""
+    return getattr(getattr(expr, "op", None), "name", "")
 
 
 def flatten(tree: Tree) -> Iterator[int]:

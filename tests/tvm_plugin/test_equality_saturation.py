@@ -18,6 +18,7 @@ from tvm.script import tirx as T
 
 import eqtune
 from eqtune import GraphConfig, InputError, optimize_graph, zoo
+from eqtune.search.graph.attributes import Kind
 from eqtune.search.graph.cost import AnalyticCost
 from eqtune.search.graph.decode import decode_function
 from eqtune.search.graph.encode import Encoded, encode_block
@@ -355,6 +356,24 @@ def test_weights_of_half_precision_absorb_no_scales(scale: Any, dtype: str, chan
 
     x = tensor("x", (16, 64), dtype)
     assert optimize_graph(module(scaled, x), FAST).changed == changes
+
+
+@pytest.mark.parametrize("rounding", [relax.op.floor, lambda value: relax.op.astype(value, "int32"), None])
+def test_quotients_that_are_rounded_stay_as_they_are(rounding: Any) -> None:
+    """41 * 2 / 82 is 1, and 41 * (2 * (1 / 82)) is less."""
+
+    def index(builder: relax.BlockBuilder) -> Any:
+        quotient = builder.emit(
+            relax.op.divide(builder.emit(relax.op.multiply(x, relax.const(2.0))), relax.const(82.0))
+        )
+        return rounding(builder.emit(relax.op.reshape(quotient, (32,)))) if rounding else relax.op.negative(quotient)
+
+    x = tensor("x", (4, 8))
+    mod = module(index, x)
+    terms = encode_block(mod["main"].body.blocks[0]).graph.terms
+    quotients = [term for term in terms if term.attrs == Kind("divide")]
+    assert len(quotients) == (1 if rounding is None else 0)
+    assert not optimize_graph(mod, FAST).changed
 
 
 def test_every_relax_operator_of_the_vocabulary_exists() -> None:
