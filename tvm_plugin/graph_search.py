@@ -272,8 +272,8 @@ def _take_back_rules(
         if any(new is not None for new in chosen):
             module = _with_blocks(mod, main, chosen)
             best_s, price_s = prices.modules_s([best[1][0], module])
-            if price_s < best_s:
-                best, dropped = (price_s, (module, chosen)), rules
+            if price_s < best_s:  # prices of two calls are not to be compared: their ratio is carried over
+                best, dropped = (best[0] * price_s / best_s, (module, chosen)), rules
     return best if dropped else None
 
 

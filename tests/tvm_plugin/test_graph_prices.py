@@ -107,6 +107,30 @@ def test_a_rule_that_spoils_a_graph_is_taken_back_and_the_others_stay() -> None:
     assert "merge-matmul-shared-input" not in used
 
 
+def test_prices_of_two_calls_are_not_compared() -> None:
+    """What measuring shows of estimates moves from call to call, and all prices with it."""
+
+    class Falling(GraphPrices):
+        calls = 0
+
+        def modules_s(self, mods: Sequence[tvm.IRModule], seconds: float = math.inf) -> list[float]:
+            Falling.calls += 1
+            return [price_s / Falling.calls for price_s in super().modules_s(mods, seconds)]
+
+    def price_s(task: Task) -> float:
+        return 1.0 if "slice" in task.name else product(task)
+
+    config = replace(CONFIG, extractors=("ilp",))
+    plain = replace(prices(price_s), terms=None)
+    falling = Falling(plain.kernels, plain.target, plain.hardware, None)
+    expected, found = (optimize_graph(two_products(before=2), config, prices=source) for source in (plain, falling))
+    assert Falling.calls > 1
+    assert expected.changed
+    assert (found.price_before_s, found.price_after_s) == pytest.approx(
+        (expected.price_before_s, expected.price_after_s)
+    )
+
+
 def test_the_next_graph_is_tried_where_the_cheapest_computes_something_else() -> None:
     def run(mod: tvm.IRModule, _: object) -> list[np.ndarray]:
         seen.append(mod)
