@@ -69,12 +69,20 @@ class DotCase:
         size = 2 if self.kind == "bfloat16" else 1
         return float(size * (math.prod(self.data) + math.prod(self.weight)) + 4 * math.prod(self._output))
 
-    def peak_flops_per_s(self, hardware: Any) -> float:
-        """What the instruction reaches on this machine, measured now, on all threads of `hardware`."""
+    def peak_flops_per_s(self, hardware: Any, cpu: str | None = None) -> float:
+        """What the instruction reaches on this machine, measured now, on all threads of `hardware`, which is `cpu`'s.
+
+        NaN where `cpu` has no such instruction.
+        """
+        from eqtune.search.space.contraction.dot_intrinsics import find_dot_product
+
         if hardware.tile_flops_per_s:  # AMX multiplies twice as many bytes as pairs of bytes
             return float(hardware.tile_flops_per_s * hardware.threads * (1 if self.kind == "bfloat16" else 2))
-        dtype = "bfloat16" if self.kind == "bfloat16" else "int8"
-        arguments = {"dtype": dtype, "threads": hardware.threads, "lanes": hardware.lanes(4)}
+        dtypes = ("bfloat16", "bfloat16", "float32") if self.kind == "bfloat16" else ("uint8", "int8", "int32")
+        dot = find_dot_product(*dtypes, hardware)
+        if dot is None:
+            return math.nan
+        arguments = {"dtype": dtypes[1], "threads": hardware.threads, "lanes": dot.lanes, "cpu": cpu}
         return float(in_own_process("benchmarks.peers.dot_peak", **arguments)["flops_per_s"])
 
     def weights(self, seed: int = 0) -> NDArray[Any]:

@@ -9,7 +9,8 @@ size (`bandwidth_fraction` is always over this one), or "arithmetic", the multip
 the multiplications of functions such as exp, at the FMA peak (`Case.arithmetic_s`).
 
 The suites "int8" and "bf16" (benchmarks/dot_suites.py) are compared with the measured peak of the CPU's dot-product
-instructions, and `gflops` counts their operations, too; oneDNN and ONNX Runtime have some of these kernels only.
+instructions, null where it has none, and `gflops` counts their operations, too; oneDNN and ONNX Runtime have some of
+these kernels only.
 
 `wall_s` counts from after the imports to the accepted schedule, but for `machine_s`, the measuring of the machine's
 peaks, which is done before, once for all kernels; a first `eqtune tune` has it in its time. Records are fresh. With
@@ -45,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.convergence import reached_s, records_of
+from benchmarks.cpu_target import cpu_target
 from benchmarks.dot_suites import DotCase
 from benchmarks.output import table, write
 from benchmarks.peers.timing import PeerError, alternating, in_own_process
@@ -63,13 +65,13 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
     """One row."""
     import eqtune
     from eqtune.frontends import load_model
-    from eqtune.gpu_machine import resolve_target
-    from eqtune.machine import describe_machine, detect_target
+    from eqtune.machine import describe_machine
 
-    target = resolve_target({"kind": "llvm", "mcpu": args.target}, threads) if args.target else detect_target(threads)
+    target = cpu_target(args.target, threads)
     started = time.monotonic()
     hardware = describe_machine(target, threads=threads)  # measured once, before the clock starts
     machine_s = time.monotonic() - started
+    limits = _limits(case, hardware, args.target)
     # No rule of the graph search: fast math permits products of smaller numbers (AMX) and nothing else.
     graph = eqtune.GraphConfig(rules=(), fast_math=True) if args.fast_math else "off"
     with tempfile.TemporaryDirectory() as work_dir:
@@ -103,16 +105,11 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
         timed = alternating(runs, args.rounds, threads) if args.peers else {}
     latency_s = timed["eqtune"].latency_s if timed else _found_s(result)
     row: dict[str, Any] = {"kernel": case.name, "threads": threads, "us": latency_s * 1e6}
-    if isinstance(case, DotCase) or case.compute_bound:
+    if case.compute_bound:
         row["gflops"] = case.flops / latency_s / 1e9
-        row["peak_fraction"] = case.flops / latency_s / case.peak_flops_per_s(hardware)
+        row["peak_fraction"] = limits["peak"] / latency_s
     else:
         row["gbytes_per_s"] = case.bytes_moved / latency_s / 1e9
-        copied = in_own_process("benchmarks.peers.copy", nbytes=case.bytes_moved, threads=threads)
-        limits = {
-            "bandwidth": case.bytes_moved / copied["bytes_per_s"],
-            "arithmetic": case.arithmetic_s(hardware.peak_flops_per_s_all),
-        }
         row["bandwidth_fraction"] = limits["bandwidth"] / latency_s
         row["limit"] = max(limits, key=lambda name: limits[name])
         row["peak_fraction"] = max(limits.values()) / latency_s
@@ -129,6 +126,17 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
                 row["reached_metaschedule_s"] = reached_s(result.summary, records, started_at, peer_s)
     row |= {f"{name}_start_ns": one.start_ns for name, one in timed.items()}
     return row
+
+
+def _limits(case: Case | DotCase, hardware: Any, cpu: str | None) -> dict[str, float]:
+    """Seconds that a kernel takes at least, by what may bound it; NaN where `cpu` has no such instructions."""
+    if isinstance(case, DotCase) or case.compute_bound:
+        return {"peak": case.flops / case.peak_flops_per_s(hardware, cpu)}
+    copied = in_own_process("benchmarks.peers.copy", nbytes=case.bytes_moved, threads=hardware.threads, cpu=cpu)
+    return {
+        "bandwidth": case.bytes_moved / copied["bytes_per_s"],
+        "arithmetic": case.arithmetic_s(hardware.peak_flops_per_s_all),
+    }
 
 
 def _metaschedule(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -86,8 +86,8 @@ class Case:
         values = sum(math.prod(spec.shape) for spec in network.inputs) + network.parameters + math.prod(output.shape)
         return 4.0 * values
 
-    def peak_flops_per_s(self, hardware: Any) -> float:
-        """Of the multiply-adds that it consists of, on all threads of `hardware`."""
+    def peak_flops_per_s(self, hardware: Any, cpu: str | None = None) -> float:
+        """Of the multiply-adds that it consists of, on all threads of `hardware`, which is `cpu`'s."""
         return float(hardware.peak_flops_per_s_all)
 
     def arithmetic_s(self, peak_flops_per_s: float) -> float:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import tvm
 
-from eqtune.machine import describe_machine, detect_target
+from benchmarks.cpu_target import cpu_target
+from eqtune.machine import describe_machine
 from eqtune.measure.peak_kernels import copy
 
 _PAGE_BYTES = 4096
@@ -18,9 +19,12 @@ _PLACES = (0, 64, 1024, 2048, 3072)
 cache, a copy of 400 KB runs at 63 GB/s, elsewhere at 115: a copy in one place would be a limit that kernels exceed."""
 
 
-def main(nbytes: float, threads: int) -> dict[str, float]:
-    """Bytes read plus bytes written a second, when both sides together are `nbytes` large; the best of `_PLACES`."""
-    target = detect_target(threads)
+def main(nbytes: float, threads: int, cpu: str | None = None) -> dict[str, float]:
+    """Bytes read plus bytes written a second, when both sides together are `nbytes` large; the best of `_PLACES`.
+
+    By the instructions of `cpu` (this machine's).
+    """
+    target = cpu_target(cpu, threads)
     lanes = describe_machine(target, threads=threads, measure=False).lanes(4)
     vectors = max(1, int(nbytes) // 8 // (threads * lanes))
     function = copy(threads, vectors, lanes)

@@ -17,7 +17,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from eqtune.machine import detect_target
+from benchmarks.cpu_target import cpu_target
 from eqtune.search.space.contraction.dot_intrinsics import BFLOAT16_FUNCTION, BFLOAT16_LLVM
 
 CHAINS = 12
@@ -60,16 +60,16 @@ def chains(threads: int, dtype: str, lanes: int) -> Any:
     return kernel
 
 
-def main(dtype: str, threads: int, lanes: int = 16) -> dict[str, float]:
+def main(dtype: str, threads: int, lanes: int = 16, cpu: str | None = None) -> dict[str, float]:
     """Operations a second of `dtype` ("int8" or "bfloat16"), two for each product; the best of several rounds.
 
-    `lanes` are the 32-bit sums of one instruction, 16 for bfloat16.
+    `lanes` are the 32-bit sums of one instruction, 16 for bfloat16; `cpu` has the instruction (this machine's).
     """
     import numpy as np
 
     os.environ["TVM_NUM_THREADS"] = str(threads)
     mod = tvm.IRModule({"main": chains(threads, dtype, lanes).with_attr("global_symbol", "main")})
-    library = tvm.compile(mod, detect_target(threads)).jit()
+    library = tvm.compile(mod, cpu_target(cpu, threads)).jit()
     sums = "float32" if dtype == "bfloat16" else "int32"
     arguments = [np.zeros((2, lanes), np.int32), np.zeros((threads, CHAINS, lanes), sums)]
     timer = library.time_evaluator("main", tvm.cpu(), number=2, repeat=ROUNDS)
