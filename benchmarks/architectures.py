@@ -98,8 +98,8 @@ def main() -> None:
     rows = []
     for name in names:
         rows.append(measure(name, args))
+        write(rows, args.json)  # a long sweep that is cut short has lost nothing
         print(table(rows[-1:]), flush=True)
-    write(rows, args.json)
 
 
 if __name__ == "__main__":

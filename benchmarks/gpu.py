@@ -10,7 +10,8 @@ gains. `--compile-only` needs no GPU: does every sketch of every kernel of the z
     python -m benchmarks.gpu --compile-only --models squeezenet --target nvidia/nvidia-a100 --samples 4 --ptxas
 
 Each part is a row, written as soon as it is known; one that fails says why and loses no other. Run again with the same
-`--json` and `--keep`, it does what is missing: with `--minutes`, a long measurement is cut in as many runs as it takes.
+`--json` and `--keep`, it does what is missing or was measured with other settings: with `--minutes`, a long measurement
+is cut in as many runs as it takes.
 
 With `--compile-only`, a row a model: distinct `kernels` (of both layouts), `sketches` that fit them, `candidates` that
 were tried (of each sketch the one with the best estimate, and `--samples` random legal ones), how many were `built` to
@@ -172,7 +173,7 @@ def _measure(args: argparse.Namespace) -> int:
                 row = {"kernel": "", "error": f"{type(error).__name__}: {said[-1][:300]}"}
             if time.monotonic() - begun > CUT_SHARE * left_s:
                 row["cut_short"] = True
-            rows[part] = {"part": part, **row}
+            rows[part] = {"part": part, **_settings(args, part), **row}
             write(list(rows.values()), args.json)
             print(table([rows[part]]), flush=True)
     return int(any("error" in row for row in rows.values()))
@@ -183,6 +184,15 @@ def _known_rows(path: str | None) -> dict[str, dict[str, Any]]:
     if path is None or not Path(path).exists():
         return {}
     return {row["part"]: row for row in json.loads(Path(path).read_text(encoding="utf-8")) if "part" in row}
+
+
+def _settings(args: argparse.Namespace, part: str) -> dict[str, Any]:
+    """Options that a part's row depends on: one of other settings is measured again."""
+    kind = part.partition("-")[0]
+    settings = {"seed": args.seed} if kind == "model" else {"seed": args.seed, "size": args.size}
+    if kind != "ranking":
+        settings["asked_trials"] = args.model_trials if kind == "model" else args.trials
+    return settings | ({"flush_l2": args.flush_l2} if kind == "product" else {})
 
 
 def _parts(args: argparse.Namespace, rows: Mapping[str, Mapping[str, Any]], keep: Path) -> dict[str, _Part]:
@@ -202,14 +212,19 @@ def _parts(args: argparse.Namespace, rows: Mapping[str, Mapping[str, Any]], keep
     wanted = {part for pattern in args.parts.split(",") for part in fnmatch.filter(parts, pattern)}
     if not wanted:
         sys.exit(f"--parts {args.parts!r} names none of {', '.join(parts)}")
-    done = {part for part, row in rows.items() if "error" not in row and not row.get("cut_short")}
+    done = {
+        part
+        for part, row in rows.items()
+        if "error" not in row and not row.get("cut_short") and _settings(args, part).items() <= row.items()
+    }
     return {part: make for part, make in parts.items() if part in wanted - done}
 
 
 def _product(args: argparse.Namespace, keep: Path, dtype: str, sums: str, left_s: float) -> dict[str, Any]:
     from benchmarks.gpu_measured import matmul_row
 
-    work_dir = keep / f"product-{dtype}-{sums}"
+    # Budgets are totals over all runs in a folder, and records do not say whether L2 was flushed.
+    work_dir = keep / f"product-{dtype}-{sums}-{args.size}{'-flushed' * args.flush_l2}"
     return matmul_row(args.size, dtype, sums, args.trials, args.seed, work_dir, left_s, args.flush_l2)
 
 
@@ -228,7 +243,9 @@ def _peer(
 ) -> dict[str, Any]:
     from benchmarks.gpu_measured import metaschedule_row
 
-    own = rows.get(f"product-{dtype}-{sums}", {}).get("eqtune_s")
+    product = f"product-{dtype}-{sums}"
+    row = rows.get(product, {})
+    own = row.get("eqtune_s") if _settings(args, product).items() <= row.items() else None
     return metaschedule_row(args.size, dtype, sums, args.trials, args.seed, left_s, own)
 
 

@@ -181,6 +181,8 @@ def main() -> None:
     unknown = set(args.peers) - set(PEERS)
     if unknown:
         parser.error(f"unknown peers {sorted(unknown)}; there are {list(PEERS)}")
+    if args.trials and args.trials_per_kernel:
+        parser.error("--trials and --trials-per-kernel are two ways to say the same: give one")
     names = zoo.names() if args.models == "all" else args.models.split(",")
     rows = []
     with tempfile.TemporaryDirectory() as temporary:

@@ -76,6 +76,9 @@ def test_parts_are_done_once_and_one_that_fails_loses_no_other(monkeypatch, aske
     assert run(monkeypatch, *arguments, "--parts", "model-*") == 0  # what failed is tried again, nothing else
     assert [name for name, _ in asked.calls] == ["model_row"] * 3
     assert len(json.loads(out.read_text())) == len(rows)
+    asked.calls.clear()
+    run(monkeypatch, *arguments, "--parts", "product-*,ranking-*,model-*", "--trials", "9")
+    assert [name for name, _ in asked.calls] == ["matmul_row"] * products  # rows of other settings do not count
 
 
 def test_minutes_bound_a_run_and_what_was_cut_short_goes_on(monkeypatch, asked, tmp_path):
