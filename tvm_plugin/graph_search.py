@@ -95,7 +95,7 @@ def optimize_graph(
         return _keep(result, f"the search contradicts itself: {error}")
     if not choices:
         return _keep(result, result.kept_because or "nothing cheaper was found")
-    reasons = []
+    reasons: list[str] = []
     for rank, (candidate, chosen) in enumerate(choices):
         reason = _refused(mod, candidate, config, run, timer, result)
         if not reason:
