@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any
 
 from eqtune.errors import InputError
@@ -306,18 +307,20 @@ class EGraph:
 
     def _answer_group(self, group: Group, member: CompiledRule, keys: Sequence[Key], budget: int) -> list[CompiledRule]:
         """Answer for the groups that these members form. Only classes of the original graph are grouped."""
-        groups: dict[Any, dict[int, Key]] = defaultdict(dict)
+        groups: dict[Any, dict[int, tuple[Any, Key]]] = defaultdict(dict)
         for key in keys:
             bound = member.bind([self.forms.values[form] for form in key[: len(member.rule.before_nodes)]])
             numbers = member.numbers(key)
             if bound is not None and numbers["#0"] < self._originals:
                 attrs = [bound[1][name] for name in group.shared if name in bound[1]]
                 tensors = [numbers[f"#{name}"] for name in group.shared if f"#{name}" in numbers]
-                groups[(*attrs, *tensors)].setdefault(numbers["#0"], key)
+                place = () if group.order is None else group.order(bound[1])
+                groups[(*attrs, *tensors)].setdefault(numbers["#0"], (place, key))
         ready: dict[str, CompiledRule] = {}
         told = 0
         for members in groups.values():
-            for chosen in subsets(list(members.values())):
+            ordered = [key for _, key in sorted(members.values(), key=itemgetter(0))]
+            for chosen in subsets(ordered):
                 name = f"{group.name}/{len(chosen)}"
                 compiled = self._state.compiled.get(name)
                 if compiled is None:

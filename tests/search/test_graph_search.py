@@ -323,6 +323,17 @@ def test_hundreds_of_equal_members_are_grouped_in_runs() -> None:
     assert len(list(subsets(members[:3]))) == 4
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (3, 2, 1, 0), (1, 0)])
+def test_slices_with_biases_are_found_in_any_order(order: tuple[int, ...]) -> None:
+    graph = TermGraph()
+    x = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((4, 2 * len(order))), False)
+    for i in order:
+        bias = graph.add_typed(Term("leaf", Leaf(i + 1), ()), TensorType((2,)), True)
+        part = graph.add("slice", Slice((0, 2 * i), (4, 2 * i + 2)), (x,))
+        graph.outputs.append(graph.add("binary", Kind("add"), (part, bias)))
+    assert EGraph(graph, RULES).apply(["bias-of-slices"]).matches == {"bias-of-slices": 1}
+
+
 def test_sharing_is_seen_by_the_integer_program_alone() -> None:
     """Each product is cheaper by itself than the merged one, which is cheaper than both."""
     graph = projections(2)

@@ -115,5 +115,6 @@ ATTENTION_RULES: tuple[Rule | Group, ...] = (
         shared=("x",),
         make=bias_of_slices,
         reason=_ONE_BIAS,
+        order=lambda attrs: attrs["s"].begin,
     ),
 )

@@ -207,6 +207,8 @@ class Group:
         Names on which all members agree.
     make : callable
         n -> the rule for n members, whose roots are `member` renamed, in order.
+    order : callable or None
+        Values of a member's attribute variables, by name -> what members are sorted by; None: as the graph has them.
     """
 
     name: str
@@ -216,6 +218,7 @@ class Group:
     reason: str = ""
     source: str = "eqtune"
     fast_math: bool = False
+    order: Callable[[Mapping[str, Any]], Any] | None = None
 
 
 @dataclass(frozen=True)
