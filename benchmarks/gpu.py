@@ -223,7 +223,7 @@ def _parts(args: argparse.Namespace, rows: Mapping[str, Mapping[str, Any]], keep
 def _product(args: argparse.Namespace, keep: Path, dtype: str, sums: str, left_s: float) -> dict[str, Any]:
     from benchmarks.gpu_measured import matmul_row
 
-    # Budgets are totals over all runs in a folder, and records do not say whether L2 was flushed.
+    # Budgets are totals over all runs in a folder: another product would find them spent.
     work_dir = keep / f"product-{dtype}-{sums}-{args.size}{'-flushed' * args.flush_l2}"
     return matmul_row(args.size, dtype, sums, args.trials, args.seed, work_dir, left_s, args.flush_l2)
 

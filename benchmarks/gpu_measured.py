@@ -67,8 +67,9 @@ def matmul_row(
     Returns
     -------
     dict
-        Seconds (`eqtune_s`, `dlight_s`, `cublas_s`), ratios, and the clock of the fastest run; a peer that cannot run
-        has None, and `skipped` says why.
+        Seconds (`eqtune_s`, `dlight_s`, `cublas_s`), ratios, the clock of the fastest run, and the dtype that cuBLAS's
+        results have (`cublas_writes`): the operands', half as much to write, where PyTorch cannot ask for another. A
+        peer that cannot run has None, and `skipped` says why.
     """
     from eqtune import tune_kernels
     from eqtune.gpu_machine import resolve_target
@@ -90,7 +91,7 @@ def matmul_row(
         )
         device = measurer.describe()["device"]
     (task,) = found.tasks
-    cublas_s, why = (None, "L2 is flushed") if flush_l2 else _cublas(size, dtype)
+    cublas_s, writes, why = (None, None, "L2 is flushed") if flush_l2 else _cublas(size, dtype, sums)
     return {
         "device": device,
         "kernel": f"matmul {size} {dtype} -> {sums}",
@@ -99,6 +100,7 @@ def matmul_row(
         "dlight_s": task.baseline_latency_s,
         "over_dlight": task.baseline_latency_s / task.latency_s,
         "cublas_s": cublas_s,
+        "cublas_writes": writes,
         "share_of_cublas": None if cublas_s is None else cublas_s / task.latency_s,
         "trials": task.trials,
         "failed": task.failed,
@@ -145,7 +147,7 @@ def metaschedule_row(
 def model_row(
     name: str, trials: int, seed: int, work_dir: Path, seconds: float = math.inf, graph: bool = True
 ) -> dict[str, Any]:
-    """Tune one model of the zoo, and time torch.compile(max-autotune) on the same device.
+    """Tune one model of the zoo, and time torch.compile(max-autotune, frozen) on the same device.
 
     Parameters
     ----------
@@ -294,21 +296,30 @@ def _matmul(size: int, dtype: str, sums: str) -> Any:
     return te.create_prim_func([a, b, te.compute((extent, extent), product, name="c")])
 
 
-def _cublas(size: int, dtype: str) -> tuple[float | None, str]:
-    """Seconds of one call, the best of `REPEATS` averages; None and the reason where PyTorch cannot run it."""
+def _cublas(size: int, dtype: str, sums: str) -> tuple[float | None, str | None, str]:
+    """Seconds of one call, the best of `REPEATS` averages, and the dtype of what it writes: `sums` where PyTorch can.
+
+    None, None and the reason where PyTorch cannot run it.
+    """
     try:
         import torch
     except ModuleNotFoundError:
-        return None, "PyTorch is not installed"
+        return None, None, "PyTorch is not installed"
     if not torch.cuda.is_available():
-        return None, "PyTorch was built without CUDA, or sees no GPU"
+        return None, None, "PyTorch was built without CUDA, or sees no GPU"
     kind = getattr(torch, dtype)
     if not kind.is_floating_point:
-        return None, f"PyTorch has no product of {dtype}"
+        return None, None, f"PyTorch has no product of {dtype}"
     torch.backends.cuda.matmul.allow_tf32 = False
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.float32).to(kind) for _ in range(2))
+    if dtype != sums:
+        try:
+            out = torch.empty(size, size, device="cuda", dtype=getattr(torch, sums))
+            return _seconds(lambda: torch.mm(a, b, out_dtype=out.dtype, out=out)), sums, ""
+        except (TypeError, RuntimeError):
+            pass  # older versions write the operands' dtype only
     out = torch.empty(size, size, device="cuda", dtype=kind)
-    return _seconds(lambda: torch.matmul(a, b, out=out)), ""
+    return _seconds(lambda: torch.matmul(a, b, out=out)), dtype, ""
 
 
 def _metaschedule(kernel: Any, target: Any, trials: int, seed: int, seconds: float) -> tuple[list[float], str]:
@@ -340,17 +351,19 @@ def _metaschedule(kernel: Any, target: Any, trials: int, seed: int, seconds: flo
 
 
 def _torch_compile(name: str, seed: int) -> tuple[float | None, str]:
-    """Seconds of one call of torch.compile(max-autotune); None and the reason where PyTorch cannot run it."""
+    """Seconds of one call of torch.compile(max-autotune, frozen); None and the reason where PyTorch cannot run it."""
     from eqtune import zoo
 
     try:
         import torch
+        import torch._inductor.config as inductor
     except ModuleNotFoundError:
         return None, "PyTorch is not installed"
     if not torch.cuda.is_available():
         return None, "PyTorch was built without CUDA, or sees no GPU"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     module, inputs = zoo.torch(name, seed=seed)
+    inductor.freezing = True
     compiled = torch.compile(module.eval().cuda(), mode="max-autotune")
     on_device = [tensor.cuda() for tensor in inputs]
     with torch.inference_mode():
