@@ -315,7 +315,8 @@ class EGraph:
                 attrs = [bound[1][name] for name in group.shared if name in bound[1]]
                 tensors = [numbers[f"#{name}"] for name in group.shared if f"#{name}" in numbers]
                 place = () if group.order is None else group.order(bound[1])
-                groups[(*attrs, *tensors)].setdefault(numbers["#0"], (place, key))
+                alike = () if group.alike is None else group.alike(bound[0], bound[1])
+                groups[(*attrs, *tensors, alike)].setdefault(numbers["#0"], (place, key))
         ready: dict[str, CompiledRule] = {}
         told = 0
         for members in groups.values():

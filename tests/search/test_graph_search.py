@@ -334,6 +334,13 @@ def test_slices_with_biases_are_found_in_any_order(order: tuple[int, ...]) -> No
     assert EGraph(graph, RULES).apply(["bias-of-slices"]).matches == {"bias-of-slices": 1}
 
 
+def test_a_product_that_does_not_fit_keeps_no_others_apart() -> None:
+    graph = projections(4)
+    batched = graph.add_typed(Term("leaf", Leaf(9), ()), TensorType((2, 256, 256)), True)
+    graph.outputs.append(graph.add("matmul", None, (0, batched)))
+    assert EGraph(graph, RULES).apply(["merge-matmul-shared-input"]).matches == {"merge-matmul-shared-input": 1}
+
+
 def test_sharing_is_seen_by_the_integer_program_alone() -> None:
     """Each product is cheaper by itself than the merged one, which is cheaper than both."""
     graph = projections(2)

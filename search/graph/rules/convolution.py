@@ -109,6 +109,11 @@ def _along(shape: tuple[int, ...], target: tuple[int, ...], axis: int) -> bool:
     return len(full) == len(target) and all(n in (1, target[i] if i == axis else 1) for i, n in enumerate(full))
 
 
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The extents of all other axes."""
+    return shape[:axis] + shape[axis + 1 :]
+
+
 def kernel_axis(letter: str) -> Callable[[Match], Axis]:
     """The dimension of the weight with this letter."""
     return lambda m: Axis(m.a.kernel_layout.index(letter))
@@ -239,6 +244,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
         make=merge_shared_input,
         reason=_MERGE_INPUT,
         source="TASO",
+        alike=lambda types, attrs: _without(types["w"].shape, attrs["a"].kernel_layout.index("O")),
     ),
     Group(
         "merge-conv2d-shared-weight",
@@ -247,6 +253,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
         make=merge_shared_weight,
         reason="one convolution reads the weight once",
         source="TASO",
+        alike=lambda types, attrs: _without(types["x"].shape, attrs["a"].data_layout.index("N")),
     ),
 )
 """Rules that pay in models as people write them."""

@@ -294,6 +294,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         make=merge_shared_input,
         reason=_MERGE_INPUT,
         source="TASO",
+        alike=lambda types, _: types["w"].shape[:-1],
     ),
     Group(
         "merge-matmul-shared-weight",
@@ -302,6 +303,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         make=merge_shared_weight,
         reason=_MERGE_WEIGHT,
         source="TASO",
+        alike=lambda types, _: (types["x"].shape[:-2], types["x"].shape[-1:]),
     ),
 )
 """Rules that pay in models as people write them."""

@@ -207,6 +207,9 @@ class Group:
         Names on which all members agree.
     make : callable
         n -> the rule for n members, whose roots are `member` renamed, in order.
+    alike : callable or None
+        Types of a member's tensor variables and values of its attribute variables, both by name -> what members that
+        fit together agree on; None: nothing but `shared`. Large groups are merged as a whole, or not at all.
     order : callable or None
         Values of a member's attribute variables, by name -> what members are sorted by; None: as the graph has them.
     """
@@ -218,6 +221,7 @@ class Group:
     reason: str = ""
     source: str = "eqtune"
     fast_math: bool = False
+    alike: Callable[[Mapping[str, TensorType], Mapping[str, Any]], Any] | None = None
     order: Callable[[Mapping[str, Any]], Any] | None = None
 
 
