@@ -216,7 +216,9 @@ def test_records_come_before_measurements_and_those_before_estimates(tmp_path: P
         assert source(database, watch)([task, task]) == [0.25, 0.25]
         assert source(database, watch)([task]) == [0.25]
         assert watch.asked == 1, "a price is measured once, also in another session"
-        database.add([Record(task.workload_hash, "", "", CONTEXT, (0.5, 0.125))])
+        database.add([Record(task.workload_hash, "", "", CONTEXT, (0.0625,))])
+        assert source(database, watch)([task]) == [0.25], "a schedule that was imported is not the search's"
+        database.add([Record(task.workload_hash, '{"sketch": "rows", "values": {}}', "", CONTEXT, (0.5, 0.125))])
         assert source(database, watch)([task]) == [0.125]
 
 
