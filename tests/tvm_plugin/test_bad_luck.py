@@ -177,7 +177,7 @@ def test_a_library_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(eqtune.InputError, match="cannot be written"):
         result.export(tmp_path / "file" / "model.so")
-    with pytest.raises(eqtune.SetupError, match="cannot be written"):
+    with pytest.raises(eqtune.InputError, match="cannot be written"):
         result.report(tmp_path / "file" / "report.html")
 
 
