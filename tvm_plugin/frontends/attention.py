@@ -15,7 +15,7 @@ from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import extents
 
-__all__ = ["attention"]
+__all__ = ["attention", "join_heads", "split_heads"]
 
 
 def attention(
@@ -79,6 +79,19 @@ def attention(
     # The result is cleared, not the softmax: `tasks.attention` looks for a product that reads a softmax.
     count = emit(op.sum(emit(op.astype(keys, "int32")), axis=-1, keepdims=True))
     return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), result, relax.const(0, dtype)))
+
+
+def split_heads(emit: Any, x: relax.Expr, heads: int) -> relax.Expr:
+    """[batch, places, heads * width] -> [batch, heads, places, width]."""
+    batch, places, width = extents(x.ty)
+    parts = emit(op.reshape(x, [batch, places, heads, width // heads]))
+    return emit(op.permute_dims(parts, [0, 2, 1, 3]))
+
+
+def join_heads(emit: Any, x: relax.Expr) -> relax.Expr:
+    """[batch, heads, places, width] -> [batch, places, heads * width]."""
+    batch, heads, places, width = extents(x.ty)
+    return emit(op.reshape(emit(op.permute_dims(x, [0, 2, 1, 3])), [batch, places, heads * width]))
 
 
 def _queries_for_a_key(queries: Sequence[int], keys: Sequence[int], values: Sequence[int]) -> int:

@@ -11,7 +11,8 @@ from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from ..transform.functions import extents
-from .attention import attention
+from .attention import attention, join_heads, split_heads
+from .onnx_nodes import padded
 
 __all__ = ["convert_attention", "is_plain_attention"]
 
@@ -52,23 +53,14 @@ def convert_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> 
     unknown = _beyond(others, inputs, int(attrs["tvm_custom"]["num_outputs"]))
     if unknown:
         raise UnsupportedModelError(f"Attention with {', '.join(unknown)} cannot be imported")
-    query, key, value, mask, old_key, old_value, *_ = [*inputs, None, None, None]
+    query, key, value, mask, old_key, old_value, *_ = padded(inputs, 6)
     is_flat = len(extents(query.ty)) == 3
     if is_flat:
         shared = int(attrs["kv_num_heads"])
-        query = _split(bb, query, int(attrs["q_num_heads"]))
-        key, value = _split(bb, key, shared), _split(bb, value, shared)
+        query = split_heads(bb.emit, query, int(attrs["q_num_heads"]))
+        key, value = (split_heads(bb.emit, part, shared) for part in (key, value))
     if old_key is not None:
         key, value = (bb.emit(op.concat(parts, 2)) for parts in ((old_key, key), (old_value, value)))
     scale = attrs.get("scale") or None
     result = attention(bb.emit, query, key, value, mask, bool(attrs.get("is_causal", 0)), scale)
-    if is_flat:
-        joined = bb.emit(op.permute_dims(result, [0, 2, 1, 3]))
-        result = bb.emit(op.reshape(joined, [*extents(joined.ty)[:2], -1]))
-    return relax.Tuple([result, key, value])
-
-
-def _split(bb: Any, x: Any, heads: int) -> Any:
-    batch, places, width = extents(x.ty)
-    parts = bb.emit(op.reshape(x, [batch, places, heads, width // heads]))
-    return bb.emit(op.permute_dims(parts, [0, 2, 1, 3]))
+    return relax.Tuple([join_heads(bb.emit, result) if is_flat else result, key, value])

@@ -16,7 +16,7 @@ from tvm.relax import op
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import extents
 from .fourier import factors, waves
-from .onnx_nodes import numbers_of
+from .onnx_nodes import numbers_of, padded
 
 __all__ = ["FOURIER", "convert_fourier", "with_precise_transforms"]
 
@@ -29,12 +29,11 @@ def convert_fourier(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str, 
     UnsupportedModelError
         A length, step or axis is computed by the model, or a transform is too long (`fourier.factors`).
     """
-    given = [*inputs, None, None, None, None]
     if name == "DFT":
-        signal, length, axis, *_ = given
+        signal, length, axis, *_ = padded(inputs, 3)
         place = attrs.get("axis", 1) if opset < 20 else _number(name, "axis", axis, -2)
         return _dft(bb, signal, _number(name, "dft_length", length, None), int(place), attrs)
-    signal, step, window, length, *_ = given
+    signal, step, window, length, *_ = padded(inputs, 4)
     is_whole = length is None and window is not None
     (size,) = extents(window.ty) if is_whole else numbers_of(name, "frame_length", length)
     (step,) = numbers_of(name, "frame_step", step)

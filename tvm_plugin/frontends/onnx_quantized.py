@@ -40,8 +40,8 @@ def _convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert:
 
 
 def _convolution_sums(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    x_zero, w_zero = [*inputs[2:], None, None][:2]
-    return convert("Conv", [_centered(bb, inputs[0], x_zero, 1), _centered(bb, inputs[1], w_zero, 0), None], attrs)
+    x, w, x_zero, w_zero = padded(inputs, 4)
+    return convert("Conv", [_centered(bb, x, x_zero, 1), _centered(bb, w, w_zero, 0), None], attrs)
 
 
 def _through(name: str, operands: int = 1) -> Quantized:

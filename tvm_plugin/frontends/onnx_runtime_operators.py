@@ -19,7 +19,7 @@ from ..dtypes import numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import extents
-from .attention import attention
+from .attention import attention, join_heads, split_heads
 from .onnx_nodes import Convert, padded, text_of
 
 __all__ = ["ONNX_RUNTIME", "ONNX_RUNTIME_DOMAIN"]
@@ -191,13 +191,14 @@ def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert
     product = product if bias is None else bb.emit(op.add(product, bias))
     ends = np.cumsum(sizes).tolist()
     parts = (_cut(bb, product, end - size, end) for end, size in zip(ends, sizes, strict=True))
-    query, key, value = (_heads_of(bb, part, int(attrs["num_heads"])) for part in parts)
+    query, key, value = (split_heads(bb.emit, part, int(attrs["num_heads"])) for part in parts)
     if past is not None:
         old = (bb.emit(op.squeeze(bb.emit(op.strided_slice(past, [0], [i], [i + 1])), [0])) for i in range(2))
         key, value = (bb.emit(op.concat(pair, 2)) for pair in zip(old, (key, value), strict=True))
     result = _attended(bb, query, key, value, mask, added, attrs)
-    present = [key, value] if extents(key.ty) == extents(value.ty) else [key]
-    return relax.Tuple([result, bb.emit(op.stack(present, 0))])
+    if extents(key.ty) != extents(value.ty):  # no tensor holds both
+        return relax.Tuple([result])
+    return relax.Tuple([result, bb.emit(op.stack([key, value], 0))])
 
 
 def _multi_head_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -213,19 +214,14 @@ def _multi_head_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any],
         for i, (end, width) in enumerate(zip(ends, widths, strict=True)):
             if len(extents(parts[i].ty)) == 3:
                 parts[i] = bb.emit(op.add(parts[i], _cut(bb, bias, end - width, end)))
-    query, key, value = (part if len(extents(part.ty)) == 4 else _heads_of(bb, part, heads) for part in parts)
+    query, key, value = (part if len(extents(part.ty)) == 4 else split_heads(bb.emit, part, heads) for part in parts)
     if past_key is not None:
         key, value = (bb.emit(op.concat(pair, 2)) for pair in ((past_key, key), (past_value, value)))
     return relax.Tuple([_attended(bb, query, key, value, mask, added, attrs), key, value])
 
 
-def _heads_of(bb: Any, x: Any, heads: int) -> Any:
-    batch, places, width = extents(x.ty)
-    return bb.emit(op.permute_dims(bb.emit(op.reshape(x, [batch, places, heads, width // heads])), [0, 2, 1, 3]))
-
-
 def _attended(bb: Any, query: Any, key: Any, value: Any, mask: Any, added: Any, attrs: dict[str, Any]) -> Any:
-    batch, heads, length, _ = extents(query.ty)
+    batch, _, length, _ = extents(query.ty)
     places, dtype = extents(key.ty)[2], str(query.ty.dtype)
     blocked = float(attrs.get("mask_filter_value", BLOCKED))
     addends = [] if added is None else [added]
@@ -236,8 +232,7 @@ def _attended(bb: Any, query: Any, key: Any, value: Any, mask: Any, added: Any, 
         addends.append(constant_of(later.astype(numpy_dtype(dtype))))
     total = _sum(bb, *addends) if addends else None
     result = attention(bb.emit, query, key, value, total, scale=float(attrs.get("scale", 0.0)) or None)
-    joined = bb.emit(op.permute_dims(result, [0, 2, 1, 3]))
-    return bb.emit(op.reshape(joined, [batch, length, heads * extents(value.ty)[3]]))
+    return join_heads(bb.emit, result)
 
 
 def _mask_addend(bb: Any, mask: Any, batch: int, length: int, places: int, blocked: float, dtype: str) -> Any:

@@ -32,8 +32,9 @@ def _list_functions_once() -> None:
     def listed() -> list[str]:
         nonlocal names
         name_at = registry.get_global_func("ffi.FunctionListGlobalNamesFunctor")()
-        if name_at(-1) != len(names):  # of none that is loaded later, none is taken away
-            names = [name_at(index) for index in range(name_at(-1))]
+        count = name_at(-1)
+        if count != len(names):  # functions are added as libraries are loaded, and none is taken away
+            names = [name_at(index) for index in range(count)]
         return names
 
     registry.list_global_func_names = listed

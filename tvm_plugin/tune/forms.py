@@ -259,9 +259,9 @@ def _distinct(forms: Sequence[Form]) -> list[Form]:
 
     Graphs that differ may become the same kernels, once they are fused.
     """
-    chosen: dict[tuple[tuple[str, int], ...], Form] = {}
+    chosen: dict[str, Form] = {}
     for form in sorted(forms, key=lambda form: (form.rewritten, form.lossy)):
-        chosen.setdefault(tuple(sorted(form.calls.items())), form)
+        chosen.setdefault(form.digest, form)
     return [form for form in forms if any(form is kept for kept in chosen.values())]
 
 

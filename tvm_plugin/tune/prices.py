@@ -138,9 +138,8 @@ class KernelPrices:
 
     def _recorded_s(self, workload: str) -> float | None:
         """By earlier runs."""
-        best = self.database.best(
-            workload, self.context, searched=True
-        )  # schedules that came from elsewhere stay there
+        # What was imported is no candidate of the search: nobody would get its latency.
+        best = self.database.best(workload, self.context, searched=True)
         return self.priced_s(workload) if best is None else best.latency_s
 
     def _estimate(self, task: Task) -> tuple[list[Decision], float]:
