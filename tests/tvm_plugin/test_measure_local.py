@@ -210,6 +210,38 @@ def test_a_worker_killed_while_idle_is_replaced(measurer):
     assert [m.error for m in measured] == ["", ""]
 
 
+def test_workers_killed_with_what_forks_them_are_replaced(measurer):
+    measurer.baseline([matmul()])
+    before = measurer.worker_pids
+    os.kill(measurer._pool._template.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(map(running, before)):
+        assert time.monotonic() < deadline, "they outlived it"
+        time.sleep(0.01)
+    assert [m.error for m in measurer.measure(matmul(), [tiled(2, 64), tiled(4, 64)])] == ["", ""]
+    assert not set(before) & set(measurer.worker_pids)
+
+
+def running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_worker_whose_asker_was_interrupted_is_not_taken_for_another(measurer, monkeypatch, tmp_path):
+    """Ctrl-C while a worker is being forked: its answer arrives when the next one is asked for."""
+    measurer.baseline([matmul()])
+    template = measurer._pool._template
+
+    def interrupted(limit_s):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(template, "_answer", interrupted)
+        template.fork(tmp_path / "log")
+    os.kill(measurer.worker_pids[0], signal.SIGKILL)
+    time.sleep(0.1)
+    assert [m.error for m in measurer.measure(matmul(), [tiled(8, 64), tiled(16, 64)])] == ["", ""]
+
+
 def test_index_inputs_stay_in_range_and_odd_domains_are_found(measurer):
     table, rows = te.placeholder((5, 16), name="table"), te.placeholder((7,), "int64", name="rows")
     gather = make_task("gather", [table, rows, te.compute((7, 16), lambda i, j: table[rows[i], j])])
@@ -371,24 +403,23 @@ def test_after_a_ctrl_c_between_two_signals_no_worker_stays_stopped(monkeypatch:
         if number == signal.SIGSTOP:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "_signal", interrupted)
-    with (
-        LocalMeasurer(detect_target(1), workers=2, threads=1) as measurer,
-        pytest.raises(KeyboardInterrupt),
-        measurer._pool._others_stopped(0),
-    ):
-        pass
+    with LocalMeasurer(detect_target(1), workers=2, threads=1) as measurer:
+        measurer.baseline([matmul()])
+        monkeypatch.setattr(pool, "_signal", interrupted)
+        with pytest.raises(KeyboardInterrupt), measurer._pool._others_stopped(0):
+            pass
     assert sent == [signal.SIGSTOP, signal.SIGCONT]
 
 
 def test_a_session_that_cannot_start_leaves_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[LocalMeasurer] = []
+    started: list[int] = []
 
     def fail(self: Session) -> None:
-        started.append(self.measurer)  # type: ignore[arg-type]
+        started.append(self.measurer._pool._template.pid)  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Session, "_cost_model", fail)
     with pytest.raises(KeyboardInterrupt):
         Session(Settings(detect_target(1), threads=1, work_dir=tmp_path, progress=False))
-    assert not any(map(psutil.pid_exists, started[0].worker_pids))
+    (pid,) = started
+    assert not psutil.pid_exists(pid)

@@ -21,7 +21,7 @@ from eqtune.measure import ReplayMeasurer, cuda_code
 from eqtune.measure.arguments import BufferSpec, Interface, poison, random_inputs
 from eqtune.measure.check import ONE_OFF, mismatch, relative_tolerance
 from eqtune.measure.gauge import LOOKS, Gauge, multiply_adds
-from eqtune.measure.process import WorkerProcess
+from eqtune.measure.process import spawn
 from eqtune.measure.timing import BASELINE, QUICK, time_kernel
 from eqtune.records.record import Context, Record
 from eqtune.search.space.base import Decision
@@ -176,7 +176,7 @@ def wait_for_end(pid):
 def test_what_a_dead_worker_had_started_ends_with_it(tmp_path, grace_s):
     """Closed in the middle of compiling, say: the compiler goes on by itself."""
     script = """sleep 1000 >/dev/null & printf '{"child": %d}\\n' $!; kill -9 $$"""
-    worker = WorkerProcess(["sh", "-c", script], {"PATH": os.environ["PATH"]}, tmp_path / "log")
+    worker = spawn(["sh", "-c", script], {"PATH": os.environ["PATH"]}, tmp_path / "log")
     child = worker.receive()["child"]
     if grace_s:
         assert worker.autopsy()["error"] == "out_of_memory"

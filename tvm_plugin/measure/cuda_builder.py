@@ -1,4 +1,4 @@
-"""A building worker for CUDA: `python -m eqtune.measure.cuda_builder`. As `worker.py`, but it runs nothing on a GPU.
+"""Building workers for CUDA: `python -m eqtune.measure.cuda_builder SOCKET`. As `worker.py`, but on no GPU.
 
 Beside what `server.py` says, it answers {"op": "reference", "task": hash} with {"domain": ...}: it runs the untuned
 kernel on the CPU and keeps its outputs, because TVM cannot compile a kernel without threads for a GPU. The "untuned"
@@ -34,7 +34,7 @@ from .cuda_code import Resources, compile_kernels, resource_notes, resource_prob
 from .pool import Config
 from .server import Server, _failure, _Scheduled, _Workload
 from .timing import BASELINE
-from .worker import Answer, limit_memory, serve
+from .worker import Answer, serve_forks
 
 __all__ = ["CudaBuilder", "compile_cubin", "default_schedule", "main"]
 
@@ -185,15 +185,12 @@ def compile_cubin(
 
 
 def main() -> None:
-    """Serve until the parent closes the pipe."""
-    serve(_start)
+    """Fork builders until the parent closes the pipe."""
+    serve_forks(_start)
 
 
 def _start(fields: Mapping[str, Any]) -> Answer:
-    config = Config(**fields)
-    builder = CudaBuilder(config)
-    limit_memory(config.memory_bytes)
-    return builder.answer
+    return CudaBuilder(Config(**fields)).answer
 
 
 if __name__ == "__main__":

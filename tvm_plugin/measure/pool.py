@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import SetupError
 from .process import WorkerProcess
+from .template import Template, TemplateLost
 
 __all__ = ["START_LIMIT_S", "Config", "Handle", "Request", "WorkerPool", "worker_environment"]
 
@@ -103,7 +104,7 @@ def worker_environment(threads: int) -> dict[str, str]:
 
 
 class WorkerPool:
-    """A fixed number of workers. They start at once; the first request, after `configure`, waits until they are ready.
+    """A fixed number of workers. What they need is loaded at once; the first request, after `configure`, waits for it.
 
     Parameters
     ----------
@@ -112,11 +113,11 @@ class WorkerPool:
     threads : int
         Threads that a kernel may use.
     directory : Path
-        For the workers' logs.
+        For logs.
     workloads : mapping
         Text of every kernel by its hash; may grow.
     command : sequence of str
-        What a worker runs; by default, `worker.py`.
+        What forks workers; by default, `worker.py`.
     """
 
     def __init__(
@@ -133,18 +134,18 @@ class WorkerPool:
         self._workloads = workloads
         self._environment = worker_environment(threads)
         self._generations = [0] * count
-        self._workers = [self._start(index) for index in range(count)]
+        self._workers: list[WorkerProcess | None] = [None] * count
+        self._template = self._start_template()
 
     def configure(self, config: Config) -> None:
         """Tell the workers what they work on: once, before the first request."""
         self._configuration = asdict(config)
-        for worker in self._workers:
-            worker.send(self._configuration)
+        self._template.configure(self._configuration)
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
-        return [worker.pid for worker in self._workers]
+        return [worker.pid for worker in self._workers if worker is not None]
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -195,7 +196,7 @@ class WorkerPool:
 
         All workers' pools are bound to the same cores, so what runs next would share them: 1.75 times as slow.
         """
-        others = [worker for at, worker in enumerate(self._workers) if at != index and not worker.dead]
+        others = [worker for at, worker in enumerate(self._workers) if at != index and worker and not worker.gone]
         try:
             for worker in others:
                 _signal(worker.pid, signal.SIGSTOP)
@@ -205,26 +206,19 @@ class WorkerPool:
                 _signal(worker.pid, signal.SIGCONT)
 
     def wait_ready(self, indices: Sequence[int] | None = None) -> None:
-        """Wait until workers have loaded TVM; all of them, or those at `indices`. Replaces idle ones that were killed.
+        """Wait until there are workers; all of them, or those at `indices`. Replaces idle ones that were killed.
 
         Raises
         ------
         SetupError
             When a worker cannot start; the message ends with the last thing it said.
         """
-        wanted = range(len(self._workers)) if indices is None else indices
-        for index in wanted:
-            if self._workers[index].ready and self._workers[index].dead:
-                self._replace(index)
-        pending = {index for index in wanted if not self._workers[index].ready}
-        end = time.monotonic() + START_LIMIT_S
-        while pending:
-            for index, answer in self._events(dict.fromkeys(pending, end)):
-                if not isinstance(answer, dict):
-                    said = self._workers[index].autopsy()["detail"] if answer == "gone" else "it hangs"
-                    raise SetupError(f"a measuring worker does not start: {said}; try `eqtune doctor`")
-                self._workers[index].ready = True
-                pending.discard(index)
+        for index in range(len(self._workers)) if indices is None else indices:
+            worker = self._workers[index]
+            if worker is not None and worker.gone:
+                self._drop(index)
+            if self._workers[index] is None:
+                self._workers[index] = self._fork(index)
 
     def answers(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """What `map` was answered. Interrupted (Ctrl-C), it leaves no worker busy with what nobody waits for."""
@@ -237,31 +231,53 @@ class WorkerPool:
     def abandon(self) -> None:
         """Replace the workers that are in the middle of something, whose answers nobody will read."""
         for index, worker in enumerate(self._workers):
-            if worker.busy and worker.ready:
-                self._replace(index)
+            if worker is not None and worker.busy:
+                self._drop(index)
 
     def close(self) -> None:
         """End all workers. May be repeated."""
-        for worker in self._workers:
+        workers = [worker for worker in self._workers if worker is not None]
+        for worker in workers:
             worker.hang_up()
         end = time.monotonic() + CLOSE_GRACE_S
-        for worker in self._workers:
-            graceful = worker.ready and not worker.busy
-            worker.end(max(0.0, end - time.monotonic()) if graceful else 0.0)
+        for worker in workers:
+            worker.end(0.0 if worker.busy else max(0.0, end - time.monotonic()))
+        self._template.end()
 
-    def _start(self, index: int) -> WorkerProcess:
-        worker = WorkerProcess(self._command, self._environment, self._directory / f"worker-{index}.log")
+    def _start_template(self) -> Template:
+        template = Template(self._command, self._environment, self._directory / "template.log")
         if self._configuration is not None:
-            worker.send(self._configuration)
+            template.configure(self._configuration)
+        return template
+
+    def _fork(self, index: int) -> WorkerProcess:
+        log = self._directory / f"worker-{index}.log"
+        try:
+            if self._template.ready:
+                return self._template.fork(log)
+        except TemplateLost:  # killed from outside, with all workers; the others are found gone
+            self._template.end()
+            self._template = self._start_template()
+        try:
+            self._template.wait_ready(START_LIMIT_S)
+            return self._template.fork(log)
+        except TemplateLost as lost:
+            raise SetupError(f"a measuring worker does not start: {lost}; try `eqtune doctor`") from None
+
+    def _drop(self, index: int) -> None:
+        """End a worker that is gone, or busy with what nobody waits for. Another takes its place when it is needed."""
+        worker, self._workers[index] = self._workers[index], None
+        self._generations[index] += 1
+        if worker is not None:
+            worker.end()
+
+    def _worker(self, index: int) -> WorkerProcess:
+        worker = self._workers[index]
+        assert worker is not None
         return worker
 
-    def _replace(self, index: int) -> None:
-        self._generations[index] += 1
-        self._workers[index].end()
-        self._workers[index] = self._start(index)
-
     def _send(self, index: int, request: Request) -> None:
-        worker = self._workers[index]
+        worker = self._worker(index)
         new = {task: self._workloads[task] for task in request.tasks if task not in worker.known}
         worker.known |= new.keys()
         worker.send({**request.message, "workloads": new})
@@ -271,13 +287,13 @@ class WorkerPool:
         events: list[tuple[int, dict[str, Any] | str]] = []
         with selectors.DefaultSelector() as selector:
             for index in ends:
-                selector.register(self._workers[index], selectors.EVENT_READ, index)
+                selector.register(self._worker(index), selectors.EVENT_READ, index)
             timeout_s = max(0.0, min(ends.values()) - time.monotonic())
             readable = {key.data for key, _ in selector.select(timeout_s)}
         for index, end in ends.items():
             if index in readable:
                 try:
-                    message = self._workers[index].receive()
+                    message = self._worker(index).receive()
                 except EOFError:
                     events.append((index, "gone"))
                     continue
@@ -292,10 +308,10 @@ class WorkerPool:
         if isinstance(answer, dict):
             return answer
         if answer == "gone":
-            failure: dict[str, Any] = dict(self._workers[index].autopsy())
+            failure: dict[str, Any] = dict(self._worker(index).autopsy())
         else:
             failure = {"error": "timeout", "detail": f"no result after {limit_s:g} s"}
-        self._replace(index)
+        self._drop(index)
         return failure
 
 

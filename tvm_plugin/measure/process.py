@@ -1,65 +1,61 @@
-"""One worker process, seen from the parent."""
+"""One worker process, seen from whoever asks it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import psutil
 
 from .base import MAX_DETAIL
 
-__all__ = ["WorkerProcess", "kill_with_children"]
+__all__ = ["Child", "WorkerProcess", "kill_with_children", "spawn"]
 
 DEATH_LIMIT_S = 1.0
 
 
+class Child(Protocol):
+    """A process whose exit code somebody waits for: as `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, negative for a signal; raises subprocess.TimeoutExpired."""
+
+
 class WorkerProcess:
-    """Starts a command and exchanges JSON lines with it.
+    """Exchanges JSON lines with a process of a session of its own, which a kill ends with all that it started.
 
     Parameters
     ----------
-    command : sequence of str
-        What to run.
-    environment : mapping
-        All its environment variables.
+    process : Child
+    stdin, stdout : binary file
+        Unbuffered, what it reads and where it answers.
     log : Path
-        Where its standard error goes; written anew.
+        Where its standard error goes.
 
     Attributes
     ----------
-    ready : bool
-        Whether it has said that it can work.
     busy : bool
         Whether a message is unanswered.
     known : set of str
         Hashes of the kernels it was sent.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, process: Child, stdin: IO[bytes], stdout: IO[bytes], log: Path) -> None:
+        self._process = process
+        self._stdin, self._stdout = stdin, stdout
         self._log = log
-        with log.open("wb") as stderr:
-            # A session of its own: Ctrl-C in the terminal does not reach it, and a kill reaches all it started.
-            self._process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=dict(environment),
-                start_new_session=True,
-                bufsize=0,
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._received = bytearray()
-        self.ready = False
         self.busy = False
         self.known: set[str] = set()
 
@@ -69,9 +65,9 @@ class WorkerProcess:
         return self._process.pid
 
     @property
-    def dead(self) -> bool:
-        """Whether it has ended."""
-        return self._ended(0.0)
+    def gone(self) -> bool:
+        """Whether one that is not busy has closed its pipe: it says nothing unasked."""
+        return bool(select.select([self], [], [], 0.0)[0])
 
     def fileno(self) -> int:
         """What to wait on for `receive`."""
@@ -99,6 +95,15 @@ class WorkerProcess:
         message: dict[str, Any] = json.loads(line)
         return message
 
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        """The next message. Raises TimeoutError after `limit_s` seconds without one, EOFError when it is gone."""
+        end = time.monotonic() + limit_s
+        while select.select([self], [], [], max(0.0, end - time.monotonic()))[0]:
+            message = self.receive()
+            if message is not None:
+                return message
+        raise TimeoutError(f"no result after {limit_s:g} s")
+
     def autopsy(self) -> dict[str, str]:
         """Error kind and detail of a worker that has closed its pipe."""
         if not self._ended(DEATH_LIMIT_S):
@@ -119,16 +124,18 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill it and all it started. Unlike `end`, from any thread: whoever receives from it sees it gone."""
-        if not self.dead:
+        if not self._ended(0.0):
             self._kill_group()
 
     def end(self, grace_s: float = 0.0) -> None:
         """Make sure that it has ended, killing it after `grace_s` seconds, and leave no zombie. May be repeated."""
         self.hang_up()
-        if not self._ended(grace_s):
-            self._kill_group()
-            self._process.wait()
-        self._stdout.close()
+        try:
+            if not self._ended(grace_s):
+                self._kill_group()
+                self._process.wait()
+        finally:
+            self._stdout.close()
 
     def _ended(self, limit_s: float) -> bool:
         """Whether it has ended, or does within the limit; what it had started, a compiler perhaps, ends with it."""
@@ -141,6 +148,38 @@ class WorkerProcess:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, descriptors: Sequence[int] = ()
+) -> WorkerProcess:
+    """Start a command as a worker.
+
+    Parameters
+    ----------
+    command : sequence of str
+        What to run.
+    environment : mapping
+        All its environment variables.
+    log : Path
+        Where its standard error goes; written anew.
+    descriptors : sequence of int
+        What it gets beside the three standard ones.
+    """
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=dict(environment),
+            start_new_session=True,  # Ctrl-C in the terminal does not reach it
+            bufsize=0,
+            pass_fds=descriptors,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return WorkerProcess(process, process.stdin, process.stdout, log)
 
 
 def kill_with_children(pid: int) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import select
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .fleet import DeviceLost
 from .pool import START_LIMIT_S, worker_environment
-from .process import WorkerProcess
+from .process import WorkerProcess, spawn
 
 __all__ = ["ProcessDevice"]
 
@@ -40,7 +38,7 @@ class ProcessDevice:
     def open(self) -> None:
         """See `Device`: start the process where there is none."""
         if self._process is None:
-            self._process = WorkerProcess(self._command, worker_environment(1), self._log)
+            self._process = spawn(self._command, worker_environment(1), self._log)
             self.ask(self._configuration, START_LIMIT_S)
 
     def close(self) -> None:
@@ -60,20 +58,18 @@ class ProcessDevice:
         process = self._process
         assert process is not None
         process.send(message)
-        end = time.monotonic() + limit_s
-        while select.select([process], [], [], max(0.0, end - time.monotonic()))[0]:
-            try:
-                answer = process.receive()
-            except EOFError:
-                failure = process.autopsy()
-                self.release()
-                raise DeviceLost(failure["error"], self.called + failure["detail"]) from None
-            if answer is not None and "lost" in answer:
-                raise self.lost(str(answer["lost"]))
-            if answer is not None:
-                return answer
-        self.release()
-        raise DeviceLost("timeout", f"no result after {limit_s:g} s")
+        try:
+            answer = process.answer(limit_s)
+        except EOFError:
+            failure = process.autopsy()
+            self.release()
+            raise DeviceLost(failure["error"], self.called + failure["detail"]) from None
+        except TimeoutError as error:
+            self.release()
+            raise DeviceLost("timeout", str(error)) from None
+        if "lost" in answer:
+            raise self.lost(str(answer["lost"]))
+        return answer
 
     def lost(self, detail: str) -> DeviceLost:
         """What to raise where the process says that it has lost the device."""

@@ -1,9 +1,10 @@
-"""A measuring worker: `python -m eqtune.measure.worker`. It builds and runs candidates for one parent process.
+"""Measuring workers: `python -m eqtune.measure.worker SOCKET`. They build and run candidates for one parent process.
 
-Requests and replies are JSON objects, one a line, on the standard input and output it was started with; `server.py`
-says which. Whatever the compiler or a kernel prints goes to standard error. The first line is the configuration
-(`pool.Config`), answered by {"ready": true}; TVM is loaded before it arrives. A request that fails in an orderly way is
-answered with an error kind; one that hangs or crashes is the parent's to notice. The worker ends when its parent does.
+Requests and replies are JSON objects, one a line, on standard input and output. Whatever the compiler or a kernel prints
+goes to standard error. The first line is the configuration (`pool.Config`), answered by {"ready": true}; TVM is loaded
+before it arrives. What answers then is a template, which forks workers (`template.py`); `server.py` says what these
+answer. A request that fails in an orderly way is answered with an error kind; one that hangs or crashes is the parent's
+to notice. All end when the parent does.
 """
 
 from __future__ import annotations
@@ -13,48 +14,133 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from .lean_import import leave_out, load_routines
 
-__all__ = ["limit_memory", "main", "restore_crash_signals", "serve"]
+__all__ = ["limit_memory", "main", "restore_crash_signals", "serve", "serve_forks"]
 
 PR_SET_PDEATHSIG = 1
 
+
+WAIT_STEP_S = 0.002
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def main() -> None:
-    """Serve until the parent closes the pipe."""
-    serve(_start, _load)
-    sys.stderr.flush()
-    os._exit(0)  # nothing is left to save, and taking TVM down takes most of a second
+    """Fork workers until the parent closes the pipe."""
+    serve_forks(_start, _load)
 
 
-def serve(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[], None] = lambda: None) -> None:
+def serve(start: Callable[[Mapping[str, Any]], Answer]) -> None:
     """Answer requests until the parent closes the pipe.
 
     Parameters
     ----------
     start : callable
         Takes the configuration, returns what answers requests.
+    """
+    requests, replies = _open()
+    answer = start(json.loads(requests.readline()))
+    restore_crash_signals()
+    _reply(replies, {"ready": True})
+    _answer_all(requests, replies, answer)
+
+
+def serve_forks(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[], None] = lambda: None) -> None:
+    """Fork workers, each of which answers requests, until the parent closes the pipe. Does not return.
+
+    Parameters
+    ----------
+    start : callable
+        Takes the configuration, returns what answers requests, in each worker with the state that it had here.
     load : callable
         Imports what takes long, while the parent is busy with something else.
     """
-    _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    replies = _protect_stdout()
-    leave_out()
+    requests, replies = _open()
     load()
-    answer = start(json.loads(sys.stdin.readline()))
+    configuration = json.loads(requests.readline())
+    answer = start(configuration)
     restore_crash_signals()
     _reply(replies, {"ready": True})
-    for line in sys.stdin:
+    with socket.socket(fileno=int(sys.argv[1])) as descriptors:
+        for line in requests:
+            request = json.loads(line)
+            reply: dict[str, Any] = {"number": request["number"]}
+            if request["op"] == "fork":
+                pipes = _received(descriptors, request["number"])
+                reply["pid"] = os.fork()
+                if not reply["pid"]:
+                    replies.close()
+                    descriptors.close()
+                    _work(*pipes, answer, configuration["memory_bytes"])
+                for descriptor in pipes:
+                    os.close(descriptor)
+            else:
+                reply["code"] = _exit_code(request["pid"], request["limit_s"])
+            _reply(replies, reply)
+    _leave()
+
+
+def _open() -> tuple[TextIO, TextIO]:
+    """What to read and where to reply; from now on, standard output is standard error."""
+    _die_with_parent(os.getppid())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    leave_out()
+    return sys.stdin, os.fdopen(replies, "w", encoding="utf-8")
+
+
+def _received(descriptors: socket.socket, number: int) -> list[int]:
+    """The three that were sent with a request's number. Those of others are closed: who sent them was interrupted."""
+    while True:
+        sent_with, received, _, _ = socket.recv_fds(descriptors, 64, 3)
+        if int(sent_with) == number:
+            return received
+        for descriptor in received:
+            os.close(descriptor)
+
+
+def _work(requests: int, replies: int, log: int, answer: Answer, memory_bytes: int) -> NoReturn:
+    """Be a worker, just forked."""
+    template = os.getppid()
+    os.setsid()  # a kill reaches all that it starts
+    _die_with_parent(template)
+    for descriptor, standard in ((requests, 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, standard)
+    limit_memory(memory_bytes)
+    with os.fdopen(requests, encoding="utf-8") as lines, os.fdopen(replies, "w", encoding="utf-8") as pipe:
+        _answer_all(lines, pipe, answer)
+    _leave()
+
+
+def _answer_all(requests: TextIO, replies: TextIO, answer: Answer) -> None:
+    for line in requests:
         _reply(replies, answer(json.loads(line)))
+
+
+def _exit_code(pid: int, limit_s: float) -> int | None:
+    """Of a worker that ends within so many seconds, negative for a signal; None while it runs."""
+    end = time.monotonic() + limit_s
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            return None
+        time.sleep(WAIT_STEP_S)
+
+
+def _leave() -> NoReturn:
+    sys.stderr.flush()
+    os._exit(0)  # nothing is left to save, and taking TVM down takes most of a second
 
 
 def _load() -> None:
@@ -69,25 +155,15 @@ def _start(fields: Mapping[str, Any]) -> Answer:
     from .server import Server
 
     config = Config(**fields)
-    server = Server(config)
-    limit_memory(config.memory_bytes)
-    return server.answer
+    return Server(config).answer
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """On Linux, be killed when the parent dies, however busy; elsewhere the closed pipe has to do."""
     if sys.platform == "linux":
-        parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-
-
-def _protect_stdout() -> TextIO:
-    """The pipe to the parent; from now on, file descriptor 1 is standard error."""
-    pipe = os.dup(1)
-    os.dup2(2, 1)
-    return os.fdopen(pipe, "w", encoding="utf-8")
 
 
 def restore_crash_signals() -> None:
