@@ -34,6 +34,7 @@ from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_images import IMAGES
 from .onnx_nodes import Convert, padded
+from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
 from .onnx_runtime_operators import ONNX_RUNTIME, ONNX_RUNTIME_DOMAIN
 from .recurrent import RECURRENT, convert_recurrent
@@ -245,7 +246,7 @@ def _session(
 Own = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
 """Block builder, inputs and attributes of a node, and TVM's converters -> the result."""
 
-_OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys()
+_OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys() | OPERATORS.keys()
 _OURS = _OF_ONNX | ONNX_RUNTIME.keys()
 
 
@@ -254,8 +255,8 @@ class _Importer(ONNXGraphImporter):
 
     TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
     It has no quantised convolution and but one quantised product, no recurrent layers, no Fourier transforms, no
-    Col2Im, and of Attention a part of ONNX Runtime's; it resizes with aliases where it should not. Of other domains'
-    operators, it knows only the names.
+    Col2Im, and of Attention a part of ONNX Runtime's; it resizes with aliases where it should not, and scatters to
+    coordinates below 0. Of other domains' operators, it knows only the names.
     """
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -371,6 +372,7 @@ _CONVERTERS: dict[str, Own] = {
     **{name: _channels_first(name, own) for name, own in QUANTIZED.items()},
     **ONNX_RUNTIME,
     **IMAGES,
+    **OPERATORS,
     **{name: _transform(name) for name in FOURIER},
     **{name: _recurrent(name) for name in RECURRENT},
     "Attention": _attention,

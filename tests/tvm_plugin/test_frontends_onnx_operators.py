@@ -1,0 +1,85 @@
+"""Operators of ONNX that TVM's importer does not know, or gets wrong, compared with ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eqtune.frontends import load_model
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+CACHE = np.zeros((2, 3, 5, 4), "float32")
+GRID = np.arange(24, dtype="float32").reshape(2, 3, 4)
+
+
+def largest_difference(name: str, *inputs: Any, opset: int = 21, constants: tuple[int, ...] = (), **attrs: Any) -> float:
+    """Of a model of one node from ONNX Runtime's result; inputs at the positions in `constants` are constants."""
+    helper = onnx.helper
+    arrays = {f"x{index}": np.asarray(value) for index, value in enumerate(inputs)}
+    fixed = {f"x{index}" for index in constants}
+    graph = helper.make_graph(
+        [helper.make_node(name, list(arrays), ["y"], **attrs)],
+        name,
+        [
+            helper.make_tensor_value_info(key, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for key, value in arrays.items()
+            if key not in fixed
+        ],
+        [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(arrays["x0"].dtype), arrays["x0"].shape)],
+        [onnx.numpy_helper.from_array(arrays[key], key) for key in fixed],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    feeds = {key: value for key, value in arrays.items() if key not in fixed}
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, feeds)
+    (result,) = run(load_model(proto).mod, list(feeds.values()))
+    assert result.shape == expected.shape
+    return float(np.abs(result - expected).max())
+
+
+def run(mod: Any, arrays: list[Any]) -> list[Any]:
+    import tvm
+    from tvm import relax
+
+    from eqtune.runtime import flat_tensors
+
+    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    return [tensor.numpy() for tensor in flat_tensors(machine["main"](*map(tvm.runtime.tensor, arrays)))]
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_rows_are_divided_by_their_norms_and_zeros_stay(p: int, axis: int) -> None:
+    assert largest_difference("LpNormalization", GRID * (GRID > 5), p=p, axis=axis) < 1e-6
+
+
+@pytest.mark.parametrize(("batch_axis", "time_axis"), [(1, 0), (0, 1)])
+def test_sequences_are_reversed_as_far_as_they_go(batch_axis: int, time_axis: int) -> None:
+    lengths = np.array([1, 2, 0] if batch_axis else [3, 2], "int64")
+    attrs = {"batch_axis": batch_axis, "time_axis": time_axis}
+    assert largest_difference("ReverseSequence", GRID, lengths, **attrs) == 0
+    assert largest_difference("ReverseSequence", GRID, lengths, constants=(1,), **attrs) == 0
+
+
+@pytest.mark.parametrize("constants", [(), (1,)])
+def test_coordinates_may_count_from_the_end(constants: tuple[int, ...]) -> None:
+    places = np.array([[-1, 0], [0, -2]], "int64")
+    assert largest_difference("ScatterND", GRID, places, -np.ones((2, 4), "float32"), constants=constants) == 0
+    added = {"reduction": "add", "constants": constants}
+    assert largest_difference("ScatterND", GRID, places, -np.ones((2, 4), "float32"), **added) == 0
+
+
+@pytest.mark.parametrize(("mode", "starts"), [("linear", [1, 3]), ("circular", [4, 2])])
+def test_caches_are_written_at_a_place_of_each_batch(mode: str, starts: list[int]) -> None:
+    update = np.arange(1, 49, dtype="float32").reshape(2, 3, 2, 4)
+    assert largest_difference("TensorScatter", CACHE, update, np.array(starts, "int64"), opset=24, mode=mode) == 0
+    assert largest_difference("TensorScatter", CACHE, update, opset=24) == 0
+
+
+@pytest.mark.parametrize("attrs", [{}, {"exclusive": 1}, {"reverse": 1}, {"exclusive": 1, "reverse": 1}])
+def test_products_so_far(attrs: dict[str, int]) -> None:
+    assert largest_difference("CumProd", GRID / 8, np.int64(1), opset=26, constants=(1,), **attrs) < 1e-4

@@ -1,0 +1,114 @@
+"""Operators of ONNX that TVM's importer does not know, or gets wrong, and that have no module of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+from tvm.relax import op
+
+from ..errors import UnsupportedModelError
+from ..transform.constants import array_of, constant_of
+from ..transform.functions import extents
+from .onnx_nodes import Convert, numbers_of, padded, text_of
+
+__all__ = ["OPERATORS"]
+
+
+def _cumprod(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    x = inputs[0]
+    axis = int(numbers_of("CumProd", "axis", inputs[1])[0]) % x.ty.ndim
+
+    def turned(tensor: Any) -> Any:
+        return bb.emit(op.flip(tensor, axis)) if attrs.get("reverse", 0) else tensor
+
+    products = bb.emit(op.cumprod(turned(x), axis, exclusive=bool(attrs.get("exclusive", 0))))
+    return turned(products)
+
+
+def _lp_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Rows over their norms; rows of zeros stay."""
+    x, axis = inputs[0], int(attrs.get("axis", -1))
+    one = int(attrs.get("p", 2)) == 1
+    terms = bb.emit(op.abs(x) if one else op.multiply(x, x))
+    sums = bb.emit(op.sum(terms, axis, keepdims=True))
+    norms = sums if one else bb.emit(op.sqrt(sums))
+    nothing = bb.emit(op.equal(norms, relax.const(0, str(x.ty.dtype))))
+    return op.divide(x, bb.emit(op.where(nothing, relax.const(1, str(x.ty.dtype)), norms)))
+
+
+def _reverse_sequence(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """The first steps of each sequence, as many as it has, in reverse order."""
+    x, lengths = inputs
+    batch_axis, time_axis = int(attrs.get("batch_axis", 1)), int(attrs.get("time_axis", 0))
+    order = [batch_axis, time_axis, *range(2, x.ty.ndim)]  # they are the first two, in either order
+    moved = bb.emit(op.permute_dims(x, order))
+    steps = extents(moved.ty)[1]
+    count = bb.emit(op.reshape(bb.emit(op.astype(lengths, "int64")), [-1, 1]))
+    step = constant_of(np.arange(steps, dtype="int64")[None])
+    mirrored = bb.emit(op.subtract(bb.emit(op.subtract(count, relax.const(1, "int64"))), step))
+    source = bb.emit(op.where(bb.emit(op.less(step, count)), mirrored, step))
+    return op.permute_dims(_steps_of_each(bb, moved, source), order)
+
+
+def _tensor_scatter(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """A cache of keys or values with new ones at, for each batch, another place: linear, or as a ring."""
+    cache, update, starts = padded(inputs, 3)
+    axis = int(attrs.get("axis", -2)) % cache.ty.ndim
+    ring = text_of(attrs.get("mode", "linear")) == "circular"
+    if axis == 0:
+        raise UnsupportedModelError("TensorScatter along the batch cannot be imported")
+    order = [0, axis, *(a for a in range(1, cache.ty.ndim) if a != axis)]
+    old, new = (bb.emit(op.permute_dims(tensor, order)) for tensor in (cache, update))
+    places, count = extents(old.ty)[1], extents(new.ty)[1]
+    start = constant_of(np.zeros((extents(old.ty)[0], 1), "int64"))
+    if starts is not None:
+        start = bb.emit(op.reshape(bb.emit(op.astype(starts, "int64")), [-1, 1]))
+    number = bb.emit(op.subtract(constant_of(np.arange(places, dtype="int64")[None]), start))
+    if ring:
+        number = bb.emit(op.floor_mod(number, relax.const(places, "int64")))
+    inside = bb.emit(
+        op.logical_and(
+            bb.emit(op.less_equal(relax.const(0, "int64"), number)),
+            bb.emit(op.less(number, relax.const(count, "int64"))),
+        )
+    )
+    source = bb.emit(op.clip(number, 0, count - 1))
+    written = _steps_of_each(bb, new, source)
+    inside = bb.emit(op.reshape(inside, [*extents(inside.ty), *([1] * (cache.ty.ndim - 2))]))
+    result = bb.emit(op.where(inside, written, old))
+    return op.permute_dims(result, [order.index(a) for a in range(cache.ty.ndim)])
+
+
+def _steps_of_each(bb: Any, x: Any, source: Any) -> Any:
+    """Of [batch, step, ...] the steps that `source`, [batch, new step], says."""
+    batch, steps, *rest = extents(x.ty)
+    first = constant_of((np.arange(batch, dtype="int64") * steps)[:, None])
+    rows = bb.emit(op.reshape(bb.emit(op.add(source, first)), [-1]))
+    taken = bb.emit(op.take(bb.emit(op.reshape(x, [batch * steps, *rest])), rows, axis=0))
+    return bb.emit(op.reshape(taken, [batch, -1, *rest]))
+
+
+def _scatter_nd(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Coordinates may count from the end; TVM would write before the tensor."""
+    x, places, updates = inputs
+    lengths = np.array(extents(x.ty)[: extents(places.ty)[-1]], "int64")
+    if isinstance(places, ir.GenericConst):
+        known = array_of(places)
+        places = constant_of(np.where(known < 0, known + lengths, known))
+    else:
+        from_start = bb.emit(op.add(places, constant_of(lengths)))
+        places = bb.emit(op.where(bb.emit(op.less(places, relax.const(0, "int64"))), from_start, places))
+    return convert("ScatterND", [x, places, updates], attrs)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "CumProd": _cumprod,
+    "LpNormalization": _lp_normalization,
+    "ReverseSequence": _reverse_sequence,
+    "ScatterND": _scatter_nd,
+    "TensorScatter": _tensor_scatter,
+}
+"""Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""
