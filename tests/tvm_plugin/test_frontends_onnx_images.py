@@ -85,6 +85,15 @@ def test_factors_are_not_the_quotients_of_sizes(sizes: Any, scales: Any, attribu
     assert verify_import(load_model(proto)) < 1e-5
 
 
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("place", ["half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners"])
+@pytest.mark.parametrize("factors", [[1, 1, 1.3, 0.7], [2, 1.7, 0.5, 1.1]])
+def test_nearest_pixels_of_any_axes_by_any_factors(factors: list[float], place: str, rounding: str) -> None:
+    options = {"mode": "nearest", "coordinate_transformation_mode": place, "nearest_mode": rounding}
+    proto = model("Resize", (2, 3, 11, 9), {"roi": None, "scales": np.float32(factors), "sizes": None}, **options)
+    assert verify_import(load_model(proto)) == 0
+
+
 @pytest.mark.parametrize(
     ("proto", "message"),
     [

@@ -1,4 +1,4 @@
-"""Operators of ONNX that TVM's importer does not know, or gets wrong, compared with ONNX Runtime."""
+"""Operators of ONNX that TVM's importer does not know, or seldom gets, compared with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ CACHE = np.zeros((2, 3, 5, 4), "float32")
 GRID = np.arange(24, dtype="float32").reshape(2, 3, 4)
 
 
-def largest_difference(name: str, *inputs: Any, opset: int = 21, constants: tuple[int, ...] = (), **attrs: Any) -> float:
+def largest_difference(
+    name: str, *inputs: Any, opset: int = 21, constants: tuple[int, ...] = (), **attrs: Any
+) -> float:
     """Of a model of one node from ONNX Runtime's result; inputs at the positions in `constants` are constants."""
     helper = onnx.helper
     arrays = {f"x{index}": np.asarray(value) for index, value in enumerate(inputs)}

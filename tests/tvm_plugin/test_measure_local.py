@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tvm import te
 
-from eqtune.errors import InputError
+from eqtune.errors import InputError, SetupError
 from eqtune.machine import describe_machine, detect_target
 from eqtune.measure import LocalMeasurer, create, pool
 from eqtune.measure.base import NO_REFERENCE
@@ -211,7 +211,7 @@ def test_a_worker_killed_while_idle_is_replaced(measurer):
 
 
 def test_workers_killed_with_what_forks_them_are_replaced(measurer):
-    measurer.baseline([matmul()])
+    measurer._pool.wait_ready()
     before = measurer.worker_pids
     os.kill(measurer._pool._template.pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
@@ -222,21 +222,52 @@ def test_workers_killed_with_what_forks_them_are_replaced(measurer):
     assert not set(before) & set(measurer.worker_pids)
 
 
+def test_a_candidate_that_is_lost_with_what_forks_workers_did_not_run_out_of_memory(measurer, monkeypatch):
+    measurer._pool.wait_ready()
+    send, template = measurer._pool._send, measurer._pool._template
+
+    def instead(index, request):
+        send(index, request)
+        os.kill(template.pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measurer._pool, "_send", instead)
+        (measured,) = measurer.measure(matmul(), [tiled(2, 32, unused=1)])
+    assert (measured.error, measured.detail[:30]) == ("crash", "what forks workers was lost: t")
+
+
+def test_an_exit_code_may_be_asked_for_again(measurer):
+    measurer._pool.wait_ready()
+    (pid, _), template = measurer.worker_pids, measurer._pool._template
+    assert template.wait(pid, 0.0) is None
+    os.kill(pid, signal.SIGTERM)
+    assert [template.wait(pid, 5.0) for _ in range(2)] == [-signal.SIGTERM] * 2
+    assert measurer.measure(matmul(), [tiled(2, 16, unused=1)])[0].error == ""
+
+
+def test_workers_that_cannot_start_say_so_each_time():
+    with LocalMeasurer(detect_target(1), threads=1, workers=1, space_builder="no_such_module:build") as measurer:
+        for _ in range(2):
+            with pytest.raises(SetupError, match=r"does not start: .*no_such_module"):
+                measurer.baseline([matmul()])
+
+
 def running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_a_worker_whose_asker_was_interrupted_is_not_taken_for_another(measurer, monkeypatch, tmp_path):
     """Ctrl-C while a worker is being forked: its answer arrives when the next one is asked for."""
-    measurer.baseline([matmul()])
+    measurer._pool.wait_ready()
     template = measurer._pool._template
 
     def interrupted(limit_s):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(template, "_answer", interrupted)
-        template.fork(tmp_path / "log")
+        with pytest.raises(KeyboardInterrupt):
+            template.fork(tmp_path / "log")
     os.kill(measurer.worker_pids[0], signal.SIGKILL)
     time.sleep(0.1)
     assert [m.error for m in measurer.measure(matmul(), [tiled(8, 64), tiled(16, 64)])] == ["", ""]

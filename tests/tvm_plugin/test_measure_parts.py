@@ -20,7 +20,7 @@ from eqtune.machine import detect_target
 from eqtune.measure import ReplayMeasurer, cuda_code
 from eqtune.measure.arguments import BufferSpec, Interface, poison, random_inputs
 from eqtune.measure.check import ONE_OFF, mismatch, relative_tolerance
-from eqtune.measure.gauge import LOOKS, Gauge, multiply_adds
+from eqtune.measure.gauge import LOOKS, Gauge, multiply_adds, multiply_adds_at_peak_s
 from eqtune.measure.process import spawn
 from eqtune.measure.timing import BASELINE, QUICK, time_kernel
 from eqtune.records.record import Context, Record
@@ -77,6 +77,11 @@ def test_the_gauge_compares_with_the_fastest_it_saw():
     assert [gauge.disturbed() for _ in range(5)] == [False, False, False, True, False]
 
 
+def test_a_tenant_who_was_there_first_is_seen_where_the_full_speed_is_known():
+    assert Gauge(lambda: 1.7, best_s=1.0).disturbed()
+    assert not Gauge(lambda: 1.1, best_s=1.0).disturbed()
+
+
 def test_a_core_that_wakes_up_is_not_disturbed():
     seconds = iter([1.0, 1.9, 1.5, 1.1])
     gauge = Gauge(lambda: next(seconds))
@@ -85,8 +90,9 @@ def test_a_core_that_wakes_up_is_not_disturbed():
 
 def test_multiply_adds_are_timed_on_every_thread():
     for threads in (1, 2):
-        time_s = multiply_adds(detect_target(threads), Hardware(threads=threads))
-        assert 1e-6 < time_s() < 1e-2
+        hardware = Hardware(threads=threads)
+        assert 1e-6 < multiply_adds(detect_target(threads), hardware)() < 1e-2
+        assert 1e-6 < multiply_adds_at_peak_s(hardware) < 1e-3
 
 
 def test_rounding_is_right_and_a_missing_term_is_wrong():
@@ -182,6 +188,15 @@ def test_what_a_dead_worker_had_started_ends_with_it(tmp_path, grace_s):
         assert worker.autopsy()["error"] == "out_of_memory"
     worker.end(grace_s)
     wait_for_end(child)
+
+
+def test_messages_that_arrive_together_are_answers_one_by_one(tmp_path):
+    script = """printf '{"number": 1}\n{"number": 2}\n'; sleep 1000"""
+    worker = spawn(["sh", "-c", script], {"PATH": os.environ["PATH"]}, tmp_path / "log")
+    assert [worker.answer(10.0)["number"] for _ in range(2)] == [1, 2]
+    with pytest.raises(TimeoutError):
+        worker.answer(0.01)
+    worker.end()
 
 
 def test_nvcc_that_takes_too_long_is_killed_with_what_it_started(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from tvm import ir, relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
+from ..transform.constants import constant_of
 from ..transform.functions import extents
 from .antialiased import cubic, linear, resized
 from .onnx_nodes import Convert, numbers_of, padded, text_of
@@ -55,10 +56,24 @@ def _resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conv
         weigh = linear if mode == "linear" else cubic(float(attrs.get("cubic_coeff_a", -0.75)))
         reach, repeat_edges = 1 if mode == "linear" else 2, not attrs.get("exclude_outside", 0)
         return resized(bb.emit, x, after[-2:], steps[-2:], weigh, reach, repeat_edges, antialias)
+    if mode == "nearest" and place in _PLACES and not (after[:2] == shape[:2] and np.allclose(steps, quotients)):
+        return _nearest(bb, x, after, steps, _PLACES[place], text_of(attrs.get("nearest_mode", "round_prefer_floor")))
     if after[:2] != shape[:2]:
         raise UnsupportedModelError(f"Resize of {shape} to {after} cannot be imported: it changes the first two axes")
     plain = {key: value for key, value in attrs.items() if key not in ("axes", "keep_aspect_ratio_policy")}
     return convert("Resize", [x, roi, None, relax.const(np.array(after, "int64"))], plain)
+
+
+def _nearest(bb: Any, x: Any, after: Sequence[int], steps: Sequence[float], place: Any, rounding: str) -> Any:
+    """Along each axis the elements that are nearest, in float32 as ONNX Runtime finds them."""
+    for axis, (length, size, step) in enumerate(zip(extents(x.ty), after, steps, strict=True)):
+        if size == length and step == 1.0:
+            continue
+        factor = np.float32(1 / step)
+        at = place(np.arange(size, dtype="float32"), factor, np.float32(length), np.float32(size))
+        index = np.clip(_ROUNDINGS[rounding](at), 0, length - 1).astype("int64")
+        x = bb.emit(op.take(x, constant_of(index), axis=axis))
+    return x
 
 
 def _sizes_and_steps(
@@ -86,7 +101,29 @@ def _sizes_and_steps(
 _POLICIES: dict[str, Callable[..., Any] | None] = {"stretch": None, "not_larger": min, "not_smaller": max}
 """Which of the quotients of sizes is the factor of all axes."""
 
+_PLACES: dict[str, Callable[..., Any]] = {
+    "asymmetric": lambda at, factor, length, size: at / factor,
+    "half_pixel": lambda at, factor, length, size: _half_pixel(at, factor),
+    "pytorch_half_pixel": lambda at, factor, length, size: _half_pixel(at, factor) if size > 1 else 0 * at,
+    "half_pixel_symmetric": lambda at, factor, length, size: (
+        length / 2 * (1 - size / (factor * length)) + _half_pixel(at, factor)
+    ),
+    "align_corners": lambda at, factor, length, size: at * (length - 1) / (size - 1) if size > 1 else 0 * at,
+}
+"""Where pixels of the result lie in the image, by the factor and both lengths."""
+
+_ROUNDINGS: dict[str, Callable[..., Any]] = {
+    "round_prefer_floor": lambda at: np.ceil(at - np.float32(0.5)),
+    "round_prefer_ceil": lambda at: np.floor(at + np.float32(0.5)),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
 _RESIZE_DEFAULTS = {"mode": "nearest", "coordinate_transformation_mode": "half_pixel"}
+
+
+def _half_pixel(at: Any, factor: Any) -> Any:
+    return (at + np.float32(0.5)) / factor - np.float32(0.5)
 
 
 IMAGES: dict[str, Callable[..., Any]] = {"Col2Im": _col2im, "Resize": _resize}

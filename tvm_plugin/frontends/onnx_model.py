@@ -255,8 +255,8 @@ class _Importer(ONNXGraphImporter):
 
     TVM's own clip emits `call_tir` on sanitised bounds, and its gather computes on `shape_of` to wrap negative indices.
     It has no quantised convolution and but one quantised product, no recurrent layers, no Fourier transforms, no
-    Col2Im, and of Attention a part of ONNX Runtime's; it resizes with aliases where it should not, and scatters to
-    coordinates below 0. Of other domains' operators, it knows only the names.
+    Col2Im, and of Attention a part of ONNX Runtime's; it resizes with aliases where it should not. Of other domains'
+    operators, it knows only the names.
     """
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:

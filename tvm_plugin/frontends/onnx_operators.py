@@ -1,4 +1,4 @@
-"""Operators of ONNX that TVM's importer does not know, or gets wrong, and that have no module of their own."""
+"""Operators of ONNX that TVM's importer does not know, and that have no module of their own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
-from ..transform.constants import array_of, constant_of
+from ..transform.constants import constant_of
 from ..transform.functions import extents
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 
@@ -91,24 +91,10 @@ def _steps_of_each(bb: Any, x: Any, source: Any) -> Any:
     return bb.emit(op.reshape(taken, [batch, -1, *rest]))
 
 
-def _scatter_nd(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    """Coordinates may count from the end; TVM would write before the tensor."""
-    x, places, updates = inputs
-    lengths = np.array(extents(x.ty)[: extents(places.ty)[-1]], "int64")
-    if isinstance(places, ir.GenericConst):
-        known = array_of(places)
-        places = constant_of(np.where(known < 0, known + lengths, known))
-    else:
-        from_start = bb.emit(op.add(places, constant_of(lengths)))
-        places = bb.emit(op.where(bb.emit(op.less(places, relax.const(0, "int64"))), from_start, places))
-    return convert("ScatterND", [x, places, updates], attrs)
-
-
 OPERATORS: dict[str, Callable[..., Any]] = {
     "CumProd": _cumprod,
     "LpNormalization": _lp_normalization,
     "ReverseSequence": _reverse_sequence,
-    "ScatterND": _scatter_nd,
     "TensorScatter": _tensor_scatter,
 }
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..search.space.hardware import Hardware
 
-__all__ = ["Gauge", "multiply_adds"]
+__all__ = ["Gauge", "multiply_adds", "multiply_adds_at_peak_s"]
 
 SLOWER = 1.2
 """A core that another tenant uses, too, takes 1.7 to 2 times as long; its clock alone changes it by a few percent."""
@@ -37,11 +37,13 @@ class Gauge:
     ----------
     time_s : callable
         Seconds that they take now.
+    best_s : float
+        Seconds that they are known to take at full speed; without, a tenant who was there first goes unseen.
     """
 
-    def __init__(self, time_s: Callable[[], float]) -> None:
+    def __init__(self, time_s: Callable[[], float], best_s: float = float("inf")) -> None:
         self._time_s = time_s
-        self._best_s = float("inf")
+        self._best_s = best_s
 
     def disturbed(self) -> bool:
         """Whether they take clearly longer now than they can."""
@@ -64,3 +66,11 @@ def multiply_adds(target: Any, hardware: Hardware) -> Callable[[], float]:
     timer = module.time_evaluator("fma", tvm.cpu(), number=1, repeat=CALLS)
     arguments = arguments_of(kernel)
     return lambda: min(timer(*arguments).results)
+
+
+def multiply_adds_at_peak_s(hardware: Hardware) -> float:
+    """Seconds that a call of `multiply_adds` takes at the machine's peak."""
+    from .peak_kernels import CHAINS
+
+    flops = 2.0 * hardware.lanes(4) * CHAINS * STEPS * hardware.threads
+    return flops / hardware.peak_flops_per_s_all + hardware.parallel_overhead_s

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SetupError
-from .process import WorkerProcess
-from .template import Template, TemplateLost
+from .process import ParentLost, WorkerProcess
+from .template import Template
 
 __all__ = ["START_LIMIT_S", "Config", "Handle", "Request", "WorkerPool", "worker_environment"]
 
@@ -255,21 +255,22 @@ class WorkerPool:
         try:
             if self._template.ready:
                 return self._template.fork(log)
-        except TemplateLost:  # killed from outside, with all workers; the others are found gone
+        except ParentLost:  # killed from outside, with all workers; the others are found gone
             self._template.end()
             self._template = self._start_template()
         try:
             self._template.wait_ready(START_LIMIT_S)
             return self._template.fork(log)
-        except TemplateLost as lost:
+        except ParentLost as lost:
             raise SetupError(f"a measuring worker does not start: {lost}; try `eqtune doctor`") from None
 
     def _drop(self, index: int) -> None:
         """End a worker that is gone, or busy with what nobody waits for. Another takes its place when it is needed."""
-        worker, self._workers[index] = self._workers[index], None
+        worker = self._workers[index]
         self._generations[index] += 1
         if worker is not None:
             worker.end()
+        self._workers[index] = None
 
     def _worker(self, index: int) -> WorkerProcess:
         worker = self._workers[index]

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,9 +18,13 @@ import psutil
 
 from .base import MAX_DETAIL
 
-__all__ = ["Child", "WorkerProcess", "kill_with_children", "spawn"]
+__all__ = ["Child", "ParentLost", "WorkerProcess", "kill_with_children", "spawn"]
 
 DEATH_LIMIT_S = 1.0
+
+
+class ParentLost(Exception):
+    """The process that had forked another one is gone, and this one's exit code with it. Says what it died of."""
 
 
 class Child(Protocol):
@@ -29,11 +34,11 @@ class Child(Protocol):
     returncode: int | None
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal; raises subprocess.TimeoutExpired."""
+        """The exit code, negative for a signal. Raises subprocess.TimeoutExpired, ParentLost."""
 
 
 class WorkerProcess:
-    """Exchanges JSON lines with a process of a session of its own, which a kill ends with all that it started.
+    """Exchanges JSON lines with a process of a group of its own, which a kill ends with all that it started.
 
     Parameters
     ----------
@@ -56,6 +61,7 @@ class WorkerProcess:
         self._stdin, self._stdout = stdin, stdout
         self._log = log
         self._received = bytearray()
+        self._orphaned = ""
         self.busy = False
         self.known: set[str] = set()
 
@@ -67,7 +73,7 @@ class WorkerProcess:
     @property
     def gone(self) -> bool:
         """Whether one that is not busy has closed its pipe: it says nothing unasked."""
-        return bool(select.select([self], [], [], 0.0)[0])
+        return self._stdout.closed or self._readable(0.0)
 
     def fileno(self) -> int:
         """What to wait on for `receive`."""
@@ -87,28 +93,26 @@ class WorkerProcess:
         if not chunk:
             raise EOFError
         self._received += chunk
-        line, newline, rest = self._received.partition(b"\n")
-        if not newline:
-            return None
-        self._received = rest
-        self.busy = False
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return self._whole()
 
     def answer(self, limit_s: float) -> dict[str, Any]:
         """The next message. Raises TimeoutError after `limit_s` seconds without one, EOFError when it is gone."""
         end = time.monotonic() + limit_s
-        while select.select([self], [], [], max(0.0, end - time.monotonic()))[0]:
+        message = self._whole()  # two may have arrived together
+        while message is None and self._readable(end - time.monotonic()):
             message = self.receive()
-            if message is not None:
-                return message
-        raise TimeoutError(f"no result after {limit_s:g} s")
+        if message is None:
+            raise TimeoutError(f"no result after {limit_s:g} s")
+        return message
 
     def autopsy(self) -> dict[str, str]:
         """Error kind and detail of a worker that has closed its pipe."""
-        if not self._ended(DEATH_LIMIT_S):
-            return {"error": "crash", "detail": "the worker closed its pipe"}
+        self._ended(DEATH_LIMIT_S)
+        if self._orphaned:
+            return {"error": "crash", "detail": f"what forks workers was lost: {self._orphaned}"[:MAX_DETAIL]}
         code = self._process.returncode
+        if code is None:
+            return {"error": "crash", "detail": "the worker closed its pipe"}
         said = self._log.read_bytes()[-4096:].decode(errors="replace").strip()
         names = {int(number): number.name for number in signal.Signals}
         name = names.get(-code, f"signal {-code}") if code < 0 else f"exit code {code}"
@@ -123,29 +127,56 @@ class WorkerProcess:
             self._stdin.close()
 
     def kill(self) -> None:
-        """Kill it and all it started. Unlike `end`, from any thread: whoever receives from it sees it gone."""
+        """Kill it and all it started. Of one that was spawned, from any thread: whoever receives sees it gone."""
         if not self._ended(0.0):
             self._kill_group()
 
     def end(self, grace_s: float = 0.0) -> None:
         """Make sure that it has ended, killing it after `grace_s` seconds, and leave no zombie. May be repeated."""
+        if self._stdout.closed:
+            return
         self.hang_up()
         try:
+            if grace_s <= 0 and not self.gone:
+                self._kill_group()  # first of all: whoever waits for it may be interrupted
             if not self._ended(grace_s):
                 self._kill_group()
-                self._process.wait()
+                self._wait(None)
         finally:
             self._stdout.close()
 
+    def _whole(self) -> dict[str, Any] | None:
+        """The first message of what was received, once it is whole."""
+        line, newline, rest = self._received.partition(b"\n")
+        if not newline:
+            return None
+        self._received = rest
+        self.busy = False
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _readable(self, limit_s: float) -> bool:
+        poll = select.poll()  # of any number of descriptors, unlike select.select
+        poll.register(self, select.POLLIN)
+        return bool(poll.poll(max(0.0, limit_s) * 1e3))
+
     def _ended(self, limit_s: float) -> bool:
         """Whether it has ended, or does within the limit; what it had started, a compiler perhaps, ends with it."""
-        if self._process.returncode is None:
+        if self._process.returncode is None and not self._orphaned:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(limit_s)
+                self._wait(limit_s)
                 self._kill_group()  # now: later its number may be another's
-        return self._process.returncode is not None
+        return self._process.returncode is not None or bool(self._orphaned)
+
+    def _wait(self, limit_s: float | None) -> None:
+        try:
+            self._process.wait(limit_s)
+        except ParentLost as lost:
+            self._orphaned = str(lost)
 
     def _kill_group(self) -> None:
+        if self._orphaned and sys.platform == "linux":
+            return  # it died with its parent; by now, its number may be another's
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -14,25 +14,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from .process import WorkerProcess, spawn
+from .process import ParentLost, WorkerProcess, spawn
 
-__all__ = ["Template", "TemplateLost"]
+__all__ = ["Template"]
 
 ANSWER_LIMIT_S = 10.0
 """Forking takes milliseconds; a machine under load may take much longer."""
 
 CLOSE_GRACE_S = 1.0
-
-
-class TemplateLost(Exception):
-    """The template has died or hangs, and its workers with it. Says what it died of."""
 
 
 class Template:
@@ -71,13 +66,15 @@ class Template:
         self._process.send(configuration)
 
     def wait_ready(self, limit_s: float) -> None:
-        """Wait until it can fork. Raises TemplateLost."""
+        """Wait until it can fork. Raises ParentLost."""
+        if self._lost:
+            raise ParentLost(self._lost)
         if not self.ready:
             self._answer(limit_s)
             self.ready = True
 
     def fork(self, log: Path) -> WorkerProcess:
-        """A worker; its standard error goes to `log`, written anew. Raises TemplateLost."""
+        """A worker; its standard error goes to `log`, written anew. Raises ParentLost."""
         with contextlib.ExitStack() as ours:
             requests, stdin = _pipe()
             stdout, replies = _pipe()
@@ -89,21 +86,19 @@ class Template:
         return WorkerProcess(_Forked(self, pid), stdin, stdout, log)
 
     def wait(self, pid: int, limit_s: float) -> int | None:
-        """The exit code of a worker that ends within the limit, negative for a signal; else None. Raises TemplateLost."""
+        """The exit code of a worker that ends within the limit, negative for a signal; else None. Raises ParentLost."""
         code: int | None = self._ask({"op": "wait", "pid": pid, "limit_s": limit_s}, limit_s=limit_s)["code"]
         return code
 
     def end(self) -> None:
-        """End it, and workers that are left. May be repeated."""
+        """End it, its workers having ended (on Linux, they would end with it). May be repeated."""
         self._lost = self._lost or "it was ended"
         self._process.end(CLOSE_GRACE_S if self.ready else 0.0)
         self._socket.close()
 
-    def _ask(
-        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), limit_s: float = 0.0
-    ) -> dict[str, Any]:
+    def _ask(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), limit_s: float = 0.0) -> dict[str, Any]:
         if self._lost:
-            raise TemplateLost(self._lost)
+            raise ParentLost(self._lost)
         number = next(self._numbers)
         if descriptors:
             with contextlib.suppress(OSError):  # it is gone: the answer will tell
@@ -121,7 +116,7 @@ class Template:
         except TimeoutError:
             self._lost = "it hangs"
         self._process.end()
-        raise TemplateLost(self._lost)
+        raise ParentLost(self._lost)
 
 
 def _pipe() -> tuple[IO[bytes], IO[bytes]]:
@@ -141,10 +136,7 @@ class _Forked:
     def wait(self, timeout: float | None = None) -> int:
         """See `Child`."""
         while self.returncode is None:
-            try:
-                self.returncode = self._template.wait(self.pid, 1.0 if timeout is None else timeout)
-            except TemplateLost:
-                self.returncode = -signal.SIGKILL
+            self.returncode = self._template.wait(self.pid, 1.0 if timeout is None else timeout)
             if self.returncode is None and timeout is not None:
                 raise subprocess.TimeoutExpired("worker", timeout)
         return self.returncode

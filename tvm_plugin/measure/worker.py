@@ -1,10 +1,10 @@
 """Measuring workers: `python -m eqtune.measure.worker SOCKET`. They build and run candidates for one parent process.
 
-Requests and replies are JSON objects, one a line, on standard input and output. Whatever the compiler or a kernel prints
-goes to standard error. The first line is the configuration (`pool.Config`), answered by {"ready": true}; TVM is loaded
-before it arrives. What answers then is a template, which forks workers (`template.py`); `server.py` says what these
-answer. A request that fails in an orderly way is answered with an error kind; one that hangs or crashes is the parent's
-to notice. All end when the parent does.
+Requests and replies are JSON objects, one a line, on standard input and output. Whatever the compiler or a kernel
+prints goes to standard error. The first line is the configuration (`pool.Config`), answered by {"ready": true}; TVM is
+loaded before it arrives. What answers then is a template, which forks workers (`template.py`); `server.py` says what
+these answer. A request that fails in an orderly way is answered with an error kind; one that hangs or crashes is the
+parent's to notice. All end when the parent does; elsewhere than on Linux, once they are idle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -59,7 +59,8 @@ def serve_forks(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[],
     Parameters
     ----------
     start : callable
-        Takes the configuration, returns what answers requests, in each worker with the state that it had here.
+        Takes the configuration, returns what answers requests, in each worker with the state that it had here. It must
+        start no thread: those are not forked, and what they have locked stays so.
     load : callable
         Imports what takes long, while the parent is busy with something else.
     """
@@ -69,6 +70,7 @@ def serve_forks(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[],
     answer = start(configuration)
     restore_crash_signals()
     _reply(replies, {"ready": True})
+    template, codes = os.getpid(), dict[int, int]()
     with socket.socket(fileno=int(sys.argv[1])) as descriptors:
         for line in requests:
             request = json.loads(line)
@@ -79,11 +81,13 @@ def serve_forks(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[],
                 if not reply["pid"]:
                     replies.close()
                     descriptors.close()
-                    _work(*pipes, answer, configuration["memory_bytes"])
+                    _work(pipes, answer, configuration["memory_bytes"], template)
+                codes.pop(reply["pid"], None)  # of an earlier worker with this number
+                os.setpgid(reply["pid"], reply["pid"])  # before anybody knows its number: a kill reaches all it starts
                 for descriptor in pipes:
                     os.close(descriptor)
             else:
-                reply["code"] = _exit_code(request["pid"], request["limit_s"])
+                reply["code"] = _exit_code(request["pid"], request["limit_s"], codes)
             _reply(replies, reply)
     _leave()
 
@@ -103,16 +107,17 @@ def _received(descriptors: socket.socket, number: int) -> list[int]:
     while True:
         sent_with, received, _, _ = socket.recv_fds(descriptors, 64, 3)
         if int(sent_with) == number:
+            for descriptor in received:
+                os.set_inheritable(descriptor, False)
             return received
         for descriptor in received:
             os.close(descriptor)
 
 
-def _work(requests: int, replies: int, log: int, answer: Answer, memory_bytes: int) -> NoReturn:
-    """Be a worker, just forked."""
-    template = os.getppid()
-    os.setsid()  # a kill reaches all that it starts
+def _work(descriptors: Sequence[int], answer: Answer, memory_bytes: int, template: int) -> NoReturn:
+    """Be a worker, just forked, with the descriptors of its requests, replies and log."""
     _die_with_parent(template)
+    requests, replies, log = descriptors
     for descriptor, standard in ((requests, 0), (log, 1), (log, 2)):
         os.dup2(descriptor, standard)
     limit_memory(memory_bytes)
@@ -126,16 +131,18 @@ def _answer_all(requests: TextIO, replies: TextIO, answer: Answer) -> None:
         _reply(replies, answer(json.loads(line)))
 
 
-def _exit_code(pid: int, limit_s: float) -> int | None:
-    """Of a worker that ends within so many seconds, negative for a signal; None while it runs."""
+def _exit_code(pid: int, limit_s: float, codes: dict[int, int]) -> int | None:
+    """Of a worker that ends within so many seconds, negative for a signal; None while it runs. May be asked again."""
     end = time.monotonic() + limit_s
-    while True:
+    while pid not in codes:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= end:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() >= end:
             return None
-        time.sleep(WAIT_STEP_S)
+        else:
+            time.sleep(WAIT_STEP_S)
+    return codes[pid]
 
 
 def _leave() -> NoReturn:

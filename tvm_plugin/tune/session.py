@@ -21,7 +21,7 @@ from ..gpu_machine import is_gpu, let_tvm_compile, resolve_target
 from ..graph_prices import GraphPrices
 from ..machine import core_count, describe_machine, detect_target, device_name, is_host, runs_here
 from ..measure.base import Measurer, RunsModels, TimesColdWeights
-from ..measure.gauge import Gauge, multiply_adds
+from ..measure.gauge import Gauge, multiply_adds, multiply_adds_at_peak_s
 from ..records import Context, Record
 from ..records.record import NOT_MEASURED
 from ..records.workload import serialize_workload
@@ -281,13 +281,13 @@ class Session:
         """Where whole models run: on the measurer's devices, else in this process."""
         if isinstance(self.measurer, RunsModels):
             return self.measurer.models
-        return LocalModels(self.context.threads, make_gauge=lambda: Gauge(multiply_adds(self.target, self.hardware)))
+        return LocalModels(self.context.threads, make_gauge=self._gauge)
 
     @property
     def may_settle(self) -> bool:
         """Whether there is time to wait until the cores are at full speed, for timing whole models."""
         left_s = self.budget.whole_seconds_left
-        return left_s is None or left_s >= GAUGE_S
+        return left_s is None or left_s >= GAUGE_S + TIMING_S
 
     @property
     def timing_s(self) -> float:
@@ -424,6 +424,10 @@ class Session:
                 kernel.status.price_s = self.prices.guess_s(kernel.task)
                 kernel.favourite = next(iter(self.prices.defaults(kernel.task)), None)
 
+    def _gauge(self) -> Gauge:
+        at_peak_s = multiply_adds_at_peak_s(self.hardware) if self._speeds_measured else math.inf
+        return Gauge(multiply_adds(self.target, self.hardware), at_peak_s)
+
     def _kernel(self, task: Task) -> KernelSearch:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
@@ -446,6 +450,7 @@ class Session:
         here = self._runs_here
         key = f"hardware:{device_name(self.target, here)}:{self.target}:{self.settings.threads}"
         known = known_hardware(self.work.database.get_object(key))
+        self._speeds_measured = here
         if known is not None:
             return known
         limit_s = None if self.budget.time_s is None else max(MACHINE_S, MACHINE_SHARE * self.budget.time_s)
@@ -454,6 +459,7 @@ class Session:
         if limit_s is None or time.monotonic() - started < limit_s:
             self.work.database.put_json(key, hardware.to_json())
         else:
+            self._speeds_measured = False
             LOGGER.warning("the machine is too busy to measure its speeds in %.0f s: they are guessed", limit_s)
         return hardware
 
