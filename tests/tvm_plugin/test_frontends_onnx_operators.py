@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 from eqtune.frontends import load_model
+from eqtune.runtime import ModelRunner
 
 onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 CACHE = np.zeros((2, 3, 5, 4), "float32")
 GRID = np.arange(24, dtype="float32").reshape(2, 3, 4)
@@ -35,22 +37,13 @@ def largest_difference(
         [onnx.numpy_helper.from_array(arrays[key], key) for key in fixed],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    feeds = {key: value for key, value in arrays.items() if key not in fixed}
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    (expected,) = session.run(None, feeds)
-    (result,) = run(load_model(proto).mod, list(feeds.values()))
+    given = [value for key, value in arrays.items() if key not in fixed]
+    imported = load_model(proto)
+    assert imported.reference is not None
+    (expected,) = imported.reference(*given)
+    (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(*given)
     assert result.shape == expected.shape
     return float(np.abs(result - expected).max())
-
-
-def run(mod: Any, arrays: list[Any]) -> list[Any]:
-    import tvm
-    from tvm import relax
-
-    from eqtune.runtime import flat_tensors
-
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-    return [tensor.numpy() for tensor in flat_tensors(machine["main"](*map(tvm.runtime.tensor, arrays)))]
 
 
 @pytest.mark.parametrize("p", [1, 2])

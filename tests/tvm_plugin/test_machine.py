@@ -12,6 +12,7 @@ from eqtune import machine
 from eqtune.errors import InputError
 from eqtune.machine import describe_machine, detect_target, device_name, is_host, runs_here, target_json
 from eqtune.measure import peaks
+from eqtune.search.space.gpu.hardware import GpuHardware
 from eqtune.search.space.hardware import Hardware
 
 
@@ -140,3 +141,10 @@ def test_the_target_says_what_this_cpu_has_beyond_others_of_its_name_or_lacks(mo
 def test_amx_that_the_system_forbids_is_none(monkeypatch):
     monkeypatch.setattr(machine, "_permits_tiles", lambda: False)
     assert not any(name.startswith("amx") for name in machine._host_features())
+
+
+def test_weights_are_read_faster_than_a_copy_whose_bandwidth_a_cpu_is_known_by():
+    cpu, gpu = Hardware(), GpuHardware()
+    assert cpu.least_latency_s(0.0, 1e6, 1e6) == cpu.least_latency_s(0.0, 1e6) / 2
+    assert cpu.least_latency_s(1e12, 1e6, 1e6) == cpu.least_latency_s(1e12, 1e6), "arithmetic takes longer"
+    assert gpu.least_latency_s(0.0, 1e6, 1e6) == gpu.least_latency_s(0.0, 1e6)

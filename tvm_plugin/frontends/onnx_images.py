@@ -52,11 +52,12 @@ def _resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conv
             "by half_pixel"
         )
     quotients = [i / o for i, o in zip(shape, after, strict=True)]
-    if antialias or (of_images and place == "half_pixel" and not np.allclose(steps, quotients, rtol=1e-6)):
+    by_sizes = np.allclose(steps, quotients, rtol=1e-6)
+    if antialias or (of_images and place == "half_pixel" and not by_sizes):
         weigh = linear if mode == "linear" else cubic(float(attrs.get("cubic_coeff_a", -0.75)))
         reach, repeat_edges = 1 if mode == "linear" else 2, not attrs.get("exclude_outside", 0)
         return resized(bb.emit, x, after[-2:], steps[-2:], weigh, reach, repeat_edges, antialias)
-    if mode == "nearest" and place in _PLACES and not (after[:2] == shape[:2] and np.allclose(steps, quotients)):
+    if mode == "nearest" and place in _PLACES and not (by_sizes and after[:2] == shape[:2]):
         return _nearest(bb, x, after, steps, _PLACES[place], text_of(attrs.get("nearest_mode", "round_prefer_floor")))
     if after[:2] != shape[:2]:
         raise UnsupportedModelError(f"Resize of {shape} to {after} cannot be imported: it changes the first two axes")

@@ -27,7 +27,6 @@ __all__ = ["limit_memory", "main", "restore_crash_signals", "serve", "serve_fork
 
 PR_SET_PDEATHSIG = 1
 
-
 WAIT_STEP_S = 0.002
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]

@@ -75,10 +75,6 @@ PRICES_SHARE = 0.4
 """Of the seconds left, what pricing kernels may take before the search, where there is no time for two rounds of each:
 the search then begins where it should save most, and the other kernels get the candidate that was fastest."""
 
-READ_ALONE = 0.5
-"""Of weights, the share that does not count for a roofline: bandwidth is that of a copy, which writes half of its bytes,
-and reading alone goes up to twice as fast. One row times 512 x 512 was done at 6.1 us; 3.9 are possible (a Xeon)."""
-
 GAUGE_S = 3.0
 """What timing the whole model may take until the cores are at full speed."""
 
@@ -437,8 +433,7 @@ class Session:
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
         flops = (1.0 - space.skipped_share) * task.flops / space.product_rate
-        bytes_moved = task.bytes_moved - READ_ALONE * task.weight_bytes
-        roofline_s = self.hardware.least_latency_s(flops, bytes_moved)
+        roofline_s = self.hardware.least_latency_s(flops, task.bytes_moved, task.weight_bytes)
         status = TaskStatus(task.name, task.calls, task.operations, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)

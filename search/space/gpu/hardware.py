@@ -83,8 +83,11 @@ class GpuHardware(Hardware):
         """FLOP/s of the tensor cores on inputs of `dtype`; 0 where they do not take it."""
         return self.tensor_flops_per_s[TENSOR_DTYPES.index(dtype)] if dtype in TENSOR_DTYPES else 0.0
 
-    def least_latency_s(self, flops: float, bytes_moved: float) -> float:
-        """Seconds that no schedule beats: the highest peak there is, whatever the dtype; L2's or DRAM's bandwidth."""
+    def least_latency_s(self, flops: float, bytes_moved: float, weight_bytes: float = 0.0) -> float:
+        """Seconds that no schedule beats: the highest peak there is, whatever the dtype; L2's or DRAM's bandwidth.
+
+        These are the device's and no copy's: weights count as other bytes do.
+        """
         peak = max(self.peak_flops_per_s_all, *self.tensor_flops_per_s)
         in_cache = bytes_moved <= self.l2_bytes
         bandwidth = self.cache_bandwidth_bytes_per_s * self.threads if in_cache else self.bandwidth_bytes_per_s
