@@ -61,6 +61,9 @@ STREAMED_PANEL = 0.15
 """Extra time of one-vector tiles whose panels come from beyond the second-level cache; wider ones hide most of it
 (64 x 3072 x 768 on Zen 4: 96 GFLOPS one vector wide, 109 two or more)."""
 
+import os
+LOAD_BESIDE=float(os.environ.get("LB","0.25"))
+OVERLAP=float(os.environ.get("OV","0.1"))
 ONE_STREAM = 0.5
 """Share of the memory bandwidth that a core gets when it reads one run after the other (eight side by side get all)."""
 
@@ -195,8 +198,9 @@ def _row_instructions(
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
     else:
         crowding += by_elements * (0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0))
+    beside = 0.0 if units == 1.0 else LOAD_BESIDE * loads
     instructions: Column = crowding * np.maximum(
-        np.maximum(sums + plan.row_corrections * rows, FMA_LATENCY * units + 1.0), loads
+        np.maximum(sums + plan.row_corrections * rows, FMA_LATENCY * units + 1.0) + beside, loads
     )
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
 
@@ -291,7 +295,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     )
     from_l3 = right_bytes * plan.groups * right_again + left_bytes * left_again
     traffic_bytes = plan.kernel.bytes_moved
-    from_memory = np.where(traffic_bytes > hardware.l3_bytes, from_l3, 0.0)
+    from_memory = np.where(traffic_bytes > hardware.near_bytes, from_l3, 0.0)
     cache = hardware.cache_bandwidth_bytes_per_s
     memory_s = np.maximum(from_l2 / cache / speedup, from_l3 / cache / speedup)
     memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s / _stream_share(plan, v))
@@ -317,7 +321,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
     extra_s = extra_s + np.where(v["pack"] == UNPACKED, _unpacked_share(plan, rows) * compute_s, 0.0)
     extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
-    latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
+    latency = np.maximum(compute_s, memory_s) + OVERLAP * np.minimum(compute_s, memory_s) + extra_s
     return Cost(
         compute_s=compute_s,
         memory_s=memory_s,

@@ -81,6 +81,9 @@ class TiledContraction(Sketch):
         t = tiles(plan, self._lanes, v)
         ok = t.registers <= self._hardware.vector_registers
         ok &= (t.sums * v["ku"] <= LARGEST_BODY) | (v["ku"] == 1)
+        if self._hardware.last_cache_is_far:
+            # Around requests for weights ahead, LLVM loads the vectors of two steps together; or it spills all sums.
+            ok &= (t.registers + t.vectors <= self._hardware.vector_registers) | (v["pack"] != AHEAD) | (v["ku"] == 1)
         ok &= ~t.ragged_parallel & ~t.redundant_depth
         ok &= v["chunk"] <= t.row_tiles
         ok &= t.row_tiles % v["chunk"] == 0
