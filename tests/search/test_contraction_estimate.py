@@ -16,7 +16,7 @@ from eqtune.tasks import extract_tasks, lower_to_kernels
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 
 
-def product(rows: int, columns: int, depth: int, half_vector_rate: float = 2.0) -> Space:
+def product(rows: int, columns: int, depth: int, half_vector_rate: float = 2.0, **hardware: int) -> Space:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
     w = relax.const(np.zeros((depth, columns), "float32"))
@@ -25,14 +25,19 @@ def product(rows: int, columns: int, depth: int, half_vector_rate: float = 2.0) 
             result = builder.emit_output(relax.op.matmul(x, w))
         builder.emit_func_output(result)
     (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
-    return build_space(task.mod, Hardware(threads=1, half_vector_rate=half_vector_rate))
+    return build_space(task.mod, Hardware(**{"threads": 1, "half_vector_rate": half_vector_rate, **hardware}))
+
+
+def point_of(space: Space, **values: int) -> Any:
+    """One row of points: packed ahead of time, serial, columns outermost, or what `values` say."""
+    common = {"m2": 1, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0}
+    point = space.point(Decision("tiled_columns", common | values))
+    assert point is not None
+    return point[None]
 
 
 def estimate_s(space: Space, mr: int, nr: int) -> float:
-    values = {"mr": mr, "m2": 1, "nr": nr, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0}
-    point = space.point(Decision("tiled_columns", values))
-    assert point is not None
-    return float(space.latency_s(point[None])[0])
+    return float(space.latency_s(point_of(space, mr=mr, nr=nr))[0])
 
 
 def first_candidate(space: Space, knob: str) -> int:
@@ -67,3 +72,31 @@ def test_the_first_candidate_has_three_half_vectors_or_more_not_one(columns: int
 
 def test_half_vectors_gain_nothing_where_whole_ones_take_no_longer() -> None:
     assert first_candidate(product(196, 40, 432, half_vector_rate=1.0), "nr") % 16 == 0
+
+
+@pytest.mark.parametrize("half_vector_rate", [1.0, 2.0], ids=["whole", "halves"])
+def test_loads_beside_multiply_adds_cost_what_they_do(half_vector_rate: float) -> None:
+    """28 sums want 29 loads where they are one vector wide, 16 where they are two."""
+    space = product(196, 256, 64, half_vector_rate)
+    ratio = estimate_s(space, 28, 16) / estimate_s(space, 14, 32)
+    assert ratio > 1.05 if half_vector_rate == 1.0 else ratio < 1.02
+
+
+FAR = {"threads": 2, "l2_bytes": 2 * 1024**2, "l3_bytes": 480 * 1024**2}
+"""A last-level cache as slow as memory."""
+
+
+def test_threads_share_no_columns_of_a_large_image_in_either_order() -> None:
+    """One chunk of all rows, in a parallel loop over columns, is no better for being the outer one: 311 us, not 244."""
+    space = product(3136, 256, 64, **FAR)
+    by_columns = point_of(space, mr=7, nr=32, chunk=448, order=1, depth=2)
+    by_rows = point_of(space, mr=7, nr=32, chunk=14, order=1, depth=2)
+    assert space.legal(np.concatenate([by_columns, by_rows])).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_two_steps_of_a_large_tile_are_illegal_where_weights_are_asked_for_ahead(far: bool) -> None:
+    """LLVM loads the vectors of both before the first products, and spills 28 sums: 628 us instead of 265."""
+    space = product(784, 128, 512, **(FAR if far else {}))
+    one, two = (point_of(space, mr=14, nr=32, ku=ku, order=1, depth=2 * far) for ku in (1, 2))
+    assert space.legal(np.concatenate([one, two])).tolist() == [True, not far]

@@ -128,7 +128,7 @@ class TileContraction(TiledContraction):
         if self._hardware.threads == 1:
             ok &= (v["depth"] == 0) | (v["pad"] == PAD_AT_OUTER)
         else:
-            ok &= self._shares_operands(v, -(-plan.vector_extent // v["nr"]))
+            ok &= self._shares_operands(v, cost.chunks, -(-plan.vector_extent // v["nr"]))
         result: NDArray[np.bool_] = ok
         return result
 

@@ -206,6 +206,13 @@ class Plan:
         return 1.0 - share
 
     @property
+    def rows_share_taps(self) -> bool:
+        """Whether the innermost reduction slides along a tile's rows, which read the same elements one tap apart."""
+        tap, place = self.reduction[-1].position, self.unrolled[-1].position
+        indices = (index for index in self.contraction.left.access.indices if index is not None)
+        return any(tap in index.coefficients and place in index.coefficients for index in indices)
+
+    @property
     def outer_extent(self) -> int:
         """Iterations of all other spatial loops, groups included."""
         return self.groups * math.prod(axis.extent for axis in self.outer)

@@ -97,7 +97,7 @@ class TiledContraction(Sketch):
             ok &= ~(t.ragged_columns if plan.vector in plan.contraction.columns else t.ragged_rows)
         if self._hardware.threads > 1:
             ok &= (v["depth"] == 0) | (t.chunks > 1)
-            ok &= self._shares_operands(v, t.column_tiles)
+            ok &= self._shares_operands(v, t.chunks, t.column_tiles)
         result: NDArray[np.bool_] = ok
         return result
 
@@ -116,17 +116,29 @@ class TiledContraction(Sketch):
         schedule_tiles(sch, self.plan, self._lanes, values, self._hardware)
         return sch
 
-    def _shares_operands(self, v: Mapping[str, NDArray[Any]], column_tiles: NDArray[Any]) -> NDArray[np.bool_]:
+    def _shares_operands(
+        self, v: Mapping[str, NDArray[Any]], chunks: NDArray[Any], column_tiles: NDArray[Any]
+    ) -> NDArray[np.bool_]:
         """Where threads take rows, or an image that is no larger than the weights allows for columns, shape [n].
 
         Threads that share columns all read all of the left operand, which the kernel before wrote from every core,
-        through a cache as slow as memory. Alone, a kernel finds it in each core's own.
+        through a cache as slow as memory. Alone, a kernel finds it in each core's own. `chunks` are the parallel
+        iterations: of one chunk of rows, those are columns in either order.
         """
         left, right = self.plan.contraction.left.access, self.plan.contraction.right.access
-        by_rows = (v["order"] == 1) | (v["depth"] == 0) | (column_tiles < self._hardware.threads)
+        threads = self._hardware.threads
+        row_chunks = chunks / np.where(v["depth"] == self._loops, column_tiles, 1)
+        by_rows = (v["order"] == 1) & (row_chunks >= np.minimum(threads, chunks))
+        by_rows |= (v["depth"] == 0) | (column_tiles < threads)
         small = not self._hardware.last_cache_is_far or left.bytes <= ROWS_PER_COLUMN * right.bytes
         result: NDArray[np.bool_] = by_rows | small
         return result
+
+    @property
+    def _loops(self) -> int:
+        """Loops that may be fused: over columns, chunks of rows, and whatever else is outside a tile."""
+        plan = self.plan
+        return 2 + len(plan.outer) + (plan.groups > 1) + (plan.second is not None)
 
     def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
@@ -142,8 +154,7 @@ class TiledContraction(Sketch):
         if plan.spread is not None:  # written out for each input of a group
             steps = [plan.reduction[-1].extent]
         blocks = [1, *_divisors_of_tiles(rows, row_tiles)]
-        loops = 2 + len(plan.outer) + (plan.groups > 1) + (plan.second is not None)
-        depths = list(range(loops + 1))
+        depths = list(range(self._loops + 1))
         if self._hardware.threads == 1:  # fused loops only move where the padding is computed
             depths = [0, *depths[2:]] if plan.staged else [0]
         if plan.panel is None:

@@ -20,6 +20,7 @@ from ..access import Access
 from ..hardware import MASKED_BYTES, Hardware
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
+from .kept_loops import KEEP_LOOP
 from .padding import IMAGE_ROWS, image_rows
 from .plan import Plan, whole_width
 from .prefetch import FETCH_AHEAD, NEXT_PANEL
@@ -56,6 +57,12 @@ STACK_BYTES = 1024
 
 LONG_RUN = 4
 """Vectors of channels a pixel from which the loop over padded pixels is not partitioned."""
+
+CROWDED_SUMS = 22
+"""Vectors of sums beside which the elements that several taps of a window share do not fit the registers."""
+
+MOST_TAPS = 7
+"""Of a row of a window that LLVM might write out as a whole."""
 
 UNROLLED_EPILOGUE = 8
 """Operations of an element's epilogue up to which writing a tile back is unrolled: bias, residual, activation."""
@@ -338,6 +345,9 @@ def _tile_loops(
     if plan.vector_extent % values["nr"] and not padded and not overlapping:
         sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     first = reduction[0] if len(reduction) > 1 else steps
+    sums = values["mr"] * values["m2"] * -(-values["nr"] // lanes)
+    if plan.rows_share_taps and sums >= CROWDED_SUMS and 1 < int(sch.get(steps).extent) <= MOST_TAPS:
+        sch.annotate(steps, KEEP_LOOP, 1)
     depth = min(values["depth"], len(order))
     if values["pack"] == AHEAD and hardware.last_cache_is_far:
         _ask_for_weights(sch, steps, plan, values, hardware, readers_of_panel(sch, order, depth, values))

@@ -1,0 +1,74 @@
+"""LLVM keeps the loop over the taps of a window's row where writing it out would spill a tile's sums."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from eqtune.search.space import Decision, Hardware, build_space
+from eqtune.search.space.contraction.kept_loops import KEEP_LOOP, keep_loops
+from eqtune.search.space.lowering import prepare_for_lowering
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_space_contraction import conv
+
+WIDE = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
+"""Has the 32 registers that the tiles need; nothing runs on it."""
+
+VALUES = {"m2": 1, "nr": 32, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0}
+
+
+def scheduled(mr: int, layout: str = "NCHW", weights: str = "OIHW") -> Any:
+    """A 3 x 3 convolution of 27 x 28 outputs with 64 channels."""
+    space = build_space(conv(32, 27, 64, 3, layout, weights, padding=1), Hardware(threads=1))
+    return space.apply(Decision("tiled_columns", VALUES | {"mr": mr})).mod["main"]
+
+
+def multiply_adds_in_a_loop(function: Any) -> int:
+    """The most between a label and a jump back to it."""
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    lines = tvm.compile(mod, WIDE).mod.inspect_source("s").split("\n")
+    start: dict[str, int] = {}
+    counts = [0]
+    for number, line in enumerate(lines):
+        if label := re.match(r"(\.LBB\d+_\d+):", line):
+            start = {label[1]: number}  # a loop around others begins before their labels
+        elif (jump := re.match(r"\s+j\w+\s+(\.LBB\d+_\d+)", line)) and jump[1] in start:
+            counts.append(sum("vfmadd" in part for part in lines[start[jump[1]] : number]))
+    return max(counts)
+
+
+@pytest.mark.parametrize("mr", [14, 7])
+def test_only_large_tiles_keep_the_loop(mr: int) -> None:
+    """Of 28 sums, and of 14, three times that many products would be between two jumps."""
+    function = scheduled(mr)
+    marked = KEEP_LOOP in function.script()
+    assert marked == (mr == 14)
+    if marked:
+        assert multiply_adds_in_a_loop(prepare_for_lowering(function)) == 28
+
+
+def test_loops_over_channels_need_no_mark() -> None:
+    function = scheduled(14, "NHWC", "HWIO")
+    assert KEEP_LOOP not in function.script()
+    assert keep_loops(function).same_as(function)
+
+
+def test_the_convolution_stays_the_same() -> None:
+    rng = np.random.default_rng(0)
+    function = scheduled(14)
+    shapes = [tuple(int(extent) for extent in parameter.ty.shape) for parameter in function.params]
+    arrays = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    results = []
+    for prepare in (prepare_for_lowering, lambda unprepared: unprepared):
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        mod = tvm.IRModule({"main": prepare(function).with_attr("global_symbol", "main")})
+        tvm.compile(mod, tvm.target.Target("llvm"))["main"](*tensors)
+        results.append(tensors[-1].numpy())
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-4)
