@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.s_tir import Schedule
+from tvm.script import tirx as T
 
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.contraction.stack_sums import sums_on_stack
@@ -73,6 +74,32 @@ def test_what_other_loops_read_stays_where_it_is() -> None:
     assert len(schedule.get_loops(sums)) == 2
     function = schedule.mod["main"]
     assert sums_on_stack(function).same_as(function)
+
+
+def copy_through_local(begin: int) -> Any:
+    """In 4 steps, 8 numbers go to a local buffer, of which 16 are then read, from `begin` before the first one on."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def main(x: T.Buffer((80,), "float32"), out: T.Buffer((64,), "float32")):
+        local = T.sblock_alloc_buffer((80,), scope="local")
+        for i in range(4):
+            for j in range(8):
+                with T.sblock("fill"):
+                    v = T.axis.spatial(80, 16 + i * 16 + j)
+                    local[v] = x[v]
+            for j in range(16):
+                with T.sblock("read"):
+                    v = T.axis.spatial(80, 16 + i * 16 + j)
+                    out[v - 16] = local[v - begin]
+
+    return main
+
+
+def test_the_box_holds_all_that_is_read_or_nothing_is_moved() -> None:
+    """Schedules may be of others: what they read was perhaps never written, but is no memory of somebody else."""
+    after, before = copy_through_local(0), copy_through_local(4)
+    assert re.search(r"decl_buffer\(\(16,\), scope=\"local\"|local = .*\(16,\)", sums_on_stack(after).script())
+    assert sums_on_stack(before).same_as(before)
 
 
 def test_the_product_stays_the_same() -> None:

@@ -14,7 +14,9 @@ the function's own, no sum is ever stored:
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -36,17 +38,24 @@ UNIT_BYTES = 128
 def sums_on_stack(func: Any) -> Any:
     """Move local buffers that a sequence of loops fills and reads to the stack; the same object where there are none.
 
-    A buffer is moved where all its accesses are in the sequence, and those that fill it are to a box of constant size.
+    A buffer is moved where all its accesses are in the sequence, and in one small box: schedules may be of others.
     """
     blocks: list[Any] = []
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append))
     local = [buffer for block in blocks for buffer in block.alloc_buffers if buffer.scope() == "local"]
+    if not local:
+        return func
+    analyzer = sym.Analyzer()
+    tvm_ffi.structural_walk(
+        func.body,
+        (tirx.For, lambda loop: analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))),
+    )
     moved: list[Any] = []
 
     def move(sequence: Any) -> Any:
         for buffer in _filled(sequence):
             if _among(buffer, local) and _uses_of(buffer, func.body) == _uses_of(buffer, sequence):
-                box = _box(sequence, buffer)
+                box = _box(sequence, buffer, analyzer)
                 if box is not None:
                     sequence = _on_stack(sequence, buffer, box)
                     moved.append(buffer)
@@ -75,14 +84,6 @@ def sums_on_stack(func: Any) -> Any:
     return func.with_body(tvm_ffi.structural_map(body, (s_tir.SBlock, without_moved)))
 
 
-class _Store(NamedTuple):
-    """A store, its indices by the loops around it, and those of these loops that are in the statement."""
-
-    buffer: Any
-    indices: list[Any]
-    loops: list[Any]
-
-
 class _Box(NamedTuple):
     """Where in a buffer a tile begins, and its extents."""
 
@@ -90,43 +91,80 @@ class _Box(NamedTuple):
     shape: list[int]
 
 
+class _Nest:
+    """A statement of a sequence: its loops, and what the variables of its blocks stand for in terms of loops."""
+
+    def __init__(self, statement: Any) -> None:
+        self.statement = statement
+        self._loops: list[Any] = []
+        self._bindings: list[tuple[Any, Any]] = []
+        tvm_ffi.structural_walk(
+            statement, [(tirx.For, self._loops.append), (s_tir.SBlockRealize, self._bind)], order="pre"
+        )
+
+    def _bind(self, realize: Any) -> None:
+        """Of a block in a block, too: a vector of dot products is one."""
+        self._bindings += [(axis, substitute(value, self._bindings)) for axis, value in binding_of(realize)]
+
+    def first_store(self, buffer: Any) -> list[Any] | None:
+        """Its indices at the first iteration of all loops; None where nothing is stored."""
+        stores: list[Any] = []
+        tvm_ffi.structural_walk(self.statement, (tirx.BufferStore, stores.append))
+        first = next((store for store in stores if store.buffer.same_as(buffer)), None)
+        if first is None:
+            return None
+        origin = [(loop.loop_var, loop.min) for loop in self._loops]
+        return [substitute(self._by_loops(index), origin) for index in first.indices]
+
+    def accesses(self, buffer: Any) -> Iterator[list[tuple[Any, Any]]]:
+        """For each load, store and region of the buffer, by dimension: the first and the last index."""
+        found: list[list[tuple[Any, Any]]] = []
+
+        def note(source: Any, ends: Any) -> None:
+            if source.same_as(buffer):
+                found.append([(self._by_loops(first), self._by_loops(last)) for first, last in ends])
+
+        tvm_ffi.structural_walk(
+            self.statement,
+            [
+                (TensorLoad, lambda load: note(load.source, [(index, index) for index in load.indices])),
+                (tirx.BufferStore, lambda store: note(store.buffer, [(index, index) for index in store.indices])),
+                (TensorRegion, lambda node: note(node.source, [(r.min, r.min + r.extent - 1) for r in node.region])),
+            ],
+        )
+        yield from found
+
+    def _by_loops(self, index: Any) -> Any:
+        return substitute(index, self._bindings)
+
+
 def _filled(sequence: Any) -> list[Any]:
-    """The buffers that statements of a sequence store to and nothing else, each once."""
+    """The buffers that statements of a sequence store to, each once."""
     found: list[Any] = []
-    for store in map(_only_store, sequence.seq):
-        if store is not None and not _among(store.buffer, found):
+
+    def note(store: Any) -> None:
+        if not _among(store.buffer, found):
             found.append(store.buffer)
+
+    tvm_ffi.structural_walk(sequence, (tirx.BufferStore, note))
     return found
 
 
-def _only_store(statement: Any) -> _Store | None:
-    """The store that a nest of loops and blocks is around; None where there is something else inside."""
-    loops: list[Any] = []
-    bindings: list[tuple[Any, Any]] = []
-    while isinstance(statement, tirx.For | s_tir.SBlockRealize):  # a vector of dot products is a block in a block
-        if isinstance(statement, tirx.For):
-            loops.append(statement)
-            statement = statement.body
-        else:
-            bindings += [(axis, substitute(value, bindings)) for axis, value in binding_of(statement)]
-            statement = statement.block.body
-    if not isinstance(statement, tirx.BufferStore):
-        return None
-    return _Store(statement.buffer, [substitute(index, bindings) for index in statement.indices], loops)
+def _box(sequence: Any, buffer: Any, analyzer: Any) -> _Box | None:
+    """What all accesses are to, from where the first store begins; None where that is no small box of constant size.
 
-
-def _box(sequence: Any, buffer: Any) -> _Box | None:
-    """What the first statement that fills the buffer fills of it; None where that is no small box of constant size."""
-    first = next(store for store in map(_only_store, sequence.seq) if store and store.buffer.same_as(buffer))
-    analyzer = sym.Analyzer()
-    for loop in first.loops:
-        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
-    origin = [(loop.loop_var, loop.min) for loop in first.loops]
-    start = [analyzer.simplify(substitute(index, origin)) for index in first.indices]
-    spans = [analyzer.const_int_bound(analyzer.simplify(i - s)) for i, s in zip(first.indices, start, strict=True)]
-    if any(span.min_value != 0 for span in spans):
-        return None
-    shape = [int(span.max_value) + 1 for span in spans]
+    `analyzer` knows the ranges of all loops.
+    """
+    nests = [_Nest(statement) for statement in sequence.seq]
+    start = next(indices for nest in nests if (indices := nest.first_store(buffer)) is not None)
+    shape = [1] * len(start)
+    for ends in itertools.chain.from_iterable(nest.accesses(buffer) for nest in nests):
+        for dimension, (first, last) in enumerate(ends):
+            begin = start[dimension]
+            if analyzer.const_int_bound(analyzer.simplify(first - begin)).min_value < 0:
+                return None
+            largest = analyzer.const_int_bound(analyzer.simplify(last - begin)).max_value
+            shape[dimension] = max(shape[dimension], int(largest) + 1)
     return _Box(start, shape) if math.prod(shape) * dtype_bytes(str(buffer.dtype)) <= MOST_BYTES else None
 
 
