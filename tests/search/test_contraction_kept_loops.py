@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm.s_tir import Schedule
 
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.contraction.kept_loops import KEEP_LOOP, keep_loops
@@ -44,14 +45,29 @@ def multiply_adds_in_a_loop(function: Any) -> int:
     return max(counts)
 
 
-@pytest.mark.parametrize("mr", [14, 7])
-def test_only_large_tiles_keep_the_loop(mr: int) -> None:
-    """Of 28 sums, and of 14, three times that many products would be between two jumps."""
-    function = scheduled(mr)
-    marked = KEEP_LOOP in function.script()
-    assert marked == (mr == 14)
-    if marked:
-        assert multiply_adds_in_a_loop(prepare_for_lowering(function)) == 28
+def test_only_large_tiles_keep_the_loop() -> None:
+    """Of 28 sums, not of 14. Written out, there would be three times as many products between two jumps."""
+    large, small = scheduled(14), scheduled(7)
+    assert [KEEP_LOOP in function.script() for function in (large, small)] == [True, False]
+    assert multiply_adds_in_a_loop(prepare_for_lowering(large)) == 28
+
+
+def test_narrow_vectors_are_counted_one_by_one() -> None:
+    """Tiles of 56 columns are seven vectors of 8."""
+    space = build_space(conv(32, 27, 56, 3, "NCHW", "OIHW", padding=1), Hardware(threads=1))
+    scripts = [
+        space.apply(Decision("tiled_columns", VALUES | {"mr": mr, "nr": 56})).mod["main"].script() for mr in (3, 4)
+    ]
+    assert [KEEP_LOOP in script for script in scripts] == [False, True]
+
+
+def test_a_mark_on_another_kind_of_loop_is_refused() -> None:
+    schedule = Schedule(conv(32, 27, 64, 3, "NCHW", "OIHW", padding=1))
+    loop = schedule.get_loops(schedule.get_sblock("conv2d_nchw"))[0]
+    schedule.parallel(loop)
+    schedule.annotate(loop, KEEP_LOOP, 1)
+    with pytest.raises(ValueError, match="not serial"):
+        keep_loops(schedule.mod["main"])
 
 
 def test_loops_over_channels_need_no_mark() -> None:

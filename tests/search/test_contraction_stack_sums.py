@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 from tvm import relax
 from tvm.s_tir import Schedule
@@ -76,30 +77,66 @@ def test_what_other_loops_read_stays_where_it_is() -> None:
     assert sums_on_stack(function).same_as(function)
 
 
-def copy_through_local(begin: int) -> Any:
-    """In 4 steps, 8 numbers go to a local buffer, of which 16 are then read, from `begin` before the first one on."""
+def copy_through_local(begin: int, end: int) -> Any:
+    """In 4 steps, 16 numbers go to a local buffer, of which those from `begin` to `end` are then read."""
 
     @T.prim_func(private=True, s_tir=True)
-    def main(x: T.Buffer((80,), "float32"), out: T.Buffer((64,), "float32")):
+    def main(x: T.Buffer((80,), "float32"), out: T.Buffer((4, end - begin), "float32")):
         local = T.sblock_alloc_buffer((80,), scope="local")
         for i in range(4):
-            for j in range(8):
-                with T.sblock("fill"):
-                    v = T.axis.spatial(80, 16 + i * 16 + j)
-                    local[v] = x[v]
             for j in range(16):
+                with T.sblock("fill"):
+                    v = T.axis.spatial(80, 8 + i * 16 + j)
+                    local[v] = x[v]
+            for j in range(end - begin):
                 with T.sblock("read"):
-                    v = T.axis.spatial(80, 16 + i * 16 + j)
-                    out[v - 16] = local[v - begin]
+                    v, w = T.axis.remap("SS", [i, j])
+                    out[v, w] = local[8 + v * 16 + w + begin] + T.float32(1)
 
     return main
 
 
-def test_the_box_holds_all_that_is_read_or_nothing_is_moved() -> None:
-    """Schedules may be of others: what they read was perhaps never written, but is no memory of somebody else."""
-    after, before = copy_through_local(0), copy_through_local(4)
-    assert re.search(r"decl_buffer\(\(16,\), scope=\"local\"|local = .*\(16,\)", sums_on_stack(after).script())
-    assert sums_on_stack(before).same_as(before)
+def run(function: Any, *inputs: Any) -> Any:
+    """The last of its parameters, that many numbers."""
+    shape = [int(extent) for extent in function.params[-1].ty.shape]
+    out = tvm.runtime.tensor(np.full(shape, 7, "float32"))
+    compiled(function, tvm.target.Target("llvm")).jit()["main"](*map(tvm.runtime.tensor, inputs), out)
+    return out.numpy()
+
+
+def test_a_tile_begins_anywhere_and_is_moved_whole() -> None:
+    x = np.arange(80, dtype="float32")
+    function = sums_on_stack(copy_through_local(3, 16))
+    assert "tvm_stack_alloca" in function.script()
+    np.testing.assert_array_equal(run(function, x), 1 + x[8 : 8 + 64].reshape(4, 16)[:, 3:])
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 16), (0, 17)])
+def test_what_is_read_beside_the_tile_may_be_of_another_one(begin: int, end: int) -> None:
+    function = copy_through_local(begin, end)
+    assert sums_on_stack(function).same_as(function)
+
+
+def test_sums_that_a_loop_around_carries_stay_where_they_are() -> None:
+    """Written back after each half of the reduction, they are summed over two runs of the sequence."""
+    schedule = Schedule(product())
+    block = schedule.get_sblock("matmul")
+    sums = schedule.cache_write(block, 0, "local")
+    i, j, k = schedule.get_loops(block)
+    half, rest = schedule.split(k, [2, None])
+    schedule.reorder(half, i, j, rest)
+    schedule.reverse_compute_at(sums, schedule.get_loops(block)[2])
+    function = schedule.mod["main"]
+    assert sums_on_stack(function).same_as(function)
+
+
+@pytest.mark.parametrize("kind", ["unroll", "vectorize"])
+def test_no_tile_in_a_loop_that_is_written_out_is_moved(kind: str) -> None:
+    """Each copy of the loop's body would have its own place on the stack."""
+    schedule = Schedule(tvm.IRModule({"main": copy_through_local(0, 16)}))
+    getattr(schedule, kind)(schedule.get_loops(schedule.get_sblock("fill"))[0])
+    function = schedule.mod["main"]
+    assert sums_on_stack(function).same_as(function)
 
 
 def test_the_product_stays_the_same() -> None:

@@ -62,14 +62,15 @@ STREAMED_PANEL = 0.15
 (64 x 3072 x 768 on Zen 4: 96 GFLOPS one vector wide, 109 two or more)."""
 
 LOAD_BESIDE = 0.3
-"""Vector-instruction times that a load takes beside multiply-adds of whole vectors. A Xeon: 24 of registers alone take
+"""Vector-instruction times that a load takes beside multiply-adds of whole vectors. A Xeon: 24 multiply-adds alone take
 12 cycles, with 10 loads 13.3 to 13.9, with 24 loads 14.9. Of sampled candidates of 43 kernels on two threads, the best
 of the four that the estimate likes best is 4.5 % slower than the best of all, without this 7 %. Where wide vectors are
 computed in halves, loads are free."""
 
 SCATTERED_PANEL = 0.5
 """Extra time of rows of an operand that lie apart, for each doubling of a panel beyond twice the first-level cache (a
-Xeon, 64 x 2048 x 256 in two threads: panels of 128 KB take 1.45 times as long as packed ones, of 256 KB 1.8 times)."""
+Xeon with 48 KB, two threads, 64 rows times 2048 x 256: panels of 128 KB take 1.45 times as long as packed ones, of
+256 KB 1.8 times)."""
 FAR_APART = 1024
 """Bytes between rows from which that holds."""
 
@@ -304,6 +305,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     )
     from_l3 = right_bytes * plan.groups * right_again + left_bytes * left_again
     traffic_bytes = plan.kernel.bytes_moved
+    # Nothing comes from memory up to what is near, all of it from twice as much on.
     from_memory = from_l3 * min(max(traffic_bytes / hardware.near_bytes - 1.0, 0.0), 1.0)
     cache = hardware.cache_bandwidth_bytes_per_s
     memory_s = np.maximum(from_l2 / cache / speedup, from_l3 / cache / speedup)

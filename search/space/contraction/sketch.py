@@ -23,6 +23,7 @@ from .tiled import (
     PAD_AT_ROOT,
     PAD_INLINE,
     UNPACKED,
+    asks_ahead,
     schedule_tiles,
 )
 
@@ -81,9 +82,8 @@ class TiledContraction(Sketch):
         t = tiles(plan, self._lanes, v)
         ok = t.registers <= self._hardware.vector_registers
         ok &= (t.sums * v["ku"] <= LARGEST_BODY) | (v["ku"] == 1)
-        if self._hardware.last_cache_is_far:
-            # Around requests for weights ahead, LLVM loads the vectors of two steps together; or it spills all sums.
-            ok &= (t.registers + t.vectors <= self._hardware.vector_registers) | (v["pack"] != AHEAD) | (v["ku"] == 1)
+        # Around requests, LLVM loads the vectors of two steps together, and spills all sums where both do not fit.
+        ok &= (t.registers + t.vectors <= self._hardware.vector_registers) | (v["ku"] == 1) | ~self._asks_ahead(v)
         ok &= ~t.ragged_parallel & ~t.redundant_depth
         ok &= v["chunk"] <= t.row_tiles
         ok &= t.row_tiles % v["chunk"] == 0
@@ -116,14 +116,19 @@ class TiledContraction(Sketch):
         schedule_tiles(sch, self.plan, self._lanes, values, self._hardware)
         return sch
 
+    def _asks_ahead(self, v: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Whether weights are asked for before they are multiplied, shape [n]."""
+        result: NDArray[np.bool_] = asks_ahead(self.plan, v, self._hardware)
+        return result
+
     def _shares_operands(
         self, v: Mapping[str, NDArray[Any]], chunks: NDArray[Any], column_tiles: NDArray[Any]
     ) -> NDArray[np.bool_]:
         """Where threads take rows, or an image that is no larger than the weights allows for columns, shape [n].
 
         Threads that share columns all read all of the left operand, which the kernel before wrote from every core,
-        through a cache as slow as memory. Alone, a kernel finds it in each core's own. `chunks` are the parallel
-        iterations: of one chunk of rows, those are columns in either order.
+        through a cache as slow as memory. Alone, a kernel finds it in each core's own. `chunks` counts the parallel
+        iterations: with a single chunk of rows, they are columns even where rows come first.
         """
         left, right = self.plan.contraction.left.access, self.plan.contraction.right.access
         threads = self._hardware.threads

@@ -1,9 +1,9 @@
 """The sums of a register tile lie on the stack, however many they are, so that LLVM keeps them in registers alone.
 
-TVM takes buffers of 1024 bytes and more from a workspace, which LLVM must assume to be read when it is given back. It
-then stores the sums of every tile a second time, and carries those of the last tile to the end of the kernel: 20
-registers that the loop over a ragged last tile lacks, which then spills its own sums in every step. In memory that is
-the function's own, no sum is ever stored:
+TVM takes local buffers, and all of 1024 bytes and more, from a workspace, which LLVM must assume to be read when it is
+given back. It then stores the sums of every tile a second time, and carries those of the last tile to the end of the
+kernel: 20 registers that the loop over a ragged last tile lacks, which then spills its own sums in every step. In
+memory that is the function's own, no sum is ever stored:
 
     sums = workspace(all tiles)               for tile:
     for tile:                                     sums = stack(one tile)
@@ -14,9 +14,7 @@ the function's own, no sum is ever stored:
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -34,28 +32,39 @@ MOST_BYTES = 4096
 UNIT_BYTES = 128
 """Of what TVM puts on the stack at the start of a cache line: it calls that a tensor map."""
 
+_ONE_COPY = (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL)
+"""Kinds of loops whose bodies stay one piece of code, with one place on the stack."""
+
+_UNROLLING = "pragma_auto_unroll_max_step"
+
 
 def sums_on_stack(func: Any) -> Any:
     """Move local buffers that a sequence of loops fills and reads to the stack; the same object where there are none.
 
-    A buffer is moved where all its accesses are in the sequence, and in one small box: schedules may be of others.
+    Schedules may be replayed from somebody else's record, so nothing is taken for granted of them. A buffer is moved
+    where the sequence stores all that any access to it may reach, in one small box; where no reduction around the
+    sequence carries sums from one iteration to the next; and where no loop around it is written out.
     """
     blocks: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append))
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(func.body, [(s_tir.SBlock, blocks.append), (tirx.For, loops.append)])
     local = [buffer for block in blocks for buffer in block.alloc_buffers if buffer.scope() == "local"]
-    if not local:
+    if not local or any(_UNROLLING in part.annotations for part in (*blocks, *loops)):
         return func
+    copied: list[Any] = []
+    for loop in loops:
+        if loop.kind not in _ONE_COPY:
+            tvm_ffi.structural_walk(loop.body, (tirx.SeqStmt, lambda sequence: copied.extend(_filled(sequence))))
+    local = [buffer for buffer in local if not _among(buffer, copied) and not _is_widened(buffer)]
     analyzer = sym.Analyzer()
-    tvm_ffi.structural_walk(
-        func.body,
-        (tirx.For, lambda loop: analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))),
-    )
+    for loop in loops:
+        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
     moved: list[Any] = []
 
     def move(sequence: Any) -> Any:
         for buffer in _filled(sequence):
             if _among(buffer, local) and _uses_of(buffer, func.body) == _uses_of(buffer, sequence):
-                box = _box(sequence, buffer, analyzer)
+                box = _box([_Nest(statement) for statement in sequence.seq], buffer, analyzer)
                 if box is not None:
                     sequence = _on_stack(sequence, buffer, box)
                     moved.append(buffer)
@@ -96,33 +105,35 @@ class _Nest:
 
     def __init__(self, statement: Any) -> None:
         self.statement = statement
-        self._loops: list[Any] = []
+        self.loops: list[Any] = []
+        self.blocks: list[Any] = []
         self._bindings: list[tuple[Any, Any]] = []
         tvm_ffi.structural_walk(
-            statement, [(tirx.For, self._loops.append), (s_tir.SBlockRealize, self._bind)], order="pre"
+            statement, [(tirx.For, self.loops.append), (s_tir.SBlockRealize, self._bind)], order="pre"
         )
 
     def _bind(self, realize: Any) -> None:
         """Of a block in a block, too: a vector of dot products is one."""
-        self._bindings += [(axis, substitute(value, self._bindings)) for axis, value in binding_of(realize)]
+        self.blocks.append(realize.block)
+        self._bindings += [(axis, self.by_loops(value)) for axis, value in binding_of(realize)]
 
-    def first_store(self, buffer: Any) -> list[Any] | None:
-        """Its indices at the first iteration of all loops; None where nothing is stored."""
-        stores: list[Any] = []
-        tvm_ffi.structural_walk(self.statement, (tirx.BufferStore, stores.append))
-        first = next((store for store in stores if store.buffer.same_as(buffer)), None)
-        if first is None:
-            return None
-        origin = [(loop.loop_var, loop.min) for loop in self._loops]
-        return [substitute(self._by_loops(index), origin) for index in first.indices]
+    def by_loops(self, index: Any) -> Any:
+        """An index by the variables of loops, those around the statement included."""
+        return substitute(index, self._bindings)
 
-    def accesses(self, buffer: Any) -> Iterator[list[tuple[Any, Any]]]:
+    def stores(self, buffer: Any) -> list[Any]:
+        """The indices of each store to the buffer."""
+        found: list[Any] = []
+        tvm_ffi.structural_walk(self.statement, (tirx.BufferStore, found.append))
+        return [[self.by_loops(i) for i in store.indices] for store in found if store.buffer.same_as(buffer)]
+
+    def accesses(self, buffer: Any) -> list[list[tuple[Any, Any]]]:
         """For each load, store and region of the buffer, by dimension: the first and the last index."""
         found: list[list[tuple[Any, Any]]] = []
 
         def note(source: Any, ends: Any) -> None:
             if source.same_as(buffer):
-                found.append([(self._by_loops(first), self._by_loops(last)) for first, last in ends])
+                found.append([(self.by_loops(first), self.by_loops(last)) for first, last in ends])
 
         tvm_ffi.structural_walk(
             self.statement,
@@ -132,10 +143,21 @@ class _Nest:
                 (TensorRegion, lambda node: note(node.source, [(r.min, r.min + r.extent - 1) for r in node.region])),
             ],
         )
-        yield from found
+        return found
 
-    def _by_loops(self, index: Any) -> Any:
-        return substitute(index, self._bindings)
+    def carries(self, buffer: Any) -> bool:
+        """Whether loops around the statement are part of a reduction into the buffer, which lasts longer than they."""
+        reduced = [
+            self.by_loops(axis.var)
+            for block in self.blocks
+            if any(region.source.same_as(buffer) for region in block.writes)
+            for axis in block.iter_vars
+            if axis.iter_type != tirx.IterVar.DataPar
+        ]
+        used: list[Any] = []
+        for value in reduced:
+            tvm_ffi.structural_walk(value, (ir.Var, used.append))
+        return not all(_among(variable, [loop.loop_var for loop in self.loops]) for variable in used)
 
 
 def _filled(sequence: Any) -> list[Any]:
@@ -150,22 +172,36 @@ def _filled(sequence: Any) -> list[Any]:
     return found
 
 
-def _box(sequence: Any, buffer: Any, analyzer: Any) -> _Box | None:
-    """What all accesses are to, from where the first store begins; None where that is no small box of constant size.
+def _is_widened(buffer: Any) -> bool:
+    """Whether TVM computes in a wider type, in what it allocates itself."""
+    return str(buffer.dtype).startswith(("bfloat", "float8"))
+
+
+def _box(nests: list[_Nest], buffer: Any, analyzer: Any) -> _Box | None:
+    """What is stored, from where the first store begins; None where that is no small box, or not all that is accessed.
 
     `analyzer` knows the ranges of all loops.
     """
-    nests = [_Nest(statement) for statement in sequence.seq]
-    start = next(indices for nest in nests if (indices := nest.first_store(buffer)) is not None)
-    shape = [1] * len(start)
-    for ends in itertools.chain.from_iterable(nest.accesses(buffer) for nest in nests):
-        for dimension, (first, last) in enumerate(ends):
-            begin = start[dimension]
-            if analyzer.const_int_bound(analyzer.simplify(first - begin)).min_value < 0:
-                return None
-            largest = analyzer.const_int_bound(analyzer.simplify(last - begin)).max_value
-            shape[dimension] = max(shape[dimension], int(largest) + 1)
-    return _Box(start, shape) if math.prod(shape) * dtype_bytes(str(buffer.dtype)) <= MOST_BYTES else None
+    stores = [(nest, indices) for nest in nests for indices in nest.stores(buffer)]
+    first_nest, first = stores[0]
+    origin = [(loop.loop_var, loop.min) for loop in first_nest.loops]
+    start = [substitute(index, origin) for index in first]
+
+    def bounds(index: Any, dimension: int) -> tuple[int, int]:
+        bound = analyzer.const_int_bound(analyzer.simplify(index - start[dimension]))
+        return int(bound.min_value), int(bound.max_value)
+
+    if any(nest.carries(buffer) for nest in nests) or any("x" in str(index.ty.dtype) for index in start):
+        return None  # indices that are vectors differ by vectors
+    shape = [1 + max(bounds(indices[d], d)[1] for _, indices in stores) for d in range(len(start))]
+    if math.prod(shape) * dtype_bytes(str(buffer.dtype)) > MOST_BYTES:
+        return None
+    for nest in nests:
+        for ends in nest.accesses(buffer):
+            for dimension, (least, largest) in enumerate(ends):
+                if bounds(least, dimension)[0] < 0 or bounds(largest, dimension)[1] >= shape[dimension]:
+                    return None
+    return _Box(start, shape)
 
 
 def _on_stack(sequence: Any, buffer: Any, box: _Box) -> Any:
@@ -190,8 +226,8 @@ def _on_stack(sequence: Any, buffer: Any, box: _Box) -> Any:
         ]
         return tirx.BufferRegion(small, ranges)
 
-    handlers = ((TensorLoad, load), (tirx.BufferStore, store), (TensorRegion, region))
-    statements = [tvm_ffi.structural_map(statement, list(handlers)) for statement in sequence.seq]
+    handlers = [(TensorLoad, load), (tirx.BufferStore, store), (TensorRegion, region)]
+    statements = [tvm_ffi.structural_map(statement, handlers) for statement in sequence.seq]
     units = -(-math.prod(box.shape) * dtype_bytes(str(buffer.dtype)) // UNIT_BYTES)
     memory = tirx.call_intrin("handle", "tirx.tvm_stack_alloca", "tensormap", units)
     return tirx.SeqStmt([tirx.DeclBuffer(small, data=memory), *statements])

@@ -28,6 +28,7 @@ from .spread_groups import SPREAD_GROUPS
 
 __all__ = [
     "LEAST_FAR_BYTES",
+    "asks_ahead",
     "index_map",
     "overlapping_columns",
     "overlapping_rows",
@@ -53,16 +54,18 @@ LEAST_FAR_BYTES = 128 * 1024
 """Smaller weights are read before asking for the next panel pays."""
 
 STACK_BYTES = 1024
-"""TVM puts smaller intermediates in the "global" scope on the stack; all others cost an allocation in each call."""
+"""TVM puts smaller intermediates in the "global" scope on the stack; all others cost an allocation in each call, unless
+`stack_sums` moves them."""
 
 LONG_RUN = 4
 """Vectors of channels a pixel from which the loop over padded pixels is not partitioned."""
 
-CROWDED_SUMS = 22
-"""Vectors of sums beside which the elements that several taps of a window share do not fit the registers."""
+CROWDED_SUMS = 22 / 32
+"""Share of the registers for a tile's sums from which LLVM spills them where it writes out a row of taps (of 32, with
+3 x 3 over 28 x 28 and 5 x 5 over 35 x 35, channels first: no tile of 21 sums or less, nearly all others)."""
 
 MOST_TAPS = 7
-"""Of a row of a window that LLVM might write out as a whole."""
+"""Of a row of a window that LLVM might write out as a whole: three and five it does."""
 
 UNROLLED_EPILOGUE = 8
 """Operations of an element's epilogue up to which writing a tile back is unrolled: bias, residual, activation."""
@@ -176,6 +179,13 @@ def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
 def readers_of_panel(sch: Any, order: list[Any], depth: int, values: Mapping[str, int]) -> int:
     """How many iterations of the loop over panels read the same one, once `depth` of the loops in order are fused."""
     return math.prod(int(sch.get(loop).extent) for loop in order[1:depth]) if values["order"] == 0 else 1
+
+
+def asks_ahead(plan: Plan, values: Mapping[str, Any], hardware: Hardware) -> Any:
+    """Whether the reduction's loop asks for weights before it multiplies them. For numbers and arrays of them."""
+    long = values["nr"] * plan.reduction_extent * plan.element_bytes > hardware.l1_bytes // 2
+    far = plan.panel is not None and plan.panel.bytes >= LEAST_FAR_BYTES
+    return (values["pack"] == AHEAD) & (long | far) & hardware.last_cache_is_far
 
 
 def _ask_for_weights(
@@ -345,11 +355,12 @@ def _tile_loops(
     if plan.vector_extent % values["nr"] and not padded and not overlapping:
         sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     first = reduction[0] if len(reduction) > 1 else steps
-    sums = values["mr"] * values["m2"] * -(-values["nr"] // lanes)
-    if plan.rows_share_taps and sums >= CROWDED_SUMS and 1 < int(sch.get(steps).extent) <= MOST_TAPS:
+    sums = values["mr"] * values["m2"] * int(sch.get(vectors).extent)
+    crowded = sums >= CROWDED_SUMS * hardware.vector_registers
+    if plan.rows_share_taps and crowded and 1 < int(sch.get(steps).extent) <= MOST_TAPS:
         sch.annotate(steps, KEEP_LOOP, 1)
     depth = min(values["depth"], len(order))
-    if values["pack"] == AHEAD and hardware.last_cache_is_far:
+    if asks_ahead(plan, values, hardware):
         _ask_for_weights(sch, steps, plan, values, hardware, readers_of_panel(sch, order, depth, values))
     outermost = order[0] if depth <= 1 else sch.fuse(*order[:depth], preserve_unit_iters=True)
     inside = order.index(chunk) < depth
