@@ -10,9 +10,9 @@ from tvm import IRModule, tirx
 from tvm.s_tir import SBlock, ScheduleError
 
 from .amx.tiles import multiply_tiles
-from .contraction.kept_loops import keep_loops
 from .contraction.padding import skip_padding
 from .contraction.prefetch import prefetch_operands
+from .contraction.separate_steps import separate_steps
 from .contraction.spread_groups import spread_groups
 from .contraction.stack_sums import sums_on_stack
 from .extrema import begin_with_infinity
@@ -72,7 +72,7 @@ def prepare_for_lowering(function: Any) -> Any:
         function = exp_of_differences_from_maxima(sum_moments_together(function))
         function = pick_lanes(mask_lanes(function))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
-        function = keep_loops(prefetch_operands(sums_on_stack(vectorizable_math(round_in_vectors(function)))))
+        function = separate_steps(prefetch_operands(sums_on_stack(vectorizable_math(round_in_vectors(function)))))
         function = spread_groups(skip_padding(function))
     return narrow_indices(keep_index_divisions(function))
 

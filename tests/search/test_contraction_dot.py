@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +19,6 @@ from eqtune.records.traces import replay, trace_to_json
 from eqtune.search import strategies
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.lowering import prepare_for_lowering
-from eqtune.search.strategies.moves import Moves
 from eqtune.tasks import extract_tasks, lower_to_kernels
 
 op = relax.op
@@ -320,17 +318,6 @@ def test_a_ragged_last_tile_does_not_spill() -> None:
     values = {"mr": 12, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0}
     function = prepare_for_lowering(space.apply(Decision("dot_4", values)).mod["main"])
     assert not re.findall(r"zmm\d+, -?\d*\(%rsp\)", compile_all({"main": function}).mod.inspect_source("asm"))
-
-
-def test_a_slow_last_cache_forbids_no_tile() -> None:
-    """Of these kernels' weights, nothing is asked for ahead, which would want registers."""
-    mod = dense(196, 256, 512, "uint8", "int8")
-    near, far = (
-        build_space(mod, replace(HARDWARE, threads=1, l2_bytes=2**21, l3_bytes=size)) for size in (2**25, 2**29)
-    )
-    points = Moves(near).sample(np.random.default_rng(0), 512)
-    assert far.legal(points).all()
-    assert max(near.decision(point).values["ku"] * near.decision(point).values["mr"] for point in points) >= 24
 
 
 def test_hardware_keeps_its_instructions_as_json() -> None:

@@ -106,14 +106,6 @@ def test_threads_share_no_columns_of_a_large_image_in_either_order() -> None:
     assert space.legal(np.concatenate([by_columns, by_rows])).tolist() == [False, True]
 
 
-@pytest.mark.parametrize("far", [True, False])
-def test_two_steps_of_a_large_tile_are_illegal_where_weights_are_asked_for_ahead(far: bool) -> None:
-    """LLVM loads the vectors of both before the first products, and spills 28 sums: 639 us instead of 265."""
-    space = product(784, 128, 512, **(FAR if far else {}))
-    one, two = (point_of(space, mr=14, nr=32, ku=ku, order=1, depth=2 * far) for ku in (1, 2))
-    assert space.legal(np.concatenate([one, two])).tolist() == [True, not far]
-
-
 def test_weights_beyond_the_near_caches_come_at_the_speed_of_memory() -> None:
     """64 MB of them; of 1 MB, the second-level caches of two cores hold all."""
     for columns, slower in ((4096, True), (64, False)):

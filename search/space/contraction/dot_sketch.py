@@ -90,10 +90,6 @@ class DotContraction(TiledContraction):
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
         return schedule_dots(self._mod, self.plan, values, self._hardware.threads > 1)
 
-    def _asks_ahead(self, v: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Never: see `schedule_dots`."""
-        return np.zeros(len(v["mr"]), dtype=np.bool_)
-
     def _make_knobs(self) -> tuple[Knob, ...]:
         packs = (AHEAD,) if self.plan.panel_is_weight else (AT_ROOT,)
         plan = self.plan

@@ -23,7 +23,6 @@ from .tiled import (
     PAD_AT_ROOT,
     PAD_INLINE,
     UNPACKED,
-    asks_ahead,
     schedule_tiles,
 )
 
@@ -82,8 +81,6 @@ class TiledContraction(Sketch):
         t = tiles(plan, self._lanes, v)
         ok = t.registers <= self._hardware.vector_registers
         ok &= (t.sums * v["ku"] <= LARGEST_BODY) | (v["ku"] == 1)
-        # Around requests, LLVM loads the vectors of two steps together, and spills all sums where both do not fit.
-        ok &= (t.registers + t.vectors <= self._hardware.vector_registers) | (v["ku"] == 1) | ~self._asks_ahead(v)
         ok &= ~t.ragged_parallel & ~t.redundant_depth
         ok &= v["chunk"] <= t.row_tiles
         ok &= t.row_tiles % v["chunk"] == 0
@@ -115,11 +112,6 @@ class TiledContraction(Sketch):
         sch = Schedule(self._mod, error_render_level="none")
         schedule_tiles(sch, self.plan, self._lanes, values, self._hardware)
         return sch
-
-    def _asks_ahead(self, v: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Whether weights are asked for before they are multiplied, shape [n]."""
-        result: NDArray[np.bool_] = asks_ahead(self.plan, v, self._hardware)
-        return result
 
     def _shares_operands(
         self, v: Mapping[str, NDArray[Any]], chunks: NDArray[Any], column_tiles: NDArray[Any]

@@ -20,15 +20,14 @@ from ..access import Access
 from ..hardware import MASKED_BYTES, Hardware
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
-from .kept_loops import KEEP_LOOP
 from .padding import IMAGE_ROWS, image_rows
 from .plan import Plan, whole_width
 from .prefetch import FETCH_AHEAD, NEXT_PANEL
+from .separate_steps import SEPARATE_STEPS
 from .spread_groups import SPREAD_GROUPS
 
 __all__ = [
     "LEAST_FAR_BYTES",
-    "asks_ahead",
     "index_map",
     "overlapping_columns",
     "overlapping_rows",
@@ -179,13 +178,6 @@ def _pack(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> Any:
 def readers_of_panel(sch: Any, order: list[Any], depth: int, values: Mapping[str, int]) -> int:
     """How many iterations of the loop over panels read the same one, once `depth` of the loops in order are fused."""
     return math.prod(int(sch.get(loop).extent) for loop in order[1:depth]) if values["order"] == 0 else 1
-
-
-def asks_ahead(plan: Plan, values: Mapping[str, Any], hardware: Hardware) -> Any:
-    """Whether the reduction's loop asks for weights before it multiplies them. For numbers and arrays of them."""
-    long = values["nr"] * plan.reduction_extent * plan.element_bytes > hardware.l1_bytes // 2
-    far = plan.panel is not None and plan.panel.bytes >= LEAST_FAR_BYTES
-    return (values["pack"] == AHEAD) & (long | far) & hardware.last_cache_is_far
 
 
 def _ask_for_weights(
@@ -355,12 +347,15 @@ def _tile_loops(
     if plan.vector_extent % values["nr"] and not padded and not overlapping:
         sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     first = reduction[0] if len(reduction) > 1 else steps
-    sums = values["mr"] * values["m2"] * int(sch.get(vectors).extent)
+    count = int(sch.get(vectors).extent)
+    sums = values["mr"] * values["m2"] * count
     crowded = sums >= CROWDED_SUMS * hardware.vector_registers
     if plan.rows_share_taps and crowded and 1 < int(sch.get(steps).extent) <= MOST_TAPS:
-        sch.annotate(steps, KEEP_LOOP, 1)
+        sch.annotate(steps, SEPARATE_STEPS, 1)
     depth = min(values["depth"], len(order))
-    if asks_ahead(plan, values, hardware):
+    if values["pack"] == AHEAD and hardware.last_cache_is_far:
+        if values["ku"] > 1 and sums + 2 * count + 1 > hardware.vector_registers and plan.spread is None:
+            sch.annotate(step, SEPARATE_STEPS, 1)
         _ask_for_weights(sch, steps, plan, values, hardware, readers_of_panel(sch, order, depth, values))
     outermost = order[0] if depth <= 1 else sch.fuse(*order[:depth], preserve_unit_iters=True)
     inside = order.index(chunk) < depth

@@ -1,0 +1,54 @@
+"""Steps of a reduction that LLVM must not mix, because it would then run out of registers.
+
+A window's row of few taps is a loop that LLVM writes out. Neighbouring pixels then meet most of the same elements,
+which it loads once and holds: fine for small tiles, but beside 22 sums and more it spills them in every step. And
+around requests for weights it loads the vectors of two steps together, before the first products. LLVM neither copies
+an instruction that may not be copied nor moves a load across one whose effects it does not know, even where that does
+nothing:
+
+    for tap in serial(3): (marked)                for tap in serial(3):
+        for step in unrolled(2): (marked)             for step in unrolled(2):
+                                            ->            asm("")
+            sums += a[tap, step] * b[step]                sums += a[tap, step] * b[step]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+
+__all__ = ["SEPARATE_STEPS", "separate_steps"]
+
+SEPARATE_STEPS = "eqtune.separate_steps"
+"""Annotation of a loop: a serial one stays one, of one that is unrolled no iteration begins before the last is over."""
+
+_CODE = """\
+define void @eqtune_step() #0 {
+  call void asm sideeffect "", ""() #1
+  ret void
+}
+attributes #0 = { alwaysinline nounwind }
+attributes #1 = { noduplicate nounwind memory(inaccessiblemem: readwrite) }
+"""
+
+
+def separate_steps(func: Any) -> Any:
+    """Put the instruction into the marked loops of a scheduled PrimFunc; the same object where there are none.
+
+    Raises ValueError for a marked loop that is neither serial nor unrolled: marks may come from records of others.
+    """
+
+    def separate(loop: Any) -> Any:
+        if SEPARATE_STEPS not in loop.annotations:
+            return loop
+        if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
+            raise ValueError(f"the loop over {loop.loop_var} is to take separate steps, but takes them at once")
+        others = {key: value for key, value in loop.annotations.items() if key != SEPARATE_STEPS}
+        call = tirx.Evaluate(tirx.call_extern("void", "eqtune_step"))
+        body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", _CODE, tirx.SeqStmt([call, loop.body]))
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=others, step=loop.step)
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, separate))
+    return func if body.same_as(func.body) else func.with_body(body)
