@@ -16,28 +16,19 @@ from eqtune.tasks import extract_tasks, lower_to_kernels
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 
 
-def product(rows: int, columns: int, depth: int, half_vector_rate: float = 2.0, **hardware: int) -> Space:
+def product(
+    rows: int, columns: int, depth: int, half_vector_rate: float = 2.0, constant: bool = True, **hardware: int
+) -> Space:
+    """Of an input and weights, or of two inputs."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((rows, depth), "float32"))
-    w = relax.const(np.zeros((depth, columns), "float32"))
-    with builder.function("main", [x]):
+    x, y = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", (rows, depth)), ("y", (depth, columns))))
+    with builder.function("main", [x] if constant else [x, y]):
         with builder.dataflow():
-            result = builder.emit_output(relax.op.matmul(x, w))
+            right = relax.const(np.zeros((depth, columns), "float32")) if constant else y
+            result = builder.emit_output(relax.op.matmul(x, right))
         builder.emit_func_output(result)
     (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
     return build_space(task.mod, Hardware(**{"threads": 1, "half_vector_rate": half_vector_rate, **hardware}))
-
-
-def activations(rows: int, columns: int, depth: int) -> Space:
-    """The product of two inputs, on a machine that computes whole vectors."""
-    builder = relax.BlockBuilder()
-    x, y = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", (rows, depth)), ("y", (depth, columns))))
-    with builder.function("main", [x, y]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.matmul(x, y))
-        builder.emit_func_output(result)
-    (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
-    return build_space(task.mod, Hardware(threads=1, half_vector_rate=1.0))
 
 
 def point_of(space: Space, **values: int) -> Any:
@@ -119,7 +110,7 @@ def test_weights_beyond_the_near_caches_come_at_the_speed_of_memory() -> None:
 def test_panels_of_rows_far_apart_want_packing() -> None:
     """Not such as the first-level cache holds: 363 us in two threads, 191 packed (64 x 256, 2048 steps)."""
     for depth, packed_first in ((2048, True), (64, False)):
-        space = activations(64, 256, depth)
+        space = product(64, 256, depth, half_vector_rate=1.0, constant=False)
         plain, packed = (
             float(space.latency_s(point_of(space, mr=12, nr=32, order=0, pack=pack))[0]) for pack in (0, 2)
         )

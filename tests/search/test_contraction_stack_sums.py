@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from tvm.script import tirx as T
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.contraction.stack_sums import sums_on_stack
 from eqtune.search.space.lowering import narrow_indices, prepare_for_lowering
-from eqtune.tasks import extract_tasks, lower_to_kernels
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_space_contraction import kernel, matmul
 
 ROWS, COLUMNS, DEPTH = 49, 64, 40
 CONFIG = {"tirx.disable_assert": True, "tirx.disable_cse_tir": True}
@@ -24,15 +28,7 @@ WIDE = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
 
 
 def product() -> Any:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((ROWS, DEPTH), "float32"))
-    w = relax.Var("w", relax.TensorType((DEPTH, COLUMNS), "float32"))
-    with builder.function("main", [x, w]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.matmul(x, w))
-        builder.emit_func_output(result)
-    (task,) = extract_tasks(lower_to_kernels(builder.get(), WIDE))
-    return task.mod
+    return matmul((ROWS, DEPTH), (DEPTH, COLUMNS))
 
 
 def product_with_ragged_rows(mr: int = 10) -> Any:
@@ -150,12 +146,5 @@ def test_the_product_stays_the_same() -> None:
 
 
 def test_a_function_without_local_sums_is_left_alone() -> None:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((8, 16), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.sum(x, axis=1))
-        builder.emit_func_output(result)
-    (task,) = extract_tasks(lower_to_kernels(builder.get(), WIDE))
-    function = task.mod["main"]
+    function = kernel([(8, 16)], set(), lambda emit, x: relax.op.sum(x, axis=1))["main"]
     assert sums_on_stack(function).same_as(function)

@@ -29,6 +29,7 @@ def tiles() -> Any:
     """Four tiles of 16 x 16 sums of AMX: `TILE_STEPS` times products of bfloat16 whose factors stay near."""
     from ..search.space.amx import code
     from ..search.space.amx.products import PRODUCTS
+    from ..search.space.statements import with_code
 
     product = next(product for product in PRODUCTS if product.left == "bfloat16")
 
@@ -50,7 +51,7 @@ def tiles() -> Any:
         ]
     )
     for text in (code.configuration_code(), code.tile_code(product, 2, 2)):
-        body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", text, body)
+        body = with_code(text, body)
     return tirx.PrimFunc([x, out], body).with_attr("tirx.noalias", True)
 
 

@@ -21,6 +21,7 @@ from tvm import ir, s_tir, sym, tirx
 from ..access import dtype_bytes
 from ..contraction.prefetch import NEXT_PANEL, Operand, loops_around, with_fetches
 from ..expressions import binding_of, evaluate, substitute, uses
+from ..statements import with_body, with_code
 from .code import (
     CONFIGURE,
     RELEASE,
@@ -68,8 +69,10 @@ def multiply_tiles(func: Any) -> Any:
             raise ValueError(f"tile registers are configured for tiles of {sorted(heights)} rows; expected one height")
         steps = _call(CONFIGURE, _number(*heights)), _call(RELEASE)
         if loop.kind == tirx.ForKind.PARALLEL:
-            return _with_body(loop, _with_code(configuration_code(), tirx.SeqStmt([steps[0], loop.body, steps[1]])))
-        return _with_code(configuration_code(), tirx.SeqStmt([steps[0], _with_body(loop, loop.body), steps[1]]))
+            body = tirx.SeqStmt([steps[0], loop.body, steps[1]])
+            return with_body(loop, with_code(configuration_code(), body), AMX_CONFIGURED)
+        unmarked = with_body(loop, loop.body, AMX_CONFIGURED)
+        return with_code(configuration_code(), tirx.SeqStmt([steps[0], unmarked, steps[1]]))
 
     def tiles(loop: Any) -> Any:
         return _Tiles(loop).statement(func) if AMX_TILES in loop.annotations else loop
@@ -147,7 +150,7 @@ class _Tiles:
             *(self._address(self.sums, line, row) for line, row in row_starts),
         )
         body = tirx.SeqStmt([_call(zero_name(*shape)), loops, store])
-        return _with_code(tile_code(self.product, *shape), body)
+        return with_code(tile_code(self.product, *shape), body)
 
     def _fetches(self, func: Any) -> list[Any]:
         """What each step asks for."""
@@ -234,7 +237,7 @@ def _split(loop: Any) -> Any:
         return tirx.address_of(tirx.BufferLoad(store.buffer, start))
 
     call = _call(SPLIT_PANEL, address(0), _number(tiles)) if tiles else _call(SPLIT_ROW, address(0), address(1))
-    return _with_body(loop, tirx.SeqStmt([loop.body, _with_code(split_code(), call)]), HALVES)
+    return with_body(loop, tirx.SeqStmt([loop.body, with_code(split_code(), call)]), AMX_CONFIGURED, HALVES)
 
 
 def _nest(loop: Any, count: int) -> tuple[list[Any], Any]:
@@ -246,16 +249,6 @@ def _nest(loop: Any, count: int) -> tuple[list[Any], Any]:
         loops.append(loop)
         loop = loop.body
     return loops, loop
-
-
-def _with_body(loop: Any, body: Any, *without: str) -> Any:
-    annotations = {n: v for n, v in loop.annotations.items() if n not in (AMX_CONFIGURED, *without)}
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations=annotations)
-
-
-def _with_code(code: str, statement: Any) -> Any:
-    """The statement, and with it functions in LLVM's language that it calls."""
-    return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", code, statement)
 
 
 def _call(name: str, *arguments: Any) -> Any:

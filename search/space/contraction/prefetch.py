@@ -38,6 +38,7 @@ from tvm.ir.expr import TensorLoad
 
 from ..access import dtype_bytes
 from ..expressions import binding_of, substitute, uses
+from ..statements import with_body, with_code
 
 __all__ = ["FETCH_AHEAD", "NEXT_PANEL", "Operand", "loops_around", "prefetch_operands", "with_fetches"]
 
@@ -104,9 +105,7 @@ def prefetch_operands(func: Any) -> Any:
             reductions, fused, dimension = (int(value) for value in loop.annotations[NEXT_PANEL])
             first = len(around) - reductions
             fetches += operand.next_panel([*around[first:], loop], around[:first], fused, dimension)
-        kept = {key: value for key, value in loop.annotations.items() if key not in (FETCH_AHEAD, NEXT_PANEL)}
-        body = with_fetches(fetches, loop.body)
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=kept)
+        return with_body(loop, with_fetches(fetches, loop.body), FETCH_AHEAD, NEXT_PANEL)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, fetching)))
 
@@ -122,7 +121,7 @@ def with_fetches(fetches: Sequence[Fetch], body: Any) -> Any:
         return body
     calls = [tirx.Evaluate(tirx.call_extern("void", f"{one.level}_{one.lines}", one.address)) for one in fetches]
     code = _code(sorted({(one.level, one.lines) for one in fetches}))
-    return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", code, tirx.SeqStmt([*calls, body]))
+    return with_code(code, tirx.SeqStmt([*calls, body]))
 
 
 def _loops_of(func: Any) -> list[Any]:

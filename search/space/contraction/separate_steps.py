@@ -19,6 +19,8 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
+from ..statements import with_body, with_code
+
 __all__ = ["SEPARATE_STEPS", "separate_steps"]
 
 SEPARATE_STEPS = "eqtune.separate_steps"
@@ -45,10 +47,8 @@ def separate_steps(func: Any) -> Any:
             return loop
         if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
             raise ValueError(f"the loop over {loop.loop_var} is to take separate steps, but takes them at once")
-        others = {key: value for key, value in loop.annotations.items() if key != SEPARATE_STEPS}
         call = tirx.Evaluate(tirx.call_extern("void", "eqtune_step"))
-        body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", _CODE, tirx.SeqStmt([call, loop.body]))
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=others, step=loop.step)
+        return with_body(loop, with_code(_CODE, tirx.SeqStmt([call, loop.body])), SEPARATE_STEPS)
 
     body = tvm_ffi.structural_map(func.body, (tirx.For, separate))
     return func if body.same_as(func.body) else func.with_body(body)

@@ -23,6 +23,7 @@ from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..access import dtype_bytes
 from ..expressions import binding_of, substitute
+from ..statements import with_buffers
 
 __all__ = ["sums_on_stack"]
 
@@ -63,7 +64,7 @@ def sums_on_stack(func: Any) -> Any:
 
     def move(sequence: Any) -> Any:
         for buffer in _filled(sequence):
-            if _among(buffer, local) and _uses_of(buffer, func.body) == _uses_of(buffer, sequence):
+            if _among(buffer, local) and len(_accesses(buffer, func.body)) == len(_accesses(buffer, sequence)):
                 box = _box([_Nest(statement) for statement in sequence.seq], buffer, analyzer)
                 if box is not None:
                     sequence = _on_stack(sequence, buffer, box)
@@ -76,19 +77,7 @@ def sums_on_stack(func: Any) -> Any:
 
     def without_moved(block: Any) -> Any:
         kept = [buffer for buffer in block.alloc_buffers if not _among(buffer, moved)]
-        if len(kept) == len(block.alloc_buffers):
-            return block
-        return s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            block.body,
-            block.init,
-            kept,
-            block.match_buffers,
-            block.annotations,
-        )
+        return block if len(kept) == len(block.alloc_buffers) else with_buffers(block, kept)
 
     return func.with_body(tvm_ffi.structural_map(body, (s_tir.SBlock, without_moved)))
 
@@ -128,22 +117,11 @@ class _Nest:
         return [[self.by_loops(i) for i in store.indices] for store in found if store.buffer.same_as(buffer)]
 
     def accesses(self, buffer: Any) -> list[list[tuple[Any, Any]]]:
-        """For each load, store and region of the buffer, by dimension: the first and the last index."""
-        found: list[list[tuple[Any, Any]]] = []
-
-        def note(source: Any, ends: Any) -> None:
-            if source.same_as(buffer):
-                found.append([(self.by_loops(first), self.by_loops(last)) for first, last in ends])
-
-        tvm_ffi.structural_walk(
-            self.statement,
-            [
-                (TensorLoad, lambda load: note(load.source, [(index, index) for index in load.indices])),
-                (tirx.BufferStore, lambda store: note(store.buffer, [(index, index) for index in store.indices])),
-                (TensorRegion, lambda node: note(node.source, [(r.min, r.min + r.extent - 1) for r in node.region])),
-            ],
-        )
-        return found
+        """What `_accesses` finds, by the variables of loops."""
+        return [
+            [(self.by_loops(first), self.by_loops(last)) for first, last in ends]
+            for ends in _accesses(buffer, self.statement)
+        ]
 
     def carries(self, buffer: Any) -> bool:
         """Whether loops around the statement are part of a reduction into the buffer, which lasts longer than they."""
@@ -233,18 +211,23 @@ def _on_stack(sequence: Any, buffer: Any, box: _Box) -> Any:
     return tirx.SeqStmt([tirx.DeclBuffer(small, data=memory), *statements])
 
 
-def _uses_of(buffer: Any, statement: Any) -> int:
-    """How often it is named: in loads, stores and regions."""
-    used: list[Any] = []
+def _accesses(buffer: Any, statement: Any) -> list[list[tuple[Any, Any]]]:
+    """For each load, store and region of the buffer, by dimension: the first and the last index."""
+    found: list[list[tuple[Any, Any]]] = []
+
+    def note(source: Any, ends: Any) -> None:
+        if source.same_as(buffer):
+            found.append(list(ends))
+
     tvm_ffi.structural_walk(
         statement,
         [
-            (TensorLoad, lambda load: used.append(load.source)),
-            (tirx.BufferStore, lambda store: used.append(store.buffer)),
-            (TensorRegion, lambda region: used.append(region.source)),
+            (TensorLoad, lambda load: note(load.source, ((index, index) for index in load.indices))),
+            (tirx.BufferStore, lambda store: note(store.buffer, ((index, index) for index in store.indices))),
+            (TensorRegion, lambda node: note(node.source, ((r.min, r.min + r.extent - 1) for r in node.region))),
         ],
     )
-    return sum(1 for other in used if other.same_as(buffer))
+    return found
 
 
 def _among(buffer: Any, buffers: list[Any]) -> bool:

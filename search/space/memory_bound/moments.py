@@ -25,6 +25,7 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, substitute, uses
+from ..statements import with_buffers
 
 __all__ = ["sum_moments_together"]
 
@@ -60,18 +61,7 @@ def sum_moments_together(func: Any) -> Any:
     body = tvm_ffi.structural_map(func.body, (tirx.SeqStmt, sequence))
     if not buffers:
         return func
-    root = body.block
-    block = s_tir.SBlock(
-        root.iter_vars,
-        root.reads,
-        root.writes,
-        root.name_hint,
-        root.body,
-        root.init,
-        [*root.alloc_buffers, *buffers],
-        root.match_buffers,
-        root.annotations,
-    )
+    block = with_buffers(body.block, [*body.block.alloc_buffers, *buffers])
     return func.with_body(s_tir.SBlockRealize(body.iter_values, body.predicate, block))
 
 

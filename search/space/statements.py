@@ -1,0 +1,45 @@
+"""Parts of statements that the rewriters of scheduled functions put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import s_tir, tirx
+
+__all__ = ["with_body", "with_buffers", "with_code"]
+
+
+def with_body(loop: Any, body: Any, *without: str) -> Any:
+    """The loop around another body, less the annotations of these names."""
+    annotations = {name: value for name, value in loop.annotations.items() if name not in without}
+    return tirx.For(
+        loop.loop_var,
+        loop.min,
+        loop.extent,
+        loop.kind,
+        body,
+        loop.thread_binding,
+        annotations=annotations,
+        step=loop.step,
+    )
+
+
+def with_buffers(block: Any, buffers: Sequence[Any]) -> Any:
+    """The block with other buffers of its own."""
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        block.body,
+        block.init,
+        buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+
+
+def with_code(code: str, statement: Any) -> Any:
+    """The statement, and with it functions in LLVM's language that it calls."""
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", code, statement)
