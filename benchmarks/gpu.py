@@ -43,7 +43,7 @@ from benchmarks.output import table, write
 __all__ = ["check_model", "main"]
 
 PRODUCTS = (("float16", "float32"), ("float32", "float32"), ("int8", "int32"), ("float16", "float16"))
-"""Dtypes of operands and sums. The last takes longest: a CPU needs a minute for its reference."""
+"""Dtypes of operands and sums."""
 
 PRODUCT_SIZE = 4096
 
@@ -228,14 +228,14 @@ def _product(args: argparse.Namespace, keep: Path, dtype: str, sums: str, left_s
     return matmul_row(args.size, dtype, sums, args.trials, args.seed, work_dir, left_s, args.flush_l2)
 
 
-def _ranking(args: argparse.Namespace, keep: Path, dtype: str, sums: str, _left_s: float) -> dict[str, Any]:
+def _ranking(args: argparse.Namespace, keep: Path, dtype: str, sums: str, left_s: float) -> dict[str, Any]:
     from benchmarks.gpu_measured import ranking_row
     from eqtune.gpu_machine import resolve_target
     from eqtune.measure.cuda import CudaMeasurer
 
     with CudaMeasurer(resolve_target("cuda"), seed=args.seed) as measurer:
         work_dir = keep / f"ranking-{dtype}-{sums}"
-        return ranking_row(args.size, dtype, sums, measurer, RANKED, args.seed, work_dir)
+        return ranking_row(args.size, dtype, sums, measurer, RANKED, args.seed, work_dir, left_s)
 
 
 def _peer(
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument(
         "--parts", default="*", help="comma-separated patterns of parts, such as product-*,model-resnet50"
     )
-    parser.add_argument("--minutes", type=float, help="begin no part after this time; searches end by then")
+    parser.add_argument("--minutes", type=float, help="begin no part after this time; measuring ends by then")
     parser.add_argument("--keep", metavar="DIR", help="keep records here; a part that was cut short goes on from them")
     parser.add_argument("--size", type=int, default=PRODUCT_SIZE, help="rows, columns and reduction of the products")
     parser.add_argument("--trials", type=int, default=500, help="of each product")

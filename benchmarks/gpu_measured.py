@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +23,16 @@ __all__ = ["matmul_row", "metaschedule_row", "model_row", "ranking_row", "reason
 
 CALLS = 50
 REPEATS = 5
+
+CHUNK = 32
+"""Candidates that are measured and kept together."""
+
+LEAST_RANKED = 32
+"""Candidates whose order says something."""
+
+TORCH_LIMIT_S = 600.0
+TORCH_SHARE = 0.25
+"""Of a model's time, what is kept for torch.compile."""
 
 
 def reason_to_skip() -> str:
@@ -69,7 +81,7 @@ def matmul_row(
     dict
         Seconds (`eqtune_s`, `dlight_s`, `cublas_s`), ratios, the clock of the fastest run, and the dtype that cuBLAS's
         results have (`cublas_writes`): the operands', half as much to write, where PyTorch cannot ask for another. A
-        peer that cannot run has None, and `skipped` says why.
+        peer that cannot run, dlight too, has None, and `skipped` says why.
     """
     from eqtune import tune_kernels
     from eqtune.gpu_machine import resolve_target
@@ -90,15 +102,19 @@ def matmul_row(
             progress=False,
         )
         device = measurer.describe()["device"]
+        dlight = "; ".join(measurer.baseline_failures.values())
     (task,) = found.tasks
+    dlight_s = task.baseline_latency_s if math.isfinite(task.baseline_latency_s) else None
+    skipped = [] if dlight_s is not None else [f"dlight: {dlight or 'its kernel does not run'}"]
     cublas_s, writes, why = (None, None, "L2 is flushed") if flush_l2 else _cublas(size, dtype, sums)
+    skipped += [f"cuBLAS: {why}"] if why else []
     return {
         "device": device,
         "kernel": f"matmul {size} {dtype} -> {sums}",
         "eqtune_s": task.latency_s,
         "tflops": 2e-12 * size**3 / task.latency_s,
-        "dlight_s": task.baseline_latency_s,
-        "over_dlight": task.baseline_latency_s / task.latency_s,
+        "dlight_s": dlight_s,
+        "over_dlight": None if dlight_s is None else dlight_s / task.latency_s,
         "cublas_s": cublas_s,
         "cublas_writes": writes,
         "share_of_cublas": None if cublas_s is None else cublas_s / task.latency_s,
@@ -106,7 +122,7 @@ def matmul_row(
         "failed": task.failed,
         "sketch": (task.decision or {}).get("sketch", ""),
         "clock_mhz": _clock_mhz(work_dir),
-        "skipped": f"cuBLAS: {why}" if why else "",
+        "skipped": "; ".join(skipped),
     }
 
 
@@ -158,7 +174,8 @@ def model_row(
     work_dir : Path
         Where records are kept, of each run in a folder of its own.
     seconds : float
-        Of searching, at most, shared by the runs.
+        In all, at most: most of them for searching, shared by the runs; what is left for torch.compile, which is
+        stopped then, or after `TORCH_LIMIT_S`.
     graph : bool
         Tune it once more without the graph search, so that its gain can be told.
 
@@ -169,21 +186,23 @@ def model_row(
     """
     from eqtune import tune_model
 
+    started = time.monotonic()
     latency_s: dict[str, float] = {}
+    search_s = seconds - min(TORCH_LIMIT_S, TORCH_SHARE * seconds)
     kinds = ("saturate", "off") if graph else ("saturate",)
     for kind in kinds:
         found = tune_model(
             f"zoo:{name}",
             target="cuda",
             trials=trials,
-            time_budget_s=seconds / len(kinds) if math.isfinite(seconds) else None,
+            time_budget_s=search_s / len(kinds) if math.isfinite(seconds) else None,
             graph=kind,
             work_dir=work_dir / kind,
             seed=seed,
             progress=False,
         )
         latency_s[kind] = found.latency_s
-    torch_s, why = _torch_compile(name, seed)
+    torch_s, why = _torch_compile(name, seed, min(TORCH_LIMIT_S, seconds - (time.monotonic() - started)))
     own_s, without_s = latency_s["saturate"], latency_s.get("off")
     return {
         "model": name,
@@ -197,7 +216,14 @@ def model_row(
 
 
 def ranking_row(
-    size: int, dtype: str, sums: str, measurer: Any, candidates: int, seed: int, work_dir: Path
+    size: int,
+    dtype: str,
+    sums: str,
+    measurer: Any,
+    candidates: int,
+    seed: int,
+    work_dir: Path,
+    seconds: float = math.inf,
 ) -> dict[str, Any]:
     """Measure random legal candidates of a product, and correlate the order that is predicted with the measured one.
 
@@ -211,7 +237,9 @@ def ranking_row(
         Half of them are learnt from; the others are held out.
     seed : int
     work_dir : Path
-        Where the measurements are kept.
+        Where the measurements are kept; those that are there are not made again.
+    seconds : float
+        Of measuring, at most; candidates that are left are not counted, and the row is `cut_short`.
 
     Returns
     -------
@@ -221,33 +249,63 @@ def ranking_row(
     """
     from eqtune.cost_model import LateColumns, create
     from eqtune.cost_model.metrics import spearman
+    from eqtune.measure.base import NO_REFERENCE
+    from eqtune.records.record import notes_of
     from eqtune.records.workload import as_workload
     from eqtune.search.space import build_space
     from eqtune.search.space.features import COMPILED, FEATURES, with_compiled
     from eqtune.search.strategies.moves import Moves
     from eqtune.tasks import task_of
+    from eqtune.tune.kernel_search import decision_key
 
+    end_s = time.monotonic() + seconds
     task = task_of("matmul", as_workload(_matmul(size, dtype, sums))["main"])
     space = build_space(task.mod, measurer.hardware)
     points = Moves(space).sample(np.random.default_rng(seed), candidates)
-    measurer.baseline([task])
-    measured = measurer.measure(task, [space.decision(point) for point in points])
-    latencies_s = np.array([m.latency_s if not m.error else math.inf for m in measured])
-    _keep(work_dir, task, measurer.describe(), measured, seed)
-    learnt, held = np.arange(len(points)) % 2 == 0, np.arange(len(points)) % 2 == 1
-    features = space.features(points)
-    compiled = with_compiled(features, [m.notes for m in measured])
-    model = LateColumns(create("xgboost", seed=seed), [FEATURES.index(name) for name in COMPILED], seed=seed)
-    model.fit(compiled[learnt], latencies_s[learnt], np.zeros(int(learnt.sum()), dtype=np.int64))
-    return {
+    decisions = [space.decision(point) for point in points]
+    known = _known(work_dir, task, measurer.describe(), seed)
+    missing = [decision for decision in decisions if decision_key(decision) not in known]
+    for start in range(0, len(missing), CHUNK):
+        if time.monotonic() >= end_s:
+            break
+        measured = measurer.measure(task, missing[start : start + CHUNK])
+        if measured[0].error == NO_REFERENCE:
+            raise RuntimeError(f"nothing can be compared: {measured[0].detail}")
+        _keep(work_dir, task, measurer.describe(), measured, seed)
+    known = _known(work_dir, task, measurer.describe(), seed)
+    done = [i for i, decision in enumerate(decisions) if decision_key(decision) in known]
+    row = {
         "device": measurer.describe()["device"],
         "kernel": f"matmul {size} {dtype} -> {sums}",
-        "candidates": len(points),
+        "candidates": len(done),
+        **({"cut_short": True} if len(done) < len(decisions) else {}),
+    }
+    if len(done) < LEAST_RANKED:
+        return row | {"skipped": f"out of time with {len(done)} candidates"}
+    points, records = points[done], [known[decision_key(decisions[i])] for i in done]
+    latencies_s = np.array([record.latency_s if not record.error else math.inf for record in records])
+    learnt, held = np.arange(len(points)) % 2 == 0, np.arange(len(points)) % 2 == 1
+    features = space.features(points)
+    compiled = with_compiled(features, [notes_of(record) for record in records])
+    model = LateColumns(create("xgboost", seed=seed), [FEATURES.index(name) for name in COMPILED], seed=seed)
+    model.fit(compiled[learnt], latencies_s[learnt], np.zeros(int(learnt.sum()), dtype=np.int64))
+    return row | {
         "failed": int(np.isinf(latencies_s).sum()),
         "before": spearman(-space.latency_s(points[held]), latencies_s[held]),
         "after": spearman(model.predict(features[held]), latencies_s[held]),
         "after_compiling": spearman(model.predict(compiled[held]), latencies_s[held]),
     }
+
+
+def _known(work_dir: Path, task: Any, device: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Records of a work directory by their decisions: those of this kernel, device and seed."""
+    from eqtune.records import Context, RecordDatabase
+
+    if not work_dir.exists():
+        return {}
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        records = database.for_workload(task.workload_hash, Context(**device))
+    return {record.decision: record for record in records if record.seed == seed}
 
 
 def _keep(work_dir: Path, task: Any, device: dict[str, Any], measured: Sequence[Any], seed: int) -> None:
@@ -308,6 +366,10 @@ def _cublas(size: int, dtype: str, sums: str) -> tuple[float | None, str | None,
     if not torch.cuda.is_available():
         return None, None, "PyTorch was built without CUDA, or sees no GPU"
     kind = getattr(torch, dtype)
+    if (dtype, sums) == ("int8", "int32"):
+        a, b = (torch.randint(-8, 8, (size, size), device="cuda", dtype=kind) for _ in range(2))
+        out = torch.empty(size, size, device="cuda", dtype=torch.int32)
+        return _seconds(lambda: torch._int_mm(a, b, out=out)), sums, ""
     if not kind.is_floating_point:
         return None, None, f"PyTorch has no product of {dtype}"
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -350,8 +412,32 @@ def _metaschedule(kernel: Any, target: Any, trials: int, seed: int, seconds: flo
     return [s for s in latencies_s if s < FAILED_S], why or ("" if latencies_s else "no candidate worked")
 
 
-def _torch_compile(name: str, seed: int) -> tuple[float | None, str]:
-    """Seconds of one call of torch.compile(max-autotune, frozen); None and the reason where PyTorch cannot run it."""
+def _torch_compile(name: str, seed: int, limit_s: float) -> tuple[float | None, str]:
+    """Seconds of one call of torch.compile(max-autotune, frozen), in a process of its own that ends after `limit_s`.
+
+    None and the reason where PyTorch cannot run it, or not in time.
+    """
+    from eqtune.measure.process import kill_with_children
+
+    if limit_s <= 0:
+        return None, "no time is left"
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "benchmarks.gpu_measured", name, str(seed)]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said, complaints = process.communicate(timeout=limit_s)
+        except BaseException as error:
+            kill_with_children(process.pid)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None, f"it took longer than {limit_s:.3g} s"
+            raise
+    if process.returncode:
+        return None, (complaints.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
+    seconds, why = json.loads(said.strip().splitlines()[-1])
+    return seconds, why
+
+
+def _torch_compile_here(name: str, seed: int) -> tuple[float | None, str]:
     from eqtune import zoo
 
     try:
@@ -386,3 +472,7 @@ def _seconds(call: Callable[[], Any]) -> float:
         end.synchronize()
         best_ms = min(best_ms, start.elapsed_time(end) / CALLS)
     return best_ms * 1e-3
+
+
+if __name__ == "__main__":
+    print(json.dumps(_torch_compile_here(sys.argv[1], int(sys.argv[2]))))

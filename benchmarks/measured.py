@@ -1,10 +1,11 @@
 """Measured candidates of the zoo's kernels: what the prior is trained on, and what the ablation replays.
 
     python -m benchmarks.measured --models squeezenet,nasrnn --candidates 40 --out benchmarks/data
+    python -m benchmarks.measured --target cuda --models resnet50,bert_base --kernels 8 --out benchmarks/data/gpu
 
 One file a model; `benchmarks/data/README.md` is the data card. Each kernel's candidates are a third random legal ones,
 a third the best by the analytic estimate, and a third random among the best twentieth by that estimate; `--search`
-adds what a search with the default parts asks for. One thread, float32, batch 1.
+adds what a search with the default parts asks for. Float32, batch 1; one thread, or the GPU of this machine.
 """
 
 from __future__ import annotations
@@ -167,14 +168,11 @@ def collect(model: str, args: argparse.Namespace) -> None:
     """Measure one model's kernels and write its file."""
     from eqtune import cost_model, zoo
     from eqtune.cost_model import BlendedScore
-    from eqtune.machine import describe_machine, detect_target
-    from eqtune.measure import LocalMeasurer
     from eqtune.search import strategies
     from eqtune.search.space import build_space
     from eqtune.tune.forms import model_forms
 
-    target = detect_target(1)
-    hardware = describe_machine(target, threads=1)
+    target, measuring = _measurer(args)
     form = model_forms(zoo.relax(model, seed=args.seed), target, "off")[0].forms[0]
     tasks = [task for task in form.tasks if task.flops <= args.most_gflop * 1e9]
     if args.only:
@@ -182,8 +180,10 @@ def collect(model: str, args: argparse.Namespace) -> None:
     # Every other one, most work first, rather than the largest alone: sizes differ.
     tasks = tasks[:: max(1, math.ceil(len(tasks) / args.kernels))]
     kernels = []
-    with LocalMeasurer(target, hardware, threads=1, seed=args.seed) as measurer:
+    with measuring as measurer:
+        hardware, context = measurer.hardware, measurer.describe()
         for task in tasks:
+            measurer.baseline([task])
             space = build_space(task.mod, hardware)
             points = candidates(space, args.candidates, np.random.default_rng(args.seed))
             measured = measurer.measure(task, [space.decision(point) for point in points])
@@ -215,13 +215,29 @@ def collect(model: str, args: argparse.Namespace) -> None:
             )
             best_us = latencies_s.min() * 1e6
             print(f"{model} {task.name[:40]}: {len(points)} candidates, best {best_us:.1f} us", flush=True)
-        context = measurer.describe()
-    save(kernels, {**context, "hardware": asdict(hardware), "seed": args.seed}, Path(args.out) / f"{model}.npz")
+            # After each kernel: a run that is cut short keeps what it has.
+            where = {**context, "hardware": asdict(hardware), "seed": args.seed}
+            save(kernels, where, Path(args.out) / f"{model}.npz")
+
+
+def _measurer(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The target, and what measures for it."""
+    from eqtune.gpu_machine import is_gpu, let_tvm_compile, resolve_target
+    from eqtune.machine import describe_machine
+    from eqtune.measure import LocalMeasurer
+    from eqtune.measure.cuda import CudaMeasurer
+
+    target = resolve_target(args.target, threads=1)
+    if is_gpu(target):
+        let_tvm_compile()
+        return target, CudaMeasurer(target, seed=args.seed)
+    return target, LocalMeasurer(target, describe_machine(target, threads=1), threads=1, seed=args.seed)
 
 
 def main() -> None:
     """Parse arguments, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="llvm", help="llvm (one thread) or cuda")
     parser.add_argument("--models", default="squeezenet", help="comma-separated names of the zoo")
     parser.add_argument("--kernels", type=int, default=14, help="kernels of a model at most")
     parser.add_argument("--only", help="comma-separated workload hashes")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tvm
 
 from benchmarks import gpu, gpu_measured
-from eqtune.gpu_machine import resolve_target
+from eqtune.gpu_machine import find_compiler, resolve_target
 from eqtune.measure.compile_only import CompileOnlyMeasurer
+from eqtune.measure.cuda import CudaMeasurer
 from eqtune.records import RecordDatabase
+from eqtune.records.workload import as_workload
+from eqtune.tasks import task_of
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda(0).exist, reason="needs an NVIDIA GPU")]
 
@@ -109,6 +115,92 @@ def test_ranking_is_judged_on_candidates_that_were_held_out_and_kept(monkeypatch
     assert row["failed"] <= 0.05 * row["candidates"]
     with RecordDatabase(tmp_path / "kept" / "records.sqlite") as database:
         assert database.count() == row["candidates"]
+
+
+def test_a_ranking_that_is_cut_keeps_what_it_measured_and_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setattr("eqtune.measure.compile_only.find_compiler", lambda: None)
+    clock = [0.0]
+    with CompileOnlyMeasurer(resolve_target("nvidia/nvidia-h100")) as measurer:
+
+        def measure(task, decisions):
+            clock[0] += 100.0
+            asked.append(len(decisions))
+            return measured(task, decisions)
+
+        asked, measured = [], measurer.measure
+        monkeypatch.setattr(measurer, "measure", measure)
+        monkeypatch.setattr(gpu_measured.time, "monotonic", lambda: clock[0])
+        rank = functools.partial(gpu_measured.ranking_row, 128, "float32", "float32", measurer, 80, 0, tmp_path)
+        assert rank(seconds=0.0)["skipped"] == "out of time with 0 candidates"
+        cut = rank(seconds=150.0)
+        assert (cut["candidates"], cut["cut_short"]) == (64, True)
+        assert cut["before"] == pytest.approx(1.0)
+        whole = rank()
+    assert asked == [32, 32, 16]
+    assert whole["candidates"] == 80
+    assert "cut_short" not in whole
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        assert database.count() == 80
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "python", "why"),
+    [
+        (0.1, sys.executable, "it took longer than 0.1 s"),
+        (0.0, sys.executable, "no time is left"),
+        (600.0, "false", "exit code 1"),
+    ],
+    ids=["late", "no time", "crash"],
+)
+def test_a_model_row_is_not_lost_with_its_peer(limit_s, python, why, monkeypatch, tmp_path):
+    monkeypatch.setattr("eqtune.tune_model", lambda *_, **__: SimpleNamespace(latency_s=1e-3))
+    monkeypatch.setattr(gpu_measured, "TORCH_LIMIT_S", limit_s)
+    monkeypatch.setattr(gpu_measured.sys, "executable", python)
+    row = gpu_measured.model_row("squeezenet", trials=1, seed=0, work_dir=tmp_path)
+    assert row["skipped"] == f"torch.compile: {why}"
+    assert (row["eqtune_s"], row["torch_compile_s"], row["over_torch_compile"]) == (1e-3, None, None)
+
+
+class NumpyAsTorch:
+    """What the row for int8 takes of PyTorch."""
+
+    cuda = SimpleNamespace(is_available=lambda: True)
+    int8, int32 = np.int8, np.int32
+
+    def randint(self, low, high, shape, device, dtype):
+        return np.random.default_rng(0).integers(low, high, shape, dtype)
+
+    def empty(self, *shape, device, dtype):
+        return np.empty(shape, dtype)
+
+    def _int_mm(self, a, b, out):
+        return np.matmul(a, b, out=out, dtype=np.int32)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
+def test_a_product_row_says_why_dlight_has_no_time_and_compares_int8_with_cublas(monkeypatch, tmp_path):
+    fake = (sys.executable, str(Path(__file__).parent / "tvm_plugin" / "fake_gpu.py"), str(tmp_path))
+    target, products = resolve_target("nvidia/nvidia-h100"), []
+
+    def tune(kernel, *_, measure, **__):
+        task = task_of("matmul", as_workload(kernel)["main"])
+        (baseline_s,) = measure.baseline([task])
+        found = SimpleNamespace(latency_s=1e-3, baseline_latency_s=baseline_s, trials=1, failed=0, decision=None)
+        return SimpleNamespace(tasks=[found])
+
+    monkeypatch.setattr("eqtune.tune_kernels", tune)
+    monkeypatch.setattr("eqtune.gpu_machine.resolve_target", lambda _: target)
+    monkeypatch.setattr(
+        "eqtune.measure.cuda.CudaMeasurer", functools.partial(CudaMeasurer, devices=[0], workers=1, runner=fake)
+    )
+    monkeypatch.setitem(sys.modules, "torch", NumpyAsTorch())
+    monkeypatch.setattr(gpu_measured, "_seconds", lambda call: products.append(call()) or 5e-4)
+    row = gpu_measured.matmul_row(128, "int8", "int32", trials=1, seed=0, work_dir=tmp_path)
+    assert (row["dlight_s"], row["over_dlight"]) == (None, None)
+    assert row["skipped"].startswith("dlight: build_error: ")
+    assert (row["eqtune_s"], row["cublas_s"], row["cublas_writes"]) == (1e-3, 5e-4, "int32")
+    assert products[0].dtype == np.int32
 
 
 @pytest.mark.parametrize(("dtype", "sums"), [pytest.param(*pair, marks=needs_gpu) for pair in gpu.PRODUCTS])

@@ -136,7 +136,8 @@ def describe_gpu(target: Any, **overrides: Any) -> GpuHardware:
     InputError
         For a field that `GpuHardware` does not have, or an architecture without an entry in the table.
     """
-    arch = base_arch(str(target.attrs.get("arch", "")))
+    asked = str(target.attrs.get("arch", ""))
+    arch = _listed_arch(asked)
     local = local_gpu()
     tag = str(getattr(target, "tag", "") or "")
     if local is not None and local.arch == arch and tag in ("", _tag_of(local)):
@@ -145,6 +146,8 @@ def describe_gpu(target: Any, **overrides: Any) -> GpuHardware:
         found = DEVICES[tag].hardware()
     else:
         found = _of_arch(arch)
+    # Without its letter, Hopper's code has no warpgroups.
+    found = replace(found, arch=asked)
     shared = target.attrs.get("max_shared_memory_per_block", None)
     # TVM's own tags say 48 KiB, which is what a block has without asking; the table knows what it can have.
     if shared is not None and int(shared) != 48 * 1024:
@@ -155,9 +158,9 @@ def describe_gpu(target: Any, **overrides: Any) -> GpuHardware:
     return replace(found, **overrides)
 
 
-def base_arch(arch: str) -> str:
-    """ "sm_90a" -> "sm_90": the letter adds instructions and changes no limit."""
-    return arch.rstrip("abcdefghijklmnopqrstuvwxyz") if arch.startswith("sm_") else arch
+def _listed_arch(arch: str) -> str:
+    """The entry of `ARCHITECTURES`; "sm_90" -> "sm_90a": the letter adds instructions and changes no limit."""
+    return next((known for known in ARCHITECTURES if known.rstrip("af") == arch.rstrip("af")), arch)
 
 
 def _of_arch(arch: str) -> GpuHardware:
@@ -167,7 +170,7 @@ def _of_arch(arch: str) -> GpuHardware:
             f"no description of the GPU architecture {arch!r}; give a target with an arch of {sorted(ARCHITECTURES)}, "
             f"or a tag: {', '.join(DEVICES)}"
         )
-    return replace(known.hardware(), name=f"generic {arch}")
+    return replace(known.hardware(), name=f"generic {arch.rstrip('af')}")
 
 
 @functools.cache
@@ -179,9 +182,9 @@ def local_gpu() -> GpuHardware | None:
     if not device.exist:
         return None
     name = str(device.device_name)
-    arch = "sm_" + str(device.compute_version).replace(".", "")
+    arch = _listed_arch("sm_" + str(device.compute_version).replace(".", ""))
     listed = next((entry for entry in DEVICES.values() if _same_product(entry.name, name)), None)
-    base = listed.hardware() if listed is not None else _of_arch(arch if arch in ARCHITECTURES else "sm_90")
+    base = listed.hardware() if listed is not None else _of_arch(arch if arch in ARCHITECTURES else "sm_90a")
     clock_hz = float(device.max_clock_rate) * 1e3
     multiprocessors = int(device.multi_processor_count)
     peak = base.peak_flops_per_s / base.clock_hz * clock_hz

@@ -17,6 +17,7 @@ from .contraction.spread_groups import spread_groups
 from .contraction.stack_sums import sums_on_stack
 from .extrema import begin_with_infinity
 from .gpu.guards import keep_guards
+from .gpu.warpgroup_lowering import lower_warpgroups
 from .index_division import keep_index_divisions
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.masked_lanes import mask_lanes
@@ -66,7 +67,7 @@ def prepare_for_lowering(function: Any) -> Any:
     like in hardware: where loops are bound to threads, functions stay, and conditions are put as TVM keeps them.
     """
     if _has_threads(function):
-        function = keep_guards(function)
+        function = lower_warpgroups(keep_guards(function))
     else:
         function = begin_with_infinity(multiply_tiles(function))
         function = exp_of_differences_from_maxima(sum_moments_together(function))

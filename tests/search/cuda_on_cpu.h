@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -68,7 +69,7 @@ inline half __float2half_rn(float x) { return half(x); }
 using std::max;
 using std::min;
 
-alignas(64) uchar buf_dyn_shmem_ptr[256 * 1024];
+alignas(1024) uchar buf_dyn_shmem_ptr[256 * 1024];
 
 namespace machine {
 
@@ -80,6 +81,7 @@ struct Thread {
   std::vector<char> stack;
   std::vector<Copy> issued;
   std::deque<std::vector<Copy>> groups;
+  std::vector<std::function<void()>> products;
   uint64_t lane_value;
   const void* given[2];
 };
@@ -125,6 +127,7 @@ inline void run_block(bool backwards) {
     thread.state = ready;
     thread.issued.clear();
     thread.groups.clear();
+    thread.products.clear();
     makecontext(&thread.context, enter, 0);
   }
   for (bool moved = true; moved;) {
@@ -232,6 +235,34 @@ template <class T, class Sum> void multiply(Sum* d, const void* a, const void* b
     d[i] = sum;
   }
   pause(at_warp);
+}
+
+// wgmma of 64 rows, N columns and lines of 128 bytes (PTX ISA): this thread's sums, when they are waited for. What lies
+// in shared memory must be there, and must stay there until then.
+inline void issue(std::function<void()> product) { threads[current].products.push_back(std::move(product)); }
+inline void finish() {
+  for (auto& product : threads[current].products) product();
+  threads[current].products.clear();
+}
+template <class T> T in_line(const T* tile, int line, int position) {
+  constexpr int piece = 16 / sizeof(T);
+  auto address = reinterpret_cast<uintptr_t>(tile + line * 8 * piece + position);
+  if (reinterpret_cast<uintptr_t>(tile) % 1024) std::fprintf(stderr, "a tile is not aligned\n"), std::abort();
+  return *reinterpret_cast<const T*>(address ^ (address >> 7 & 7) << 4);  // the 128-byte swizzle
+}
+template <class T, class Sum, int N, bool A_ALONG, bool B_ALONG>
+void multiply_lines(Sum* d, const void* a, const void* b) {
+  constexpr int line = 128 / sizeof(T), steps = line;
+  auto element = [](const void* tile, int x, int k, bool along) {
+    return along ? in_line((const T*)tile, x, k) : in_line((const T*)tile + x / line * line * steps, k, x % line);
+  };
+  int lane = current % 128;
+  for (int place = 0; place < N / 2; ++place) {
+    int i = lane / 32 * 16 + lane % 32 / 4 + 8 * (place / 2 % 2), j = place / 4 * 8 + lane % 4 * 2 + place % 2;
+    Sum sum = d[place];
+    for (int k = 0; k < steps; ++k) sum += Sum(element(a, i, k, A_ALONG)) * Sum(element(b, j, k, B_ALONG));
+    d[place] = sum;
+  }
 }
 
 }  // namespace machine

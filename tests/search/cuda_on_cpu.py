@@ -30,6 +30,16 @@ _LDMATRIX = re.compile(
 _MMA = re.compile(
     r'__asm__ __volatile__\(\s*"mma\.sync\.aligned\.m16n8k\d+\.row\.col\.(\w+)\.(\w+)\.\w+\.\w+"[^:]*:([^;]*?)\);'
 )
+_WARPGROUPS = re.compile(r"eqtune_wgmma_(float16|bfloat16|int8|uint8)_(\w+?)_(\d+)_(\d)(\d)")
+_WARPGROUP_WAIT = re.compile(r"eqtune_wgmma_wait_(\w+?)_\d+_\d+")
+_C_TYPES = {
+    "float16": "half",
+    "bfloat16": "nv_bfloat16",
+    "float32": "float",
+    "int32": "int",
+    "int8": "signed char",
+    "uint8": "uchar",
+}
 _PTX_TYPES = {"f16": "half", "bf16": "nv_bfloat16", "tf32": "machine::tf32", "s8": "signed char", "u8": "uchar"}
 _PTX_SUMS = {"f16": "half", "f32": "float", "s32": "int"}
 _WAIT = re.compile(r"\w*cp_async_wait_group\w*_(\d+)\(\)")
@@ -111,6 +121,15 @@ def _as_cpp(source, launches):
             f" {{ char* t = (char*)to + {to_bytes} * i;"
             f" {zero} machine::copy_later(t, (const char*)from + {from_bytes} * j, {size}); }}"
         )
+    for name, dtype, sums, width, *along in {(m.group(), *m.groups()) for m in _WARPGROUPS.finditer(kernels)}:
+        factor, sum_ = _C_TYPES[dtype], _C_TYPES[sums]
+        multiply = f"machine::multiply_lines<{factor}, {sum_}, {width}, {', '.join(along)}>"
+        parts.append(
+            f"inline void {name}({sum_}* d, int place, const void* a, const void* b)"
+            f" {{ machine::issue([=] {{ {multiply}(d + place, a, b); }}); }}"
+        )
+    for name, sums in {(m.group(), m.group(1)) for m in _WARPGROUP_WAIT.finditer(kernels)}:
+        parts.append(f"inline void {name}({_C_TYPES[sums]}*) {{ machine::finish(); }}")
     kernels = _LDMATRIX.sub(_load_matrices, kernels)
     kernels = _MMA.sub(_multiply, kernels)
     kernels = _WAIT.sub(r"machine::wait(\1)", kernels)

@@ -54,6 +54,29 @@ def test_fragments_in_every_pipeline(dtype, sums, stages, mma, tmp_path):
     check(mod, Decision("gpu_tensor_core", knobs), tmp_path)
 
 
+WARPGROUPS = {"groups": 1, "height": 1, "width": 64, "stages": 3, "split": 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sums", "transposed", "knobs"),
+    [
+        ("float16", "float32", False, {"groups": 2}),
+        ("float16", "float32", True, {"height": 2}),
+        ("float16", "float16", False, {}),
+        ("bfloat16", "float32", True, {"width": 32, "stages": 4}),
+        ("int8", "int32", True, {"width": 32}),
+        ("float16", "float32", False, {"split": 2}),
+    ],
+)
+def test_warpgroups_in_every_order(dtype, sums, transposed, knobs, tmp_path):
+    mod = tensor.matmul(136, 88, 9 * (128 if dtype == "int8" else 64) + 8, dtype, sums, transposed)
+    check(mod, Decision("gpu_warpgroup", WARPGROUPS | knobs), tmp_path)
+
+
+def test_convolutions_by_warpgroups(tmp_path):
+    check(tensor.convolution(channels=(32, 40)), Decision("gpu_warpgroup", WARPGROUPS), tmp_path)
+
+
 def test_lines_shorter_than_the_widest_load(tmp_path):
     mod = tensor.matmul(40, 56, 64, "float16", "float32")
     narrow = {"vi": 2, "ti": 8, "ri": 8, "vj": 1, "tj": 4, "rj": 4, "bk": 4, "stages": 2, "split": 1}

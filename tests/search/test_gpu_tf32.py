@@ -26,7 +26,7 @@ import cuda_on_cpu
 import test_gpu_space as kernels
 from test_gpu_tensor_core import A100, H100, RTX_5090, T4, matmul
 
-TILE = {"wi": 2, "fi": 4, "wj": 2, "fj": 2, "bk": 32, "stages": 2, "mma": 1, "split": 1}
+TILE = {"wi": 2, "fi": 4, "wj": 2, "fj": 2, "bk": 64, "stages": 2, "mma": 1, "split": 1}
 
 
 def sketches(mod, hardware):

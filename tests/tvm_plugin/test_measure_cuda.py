@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import logging
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -12,15 +15,18 @@ import numpy as np
 import psutil
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax, te, topi
 
 import eqtune
 from eqtune.errors import InputError, SetupError
-from eqtune.gpu_machine import describe_gpu, find_compiler, resolve_target
+from eqtune.gpu_machine import Compiler, describe_gpu, find_compiler, resolve_target
 from eqtune.machine import target_json
-from eqtune.measure import RpcMeasurer, cuda, ray_node, rpc
+from eqtune.measure import RpcMeasurer, cuda, cuda_builder, cuda_code, ray_node, rpc
+from eqtune.measure.arguments import Interface, random_inputs
 from eqtune.measure.cuda import CudaMeasurer
-from eqtune.measure.cuda_builder import compile_cubin
+from eqtune.measure.cuda_builder import CudaBuilder
+from eqtune.measure.cuda_code import CALLBACK, compile_cubin
 from eqtune.measure.gpu_clock import GpuClock
 from eqtune.measure.pool import Config
 from eqtune.records.workload import as_workload, serialize_workload, workload_hash
@@ -28,6 +34,8 @@ from eqtune.search.space import build_space
 from eqtune.search.space.gpu.tf32 import permit_tf32
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
+from eqtune.transform.apply_tuned import untuned_executable
+from eqtune.transform.default_schedules import default_schedule
 
 from .small_models import module
 
@@ -72,6 +80,12 @@ def measurer(tmp_path):
         yield made
 
 
+@pytest.fixture
+def builder_config(tmp_path):
+    hardware, target = describe_gpu(TARGET), json.loads(target_json(TARGET))
+    return Config(target, hardware.to_json(), "eqtune.search.space:build_space", 0, str(tmp_path), 0, export="so")
+
+
 @needs_nvcc
 @pytest.mark.slow
 def test_builds_here_and_runs_there(measurer, plan, runs):
@@ -107,13 +121,10 @@ def test_a_gpu_elsewhere_gets_kernels_built_here_and_references_of_this_cpu(tmp_
 
 @needs_nvcc
 @pytest.mark.slow
-def test_builders_of_a_cluster_make_what_a_gpu_node_needs(tmp_path):
+def test_builders_of_a_cluster_make_what_a_gpu_node_needs(builder_config):
     task = make_task(28)
     text = serialize_workload(task.mod)
-    hardware = describe_gpu(TARGET)
-    target = json.loads(target_json(TARGET))
-    config = Config(target, hardware.to_json(), "eqtune.search.space:build_space", 0, "", 0, export="so")
-    fields = json.dumps(dataclasses.asdict(config))
+    fields = json.dumps(dataclasses.asdict(builder_config) | {"references": ""})
     found = ray_node.reference(fields, task.workload_hash, text, 60.0)
     assert found["domain"] == "normal"
     assert [len(file) > 28 * 40 * 4 for file in found["references"].values()] == [True]  # one output of float32
@@ -195,6 +206,102 @@ def test_cubins_are_kept_by_source(tmp_path, monkeypatch):
     assert compile_cubin(source, "sm_90", tmp_path) == (b"from the cache", found)
     with pytest.raises(ValueError, match="nvcc"):
         compile_cubin("not CUDA", "sm_90", tmp_path)
+
+
+@pytest.mark.parametrize(("least_flops", "threads"), [(1e6, [2]), (1e9, [])], ids=["large", "small"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_references_of_large_contractions_are_made_on_all_cores(
+    dtype, least_flops, threads, tmp_path, builder_config, monkeypatch
+):
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")  # as builders start
+    monkeypatch.setenv("TVM_BIND_THREADS", "1")
+    monkeypatch.setattr(cuda_builder, "core_count", lambda: 2)
+    monkeypatch.setattr(cuda_builder, "SLOW_FLOPS", least_flops)
+    spaces = []
+    monkeypatch.setattr(cuda_builder, "build_space", lambda mod, hw: spaces.append(hw.threads) or build_space(mod, hw))
+    mod = tensor.matmul(96, 80, 128, dtype, "float32")
+    task = workload_hash(mod)
+    request = {"op": "reference", "task": task, "workloads": {task: serialize_workload(mod)}}
+    assert CudaBuilder(builder_config).answer(request)["domain"] == "normal"
+    assert spaces == threads
+    assert (os.environ["TVM_NUM_THREADS"], os.environ["TVM_BIND_THREADS"]) == ("2", "0")
+    inputs = random_inputs(Interface.of(mod["main"]), 0, task)
+    a, b = (inputs[position].astype(np.float32) for position in (0, 1))
+    np.testing.assert_allclose(np.load(tmp_path / f"{task}.2.npy"), np.maximum(a @ b, 0), rtol=1e-4, atol=1e-4)
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_a_builder_that_made_a_reference_on_the_cpu_schedules_for_the_gpu(builder_config, monkeypatch):
+    monkeypatch.setattr(cuda_builder, "SLOW_FLOPS", 1e6)  # scheduled for the CPU
+    mod = tensor.matmul(96, 80, 128, "float16", "float32")
+    task = workload_hash(mod)
+    builder = CudaBuilder(builder_config)
+    request = {"op": "reference", "task": task, "workloads": {task: serialize_workload(mod)}}
+    assert builder.answer(request)["domain"] == "normal"
+    space = build_space(mod, describe_gpu(TARGET))
+    best = space.decision(Moves(space).sample(np.random.default_rng(0), 1)[0])
+    spec = {"task": task, "decision": best.to_json()}
+    (built,) = builder.answer({"op": "build", "batch": 1, "candidates": [spec], "workloads": {}})["built"]
+    assert "error" not in built
+
+
+def test_what_a_builder_cannot_run_on_the_cpu_is_an_answer(builder_config, monkeypatch):
+    def refuse(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(cuda_builder._Cpu, "outputs", refuse)
+    task = make_task(16)
+    request = {"op": "reference", "task": task.workload_hash}
+    request["workloads"] = {task.workload_hash: serialize_workload(task.mod)}
+    assert CudaBuilder(builder_config).answer(request)["error"] == "out_of_memory"
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_a_baseline_that_fails_says_so_once(measurer, plan, caplog):
+    # TVM cannot pipeline what dlight makes of it.
+    mod = tensor.matmul(128, 128, 128, "int8", "int32")
+    task = Task(name="matmul", mod=mod, workload_hash=workload_hash(mod), calls=1, flops=1.0, bytes_moved=1.0)
+    plan("1e-3")
+    with caplog.at_level(logging.WARNING, "eqtune"):
+        assert measurer.baseline([task]) == [math.inf]
+        (found,) = measurer.measure(task, decisions_of(task, measurer, 1))
+    assert found.error == ""
+    assert "build_error" in measurer.baseline_failures[task.workload_hash]
+    (said,) = caplog.messages
+    assert said.startswith("matmul has no baseline: dlight's schedule fails (build_error: ")
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_90a"])
+def test_dlight_uses_tensor_cores_whatever_letter_an_arch_has(arch):
+    target = tvm.target.Target(json.loads(target_json(TARGET)) | {"arch": arch})
+    mod = tensor.matmul(128, 128, 128, "float16", "float32")
+    stack = inspect.stack
+    assert "wmma" in default_schedule(mod, target)["main"].script()
+    assert inspect.stack is stack
+
+
+@needs_nvcc
+def test_models_are_compiled_as_candidates_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQTUNE_CUBIN_CACHE", str(tmp_path))
+    source = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] *= 2.0f; }'
+    known = compile_cubin(source, str(TARGET.attrs["arch"]), tmp_path)[0]
+    before = tvm_ffi.get_global_func(CALLBACK)
+    built = []
+
+    def build(*arguments, **named):
+        built.append(bytes(tvm_ffi.get_global_func(CALLBACK)(source)))
+        return relax_build(*arguments, **named)
+
+    relax_build = relax.build
+    monkeypatch.setattr(relax, "build", build)
+    untuned_executable(product_and_softmax(), TARGET)
+    assert built == [known]
+    assert tvm_ffi.get_global_func(CALLBACK).same_as(before)
+    monkeypatch.setattr(cuda_code, "find_compiler", lambda: Compiler("nvrtc", "cuda-bindings", ""))
+    with cuda_code.compiling_as_measured(TARGET):
+        assert tvm_ffi.get_global_func(CALLBACK).same_as(before)
 
 
 @pytest.mark.gpu

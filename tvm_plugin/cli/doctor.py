@@ -188,7 +188,7 @@ def _gpu() -> Iterator[Finding]:
         return
     archs = sorted(supported_archs(compiler), key=lambda arch: (len(arch), arch))
     yield Finding("cuda", "ok", f"{compiler.kind} {compiler.version} at {compiler.path}" + _archs(archs))
-    if found is not None and archs and found.arch not in archs:
+    if found is not None and archs and found.arch.rstrip("af") not in archs:
         yield Finding("cuda arch", "problem", f"nvcc does not know {found.arch}", "install a newer CUDA toolkit")
 
 

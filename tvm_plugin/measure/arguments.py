@@ -172,12 +172,13 @@ def poison(spec: BufferSpec) -> NDArray[Any]:
         return np.full(spec.shape, np.iinfo(dtype).max, dtype)
     if dtype.kind == "b":
         return np.ones(spec.shape, dtype)
-    return np.full(spec.shape, np.nan, np.float32).astype(dtype)
+    ones = np.full(math.prod(spec.shape) * dtype.itemsize, 0xFF, np.uint8)  # NaN in every floating-point type
+    return ones.view(dtype).reshape(spec.shape)
 
 
 def as_comparable(array: NDArray[Any]) -> NDArray[Any]:
     """The array in a dtype that `numpy.save` can keep: small floating-point types become float32."""
-    return array if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
+    return array if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32, copy=False)
 
 
 def _has_load(index: Any) -> bool:

@@ -8,10 +8,11 @@ candidate is what dlight, TVM's default schedules for GPUs, makes of the kernel.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,30 +20,30 @@ import tvm
 import tvm_ffi
 from tvm.backend.cuda import register_backend
 
-from ..gpu_machine import find_compiler
-from ..machine import describe_machine, detect_target, target_json
-from ..records.workload import deserialize_workload, serialize_workload
+from ..machine import core_count, describe_machine, detect_target, target_json
+from ..records.workload import deserialize_workload
 from ..search.space import build_space
 from ..search.space.analysis import analyze
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
 from ..search.space.lowering import ASYNC_COPIES, as_written
 from ..search.strategies.moves import Moves
+from ..transform.default_schedules import default_schedule
 from .arguments import Interface
 from .build import CANDIDATE_CONFIG, Program
-from .cuda_code import Resources, compile_kernels, resource_notes, resource_problem
+from .cuda_code import CALLBACK, compile_cubin, resource_notes
 from .pool import Config
 from .server import Server, _failure, _Scheduled, _Workload
-from .timing import BASELINE
+from .timing import ONCE
 from .worker import Answer, serve_forks
 
-__all__ = ["CudaBuilder", "compile_cubin", "default_schedule", "main"]
+__all__ = ["CudaBuilder", "main"]
 
 
 CONFIG = {**CANDIDATE_CONFIG, **ASYNC_COPIES}
 
 SLOW_FLOPS = 2e9
-"""A contraction with more takes an unscheduled kernel seconds to minutes."""
+"""A contraction with more takes an unscheduled kernel seconds to minutes: it is scheduled, for all cores."""
 
 
 class CudaBuilder(Server):
@@ -50,19 +51,13 @@ class CudaBuilder(Server):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        host = detect_target(1)
-        self._cpu_hardware = describe_machine(host, 1, measure=False)
-        self._cpu = Server(
-            replace(config, target=json.loads(target_json(host)), hardware=self._cpu_hardware.to_json(), export="")
-        )
-        self._references_made = 0
         gpu = Hardware.from_json(config.hardware)
         assert isinstance(gpu, GpuHardware)
         self._gpu = gpu
         self._suits: GpuHardware | None = None
         self._notes: dict[str, float] | None = None
         register_backend()  # workers import TVM without its back ends: most need none
-        tvm_ffi.register_global_func("tvm_callback_cuda_compile", self._cubin, override=True)
+        tvm_ffi.register_global_func(CALLBACK, self._cubin, override=True)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to one request."""
@@ -111,17 +106,24 @@ class CudaBuilder(Server):
             self._workloads[workload_hash] = _Workload(mod, Interface.of(mod["main"]))
         answer: dict[str, Any] = {}
         for spec in self._reference_specs(task):
-            self._references_made += 1
-            build = {"op": "build", "batch": self._references_made, "candidates": [spec], "workloads": {}}
-            build["workloads"] = {task: serialize_workload(self._workloads[task].mod)}
-            (answer,) = self._cpu.answer(build)["built"]
-            if "error" not in answer:
-                run = {"op": "run", "task": task, "program": answer["program"], "domain": "normal"}
-                run |= {"effort": asdict(BASELINE), "best_s": 0.0, "save": True, "check": False}
-                answer = self._cpu.answer(run)
+            try:
+                answer = self._cpu.outputs(spec, self._workloads[task])
+            except Exception as error:  # noqa: BLE001 - as above
+                answer = _failure(error, "crash")
             if "error" not in answer:
                 break
         return answer
+
+    @cached_property
+    def _cpu(self) -> _Cpu:
+        """Made in the worker, when the first reference is: threads of TVM's pool are not forked."""
+        threads = core_count()
+        # Builders have one each, which is for compiling. Bound to cores, those of two references wait for each other:
+        # 5 s for what takes 2.3 (two products of 4096 on two cores).
+        os.environ.update(TVM_NUM_THREADS=str(threads), TVM_BIND_THREADS="0")
+        target = detect_target(threads)
+        hardware = describe_machine(target, threads, measure=False).to_json()
+        return _Cpu(replace(self.config, target=json.loads(target_json(target)), hardware=hardware, export=""))
 
     def _reference_specs(self, task: str) -> list[dict[str, Any]]:
         untuned = {"task": task, "untuned": True}
@@ -132,56 +134,29 @@ class CudaBuilder(Server):
             contraction = None
         if contraction is None or contraction.flops < SLOW_FLOPS:
             return [untuned]
-        space = build_space(mod, self._cpu_hardware)
+        space = build_space(mod, self._cpu.hardware)
         points = Moves(space).sample(np.random.default_rng(0), 256)
         best = space.decision(points[np.argmin(space.latency_s(points))])
         return [{"task": task, "decision": best.to_json()}, untuned]
 
 
-def default_schedule(mod: Any, target: Any) -> Any:
-    """What dlight makes of a kernel: TVM's schedules for GPUs that need no tuning."""
-    from tvm.s_tir import dlight
+class _Cpu(Server):
+    """Runs kernels for their outputs, on all cores and perhaps beside others: what it takes says nothing."""
 
-    rules = dlight.gpu
-    with target:
-        return dlight.ApplyDefaultSchedule(
-            rules.Matmul(),
-            rules.GEMV(),
-            rules.Reduction(),
-            rules.GeneralReduction(),
-            rules.Fallback(),
-        )(tvm.IRModule({"main": mod["main"]}))
+    @property
+    def hardware(self) -> Hardware:
+        """What spaces are built from."""
+        return self._hardware
 
-
-def compile_cubin(
-    source: str, arch: str, cache: Path | None = None, hardware: GpuHardware | None = None
-) -> tuple[bytes, dict[str, Resources]]:
-    """The machine code of CUDA source, and what its kernels take; kept by hash of source, arch, flags and compiler.
-
-    Parameters
-    ----------
-    source : str
-    arch : str
-        For example "sm_90".
-    cache : Path, optional
-        By default `EQTUNE_CUBIN_CACHE`; without it nothing is kept.
-    hardware : GpuHardware, optional
-        What the kernels must suit (`cuda_code.resource_problem`); by default, whatever they take is right.
-
-    Raises
-    ------
-    ValueError
-        When nvcc is missing or refuses the source, or the kernels do not suit the hardware.
-    """
-    compiler = find_compiler()
-    if compiler is None or compiler.kind != "nvcc":
-        raise ValueError("compiling for CUDA needs nvcc on PATH or in CUDA_HOME; install the CUDA toolkit")
-    kept = os.environ.get("EQTUNE_CUBIN_CACHE")
-    code, found = compile_kernels(source, arch, compiler, cache or (Path(kept) if kept else None))
-    problem = "" if hardware is None else resource_problem(found.values(), hardware)
-    if problem:
-        raise ValueError(problem)
-    return code, found
+    def outputs(self, spec: Mapping[str, Any], workload: _Workload) -> dict[str, Any]:
+        """Build a candidate, run it once and keep its outputs as the reference; {"domain": ...} or an error."""
+        task = str(spec["task"])
+        self._workloads[task] = replace(workload, space=None)  # schedules of a CPU are another space
+        (built,) = self._build({"batch": self._batch + 1, "candidates": [spec], "workloads": {}})["built"]
+        if "error" in built:
+            return dict(built)
+        run = {"task": task, "program": built["program"], "domain": "normal", "save": True, "check": False}
+        return self._run(run | {"effort": asdict(ONCE), "best_s": math.inf})
 
 
 def main() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,18 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from ..gpu_machine import Compiler
+from ..gpu_machine import Compiler, find_compiler
 from ..search.space.features import COMPILED
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.lowering import ASYNC_COPIES
 from .process import kill_with_children
 
 __all__ = [
+    "CALLBACK",
     "Resources",
+    "compile_cubin",
     "compile_kernels",
+    "compiling_as_measured",
     "cuda_source",
     "launch_problem",
     "ptxas_resources",
@@ -48,6 +53,9 @@ NVCC_FLAGS = (
 """What TVM's runtime compiles with (tvm.support.nvcc), so that the resources are those that a run would have."""
 
 COMPILE_LIMIT_S = 120.0
+
+CALLBACK = "tvm_callback_cuda_compile"
+"""What TVM calls with the source of kernels for their machine code."""
 
 STATIC_SHARED_BYTES = 48 * 1024
 """What a kernel may declare, on every GPU; more must be dynamic."""
@@ -93,7 +101,8 @@ def launch_problem(function: Any, hardware: GpuHardware) -> str:
     """Why a scheduled PrimFunc could not be launched: threads, shared memory, vectors; "" when it can.
 
     Lowers as TVM's own check for tuned kernels does, and applies its `verify_gpu_code`, which counts static and dynamic
-    shared memory alike; the lower limit of the former is checked beside it.
+    shared memory alike. Beside it: the lower limit of the former, and of both where TVM's runtime does not raise it
+    (`CUDAWrappedFunc` in its cuda_module.cc looks at the dynamic part alone).
     """
     passes = [
         s_tir.transform.LowerCrossThreadReduction(),
@@ -129,27 +138,46 @@ def launch_problem(function: Any, hardware: GpuHardware) -> str:
     }
     if not s_tir.analysis.verify_gpu_code(lowered, limits):
         return f"more than the limits {limits}"
-    for scope, most in (("shared", STATIC_SHARED_BYTES), ("shared.dyn", hardware.shared_bytes_per_block)):
-        asked = _shared_bytes(lowered, scope)
-        if asked > most:
-            return f"{asked} bytes of {scope} memory, where a block can have {most}"
+    for static, dynamic in map(_shared_bytes, _launches(lowered)):
+        if static > STATIC_SHARED_BYTES:
+            return f"{static} bytes of static shared memory, where a block can have {STATIC_SHARED_BYTES}"
+        most = hardware.shared_bytes_per_block
+        if static + dynamic > most:
+            return f"{static + dynamic} bytes of shared memory, where a block can have {most}"
+        if dynamic < STATIC_SHARED_BYTES < static + dynamic:
+            return (
+                f"{static} bytes of static and {dynamic} of dynamic shared memory: TVM asks for more than "
+                f"{STATIC_SHARED_BYTES} in all only where the dynamic part alone is as much"
+            )
     return ""
 
 
-def _shared_bytes(function: Any, scope: str) -> int:
-    """The largest allocation of a scope; dynamic ones were merged into one a kernel."""
-    sizes: list[int] = []
+def _launches(function: Any) -> list[Any]:
+    """What a PrimFunc launches, one kernel after the other: its outermost loops over threads."""
+    found: list[Any] = []
+
+    def visit(statement: Any) -> Any:
+        if str(statement.attr_key) != "thread_extent":
+            return tvm_ffi.WalkResult.ADVANCE
+        found.append(statement)
+        return tvm_ffi.WalkResult.SKIP
+
+    tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, visit), order="pre")
+    return found
+
+
+def _shared_bytes(kernel: Any) -> tuple[int, int]:
+    """Static and dynamic shared memory of one kernel; the dynamic allocations were merged into one."""
+    sizes = {"shared": 0, "shared.dyn": 0}
 
     def visit(allocation: Any) -> None:
         buffer = allocation.buffer
-        if str(buffer.scope()) == scope:
-            elements = 1
-            for extent in buffer.shape:
-                elements *= int(extent)
-            sizes.append(elements * max(1, int(tvm_ffi.dtype(str(buffer.dtype)).itemsize)))
+        if str(buffer.scope()) in sizes:
+            elements = math.prod(map(int, buffer.shape))
+            sizes[str(buffer.scope())] += elements * max(1, int(tvm_ffi.dtype(str(buffer.dtype)).itemsize))
 
-    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, visit))
-    return max(sizes, default=0)
+    tvm_ffi.structural_walk(kernel, (tirx.AllocBuffer, visit))
+    return sizes["shared"], sizes["shared.dyn"]
 
 
 def resource_problem(found: Iterable[Resources], hardware: GpuHardware) -> str:
@@ -171,13 +199,75 @@ def resource_notes(found: Iterable[Resources]) -> dict[str, float]:
     return {name: float(max(fields[name] for fields in kernels)) for name in COMPILED} if kernels else {}
 
 
+def compile_cubin(
+    source: str,
+    arch: str,
+    cache: Path | None = None,
+    hardware: GpuHardware | None = None,
+    patient: bool = False,
+) -> tuple[bytes, dict[str, Resources]]:
+    """The machine code of CUDA source, and what its kernels take; kept by hash of source, arch, flags and compiler.
+
+    Parameters
+    ----------
+    source : str
+    arch : str
+        For example "sm_90".
+    cache : Path, optional
+        By default `EQTUNE_CUBIN_CACHE`; without it nothing is kept.
+    hardware : GpuHardware, optional
+        What the kernels must suit (`resource_problem`); by default, whatever they take is right.
+    patient : bool
+        As of `compile_kernels`.
+
+    Raises
+    ------
+    ValueError
+        When nvcc is missing or refuses the source, or the kernels do not suit the hardware.
+    """
+    compiler = find_compiler()
+    if compiler is None or compiler.kind != "nvcc":
+        raise ValueError("compiling for CUDA needs nvcc on PATH or in CUDA_HOME; install the CUDA toolkit")
+    kept = os.environ.get("EQTUNE_CUBIN_CACHE")
+    code, found = compile_kernels(source, arch, compiler, cache or (Path(kept) if kept else None), patient)
+    problem = "" if hardware is None else resource_problem(found.values(), hardware)
+    if problem:
+        raise ValueError(problem)
+    return code, found
+
+
+@contextlib.contextmanager
+def compiling_as_measured(target: Any) -> Iterator[None]:
+    """Let TVM make machine code for this GPU with `compile_cubin`, as for measured candidates, while this is entered.
+
+    TVM's own callback has other flags (ptxas is told how many registers to use) and may take another arch. Where there
+    is no nvcc, it stays.
+    """
+    compiler = find_compiler()
+    if compiler is None or compiler.kind != "nvcc":
+        yield
+        return
+    arch = str(target.attrs["arch"])
+    before = tvm_ffi.get_global_func(CALLBACK, allow_missing=True)
+    tvm_ffi.register_global_func(
+        CALLBACK, lambda source, *_: compile_cubin(str(source), arch, patient=True)[0], override=True
+    )
+    try:
+        yield
+    finally:
+        if before is None:
+            tvm_ffi.registry.remove_global_func(CALLBACK)
+        else:
+            tvm_ffi.register_global_func(CALLBACK, before, override=True)
+
+
 def ptxas_resources(source: str, arch: str, compiler: Compiler, cache: Path | None = None) -> dict[str, Resources]:
     """What ptxas reports of every kernel of some CUDA source; see `compile_kernels`."""
     return compile_kernels(source, arch, compiler, cache)[1]
 
 
 def compile_kernels(
-    source: str, arch: str, compiler: Compiler, cache: Path | None = None
+    source: str, arch: str, compiler: Compiler, cache: Path | None = None, patient: bool = False
 ) -> tuple[bytes, dict[str, Resources]]:
     """Compile with nvcc: the cubin, and what ptxas reports of every kernel in it.
 
@@ -191,6 +281,8 @@ def compile_kernels(
         An nvcc.
     cache : Path, optional
         A directory that keeps cubins and reports by hash of source, flags and compiler.
+    patient : bool
+        Let nvcc take longer than `COMPILE_LIMIT_S`: for the source of a whole model.
 
     Raises
     ------
@@ -206,7 +298,7 @@ def compile_kernels(
         file.write_text(source, encoding="utf-8")
         command = [compiler.path, "-cubin", f"-arch={arch}", *NVCC_FLAGS, "-o", str(cubin), str(file)]
         try:
-            done = _run(command)
+            done = _run(command, None if patient else COMPILE_LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"nvcc took longer than {COMPILE_LIMIT_S:g} s") from error
         if done.returncode:
@@ -223,11 +315,11 @@ def compile_kernels(
     return code, found
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], limit_s: float | None) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run`, but what takes too long is killed with what it started: nvcc is a driver of compilers."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            stdout, stderr = process.communicate(timeout=COMPILE_LIMIT_S)
+            stdout, stderr = process.communicate(timeout=limit_s)
         except BaseException:
             kill_with_children(process.pid)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -36,6 +37,8 @@ from .trial import (
 
 __all__ = ["ElsewhereMeasurer", "FarTrial", "references_of_builders"]
 
+LOGGER = logging.getLogger(__name__)
+
 
 @dataclass
 class FarTrial(Trial):
@@ -69,6 +72,9 @@ class ElsewhereMeasurer(ABC):
     ----------
     plain_baselines : bool
         False; True compares with plain schedules, as `LocalMeasurer`'s. For CPUs.
+    baseline_failures : dict of str to str
+        Why a GPU's kernels have no baseline, by workload hash, where dlight's schedule does not compile, run or compute
+        what it should.
     """
 
     def __init__(self, target: Any, fleet: Fleet, timeout_s: float, seed: int) -> None:
@@ -79,6 +85,7 @@ class ElsewhereMeasurer(ABC):
         self.target = target
         self.overheads = Overheads()
         self.plain_baselines = False
+        self.baseline_failures: dict[str, str] = {}
         self._fleet = fleet
         self._timeout_s = timeout_s
         self._batch = 0
@@ -233,15 +240,27 @@ class ElsewhereMeasurer(ABC):
             else:
                 self._domains[workload_hash] = answer["domain"]
         specs = [{"task": h, "untuned": True} for h in hashes if h in self._domains]
-        built = [trial for trial in self._build(specs, limit_s) if not trial.failure]
+        trials = self._build(specs, limit_s)
+        built = [trial for trial in trials if not trial.failure]
 
         def ask(number: int) -> Mapping[str, Any]:
             return self._request(built[number], BASELINE, limit_s)
 
         def note(number: int, answer: dict[str, Any]) -> None:
-            self._baselines[built[number].task] = min(answer.get("latencies_s", ()), default=math.inf)
+            trial = built[number]
+            self._baselines[trial.task] = min(answer.get("latencies_s", ()), default=math.inf)
+            trial.failure = answer if "error" in answer else {}
 
         self._run([[number] for number in range(len(built))], ask, note)
+        names = {task.workload_hash: task.name for task in tasks}
+        for trial in trials:
+            if trial.failure:
+                self.baseline_failures[trial.task] = f"{trial.failure['error']}: {trial.failure['detail']}"
+                LOGGER.warning(
+                    "%s has no baseline: dlight's schedule fails (%s)",
+                    names[trial.task],
+                    self.baseline_failures[trial.task],
+                )
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> None:
         if is_gpu(self.target):

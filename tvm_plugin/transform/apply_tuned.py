@@ -21,6 +21,7 @@ from ..tasks import extract_tasks
 from ..tasks.stacks import MOST, write_stacks_as_copies
 from . import side_by_side
 from .analytic_schedules import analytic_schedules
+from .default_schedules import as_dlight_expects
 from .fold_weights import FoldWeights
 from .huge_pages import in_huge_pages
 from .pack_weights import pack_weights
@@ -198,7 +199,7 @@ def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> re
         mod = write_stacks_as_copies(mod, MOST + 1)
     with transform.PassContext(opt_level=3):
         mod = transform.Sequential([FoldWeights(transposes=True)])(mod)
-        with target:
+        with as_dlight_expects(target) if is_gpu(target) else target:
             mod = relax.get_default_pipeline(target)(mod)
     mod = with_plain_schedules(mod) if plain else mod.clone()
     for variable, function in mod.functions_items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ from tvm import ir, relax, tirx, transform
 
 from ..gpu_machine import is_gpu
 from ..machine import core_count, runs_here
+from ..measure.cuda_code import compiling_as_measured
 
 __all__ = ["build"]
 
@@ -24,7 +26,7 @@ def build(mod: ir.IRModule, target: Any, config: Mapping[str, Any], calls_compil
     Parameters
     ----------
     mod : tvm.ir.IRModule
-        Lowered to the virtual machine.
+        Lowered to the virtual machine. Kernels of a GPU become machine code as measured candidates do.
     target : tvm.target.Target
     config : mapping
         Of the `PassContext`.
@@ -43,9 +45,10 @@ def build(mod: ir.IRModule, target: Any, config: Mapping[str, Any], calls_compil
     elsewhere = {variable for share in shares[1:] for variable in share}
     here = {variable: function for variable, function in mod.functions_items() if variable not in elsewhere}
     ready = runs_here(target)
-    with ThreadPoolExecutor(max(1, parts - 1)) as pool:
+    as_measured = compiling_as_measured(target) if is_gpu(target) else contextlib.nullcontext()
+    with as_measured, ThreadPoolExecutor(max(1, parts - 1)) as pool:
         libraries = [pool.submit(_library, mod, share, target, config, ready) for share in shares[1:]]
-        with transform.PassContext(opt_level=3, config=dict(config)):
+        with target, transform.PassContext(opt_level=3, config=dict(config)):
             rest = ir.IRModule(here, attrs=mod.attrs, global_infos=mod.global_infos)
             mode = "compiled" if calls_compiled else "bytecode"
             executable = relax.build(rest, target, relax_pipeline=None, exec_mode=mode)
@@ -60,7 +63,7 @@ def _library(
     mod: ir.IRModule, share: Sequence[ir.GlobalVar], target: Any, config: Mapping[str, Any], ready: bool
 ) -> Any:
     """These kernels as one library; `ready`: LLVM makes the code now, not when the first one is called."""
-    with transform.PassContext(opt_level=3, config=dict(config)):
+    with target, transform.PassContext(opt_level=3, config=dict(config)):
         library = tvm.tirx.build(ir.IRModule({variable: mod[variable] for variable in share}), target)
     if ready:
         library.get_function(share[0].name_hint)

@@ -22,6 +22,8 @@ from .tensor_core import supports
 from .tensor_sketch import TensorCoreSketch, tensor_dtype
 from .tf32 import permitted_products
 from .transpose import TransposeGpuSketch
+from .warpgroup import supports_warpgroups
+from .warpgroup_sketch import WarpgroupSketch
 
 __all__ = ["build_gpu_space"]
 
@@ -50,6 +52,8 @@ def build_gpu_space(mod: Any, hardware: GpuHardware) -> Space:
     if form is not None:
         if supports(form, permitted_products(mod["main"])) and hardware.tensor_peak(tensor_dtype(form)):
             sketches.append(TensorCoreSketch(mod, form, hardware))
+        if hardware.has_warpgroups and supports_warpgroups(form):
+            sketches.append(WarpgroupSketch(mod, form, hardware))
         sketches.append(MatrixSketch(mod, form, hardware))
     for number, keep in enumerate(_kept(whole)):
         kernel = read_kernel(inlined(mod, keep))

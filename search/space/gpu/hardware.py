@@ -31,7 +31,7 @@ class GpuHardware(Hardware):
     Attributes
     ----------
     arch : str
-        What the compiler is told: "sm_90".
+        What the compiler is told: "sm_80"; for Hopper "sm_90a", which adds instructions that no later GPU has.
     warp_size : int
     threads_per_block, threads_per_multiprocessor, blocks_per_multiprocessor : int
         Most that can be resident.
@@ -53,7 +53,7 @@ class GpuHardware(Hardware):
     vector_bytes: int = 16
     vector_registers: int = 255
     cache_line_bytes: int = 128
-    arch: str = "sm_90"
+    arch: str = "sm_90a"
     warp_size: int = 32
     threads_per_block: int = 1024
     threads_per_multiprocessor: int = 2048
@@ -78,6 +78,11 @@ class GpuHardware(Hardware):
     def copies_asynchronously(self) -> bool:
         """Whether it has cp.async: from compute capability 8.0 on."""
         return int(self.arch.removeprefix("sm_").rstrip("af") or 0) >= 80
+
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether it has `wgmma`: compute capability 9.0 alone, and code for it is compiled for "sm_90a"."""
+        return self.arch == "sm_90a"
 
     def tensor_peak(self, dtype: str) -> float:
         """FLOP/s of the tensor cores on inputs of `dtype`; 0 where they do not take it."""
@@ -111,7 +116,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "sm_80": Architecture(64, 2048, 32, 163, 164, 192),
     "sm_86": Architecture(128, 1536, 16, 99, 100, 128),
     "sm_89": Architecture(128, 1536, 24, 99, 100, 128),
-    "sm_90": Architecture(128, 2048, 32, 227, 228, 256),
+    "sm_90a": Architecture(128, 2048, 32, 227, 228, 256),
     "sm_100": Architecture(128, 2048, 32, 227, 228, 256),
     "sm_120": Architecture(128, 1536, 24, 99, 100, 128),
 }
@@ -165,8 +170,8 @@ class Device:
 
 
 DEVICES: Mapping[str, Device] = {
-    "nvidia/nvidia-h100": Device("NVIDIA H100 SXM", "sm_90", 132, 1.98, 3350, 50, (989, 494, 1979)),
-    "nvidia/nvidia-h200": Device("NVIDIA H200", "sm_90", 132, 1.98, 4800, 50, (989, 494, 1979)),
+    "nvidia/nvidia-h100": Device("NVIDIA H100 SXM", "sm_90a", 132, 1.98, 3350, 50, (989, 494, 1979)),
+    "nvidia/nvidia-h200": Device("NVIDIA H200", "sm_90a", 132, 1.98, 4800, 50, (989, 494, 1979)),
     "nvidia/nvidia-a100": Device("NVIDIA A100 80GB SXM", "sm_80", 108, 1.41, 2039, 40, (312, 156, 624)),
     "nvidia/nvidia-l4": Device("NVIDIA L4", "sm_89", 58, 2.04, 300, 48, (121, 60, 242)),
     "nvidia/nvidia-t4": Device("NVIDIA T4", "sm_75", 40, 1.59, 320, 4, (65, 0, 130)),

@@ -1,0 +1,154 @@
+"""What TVM's schedules cannot say of a product by `wgmma`.
+
+The pipeline's steps, where S tiles are in shared memory:
+
+    for k:                                      for k:
+        a[k], b[k] -> shared                        barrier
+        barrier                             ->      multiply(shared) of k - S + 1, without waiting
+        multiply(shared) of k - S + 1               a[k], b[k] -> shared
+        barrier                                     wait for the sums
+
+One barrier is enough: tiles are overwritten by those of S steps later, behind the next barrier, and every thread has
+waited for its sums before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir.expr import TensorLoad, TensorRegion
+
+from ..expressions import binding_of, substitute
+from .warpgroup import LANES, MULTIPLY, SWIZZLED, wait_call
+
+__all__ = ["lower_warpgroups"]
+
+_STAGE, _ORDER = "software_pipeline_stage", "software_pipeline_order"
+
+
+def lower_warpgroups(func: Any) -> Any:
+    """Exchange pieces of lines, wait as late as possible, and let each thread use row 0 of its sums.
+
+    The same object when no product in it is computed by warpgroups.
+    """
+    sums: list[Any] = []
+
+    def note(block: Any) -> None:
+        if _multiplies(block.body):
+            sums.extend(match.source.source for match in block.match_buffers if match.buffer.scope() == "local")
+
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, note))
+    if not sums:
+        return func
+
+    def own_row(node: Any, indices: Any) -> list[Any] | None:
+        if not any(node.same_as(buffer) for buffer in sums):
+            return None
+        return [*indices[:-2], tirx.const(0, str(indices[-2].ty.dtype)), indices[-1]]
+
+    def load(node: Any) -> Any:
+        indices = own_row(node.source, node.indices)
+        return node if indices is None else tirx.BufferLoad(node.source, indices)
+
+    def store(node: Any) -> Any:
+        indices = own_row(node.buffer, node.indices)
+        return node if indices is None else tirx.BufferStore(node.buffer, node.value, indices)
+
+    def region(node: Any) -> Any:
+        # What intrinsics see stays whole: they are the ones that know of row 0.
+        if not any(node.source.same_as(buffer) for buffer in sums) or _extent(node.region[-2]) == LANES:
+            return node
+        zero = ir.Range.from_min_extent(tirx.const(0, str(node.region[-2].min.ty.dtype)), 1)
+        return tirx.BufferRegion(node.source, [*node.region[:-2], zero, node.region[-1]])
+
+    body = tvm_ffi.structural_map(func.body, [(TensorLoad, load), (tirx.BufferStore, store), (TensorRegion, region)])
+    body = tvm_ffi.structural_map(body, [(s_tir.SBlock, _exchange_pieces), (tirx.For, _wait_late)])
+    return func.with_body(body)
+
+
+def _exchange_pieces(block: Any) -> Any:
+    """The 128-byte swizzle: the piece of a line, by the last three bits of the line's number."""
+    if SWIZZLED not in block.annotations:
+        return block
+
+    def store(node: Any) -> Any:
+        *outer, line, piece, place = node.indices
+        return tirx.BufferStore(node.buffer, node.value, [*outer, line, piece ^ (line % 8), place])
+
+    annotations = {name: value for name, value in block.annotations.items() if name != SWIZZLED}
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        tvm_ffi.structural_map(block.body, (tirx.BufferStore, store)),
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        annotations,
+    )
+
+
+def _wait_late(loop: Any) -> Any:
+    """A pipeline's loop whose last statement multiplies: copies come between the instructions and the wait."""
+    if _STAGE not in loop.annotations or not isinstance(loop.body, tirx.SeqStmt) or not _multiplies(loop.body.seq[-1]):
+        return loop
+    *copies, multiply = loop.body.seq
+    stages = [int(stage) for stage in loop.annotations[_STAGE]]
+    region, height = _target(multiply)
+    buffer = region.source
+    call = tirx.Evaluate(wait_call(str(buffer.dtype), 2 * int(buffer.shape[-1]), height, buffer.data))
+    waited = s_tir.SBlockRealize([], True, s_tir.SBlock([], [region], [region], "wait", call))
+    # As one statement: TVM counts copies that follow what waits for them as groups of their own.
+    together = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, tirx.SeqStmt(copies))
+    annotations = dict(loop.annotations) | {_STAGE: [stages[0], stages[-1], stages[-1]], _ORDER: [1, 0, 2]}
+    return tirx.For(
+        loop.loop_var,
+        loop.min,
+        loop.extent,
+        loop.kind,
+        tirx.SeqStmt([together, multiply, waited]),
+        annotations=annotations,
+        step=loop.step,
+    )
+
+
+def _target(multiply: Any) -> tuple[Any, int]:
+    """What a loop of instructions adds to, as a region by the variables of loops around it, and its extent."""
+    bindings: list[tuple[Any, Any]] = []
+    loops: list[Any] = []
+    sums: list[Any] = []
+
+    def visit(realize: Any) -> None:
+        bindings.extend((axis, substitute(value, bindings)) for axis, value in binding_of(realize))
+        sums.extend(match.source for match in realize.block.match_buffers if match.buffer.scope() == "local")
+
+    tvm_ffi.structural_walk(multiply, [(s_tir.SBlockRealize, visit), (tirx.For, loops.append)], order="pre")
+    tiles = [loop for loop in loops if loop.thread_binding is None]
+    height = int(tiles[0].extent) if tiles else 1
+    bindings += [(loop.loop_var, loop.min) for loop in tiles]
+    parts = [(substitute(substitute(part.min, bindings), bindings), part.extent) for part in sums[0].region]
+    tile = len(parts) - 4
+    ranges = [
+        ir.Range.from_min_extent(start, tirx.const(height, str(start.ty.dtype)) if n == tile else extent)
+        for n, (start, extent) in enumerate(parts)
+    ]
+    return tirx.BufferRegion(sums[0].source, ranges), height
+
+
+def _multiplies(statement: Any) -> bool:
+    """Whether a call in a statement issues instructions of warpgroups."""
+    found: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if call.args and str(getattr(call.args[0], "value", "")).startswith(MULTIPLY):
+            found.append(call)
+
+    tvm_ffi.structural_walk(statement, (ir.Call, visit))
+    return bool(found)
+
+
+def _extent(part: Any) -> int | None:
+    return int(part.extent) if isinstance(part.extent, tirx.IntImm) else None

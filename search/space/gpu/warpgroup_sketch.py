@@ -1,0 +1,191 @@
+"""The matrix product by Hopper's `wgmma` as a sketch: knobs, constraints, and an analytic estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Knob, Sketch
+from ..features import feature_table
+from .contraction import LEAST_ASYNC_BYTES, partial_bytes, splits, worth_splitting
+from .hardware import GpuHardware
+from .matrix import MatrixForm
+from .occupancy import Array, Launch, Occupancy, occupancy
+from .tensor_sketch import tensor_dtype
+from .warpgroup import LANES, LINE_BYTES, ROWS, line_steps, schedule_warpgroups
+
+__all__ = ["WarpgroupSketch"]
+
+FAMILY = 22
+OTHER_REGISTERS = 40
+"""Addresses and loop counters of a thread."""
+
+SHARED_BYTES_PER_CLOCK = 128.0
+
+PEAK_SHARE = 0.775
+"""Of the tensor cores' peak, what the instructions reach while nothing else is waited for."""
+
+STEP_CLOCKS = 220.0
+"""Of barriers and of the first instruction's way, where no other block computes meanwhile. Both measured on an H200:
+float16 4096 x 4096 x 4096 takes 208 to 211 us with tiles of 128 x 128 and two blocks a multiprocessor, 215 to 221 with
+128 x 256 and 256 x 128, and 300 with 128 x 64 and one block."""
+
+BLOCK_CLOCKS = 2000.0
+"""Until a block's first tiles are there, and its last results written."""
+
+
+class WarpgroupSketch(Sketch):
+    """Tiles of a contraction in matrix form, on Hopper's tensor cores.
+
+    Knobs: `groups` of four warps, each with `height` times 64 rows; `width`, the columns of a block; `stages`, tiles in
+    shared memory at once; `split` of the reduction over blocks, with a second kernel that adds the parts. Each step
+    takes 128 bytes of the reduction.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+    form : MatrixForm
+        One that `warpgroup.supports_warpgroups`.
+    hardware : GpuHardware
+        One that `has_warpgroups`.
+    """
+
+    name = "gpu_warpgroup"
+
+    def __init__(self, mod: Any, form: MatrixForm, hardware: GpuHardware) -> None:
+        self.form = form
+        self._mod = mod
+        self._hardware = hardware
+        _, rows, columns, reduction = form.shape
+        self.knobs = (
+            Knob("groups", tuple(g for g in (1, 2, 4) if g == 1 or g * ROWS < 2 * rows)),
+            Knob("height", tuple(h for h in (1, 2) if h == 1 or h * ROWS < 2 * rows)),
+            Knob("width", tuple(w for w in (32, 64, 128, 192, 256) if w <= 64 or w < 2 * columns)),
+            Knob("stages", (3, 4, 5, 6)),  # of two, TVM makes one: the copies come after the instructions
+            Knob("split", splits(reduction)),
+        )
+
+    def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Registers and shared memory suffice; little padding; what is copied at once can be copied asynchronously."""
+        v = self._columns(values)
+        _, rows, columns, reduction = self.form.shape
+        launch = self._launch(v)
+        steps = line_steps(self.form.a.access.dtype)
+        ok = occupancy(self._hardware, launch).legal
+        ok &= (_height(v) < 2 * max(rows, ROWS)) & (v["width"] < 2 * max(columns, 32))
+        # Across the reduction, lines are 64 columns long.
+        ok &= self.form.b.along_reduction | (v["width"] % 64 == 0)
+        # Of an edge within a line that is no power of two long, TVM does not see that it spares whole vectors.
+        ok &= (v["width"] != 192) | (columns % v["width"] == 0)
+        ok &= np.ceil(reduction / (steps * v["split"])) > v["stages"]
+        ok &= worth_splitting(v["split"], launch, self._hardware)
+        for tile, operand in ((_height(v), self.form.a), (v["width"], self.form.b)):
+            sizes = zip(tile * steps, launch.threads, strict=True)
+            at_once = operand.item_bytes * np.array([operand.vector(int(n), int(t)) for n, t in sizes])
+            ok &= at_once >= LEAST_ASYNC_BYTES
+        result: NDArray[np.bool_] = ok
+        return result
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `features.FEATURES`."""
+        v = self._columns(values)
+        launch = self._launch(v)
+        fit = occupancy(self._hardware, launch)
+        c = self._cost(v, launch, fit)
+        flops, moved = self.form.contraction.flops, self.form.kernel.bytes_moved
+        batch, rows, columns, reduction = self.form.shape
+        return feature_table(
+            len(values),
+            {
+                "log_flops": np.log2(flops),
+                "log_bytes": np.log2(moved),
+                "family": float(FAMILY),
+                "accumulators": v["height"] * v["width"] / 2,
+                "register_pressure": launch.registers / self._hardware.vector_registers,
+                "log_tile_m": np.log2(v["height"] * ROWS),
+                "log_tile_n": np.log2(v["width"]),
+                "log_block_m": np.log2(_height(v)),
+                "log_block_n": np.log2(v["width"]),
+                "log_block_k": np.log2(line_steps(self.form.a.access.dtype)),
+                "tail_waste": c["padding"] - 1.0,
+                "log_parallel_chunks": np.log2(launch.blocks),
+                "imbalance": 1.0 / fit.busy,
+                "log_chunk_flops": np.log2(flops / launch.blocks),
+                "l1_footprint": launch.shared_bytes / self._hardware.shared_bytes_per_multiprocessor,
+                "l2_footprint": moved / self._hardware.l2_bytes,
+                "log_l2_traffic": np.log2(c["fetched"]),
+                "log_memory_traffic": np.log2(moved),
+                "log_reduction": np.log2(reduction),
+                "compute_share": c["compute_s"] / c["latency_s"],
+                "memory_share": c["memory_s"] / c["latency_s"],
+                "log_latency": np.log2(c["latency_s"]),
+                "occupancy": fit.share,
+                "arithmetic_intensity": np.log2(2.0 * batch * rows * columns * reduction / c["fetched"]),
+                "log_threads": np.log2(launch.threads),
+                "waves": np.log2(fit.waves),
+                "stages": v["stages"],
+                "variant": np.log2(v["split"]),
+            },
+        )
+
+    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The analytic estimate, shape [n]."""
+        v = self._columns(values)
+        launch = self._launch(v)
+        return self._cost(v, launch, occupancy(self._hardware, launch))["latency_s"]
+
+    def apply(self, values: Mapping[str, int]) -> Any:
+        """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
+        return schedule_warpgroups(self._mod, self.form, values)
+
+    def _columns(self, values: NDArray[np.int64]) -> dict[str, Array]:
+        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
+
+    def _launch(self, v: Mapping[str, Array]) -> Launch:
+        batch, rows, columns, _ = self.form.shape
+        sums = v["height"] * v["width"] / 2  # of 32 bits: those of float16 are summed in float32
+        return Launch(
+            blocks=batch * v["split"] * np.ceil(rows / _height(v)) * np.ceil(columns / v["width"]),
+            threads=v["groups"] * LANES,
+            registers=sums + OTHER_REGISTERS,
+            shared_bytes=v["stages"] * (_height(v) + v["width"]) * LINE_BYTES,
+        )
+
+    def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
+        hardware, form = self._hardware, self.form
+        _, rows, columns, reduction = form.shape
+        height, width, line = _height(v), v["width"], line_steps(form.a.access.dtype)
+        steps = np.ceil(reduction / (line * v["split"]))
+        padded = steps * line * v["split"]
+        padding = (
+            np.ceil(rows / height) * height / rows * np.ceil(columns / width) * width / columns * padded / reduction
+        )
+        per_clock = hardware.tensor_peak(tensor_dtype(form)) / hardware.multiprocessors / hardware.clock_hz / 2.0
+        # Each group of warps reads its rows and all columns; all are written once.
+        shared_bytes = (height + v["groups"] * v["height"] * width + height + width) * LINE_BYTES
+        math_clocks = height * width * line / (PEAK_SHARE * per_clock)
+        step_clocks = np.maximum(math_clocks, shared_bytes / SHARED_BYTES_PER_CLOCK)
+        block_clocks = steps * (step_clocks + STEP_CLOCKS / fit.resident) + BLOCK_CLOCKS / fit.resident
+        compute_s = np.ceil(launch.blocks / hardware.multiprocessors) * block_clocks / hardware.clock_hz
+        fetched = launch.blocks * steps * (height + width) * LINE_BYTES
+        l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
+        memory_s = np.maximum(
+            (fetched + partial_bytes(v["split"], form)) / (l2 * np.minimum(1.0, 0.2 + fit.busy)),
+            form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s,
+        )
+        launches = hardware.parallel_overhead_s * np.where(v["split"] > 1, 2.0, 1.0)
+        return {
+            "compute_s": compute_s,
+            "memory_s": memory_s,
+            "latency_s": np.maximum(compute_s, memory_s) + launches,
+            "fetched": fetched,
+            "padding": padding,
+        }
+
+
+def _height(v: Mapping[str, Array]) -> Array:
+    """Rows of a block."""
+    return v["groups"] * v["height"] * ROWS
