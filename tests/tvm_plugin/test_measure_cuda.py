@@ -340,16 +340,22 @@ NORMALISATIONS = {
 ALL_KERNELS = kernels.KERNELS | ON_TENSOR_CORES | NORMALISATIONS
 
 
+@pytest.fixture(scope="module")
+def gpu():
+    """One for many kernels: starting builders takes longer than a kernel's candidates."""
+    with CudaMeasurer(resolve_target("cuda")) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=ON_DEVICE) for name in ALL_KERNELS])
-def test_every_sketch_is_right_on_a_gpu(name):
+def test_every_sketch_is_right_on_a_gpu(name, gpu):
     mod = ALL_KERNELS[name]()
     task = Task(name=name, mod=mod, workload_hash=workload_hash(mod), calls=1, flops=1.0, bytes_moved=1.0)
-    with CudaMeasurer(resolve_target("cuda")) as measurer:
-        measurer.baseline([task])
-        decisions = decisions_of(task, measurer, 200)
-        sketches = sorted({d.sketch for d in decisions})
-        chosen = [d for s in sketches for d in [d for d in decisions if d.sketch == s][:6]]
-        assert [(m.decision, m.detail) for m in measurer.measure(task, chosen) if m.error] == []
+    gpu.baseline([task])
+    decisions = decisions_of(task, gpu, 200)
+    sketches = sorted({d.sketch for d in decisions})
+    chosen = [d for s in sketches for d in [d for d in decisions if d.sketch == s][:6]]
+    assert [(m.decision, m.detail) for m in gpu.measure(task, chosen) if m.error] == []
 
 
 @pytest.mark.gpu

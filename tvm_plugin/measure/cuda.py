@@ -14,7 +14,7 @@ import psutil
 
 from ..errors import InputError, SetupError
 from ..gpu_machine import describe_gpu, find_compiler, is_gpu
-from ..machine import core_count, target_json
+from ..machine import allowed_cores, core_count, target_json
 from ..runtime import LocalModels
 from ..search.space.gpu.hardware import GpuHardware
 from .cuda_worker import CudaWorkerConfig
@@ -57,7 +57,7 @@ class CudaMeasurer(ElsewhereMeasurer):
     devices : sequence of int, optional
         Which GPUs; by default, all.
     workers : int, optional
-        Processes that compile; by default, one a core.
+        Processes that compile; by default, one a logical core: nothing is timed on them.
     timeout_s : float
         How long a candidate may take to compile, and to run.
     seed : int
@@ -98,7 +98,7 @@ class CudaMeasurer(ElsewhereMeasurer):
         if compiler is None or compiler.kind != "nvcc":
             raise SetupError("compiling for CUDA needs nvcc on PATH or in CUDA_HOME; install the CUDA toolkit")
         super().__init__(target, Fleet(START_LIMIT_S, "see `eqtune doctor`"), timeout_s, seed)
-        workers = core_count() if workers is None else workers
+        workers = len(allowed_cores()) if workers is None else workers
         if not workers > 0:
             raise InputError(f"workers must be positive, got {workers!r}")
         self.hardware = describe_gpu(target) if hardware is None else hardware
