@@ -81,7 +81,8 @@ def matmul_row(
     dict
         Seconds (`eqtune_s`, `dlight_s`, `cublas_s`), ratios, the clock of the fastest run, and the dtype that cuBLAS's
         results have (`cublas_writes`): the operands', half as much to write, where PyTorch cannot ask for another. A
-        peer that cannot run, dlight too, has None, and `skipped` says why.
+        peer that cannot run, dlight too, has None, and `skipped` says why. Of the whole run in seconds, starting and
+        references included: `wall_s`, and what of it went into building and running.
     """
     from eqtune import tune_kernels
     from eqtune.gpu_machine import resolve_target
@@ -90,6 +91,7 @@ def matmul_row(
     target = resolve_target("cuda")
     kernel = _matmul(size, dtype, sums)
     budget_s = seconds if math.isfinite(seconds) else None
+    started = time.monotonic()
     with CudaMeasurer(target, flush_l2=flush_l2, seed=seed) as measurer:
         found = tune_kernels(
             kernel,
@@ -101,6 +103,7 @@ def matmul_row(
             seed=seed,
             progress=False,
         )
+        wall_s, spent = time.monotonic() - started, measurer.overheads
         device = measurer.describe()["device"]
         dlight = "; ".join(measurer.baseline_failures.values())
     (task,) = found.tasks
@@ -120,6 +123,9 @@ def matmul_row(
         "share_of_cublas": None if cublas_s is None else cublas_s / task.latency_s,
         "trials": task.trials,
         "failed": task.failed,
+        "wall_s": wall_s,
+        "build_s": spent.build_s,
+        "run_s": spent.run_s,
         "sketch": (task.decision or {}).get("sketch", ""),
         "clock_mhz": _clock_mhz(work_dir),
         "skipped": "; ".join(skipped),
@@ -225,7 +231,10 @@ def ranking_row(
     work_dir: Path,
     seconds: float = math.inf,
 ) -> dict[str, Any]:
-    """Measure random legal candidates of a product, and correlate the order that is predicted with the measured one.
+    """Measure candidates of a product, and correlate the order that is predicted with the measured one.
+
+    A third are the best by the estimate, a third are near those, and a third are random legal ones: of these alone,
+    most are slow in ways that say nothing (`measured.candidates`).
 
     Parameters
     ----------
@@ -247,6 +256,7 @@ def ranking_row(
         Spearman's correlation on the held-out half: of the analytic model (`before`), of the learnt one that sees what
         is known before compiling (`after`), and after (`after_compiling`).
     """
+    from benchmarks.measured import candidates as choose
     from eqtune.cost_model import LateColumns, create
     from eqtune.cost_model.metrics import spearman
     from eqtune.measure.base import NO_REFERENCE
@@ -254,14 +264,14 @@ def ranking_row(
     from eqtune.records.workload import as_workload
     from eqtune.search.space import build_space
     from eqtune.search.space.features import COMPILED, FEATURES, with_compiled
-    from eqtune.search.strategies.moves import Moves
     from eqtune.tasks import task_of
     from eqtune.tune.kernel_search import decision_key
 
     end_s = time.monotonic() + seconds
     task = task_of("matmul", as_workload(_matmul(size, dtype, sums))["main"])
     space = build_space(task.mod, measurer.hardware)
-    points = Moves(space).sample(np.random.default_rng(seed), candidates)
+    rng = np.random.default_rng(seed)
+    points = rng.permutation(choose(space, candidates, rng))
     decisions = [space.decision(point) for point in points]
     known = _known(work_dir, task, measurer.describe(), seed)
     missing = [decision for decision in decisions if decision_key(decision) not in known]

@@ -7,7 +7,16 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, SetupError
+
+try:
+    import egglog.bindings  # noqa: F401  what comes below needs it
+except ImportError as error:
+    raise SetupError(
+        f"the graph search needs egglog, which cannot be loaded here ({error}): install it with what it needs, "
+        "`pip install --upgrade egglog`, or search no graphs (graph='off', --graph off)"
+    ) from error
+
 from .search.graph.cost import TermCost
 from .search.graph.explain import Replacement
 from .search.graph.extract import EXTRACTORS

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -35,6 +38,18 @@ def test_every_extra_is_looked_for(capsys, monkeypatch):
     said = capsys.readouterr().out
     for extra in ("torch", "onnx", "ray", "rpc"):
         assert f'pip install "eqtune[{extra}]"' in said
+
+
+def test_an_egglog_that_cannot_be_loaded_is_said_in_a_line(tmp_path):
+    (tmp_path / "egglog").mkdir()
+    (tmp_path / "egglog" / "__init__.py").write_text("import what_egglog_needs")
+    command = [sys.executable, "-c", "import sys; from eqtune.cli import main; sys.exit(main())", "graph", "zoo:nasrnn"]
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert "what_egglog_needs" in line
+    assert "--graph off" in line
 
 
 def test_a_bad_installation_is_a_problem_with_advice(capsys, monkeypatch):

@@ -88,6 +88,7 @@ def examine() -> Iterator[Finding]:
         except EqtuneError as error:
             yield Finding(check.__name__.strip("_"), "problem", str(error))
             return
+    yield from _graph_search()
     yield from _extras()
     yield from _gpu()
 
@@ -99,6 +100,15 @@ def _versions() -> Iterator[Finding]:
     yield Finding("eqtune", "ok", f"{__version__} on Python {platform.python_version()}")
     check_versions()
     yield Finding("versions", "ok", f"apache-tvm {version('apache-tvm')}, apache-tvm-ffi {version('apache-tvm-ffi')}")
+
+
+def _graph_search() -> Iterator[Finding]:
+    try:
+        from .. import graph_result  # noqa: F401
+    except EqtuneError as error:
+        yield Finding("graphs", "problem", str(error))
+    else:
+        yield Finding("graphs", "ok", f"egglog {version('egglog')}")
 
 
 def _compiler() -> Iterator[Finding]:
