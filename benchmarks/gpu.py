@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument(
         "--parts", default="*", help="comma-separated patterns of parts, such as product-*,model-resnet50"
     )
-    parser.add_argument("--minutes", type=float, help="begin no part after this time; measuring ends by then")
+    parser.add_argument("--minutes", type=float, help="begin no part after this time; the last ends soon after it")
     parser.add_argument("--keep", metavar="DIR", help="keep records here; a part that was cut short goes on from them")
     parser.add_argument("--size", type=int, default=PRODUCT_SIZE, help="rows, columns and reduction of the products")
     parser.add_argument("--trials", type=int, default=500, help="of each product")

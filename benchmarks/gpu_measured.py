@@ -6,6 +6,7 @@ called again with the same directory, it goes on where it was stopped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,9 @@ def matmul_row(
     dict
         Seconds (`eqtune_s`, `dlight_s`, `cublas_s`), ratios, the clock of the fastest run, and the dtype that cuBLAS's
         results have (`cublas_writes`): the operands', half as much to write, where PyTorch cannot ask for another. A
-        peer that cannot run, dlight too, has None, and `skipped` says why. Of the whole run in seconds, starting and
-        references included: `wall_s`, and what of it went into building and running.
+        peer that cannot run, dlight too, has None, and `skipped` says why. `trials` were measured in all runs in
+        `work_dir`, of which `failed` failed. Seconds of this run: `wall_s`, of it building with references (`build_s`)
+        and running (`run_s`).
     """
     from eqtune import tune_kernels
     from eqtune.gpu_machine import resolve_target
@@ -90,9 +93,8 @@ def matmul_row(
 
     target = resolve_target("cuda")
     kernel = _matmul(size, dtype, sums)
-    budget_s = seconds if math.isfinite(seconds) else None
     started = time.monotonic()
-    with CudaMeasurer(target, flush_l2=flush_l2, seed=seed) as measurer:
+    with CudaMeasurer(target, flush_l2=flush_l2, seed=seed) as measurer, _budget(work_dir, seconds) as budget_s:
         found = tune_kernels(
             kernel,
             target,
@@ -130,6 +132,25 @@ def matmul_row(
         "clock_mhz": _clock_mhz(work_dir),
         "skipped": "; ".join(skipped),
     }
+
+
+@contextlib.contextmanager
+def _budget(work_dir: Path, seconds: float) -> Iterator[float | None]:
+    """What to give a run of so many more seconds: the budget of a work directory counts those of earlier runs.
+
+    None for no limit.
+    """
+    from eqtune.records import RecordDatabase
+
+    work_dir.mkdir(parents=True, exist_ok=True)
+    with RecordDatabase(work_dir / "records.sqlite") as database:
+        spent_s = database.get_number("benchmark", "spent_s") or 0.0
+    started = time.monotonic()
+    try:
+        yield seconds + spent_s if math.isfinite(seconds) else None
+    finally:
+        with RecordDatabase(work_dir / "records.sqlite") as database:
+            database.put_json("benchmark", {"spent_s": spent_s + time.monotonic() - started})
 
 
 def _clock_mhz(work_dir: Path) -> float | None:
@@ -197,17 +218,18 @@ def model_row(
     search_s = seconds - min(TORCH_LIMIT_S, TORCH_SHARE * seconds)
     kinds = ("saturate", "off") if graph else ("saturate",)
     for kind in kinds:
-        found = tune_model(
-            f"zoo:{name}",
-            target="cuda",
-            trials=trials,
-            time_budget_s=search_s / len(kinds) if math.isfinite(seconds) else None,
-            graph=kind,
-            work_dir=work_dir / kind,
-            seed=seed,
-            progress=False,
-        )
-        latency_s[kind] = found.latency_s
+        with _budget(work_dir / kind, search_s / len(kinds)) as budget_s:
+            found = tune_model(
+                f"zoo:{name}",
+                target="cuda",
+                trials=trials,
+                time_budget_s=budget_s,
+                graph=kind,
+                work_dir=work_dir / kind,
+                seed=seed,
+                progress=False,
+            )
+            latency_s[kind] = found.latency_s
     torch_s, why = _torch_compile(name, seed, min(TORCH_LIMIT_S, seconds - (time.monotonic() - started)))
     own_s, without_s = latency_s["saturate"], latency_s.get("off")
     return {
@@ -233,8 +255,8 @@ def ranking_row(
 ) -> dict[str, Any]:
     """Measure candidates of a product, and correlate the order that is predicted with the measured one.
 
-    A third are the best by the estimate, a third are near those, and a third are random legal ones: of these alone,
-    most are slow in ways that say nothing (`measured.candidates`).
+    A third are the best by the estimate, a third are near those, and a third are random legal ones, of which most are
+    slow in ways that say nothing (`measured.candidates`).
 
     Parameters
     ----------
@@ -248,7 +270,7 @@ def ranking_row(
     work_dir : Path
         Where the measurements are kept; those that are there are not made again.
     seconds : float
-        Of measuring, at most; candidates that are left are not counted, and the row is `cut_short`.
+        No `CHUNK` of candidates is begun after them; those that are left are not counted, and the row is `cut_short`.
 
     Returns
     -------
@@ -379,7 +401,11 @@ def _cublas(size: int, dtype: str, sums: str) -> tuple[float | None, str | None,
     if (dtype, sums) == ("int8", "int32"):
         a, b = (torch.randint(-8, 8, (size, size), device="cuda", dtype=kind) for _ in range(2))
         out = torch.empty(size, size, device="cuda", dtype=torch.int32)
-        return _seconds(lambda: torch._int_mm(a, b, out=out)), sums, ""
+        try:
+            # cuBLAS is faster where the second operand lies along the reduction: whichever suits it counts.
+            return min(_seconds(partial(torch._int_mm, a, right, out=out)) for right in (b, b.t())), sums, ""
+        except (RuntimeError, AttributeError) as error:
+            return None, None, (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     if not kind.is_floating_point:
         return None, None, f"PyTorch has no product of {dtype}"
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -443,7 +469,10 @@ def _torch_compile(name: str, seed: int, limit_s: float) -> tuple[float | None, 
             raise
     if process.returncode:
         return None, (complaints.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
-    seconds, why = json.loads(said.strip().splitlines()[-1])
+    try:
+        seconds, why = json.loads(said.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        return None, "its process said nothing"
     return seconds, why
 
 

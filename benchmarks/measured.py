@@ -111,7 +111,9 @@ def save(kernels: Sequence[MeasuredKernel], context: dict[str, Any], path: Path)
         "latencies_s": np.concatenate([k.latencies_s for k in kernels]).astype(np.float32),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, header=np.array(json.dumps(header)), **arrays)
+    partial = path.with_suffix(".part.npz")
+    np.savez_compressed(partial, header=np.array(json.dumps(header)), **arrays)
+    partial.replace(path)
 
 
 def load(directory: Path) -> list[MeasuredKernel]:
@@ -160,7 +162,7 @@ def candidates(space: Space, count: int, rng: np.random.Generator) -> Points:
     _, first = np.unique(estimates[order], return_index=True)  # one of those that the estimate cannot tell apart
     near = order[: max(count, len(order) // 20)]
     third = count // 3
-    chosen = [order[first[:third]], rng.permutation(near)[: 2 * third], rng.permutation(len(drawn))]
+    chosen = [order[first[:third]], rng.permutation(near)[:third], rng.permutation(len(drawn))]
     return moves.distinct(drawn[np.concatenate(chosen)])[:count]
 
 

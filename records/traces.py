@@ -12,7 +12,11 @@ from .object_graph import INDEX_MAP_TYPES, checked_graph
 __all__ = ["apply_trace", "parse_trace", "replay", "trace_to_json"]
 
 _UNSAFE = frozenset({"AnnotateBufferAccess", "UnsafeHideBufferAccess", "UnsafeSetDType"})
-"""Instructions that may change what a kernel computes; no schedule of eqtune or MetaSchedule has them."""
+"""Instructions that may change what a kernel computes; no schedule of eqtune or MetaSchedule has them, but for what is
+kept in float32..."""
+
+_WIDENED = frozenset({"float16", "bfloat16", "float32"})
+"""... in kernels with buffers of these alone, whose sums it makes more precise."""
 
 _ANNOTATIONS = frozenset(
     {
@@ -56,6 +60,8 @@ def apply_trace(text: str, schedule: Any) -> None:
     from tvm.s_tir.schedule import ScheduleError, Trace
 
     trace = parse_trace(text)
+    if any(kind == "UnsafeSetDType" for kind, *_ in trace[0]) and not _dtypes(schedule.mod) <= _WIDENED:
+        raise RecordError("a stored trace widens sums to float32 in a kernel that has other types")
     try:
         Trace.apply_json_to_schedule(trace, schedule)
     except (ScheduleError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError) as error:
@@ -101,6 +107,8 @@ def _checked_instruction(instruction: Any) -> list[Any]:
             pass
         case ["Annotate", list(), [str(key)], list()]:
             raise RecordError(f"a stored trace has the annotation {key!r:.80}, which no schedule needs")
+        case ["UnsafeSetDType", [str()], [int(), "float32"], list()]:
+            pass
         case [str(kind), list(), list(), list()] if kind in _UNSAFE:
             raise RecordError(f"a stored trace has the instruction {kind!r}, which no schedule needs")
         case ["Annotate", *_]:
@@ -113,6 +121,19 @@ def _checked_instruction(instruction: Any) -> list[Any]:
     if kind == "TransformLayout" and attributes[2:3] == [None]:  # no value to pad with
         return [kind, _checked(inputs), [*_checked(attributes[:2]), None, *_checked(attributes[3:])], outputs]
     return [kind, _checked(inputs), _checked(attributes), outputs]
+
+
+def _dtypes(mod: Any) -> set[str]:
+    """Of all buffers of its functions."""
+    import tvm_ffi
+    from tvm.s_tir import SBlock
+
+    blocks: list[Any] = []
+    functions = list(mod.functions.values())
+    for function in functions:
+        tvm_ffi.structural_walk(function.body, (SBlock, blocks.append))
+    buffers = [*(p for f in functions for p in f.params), *(b for block in blocks for b in block.alloc_buffers)]
+    return {str(buffer.dtype) for buffer in buffers}
 
 
 def _checked(value: Any) -> Any:

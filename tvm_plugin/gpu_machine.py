@@ -160,7 +160,8 @@ def describe_gpu(target: Any, **overrides: Any) -> GpuHardware:
 
 def _listed_arch(arch: str) -> str:
     """The entry of `ARCHITECTURES`; "sm_90" -> "sm_90a": the letter adds instructions and changes no limit."""
-    return next((known for known in ARCHITECTURES if known.rstrip("af") == arch.rstrip("af")), arch)
+    base = arch.rstrip("af")
+    return next((known for known in ARCHITECTURES if known.rstrip("af") == base), base)
 
 
 def _of_arch(arch: str) -> GpuHardware:

@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise SetupError(
         f"the graph search needs egglog, which cannot be loaded here ({error}): install it with what it needs, "
-        "`pip install --upgrade egglog`, or search no graphs (graph='off', --graph off)"
+        "`pip install --upgrade egglog`; or tune without it (graph='off', `eqtune tune --graph off`)"
     ) from error
 
 from .search.graph.cost import TermCost

@@ -51,7 +51,7 @@ def test_text_holds_the_instructions_that_were_hard_to_write():
         ('[[["GetSBlock",[],["c",null],["b0"]]],[]]', "a null"),
         ('[[["TransformLayout",["b0"],[null,0,null,0],[]]],[]]', "a null"),
         ('[[["Annotate",["b0",1],["eqtune.a","b"],[]]],[]]', "malformed annotation"),
-        ('[[["UnsafeSetDType",["b0",0],["int8"],[]]],[]]', "instruction 'UnsafeSetDType'"),
+        ('[[["UnsafeSetDType",["b0"],[0,"int8"],[]]],[]]', "instruction 'UnsafeSetDType'"),
         ('[[["GetSBlock",[],["c","main"],["b0"]],["GetLoops",["b0"],[],["l0"]]],[[0,{}]]]', "does not fit"),
         ('[[["GetSBlock",[],["missing","main"],["b0"]]],[]]', "does not fit"),
         ('[[["GetLoops",["b7"],[],["l0"]]],[]]', "does not fit"),

@@ -31,7 +31,7 @@ _MMA = re.compile(
     r'__asm__ __volatile__\(\s*"mma\.sync\.aligned\.m16n8k\d+\.row\.col\.(\w+)\.(\w+)\.\w+\.\w+"[^:]*:([^;]*?)\);'
 )
 _WARPGROUPS = re.compile(r"eqtune_wgmma_(float16|bfloat16|int8|uint8)_(\w+?)_(\d+)_(\d)(\d)")
-_WARPGROUP_WAIT = re.compile(r"eqtune_wgmma_wait_(\w+?)_\d+_\d+")
+_WARPGROUP_WAIT = re.compile(r"eqtune_wait_wgmma_(\w+?)_\d+_\d+")
 _C_TYPES = {
     "float16": "half",
     "bfloat16": "nv_bfloat16",
@@ -123,10 +123,9 @@ def _as_cpp(source, launches):
         )
     for name, dtype, sums, width, *along in {(m.group(), *m.groups()) for m in _WARPGROUPS.finditer(kernels)}:
         factor, sum_ = _C_TYPES[dtype], _C_TYPES[sums]
-        multiply = f"machine::multiply_lines<{factor}, {sum_}, {width}, {', '.join(along)}>"
+        issue = f"machine::issue_lines<{factor}, {sum_}, {width}, {', '.join(along)}>"
         parts.append(
-            f"inline void {name}({sum_}* d, int place, const void* a, const void* b)"
-            f" {{ machine::issue([=] {{ {multiply}(d + place, a, b); }}); }}"
+            f"inline void {name}({sum_}* d, int place, const void* a, const void* b) {{ {issue}(d + place, a, b); }}"
         )
     for name, sums in {(m.group(), m.group(1)) for m in _WARPGROUP_WAIT.finditer(kernels)}:
         parts.append(f"inline void {name}({_C_TYPES[sums]}*) {{ machine::finish(); }}")

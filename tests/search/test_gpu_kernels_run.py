@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm import topi
+from tvm import te, topi
 
 from eqtune.gpu_machine import gpu_target
+from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.hardware import DEVICES
 
@@ -66,11 +67,20 @@ WARPGROUPS = {"groups": 1, "height": 1, "width": 64, "stages": 3, "split": 1}
         ("bfloat16", "float32", True, {"width": 32, "stages": 4}),
         ("int8", "int32", True, {"width": 32}),
         ("float16", "float32", False, {"split": 2}),
+        ("float16", "float16", True, {"split": 2}),
+        ("float16", "float32", False, {"groups": 2, "height": 2, "stages": 5}),
+        ("uint8", "int32", True, {"stages": 4}),
     ],
 )
 def test_warpgroups_in_every_order(dtype, sums, transposed, knobs, tmp_path):
     mod = tensor.matmul(136, 88, 9 * (128 if dtype == "int8" else 64) + 8, dtype, sums, transposed)
     check(mod, Decision("gpu_warpgroup", WARPGROUPS | knobs), tmp_path)
+
+
+def test_batches_of_products_by_warpgroups(tmp_path):
+    a, b = te.placeholder((2, 72, 264), "float16", name="a"), te.placeholder((2, 264, 72), "float16", name="b")
+    mod = as_workload(te.create_prim_func([a, b, topi.nn.relu(topi.nn.matmul(a, b))]))
+    check(mod, Decision("gpu_warpgroup", WARPGROUPS), tmp_path)
 
 
 def test_convolutions_by_warpgroups(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 import tvm
 
+from eqtune.errors import RecordError
 from eqtune.gpu_machine import describe_gpu, find_compiler, gpu_target
 from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
+from eqtune.records.traces import trace_to_json
+from eqtune.records.workload import serialize_workload
 from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.hardware import DEVICES
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.replay import replay_schedule
 from eqtune.search.strategies.moves import Moves
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -56,6 +61,7 @@ def test_sampled_candidates_become_cuda_and_can_be_launched():
     space = build_space(tensor.matmul(500, 520, 1000, "float16", "float32"), H100)
     points = Moves(space).sample(np.random.default_rng(0), 400)
     found = [d for d in map(space.decision, points) if d.sketch == "gpu_warpgroup"]
+    assert found
     for decision in found[:6]:
         function = prepare_for_lowering(space.apply(decision).mod["main"])
         assert launch_problem(function, H100) == "", decision
@@ -64,9 +70,12 @@ def test_sampled_candidates_become_cuda_and_can_be_launched():
 
 @needs_nvcc
 @pytest.mark.parametrize("knobs", [{"height": 1, "width": 256}, {"height": 2, "width": 128}], ids=["wide", "high"])
-@pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize(
+    ("dtype", "sums"),
+    [("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), ("int8", "int32"), ("uint8", "int32")],
+)
 def test_sums_stay_in_registers_and_instructions_are_not_serialized(dtype, sums, knobs, tmp_path):
-    space = build_space(tensor.matmul(1024, 1024, 1024, dtype, sums), H100)
+    space = build_space(tensor.matmul(1024, 1024, 1024, dtype, sums, transposed=sums == "int32"), H100)
     tile = {"groups": 2, "stages": 4, "split": 1}
     function = prepare_for_lowering(space.apply(Decision("gpu_warpgroup", tile | knobs)).mod["main"])
     source = cuda_source({"kernel": function}, TARGET)
@@ -80,3 +89,51 @@ def test_sums_stay_in_registers_and_instructions_are_not_serialized(dtype, sums,
     assert "Used" in said
     assert "serialized" not in said
     assert "injected" not in said  # no waits but ours
+
+
+REPLAYED = """
+import sys
+from pathlib import Path
+from eqtune.records.workload import deserialize_workload
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.replay import replay_schedule
+schedule = replay_schedule(Path(sys.argv[1]).read_text(), deserialize_workload(Path(sys.argv[2]).read_text()))
+Path(sys.argv[3]).write_text(prepare_for_lowering(schedule.mod["main"]).script())
+"""
+
+WARPGROUPS = {"groups": 2, "height": 1, "width": 64, "stages": 3, "split": 1}
+FRAGMENTS = {"wi": 2, "fi": 2, "wj": 2, "fj": 2, "bk": 32, "stages": 3, "mma": 1, "split": 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sums", "sketch", "knobs"),
+    [
+        ("float16", "float16", "gpu_warpgroup", WARPGROUPS),
+        ("float16", "float16", "gpu_warpgroup", WARPGROUPS | {"split": 2}),
+        ("bfloat16", "float32", "gpu_warpgroup", WARPGROUPS | {"width": 192}),
+        ("float16", "float32", "gpu_tensor_core", FRAGMENTS),
+        ("int8", "int32", "gpu_tensor_core", FRAGMENTS | {"mma": 0, "bk": 64}),
+    ],
+)
+def test_a_trace_is_replayed_by_a_process_that_made_no_schedule(dtype, sums, sketch, knobs, tmp_path):
+    mod = tensor.matmul(384, 384, 1024, dtype, sums)
+    schedule = build_space(mod, H100).apply(Decision(sketch, knobs))
+    trace, kernel, written = (tmp_path / name for name in ("trace", "kernel", "written"))
+    trace.write_text(trace_to_json(schedule.trace))
+    kernel.write_text(serialize_workload(mod))
+    subprocess.run([sys.executable, "-c", REPLAYED, str(trace), str(kernel), str(written)], check=True)
+    assert written.read_text() == prepare_for_lowering(schedule.mod["main"]).script()
+
+
+@pytest.mark.parametrize("name", ["eqtune_wgmma_float16_float32_4096_10_float32", "eqtune_mma_load_c_float16_1"])
+def test_names_that_no_schedule_has_register_nothing(name):
+    trace = json.dumps([[["Tensorize", ["b0"], [name, True], []]], []])
+    with pytest.raises(RecordError, match="does not fit"):
+        replay_schedule(trace, tensor.matmul(64, 64, 64, "float16", "float32"))
+
+
+def test_sums_of_other_kernels_are_not_narrowed_to_float32():
+    mod = tensor.matmul(64, 64, 64, "float64", "float64")
+    trace = [["GetSBlock", [], ["c", "main"], ["b0"]], ["UnsafeSetDType", ["b0"], [0, "float32"], []]]
+    with pytest.raises(RecordError, match="other types"):
+        replay_schedule(json.dumps([trace, []]), mod)

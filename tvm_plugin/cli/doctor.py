@@ -106,7 +106,7 @@ def _graph_search() -> Iterator[Finding]:
     try:
         from .. import graph_result  # noqa: F401
     except EqtuneError as error:
-        yield Finding("graphs", "problem", str(error))
+        yield Finding("graphs", "absent", str(error))
     else:
         yield Finding("graphs", "ok", f"egglog {version('egglog')}")
 
@@ -200,6 +200,10 @@ def _gpu() -> Iterator[Finding]:
     yield Finding("cuda", "ok", f"{compiler.kind} {compiler.version} at {compiler.path}" + _archs(archs))
     if found is not None and archs and found.arch.rstrip("af") not in archs:
         yield Finding("cuda arch", "problem", f"nvcc does not know {found.arch}", "install a newer CUDA toolkit")
+    elif found is not None and found.has_warpgroups and compiler.version.partition(".")[0] in ("10", "11"):
+        yield Finding(
+            "cuda arch", "problem", f"nvcc {compiler.version} has no {found.arch}", "install CUDA 12 or newer"
+        )
 
 
 def _archs(archs: list[str]) -> str:

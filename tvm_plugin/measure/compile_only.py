@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ class CompileOnlyMeasurer:
                 "for CPUs use 'local'"
             )
         self.target = target
-        self.hardware = describe_gpu(target) if hardware is None else hardware
+        # What candidates are compiled for decides which instructions there are.
+        self.hardware = replace(hardware or describe_gpu(target), arch=str(target.attrs["arch"]))
         found = compiler or find_compiler()
         self.compiler = found if found is not None and found.kind == "nvcc" else None
         kept = os.environ.get("EQTUNE_CUBIN_CACHE")

@@ -6,7 +6,7 @@ import json
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,8 @@ class CudaMeasurer(ElsewhereMeasurer):
         workers = len(allowed_cores()) if workers is None else workers
         if not workers > 0:
             raise InputError(f"workers must be positive, got {workers!r}")
-        self.hardware = describe_gpu(target) if hardware is None else hardware
+        # What candidates are compiled for decides which instructions there are.
+        self.hardware = replace(hardware or describe_gpu(target), arch=str(target.attrs["arch"]))
         self._directory = Scratch("cuda")
         directory = Path(self._directory.name)
         self._pool = WorkerPool(workers, 1, directory, self._workloads, BUILDER)

@@ -29,9 +29,6 @@ __all__ = ["CudaWorkerConfig", "main"]
 
 MAX_FLUSHED_CALLS = 100
 
-LOADED_S = 1e-3
-"""A first call as short did not load much."""
-
 
 @dataclass(frozen=True)
 class CudaWorkerConfig:
@@ -63,11 +60,6 @@ class _GpuBench(Bench):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._poisons: dict[int, Any] = {}  # on the device: copying them there takes longer than most kernels
-
-    def call(self, program: Program) -> float:
-        """As `Bench.call`, without what loading the code costs: the driver does it in the first call, milliseconds."""
-        first_s = super().call(program)
-        return first_s if first_s < LOADED_S else min(first_s, self._timed_call(program))
 
     def _poison_outputs(self) -> None:
         import tvm

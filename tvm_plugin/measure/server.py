@@ -31,12 +31,13 @@ from typing import Any
 
 import tvm
 
-from ..records.traces import replay, trace_to_json
+from ..records.traces import trace_to_json
 from ..records.workload import deserialize_workload
 from ..search.space.amx.tiles import multiply_tiles
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
 from ..search.space.lowering import as_written, prepare_for_lowering
+from ..search.space.replay import replay_schedule
 from ..transform.plain_schedules import plain_schedule
 from .affinity import on_first_core
 from .arguments import Interface
@@ -164,7 +165,7 @@ class Server:
                 return _Scheduled(f"{task}_plain", "", as_written(plain.mod["main"]), stock=True)
             return _Scheduled(f"{task}_untuned", "", as_written(workload.mod["main"]), stock=True)
         if "trace" in candidate:
-            schedule = replay(candidate["trace"], workload.mod)
+            schedule = replay_schedule(candidate["trace"], workload.mod)
         else:
             if workload.space is None:
                 workload.space = self._build_space(workload.mod, self._hardware)

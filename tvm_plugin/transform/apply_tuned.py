@@ -11,12 +11,12 @@ from typing import Any
 from tvm import ir, relax, tirx, transform
 from tvm.target import Target
 
-from eqtune.records.traces import replay
 from eqtune.records.workload import as_workload, workload_hash
 
 from ..gpu_machine import is_gpu
 from ..machine import describe_machine
 from ..search.space.lowering import ASYNC_COPIES, as_written, prepare_for_lowering
+from ..search.space.replay import replay_schedule
 from ..tasks import extract_tasks
 from ..tasks.stacks import MOST, write_stacks_as_copies
 from . import side_by_side
@@ -210,7 +210,7 @@ def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> re
 
 def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:
     workload = as_workload(kernel)
-    result = replay(schedule, workload) if isinstance(schedule, str) else schedule(workload)
+    result = replay_schedule(schedule, workload) if isinstance(schedule, str) else schedule(workload)
     function = result.mod["main"].with_attr("tirx.is_scheduled", True)
     if "global_symbol" in kernel.attrs:
         function = function.with_attr("global_symbol", kernel.attrs["global_symbol"])

@@ -12,11 +12,11 @@ import tvm
 from tvm import ir
 
 from eqtune.records import Context, Record, RecordDatabase
-from eqtune.records.traces import replay
 
 from ..errors import InputError
 from ..gpu_machine import is_gpu
 from ..machine import device_name, is_host, target_json
+from ..search.space.replay import replay_schedule
 
 __all__ = ["StoredSchedule", "stored_schedules"]
 
@@ -42,7 +42,7 @@ class StoredSchedule:
 
     def __call__(self, mod: ir.IRModule) -> Any:
         """The scheduled workload, a `tvm.s_tir.Schedule`. Raises RecordError when the trace does not fit."""
-        return replay(self.trace, mod)
+        return replay_schedule(self.trace, mod)
 
 
 def stored_schedules(

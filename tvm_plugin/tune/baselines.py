@@ -97,12 +97,13 @@ class Baselines:
             kernel.baseline_s = latency_s
             if math.isfinite(latency_s):
                 self._database.put_json(self._key(kernel, context_key), {"latency_s": latency_s})
-        # What dlight's schedule fails for is no sign of a machine that runs nothing: there are others.
+        # A default schedule that cannot be built, or is wrong, is no sign of a machine that runs nothing.
         failures = getattr(self._measurer, "baseline_failures", {})
+        said = [failures.get(kernel.task.workload_hash, "") for kernel in kernels]
         self._any_ran = (
             self._any_ran
             or any(map(math.isfinite, latencies_s))
-            or any(kernel.task.workload_hash in failures for kernel in kernels)
+            or any(failure.startswith(("build_error", "wrong_result")) for failure in said)
         )
         if not self._any_ran:
             raise SetupError(

@@ -267,7 +267,7 @@ def shared_buffers(stages: Array) -> Array:
 
 
 def latency_seen(stages: Array) -> Array:
-    """Share of the latency of loads that is not hidden."""
+    """What a block waits for in a step, in latencies of a load."""
     result: Array = np.asarray(LATENCY_SEEN)[np.minimum(stages, ASYNC_STAGES).astype(np.int64) - 1]
     return result
 

@@ -52,7 +52,7 @@ def build_gpu_space(mod: Any, hardware: GpuHardware) -> Space:
     if form is not None:
         if supports(form, permitted_products(mod["main"])) and hardware.tensor_peak(tensor_dtype(form)):
             sketches.append(TensorCoreSketch(mod, form, hardware))
-        if hardware.has_warpgroups and supports_warpgroups(form):
+        if hardware.has_warpgroups and supports_warpgroups(form) and hardware.tensor_peak(tensor_dtype(form)):
             sketches.append(WarpgroupSketch(mod, form, hardware))
         sketches.append(MatrixSketch(mod, form, hardware))
     for number, keep in enumerate(_kept(whole)):

@@ -53,7 +53,7 @@ class GpuHardware(Hardware):
     vector_bytes: int = 16
     vector_registers: int = 255
     cache_line_bytes: int = 128
-    arch: str = "sm_90a"
+    arch: str = "sm_90"
     warp_size: int = 32
     threads_per_block: int = 1024
     threads_per_multiprocessor: int = 2048
@@ -78,6 +78,11 @@ class GpuHardware(Hardware):
     def copies_asynchronously(self) -> bool:
         """Whether it has cp.async: from compute capability 8.0 on."""
         return int(self.arch.removeprefix("sm_").rstrip("af") or 0) >= 80
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether it is of compute capability 9.0, whatever the compiler is told."""
+        return self.arch.rstrip("af") == "sm_90"
 
     @property
     def has_warpgroups(self) -> bool:

@@ -44,11 +44,11 @@ LOAD_LATENCY = 600.0
 """Clocks from a load to its value in DRAM or L2, roughly."""
 
 PEAK_SHARE = (0.65, 0.7)
-"""Of the tensor cores' peak, what WMMA and `mma` reach at best. An assumption..."""
+"""Of the tensor cores' peak, what WMMA and `mma` reach at best on other GPUs than Hopper's. An assumption."""
 
 HOPPER_SHARE = 0.4
-"""... but on Hopper, which has faster instructions. Fitted, with the warps below, to 39 candidates of float16 products
-of 4096 and 2048 on an H200: off by 23 % (root mean square)."""
+"""The same on Hopper, which has faster instructions. Fitted, with the warps in `_cost`, to 39 candidates of float16
+products of 4096 and 2048 on an H200: off by 23 % (root mean square)."""
 
 SHARED_BYTES_PER_CLOCK = 128.0
 
@@ -222,11 +222,7 @@ class TensorCoreSketch(Sketch):
         peak = hardware.tensor_peak(self._dtype) / self._products
         shares = np.asarray(PEAK_SHARE)[v["mma"].astype(np.int64)]
         per_clock = (
-            (HOPPER_SHARE if hardware.arch.startswith("sm_90") else shares)
-            * peak
-            / hardware.multiprocessors
-            / hardware.clock_hz
-            / 2.0
+            (HOPPER_SHARE if hardware.is_hopper else shares) * peak / hardware.multiprocessors / hardware.clock_hz / 2.0
         )
         warps = v["wi"] * v["wj"]
         # Of one step and block: multiply-adds on the tensor cores, beside reads of fragments from shared memory.

@@ -25,35 +25,24 @@ from ..access import dtype_bytes
 from .bind import bind_elementwise
 from .matrix import MatrixForm, Operand, inline_producers
 from .tiled import split_reduction
+from .warpgroup_lowering import CONSTRAINTS, CUDA_TYPES, LANES, MULTIPLY, SWIZZLED
 
 __all__ = [
-    "LANES",
     "LINE_BYTES",
-    "MULTIPLY",
+    "MOST_COLUMNS",
     "ROWS",
-    "SWIZZLED",
     "line_steps",
+    "multiply_intrinsic",
     "schedule_warpgroups",
     "supports_warpgroups",
-    "wait_call",
 ]
 
-LANES = 128
-"""Threads of a warpgroup."""
-
-ROWS = 64
-"""Rows of one instruction."""
+ROWS, MOST_COLUMNS = 64, 256
+"""Of one instruction."""
 
 LINE_BYTES = 128
 PIECE_BYTES = 16
 PIECES = LINE_BYTES // PIECE_BYTES
-
-SWIZZLED = "eqtune.swizzled"
-"""Annotation of blocks that copy to shared memory: `warpgroup_lowering` exchanges the pieces of a line."""
-
-MULTIPLY = "eqtune_wgmma"
-WAIT = "eqtune_wgmma_wait"
-"""What the names of the device functions begin with."""
 
 _PTX = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8"}
 _PTX_SUMS = {"float32": "f32", "int32": "s32"}
@@ -64,9 +53,6 @@ _SUPPORTED = {
     ("int8", "int32"),
     ("uint8", "int32"),
 }
-
-_Pair = tuple[Any, Any]
-"""What is replaced, and by what."""
 
 
 def supports_warpgroups(form: MatrixForm) -> bool:
@@ -271,17 +257,14 @@ def multiply_intrinsic(dtype: str, sums: str, width: int, a_along: bool, b_along
                     )
                 )
 
-    return _registered(f"{name}_{sums}{'_swapped' * swapped}", (description, implementation))
-
-
-def _registered(name: str, functions: _Pair) -> str:
-    TensorIntrin.register(name, *functions, override=True)
-    return name
+    registered = f"{name}_{sums}{'_swapped' * swapped}"
+    TensorIntrin.register(registered, description, implementation, override=True)
+    return registered
 
 
 def _multiply_source(name: str, dtype: str, sums: str, width: int, a_along: bool, b_along: bool) -> str:
     """A device function that issues the instructions of one line, and waits for none."""
-    registers, constraint, steps = width // 2, _CONSTRAINTS[sums], line_steps(dtype)
+    registers, constraint, steps = width // 2, CONSTRAINTS[sums], line_steps(dtype)
     operands = ", ".join(f"%{n}" for n in range(registers))
     outputs = ", ".join(f'"+{constraint}"(d[{n}])' for n in range(registers))
     wide = dtype_bytes(dtype) == 2
@@ -299,8 +282,8 @@ def _multiply_source(name: str, dtype: str, sums: str, width: int, a_along: bool
     # Of a descriptor: strides and start in units of 16 bytes, and the 128-byte swizzle, which goes by addresses.
     layout = 1 << 62 | (8 * LINE_BYTES >> 4) << 32 | (steps * LINE_BYTES >> 4) << 16
     return f"""
-__forceinline__ __device__ void {name}({_C_SUMS[sums]}* sums, int place, const void* a, const void* b) {{
-  {_C_SUMS[sums]}* d = sums + place;
+__forceinline__ __device__ void {name}({CUDA_TYPES[sums]}* sums, int place, const void* a, const void* b) {{
+  {CUDA_TYPES[sums]}* d = sums + place;
   unsigned long long da = {layout}ull | ((unsigned)__cvta_generic_to_shared(a) & 0x3FFFFu) >> 4;
   unsigned long long db = {layout}ull | ((unsigned)__cvta_generic_to_shared(b) & 0x3FFFFu) >> 4;
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -309,22 +292,3 @@ __forceinline__ __device__ void {name}({_C_SUMS[sums]}* sums, int place, const v
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }}
 """
-
-
-def wait_call(sums: str, width: int, height: int, data: Any) -> Any:
-    """Waits until the sums at `data`, of `height` instructions, are there."""
-    registers, constraint = width // 2, _CONSTRAINTS[sums]
-    name = f"{WAIT}_{sums}_{width}_{height}"
-    places = [LANES * registers * tile + n for tile in range(height) for n in range(registers)]
-    held = ", ".join(f'"+{constraint}"(d[{place}])' for place in places)
-    source = f"""
-__forceinline__ __device__ void {name}({_C_SUMS[sums]}* d) {{
-  asm volatile("wgmma.wait_group.sync.aligned 0;" : {held} :: "memory");
-}}
-"""
-    return cuda_func_call(name, data, source_code=source)
-
-
-_C_SUMS = {"float32": "float", "int32": "int"}
-_CONSTRAINTS = {"float32": "f", "int32": "r"}
-"""By what assembly asks for a register."""

@@ -21,9 +21,21 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..expressions import binding_of, substitute
-from .warpgroup import LANES, MULTIPLY, SWIZZLED, wait_call
 
-__all__ = ["lower_warpgroups"]
+__all__ = ["CONSTRAINTS", "CUDA_TYPES", "LANES", "MULTIPLY", "SWIZZLED", "lower_warpgroups"]
+
+LANES = 128
+"""Threads of a warpgroup."""
+
+SWIZZLED = "eqtune.swizzled"
+"""Annotation of blocks that copy to shared memory: the pieces of a line are exchanged."""
+
+MULTIPLY, WAIT = "eqtune_wgmma", "eqtune_wait_wgmma"
+"""What the names of the device functions begin with."""
+
+CUDA_TYPES = {"float32": "float", "int32": "int"}
+CONSTRAINTS = {"float32": "f", "int32": "r"}
+"""By what assembly asks for a register."""
 
 _STAGE, _ORDER = "software_pipeline_stage", "software_pipeline_order"
 
@@ -31,7 +43,7 @@ _STAGE, _ORDER = "software_pipeline_stage", "software_pipeline_order"
 def lower_warpgroups(func: Any) -> Any:
     """Exchange pieces of lines, wait as late as possible, and let each thread use row 0 of its sums.
 
-    The same object when no product in it is computed by warpgroups.
+    The same object when no product in it is computed by warpgroups. Raises ValueError where one is in no pipeline.
     """
     sums: list[Any] = []
 
@@ -63,8 +75,18 @@ def lower_warpgroups(func: Any) -> Any:
         zero = ir.Range.from_min_extent(tirx.const(0, str(node.region[-2].min.ty.dtype)), 1)
         return tirx.BufferRegion(node.source, [*node.region[:-2], zero, node.region[-1]])
 
+    waits: list[Any] = []
+
+    def pipeline(loop: Any) -> Any:
+        changed = _wait_late(loop)
+        if changed is not loop:
+            waits.append(changed)
+        return changed
+
     body = tvm_ffi.structural_map(func.body, [(TensorLoad, load), (tirx.BufferStore, store), (TensorRegion, region)])
-    body = tvm_ffi.structural_map(body, [(s_tir.SBlock, _exchange_pieces), (tirx.For, _wait_late)])
+    body = tvm_ffi.structural_map(body, [(s_tir.SBlock, _exchange_pieces), (tirx.For, pipeline)])
+    if len(waits) != 1:  # a trace of somebody else: the sums would be read before they are there
+        raise ValueError(f"a product by warpgroups in {len(waits)} pipelines")
     return func.with_body(body)
 
 
@@ -99,7 +121,7 @@ def _wait_late(loop: Any) -> Any:
     stages = [int(stage) for stage in loop.annotations[_STAGE]]
     region, height = _target(multiply)
     buffer = region.source
-    call = tirx.Evaluate(wait_call(str(buffer.dtype), 2 * int(buffer.shape[-1]), height, buffer.data))
+    call = tirx.Evaluate(_wait(str(buffer.dtype), int(buffer.shape[-1]), height, buffer.data))
     waited = s_tir.SBlockRealize([], True, s_tir.SBlock([], [region], [region], "wait", call))
     # As one statement: TVM counts copies that follow what waits for them as groups of their own.
     together = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, tirx.SeqStmt(copies))
@@ -113,6 +135,21 @@ def _wait_late(loop: Any) -> Any:
         annotations=annotations,
         step=loop.step,
     )
+
+
+def _wait(sums: str, registers: int, height: int, data: Any) -> Any:
+    """Waits until the sums at `data` are there: a thread's `registers` of each of `height` instructions."""
+    from tvm.backend.cuda.op import cuda_func_call  # workers for CPUs go without
+
+    name = f"{WAIT}_{sums}_{registers}_{height}"
+    places = [LANES * registers * tile + n for tile in range(height) for n in range(registers)]
+    held = ", ".join(f'"+{CONSTRAINTS[sums]}"(d[{place}])' for place in places)
+    source = f"""
+__forceinline__ __device__ void {name}({CUDA_TYPES[sums]}* d) {{
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : {held} :: "memory");
+}}
+"""
+    return cuda_func_call(name, data, source_code=source)
 
 
 def _target(multiply: Any) -> tuple[Any, int]:

@@ -1,0 +1,27 @@
+"""Stored traces of schedules on a kernel: what `records.traces` does, with the intrinsics that they name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from eqtune.records.traces import replay
+
+__all__ = ["replay_schedule"]
+
+_NAMED = re.compile(r'"Tensorize",\[[^\]]*\],\["(eqtune_(?:wgmma|mma|wmma)_[\w.]+)"')
+
+
+def replay_schedule(text: str, mod: Any) -> Any:
+    """A new `tvm.s_tir.Schedule` of `mod` with the trace applied.
+
+    Intrinsics of GPUs are registered when a schedule needs them, and another process made this one. Those of CPUs are
+    registered where they are imported. Raises RecordError as `records.traces.replay` does.
+    """
+    named = set(_NAMED.findall(text))
+    if named:
+        from .gpu.intrinsics import register_intrinsic
+
+        for name in named:
+            register_intrinsic(name)
+    return replay(text, mod)
