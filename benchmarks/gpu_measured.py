@@ -403,7 +403,7 @@ def _cublas(size: int, dtype: str, sums: str) -> tuple[float | None, str | None,
         out = torch.empty(size, size, device="cuda", dtype=torch.int32)
         try:
             # cuBLAS is faster where the second operand lies along the reduction: whichever suits it counts.
-            return min(_seconds(partial(torch._int_mm, a, right, out=out)) for right in (b, b.t())), sums, ""
+            return min(_seconds(partial(torch._int_mm, a, right, out=out)) for right in (b, b.T)), sums, ""
         except (RuntimeError, AttributeError) as error:
             return None, None, (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     if not kind.is_floating_point:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,18 @@ def test_a_model_row_is_not_lost_with_its_peer(limit_s, python, why, monkeypatch
     row = gpu_measured.model_row("squeezenet", trials=1, seed=0, work_dir=tmp_path)
     assert row["skipped"] == f"torch.compile: {why}"
     assert (row["eqtune_s"], row["torch_compile_s"], row["over_torch_compile"]) == (1e-3, None, None)
+
+
+def test_a_part_that_goes_on_gets_its_seconds_beside_those_of_earlier_runs(monkeypatch, tmp_path):
+    clock = [0.0]
+    monkeypatch.setattr(gpu_measured.time, "monotonic", lambda: clock[0])
+    with gpu_measured._budget(tmp_path, 60.0) as budget_s:
+        clock[0] += 40.0
+    assert budget_s == 60.0
+    with gpu_measured._budget(tmp_path, 30.0) as budget_s:
+        assert budget_s == 70.0
+    with gpu_measured._budget(tmp_path, math.inf) as budget_s:
+        assert budget_s is None
 
 
 class NumpyAsTorch:
