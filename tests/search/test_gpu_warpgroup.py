@@ -125,7 +125,15 @@ def test_a_trace_is_replayed_by_a_process_that_made_no_schedule(dtype, sums, ske
     assert written.read_text() == prepare_for_lowering(schedule.mod["main"]).script()
 
 
-@pytest.mark.parametrize("name", ["eqtune_wgmma_float16_float32_4096_10_float32", "eqtune_mma_load_c_float16_1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eqtune_wgmma_float16_float32_992_10_float32",
+        "eqtune_wgmma_int8_int32_64_00_int32",
+        "eqtune_mma_compute_float32_float16_3",
+        "eqtune_mma_load_c_float16_1",
+    ],
+)
 def test_names_that_no_schedule_has_register_nothing(name):
     trace = json.dumps([[["Tensorize", ["b0"], [name, True], []]], []])
     with pytest.raises(RecordError, match="does not fit"):

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..access import dtype_bytes
-from ..base import Knob, Sketch
-from ..features import feature_table
+from ..base import Knob
 from .hardware import GpuHardware
 from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, occupancy
+from .product import ProductSketch
 from .tiled import ASYNC_STAGES, fetch_vector, schedule_tiles, shared_padding
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "worth_splitting",
 ]
 
-FAMILY = 20
 OTHER_REGISTERS = 40
 """Addresses, predicates, loop counters: what a thread needs beside its sums and operands."""
 
@@ -51,7 +50,7 @@ FAST_BODY, LONG_BODY_FACTOR = 1024, 1.2
 (32 KB of code) took 0.97 to 1.31 times as long as 1024 in twice as many steps."""
 
 
-class MatrixSketch(Sketch):
+class MatrixSketch(ProductSketch):
     """Tiles of a contraction in matrix form.
 
     Knobs: `ti` x `tj` threads, `vi` x `vj` virtual threads, registers `ri` x `rj` of each, `bk` steps of the reduction
@@ -67,11 +66,10 @@ class MatrixSketch(Sketch):
     """
 
     name = "gpu_tiled"
+    family = 20.0
 
     def __init__(self, mod: Any, form: MatrixForm, hardware: GpuHardware) -> None:
-        self.form = form
-        self._mod = mod
-        self._hardware = hardware
+        super().__init__(mod, form, hardware)
         _, rows, columns, reduction = form.shape
         self.knobs = (
             Knob("vi", (1, 2)),
@@ -106,64 +104,9 @@ class MatrixSketch(Sketch):
         result: NDArray[np.bool_] = ok
         return result
 
-    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `features.FEATURES`."""
-        v = self._columns(values)
-        launch = self._launch(v)
-        fit = occupancy(self._hardware, launch)
-        c = self._cost(v, launch, fit)
-        flops, moved = self.form.contraction.flops, self.form.kernel.bytes_moved
-        tile_i, tile_j = v["vi"] * v["ti"] * v["ri"], v["vj"] * v["tj"] * v["rj"]
-        batch, rows, columns, reduction = self.form.shape
-        return feature_table(
-            len(values),
-            {
-                "log_flops": np.log2(flops),
-                "log_bytes": np.log2(moved),
-                "family": float(FAMILY),
-                "accumulators": v["vi"] * v["ri"] * v["vj"] * v["rj"],
-                "register_pressure": launch.registers / self._hardware.vector_registers,
-                "log_tile_m": np.log2(v["vi"] * v["ri"]),
-                "log_tile_n": np.log2(v["vj"] * v["rj"]),
-                "log_block_m": np.log2(tile_i),
-                "log_block_n": np.log2(tile_j),
-                "log_block_k": np.log2(v["bk"]),
-                "log_unrolled_body": np.log2(v["vi"] * v["ri"] * v["vj"] * v["rj"] * v["bk"]),
-                "tail_waste": c["padding"] - 1.0,
-                "log_parallel_chunks": np.log2(launch.blocks),
-                "imbalance": 1.0 / fit.busy,
-                "log_chunk_flops": np.log2(flops / launch.blocks),
-                "l1_footprint": launch.shared_bytes / self._hardware.shared_bytes_per_multiprocessor,
-                "l2_footprint": moved / self._hardware.l2_bytes,
-                "log_l2_traffic": np.log2(c["fetched"]),
-                "log_memory_traffic": np.log2(moved),
-                "log_reduction": np.log2(reduction),
-                "compute_share": c["compute_s"] / c["latency_s"],
-                "memory_share": c["memory_s"] / c["latency_s"],
-                "log_latency": np.log2(c["latency_s"]),
-                "variant": np.log2(v["split"]),
-                "occupancy": fit.share,
-                "coalescing": c["coalescing"],
-                "bank_conflicts": c["conflicts"],
-                "arithmetic_intensity": np.log2(2.0 * batch * rows * columns * reduction / c["fetched"]),
-                "log_threads": np.log2(launch.threads),
-                "waves": np.log2(fit.waves),
-                "stages": v["stages"],
-            },
-        )
-
-    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The analytic estimate, shape [n]."""
-        v = self._columns(values)
-        launch = self._launch(v)
-        return self._cost(v, launch, occupancy(self._hardware, launch))["latency_s"]
-
     def apply(self, values: Mapping[str, int]) -> Any:
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
         return schedule_tiles(self._mod, self.form, values)
-
-    def _columns(self, values: NDArray[np.int64]) -> dict[str, Array]:
-        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
 
     def _launch(self, v: Mapping[str, Array]) -> Launch:
         batch, rows, columns, _ = self.form.shape
@@ -184,6 +127,21 @@ class MatrixSketch(Sketch):
             registers=sums + operands + ahead + OTHER_REGISTERS,
             shared_bytes=np.asarray(shared) * shared_buffers(v["stages"]),
         )
+
+    def _own_features(self, v: Mapping[str, Array], cost: Mapping[str, Array]) -> dict[str, Any]:
+        height, width = v["vi"] * v["ri"], v["vj"] * v["rj"]
+        return {
+            "accumulators": height * width,
+            "log_tile_m": np.log2(height),
+            "log_tile_n": np.log2(width),
+            "log_block_m": np.log2(height * v["ti"]),
+            "log_block_n": np.log2(width * v["tj"]),
+            "log_block_k": np.log2(v["bk"]),
+            "log_unrolled_body": np.log2(height * width * v["bk"]),
+            "coalescing": cost["coalescing"],
+            "bank_conflicts": cost["conflicts"],
+            "variant": np.log2(v["split"]),
+        }
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
         hardware, form = self._hardware, self.form

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 
@@ -14,8 +15,10 @@ def register_intrinsic(name: str) -> bool:
     """Register what a schedule of this space calls so; False, and nothing, for names of others."""
     for pattern, register in _KINDS:
         if match := re.fullmatch(pattern, name):
-            register(*match.groups(default=""))
-            return True
+            # Dtypes that do not go together, for example: TVM then refuses the trace that has the name.
+            with contextlib.suppress(Exception):
+                register(*match.groups(default=""))
+                return True
     return False
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..access import dtype_bytes
-from ..base import Knob, Sketch
-from ..features import feature_table
+from ..base import Knob
 from .contraction import (
     LEAST_ASYNC_BYTES,
     latency_seen,
@@ -22,6 +21,7 @@ from .contraction import (
 from .hardware import GpuHardware
 from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, occupancy
+from .product import ProductSketch
 from .tensor_core import (
     FRAGMENT,
     STATIC_SHARED_BYTES,
@@ -36,7 +36,6 @@ from .tiled import ASYNC_STAGES
 
 __all__ = ["TensorCoreSketch", "tensor_dtype"]
 
-FAMILY = 21
 OTHER_REGISTERS = 48
 """Addresses, predicates and loop counters of a thread."""
 
@@ -53,7 +52,7 @@ products of 4096 and 2048 on an H200: off by 23 % (root mean square)."""
 SHARED_BYTES_PER_CLOCK = 128.0
 
 
-class TensorCoreSketch(Sketch):
+class TensorCoreSketch(ProductSketch):
     """Tiles of a contraction in matrix form, of 16 x 16 x 16 fragments.
 
     Knobs: `wi` x `wj` warps, `fi` x `fj` fragments of each, `bk` steps of the reduction in shared memory, `stages`
@@ -70,11 +69,10 @@ class TensorCoreSketch(Sketch):
     """
 
     name = "gpu_tensor_core"
+    family = 21.0
 
     def __init__(self, mod: Any, form: MatrixForm, hardware: GpuHardware) -> None:
-        self.form = form
-        self._mod = mod
-        self._hardware = hardware
+        super().__init__(mod, form, hardware)
         self._dtype = tensor_dtype(form)
         self._products = permitted_products(mod["main"]) if self._dtype == "tfloat32" else 1
         _, rows, columns, reduction = form.shape
@@ -109,61 +107,9 @@ class TensorCoreSketch(Sketch):
         result: NDArray[np.bool_] = ok & (v["wi"] * v["wj"] <= 16)
         return result
 
-    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `features.FEATURES`."""
-        v = self._columns(values)
-        launch = self._launch(v)
-        fit = occupancy(self._hardware, launch)
-        c = self._cost(v, launch, fit)
-        flops, moved = self.form.contraction.flops, self.form.kernel.bytes_moved
-        tile_i, tile_j = _tiles(v)
-        batch, rows, columns, reduction = self.form.shape
-        return feature_table(
-            len(values),
-            {
-                "log_flops": np.log2(flops),
-                "log_bytes": np.log2(moved),
-                "family": float(FAMILY),
-                "accumulators": v["fi"] * v["fj"] * 8,
-                "register_pressure": launch.registers / self._hardware.vector_registers,
-                "log_tile_m": np.log2(v["fi"] * FRAGMENT),
-                "log_tile_n": np.log2(v["fj"] * FRAGMENT),
-                "log_block_m": np.log2(tile_i),
-                "log_block_n": np.log2(tile_j),
-                "log_block_k": np.log2(v["bk"]),
-                "tail_waste": c["padding"] - 1.0,
-                "log_parallel_chunks": np.log2(launch.blocks),
-                "imbalance": 1.0 / fit.busy,
-                "log_chunk_flops": np.log2(flops / launch.blocks),
-                "l1_footprint": launch.shared_bytes / self._hardware.shared_bytes_per_multiprocessor,
-                "l2_footprint": moved / self._hardware.l2_bytes,
-                "log_l2_traffic": np.log2(c["fetched"]),
-                "log_memory_traffic": np.log2(moved),
-                "log_reduction": np.log2(reduction),
-                "compute_share": c["compute_s"] / c["latency_s"],
-                "memory_share": c["memory_s"] / c["latency_s"],
-                "log_latency": np.log2(c["latency_s"]),
-                "occupancy": fit.share,
-                "arithmetic_intensity": np.log2(2.0 * batch * rows * columns * reduction / c["fetched"]),
-                "log_threads": np.log2(launch.threads),
-                "waves": np.log2(fit.waves),
-                "stages": v["stages"],
-                "variant": v["mma"] + 2.0 * np.log2(v["split"]),
-            },
-        )
-
-    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The analytic estimate, shape [n]."""
-        v = self._columns(values)
-        launch = self._launch(v)
-        return self._cost(v, launch, occupancy(self._hardware, launch))["latency_s"]
-
     def apply(self, values: Mapping[str, int]) -> Any:
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
         return schedule_fragments(self._mod, self.form, values)
-
-    def _columns(self, values: NDArray[np.int64]) -> dict[str, Array]:
-        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
 
     def _launch(self, v: Mapping[str, Array]) -> Launch:
         batch, rows, columns, _ = self.form.shape
@@ -209,6 +155,18 @@ class TensorCoreSketch(Sketch):
     def _staged_by(self, v: Mapping[str, Array]) -> tuple[tuple[Array, Any], ...]:
         tile_i, tile_j = _tiles(v)
         return (tile_i, self.form.a), (tile_j, self.form.b)
+
+    def _own_features(self, v: Mapping[str, Array], cost: Mapping[str, Array]) -> dict[str, Any]:
+        tile_i, tile_j = _tiles(v)
+        return {
+            "accumulators": v["fi"] * v["fj"] * 8,
+            "log_tile_m": np.log2(v["fi"] * FRAGMENT),
+            "log_tile_n": np.log2(v["fj"] * FRAGMENT),
+            "log_block_m": np.log2(tile_i),
+            "log_block_n": np.log2(tile_j),
+            "log_block_k": np.log2(v["bk"]),
+            "variant": v["mma"] + 2.0 * np.log2(v["split"]),
+        }
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
         hardware, form = self._hardware, self.form

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Knob, Sketch
-from ..features import feature_table
+from ..base import Knob
 from .contraction import LEAST_ASYNC_BYTES, partial_bytes, splits, worth_splitting
 from .hardware import GpuHardware
 from .matrix import MatrixForm
 from .occupancy import Array, Launch, Occupancy, occupancy
+from .product import ProductSketch
 from .tensor_sketch import tensor_dtype
 from .warpgroup import LINE_BYTES, ROWS, line_steps, schedule_warpgroups
 from .warpgroup_lowering import LANES
 
 __all__ = ["WarpgroupSketch"]
 
-FAMILY = 22
 OTHER_REGISTERS = 40
 """Addresses and loop counters of a thread."""
 
@@ -38,7 +37,7 @@ BLOCK_CLOCKS = 2000.0
 """Until a block's first tiles are there, and its last results written."""
 
 
-class WarpgroupSketch(Sketch):
+class WarpgroupSketch(ProductSketch):
     """Tiles of a contraction in matrix form, on Hopper's tensor cores.
 
     Knobs: `groups` of four warps, each with `height` times 64 rows; `width`, the columns of a block; `stages`, tiles in
@@ -55,11 +54,10 @@ class WarpgroupSketch(Sketch):
     """
 
     name = "gpu_warpgroup"
+    family = 22.0
 
     def __init__(self, mod: Any, form: MatrixForm, hardware: GpuHardware) -> None:
-        self.form = form
-        self._mod = mod
-        self._hardware = hardware
+        super().__init__(mod, form, hardware)
         _, rows, columns, reduction = form.shape
         self.knobs = (
             Knob("groups", tuple(g for g in (1, 2, 4) if g == 1 or g * ROWS < 2 * rows)),
@@ -90,60 +88,9 @@ class WarpgroupSketch(Sketch):
         result: NDArray[np.bool_] = ok
         return result
 
-    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `features.FEATURES`."""
-        v = self._columns(values)
-        launch = self._launch(v)
-        fit = occupancy(self._hardware, launch)
-        c = self._cost(v, launch, fit)
-        flops, moved = self.form.contraction.flops, self.form.kernel.bytes_moved
-        batch, rows, columns, reduction = self.form.shape
-        return feature_table(
-            len(values),
-            {
-                "log_flops": np.log2(flops),
-                "log_bytes": np.log2(moved),
-                "family": float(FAMILY),
-                "accumulators": v["height"] * v["width"] / 2,
-                "register_pressure": launch.registers / self._hardware.vector_registers,
-                "log_tile_m": np.log2(v["height"] * ROWS),
-                "log_tile_n": np.log2(v["width"]),
-                "log_block_m": np.log2(_height(v)),
-                "log_block_n": np.log2(v["width"]),
-                "log_block_k": np.log2(line_steps(self.form.a.access.dtype)),
-                "tail_waste": c["padding"] - 1.0,
-                "log_parallel_chunks": np.log2(launch.blocks),
-                "imbalance": 1.0 / fit.busy,
-                "log_chunk_flops": np.log2(flops / launch.blocks),
-                "l1_footprint": launch.shared_bytes / self._hardware.shared_bytes_per_multiprocessor,
-                "l2_footprint": moved / self._hardware.l2_bytes,
-                "log_l2_traffic": np.log2(c["fetched"]),
-                "log_memory_traffic": np.log2(moved),
-                "log_reduction": np.log2(reduction),
-                "compute_share": c["compute_s"] / c["latency_s"],
-                "memory_share": c["memory_s"] / c["latency_s"],
-                "log_latency": np.log2(c["latency_s"]),
-                "occupancy": fit.share,
-                "arithmetic_intensity": np.log2(2.0 * batch * rows * columns * reduction / c["fetched"]),
-                "log_threads": np.log2(launch.threads),
-                "waves": np.log2(fit.waves),
-                "stages": v["stages"],
-                "variant": np.log2(v["split"]),
-            },
-        )
-
-    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The analytic estimate, shape [n]."""
-        v = self._columns(values)
-        launch = self._launch(v)
-        return self._cost(v, launch, occupancy(self._hardware, launch))["latency_s"]
-
     def apply(self, values: Mapping[str, int]) -> Any:
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
         return schedule_warpgroups(self._mod, self.form, values)
-
-    def _columns(self, values: NDArray[np.int64]) -> dict[str, Array]:
-        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
 
     def _launch(self, v: Mapping[str, Array]) -> Launch:
         batch, rows, columns, _ = self.form.shape
@@ -154,6 +101,17 @@ class WarpgroupSketch(Sketch):
             registers=sums + OTHER_REGISTERS,
             shared_bytes=v["stages"] * (_height(v) + v["width"]) * LINE_BYTES,
         )
+
+    def _own_features(self, v: Mapping[str, Array], cost: Mapping[str, Array]) -> dict[str, Any]:
+        return {
+            "accumulators": v["height"] * v["width"] / 2,
+            "log_tile_m": np.log2(v["height"] * ROWS),
+            "log_tile_n": np.log2(v["width"]),
+            "log_block_m": np.log2(_height(v)),
+            "log_block_n": np.log2(v["width"]),
+            "log_block_k": np.log2(line_steps(self.form.a.access.dtype)),
+            "variant": np.log2(v["split"]),
+        }
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
         hardware, form = self._hardware, self.form

@@ -1,0 +1,91 @@
+"""What the sketches of products on a GPU share: an estimate from what is launched and what it costs, and features."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Sketch
+from ..features import feature_table
+from .hardware import GpuHardware
+from .matrix import MatrixForm
+from .occupancy import Array, Launch, Occupancy, occupancy
+
+__all__ = ["ProductSketch"]
+
+
+class ProductSketch(Sketch):
+    """A contraction in matrix form, by tiles.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+    form : MatrixForm
+    hardware : GpuHardware
+    """
+
+    family: float
+    """The column of that name."""
+
+    def __init__(self, mod: Any, form: MatrixForm, hardware: GpuHardware) -> None:
+        self.form = form
+        self._mod = mod
+        self._hardware = hardware
+
+    def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `features.FEATURES`."""
+        v = self._columns(values)
+        launch = self._launch(v)
+        fit = occupancy(self._hardware, launch)
+        c = self._cost(v, launch, fit)
+        flops, moved = self.form.contraction.flops, self.form.kernel.bytes_moved
+        batch, rows, columns, reduction = self.form.shape
+        common = {
+            "log_flops": np.log2(flops),
+            "log_bytes": np.log2(moved),
+            "family": self.family,
+            "register_pressure": launch.registers / self._hardware.vector_registers,
+            "tail_waste": c["padding"] - 1.0,
+            "log_parallel_chunks": np.log2(launch.blocks),
+            "imbalance": 1.0 / fit.busy,
+            "log_chunk_flops": np.log2(flops / launch.blocks),
+            "l1_footprint": launch.shared_bytes / self._hardware.shared_bytes_per_multiprocessor,
+            "l2_footprint": moved / self._hardware.l2_bytes,
+            "log_l2_traffic": np.log2(c["fetched"]),
+            "log_memory_traffic": np.log2(moved),
+            "log_reduction": np.log2(reduction),
+            "compute_share": c["compute_s"] / c["latency_s"],
+            "memory_share": c["memory_s"] / c["latency_s"],
+            "log_latency": np.log2(c["latency_s"]),
+            "occupancy": fit.share,
+            "arithmetic_intensity": np.log2(2.0 * batch * rows * columns * reduction / c["fetched"]),
+            "log_threads": np.log2(launch.threads),
+            "waves": np.log2(fit.waves),
+            "stages": v["stages"],
+        }
+        return feature_table(len(values), common | self._own_features(v, c))
+
+    def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The analytic estimate, shape [n]."""
+        v = self._columns(values)
+        launch = self._launch(v)
+        return self._cost(v, launch, occupancy(self._hardware, launch))["latency_s"]
+
+    def _columns(self, values: NDArray[np.int64]) -> dict[str, Array]:
+        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
+
+    @abstractmethod
+    def _launch(self, v: Mapping[str, Array]) -> Launch:
+        """What points ask for, by their knobs."""
+
+    @abstractmethod
+    def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
+        """Seconds (`compute_s`, `memory_s`, `latency_s`), bytes `fetched`, and `padding`: work over what is needed."""
+
+    @abstractmethod
+    def _own_features(self, v: Mapping[str, Array], cost: Mapping[str, Array]) -> dict[str, Any]:
+        """Features of this sketch's tiles."""
