@@ -9,22 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["matmul_row", "metaschedule_row", "model_row", "ranking_row", "reason_to_skip"]
+from benchmarks.peers.gpu import cublas, metaschedule, torch_compile
 
-CALLS = 50
-REPEATS = 5
+__all__ = ["matmul_row", "metaschedule_row", "model_row", "ranking_row", "reason_to_skip"]
 
 CHUNK = 32
 """Candidates that are measured and kept together."""
@@ -111,7 +105,7 @@ def matmul_row(
     (task,) = found.tasks
     dlight_s = task.baseline_latency_s if math.isfinite(task.baseline_latency_s) else None
     skipped = [] if dlight_s is not None else [f"dlight: {dlight or 'its kernel does not run'}"]
-    cublas_s, writes, why = (None, None, "L2 is flushed") if flush_l2 else _cublas(size, dtype, sums)
+    cublas_s, writes, why = (None, None, "L2 is flushed") if flush_l2 else cublas(size, dtype, sums)
     skipped += [f"cuBLAS: {why}"] if why else []
     return {
         "device": device,
@@ -176,7 +170,7 @@ def metaschedule_row(
     """
     from eqtune.gpu_machine import resolve_target
 
-    latencies_s, why = _metaschedule(_matmul(size, dtype, sums), resolve_target("cuda"), trials, seed, seconds)
+    latencies_s, why = metaschedule(_matmul(size, dtype, sums), resolve_target("cuda"), trials, seed, seconds)
     best_s = min(latencies_s, default=None)
     return {
         "kernel": f"matmul {size} {dtype} -> {sums}",
@@ -230,7 +224,7 @@ def model_row(
                 progress=False,
             )
             latency_s[kind] = found.latency_s
-    torch_s, why = _torch_compile(name, seed, min(TORCH_LIMIT_S, seconds - (time.monotonic() - started)))
+    torch_s, why = torch_compile(name, seed, min(TORCH_LIMIT_S, seconds - (time.monotonic() - started)))
     own_s, without_s = latency_s["saturate"], latency_s.get("off")
     return {
         "model": name,
@@ -384,134 +378,3 @@ def _matmul(size: int, dtype: str, sums: str) -> Any:
         return te.sum(left * right if dtype == sums else left.astype(sums) * right.astype(sums), axis=k)
 
     return te.create_prim_func([a, b, te.compute((extent, extent), product, name="c")])
-
-
-def _cublas(size: int, dtype: str, sums: str) -> tuple[float | None, str | None, str]:
-    """Seconds of one call, the best of `REPEATS` averages, and the dtype of what it writes: `sums` where PyTorch can.
-
-    None, None and the reason where PyTorch cannot run it.
-    """
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return None, None, "PyTorch is not installed"
-    if not torch.cuda.is_available():
-        return None, None, "PyTorch was built without CUDA, or sees no GPU"
-    kind = getattr(torch, dtype)
-    if (dtype, sums) == ("int8", "int32"):
-        a, b = (torch.randint(-8, 8, (size, size), device="cuda", dtype=kind) for _ in range(2))
-        out = torch.empty(size, size, device="cuda", dtype=torch.int32)
-        try:
-            # cuBLAS is faster where the second operand lies along the reduction: whichever suits it counts.
-            return min(_seconds(partial(torch._int_mm, a, right, out=out)) for right in (b, b.T)), sums, ""
-        except (RuntimeError, AttributeError) as error:
-            return None, None, (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    if not kind.is_floating_point:
-        return None, None, f"PyTorch has no product of {dtype}"
-    torch.backends.cuda.matmul.allow_tf32 = False
-    a, b = (torch.randn(size, size, device="cuda", dtype=torch.float32).to(kind) for _ in range(2))
-    if dtype != sums:
-        try:
-            out = torch.empty(size, size, device="cuda", dtype=getattr(torch, sums))
-            return _seconds(lambda: torch.mm(a, b, out_dtype=out.dtype, out=out)), sums, ""
-        except (TypeError, RuntimeError):
-            pass  # older versions write the operands' dtype only
-    out = torch.empty(size, size, device="cuda", dtype=kind)
-    return _seconds(lambda: torch.matmul(a, b, out=out)), dtype, ""
-
-
-def _metaschedule(kernel: Any, target: Any, trials: int, seed: int, seconds: float) -> tuple[list[float], str]:
-    """Seconds of each candidate that TVM's own tuner measured, and why there are none or fewer than asked for."""
-    from tvm import IRModule
-    from tvm.s_tir import meta_schedule
-
-    from benchmarks.peers.metaschedule import FAILED_S, PersistentBuilder
-
-    database, why = meta_schedule.database.MemoryDatabase(), ""
-    builder = PersistentBuilder(os.cpu_count() or 1, time.monotonic() + seconds)
-    try:
-        with tempfile.TemporaryDirectory(prefix="eqtune-gpu-") as work_dir:
-            meta_schedule.tune_tir(
-                IRModule({"main": kernel}),
-                target,
-                work_dir,
-                max_trials_global=trials,
-                builder=builder,
-                database=database,
-                seed=seed,
-            )
-    except (RuntimeError, ValueError, TypeError) as error:
-        last = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-        why = "out of time" if builder.out_of_time else last
-    runs = [record.run_secs for record in database.get_all_tuning_records() if record.run_secs]
-    latencies_s = [min(float(s) for s in run) for run in runs]
-    return [s for s in latencies_s if s < FAILED_S], why or ("" if latencies_s else "no candidate worked")
-
-
-def _torch_compile(name: str, seed: int, limit_s: float) -> tuple[float | None, str]:
-    """Seconds of one call of torch.compile(max-autotune, frozen), in a process of its own that ends after `limit_s`.
-
-    None and the reason where PyTorch cannot run it, or not in time.
-    """
-    from eqtune.measure.process import kill_with_children
-
-    if limit_s <= 0:
-        return None, "no time is left"
-    root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "benchmarks.gpu_measured", name, str(seed)]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            said, complaints = process.communicate(timeout=limit_s)
-        except BaseException as error:
-            kill_with_children(process.pid)
-            if isinstance(error, subprocess.TimeoutExpired):
-                return None, f"it took longer than {limit_s:.3g} s"
-            raise
-    if process.returncode:
-        return None, (complaints.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
-    try:
-        seconds, why = json.loads(said.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        return None, "its process said nothing"
-    return seconds, why
-
-
-def _torch_compile_here(name: str, seed: int) -> tuple[float | None, str]:
-    from eqtune import zoo
-
-    try:
-        import torch
-        import torch._inductor.config as inductor
-    except ModuleNotFoundError:
-        return None, "PyTorch is not installed"
-    if not torch.cuda.is_available():
-        return None, "PyTorch was built without CUDA, or sees no GPU"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    module, inputs = zoo.torch(name, seed=seed)
-    inductor.freezing = True
-    compiled = torch.compile(module.eval().cuda(), mode="max-autotune")
-    on_device = [tensor.cuda() for tensor in inputs]
-    with torch.inference_mode():
-        return _seconds(lambda: compiled(*on_device)), ""
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    """Seconds of one call on the GPU, the best of `REPEATS` averages, by CUDA events."""
-    import torch
-
-    for _ in range(3):  # autotuning and graph capture come first
-        call()
-    best_ms = float("inf")
-    for _ in range(REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(CALLS):
-            call()
-        end.record()
-        end.synchronize()
-        best_ms = min(best_ms, start.elapsed_time(end) / CALLS)
-    return best_ms * 1e-3
-
-
-if __name__ == "__main__":
-    print(json.dumps(_torch_compile_here(sys.argv[1], int(sys.argv[2]))))

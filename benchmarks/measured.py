@@ -185,7 +185,6 @@ def collect(model: str, args: argparse.Namespace) -> None:
     with measuring as measurer:
         hardware, context = measurer.hardware, measurer.describe()
         for task in tasks:
-            measurer.baseline([task])
             space = build_space(task.mod, hardware)
             points = candidates(space, args.candidates, np.random.default_rng(args.seed))
             measured = measurer.measure(task, [space.decision(point) for point in points])

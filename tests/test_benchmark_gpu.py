@@ -14,6 +14,7 @@ import pytest
 import tvm
 
 from benchmarks import gpu, gpu_measured
+from benchmarks.peers import gpu as gpu_peers
 from eqtune.gpu_machine import find_compiler, resolve_target
 from eqtune.measure.compile_only import CompileOnlyMeasurer
 from eqtune.measure.cuda import CudaMeasurer
@@ -156,7 +157,7 @@ def test_a_ranking_that_is_cut_keeps_what_it_measured_and_goes_on(monkeypatch, t
 def test_a_model_row_is_not_lost_with_its_peer(limit_s, python, why, monkeypatch, tmp_path):
     monkeypatch.setattr("eqtune.tune_model", lambda *_, **__: SimpleNamespace(latency_s=1e-3))
     monkeypatch.setattr(gpu_measured, "TORCH_LIMIT_S", limit_s)
-    monkeypatch.setattr(gpu_measured.sys, "executable", python)
+    monkeypatch.setattr(gpu_peers.sys, "executable", python)
     row = gpu_measured.model_row("squeezenet", trials=1, seed=0, work_dir=tmp_path)
     assert row["skipped"] == f"torch.compile: {why}"
     assert (row["eqtune_s"], row["torch_compile_s"], row["over_torch_compile"]) == (1e-3, None, None)
@@ -208,7 +209,7 @@ def test_a_product_row_says_why_dlight_has_no_time_and_compares_int8_with_cublas
         "eqtune.measure.cuda.CudaMeasurer", functools.partial(CudaMeasurer, devices=[0], workers=1, runner=fake)
     )
     monkeypatch.setitem(sys.modules, "torch", NumpyAsTorch())
-    monkeypatch.setattr(gpu_measured, "_seconds", lambda call: products.append(call()) or 5e-4)
+    monkeypatch.setattr(gpu_peers, "_seconds", lambda call: products.append(call()) or 5e-4)
     row = gpu_measured.matmul_row(128, "int8", "int32", trials=1, seed=0, work_dir=tmp_path)
     assert (row["dlight_s"], row["over_dlight"]) == (None, None)
     assert row["skipped"].startswith("dlight: build_error: ")

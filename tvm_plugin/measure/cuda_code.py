@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..gpu_machine import Compiler, find_compiler
 from ..search.space.features import COMPILED
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.lowering import ASYNC_COPIES
-from .process import kill_with_children
+from .process import run_limited
 
 __all__ = [
     "CALLBACK",
@@ -298,7 +298,7 @@ def compile_kernels(
         file.write_text(source, encoding="utf-8")
         command = [compiler.path, "-cubin", f"-arch={arch}", *NVCC_FLAGS, "-o", str(cubin), str(file)]
         try:
-            done = _run(command, None if patient else COMPILE_LIMIT_S)
+            done = run_limited(command, None if patient else COMPILE_LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"nvcc took longer than {COMPILE_LIMIT_S:g} s") from error
         if done.returncode:
@@ -313,17 +313,6 @@ def compile_kernels(
         _keep(cache / f"{key}.cubin", code)
         _keep(cache / f"{key}.json", report.encode())
     return code, found
-
-
-def _run(command: Sequence[str], limit_s: float | None) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run`, but what takes too long is killed with what it started: nvcc is a driver of compilers."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=limit_s)
-        except BaseException:
-            kill_with_children(process.pid)
-            raise
-        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def _keep(file: Path, content: bytes) -> None:

@@ -18,7 +18,7 @@ import psutil
 
 from .base import MAX_DETAIL
 
-__all__ = ["Child", "ParentLost", "WorkerProcess", "kill_with_children", "spawn"]
+__all__ = ["Child", "ParentLost", "WorkerProcess", "kill_with_children", "run_limited", "spawn"]
 
 DEATH_LIMIT_S = 1.0
 
@@ -211,6 +211,19 @@ def spawn(
     assert process.stdin is not None
     assert process.stdout is not None
     return WorkerProcess(process, process.stdin, process.stdout, log)
+
+
+def run_limited(
+    command: Sequence[str], limit_s: float | None, directory: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` with both outputs, but what takes too long is killed with what it started."""
+    with subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=limit_s)
+        except BaseException:
+            kill_with_children(process.pid)
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def kill_with_children(pid: int) -> None:

@@ -13,7 +13,7 @@ from ..base import Knob
 from .hardware import GpuHardware
 from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, occupancy
-from .product import ProductSketch
+from .product import SHARED_BYTES_PER_CLOCK, ProductSketch
 from .tiled import ASYNC_STAGES, fetch_vector, schedule_tiles, shared_padding
 
 __all__ = [
@@ -28,8 +28,6 @@ __all__ = [
 
 OTHER_REGISTERS = 40
 """Addresses, predicates, loop counters: what a thread needs beside its sums and operands."""
-
-SHARED_BYTES_PER_CLOCK = 128
 
 LEAST_ASYNC_BYTES = 4
 """What cp.async copies at least; TVM copies less through registers."""
@@ -145,13 +143,8 @@ class MatrixSketch(ProductSketch):
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
         hardware, form = self._hardware, self.form
-        _, rows, columns, reduction = form.shape
         tile_i, tile_j = v["vi"] * v["ti"] * v["ri"], v["vj"] * v["tj"] * v["rj"]
-        steps = np.ceil(reduction / (v["bk"] * v["split"]))
-        padded = steps * v["bk"] * v["split"]
-        padding = (
-            np.ceil(rows / tile_i) * tile_i / rows * np.ceil(columns / tile_j) * tile_j / columns * padded / reduction
-        )
+        steps = np.ceil(form.shape[3] / (v["bk"] * v["split"]))
         # One step of the reduction, of one warp: multiply-adds on 32 lanes beside reads of shared memory.
         height, width = v["vi"] * v["ri"], v["vj"] * v["rj"]
         conflicts = _conflicts(v["tj"], v["rj"]) + _conflicts(v["ti"], v["ri"])
@@ -179,18 +172,15 @@ class MatrixSketch(ProductSketch):
         compute_s = spread * block_clocks / hardware.clock_hz
         fetched = launch.blocks * steps * v["bk"] * (tile_i * form.a.item_bytes + tile_j * form.b.item_bytes)
         coalescing = np.minimum(_coalesced(form.a, v["bk"], tile_i), _coalesced(form.b, v["bk"], tile_j))
-        l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
-        partial = partial_bytes(v["split"], form)
-        memory_s = (fetched / coalescing + partial) / (l2 * np.minimum(1.0, 0.2 + fit.busy))
-        memory_s = np.maximum(memory_s, form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s)
-        launches = hardware.parallel_overhead_s * np.where(v["split"] > 1, 2.0, 1.0)
-        latency_s = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s) + launches
+        memory_s = self._memory_s(fetched / coalescing + partial_bytes(v["split"], form), fit)
+        latency_s = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s)
+        latency_s = latency_s + self._launches_s(v["split"])
         return {
             "compute_s": compute_s,
             "memory_s": memory_s,
             "latency_s": latency_s,
             "fetched": fetched,
-            "padding": padding,
+            "padding": self._padding(tile_i, tile_j, v["bk"] * v["split"]),
             "coalescing": coalescing,
             "conflicts": conflicts,
         }

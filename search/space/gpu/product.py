@@ -15,7 +15,10 @@ from .hardware import GpuHardware
 from .matrix import MatrixForm
 from .occupancy import Array, Launch, Occupancy, occupancy
 
-__all__ = ["ProductSketch"]
+__all__ = ["SHARED_BYTES_PER_CLOCK", "ProductSketch"]
+
+SHARED_BYTES_PER_CLOCK = 128.0
+"""Of a multiprocessor's shared memory."""
 
 
 class ProductSketch(Sketch):
@@ -77,6 +80,24 @@ class ProductSketch(Sketch):
 
     def _columns(self, values: NDArray[np.int64]) -> dict[str, Array]:
         return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
+
+    def _padding(self, tile_i: Array, tile_j: Array, tile_k: Array) -> Array:
+        """Work over what is needed, where a block sums whole multiples of `tile_k` steps of all rows and columns."""
+        _, rows, columns, reduction = self.form.shape
+        whole_i, whole_j = np.ceil(rows / tile_i) * tile_i, np.ceil(columns / tile_j) * tile_j
+        result: Array = whole_i / rows * whole_j / columns * (np.ceil(reduction / tile_k) * tile_k) / reduction
+        return result
+
+    def _memory_s(self, moved: Array, fit: Occupancy) -> Array:
+        """Seconds of what blocks move beyond their multiprocessors, in bytes: L2's time, or that of DRAM."""
+        hardware = self._hardware
+        l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
+        least_s = self.form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s
+        return np.maximum(moved / (l2 * np.minimum(1.0, 0.2 + fit.busy)), least_s)
+
+    def _launches_s(self, split: Array) -> Array:
+        """Seconds of launching: a split reduction has a second kernel."""
+        return self._hardware.parallel_overhead_s * np.where(split > 1, 2.0, 1.0)
 
     @abstractmethod
     def _launch(self, v: Mapping[str, Array]) -> Launch:

@@ -21,7 +21,7 @@ from .contraction import (
 from .hardware import GpuHardware
 from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, occupancy
-from .product import ProductSketch
+from .product import SHARED_BYTES_PER_CLOCK, ProductSketch
 from .tensor_core import (
     FRAGMENT,
     STATIC_SHARED_BYTES,
@@ -48,8 +48,6 @@ PEAK_SHARE = (0.65, 0.7)
 HOPPER_SHARE = 0.4
 """The same on Hopper, which has faster instructions. Fitted, with the warps in `_cost`, to 39 candidates of float16
 products of 4096 and 2048 on an H200: off by 23 % (root mean square)."""
-
-SHARED_BYTES_PER_CLOCK = 128.0
 
 
 class TensorCoreSketch(ProductSketch):
@@ -170,12 +168,8 @@ class TensorCoreSketch(ProductSketch):
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
         hardware, form = self._hardware, self.form
-        _, rows, columns, reduction = form.shape
         tile_i, tile_j = _tiles(v)
-        steps = np.ceil(reduction / (v["bk"] * v["split"]))
-        blocks_i, blocks_j = np.ceil(rows / tile_i), np.ceil(columns / tile_j)
-        padded = steps * v["bk"] * v["split"]
-        padding = blocks_i * tile_i / rows * blocks_j * tile_j / columns * padded / reduction
+        steps = np.ceil(form.shape[3] / (v["bk"] * v["split"]))
         item = form.a.item_bytes
         peak = hardware.tensor_peak(self._dtype) / self._products
         shares = np.asarray(PEAK_SHARE)[v["mma"].astype(np.int64)]
@@ -196,19 +190,14 @@ class TensorCoreSketch(ProductSketch):
         block_clocks = steps * (step_clocks / np.maximum(parallel, 0.05) + waiting) + 2.0 * LOAD_LATENCY + write_clocks
         compute_s = np.ceil(launch.blocks / hardware.multiprocessors) * block_clocks / hardware.clock_hz
         fetched = launch.blocks * steps * v["bk"] * (tile_i + tile_j) * item
-        l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
-        memory_s = np.maximum(
-            (fetched + partial_bytes(v["split"], form)) / (l2 * np.minimum(1.0, 0.2 + fit.busy)),
-            form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s,
-        )
-        launches = hardware.parallel_overhead_s * np.where(v["split"] > 1, 2.0, 1.0)
+        memory_s = self._memory_s(fetched + partial_bytes(v["split"], form), fit)
         latency_s = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s)
         return {
             "compute_s": compute_s,
             "memory_s": memory_s,
-            "latency_s": latency_s + launches,
+            "latency_s": latency_s + self._launches_s(v["split"]),
             "fetched": fetched,
-            "padding": padding,
+            "padding": self._padding(tile_i, tile_j, v["bk"] * v["split"]),
         }
 
 

@@ -24,6 +24,7 @@ from tvm.script import tirx as T
 from ..access import dtype_bytes
 from .bind import bind_elementwise
 from .matrix import MatrixForm, Operand, inline_producers
+from .tensor_core import supports
 from .tiled import split_reduction
 from .warpgroup_lowering import CONSTRAINTS, CUDA_TYPES, LANES, MULTIPLY, SWIZZLED
 
@@ -46,21 +47,12 @@ PIECES = LINE_BYTES // PIECE_BYTES
 
 _PTX = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8"}
 _PTX_SUMS = {"float32": "f32", "int32": "s32"}
-_SUPPORTED = {
-    ("float16", "float16"),
-    ("float16", "float32"),
-    ("bfloat16", "float32"),
-    ("int8", "int32"),
-    ("uint8", "int32"),
-}
 
 
 def supports_warpgroups(form: MatrixForm) -> bool:
-    """Whether the instruction takes these dtypes in this order: bytes only along the reduction."""
-    dtype = form.a.access.dtype
-    if dtype != form.b.access.dtype or (dtype, form.accumulator) not in _SUPPORTED:
-        return False
-    return dtype_bytes(dtype) == 2 or (form.a.along_reduction and form.b.along_reduction)
+    """Whether the instruction takes these dtypes, those of fragments, in this order: bytes only along the reduction."""
+    in_order = form.a.item_bytes == 2 or (form.a.along_reduction and form.b.along_reduction)
+    return supports(form) and in_order
 
 
 def _held(sums: str) -> str:

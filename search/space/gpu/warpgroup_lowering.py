@@ -45,6 +45,8 @@ def lower_warpgroups(func: Any) -> Any:
 
     The same object when no product in it is computed by warpgroups. Raises ValueError where one is in no pipeline.
     """
+    if not _multiplies(func.body):
+        return func
     sums: list[Any] = []
 
     def note(block: Any) -> None:
@@ -52,8 +54,6 @@ def lower_warpgroups(func: Any) -> Any:
             sums.extend(match.source.source for match in block.match_buffers if match.buffer.scope() == "local")
 
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, note))
-    if not sums:
-        return func
 
     def own_row(node: Any, indices: Any) -> list[Any] | None:
         if not any(node.same_as(buffer) for buffer in sums):

@@ -13,7 +13,7 @@ from .contraction import LEAST_ASYNC_BYTES, partial_bytes, splits, worth_splitti
 from .hardware import GpuHardware
 from .matrix import MatrixForm
 from .occupancy import Array, Launch, Occupancy, occupancy
-from .product import ProductSketch
+from .product import SHARED_BYTES_PER_CLOCK, ProductSketch
 from .tensor_sketch import tensor_dtype
 from .warpgroup import LINE_BYTES, ROWS, line_steps, schedule_warpgroups
 from .warpgroup_lowering import LANES
@@ -22,8 +22,6 @@ __all__ = ["WarpgroupSketch"]
 
 OTHER_REGISTERS = 40
 """Addresses and loop counters of a thread."""
-
-SHARED_BYTES_PER_CLOCK = 128.0
 
 PEAK_SHARE = 0.775
 """Of the tensor cores' peak, what the instructions reach while nothing else is waited for. Fitted with the next."""
@@ -115,13 +113,8 @@ class WarpgroupSketch(ProductSketch):
 
     def _cost(self, v: Mapping[str, Array], launch: Launch, fit: Occupancy) -> dict[str, Array]:
         hardware, form = self._hardware, self.form
-        _, rows, columns, reduction = form.shape
         height, width, line = _height(v), v["width"], line_steps(form.a.access.dtype)
-        steps = np.ceil(reduction / (line * v["split"]))
-        padded = steps * line * v["split"]
-        padding = (
-            np.ceil(rows / height) * height / rows * np.ceil(columns / width) * width / columns * padded / reduction
-        )
+        steps = np.ceil(form.shape[3] / (line * v["split"]))
         per_clock = hardware.tensor_peak(tensor_dtype(form)) / hardware.multiprocessors / hardware.clock_hz / 2.0
         # Each group of warps reads its rows and all columns; all are written once.
         shared_bytes = (height + v["groups"] * v["height"] * width + height + width) * LINE_BYTES
@@ -130,18 +123,13 @@ class WarpgroupSketch(ProductSketch):
         block_clocks = steps * (step_clocks + STEP_CLOCKS / fit.resident) + BLOCK_CLOCKS / fit.resident
         compute_s = np.ceil(launch.blocks / hardware.multiprocessors) * block_clocks / hardware.clock_hz
         fetched = launch.blocks * steps * (height + width) * LINE_BYTES
-        l2 = hardware.cache_bandwidth_bytes_per_s * hardware.threads
-        memory_s = np.maximum(
-            (fetched + partial_bytes(v["split"], form)) / (l2 * np.minimum(1.0, 0.2 + fit.busy)),
-            form.kernel.bytes_moved / hardware.bandwidth_bytes_per_s,
-        )
-        launches = hardware.parallel_overhead_s * np.where(v["split"] > 1, 2.0, 1.0)
+        memory_s = self._memory_s(fetched + partial_bytes(v["split"], form), fit)
         return {
             "compute_s": compute_s,
             "memory_s": memory_s,
-            "latency_s": np.maximum(compute_s, memory_s) + launches,
+            "latency_s": np.maximum(compute_s, memory_s) + self._launches_s(v["split"]),
             "fetched": fetched,
-            "padding": padding,
+            "padding": self._padding(height, width, line * v["split"]),
         }
 
 
