@@ -17,15 +17,16 @@ TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 
 
 def product(
-    rows: int, columns: int, depth: int, half_vector_rate: float = 2.0, constant: bool = True, **hardware: int
+    rows: int, columns: int, depth: int, half_vector_rate: float = 2.0, weights: str = "right", **hardware: int
 ) -> Space:
-    """Of an input and weights, or of two inputs."""
+    """Of an input and weights on one side, or of two inputs ("")."""
     builder = relax.BlockBuilder()
-    x, y = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", (rows, depth)), ("y", (depth, columns))))
-    with builder.function("main", [x] if constant else [x, y]):
+    shapes = {"left": (rows, depth), "right": (depth, columns)}
+    inputs = {n: relax.Var(n, relax.TensorType(s, "float32")) for n, s in shapes.items() if n != weights}
+    with builder.function("main", list(inputs.values())):
         with builder.dataflow():
-            right = relax.const(np.zeros((depth, columns), "float32")) if constant else y
-            result = builder.emit_output(relax.op.matmul(x, right))
+            left, right = (inputs.get(n, relax.const(np.zeros(s, "float32"))) for n, s in shapes.items())
+            result = builder.emit_output(relax.op.matmul(left, right))
         builder.emit_func_output(result)
     (task,) = extract_tasks(lower_to_kernels(builder.get(), TARGET))
     return build_space(task.mod, Hardware(**{"threads": 1, "half_vector_rate": half_vector_rate, **hardware}))
@@ -97,6 +98,19 @@ def test_threads_share_no_columns_of_a_large_image_in_either_order() -> None:
     assert space.legal(np.concatenate([by_columns, by_rows])).tolist() == [False, True]
 
 
+def test_threads_share_no_image_that_vectors_run_over() -> None:
+    """Parallel over weights, both read all of it: 64 x 3136 x 256 takes 373 us, 257 where each has its own columns."""
+    space = product(64, 3136, 256, weights="left", **FAR)
+    common = {"mr": 8, "m2": 1, "nr": 48, "ku": 2, "chunk": 1, "pack": 0, "pad": 0}
+    by_weights, by_image = (
+        space.point(Decision("tiled_rows", common | loops))[None]
+        for loops in ({"order": 1, "depth": 2}, {"order": 0, "depth": 1})
+    )
+    assert space.legal(np.concatenate([by_weights, by_image])).tolist() == [False, True]
+    near = product(64, 3136, 256, weights="left", **(FAR | {"l3_bytes": 32 * 2**20}))
+    assert near.latency_s(by_image)[0] < 1.1 * near.latency_s(by_weights)[0]
+
+
 def test_weights_beyond_the_near_caches_come_at_the_speed_of_memory() -> None:
     """64 MB of them; of 1 MB, the second-level caches of two cores hold all."""
     for columns, slower in ((4096, True), (64, False)):
@@ -110,7 +124,7 @@ def test_weights_beyond_the_near_caches_come_at_the_speed_of_memory() -> None:
 def test_panels_of_rows_far_apart_want_packing() -> None:
     """Not such as the first-level cache holds: 363 us in two threads, 191 packed (64 x 256, 2048 steps)."""
     for depth, packed_first in ((2048, True), (64, False)):
-        space = product(64, 256, depth, half_vector_rate=1.0, constant=False)
+        space = product(64, 256, depth, half_vector_rate=1.0, weights="")
         plain, packed = (
             float(space.latency_s(point_of(space, mr=12, nr=32, order=0, pack=pack))[0]) for pack in (0, 2)
         )

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from tvm.s_tir import Schedule, ScheduleError
 
 from ..access import Access
-from ..contraction.dot import dimension_of, local_sums, read_of, spread_outer_loops, zero_of
-from ..contraction.plan import whole_width
+from ..contraction.dot import local_sums, read_of, spread_outer_loops, zero_of
+from ..contraction.plan import dimension_of, whole_width
 from ..contraction.prefetch import NEXT_PANEL
 from ..contraction.tiled import AHEAD, LEAST_FAR_BYTES, PAD_AT_OUTER, index_map, readers_of_panel, schedule_padding
 from ..hardware import Hardware

@@ -17,12 +17,11 @@ from tvm.s_tir import Schedule
 
 from ..access import Access, Axis
 from .dot_intrinsics import DotProduct
-from .plan import Plan
+from .plan import Plan, dimension_of
 from .tiled import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
 
 __all__ = [
     "DotPlan",
-    "dimension_of",
     "dot_plan",
     "local_sums",
     "read_of",
@@ -283,11 +282,6 @@ def _widen_sums(sch: Any, block: Any, plan: DotPlan, nr: int) -> None:
 def zero_of(dtype: str) -> float | int:
     """What fills up an operand."""
     return 0.0 if "float" in dtype else 0
-
-
-def dimension_of(access: Access, axis: Axis) -> int:
-    """The dimension that an axis runs along."""
-    return next(d for d, i in enumerate(access.indices) if i is not None and axis.position in i.coefficients)
 
 
 def _tile_loops(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) -> dict[str, Any]:

@@ -215,6 +215,11 @@ def _row_instructions(
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
 
 
+def _by_elements(plan: Plan) -> Access:
+    """The operand that is read element by element; the left one where both are read by vectors."""
+    return plan.contraction.right.access if plan.vectors_over_image else plan.contraction.left.access
+
+
 def _gathered(plan: Plan) -> float:
     """Loads that a vector of a window's data takes: one, or one for each few elements where they lie apart."""
     return 1.0 if plan.contraction.left.access.stride(plan.vector.position) == 1 else GATHERED
@@ -224,7 +229,7 @@ def _rows_in_l1(plan: Plan) -> float:
     """Rows of the operand read element by element whose lines stay in the first-level cache together."""
     if plan.left_vectorised and plan.right_vectorised:
         return math.inf
-    by_elements = plan.contraction.right.access if plan.left_vectorised else plan.contraction.left.access
+    by_elements = _by_elements(plan)
     row_bytes = (by_elements.stride(plan.unrolled[-1].position) or 0) * dtype_bytes(by_elements.dtype)
     return float(WAYS * PAGE_BYTES // math.gcd(PAGE_BYTES, row_bytes)) if row_bytes else math.inf
 
@@ -287,22 +292,29 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
 
     element = float(plan.element_bytes)
     panel_bytes = v["nr"] * reduction * element
-    tile_left = _footprint(plan, plan.contraction.left.access, v["mr"], v["m2"], v["nr"])
+    by_elements_access = _by_elements(plan)
+    tile_bytes = _footprint(plan, by_elements_access, v["mr"], v["m2"], v["nr"])
     block_rows = np.minimum(v["mr"] * v["chunk"], plan.unrolled_extent)
-    block_bytes = _footprint(plan, plan.contraction.left.access, block_rows, v["m2"], v["nr"])
+    block_bytes = _footprint(plan, by_elements_access, block_rows, v["m2"], v["nr"])
     left_bytes = float(plan.contraction.left.access.bytes)
     right_bytes = float(plan.contraction.right.access.bytes) / plan.groups
     tile_count = t.row_tiles * t.column_tiles * t.lines * plan.outer_extent
-    from_l2 = tile_count * (tile_left + np.where(panel_bytes > 0.5 * hardware.l1_bytes, panel_bytes, 0.0))
+    from_l2 = tile_count * (tile_bytes + np.where(panel_bytes > 0.5 * hardware.l1_bytes, panel_bytes, 0.0))
     row_blocks = np.ceil(t.row_tiles / v["chunk"]) * t.lines * plan.outer_extent / plan.groups
     columns_first = v["order"] == 0
     room = 0.7 * hardware.l2_bytes
-    right_again = np.where(columns_first | (right_bytes < room), 1.0, row_blocks)
-    left_again = np.where(
-        columns_first,
-        np.where(left_bytes < room, 1.0, t.column_tiles),
-        np.where(block_bytes < room, 1.0, t.column_tiles),
-    )
+    if plan.vectors_over_image:
+        images = float(plan.outer_extent) / plan.groups
+        left_again = np.where(columns_first | (left_bytes / images < room), 1.0, np.ceil(t.row_tiles / v["chunk"]))
+        by_columns = columns_first | (block_bytes >= room)
+        right_again = np.where(right_bytes < room, 1.0, images * np.where(by_columns, t.column_tiles, 1.0))
+    else:
+        right_again = np.where(columns_first | (right_bytes < room), 1.0, row_blocks)
+        left_again = np.where(
+            columns_first,
+            np.where(left_bytes < room, 1.0, t.column_tiles),
+            np.where(block_bytes < room, 1.0, t.column_tiles),
+        )
     from_l3 = right_bytes * plan.groups * right_again + left_bytes * left_again
     traffic_bytes = plan.kernel.bytes_moved
     # Nothing comes from memory up to what is near, all of it from twice as much on.
@@ -372,14 +384,15 @@ def _unpacked_share(plan: Plan, rows: Column, l1_share: Column) -> Column | floa
     Elements of a small operand stay in the first-level cache, and each vector of them serves all rows of a tile.
     `l1_share` is the size of a panel relative to that cache.
     """
-    if plan.panel is None:
+    operand = plan.contraction.left.access if plan.vectors_over_image else plan.panel
+    if operand is None:
         return 0.0
     small = plan.reduction_extent * plan.vector.extent <= 4096
-    if plan.panel.stride(plan.vector.position) != 1:
+    if operand.stride(plan.vector.position) != 1:
         return 5.0 / rows if small else 7.0
     if small:
         return 0.0
-    step = max((plan.panel.stride(axis.position) or 0 for axis in plan.reduction), default=0) * plan.element_bytes
+    step = max((operand.stride(axis.position) or 0 for axis in plan.reduction), default=0) * plan.element_bytes
     scattered = SCATTERED_PANEL * np.maximum(np.log2(0.5 * l1_share), 0.0) if step >= FAR_APART else 0.0
     return scattered + (0.12 if step % PAGE_BYTES == 0 else 0.02)
 

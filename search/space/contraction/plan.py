@@ -8,8 +8,9 @@ from functools import cached_property
 
 from ..access import Access, Axis, Block, Linear, dtype_bytes
 from ..analysis import Contraction, Kernel
+from .pixels import merge_axes
 
-__all__ = ["Plan", "Window", "make_plans", "spread_plan", "whole_width"]
+__all__ = ["Plan", "Window", "dimension_of", "make_plans", "spread_plan", "whole_width"]
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,16 @@ class Plan:
     Attributes
     ----------
     name : str
-        Which form this is, by what is vectorised: `columns`, `rows`, `channels`, or `groups` (columns of several).
+        Which form this is, by what is vectorised: `columns`, `rows`, `pixels` (several rows, as one axis), `channels`,
+        or `groups` (columns of several).
     kernel, contraction
-        What is scheduled.
+        What is scheduled; of `pixels`, the contraction as if they were one axis (`merge_axes`).
     vector : Axis
         The axis whose elements fill vector registers.
     unrolled : tuple of Axis
         Axes fused into the one that register tiles unroll; several only where they are contiguous in every access.
+    pixels : tuple of Axis
+        The kernel's axes that are one in `contraction`, outermost first; none in other forms.
     second : Axis or None
         Another unrolled axis, for images whose rows are shorter than a good tile.
     outer : tuple of Axis
@@ -73,6 +77,7 @@ class Plan:
     contraction: Contraction
     vector: Axis
     unrolled: tuple[Axis, ...]
+    pixels: tuple[Axis, ...]
     second: Axis | None
     outer: tuple[Axis, ...]
     reduction: tuple[Axis, ...]
@@ -87,14 +92,19 @@ class Plan:
     panel_is_weight: bool
 
     @property
+    def merged(self) -> tuple[Axis, ...]:
+        """The kernel's axes that the schedule makes one; none where there is nothing to merge."""
+        return self.pixels or (self.unrolled if len(self.unrolled) > 1 else ())
+
+    @property
     def vector_dimension(self) -> int:
         """The output's dimension along the vectorised axis."""
-        return _dimension(self.contraction.block.write, self.vector)
+        return dimension_of(self.contraction.block.write, self.vector)
 
     @property
     def fused_dimensions(self) -> tuple[int, ...]:
         """The output's dimensions along the unrolled axes."""
-        return tuple(_dimension(self.contraction.block.write, axis) for axis in self.unrolled)
+        return tuple(dimension_of(self.contraction.block.write, axis) for axis in self.unrolled)
 
     @property
     def vector_extent(self) -> int:
@@ -253,6 +263,11 @@ class Plan:
         return self.vector.position in self.contraction.right.access.axes()
 
     @property
+    def vectors_over_image(self) -> bool:
+        """Whether vectors lie along the left operand alone: the right one is read element by element, in chunks."""
+        return self.left_vectorised and not self.right_vectorised
+
+    @property
     def scattered(self) -> bool:
         """Whether vectors are written across the output's contiguous axis, element by element."""
         return self.contraction.block.write.stride(self.vector.position) != 1 and self.vector.extent > 1
@@ -266,10 +281,9 @@ def whole_width(extent: int, lanes: int) -> int:
     return width
 
 
-def _dimension(access: Access, axis: Axis) -> int:
-    return next(
-        d for d, index in enumerate(access.indices) if index is not None and axis.position in index.coefficients
-    )
+def dimension_of(access: Access, axis: Axis) -> int:
+    """The dimension that an axis runs along."""
+    return next(d for d, i in enumerate(access.indices) if i is not None and axis.position in i.coefficients)
 
 
 def make_plans(kernel: Kernel) -> list[Plan]:
@@ -283,9 +297,14 @@ def make_plans(kernel: Kernel) -> list[Plan]:
     staged, inlined, epilogue_inlined, epilogue, fusable = surroundings
     identity = all(_reads_in_place(block, kernel) for block in kernel.epilogue)
     plans = []
-    for name, vector in _vector_axes(contraction):
+    for name, vector in _vector_axes(kernel.contraction):
+        contraction, pixels = kernel.contraction, ()
+        if name == "rows" and not staged:
+            contraction, pixels = _over_pixels(contraction, vector, identity)
+        if pixels:
+            name, vector = "pixels", next(a for a in contraction.rows if a.position == pixels[0].position)
         others = [a for a in contraction.block.spatial if a != vector]
-        if name == "rows":
+        if name in ("rows", "pixels"):
             unrolled_choices = [a for a in contraction.columns if a != vector] or [
                 a for a in contraction.rows if a != vector
             ]
@@ -310,6 +329,7 @@ def make_plans(kernel: Kernel) -> list[Plan]:
                 contraction=contraction,
                 vector=vector,
                 unrolled=unrolled,
+                pixels=pixels,
                 second=second,
                 outer=outer,
                 reduction=tuple(sorted(contraction.reduction, key=lambda axis: axis.extent > 1)),
@@ -368,6 +388,14 @@ def _vector_axes(contraction: Contraction) -> list[tuple[str, Axis]]:
     return found
 
 
+def _over_pixels(contraction: Contraction, vector: Axis, identity: bool) -> tuple[Contraction, tuple[Axis, ...]]:
+    """The contraction with the rows that end in `vector` as one axis, and these rows; as it is, where none join it."""
+    rows = [axis for axis in contraction.rows if axis.extent > 1]
+    run = _contiguous_run(rows, contraction, identity)
+    merged = merge_axes(contraction, run) if len(run) > 1 and run[-1] == vector else None
+    return (contraction, ()) if merged is None else (merged, run)
+
+
 def _largest(axes: list[Axis]) -> tuple[Axis, ...]:
     return (max(axes, key=lambda axis: axis.extent),) if axes else ()
 
@@ -383,7 +411,8 @@ def _contiguous_run(rows: list[Axis], contraction: Contraction, identity: bool) 
         return tuple(run)
     for axis in reversed(rows[:-1]):
         first = run[0]
-        neighbours = axis.position + 1 == first.position and _dimension(output, axis) + 1 == _dimension(output, first)
+        dimensions = dimension_of(output, axis), dimension_of(output, first)
+        neighbours = axis.position + 1 == first.position and dimensions[0] + 1 == dimensions[1]
         if not neighbours or _in_window(first, contraction):
             break
         strides = [(a.stride(axis.position), a.stride(first.position)) for a in (contraction.left.access, output)]

@@ -28,8 +28,8 @@ from .tiled import (
 
 __all__ = ["TiledContraction", "spans_groups"]
 
-FAMILIES = ("columns", "rows", "channels", "groups")
-"""Forms in the order of the `family` feature."""
+FAMILIES = {"columns": 0, "rows": 1, "pixels": 1, "channels": 2, "groups": 3}
+"""Forms and their `family` feature."""
 
 LARGEST_BODY = 56
 """Multiply-adds in an unrolled body: more run no faster and take up to three times as long to compile. Much smaller
@@ -100,7 +100,7 @@ class TiledContraction(Sketch):
 
     def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `features.FEATURES`."""
-        family = FAMILIES.index(self.plan.name)
+        family = FAMILIES[self.plan.name]
         return columns_of_features(self.plan, self._hardware, self._lanes, self._columns(values), family)
 
     def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -120,13 +120,18 @@ class TiledContraction(Sketch):
 
         Threads that share columns all read all of the left operand, which the kernel before wrote from every core,
         through a cache as slow as memory. Alone, a kernel finds it in each core's own. `chunks` counts the parallel
-        iterations: with a single chunk of rows, they are columns even where rows come first.
+        iterations: with a single chunk of rows, they are columns even where rows come first. Where vectors run over the
+        image, columns are parts of it, and chunks are weights.
         """
-        left, right = self.plan.contraction.left.access, self.plan.contraction.right.access
-        threads = self._hardware.threads
-        row_chunks = chunks / np.where(v["depth"] == self._loops, column_tiles, 1)
-        by_rows = (v["order"] == 1) & (row_chunks >= np.minimum(threads, chunks))
-        by_rows |= (v["depth"] == 0) | (column_tiles < threads)
+        plan, threads = self.plan, self._hardware.threads
+        left, right = plan.contraction.left.access, plan.contraction.right.access
+        if plan.vectors_over_image:
+            whole = np.where(v["order"] == 0, column_tiles, plan.outer_extent * plan.second_extent)
+            by_rows = (whole >= threads) | (v["depth"] == 0)
+        else:
+            row_chunks = chunks / np.where(v["depth"] == self._loops, column_tiles, 1)
+            by_rows = (v["order"] == 1) & (row_chunks >= np.minimum(threads, chunks))
+            by_rows |= (v["depth"] == 0) | (column_tiles < threads)
         small = not self._hardware.last_cache_is_far or left.bytes <= ROWS_PER_COLUMN * right.bytes
         result: NDArray[np.bool_] = by_rows | small
         return result

@@ -21,7 +21,7 @@ from ..hardware import MASKED_BYTES, Hardware
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
 from .padding import IMAGE_ROWS, image_rows
-from .plan import Plan, whole_width
+from .plan import Plan, dimension_of, whole_width
 from .prefetch import FETCH_AHEAD, NEXT_PANEL
 from .separate_steps import SEPARATE_STEPS
 from .spread_groups import SPREAD_GROUPS
@@ -215,30 +215,33 @@ def _local_sums(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> 
         writers = [sch.get_sblock(plan.epilogue)]
     else:
         writers = [sch.cache_write(block, 0, scope)]
-    rank = len(plan.contraction.block.write.shape)
-    fused, vector = plan.fused_dimensions, plan.vector_dimension
+    contraction = plan.kernel.contraction
+    assert contraction is not None
+    rank, run, vector = len(contraction.block.write.shape), plan.merged, plan.vector_dimension
+    merged_dimensions = tuple(dimension_of(contraction.block.write, axis) for axis in run)
 
     def merge(index: tuple[Any, ...], positions: tuple[int, ...]) -> list[tuple[int, Any]]:
         """The indices with those at `positions` made one, each with its first position."""
         if not positions:
             return list(enumerate(index))
         flat = index[positions[0]]
-        for d, axis in zip(positions[1:], plan.unrolled[1:], strict=True):
+        for d, axis in zip(positions[1:], run[1:], strict=True):
             flat = flat * axis.extent + index[d]
         kept = [(d, index[d]) for d in range(len(index)) if d not in positions[1:]]
         return [(d, flat if d == positions[0] else i) for d, i in kept]
 
-    if len(fused) > 1:
-        axes = tuple(axis.position for axis in plan.unrolled)
-        count = len(plan.contraction.block.axes)
+    if run:
+        axes = tuple(axis.position for axis in run)
+        count = len(contraction.block.axes)
         sch.transform_block_layout(block, index_map(sch, block, lambda *i: [x for _, x in merge(i, axes)], count))
-        sch.transform_block_layout(writers[0], index_map(sch, block, lambda *i: [x for _, x in merge(i, fused)], rank))
+        written = index_map(sch, block, lambda *i: [x for _, x in merge(i, merged_dimensions)], rank)
+        sch.transform_block_layout(writers[0], written)
 
     def sums_layout(*index: Any) -> list[Any]:
-        merged = merge(index, fused if len(fused) > 1 else ())
+        merged = merge(index, merged_dimensions)
         return [x for d, x in merged if d != vector] + [x for d, x in merged if d == vector]
 
-    if len(fused) > 1 or vector != rank - 1:
+    if run or vector != rank - 1:
         sch.transform_layout(block, ("write", 0), index_map(sch, block, sums_layout, rank))
     if plan.scattered:
         writers.insert(0, sch.cache_write(block, 0, scope))
