@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..access import Access, Axis, Block, Linear, dtype_bytes
 from ..analysis import Contraction, Kernel
-from .pixels import merge_axes
+from .pixels import merge_axes, merges
 
 __all__ = ["Plan", "Window", "dimension_of", "make_plans", "spread_plan", "whole_width"]
 
@@ -288,19 +288,18 @@ def dimension_of(access: Access, axis: Axis) -> int:
 
 def make_plans(kernel: Kernel) -> list[Plan]:
     """Every form that fits the kernel's contraction; empty when its surroundings cannot be scheduled around tiles."""
-    contraction = kernel.contraction
-    if contraction is None or len(kernel.outputs) != 1:
+    whole = kernel.contraction
+    if whole is None or len(kernel.outputs) != 1:
         return []
-    surroundings = _surroundings(kernel, contraction)
+    surroundings = _surroundings(kernel, whole)
     if surroundings is None:
         return []
     staged, inlined, epilogue_inlined, epilogue, fusable = surroundings
     identity = all(_reads_in_place(block, kernel) for block in kernel.epilogue)
     plans = []
-    for name, vector in _vector_axes(kernel.contraction):
-        contraction, pixels = kernel.contraction, ()
-        if name == "rows" and not staged:
-            contraction, pixels = _over_pixels(contraction, vector, identity)
+    for name, vector in _vector_axes(whole):
+        pixels = _pixels(whole, vector) if name == "rows" and identity and not staged else ()
+        contraction = merge_axes(whole, pixels) if pixels else whole
         if pixels:
             name, vector = "pixels", next(a for a in contraction.rows if a.position == pixels[0].position)
         others = [a for a in contraction.block.spatial if a != vector]
@@ -388,12 +387,10 @@ def _vector_axes(contraction: Contraction) -> list[tuple[str, Axis]]:
     return found
 
 
-def _over_pixels(contraction: Contraction, vector: Axis, identity: bool) -> tuple[Contraction, tuple[Axis, ...]]:
-    """The contraction with the rows that end in `vector` as one axis, and these rows; as it is, where none join it."""
-    rows = [axis for axis in contraction.rows if axis.extent > 1]
-    run = _contiguous_run(rows, contraction, identity)
-    merged = merge_axes(contraction, run) if len(run) > 1 and run[-1] == vector else None
-    return (contraction, ()) if merged is None else (merged, run)
+def _pixels(contraction: Contraction, vector: Axis) -> tuple[Axis, ...]:
+    """The rows that end in `vector` and may be one axis with it; none where it is the only one."""
+    run = _contiguous_run([axis for axis in contraction.rows if axis.extent > 1], contraction, identity=True)
+    return run if len(run) > 1 and run[-1] == vector and merges(contraction, run) else ()
 
 
 def _largest(axes: list[Axis]) -> tuple[Axis, ...]:
