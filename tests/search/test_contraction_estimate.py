@@ -100,15 +100,24 @@ def test_threads_share_no_columns_of_a_large_image_in_either_order() -> None:
 
 def test_threads_share_no_image_that_vectors_run_over() -> None:
     """Parallel over weights, both read all of it: 64 x 3136 x 256 takes 373 us, 257 where each has its own columns."""
-    space = product(64, 3136, 256, weights="left", **FAR)
-    common = {"mr": 8, "m2": 1, "nr": 48, "ku": 2, "chunk": 1, "pack": 0, "pad": 0}
+    far = product(64, 3136, 256, weights="left", **FAR)
+    near = product(64, 3136, 256, weights="left", **(FAR | {"l3_bytes": 32 * 2**20}))
+    common = {"mr": 8, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "pack": 0, "pad": 0}
     by_weights, by_image = (
-        space.point(Decision("tiled_rows", common | loops))[None]
+        far.point(Decision("tiled_rows", common | loops))[None]
         for loops in ({"order": 1, "depth": 2}, {"order": 0, "depth": 1})
     )
-    assert space.legal(np.concatenate([by_weights, by_image])).tolist() == [False, True]
-    near = product(64, 3136, 256, weights="left", **(FAR | {"l3_bytes": 32 * 2**20}))
+    both = np.concatenate([by_weights, by_image])
+    assert [space.legal(both).tolist() for space in (far, near)] == [[False, True], [True, True]]
     assert near.latency_s(by_image)[0] < 1.1 * near.latency_s(by_weights)[0]
+
+
+def test_more_threads_than_parts_of_an_image_share_its_weights() -> None:
+    """196 pixels are seven tiles of 32: sixteen threads take these, and chunks of weights beside them."""
+    space = product(64, 196, 512, weights="left", **(FAR | {"threads": 16}))
+    common = {"mr": 8, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "pack": 0, "pad": 0}
+    point = space.point(Decision("tiled_rows", common | {"order": 0, "depth": 1}))[None]
+    assert space.legal(point).all()
 
 
 def test_weights_beyond_the_near_caches_come_at_the_speed_of_memory() -> None:

@@ -453,7 +453,14 @@ def test_only_short_runs_of_padded_channels_are_copied_by_partitioned_loops(chan
     check(mod, space, chosen, 1e-4)
 
 
-SPLIT = ("few_outputs", "few_outputs_with_epilogue", "one_row", "one_output", "few_outputs_of_images")
+SPLIT = (
+    "few_outputs",
+    "few_outputs_with_epilogue",
+    "one_row",
+    "one_output",
+    "few_outputs_of_images",
+    "few_outputs_of_pixels",
+)
 
 
 @pytest.mark.parametrize("name", SPLIT)

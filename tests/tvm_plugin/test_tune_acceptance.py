@@ -13,7 +13,7 @@ from eqtune.measure.base import Measurement
 from eqtune.records import RecordDatabase
 from eqtune.search import strategies
 from eqtune.search.allocation.base import TaskStatus
-from eqtune.search.space import Hardware, build_space
+from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.tune import acceptance, budget
 from eqtune.tune.acceptance import Acceptance
@@ -49,9 +49,11 @@ class SlowMeasurer:
 
     def __init__(self) -> None:
         self.looked = 0
+        self.asked = []
 
     def retime(self, task, decisions):
         self.looked += 1
+        self.asked = decisions
         latencies_s = [1e-3 / (1 + number) for number in range(len(decisions))]
         return [Measurement(d, (s,), trace="built anew") for d, s in zip(decisions, latencies_s, strict=True)]
 
@@ -67,13 +69,17 @@ def measurer(monkeypatch):
     return slow
 
 
-def results(path, measurer, time_s=None, finish_s=0.0, look=True, more=False):
+def acceptance_of(database, measurer, time_s=None, finish_s=0.0):
     prices = SimpleNamespace(is_measured=lambda task: False)
+    left = Budget(time_s=time_s, _started=0.0)
+    untuned = Baselines(database, measurer, detect_target(), runs=True)
+    return Acceptance(database, "here", measurer, left, prices, Progress(False), finish_s, untuned)
+
+
+def results(path, measurer, time_s=None, finish_s=0.0, look=True, more=False):
     with RecordDatabase(path / "records.sqlite") as database:
-        left = Budget(time_s=time_s, _started=0.0)
-        untuned = Baselines(database, measurer, detect_target(), runs=True)
-        choice = Acceptance(database, "here", measurer, left, prices, Progress(False), finish_s, untuned)
-        return choice.of([searched(size, more) for size in (32, 48, 64, 80)], look=look)
+        kernels = [searched(size, more) for size in (32, 48, 64, 80)]
+        return acceptance_of(database, measurer, time_s, finish_s).of(kernels, look=look)
 
 
 def accepted(path: Path, measurer: SlowMeasurer, time_s: float | None, finish_s: float, **options: bool):
@@ -111,3 +117,15 @@ def test_what_there_was_no_time_to_time_again_is_not_settled(tmp_path, measurer)
 
 def test_the_schedule_that_was_timed_is_the_one_that_is_applied(tmp_path, measurer):
     assert {result.trace for result in results(tmp_path, measurer)} == {"built anew"}
+
+
+@pytest.mark.parametrize(("old_s", "wins"), [(0.98e-3, False), (0.4e-3, True)])
+def test_what_an_earlier_version_measured_counts_though_its_sketch_has_gone(tmp_path, measurer, old_s, wins):
+    """It cannot be built anew: if asked for, the kernel would stay untuned."""
+    kernel = searched(32)
+    old = Decision("tiled_as_it_was", {"mr": 4})
+    kernel.tell([Measurement(old, (old_s,), trace="its trace")])
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        (result,) = acceptance_of(database, measurer).of([kernel])
+    assert old not in measurer.asked
+    assert (result.decision == old.to_json()) == wins

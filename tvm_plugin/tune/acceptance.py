@@ -126,7 +126,7 @@ class Acceptance:
         """The fastest candidate; where it is `worth` a `look`, contenders are timed again, and built anew for that.
 
         They run side by side. So do all finalists where the untuned kernel seems to be faster: it was timed at another
-        moment, perhaps a quieter one.
+        moment, perhaps a quieter one. What an earlier version measured counts as it is, where its sketch has gone.
         """
         loses = kernel.best_s > kernel.baseline_s
         finalists = [m for m in kernel.finalists(FINALISTS) if loses or m.latency_s <= CONTENDER * kernel.best_s]
@@ -135,9 +135,11 @@ class Acceptance:
         if not look or (not loses and (len(finalists) < 2 or not worth)):
             return finalists[0]
         started = time.monotonic()
-        again = self.measurer.retime(kernel.task, [measurement.decision for measurement in finalists])
+        known = [m.decision for m in finalists if kernel.space.point(m.decision) is not None]
+        again = self.measurer.retime(kernel.task, known) if known else []
         self._look_s = time.monotonic() - started
-        best = min(again, key=lambda measurement: measurement.latency_s)
+        others = [m for m in finalists if m.decision not in known]
+        best = min([*again, *others], key=lambda measurement: measurement.latency_s)
         if best.error:
             LOGGER.warning("%s: no finalist ran again: %s", kernel.task.name, best.detail)
             return None
@@ -167,3 +169,4 @@ class Acceptance:
             price_s=None if math.isnan(kernel.status.price_s) else kernel.status.price_s,
             baseline_trace=baseline_trace,
         )
+

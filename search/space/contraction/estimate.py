@@ -292,6 +292,8 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
 
     element = float(plan.element_bytes)
     panel_bytes = v["nr"] * reduction * element
+    if plan.vectors_over_image:  # taps of a window read the same pixels
+        panel_bytes = _footprint(plan, plan.contraction.left.access, v["mr"], v["m2"], v["nr"])
     by_elements_access = _by_elements(plan)
     tile_bytes = _footprint(plan, by_elements_access, v["mr"], v["m2"], v["nr"])
     block_rows = np.minimum(v["mr"] * v["chunk"], plan.unrolled_extent)
@@ -305,7 +307,8 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     room = 0.7 * hardware.l2_bytes
     if plan.vectors_over_image:
         images = float(plan.outer_extent) / plan.groups
-        left_again = np.where(columns_first | (left_bytes / images < room), 1.0, np.ceil(t.row_tiles / v["chunk"]))
+        image_bytes = left_bytes / plan.outer_extent  # of one group
+        left_again = np.where(columns_first | (image_bytes < room), 1.0, np.ceil(t.row_tiles / v["chunk"]))
         by_columns = columns_first | (block_bytes >= room)
         right_again = np.where(right_bytes < room, 1.0, images * np.where(by_columns, t.column_tiles, 1.0))
     else:
@@ -392,7 +395,7 @@ def _unpacked_share(plan: Plan, rows: Column, l1_share: Column) -> Column | floa
         return 5.0 / rows if small else 7.0
     if small:
         return 0.0
-    step = max((operand.stride(axis.position) or 0 for axis in plan.reduction), default=0) * plan.element_bytes
+    step = max((operand.stride(axis.position) or 0 for axis in plan.reduction), default=0) * dtype_bytes(operand.dtype)
     scattered = SCATTERED_PANEL * np.maximum(np.log2(0.5 * l1_share), 0.0) if step >= FAR_APART else 0.0
     return scattered + (0.12 if step % PAGE_BYTES == 0 else 0.02)
 

@@ -1,8 +1,8 @@
 """Pixels as one axis: a 1 x 1 convolution with channels first is a product over all pixels of an image.
 
-Rows of 56 or 55 pixels are no multiple of a vector, so that tiles of one row waste an eighth of their lanes; all 3136
-pixels of an image are. What is planned is the contraction with its pixels merged; the schedule merges the loops
-(`tiled.schedule_tiles`), since buffers keep their shapes.
+Rows of 56 pixels are no multiple of a vector, so that tiles of one row waste an eighth of their lanes; all 3136 pixels
+of an image are, and of 3025 only the last vector is ragged. What is planned is the contraction with its pixels merged;
+the schedule merges the loops (`tiled.schedule_tiles`), since buffers keep their shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def merges(contraction: Contraction, run: tuple[Axis, ...]) -> bool:
 
 
 def merge_axes(contraction: Contraction, run: tuple[Axis, ...]) -> Contraction:
-    """The contraction with neighbouring axes made one, which keeps the position of the first; where it `merges`."""
+    """The contraction with neighbouring axes made one, which keeps the position of the first; where it `merges`.
+
+    Positions are those in the kernel, and no longer indices into the block's axes.
+    """
     merged = replace(run[0], name="_".join(axis.name for axis in run), extent=math.prod(axis.extent for axis in run))
     accesses = [_merged(access, run, _single(contraction)) for access in _accesses(contraction)]
     left, right, write = (access for access in accesses if access is not None)
@@ -30,9 +33,12 @@ def merge_axes(contraction: Contraction, run: tuple[Axis, ...]) -> Contraction:
     def axes(old: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple(merged if axis == run[0] else axis for axis in old if axis not in run[1:])
 
+    block = replace(
+        contraction.block, axes=axes(contraction.block.axes), reads=(left, right), write=write, multiplies=(0, 1)
+    )
     return replace(
         contraction,
-        block=replace(contraction.block, axes=axes(contraction.block.axes), reads=(left, right), write=write),
+        block=block,
         left=replace(contraction.left, access=left),
         right=replace(contraction.right, access=right),
         rows=axes(contraction.rows),

@@ -298,7 +298,7 @@ def make_plans(kernel: Kernel) -> list[Plan]:
     identity = all(_reads_in_place(block, kernel) for block in kernel.epilogue)
     plans = []
     for name, vector in _vector_axes(whole):
-        pixels = _pixels(whole, vector) if name == "rows" and identity and not staged else ()
+        pixels = _pixel_axes(whole, vector) if name == "rows" and identity and not staged else ()
         contraction = merge_axes(whole, pixels) if pixels else whole
         if pixels:
             name, vector = "pixels", next(a for a in contraction.rows if a.position == pixels[0].position)
@@ -387,10 +387,13 @@ def _vector_axes(contraction: Contraction) -> list[tuple[str, Axis]]:
     return found
 
 
-def _pixels(contraction: Contraction, vector: Axis) -> tuple[Axis, ...]:
-    """The rows that end in `vector` and may be one axis with it; none where it is the only one."""
+def _pixel_axes(contraction: Contraction, vector: Axis) -> tuple[Axis, ...]:
+    """The rows that end in `vector` and may be one axis with it; none where tiles would have nothing else to unroll."""
     run = _contiguous_run([axis for axis in contraction.rows if axis.extent > 1], contraction, identity=True)
-    return run if len(run) > 1 and run[-1] == vector and merges(contraction, run) else ()
+    if run[-1:] != (vector,) or all(axis.extent == 1 for axis in contraction.columns):
+        return ()
+    runs = (run[start:] for start in range(len(run) - 1))
+    return next((several for several in runs if merges(contraction, several)), ())
 
 
 def _largest(axes: list[Axis]) -> tuple[Axis, ...]:

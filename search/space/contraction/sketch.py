@@ -126,8 +126,9 @@ class TiledContraction(Sketch):
         plan, threads = self.plan, self._hardware.threads
         left, right = plan.contraction.left.access, plan.contraction.right.access
         if plan.vectors_over_image:
-            whole = np.where(v["order"] == 0, column_tiles, plan.outer_extent * plan.second_extent)
-            by_rows = (whole >= threads) | (v["depth"] == 0)
+            images = plan.outer_extent * plan.second_extent
+            parts = np.where(v["order"] == 0, column_tiles, images)
+            by_rows = (parts >= np.minimum(threads, np.maximum(column_tiles, images))) | (v["depth"] == 0)
         else:
             row_chunks = chunks / np.where(v["depth"] == self._loops, column_tiles, 1)
             by_rows = (v["order"] == 1) & (row_chunks >= np.minimum(threads, chunks))
