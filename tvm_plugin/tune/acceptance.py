@@ -169,4 +169,3 @@ class Acceptance:
             price_s=None if math.isnan(kernel.status.price_s) else kernel.status.price_s,
             baseline_trace=baseline_trace,
         )
-
