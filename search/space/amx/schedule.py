@@ -14,10 +14,18 @@ from typing import Any, NamedTuple
 from tvm.s_tir import Schedule, ScheduleError
 
 from ..access import Access
-from ..contraction.dot import local_sums, read_of, spread_outer_loops, zero_of
+from ..contraction.dot import read_of, spread_outer_loops, zero_of
 from ..contraction.plan import dimension_of, whole_width
 from ..contraction.prefetch import NEXT_PANEL
-from ..contraction.tiled import AHEAD, LEAST_FAR_BYTES, PAD_AT_OUTER, index_map, readers_of_panel, schedule_padding
+from ..contraction.tiled import (
+    AHEAD,
+    LEAST_FAR_BYTES,
+    PAD_AT_OUTER,
+    index_map,
+    local_sums,
+    readers_of_panel,
+    schedule_padding,
+)
 from ..hardware import Hardware
 from .halves import HALVES
 from .plan import TilePlan
@@ -62,7 +70,7 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], hardware
         sch.compute_inline(staged)
         staged = None
     panel = _pack_right(sch, block, plan, values)
-    (writer,) = local_sums(sch, block, plan)
+    (writer,) = local_sums(sch, block, plan, "local")
     loops = _loops(sch, block, plan, values, hardware)
     sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
     _write(sch, writer, plan)

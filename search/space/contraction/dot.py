@@ -18,12 +18,11 @@ from tvm.s_tir import Schedule
 from ..access import Access, Axis
 from .dot_intrinsics import DotProduct
 from .plan import Plan, dimension_of
-from .tiled import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
+from .tiled import AHEAD, PAD_AT_OUTER, index_map, local_sums, schedule_padding
 
 __all__ = [
     "DotPlan",
     "dot_plan",
-    "local_sums",
     "read_of",
     "schedule_dots",
     "spread_outer_loops",
@@ -153,7 +152,7 @@ def schedule_dots(mod: Any, plan: DotPlan, values: Mapping[str, int], parallel: 
         sch.compute_inline(staged)
         staged = None
     panel = _pack_right(sch, block, plan, values)
-    writers = local_sums(sch, block, plan)
+    writers = local_sums(sch, block, plan, "local")
     _widen_sums(sch, block, plan, values["nr"])
     loops = _tile_loops(sch, block, plan, values)
     for writer in writers:
@@ -223,44 +222,6 @@ def _pack_right(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) 
     if values["pack"] == AHEAD:
         sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
     return copy
-
-
-def local_sums(sch: Any, block: Any, plan: Plan) -> list[Any]:
-    """Let the contraction sum into a local buffer with vectors along its last axis, one row for each unrolled one.
-
-    Returns the blocks that write a tile back, in order. Where the output's last axis is another, a tile goes through a
-    second local buffer: its sums leave their registers by vectors.
-    """
-    if plan.epilogue and plan.epilogue_fusable:
-        sch.set_scope(block, 0, "local")
-        writers = [sch.get_sblock(plan.epilogue)]
-    else:
-        writers = [sch.cache_write(block, 0, "local")]
-    rank, rows, last = len(plan.contraction.block.write.shape), plan.fused_dimensions, plan.vector_dimension
-
-    def merged(index: tuple[Any, ...], positions: tuple[int, ...]) -> list[tuple[int, Any]]:
-        """Positions and indices with those at `positions` made one."""
-        flat = index[positions[0]]
-        for position, axis in zip(positions[1:], plan.unrolled[1:], strict=True):
-            flat = flat * axis.extent + index[position]
-        return [(d, flat if d == positions[0] else i) for d, i in enumerate(index) if d not in positions[1:]]
-
-    def sums_layout(*index: Any) -> list[Any]:
-        kept = merged(index, rows)
-        return [i for d, i in kept if d != last] + [i for d, i in kept if d == last]
-
-    if len(rows) > 1:
-        axes = tuple(axis.position for axis in plan.unrolled)
-        count = len(plan.contraction.block.axes)
-        one_row = index_map(sch, block, lambda *index: [i for _, i in merged(index, axes)], count)
-        sch.transform_block_layout(block, one_row)
-        one_row = index_map(sch, block, lambda *index: [i for _, i in merged(index, rows)], rank)
-        sch.transform_block_layout(writers[0], one_row)
-    if len(rows) > 1 or last != rank - 1:
-        sch.transform_layout(block, ("write", 0), index_map(sch, block, sums_layout, rank))
-    if plan.scattered:
-        writers.insert(0, sch.cache_write(block, 0, "local"))
-    return writers
 
 
 def _widen_sums(sch: Any, block: Any, plan: DotPlan, nr: int) -> None:

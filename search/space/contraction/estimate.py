@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from ..access import Access, dtype_bytes
 from ..features import feature_table
 from ..hardware import Hardware
-from .plan import Plan, whole_width
+from .plan import Plan
+from .tile_counts import Column, Tiles, tiles
 from .tiled import (
     AT_CHUNK,
     AT_ROOT,
@@ -25,13 +27,9 @@ from .tiled import (
     PAD_AT_ROOT,
     PAD_INLINE,
     UNPACKED,
-    overlapping_columns,
-    overlapping_rows,
 )
 
-__all__ = ["Tiles", "columns_of_features", "latency_s", "tiles"]
-
-Column = NDArray[np.float64]
+__all__ = ["columns_of_features", "latency_s"]
 
 FMA_LATENCY = 4.0
 """Cycles: as many independent sums keep a unit of multiply-adds busy, and one more in practice (Zen 5, AVX2, two units,
@@ -76,96 +74,6 @@ FAR_APART = 1024
 
 ONE_STREAM = 0.5
 """Share of the memory bandwidth that a core gets when it reads one run after the other (eight side by side get all)."""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Derived quantities of each candidate, arrays of shape [n].
-
-    `width` is the elements of a vector, `vectors` the vectors in a row of the tile, `sums` the accumulators, and
-    `registers` what the tile needs in all; `row_tiles`, `column_tiles` and `lines` count tiles, ragged ones included;
-    `chunks` is the number of parallel iterations (1 when serial).
-    """
-
-    width: Column
-    vectors: Column
-    sums: Column
-    registers: Column
-    row_tiles: Column
-    column_tiles: Column
-    lines: Column
-    chunks: Column
-    scalar_tail: NDArray[np.bool_]
-    ragged_rows: NDArray[np.bool_]
-    ragged_columns: NDArray[np.bool_]
-    whole_rows: NDArray[np.bool_]
-    whole_columns: NDArray[np.bool_]
-    """Whether the last tile is whole, ragged or not."""
-    ragged_lines: NDArray[np.bool_]
-    ragged_parallel: NDArray[np.bool_]
-    """Whether a ragged loop was fused into the parallel one with others: its tail cannot be split off."""
-    redundant_depth: NDArray[np.bool_]
-    """Whether the last fused loop has one iteration: the same program as without it."""
-
-
-def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
-    """Count tiles, vectors and registers."""
-    mr, m2, nr = v["mr"], v["m2"], v["nr"]
-    choices, which = np.unique(nr, return_inverse=True)
-    widths = [plan.vector_width(int(choice), lanes) for choice in choices]
-    width = np.array([w for w, _ in widths], dtype=np.float64)[which]
-    scalar_tail = np.array([scalar for _, scalar in widths])[which]
-    pads = np.array([plan.pads_columns(int(choice), lanes) for choice in choices])[which]
-    padded = pads & (v["pack"] != UNPACKED)
-    whole = np.array([whole_width(int(choice), lanes) for choice in choices], dtype=np.float64)[which]
-    overlapping = overlapping_columns(plan, v)
-    width = np.where(padded | overlapping, whole, width)
-    scalar_tail &= ~overlapping
-    vectors = nr // width
-    sums = m2 * mr * vectors
-    operands = np.where(m2 * mr > 1, vectors, 1) + 1
-    if plan.left_vectorised and plan.right_vectorised:
-        operands = vectors + 2
-    row_tiles = -(-plan.unrolled_extent // mr)
-    column_tiles = -(-plan.vector_extent // nr)
-    lines = -(-plan.second_extent // m2)
-    ragged_rows = plan.unrolled_extent % mr != 0
-    ragged_columns = (plan.vector_extent % nr != 0) & ~padded
-    ragged_lines = plan.second_extent % m2 != 0
-    outer = [axis.extent for axis in plan.outer] + ([plan.groups] if plan.groups > 1 else [])
-    ones = np.ones(len(nr))
-    never = np.zeros(len(nr), dtype=np.bool_)
-    rows = [(extent * ones, never) for extent in outer]
-    if plan.second is not None:
-        rows.append((lines, ragged_lines))
-    rows.append((-(-row_tiles // v["chunk"]), ragged_rows))
-    column = (column_tiles, ragged_columns)
-    orders = ([column, *rows], [*rows, column])
-    chunks, spoiled, redundant = ones.copy(), never.copy(), never.copy()
-    for order, loops in enumerate(orders):
-        for depth, (extent, ragged) in enumerate(loops):
-            inside = (v["order"] == order) & (v["depth"] > depth)
-            redundant |= (v["order"] == order) & (v["depth"] == depth + 1) & (extent == 1) & (depth > 0)
-            spoiled |= inside & ragged & (v["depth"] > 1) & (extent > 1)
-            chunks = np.where(inside, chunks * extent, chunks)
-    return Tiles(
-        width=width,
-        vectors=vectors,
-        sums=sums,
-        registers=sums + operands,
-        row_tiles=row_tiles,
-        column_tiles=column_tiles,
-        lines=lines,
-        chunks=chunks,
-        scalar_tail=scalar_tail,
-        ragged_rows=ragged_rows,
-        ragged_columns=ragged_columns,
-        whole_rows=~ragged_rows | overlapping_rows(plan, v),
-        whole_columns=~ragged_columns | overlapping,
-        ragged_lines=ragged_lines,
-        ragged_parallel=spoiled,
-        redundant_depth=redundant,
-    )
 
 
 @dataclass(frozen=True)
@@ -290,14 +198,75 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     speedup = np.where(used > 1, np.maximum(speedup * scale, 1.0), 1.0)
     compute_s = work_s * (serial_part + (1.0 - serial_part) / speedup)
 
-    element = float(plan.element_bytes)
-    panel_bytes = v["nr"] * reduction * element
+    traffic = _traffic(plan, hardware, v, t)
+    left_bytes = float(plan.contraction.left.access.bytes)
+    right_bytes = float(plan.contraction.right.access.bytes) / plan.groups
+    columns_first = v["order"] == 0
+    # Nothing comes from memory up to what is near, all of it from twice as much on.
+    from_memory = traffic.from_l3 * min(max(plan.kernel.bytes_moved / hardware.near_bytes - 1.0, 0.0), 1.0)
+    cache = hardware.cache_bandwidth_bytes_per_s
+    memory_s = np.maximum(traffic.from_l2 / cache / speedup, traffic.from_l3 / cache / speedup)
+    memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s / _stream_share(plan, v))
+
+    repeats = np.where(columns_first, 1.0, np.where(v["pack"] == AT_CHUNK, traffic.row_blocks, 1.0))
+    repeats = np.where(columns_first & (v["pack"] == AT_CHUNK), np.maximum(t.chunks / t.column_tiles, 1.0), repeats)
+    packed = np.where((v["pack"] == AT_CHUNK) | (v["pack"] == AT_ROOT), right_bytes * plan.groups, 0.0)
+    pack_bytes = packed * repeats if plan.panel is not None else np.zeros_like(rows)
+    extra_s = 2.0 * pack_bytes / (0.5 * cache) / speedup
+    if plan.staged:
+        # A tile of channels copies its own channels only.
+        whole = columns_first & (not plan.left_vectorised)
+        again = np.where((v["pad"] != PAD_AT_ROOT) & whole, t.column_tiles, 1.0)
+        lines = 1.0 + (_window_extent(plan) - 1.0) / v["m2"]
+        again = again * np.where(v["pad"] == PAD_AT_CHUNK, lines, 1.0)
+        inline = 0.3 if plan.spread is None else 0.05  # pixels at the border are chosen once for all products
+        extra_s = extra_s + np.where(
+            v["pad"] == PAD_INLINE, inline * compute_s, 2.0 * left_bytes * again / cache / speedup
+        )
+        extra_s = extra_s + np.where((v["pad"] == PAD_AT_ROOT) & (used > 1), hardware.parallel_overhead_s, 0.0)
+    extra_s = extra_s + COPIED_ELEMENT * 2.0 * lanes / hardware.peak_flops_per_s * plan.copied_elements / speedup
+    if plan.epilogue and not plan.epilogue_fusable:
+        extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
+    unpacked = _unpacked_share(plan, rows, traffic.panel_bytes / hardware.l1_bytes)
+    extra_s = extra_s + np.where(v["pack"] == UNPACKED, unpacked * compute_s, 0.0)
+    extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
+    latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
+    return Cost(
+        compute_s=compute_s,
+        memory_s=memory_s,
+        latency_s=latency,
+        tail_waste=1.0
+        - _share(whole_columns * v["nr"] / plan.vector_extent) * (whole_rows * v["mr"] / plan.unrolled_extent),
+        imbalance=imbalance,
+        panel_bytes=traffic.panel_bytes,
+        block_bytes=traffic.block_bytes,
+        l2_bytes=traffic.from_l2,
+        memory_bytes=traffic.from_l3,
+        pack_bytes=pack_bytes,
+    )
+
+
+class _Traffic(NamedTuple):
+    """Bytes of each candidate, arrays of shape [n]: of the vectorised operand's panel, of a chunk of the other one, and
+    what comes from the second-level cache and from beyond it; and the number of chunks."""
+
+    panel_bytes: Column
+    block_bytes: Column
+    from_l2: Column
+    from_l3: Column
+    row_blocks: Column
+
+
+def _traffic(plan: Plan, hardware: Hardware, v: Mapping[str, Column], t: Tiles) -> _Traffic:
+    """What the loops read again and again, because a cache cannot keep it."""
     if plan.vectors_over_image:  # taps of a window read the same pixels
         panel_bytes = _footprint(plan, plan.contraction.left.access, v["mr"], v["m2"], v["nr"])
-    by_elements_access = _by_elements(plan)
-    tile_bytes = _footprint(plan, by_elements_access, v["mr"], v["m2"], v["nr"])
+    else:
+        panel_bytes = v["nr"] * float(plan.reduction_extent) * float(plan.element_bytes)
+    by_elements = _by_elements(plan)
+    tile_bytes = _footprint(plan, by_elements, v["mr"], v["m2"], v["nr"])
     block_rows = np.minimum(v["mr"] * v["chunk"], plan.unrolled_extent)
-    block_bytes = _footprint(plan, by_elements_access, block_rows, v["m2"], v["nr"])
+    block_bytes = _footprint(plan, by_elements, block_rows, v["m2"], v["nr"])
     left_bytes = float(plan.contraction.left.access.bytes)
     right_bytes = float(plan.contraction.right.access.bytes) / plan.groups
     tile_count = t.row_tiles * t.column_tiles * t.lines * plan.outer_extent
@@ -319,49 +288,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
             np.where(block_bytes < room, 1.0, t.column_tiles),
         )
     from_l3 = right_bytes * plan.groups * right_again + left_bytes * left_again
-    traffic_bytes = plan.kernel.bytes_moved
-    # Nothing comes from memory up to what is near, all of it from twice as much on.
-    from_memory = from_l3 * min(max(traffic_bytes / hardware.near_bytes - 1.0, 0.0), 1.0)
-    cache = hardware.cache_bandwidth_bytes_per_s
-    memory_s = np.maximum(from_l2 / cache / speedup, from_l3 / cache / speedup)
-    memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s / _stream_share(plan, v))
-
-    repeats = np.where(columns_first, 1.0, np.where(v["pack"] == AT_CHUNK, row_blocks, 1.0))
-    repeats = np.where(columns_first & (v["pack"] == AT_CHUNK), np.maximum(t.chunks / t.column_tiles, 1.0), repeats)
-    packed = np.where((v["pack"] == AT_CHUNK) | (v["pack"] == AT_ROOT), right_bytes * plan.groups, 0.0)
-    pack_bytes = packed * repeats if plan.panel is not None else np.zeros_like(rows)
-    extra_s = 2.0 * pack_bytes / (0.5 * cache) / speedup
-    if plan.staged:
-        # A tile of channels copies its own channels only.
-        whole = columns_first & (not plan.left_vectorised)
-        again = np.where((v["pad"] != PAD_AT_ROOT) & whole, t.column_tiles, 1.0)
-        lines = 1.0 + (_window_extent(plan) - 1.0) / v["m2"]
-        again = again * np.where(v["pad"] == PAD_AT_CHUNK, lines, 1.0)
-        inline = 0.3 if plan.spread is None else 0.05  # pixels at the border are chosen once for all products
-        extra_s = extra_s + np.where(
-            v["pad"] == PAD_INLINE, inline * compute_s, 2.0 * left_bytes * again / cache / speedup
-        )
-        extra_s = extra_s + np.where((v["pad"] == PAD_AT_ROOT) & (used > 1), hardware.parallel_overhead_s, 0.0)
-    extra_s = extra_s + COPIED_ELEMENT * 2.0 * lanes / hardware.peak_flops_per_s * plan.copied_elements / speedup
-    if plan.epilogue and not plan.epilogue_fusable:
-        extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
-    unpacked = _unpacked_share(plan, rows, panel_bytes / hardware.l1_bytes)
-    extra_s = extra_s + np.where(v["pack"] == UNPACKED, unpacked * compute_s, 0.0)
-    extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
-    latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
-    return Cost(
-        compute_s=compute_s,
-        memory_s=memory_s,
-        latency_s=latency,
-        tail_waste=1.0
-        - _share(whole_columns * v["nr"] / plan.vector_extent) * (whole_rows * v["mr"] / plan.unrolled_extent),
-        imbalance=imbalance,
-        panel_bytes=panel_bytes,
-        block_bytes=block_bytes,
-        l2_bytes=from_l2,
-        memory_bytes=from_l3,
-        pack_bytes=pack_bytes,
-    )
+    return _Traffic(panel_bytes, block_bytes, from_l2, from_l3, row_blocks)
 
 
 def _stream_share(plan: Plan, v: Mapping[str, Column]) -> Column:

@@ -13,22 +13,21 @@ from dataclasses import replace
 from ..access import Access, Axis, Linear
 from ..analysis import Contraction
 
-__all__ = ["merge_axes", "merges"]
+__all__ = ["merge_axes"]
 
 
-def merges(contraction: Contraction, run: tuple[Axis, ...]) -> bool:
-    """Whether the operands and the output have neighbouring axes in neighbouring dimensions, each as a whole."""
-    return all(_merged(access, run, _single(contraction)) is not None for access in _accesses(contraction))
+def merge_axes(contraction: Contraction, run: tuple[Axis, ...]) -> Contraction | None:
+    """The contraction with neighbouring axes made one, which keeps the position of the first.
 
-
-def merge_axes(contraction: Contraction, run: tuple[Axis, ...]) -> Contraction:
-    """The contraction with neighbouring axes made one, which keeps the position of the first; where it `merges`.
-
-    Positions are those in the kernel, and no longer indices into the block's axes.
+    Positions are those in the kernel, and no longer indices into the block's axes. None where the operands and the
+    output do not have these axes in neighbouring dimensions, each as a whole.
     """
     merged = replace(run[0], name="_".join(axis.name for axis in run), extent=math.prod(axis.extent for axis in run))
-    accesses = [_merged(access, run, _single(contraction)) for access in _accesses(contraction)]
-    left, right, write = (access for access in accesses if access is not None)
+    single = frozenset(axis.position for axis in contraction.block.axes if axis.extent == 1)
+    left, right = (_merged(operand.access, run, single) for operand in (contraction.left, contraction.right))
+    write = _merged(contraction.block.write, run, single)
+    if left is None or right is None or write is None:
+        return None
 
     def axes(old: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple(merged if axis == run[0] else axis for axis in old if axis not in run[1:])
@@ -45,18 +44,9 @@ def merge_axes(contraction: Contraction, run: tuple[Axis, ...]) -> Contraction:
     )
 
 
-def _accesses(contraction: Contraction) -> tuple[Access, Access, Access]:
-    return contraction.left.access, contraction.right.access, contraction.block.write
-
-
-def _single(contraction: Contraction) -> frozenset[int]:
-    """Axes of one iteration, such as windows of one tap: they move nothing."""
-    return frozenset(axis.position for axis in contraction.block.axes if axis.extent == 1)
-
-
 def _merged(access: Access, run: tuple[Axis, ...], single: frozenset[int]) -> Access | None:
     """The access as one of a buffer with fewer dimensions; itself where it does not use the axes; None where it uses
-    them in another way. `single` are axes that move nothing.
+    them in another way. `single` are axes of one iteration, such as windows of one tap: they move nothing.
     """
     if not access.axes() & {axis.position for axis in run}:
         return access

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..access import Access, Axis, Block, Linear, dtype_bytes
 from ..analysis import Contraction, Kernel
-from .pixels import merge_axes, merges
+from .pixels import merge_axes
 
 __all__ = ["Plan", "Window", "dimension_of", "make_plans", "spread_plan", "whole_width"]
 
@@ -298,8 +298,9 @@ def make_plans(kernel: Kernel) -> list[Plan]:
     identity = all(_reads_in_place(block, kernel) for block in kernel.epilogue)
     plans = []
     for name, vector in _vector_axes(whole):
-        pixels = _pixel_axes(whole, vector) if name == "rows" and identity and not staged else ()
-        contraction = merge_axes(whole, pixels) if pixels else whole
+        contraction, pixels = whole, tuple[Axis, ...]()
+        if name == "rows" and identity and not staged:
+            contraction, pixels = _over_pixels(whole, vector)
         if pixels:
             name, vector = "pixels", next(a for a in contraction.rows if a.position == pixels[0].position)
         others = [a for a in contraction.block.spatial if a != vector]
@@ -387,13 +388,18 @@ def _vector_axes(contraction: Contraction) -> list[tuple[str, Axis]]:
     return found
 
 
-def _pixel_axes(contraction: Contraction, vector: Axis) -> tuple[Axis, ...]:
-    """The rows that end in `vector` and may be one axis with it; none where tiles would have nothing else to unroll."""
+def _over_pixels(contraction: Contraction, vector: Axis) -> tuple[Contraction, tuple[Axis, ...]]:
+    """The contraction with the rows that end in `vector` as one axis, and which these are.
+
+    As it is, and none, where no others can join it, or tiles would have nothing else to unroll.
+    """
     run = _contiguous_run([axis for axis in contraction.rows if axis.extent > 1], contraction, identity=True)
-    if run[-1:] != (vector,) or all(axis.extent == 1 for axis in contraction.columns):
-        return ()
-    runs = (run[start:] for start in range(len(run) - 1))
-    return next((several for several in runs if merges(contraction, several)), ())
+    if run[-1:] == (vector,) and any(axis.extent > 1 for axis in contraction.columns):
+        for start in range(len(run) - 1):
+            merged = merge_axes(contraction, run[start:])
+            if merged is not None:
+                return merged, run[start:]
+    return contraction, ()
 
 
 def _largest(axes: list[Axis]) -> tuple[Axis, ...]:

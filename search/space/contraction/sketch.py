@@ -12,8 +12,9 @@ from tvm.s_tir import Schedule
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
 from ..hardware import Hardware
-from .estimate import columns_of_features, latency_s, tiles
+from .estimate import columns_of_features, latency_s
 from .plan import Plan
+from .tile_counts import tiles
 from .tiled import (
     AHEAD,
     AT_CHUNK,

@@ -29,6 +29,7 @@ from .spread_groups import SPREAD_GROUPS
 __all__ = [
     "LEAST_FAR_BYTES",
     "index_map",
+    "local_sums",
     "overlapping_columns",
     "overlapping_rows",
     "readers_of_panel",
@@ -100,7 +101,8 @@ def schedule_tiles(sch: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
         sch.compute_inline(staged)
         staged = None
     panel = _pack(sch, block, plan, values)
-    writers = _local_sums(sch, block, plan, values)
+    tile_bytes = values["mr"] * values["m2"] * values["nr"] * plan.element_bytes
+    writers = local_sums(sch, block, plan, "global" if tile_bytes < STACK_BYTES else "local")
     loops = _tile_loops(sch, block, plan, lanes, values, hardware)
     for writer in writers:
         sch.reverse_compute_at(writer, loops["tile"], preserve_unit_loops=True)
@@ -202,14 +204,13 @@ def _panel_dimensions(panel: Access, plan: Plan) -> tuple[list[int], int, list[i
     return [d for d in range(len(axis_of)) if d != column and d not in reduced], column, reduced
 
 
-def _local_sums(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> list[Any]:
+def local_sums(sch: Any, block: Any, plan: Plan, scope: str) -> list[Any]:
     """Let the contraction sum into a local buffer with contiguous vectors; the blocks that write a tile back, in order.
 
-    Where vectors are written across the output's rows, a tile goes through memory first: LLVM would otherwise take the
-    sums out of their registers, element by element, in the middle of the loop.
+    The buffer has one row for each of the axes that are merged. Where vectors are written across the output's rows, a
+    tile goes through a second one first: LLVM would otherwise take the sums out of their registers, element by element,
+    in the middle of the loop.
     """
-    tile_bytes = values["mr"] * values["m2"] * values["nr"] * plan.element_bytes
-    scope = "global" if tile_bytes < STACK_BYTES else "local"
     if plan.epilogue and plan.epilogue_fusable:
         sch.set_scope(block, 0, scope)
         writers = [sch.get_sblock(plan.epilogue)]
