@@ -160,6 +160,14 @@ def test_layers_stay_whole():
         lambda x: x.index_put((x > 0.5,), torch.tensor(5.0), accumulate=True),
         lambda x: torch.ops.aten.affine_grid_generator(x[:, :2, 0, :3], (2, 1, 1, 5), True),
         lambda x: x.clamp(1, 0) + x + x * torch.linspace(-1, 2, 6).clamp(1, 0),
+        lambda x: (x > 0).cumsum(-1) + (x > 0).int().cumprod(1) + (x > 0).int().cumsum(2, dtype=torch.int32),
+        lambda x: (
+            torch.where(x.new_ones((6,), dtype=torch.bool) & (x > 0), x, 0)
+            + x.int().new_full((2, 1, 1, 1), 2.5, dtype=torch.float32)
+            + (x > 0).new_zeros((6,), dtype=torch.int64)
+        ),
+        lambda x: torch.cat([torch.zeros(0), x[..., 6:], x.int(), x], -1) + torch.cat([x[:, :0], x[:, 3:]], 1).sum(),
+        lambda x: torch.cat([x[:, :0], x[:, :0]], 1),
     ],
     ids=[
         "negative-select",
@@ -234,6 +242,10 @@ def test_layers_stay_whole():
         "adds-where-a-mask-holds",
         "affine-grid-of-one-row",
         "limits-that-cross",
+        "counts-so-far",
+        "new-tensors-of-another-dtype",
+        "parts-without-elements",
+        "no-elements-at-all",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):
@@ -459,6 +471,37 @@ def test_numbers_divided_by_zero():
 def test_attention_is_spelled_out():
     imported = load_model(Lambda(lambda x: F.scaled_dot_product_attention(x, x, x)), example_inputs=(IMAGE,))
     assert operators(imported.mod).count("relax.matmul") == 2
+
+
+class Masked(torch.nn.Module):
+    """Rows that see earlier ones, of packed sequences, as language models make their masks: anew in each run."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rates", torch.tensor([1.0, 0.25, 0.0625]), persistent=False)
+
+    def forward(self, x):
+        at = torch.arange(x.shape[-2])[None]
+        sequence = (at.diff(prepend=at[:, :1] - 1) != 1).cumsum(-1)
+        seen = (at[:, None] <= at[:, :, None]) & (sequence[:, None] == sequence[:, :, None])
+        seen = seen & x.new_ones((), dtype=torch.bool)
+        turned = x * (at[:, :, None] * self.rates[x.shape[-2] // 3 - 1 :]).cos().sum(-1, keepdim=True)
+        return F.scaled_dot_product_attention(turned, turned, x, attn_mask=seen.expand(x.shape[0], -1, -1)[:, None])
+
+
+def test_masks_and_angles_are_constants():
+    imported = load_model(Masked(), example_inputs=(IMAGE,))
+    found = operators(imported.mod)
+    assert found.count("relax.matmul") == 2
+    assert not {"relax.arange", "relax.cumsum", "relax.less_equal", "relax.cos", "relax.bitwise_and"} & set(found)
+    assert verify_import(imported) < 1e-6
+
+
+def test_large_masks_are_not_constants(monkeypatch):
+    monkeypatch.setattr("eqtune.frontends.torch_constants.MOST_BYTES", 16)
+    imported = load_model(Masked(), example_inputs=(IMAGE,))
+    assert {"relax.cumsum", "relax.less_equal", "relax.cos"} <= set(operators(imported.mod))
+    assert verify_import(imported) < 1e-6
 
 
 def test_nested_inputs_and_outputs_keep_their_order():

@@ -16,6 +16,7 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
   pooling, places of max pooling, transposed convolutions of volumes, layer and group norms without scale, stacked
   recurrent layers, attention whose queries share keys, nor what quantised models are exported with; of bfloat16, it has
   no convolutions and constants;
+- joins tensors of one rank and dtype only, forgets the dtype of `new_ones` and of sums so far;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
 """
@@ -169,6 +170,16 @@ def _trilinear(node: Any, importer: Any) -> relax.Expr:
     return emit(op.sum(emit(op.multiply(emit(op.multiply(first, second)), third)), axis=list(summed)))
 
 
+def _concat(node: Any, importer: Any) -> relax.Expr:
+    """Tensors without elements, which PyTorch accepts in any rank, are left out; all get the dtype of the result."""
+    tensors, axis = arguments(node, importer, ("tensors", "dim"), (0,))
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    tensors = [importer.env[tensor] for tensor in tensors]
+    parts = [x for x in tensors if math.prod(shape_of(x))] or tensors[-1:]
+    parts = [x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype)) for x in parts]
+    return parts[0] if len(parts) == 1 else emit(op.concat(parts, axis))
+
+
 def _matmul(node: Any, importer: Any) -> relax.Expr:
     left, right = (importer.env[argument] for argument in node.args[:2])
     return importer.block_builder.emit(op.matmul(left, right, out_dtype=str(left.ty.dtype)))
@@ -219,6 +230,7 @@ CONVERTERS: dict[str, Converter] = {
     "amin.default": _extremum(op.min),
     "scaled_dot_product_attention.default": _attention,
     "_trilinear.default": _trilinear,
+    "cat.default": _concat,
     "linear.default": _linear,
     "matmul.default": _matmul,
     "mm.default": _matmul,

@@ -28,8 +28,10 @@ from ..transform.constants import constant_of
 from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
 from .torch_complex import has_complex_numbers, with_real_numbers
-from .torch_converters import CONVERTERS
-from .torch_nodes import array_of_torch, evaluated, makes_constant, torch_of_array
+from .torch_constants import constants_of, is_repetition
+from .torch_converters import CONVERTERS, Converter
+from .torch_experts import EXPERT_DECOMPOSITIONS
+from .torch_nodes import array_of_torch, torch_of_array
 from .torch_order import EqualsInOrder
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
@@ -146,7 +148,25 @@ def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[in
 
 
 class _Importer(ExportedProgramImporter):
-    """TVM's importer, with constants of bfloat16."""
+    """TVM's importer, with constants of bfloat16, and values that PyTorch has computed already."""
+
+    def __init__(self, computed: Mapping[torch.fx.Node, torch.Tensor]) -> None:
+        super().__init__()
+        self._computed = computed
+        converters = {name: _of_node_alone(convert) for name, convert in self.convert_map.items()} | CONVERTERS
+        names = {node.target.__name__ for node in computed}
+        self.converters = {name: self._converted(converters.get(name)) for name in converters.keys() | names}
+
+    def _converted(self, convert: Converter | None) -> Converter:
+        """Of an operator: a constant where it is computed, else what `convert` makes of it."""
+
+        def of_node(node: torch.fx.Node, importer: Any) -> Any:
+            if node in self._computed and (convert is None or not is_repetition(node)):
+                return constant_of(array_of_torch(self._computed[node]))
+            assert convert is not None
+            return convert(node, importer)
+
+        return of_node
 
     @staticmethod
     def _convert_torch_tensor_to_relax(tensor: torch.Tensor) -> tvm.ir.GenericConst:
@@ -154,15 +174,24 @@ class _Importer(ExportedProgramImporter):
 
 
 def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:
-    converters = CONVERTERS | {node.target.__name__: evaluated for node in _unknown(program)}
+    importer = _Importer(constants_of(program))
     try:
-        return _Importer().from_exported_program(
-            program, False, unwrap_unit_return_tuple=True, no_bind_return_tuple=False, custom_convert_map=converters
+        return importer.from_exported_program(
+            program,
+            False,
+            unwrap_unit_return_tuple=True,
+            no_bind_return_tuple=False,
+            custom_convert_map=importer.converters,
         )
     except UnsupportedModelError:
         raise
     except Exception as error:  # the importer fails by assertions and errors of any kind
         raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {first_line(error)}") from error
+
+
+def _of_node_alone(convert: Callable[[Any], Any]) -> Converter:
+    """A converter of TVM's, called as ours are."""
+    return lambda node, _: convert(node)
 
 
 def _as_tensors(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -225,11 +254,13 @@ def _unknown(program: torch.export.ExportedProgram) -> list[Any]:
 
 def _translatable(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program in operators that have converters, or that make constants of numbers."""
-    decompositions = torch.export.default_decompositions()
+    decompositions: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions())
     table: dict[Any, Callable[..., Any]] = {}
     while True:
         functional = program.run_decompositions(table)
-        unknown = {node.target for node in _unknown(functional) if not makes_constant(node)}
+        computed = constants_of(functional)
+        unknown = {node.target for node in _unknown(functional) if node not in computed}
+        decompositions |= {one: EXPERT_DECOMPOSITIONS[str(one)] for one in unknown if str(one) in EXPERT_DECOMPOSITIONS}
         helpful = [target for target in unknown if target in decompositions and target not in table]
         if not helpful:
             break

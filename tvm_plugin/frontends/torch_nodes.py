@@ -12,15 +12,12 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from ..dtypes import numpy_dtype
-from ..transform.constants import constant_of
 
 __all__ = [
     "Converter",
     "arguments",
     "array_of_torch",
     "dtype_of",
-    "evaluated",
-    "makes_constant",
     "shape_of",
     "torch_of_array",
 ]
@@ -45,17 +42,6 @@ def shape_of(value: relax.Expr) -> list[int]:
 def dtype_of(node: Any) -> str:
     """What PyTorch computes the node in."""
     return str(node.meta["val"].dtype).removeprefix("torch.")
-
-
-def makes_constant(node: Any) -> bool:
-    """Whether PyTorch can compute the one tensor of a node now: of numbers alone, and not at random."""
-    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return not node.all_input_nodes and not is_random and isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def evaluated(node: Any, importer: Any) -> relax.Expr:
-    """What a node that `makes_constant` computes."""
-    return constant_of(array_of_torch(node.target(*node.args, **node.kwargs)))
 
 
 def array_of_torch(tensor: torch.Tensor) -> NDArray[Any]:

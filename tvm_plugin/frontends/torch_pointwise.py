@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from .torch_nodes import Converter, arguments, dtype_of, evaluated, shape_of
+from .torch_nodes import Converter, arguments, dtype_of
 from .torch_order import so_far
 
 __all__ = ["POINTWISE_CONVERTERS"]
@@ -140,14 +140,25 @@ def _quotient(node: Any, importer: Any) -> relax.Expr:
 
 
 def _filled(value: Any = None) -> Converter:
-    """Of the shape of another tensor, perhaps not of its dtype."""
+    """Of any shape and dtype, whatever the tensor's that it is to be like or next to."""
 
     def convert(node: Any, importer: Any) -> relax.Expr:
-        x, fill = arguments(node, importer, ("input", "fill_value"), (value,))
-        shape, dtype = shape_of(x), dtype_of(node)
+        fill = value if value is not None else node.kwargs.get("fill_value", node.args[-1])
+        fill = importer.env.get(fill, fill)
+        shape, dtype = list(node.meta["val"].shape), dtype_of(node)
         if not isinstance(fill, relax.Expr) and math.isfinite(fill):
             return importer.block_builder.emit(op.full(shape, relax.const(fill, dtype), dtype))
         return importer.block_builder.emit(op.broadcast_to(_operand(fill, dtype, importer), shape))
+
+    return convert
+
+
+def _so_far_in_its_dtype(function: Callable[..., relax.Expr]) -> Converter:
+    """Sums and products of all up to each: of masks and short integers, PyTorch's are 64 bits wide."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, axis = arguments(node, importer, ("input", "dim"), ())
+        return importer.block_builder.emit(function(x, axis, dtype_of(node)))
 
     return convert
 
@@ -208,6 +219,9 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "zeros_like.default": _filled(0),
     "ones_like.default": _filled(1),
     "full_like.default": _filled(),
-    "eye.default": evaluated,
-    "eye.m": evaluated,
+    "new_zeros.default": _filled(0),
+    "new_ones.default": _filled(1),
+    "new_full.default": _filled(),
+    "cumsum.default": _so_far_in_its_dtype(op.cumsum),
+    "cumprod.default": _so_far_in_its_dtype(op.cumprod),
 }

@@ -62,7 +62,7 @@ def _schedule_stage(schedule: s_tir.Schedule, stage: s_tir.schedule.SBlockRV) ->
         return
     spatial = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type == tirx.IterVar.DataPar]
     sums = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type != tirx.IterVar.DataPar]
-    if not spatial:
+    if not spatial or any(int(schedule.get(loop).extent) == 0 for loop in spatial):
         return
     extent = int(schedule.get(spatial[-1]).extent)
     width = max(divisor for divisor in range(1, min(extent, WIDEST) + 1) if extent % divisor == 0)

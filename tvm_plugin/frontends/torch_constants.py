@@ -1,0 +1,111 @@
+"""What PyTorch itself can compute when a model is imported: masks, positions and angles, made of numbers and buffers.
+
+Language models make their masks anew in each run, of `arange` and comparisons in many operators. Values that depend on
+no input and no parameter are constants; operators that lead to them need no converter.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.export
+import torch.fx
+from torch.export.graph_signature import InputKind
+
+__all__ = ["constants_of", "is_repetition"]
+
+MOST_BYTES = 8 << 20
+"""Of a value. Larger ones are computed where they are used: a mask costs fewer operations than reads from memory."""
+
+aten = torch.ops.aten
+
+LIKE_ANOTHER = {
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+}
+"""What takes a tensor's shape or dtype, not its values."""
+
+REPETITIONS = {*LIKE_ANOTHER, aten.zeros.default, aten.ones.default, aten.full.default, aten.expand.default}
+
+
+def is_repetition(node: torch.fx.Node) -> bool:
+    """Whether a node makes a large tensor of a number or a smaller tensor: cheaper than to read it."""
+    return node.target in REPETITIONS
+
+
+def constants_of(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, torch.Tensor]:
+    """The values of the calls that depend on nothing but numbers and buffers, at most `MOST_BYTES` each.
+
+    What depends on buffers alone is left, unless they are masks or places: what is done to the statistics of a batch
+    norm or to quantised weights is the graph search's to see.
+    """
+    values = _Values(_buffers(program))
+    computed: dict[torch.fx.Node, torch.Tensor] = {}
+    for node in program.graph.nodes:
+        if not _can_be_computed(node) or not all(operand in values for operand in _operands(node)):
+            continue
+        values.add(node)
+        if not _operands(node) or any(one in computed or values.is_index(one) for one in _operands(node)):
+            computed[node] = values[node]
+    return computed
+
+
+class _Values:
+    """Of nodes, computed when they are asked for."""
+
+    def __init__(self, known: dict[torch.fx.Node, torch.Tensor]) -> None:
+        self._known = known
+        self._nodes: set[torch.fx.Node] = set()
+
+    def __contains__(self, node: torch.fx.Node) -> bool:
+        return node in self._known or node in self._nodes
+
+    def add(self, node: torch.fx.Node) -> None:
+        self._nodes.add(node)
+
+    def is_index(self, node: torch.fx.Node) -> bool:
+        return node.meta["val"].dtype in (torch.int64, torch.bool)
+
+    def __getitem__(self, node: torch.fx.Node) -> torch.Tensor:
+        if node not in self._known:
+            like = set(node.all_input_nodes) - set(_operands(node))
+            operands = {one: _of_any_values(one) if one in like else self[one] for one in node.all_input_nodes}
+            arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
+            with torch.no_grad():
+                self._known[node] = node.target(*arguments, **keywords)
+        return self._known[node]
+
+
+def _buffers(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, torch.Tensor]:
+    """By their placeholders."""
+    tensors = dict(program.named_buffers()) | program.constants
+    kinds = (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.kind in kinds}
+    found = {
+        node: tensors.get(targets[node.name])
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in targets
+    }
+    return {node: tensor for node, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+
+
+def _can_be_computed(node: torch.fx.Node) -> bool:
+    """One of PyTorch's own operators that makes one tensor, which is not large, and not at random."""
+    value = node.meta.get("val")
+    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
+        return False
+    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return node.target.namespace == "aten" and not is_random and value.numel() * value.itemsize <= MOST_BYTES
+
+
+def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The tensors whose values a node needs."""
+    shape_alone = node.args[0] if node.target in LIKE_ANOTHER else None
+    return [operand for operand in node.all_input_nodes if operand is not shape_alone]
+
+
+def _of_any_values(node: torch.fx.Node) -> torch.Tensor:
+    return torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
