@@ -7,12 +7,16 @@ import json
 import sys
 import zipfile
 
+import numpy as np
 import pytest
 from tvm import relax
 
 from eqtune import zoo
 from eqtune.errors import InputError, MissingExtraError, UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
+from eqtune.machine import detect_target
+from eqtune.runtime import ModelRunner
+from eqtune.transform.apply_tuned import untuned_executable
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -523,6 +527,14 @@ def test_embeddings_bound_their_indices():
     imported = load_model(model, example_inputs=(torch.zeros(2, 5, dtype=torch.int64),))
     assert imported.inputs[0].high == 7
     assert verify_import(imported) < 1e-5
+
+
+def test_unknown_tokens_read_no_foreign_memory(capfd):
+    model = torch.nn.Embedding(7, 4)
+    imported = load_model(model, example_inputs=(torch.zeros(3, dtype=torch.int64),))
+    (rows,) = ModelRunner(untuned_executable(imported.mod, detect_target()))(np.array([-(10**9), 10**9, 3]))
+    np.testing.assert_array_equal(rows, model.weight.detach().numpy()[[0, 6, 3]])
+    assert "Warning" not in capfd.readouterr().err
 
 
 def test_squeezenet_from_torch_agrees():

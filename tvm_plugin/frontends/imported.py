@@ -13,6 +13,7 @@ from tvm import relax
 
 from ..dtypes import numpy_dtype
 from ..errors import InputError, UnsupportedModelError
+from ..transform.bounded_takes import with_bounded_takes
 from ..transform.partial_scatters import with_partial_scatters
 from .normalize import (
     with_blocked_convolutions,
@@ -131,7 +132,7 @@ def imported_model(
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
     mod = with_what_bfloat16_lacks(with_blocked_convolutions(with_out_dtypes(mod)))
     mod = with_no_division_by_zero(with_integer_powers(with_boolean_logic(mod)))
-    mod = with_partial_scatters(with_whole_rows(mod))
+    mod = with_bounded_takes(with_partial_scatters(with_whole_rows(mod)))
     if reference is not None:  # whose sums are wide; Relax says itself what it sums in
         mod = with_wide_sums(mod)
     main = mod["main"]

@@ -97,6 +97,8 @@ def _can_be_computed(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
         return False
+    if not all(isinstance(dim, int) for dim in value.shape):
+        return False
     is_random = torch.Tag.nondeterministic_seeded in node.target.tags
     return node.target.namespace == "aten" and not is_random and value.numel() * value.itemsize <= MOST_BYTES
 

@@ -15,6 +15,7 @@ from tvm.relax.pipeline import library_dispatch_passes
 from ..gpu_machine import is_gpu
 from ..machine import thread_count
 from ..transform.batch_norm import with_batch_statistics
+from ..transform.bounded_takes import with_bounded_takes
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
@@ -22,6 +23,7 @@ from .attention import legalize_attention
 from .block_names import rename_blocks
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 from .half_precision import with_float32_arithmetic
+from .norms import legalize_norms
 from .permuted_products import legalize_permuted_products
 from .routines import write_routines
 from .slices import join_slices
@@ -59,10 +61,10 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
             ]
-        )(with_batch_statistics(mod))
+        )(with_bounded_takes(with_batch_statistics(mod)))
         on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
         if on_cpu:
-            mod = with_float32_arithmetic(mod, target)
+            mod = legalize_norms(with_float32_arithmetic(mod, target))
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
         mod = legalize_permuted_products(mod, activations=on_cpu)
         mod = transform.Sequential(

@@ -18,6 +18,7 @@ from ..machine import describe_machine
 from ..search.space.lowering import ASYNC_COPIES, as_written, prepare_for_lowering
 from ..search.space.replay import replay_schedule
 from ..tasks import extract_tasks
+from ..tasks.norms import legalize_norms
 from ..tasks.stacks import MOST, write_stacks_as_copies
 from . import side_by_side
 from .analytic_schedules import analytic_schedules
@@ -192,11 +193,12 @@ def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> re
     where TVM itself would compile an index wrongly (`as_written`), this does not.
 
     Weights are folded with numpy first, which only saves the minutes that FoldConstant may take. With `plain`, the same
-    kernels with plain schedules (CPUs only): no baseline, but the same outputs, much sooner. On a CPU, stacks of more
-    than a hundred or so tensors are copies, which saves the minute that LLVM may take for one.
+    kernels with plain schedules (CPUs only): no baseline, but the same outputs, much sooner. On a CPU, norms lose no
+    digits, and stacks of more than a hundred or so tensors are copies, which saves the minute that LLVM may take for one.
     """
     if not is_gpu(target):
-        mod = write_stacks_as_copies(mod, MOST + 1)
+        with target:
+            mod = legalize_norms(write_stacks_as_copies(mod, MOST + 1))
     with transform.PassContext(opt_level=3):
         mod = transform.Sequential([FoldWeights(transposes=True)])(mod)
         with as_dlight_expects(target) if is_gpu(target) else target:

@@ -1,0 +1,89 @@
+"""Group and instance norms whose variance is a sum of squared differences from the mean.
+
+TVM subtracts the square of the mean from the mean of the squares: of values around ten times their deviation, one in
+ten thousand is lost, around a hundred times one in a hundred. Sketches merge the two sums (search/space/memory_bound/
+moments.py), so that what is read once stays so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import ir, relax, te, topi
+
+from ..transform.constants import is_static_tensor
+from ..transform.functions import operator, top_level_bindings
+from .te_kernels import with_te_kernels
+
+__all__ = ["legalize_norms"]
+
+NORMS = ("group_norm", "instance_norm")
+
+
+def legalize_norms(mod: ir.IRModule) -> ir.IRModule:
+    """A kernel for each group or instance norm; other operators stay."""
+    for name in NORMS:
+        mod = with_te_kernels(mod, name, partial(_norms, name))
+    return mod
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """(x - mean) / sqrt(variance + epsilon) * gamma + beta; an instance norm has a group for each channel."""
+
+    arguments: list[Any]
+    groups: int
+    channel_axis: int
+    axes: tuple[int, ...]
+    epsilon: float
+
+    def compute(self, x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
+        """Channels are split in groups, and put together again."""
+        shape, axis = [int(extent) for extent in x.shape], self.channel_axis
+        inside = shape[axis] // self.groups
+        split = [*shape[:axis], self.groups, inside, *shape[axis + 1 :]]
+        reduced = sorted({axis + 1, *(other + (other > axis) for other in self.axes)})
+        count = math.prod(split[a] for a in reduced)
+        kept = [a for a in range(len(split)) if a not in reduced]
+        groups = topi.reshape(x, split)
+
+        def sums(name: str, value: Any) -> te.Tensor:
+            """Over the elements of each group; `value(element, group)`."""
+            among = {a: te.reduce_axis((0, split[a]), name=f"k{a}") for a in reduced}
+
+            def of_group(*group: Any) -> Any:
+                places = dict(zip(kept, group, strict=True)) | among
+                element = groups(*[places[a] for a in range(len(split))])
+                return te.sum(value(element, group), axis=list(among.values()))
+
+            return te.compute([split[a] for a in kept], of_group, name=name)
+
+        total = sums("norm_sum", lambda element, group: element)
+        mean = te.compute(total.shape, lambda *group: total(*group) / float(count), name="norm_mean")
+        squares = sums("norm_squares", lambda element, group: (element - mean(*group)) * (element - mean(*group)))
+
+        def normalised(*at: Any) -> Any:
+            group = [at[a] for a in kept]
+            channel = at[axis] * inside + at[axis + 1]
+            deviation = te.rsqrt(squares(*group) / float(count) + self.epsilon)
+            return (groups(*at) - mean(*group)) * deviation * gamma(channel) + beta(channel)
+
+        return topi.reshape(te.compute(split, normalised, name="norm"), shape)
+
+
+def _norms(name: str, function: relax.Function) -> dict[relax.Var, _Norm]:
+    found = {}
+    for binding in top_level_bindings(function):
+        call = binding.value
+        if operator(call) != f"relax.nn.{name}" or not is_static_tensor(call.ty):
+            continue
+        if str(call.ty.dtype) not in ("float32", "float64"):  # shorter ones are computed in float32 before
+            continue
+        channel = int(call.attrs.channel_axis) % call.ty.ndim
+        groups = int(call.attrs.num_groups) if name == "group_norm" else int(call.ty.shape[channel])
+        axes = tuple(int(axis) % call.ty.ndim for axis in call.attrs.axes)
+        found[binding.var] = _Norm(list(call.args), groups, channel, axes, float(call.attrs.epsilon))
+    return found
