@@ -194,7 +194,8 @@ def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> re
 
     Weights are folded with numpy first, which only saves the minutes that FoldConstant may take. With `plain`, the same
     kernels with plain schedules (CPUs only): no baseline, but the same outputs, much sooner. On a CPU, norms lose no
-    digits, and stacks of more than a hundred or so tensors are copies, which saves the minute that LLVM may take for one.
+    digits, and stacks of more than a hundred or so tensors are copies, which saves the minute that LLVM may take for
+    one.
     """
     if not is_gpu(target):
         with target:
