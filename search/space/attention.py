@@ -7,7 +7,8 @@
 
 It is FlashAttention's fusion (Dao et al., 2022) without its running maxima: a block has whole rows. Both products run
 in register tiles; key and value may be copied into panels for each block, where their rows lie so far apart that they
-share the cache's sets.
+share the cache's sets. Where rows or places do not come out even, panels have zeros for the places that are missing,
+whose scores are minus infinity, and rows that are missing are computed like the last one, and not written.
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ from .base import Knob, Sketch
 from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
-from .memory_bound.nest import extent_of
+from .memory_bound.nest import extent_of, partition
 from .memory_bound.row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
 from .register_tiles import tile_efficiency, tile_fits
 
 __all__ = [
     "EXPONENTIALS",
+    "KEYS",
     "MAXIMA",
     "PRODUCTS",
+    "ROWS_OF_BLOCKS",
     "SCORES",
     "SUMS",
     "VALUES",
+    "WEIGHTED",
     "AttentionSketch",
     "attention_sketches",
-    "fits",
+    "filled_up",
 ]
 
 PRODUCTS, SCORES, MAXIMA = "attention_products", "attention_scores", "attention_maxima"
@@ -48,6 +52,10 @@ EXPONENTIALS, SUMS, VALUES = "attention_exponentials", "attention_sums", "attent
 """Names of the stages; the result is the block that follows them."""
 
 STAGES = (PRODUCTS, SCORES, MAXIMA, EXPONENTIALS, SUMS, VALUES)
+
+KEYS, WEIGHTED, ROWS_OF_BLOCKS = "attention_keys", "attention_weighted", "attention_rows"
+"""Stages of a ragged attention: keys and values (those that are weighted) with zeros for the places that are missing,
+and the result with the rows that are."""
 
 FAMILY_INDEX = 32
 
@@ -64,15 +72,39 @@ PANEL_INSTRUCTIONS = 1.0
 """Vector-instruction times in which one element is copied into a panel (Zen 4: a tenth of all with 64 rows a block)."""
 
 
-def fits(rows: int, places: int, columns: int) -> bool:
-    """Whether blocks of rows, vectors of places and vectors of columns come out even."""
-    return any(rows % count == 0 for count in ROWS) and places % VECTOR == 0 and columns % VECTOR == 0
+MOST_FILLING = 1.1
+"""Products may be this many times as many where rows and places are filled up."""
+
+ROWS_ARE_WORTH = 6.4
+"""A block of n rows takes (1 + this / n) times as long as a large one: 128 rows win over 32 by 14 %."""
+
+
+def filled_up(rows: int, places: int, columns: int) -> tuple[int, int] | None:
+    """Rows and places of the attention that blocks of rows and vectors of places compute; None where it does not pay.
+
+    The same numbers where they come out even. Else places fill two vectors, and rows the blocks that cost least.
+    """
+    if columns % VECTOR:
+        return None
+    more_places = places if places % VECTOR == 0 else -(-places // (2 * VECTOR)) * 2 * VECTOR
+    most_rows = int(rows * MOST_FILLING * places / more_places)
+    choices = [count for count in range(rows, most_rows + 1) if _block(count)]
+    if rows in choices:
+        choices = [rows]
+    if not choices:
+        return None
+    return min(choices, key=lambda count: count * (1 + ROWS_ARE_WORTH / _block(count))), more_places
+
+
+def _block(rows: int) -> int:
+    """The largest block that divides the rows, of at most 128; 0 if none does."""
+    return max((count for count in ROWS if count <= 128 and rows % count == 0), default=0)
 
 
 def attention_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     """The sketch of `mod["main"]` when it is an attention (tasks/attention.py), else none."""
     names = block_names(mod)
-    if set(names[:-1]) != set(STAGES):
+    if not set(STAGES) <= set(names[:-1]) <= {*STAGES, KEYS, WEIGHTED, ROWS_OF_BLOCKS}:
         return []
     sketch = AttentionSketch(mod, names[-1], hardware)
     try:
@@ -89,22 +121,24 @@ class AttentionSketch(Sketch):
     Parameters
     ----------
     mod : tvm.ir.IRModule
-        One function, "main", whose blocks are `STAGES` and the result.
-    output : str
+        One function, "main", whose blocks are `STAGES`, perhaps those of a ragged attention, and the result.
+    result : str
         Name of the block that writes the result.
     hardware : Hardware
     """
 
     name = "attention"
 
-    def __init__(self, mod: Any, output: str, hardware: Hardware) -> None:
-        self.mod, self.output, self.hardware = mod, output, hardware
+    def __init__(self, mod: Any, result: str, hardware: Hardware) -> None:
+        self.mod, self.hardware = mod, hardware
+        self.stages = (*block_names(mod)[:-1], result)
+        self.output = ROWS_OF_BLOCKS if ROWS_OF_BLOCKS in self.stages else result
         schedule = Schedule(mod, error_render_level="none")
         products, values = (_extents(schedule, name) for name in (PRODUCTS, VALUES))
         *batch, self.all_rows, self.places, self.depth = products
         self.heads = prod(batch)
         self.columns = values[-2]
-        self.row_axis = _row_axis(schedule, output)
+        self.row_axis = _row_axis(schedule, self.output)
         self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
         self.lanes = hardware.lanes(4)
         rows = tuple(count for count in ROWS if self.all_rows % count == 0)
@@ -117,8 +151,8 @@ class AttentionSketch(Sketch):
             Knob("value_mr", tiles),
             Knob("value_nr", self._widths(self.columns)),
             Knob("value_ku", (1, 2, 4)),
-            Knob("key_panels", (0, 1)),
-            Knob("value_panels", (0, 1)),
+            Knob("key_panels", (1,) if KEYS in self.stages else (0, 1)),
+            Knob("value_panels", (1,) if WEIGHTED in self.stages else (0, 1)),
         )
 
     def _widths(self, extent: int) -> tuple[int, ...]:
@@ -184,7 +218,7 @@ class AttentionSketch(Sketch):
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""
         schedule = Schedule(self.mod, error_render_level="none")
-        blocks = {name: schedule.get_sblock(name) for name in (*STAGES, self.output)}
+        blocks = {name: schedule.get_sblock(name) for name in self.stages}
         loops = schedule.get_loops(blocks[self.output])
         batch = [loop for axis, loop in enumerate(loops[:-1]) if axis != self.row_axis]
         chunk, row = schedule.split(loops[self.row_axis], [None, values["rows"]])
@@ -193,18 +227,31 @@ class AttentionSketch(Sketch):
         if self.hardware.threads > 1:
             schedule.parallel(outer)
         finish = [self._product(schedule, blocks[VALUES], row, loops[-1], values, "value")]
-        panels = [self._panels(schedule, blocks[VALUES], values["value_nr"])] if values["value_panels"] else []
+        filled = [blocks.get(WEIGHTED), blocks.get(KEYS)]
+        panels = []
+        if values["value_panels"]:
+            panels.append(self._panels(schedule, blocks[VALUES], filled[0], values["value_nr"]))
         self._softmax(schedule, blocks, outer)
         schedule.compute_at(blocks[SCORES], outer, preserve_unit_loops=True)
         *_, row, place = schedule.get_loops(blocks[SCORES])
         finish.append(self._product(schedule, blocks[PRODUCTS], row, place, values, "score"))
-        panels += [self._panels(schedule, blocks[PRODUCTS], values["score_nr"])] if values["key_panels"] else []
+        if values["key_panels"]:
+            panels.append(self._panels(schedule, blocks[PRODUCTS], filled[1], values["score_nr"]))
         for panel in panels:
             schedule.compute_at(panel, outer, preserve_unit_loops=True)
-            self._vectorize(schedule, schedule.get_loops(panel)[-1])
+            vectors = self._vectorize(schedule, schedule.get_loops(panel)[-1])
+            if any(schedule.get(panel).same_as(schedule.get(block)) for block in filled if block is not None):
+                partition(schedule, vectors)
         for block, step in finish:
             schedule.decompose_reduction(block, step)
+        if self.stages[-1] != self.output:
+            self._write_rows(schedule, blocks[self.stages[-1]], outer)
         return schedule
+
+    def _write_rows(self, schedule: Any, result: Any, outer: Any) -> None:
+        """The rows of a block that there are, after the block."""
+        schedule.reverse_compute_at(result, outer, preserve_unit_loops=True)
+        self._vectorize(schedule, schedule.get_loops(result)[-1])
 
     def _product(
         self, schedule: Any, product: Any, row: Any, column: Any, values: Mapping[str, int], name: str
@@ -249,8 +296,11 @@ class AttentionSketch(Sketch):
         sum_as_written(schedule, of_sums, exponentials, depth, lanes)
         finish_reduction(schedule, sums, depth, lanes, False, False)
 
-    def _panels(self, schedule: Any, product: Any, nr: int) -> Any:
-        """The right operand, [..., step, column] in some order, as [..., column / nr, step, column % nr]."""
+    def _panels(self, schedule: Any, product: Any, filled: Any, nr: int) -> Any:
+        """The right operand, [..., step, column] in some order, as [..., column / nr, step, column % nr].
+
+        `filled` is the stage that writes it, if there is one.
+        """
         block = schedule.get(product)
         step, column = block.iter_vars[-1].var, block.iter_vars[-2].var
         loads: list[Any] = []
@@ -263,7 +313,7 @@ class AttentionSketch(Sketch):
         own = next(axis for axis, index in enumerate(right.indices) if index.same_as(step))
         rank = len(right.indices)
         position = [read.source.name for read in block.reads].index(right.source.name)
-        copy = schedule.cache_read(product, position, "global")
+        copy = schedule.cache_read(product, position, "global") if filled is None else filled
 
         def layout(*at: Any) -> list[Any]:
             rest = [at[axis] for axis in range(rank - 1) if axis != own]

@@ -67,6 +67,20 @@ def softmax(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return result
 
 
+CAUSAL = np.where(np.tri(61, 310) > 0, 0, -np.inf).astype("float32")
+
+
+def ragged(emit: Any, q: Any, k: Any, v: Any) -> Any:
+    apart = [0, 2, 1, 3]
+    q, k, v = (emit(op.permute_dims(tensor, axes)) for tensor, axes in ((q, apart), (k, [0, 2, 3, 1]), (v, apart)))
+    scores = emit(op.add(emit(op.matmul(q, k)), relax.const(CAUSAL)))
+    return op.permute_dims(emit(op.matmul(emit(op.nn.softmax(scores)), v)), apart)
+
+
+def ragged_places(emit: Any, q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return op.matmul(emit(op.nn.softmax(emit(op.add(emit(op.matmul(q, k)), bias)))), v)
+
+
 CASES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], Callable[[Values], Any]]] = {
     "between heads": (
         between_heads,
@@ -83,6 +97,21 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], Callable[
         {**short(), "seen": (ROWS, PLACES)},
         lambda x: softmax(np.where(x["seen"] > 0, np.tanh(x["q"] @ x["k"]), -np.inf)) @ x["v"],
     ),
+    "ragged between heads, causal": (
+        ragged,
+        {"q": (1, 61, HEADS, DEPTH), "k": (1, 310, HEADS, DEPTH), "v": (1, 310, HEADS, COLUMNS)},
+        lambda x: np.einsum("bhij,bjhc->bihc", softmax(CAUSAL + np.einsum("bihd,bjhd->bhij", x["q"], x["k"])), x["v"]),
+    ),
+    "ragged rows": (
+        ragged_places,
+        {**short(rows=37), "bias": (HEADS, 1, 1)},
+        lambda x: softmax(x["q"] @ x["k"]) @ x["v"],
+    ),
+    "ragged places": (
+        ragged_places,
+        {**short(places=301), "bias": (1, ROWS, 1)},
+        lambda x: softmax(x["q"] @ x["k"]) @ x["v"],
+    ),
 }
 
 
@@ -91,10 +120,13 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], Callable[
 def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> None:
     define, shapes, reference = CASES[case]
     mod = module(define, **shapes)
-    others = {"between heads": ["transpose"], "masked": ["greater"]}  # of the keys, whose rows become columns
+    turned = ["transpose"]  # the keys, whose rows become columns
+    others = {"between heads": turned, "ragged between heads, causal": turned, "masked": ["greater"]}
     assert names(mod) == ["attention", *others.get(case, [])]
     task = max(extract_tasks(lower_to_kernels(mod, AVX2)), key=lambda task: task.flops)
-    products = 2 * HEADS * ROWS * PLACES * (DEPTH + COLUMNS)
+    q, v = (shapes[name] for name in "qv")
+    rows, places = (shape[1] if len(shape) == 4 else shape[-2] for shape in (q, v))
+    products = 2 * HEADS * rows * places * (DEPTH + COLUMNS)
     assert products < task.flops < 1.3 * products
     hardware = Hardware(threads=2, vector_bytes=registers[0], vector_registers=registers[1])
     (sketch,) = build_space(task.mod, hardware).sketches
@@ -105,7 +137,7 @@ def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> 
     expected = reference({name: value.astype("float64") for name, value in inputs.items()})
     if case == "masked":
         inputs["seen"] = inputs["seen"] > 0
-    if case == "between heads":
+    if "between heads" in case:
         inputs["k"] = np.ascontiguousarray(inputs["k"].transpose(0, 2, 3, 1))
     choices = np.stack([rng.choice(knob.values, 4000) for knob in sketch.knobs], -1)
     choices = choices[sketch.legal(choices)]
@@ -116,20 +148,28 @@ def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> 
         function = prepare_for_lowering(schedule.mod["main"]).with_attr("global_symbol", "main")
         library = tvm.compile(tvm.IRModule({"main": function}), AVX2)
         result = tvm.runtime.tensor(np.full(expected.shape, np.nan, dtype="float32"))
-        library["main"](*(tvm.runtime.tensor(value) for value in inputs.values()), result)
+        given = [*inputs.values(), *([np.pad(CAUSAL, [(0, 3), (0, 10)])] if "causal" in case else [])]
+        library["main"](*(tvm.runtime.tensor(value) for value in given), result)
         np.testing.assert_allclose(result.numpy(), expected, atol=3e-6 * np.abs(expected).max())
 
 
-def test_short_and_ragged_rows_of_scores_stay_three_kernels() -> None:
+def test_short_rows_and_ragged_columns_stay_three_kernels() -> None:
     def plain(emit: Any, q: Any, k: Any, v: Any) -> Any:
         return op.matmul(emit(op.nn.softmax(emit(op.matmul(q, k)))), v)
 
     three = ["matmul", "matmul1", "softmax"]
     assert names(module(plain, **short())) == ["attention"]
     assert names(module(plain, **short(places=128))) == three
-    assert names(module(plain, **short(places=264))) == three
     assert names(module(plain, **short(columns=20))) == three
-    assert names(module(plain, **short(rows=257))) == three
+    assert names(module(plain, **short(places=264))) == ["attention"]
+    assert names(module(plain, **short(places=257))) == three  # 288 would be computed
+    assert names(module(plain, **short(rows=257))) == ["attention"]
+    assert names(module(plain, **short(rows=1))) == three
+
+
+def test_a_mask_that_is_not_constant_cannot_be_filled_up() -> None:
+    assert "attention" not in names(module(with_mask, **short(places=300), mask=(ROWS, 300)))
+    assert "attention" in names(module(with_mask, **short(places=300), mask=(ROWS, 1)))
 
 
 def test_what_follows_an_attention_stays_apart() -> None:

@@ -6,15 +6,29 @@ scores stay in the cache anyway, and each product is then better tiled for itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax, te, tirx
 
-from ..search.space.attention import EXPONENTIALS, MAXIMA, PRODUCTS, SCORES, SUMS, VALUES, fits
-from ..transform.constants import array_of, is_static_tensor
+from ..search.space.attention import (
+    EXPONENTIALS,
+    KEYS,
+    MAXIMA,
+    PRODUCTS,
+    ROWS_OF_BLOCKS,
+    SCORES,
+    SUMS,
+    VALUES,
+    WEIGHTED,
+    filled_up,
+)
+from ..transform.constants import array_of, constant_of, is_static_tensor
 from ..transform.functions import extents, operator, top_level_bindings, use_counts
+from .flops import NEEDED
 from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
 from .te_kernels import OPAQUE, with_te_kernels
 
@@ -65,25 +79,46 @@ class _Attention:
     depth: int
     places: int
     order: tuple[int, ...]
+    filled: tuple[int, int]
+    """Rows and places that are computed (`filled_up`)."""
 
     @property
     def arguments(self) -> list[Any]:
-        """What is read, as it is stored."""
+        """What is read, as it is stored; constants with as many rows and places as are computed."""
         others = [tensor for step in self.steps for tensor in step.tensors if _number(tensor) is None]
+        given = (self.shape[-2], self.places)
+        others = [_filled(tensor, given, self.filled) for tensor in others]
         return [self.query.stored, self.key.stored, self.value.stored, *others]
 
     def compute(self, *arguments: te.Tensor) -> te.Tensor:
         """The stages by the names that the sketch knows; rows are divided by their sums last."""
         query, key, value, *given = arguments
-        *batch, rows, _ = self.shape
-        places = self.places
+        *batch, all_rows, all_columns = self.shape
+        rows, places = self.filled
         depth = te.reduce_axis((0, self.depth), name="d")
         p, q, r = (te.reduce_axis((0, places), name=name) for name in "pqr")
 
+        def there(place: Any, value: Any, missing: float) -> Any:
+            """The value at a place that there is."""
+            return value if places == self.places else tirx.if_then_else(place < self.places, value, missing)
+
+        def key_at(*at: Any) -> Any:
+            return there(at[-1], element(key, self.key.order, at), 0.0)
+
+        def value_at(*at: Any) -> Any:
+            return there(at[-2], element(value, self.value.order, at), 0.0)
+
+        if places != self.places:
+            keys = te.compute([*batch, self.depth, places], key_at, name=KEYS)
+            weighted = te.compute([*batch, places, all_columns], value_at, name=WEIGHTED)
+        else:
+            keys, weighted = key_at, value_at
+
         def product(*at: Any) -> Any:
             *outer, row, place = at
+            row = row if rows == all_rows else tirx.min(row, all_rows - 1)
             left = element(query, self.query.order, [*outer, row, depth])
-            return te.sum(left * element(key, self.key.order, [*outer, depth, place]), axis=depth)
+            return te.sum(left * keys(*outer, depth, place), axis=depth)
 
         def score(*at: Any) -> Any:
             result, tensors = products(*at), iter(given)
@@ -99,25 +134,40 @@ class _Attention:
 
             for step in self.steps:
                 result = _OPERATIONS[step.operation](*[operand(tensor) for tensor in step.operands])
-            return result
+            missing = tirx.const(-math.inf, "float32")
+            return result if places == self.places else tirx.Select(at[-1] < self.places, result, missing)
 
         shape = [*batch, rows, places]
-        products = te.compute(shape, product, name=PRODUCTS)
-        scores = te.compute(shape, score, name=SCORES)
-        maxima = te.compute(shape[:-1], lambda *at: te.max(scores(*at, p), axis=p), name=MAXIMA)
-        powers = te.compute(shape, lambda *at: te.exp(scores(*at) - maxima(*at[:-1])), name=EXPONENTIALS)
-        sums = te.compute(shape[:-1], lambda *at: te.sum(powers(*at, q), axis=q), name=SUMS)
+        needed = all_rows * self.places / (rows * places)
+
+        def stage(name: str, shape: Sequence[int], value: Callable[..., Any]) -> te.Tensor:
+            attributes = {} if needed == 1 else {NEEDED: needed}
+            return te.compute(shape, value, name=name, attrs=attributes)
+
+        products = stage(PRODUCTS, shape, product)
+        scores = stage(SCORES, shape, score)
+        maxima = stage(MAXIMA, shape[:-1], lambda *at: te.max(scores(*at, p), axis=p))
+        powers = stage(EXPONENTIALS, shape, lambda *at: te.exp(scores(*at) - maxima(*at[:-1])))
+        sums = stage(SUMS, shape[:-1], lambda *at: te.sum(powers(*at, q), axis=q))
 
         def logical(at: tuple[Any, ...]) -> list[Any]:
             return [at[self.order.index(axis)] for axis in range(len(self.order))]
 
         def mixed(*at: Any) -> Any:
             *outer, row, column = logical(at)
-            return te.sum(powers(*outer, row, r) * element(value, self.value.order, [*outer, r, column]), axis=r)
+            return te.sum(powers(*outer, row, r) * weighted(*outer, r, column), axis=r)
 
         result_shape = [self.shape[axis] for axis in self.order]
-        values = te.compute(result_shape, mixed, name=VALUES)
-        return te.compute(result_shape, lambda *at: values(*at) / sums(*logical(at)[:-1]), name="attention")
+        computed = [(*batch, rows, all_columns)[axis] for axis in self.order]
+        values = stage(VALUES, computed, mixed)
+
+        def divided(*at: Any) -> Any:
+            return values(*at) / sums(*logical(at)[:-1])
+
+        if rows == all_rows:
+            return te.compute(result_shape, divided, name="attention")
+        blocks = te.compute(computed, divided, name=ROWS_OF_BLOCKS)
+        return te.compute(result_shape, lambda *at: blocks(*at), name="attention")
 
 
 def _attentions(function: relax.Function) -> dict[relax.Var, _Attention]:
@@ -178,7 +228,8 @@ def _attention(
     if len({tuple(shape[:-2]) for shape in shapes}) > 1 or not all(_broadcasts(tensor, shapes[3]) for tensor in others):
         return None
     rows, places, columns = shapes[3][-2], shapes[3][-1], shapes[4][-1]
-    if places < LEAST_PLACES or not fits(rows, places, columns):
+    filled = filled_up(rows, places, columns) if places >= LEAST_PLACES else None
+    if filled is None or not all(_can_be_filled(tensor, (rows, places), filled) for tensor in others):
         return None
     query, key, value = (permuted.get(operand) or Permuted.not_at_all(operand) for operand in operands)
     # Weights may be stored with their columns as rows, for kernels of products alone.
@@ -193,6 +244,7 @@ def _attention(
         depth=shapes[0][-1],
         places=places,
         order=tuple(range(len(shapes[4]))),
+        filled=filled,
     )
 
 
@@ -207,6 +259,26 @@ def _broadcasts(tensor: Any, shape: list[int]) -> bool:
     """Whether a step's operand has no axes and no places beside those of the scores."""
     own = extents(tensor.ty)
     return len(own) <= len(shape) and all(n in (1, m) for n, m in zip(reversed(own), reversed(shape), strict=False))
+
+
+def _can_be_filled(tensor: Any, given: tuple[int, int], filled: tuple[int, int]) -> bool:
+    """Whether a step's operand has, or can get, as many rows and places as are computed: it is constant, or has one."""
+    return isinstance(tensor, ir.GenericConst) or not any(_missing(tensor, given, filled))
+
+
+def _missing(tensor: Any, given: tuple[int, int], filled: tuple[int, int]) -> list[int]:
+    """How much each axis of a step's operand lacks."""
+    shape = extents(tensor.ty)
+    lacking = [0] * len(shape)
+    for axis, (there, wanted) in enumerate(zip(reversed(given), reversed(filled), strict=True), 1):
+        if axis <= len(shape) and shape[-axis] == there > 1:
+            lacking[-axis] = wanted - there
+    return lacking
+
+
+def _filled(tensor: Any, given: tuple[int, int], filled: tuple[int, int]) -> Any:
+    missing = _missing(tensor, given, filled)
+    return constant_of(np.pad(array_of(tensor), [(0, more) for more in missing])) if any(missing) else tensor
 
 
 def _number(tensor: Any) -> float | None:

@@ -13,7 +13,10 @@ from tvm.ir.expr import TensorLoad
 from ..dtypes import numpy_dtype
 from ..search.space.expressions import constant_extent
 
-__all__ = ["count_bytes", "count_flops", "count_integer_operations"]
+__all__ = ["NEEDED", "count_bytes", "count_flops", "count_integer_operations"]
+
+NEEDED = "eqtune.needed"
+"""Annotation of a block: the share of its points that are asked for; others only fill up vectors, and are no work."""
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 _FREE_CALLS = frozenset({"prim.if_then_else", "tirx.likely", "tirx.reinterpret"})
@@ -43,7 +46,8 @@ def _count(function: tirx.PrimFunc, operations: Callable[[Any], float]) -> float
     def add(block: s_tir.SBlock) -> None:
         nonlocal total
         if not block.same_as(root):
-            total += math.prod(constant_extent(axis) for axis in block.iter_vars) * operations(block.body)
+            points = math.prod(constant_extent(axis) for axis in block.iter_vars)
+            total += points * float(block.annotations.get(NEEDED, 1.0)) * operations(block.body)
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, add))
     return total
