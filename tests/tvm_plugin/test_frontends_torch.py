@@ -522,6 +522,36 @@ def test_numpy_example_inputs():
     assert load_model(Small(), example_inputs=(IMAGE.numpy(),)).inputs[0].shape == (2, 3, 6, 6)
 
 
+class Scaled(torch.nn.Module):
+    def forward(self, x, *, scale, shift=None):
+        return x * scale if shift is None else x * scale + shift
+
+
+def test_inputs_by_keyword():
+    given = {"x": IMAGE, "scale": torch.tensor([2.0]), "shift": np.float32([1.0])}
+    imported = load_model(Scaled(), example_inputs=given)
+    assert [(info.name, info.shape) for info in imported.inputs] == [
+        ("x", IMAGE.shape),
+        ("scale", (1,)),
+        ("shift", (1,)),
+    ]
+    assert verify_import(imported) < 1e-6
+    del given["shift"]
+    assert len(load_model(Scaled(), example_inputs=given).inputs) == 2
+
+
+class Cache:
+    """What torch.export cannot follow, as language models return."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+def test_results_that_are_no_tensors_are_named():
+    with pytest.raises(InputError, match=r"Lambda, which returns Cache, no tensor: .*use_cache = False"):
+        load_model(Lambda(lambda x: (x, Cache(x))), example_inputs=(IMAGE,))
+
+
 def test_embeddings_bound_their_indices():
     model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 2))
     imported = load_model(model, example_inputs=(torch.zeros(2, 5, dtype=torch.int64),))

@@ -56,7 +56,7 @@ def check_model(model: Any) -> None:
 
 def load_model(
     model: Any,
-    example_inputs: Sequence[Any] | None = None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> ImportedModel:
@@ -73,7 +73,7 @@ def load_model(
         module, or of a Relay module by TVM 0.8 to 0.19); the text of a Relay program; or "zoo:NAME" (`eqtune.zoo`),
         with options as in "zoo:bert_base:sequence_length=128".
     example_inputs
-        Positional inputs of a torch.nn.Module, for torch.export.
+        Inputs of a torch.nn.Module, for torch.export: positional, or by keyword where they are a mapping.
     params
         Weights by name, for a Relax module or a Relay program that takes them as parameters.
     shapes

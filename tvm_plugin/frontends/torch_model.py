@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,9 +39,13 @@ __all__ = ["from_exported_program", "from_module", "quiet"]
 
 
 def from_module(
-    module: torch.nn.Module, example_inputs: Sequence[Any] | torch.Tensor | None, shapes: Mapping[str, Sequence[int]]
+    module: torch.nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
+    shapes: Mapping[str, Sequence[int]],
 ) -> ImportedModel:
     """Export `module` in evaluation mode (it keeps its own mode) for the shapes of `example_inputs`, and import it.
+
+    Inputs are positional, or keywords where they are a mapping.
 
     Raises
     ------
@@ -49,13 +54,15 @@ def from_module(
     """
     if example_inputs is None:
         raise InputError("a torch.nn.Module needs example_inputs=(tensor, ...): the shapes to tune for")
-    arguments = _as_tensors((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs))
+    given: Any = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
+    given = _as_tensors(dict(given) if isinstance(given, Mapping) else tuple(given))
+    arguments, keywords = ((), given) if isinstance(given, dict) else (given, {})
     with _evaluating(module), quiet():
-        program = _exported(module, arguments, {}, type(module).__name__)
+        program = _exported(module, arguments, keywords, type(module).__name__)
 
-    def evaluate(*tensors: Any) -> Any:
+    def evaluate(*arguments: Any, **keywords: Any) -> Any:
         with _evaluating(module):
-            return module(*tensors)
+            return module(*arguments, **keywords)
 
     return from_exported_program(program, shapes, type(module).__name__, evaluate)
 
@@ -110,6 +117,12 @@ def _exported(
     try:
         return torch.export.export(module, arguments, keywords)
     except Exception as error:  # the model's own code runs, which may raise anything
+        foreign = re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", str(error))
+        if foreign:
+            raise InputError(
+                f"torch.export cannot export {name}, which returns {foreign[1]}, no tensor: let a module around it return "
+                "tensors (language models of Hugging Face return no cache with model.config.use_cache = False)"
+            ) from error
         raise InputError(f"torch.export cannot export {name}: {first_line(error)}") from error
 
 
@@ -194,7 +207,7 @@ def _of_node_alone(convert: Callable[[Any], Any]) -> Converter:
     return lambda node, _: convert(node)
 
 
-def _as_tensors(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_tensors(example_inputs: Any) -> Any:
     def convert(leaf: Any) -> Any:
         leaf = torch_of_array(leaf) if isinstance(leaf, np.ndarray) else leaf
         if not isinstance(leaf, torch.Tensor):

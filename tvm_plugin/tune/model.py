@@ -61,7 +61,7 @@ def tune_model(
     model: Any,
     target: Any = None,
     params: Mapping[str, Any] | None = None,
-    example_inputs: Sequence[Any] | None = None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     trials: int | None = None,
     time_budget_s: float | None = None,
     work_dir: str | os.PathLike[str] = "eqtune-work",
@@ -95,8 +95,8 @@ def tune_model(
         What to compile for; this machine's CPU, fully described, unless given.
     params : mapping of str to array, optional
         Weights by parameter name, for a Relax module or a Relay program that takes them as parameters.
-    example_inputs : sequence, optional
-        Inputs for torch.export; needed for a torch.nn.Module.
+    example_inputs : sequence or mapping, optional
+        Inputs for torch.export, positional or by keyword (what a tokenizer returns); needed for a torch.nn.Module.
     trials, time_budget_s : int, float, optional
         Measurements in all, and wall-clock seconds in all; whichever ends first. What earlier runs in the same
         `work_dir` spent on this model counts: to go on, give more. Neither: until no kernel improves. Kernels that the
