@@ -501,6 +501,22 @@ def test_masks_and_angles_are_constants():
     assert verify_import(imported) < 1e-6
 
 
+class Grid(torch.nn.Module):
+    """Places of pixels, as detectors make them, and their check that sizes fit."""
+
+    def forward(self, x):
+        sizes = torch.tensor([list(x.shape[2:])])
+        torch._check((sizes[:, 0] * sizes[:, 1]).sum().item() == 36)
+        rows, columns = torch.meshgrid(torch.arange(6.0), torch.arange(6.0), indexing="ij")
+        return x * rows.sin() + columns.sum()
+
+
+def test_grids_and_numbers_of_constants():
+    imported = load_model(Grid(), example_inputs=(IMAGE,))
+    assert set(operators(imported.mod)) == {"relax.multiply", "relax.add"}
+    assert verify_import(imported) < 1e-6
+
+
 def test_large_masks_are_not_constants(monkeypatch):
     monkeypatch.setattr("eqtune.frontends.torch_constants.MOST_BYTES", 16)
     imported = load_model(Masked(), example_inputs=(IMAGE,))

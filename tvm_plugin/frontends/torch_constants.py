@@ -6,6 +6,9 @@ no input and no parameter are constants; operators that lead to them need no con
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 import torch.export
 import torch.fx
@@ -28,6 +31,15 @@ LIKE_ANOTHER = {
 }
 """What takes a tensor's shape or dtype, not its values."""
 
+ASSERTIONS = {
+    aten._assert_scalar.default,
+    aten._assert_async.msg,
+    aten._assert_tensor_metadata.default,
+}
+
+NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
+"""What an operator on numbers makes; symbolic ones are numbers where all that they are made of is known."""
+
 REPETITIONS = {*LIKE_ANOTHER, aten.zeros.default, aten.ones.default, aten.full.default, aten.expand.default}
 
 
@@ -36,19 +48,21 @@ def is_repetition(node: torch.fx.Node) -> bool:
     return node.target in REPETITIONS
 
 
-def constants_of(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, torch.Tensor]:
-    """The values of the calls that depend on nothing but numbers and buffers, at most `MOST_BYTES` each.
+def constants_of(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, Any]:
+    """The values of the calls that depend on nothing but numbers and buffers: tensors, several of them, or numbers.
 
-    What depends on buffers alone is left, unless they are masks or places: what is done to the statistics of a batch
-    norm or to quantised weights is the graph search's to see.
+    Tensors of more than `MOST_BYTES` are left, and so is what depends on buffers alone, unless they are masks or
+    places: what is done to the statistics of a batch norm or to quantised weights is the graph search's to see.
+    Assertions on such values have the value None: torch.export saw them hold.
     """
     values = _Values(_buffers(program))
-    computed: dict[torch.fx.Node, torch.Tensor] = {}
+    computed: dict[torch.fx.Node, Any] = {}
     for node in program.graph.nodes:
-        if not _can_be_computed(node) or not all(operand in values for operand in _operands(node)):
+        operands = _operands(node)
+        if not _can_be_computed(node) or not all(operand in values for operand in operands):
             continue
         values.add(node)
-        if not _operands(node) or any(one in computed or values.is_index(one) for one in _operands(node)):
+        if not operands or any(operand in computed or values.is_index(operand) for operand in operands):
             computed[node] = values[node]
     return computed
 
@@ -56,7 +70,7 @@ def constants_of(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, t
 class _Values:
     """Of nodes, computed when they are asked for."""
 
-    def __init__(self, known: dict[torch.fx.Node, torch.Tensor]) -> None:
+    def __init__(self, known: dict[torch.fx.Node, Any]) -> None:
         self._known = known
         self._nodes: set[torch.fx.Node] = set()
 
@@ -67,9 +81,11 @@ class _Values:
         self._nodes.add(node)
 
     def is_index(self, node: torch.fx.Node) -> bool:
-        return node.meta["val"].dtype in (torch.int64, torch.bool)
+        return getattr(node.meta["val"], "dtype", None) in (torch.int64, torch.bool)
 
-    def __getitem__(self, node: torch.fx.Node) -> torch.Tensor:
+    def __getitem__(self, node: torch.fx.Node) -> Any:
+        if node.target in ASSERTIONS:
+            return None
         if node not in self._known:
             like = set(node.all_input_nodes) - set(_operands(node))
             operands = {one: _of_any_values(one) if one in like else self[one] for one in node.all_input_nodes}
@@ -93,14 +109,24 @@ def _buffers(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, torch
 
 
 def _can_be_computed(node: torch.fx.Node) -> bool:
-    """One of PyTorch's own operators that makes one tensor, which is not large, and not at random."""
-    value = node.meta.get("val")
-    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
+    """One of PyTorch's own operators, not at random, whose result is not large, or arithmetic on numbers."""
+    target, value = node.target, node.meta.get("val")
+    if node.op != "call_function":
         return False
-    if not all(isinstance(dim, int) for dim in value.shape):
+    if target in ASSERTIONS:
+        return bool(node.all_input_nodes)
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem or isinstance(value, NUMBERS)
+    parts = list(value) if isinstance(value, list | tuple) else [value]
+    if target.namespace != "aten" or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
-    return node.target.namespace == "aten" and not is_random and value.numel() * value.itemsize <= MOST_BYTES
+    return all(isinstance(part, NUMBERS) or _is_small(part) for part in parts)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value is a tensor of known shape, and not a large one."""
+    is_static = isinstance(value, torch.Tensor) and all(isinstance(dim, int) for dim in value.shape)
+    return is_static and value.numel() * value.itemsize <= MOST_BYTES
 
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -120,8 +120,8 @@ def _exported(
         foreign = re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", str(error))
         if foreign:
             raise InputError(
-                f"torch.export cannot export {name}, which returns {foreign[1]}, no tensor: let a module around it return "
-                "tensors (language models of Hugging Face return no cache with model.config.use_cache = False)"
+                f"torch.export cannot export {name}, which returns {foreign[1]}, no tensor: let a module around it "
+                "return tensors (language models of Hugging Face return no cache with model.config.use_cache = False)"
             ) from error
         raise InputError(f"torch.export cannot export {name}: {first_line(error)}") from error
 
@@ -163,7 +163,7 @@ def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[in
 class _Importer(ExportedProgramImporter):
     """TVM's importer, with constants of bfloat16, and values that PyTorch has computed already."""
 
-    def __init__(self, computed: Mapping[torch.fx.Node, torch.Tensor]) -> None:
+    def __init__(self, computed: Mapping[torch.fx.Node, Any]) -> None:
         super().__init__()
         self._computed = computed
         converters = {name: _of_node_alone(convert) for name, convert in self.convert_map.items()} | CONVERTERS
@@ -175,7 +175,7 @@ class _Importer(ExportedProgramImporter):
 
         def of_node(node: torch.fx.Node, importer: Any) -> Any:
             if node in self._computed and (convert is None or not is_repetition(node)):
-                return constant_of(array_of_torch(self._computed[node]))
+                return pytree.tree_map_only(torch.Tensor, _constant_of_torch, self._computed[node])
             assert convert is not None
             return convert(node, importer)
 
@@ -183,7 +183,11 @@ class _Importer(ExportedProgramImporter):
 
     @staticmethod
     def _convert_torch_tensor_to_relax(tensor: torch.Tensor) -> tvm.ir.GenericConst:
-        return constant_of(array_of_torch(tensor))
+        return _constant_of_torch(tensor)
+
+
+def _constant_of_torch(tensor: torch.Tensor) -> tvm.ir.GenericConst:
+    return constant_of(array_of_torch(tensor))
 
 
 def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:
@@ -279,7 +283,7 @@ def _translatable(program: torch.export.ExportedProgram) -> torch.export.Exporte
             break
         table |= {target: decompositions[target] for target in helpful}
     if unknown:
-        names = ", ".join(sorted(str(target) for target in unknown))
+        names = ", ".join(sorted(str(one) if hasattr(one, "namespace") else one.__name__ for one in unknown))
         raise UnsupportedModelError(f"TVM's importer does not know the PyTorch operators {names}")
     _check_signature(functional)  # in-place updates of buffers show only now
     return functional
