@@ -16,7 +16,8 @@ from eqtune.errors import InputError, MissingExtraError, UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
+from eqtune.transform import ApplyTuned, LowerToKernels
+from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -172,6 +173,8 @@ def test_layers_stay_whole():
         ),
         lambda x: torch.cat([torch.zeros(0), x[..., 6:], x.int(), x], -1) + torch.cat([x[:, :0], x[:, 3:]], 1).sum(),
         lambda x: torch.cat([x[:, :0], x[:, :0]], 1),
+        lambda x: torch.stack([(x > 2).any(), (x > 2).all(), x.any(), (x < 2).all(), (x * (x > 9)).any()]),
+        lambda x: (x > 0.5).any(1) | (x * (x > 0.5)).any(2, keepdim=True)[:, 0] | (x < 0.9).all(-1)[:, 1:2],
     ],
     ids=[
         "negative-select",
@@ -250,6 +253,8 @@ def test_layers_stay_whole():
         "new-tensors-of-another-dtype",
         "parts-without-elements",
         "no-elements-at-all",
+        "any-and-all",
+        "any-and-all-along-an-axis",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):
@@ -335,6 +340,34 @@ def test_indices_of_adaptive_pooling_are_refused():
     module = Lambda(lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True)[1])
     with pytest.raises(UnsupportedModelError, match="indices are used"):
         load_model(module, example_inputs=(IMAGE,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.mean(-1),
+        lambda x: x.sum(-1),
+        lambda x: x.softmax(-1),
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+        lambda x: F.avg_pool1d(x[None], x.shape[-1]),
+        lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True)),
+    ],
+    ids=["mean", "sum", "softmax", "layer-norm", "pooling", "rms-norm"],
+)
+def test_sums_of_halves_are_rounded_once(function, dtype):
+    from eqtune.frontends.torch_nodes import array_of_torch
+
+    x = (torch.linspace(-1, 1, 4 * 3000).reshape(4, 3000).sin() + 2).to(dtype)
+    imported = load_model(Lambda(function), example_inputs=(x,))
+    exact = function(x.double()).numpy()
+    target = detect_target()
+    with target:
+        tuned = build_scheduled(ApplyTuned(estimate=True)(LowerToKernels()(imported.mod)), target)
+    for executable in (untuned_executable(imported.mod, target), tuned):
+        (result,) = ModelRunner(executable)(array_of_torch(x))
+        error = np.abs(result.astype("float64") - exact).max() / np.abs(exact).max()
+        assert error < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

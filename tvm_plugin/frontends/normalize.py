@@ -71,13 +71,24 @@ class _WideSums(relax.PyExprMutator):
         return relax.op.astype(self.builder_.emit(_with_out_dtype(call, "float32")), dtype)
 
 
+_SUMS = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("sum", "mean", "prod", "variance", "std", "cumsum", "cumprod", "nn.softmax", "nn.log_softmax"),
+        *("nn.layer_norm", "nn.group_norm", "nn.instance_norm", "nn.rms_norm"),
+        *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d"),
+        *("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d"),
+    )
+)
+
+
 def with_wide_sums(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let products of 16-bit floats in "main" be summed in float32, and rounded once.
+    """Let products and other sums of 16-bit floats in "main" be taken in float32, and rounded once.
 
     matmul(a, b) -> astype(matmul(a, b, out_dtype="float32"), "bfloat16"). PyTorch and ONNX Runtime do; TVM would round
-    each partial sum.
+    each partial sum: the mean of 5000 numbers in float16 is off by a third.
     """
-    return _with_main(_WideSums(mod), mod)
+    return compute_in_float32(_with_main(_WideSums(mod), mod), _SUMS, HALVES)
 
 
 _NOT_OF_BFLOAT16 = frozenset(

@@ -116,6 +116,15 @@ def _extremum(reduce: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
+def _any(node: Any, importer: Any) -> relax.Expr:
+    """Whether some element is not zero."""
+    x, axes, keep = arguments(node, importer, ("input", "dim", "keepdim"), (None, False))
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    held = x if dtype == "bool" else emit(op.not_equal(x, relax.const(0, dtype)))
+    found = emit(op.max(emit(op.astype(held, "int8")), axis=axes, keepdims=keep))
+    return emit(op.astype(found, "bool"))
+
+
 def _extremum_and_place(reduce: Callable[..., relax.Expr], place: Callable[..., relax.Expr]) -> Converter:
     def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
         x, axis, keep = arguments(node, importer, ("input", "dim", "keepdim"), (False,))
@@ -226,6 +235,9 @@ CONVERTERS: dict[str, Converter] = {
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
     "_cdist_forward.default": _distances,
+    "any.default": _any,
+    "any.dim": _any,
+    "any.dims": _any,
     "amax.default": _extremum(op.max),
     "amin.default": _extremum(op.min),
     "scaled_dot_product_attention.default": _attention,

@@ -12,7 +12,6 @@ from typing import Any
 from tvm import ir
 from tvm.target import codegen
 
-from ..dtypes import HALVES
 from ..transform.in_float32 import compute_in_float32
 
 __all__ = ["with_float32_arithmetic"]
@@ -20,16 +19,24 @@ __all__ = ["with_float32_arithmetic"]
 _NATIVE_FLOAT16 = frozenset({"avx512fp16", "fullfp16"})
 """Features of CPUs that compute in float16."""
 
-_ARITHMETIC = frozenset(
+_ROUNDED_ONCE = frozenset(
     f"relax.{name}"
     for name in (
-        *("add", "subtract", "multiply", "divide", "power", "floor_divide", "mod", "floor_mod", "atan2", "negative"),
-        *("maximum", "minimum", "clip", "abs", "square", "sqrt", "rsqrt", "exp", "log", "erf", "tanh", "sigmoid"),
+        *("add", "subtract", "multiply", "divide", "negative", "maximum", "minimum", "clip", "abs", "square", "sqrt"),
+        *("max", "min", "nn.relu", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
+    )
+)
+"""One instruction of such a CPU, whose result is that of float32 rounded; sums and functions would round many times."""
+
+_ARITHMETIC = _ROUNDED_ONCE | frozenset(
+    f"relax.{name}"
+    for name in (
+        *("power", "floor_divide", "mod", "floor_mod", "atan2", "rsqrt", "exp", "log", "erf", "tanh", "sigmoid"),
         *("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh"),
-        *("sum", "mean", "max", "min", "prod", "variance", "std", "cumsum", "cumprod"),
-        *("nn.relu", "nn.leakyrelu", "nn.prelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.selu", "nn.softplus"),
+        *("sum", "mean", "prod", "variance", "std", "cumsum", "cumprod"),
+        *("nn.leakyrelu", "nn.prelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.selu", "nn.softplus"),
         *("nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.group_norm", "nn.instance_norm", "nn.rms_norm"),
-        *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
+        *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d"),
         *("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d"),
         *("image.resize2d", "image.grid_sample"),
     )
@@ -38,6 +45,9 @@ _ARITHMETIC = frozenset(
 
 
 def with_float32_arithmetic(mod: ir.IRModule, target: Any) -> ir.IRModule:
-    """Compute what 16-bit floats are added, scaled or reduced to in float32, on a CPU that has no such arithmetic."""
+    """Compute what 16-bit floats are added, scaled or reduced to in float32; on a CPU with arithmetic of float16, all
+    but what one instruction computes as exactly.
+    """
     native = _NATIVE_FLOAT16 & {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-    return compute_in_float32(mod, _ARITHMETIC, [dtype for dtype in HALVES if dtype != "float16" or not native])
+    mod = compute_in_float32(mod, _ARITHMETIC, ["bfloat16"])
+    return compute_in_float32(mod, _ARITHMETIC - _ROUNDED_ONCE if native else _ARITHMETIC, ["float16"])
