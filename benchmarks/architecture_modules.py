@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .library_models import LIBRARY_MODELS
+
 __all__ = ["ARCHITECTURES", "build"]
 
 
@@ -450,9 +452,9 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 
 
 def build(name: str, seed: int = 0, dtype: str = "float32") -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model in evaluation mode and inputs of it, floats as `dtype`; the same for the same seed."""
+    """A model, from here or a library, in evaluation mode, and inputs, floats as `dtype`; the same for the same seed."""
     torch.manual_seed(seed)
-    module, inputs = ARCHITECTURES[name]()
+    module, inputs = (ARCHITECTURES | LIBRARY_MODELS)[name]()
     wanted = getattr(torch, dtype)
     inputs = pytree.tree_map(lambda leaf: leaf.to(wanted) if leaf.is_floating_point() else leaf, inputs)
     return module.to(wanted).eval(), inputs

@@ -1,7 +1,10 @@
-"""Models of today's architectures (`architecture_modules.py`), tuned from PyTorch and run beside other runtimes.
+"""Models of today's architectures, tuned from PyTorch and run beside other runtimes.
+
+They are written in `architecture_modules.py`, or come from libraries (`library_models.py`).
 
     python -m benchmarks.architectures --budget 30 --json out.json
     python -m benchmarks.architectures --dtype bfloat16 --peers torch,torch-compile
+    python -m benchmarks.architectures --architectures libraries --peers onnxruntime,torch
 
 ONNX Runtime gets what `torch.onnx.export` makes of the same weights; it has no bfloat16 on a CPU. The runtimes take
 turns, in processes of their own; the minimum over the rounds counts. `rel_err` is the largest difference of the outputs
@@ -73,7 +76,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--architectures", default="all", help="comma-separated names, or all")
+    parser.add_argument("--architectures", default="all", help="comma-separated names, all, or libraries (all)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--peers", default="onnxruntime", help=f"comma-separated, of {','.join(PEERS)} (onnxruntime)")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of tuning a model (30)")
@@ -90,11 +93,14 @@ def main() -> None:
     if args.dtype == "bfloat16" and "onnxruntime" in args.peers:
         parser.error("ONNX Runtime has no bfloat16 on a CPU: choose --peers torch,torch-compile")
     from benchmarks.architecture_modules import ARCHITECTURES
+    from benchmarks.library_models import LIBRARY_MODELS
 
-    names = list(ARCHITECTURES) if args.architectures == "all" else args.architectures.split(",")
-    unknown = sorted(set(names) - set(ARCHITECTURES))
+    groups = {"all": list(ARCHITECTURES), "libraries": list(LIBRARY_MODELS)}
+    names = groups.get(args.architectures, args.architectures.split(","))
+    unknown = sorted(set(names) - ARCHITECTURES.keys() - LIBRARY_MODELS.keys())
     if unknown:
-        parser.error(f"no architecture {', '.join(unknown)}; there are {', '.join(ARCHITECTURES)}")
+        there = ", ".join([*ARCHITECTURES, *LIBRARY_MODELS])
+        parser.error(f"no architecture {', '.join(unknown)}; there are {there}")
     rows = []
     for name in names:
         rows.append(measure(name, args))

@@ -1,0 +1,121 @@
+"""Models as Hugging Face's `transformers` and `timm` define them, with random weights: what people really export.
+
+Both libraries are installed by hand: `pip install transformers timm`. Layers are few where all of them are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["LIBRARY_MODELS"]
+
+
+class Outputs(nn.Module):
+    """A model of `transformers` whose inputs have an order, and whose one result is a tensor."""
+
+    def __init__(self, model: nn.Module, *names: str, result: str = "last_hidden_state") -> None:
+        super().__init__()
+        self.model, self.names, self.result = model, names, result
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        result: Tensor = getattr(self.model(**dict(zip(self.names, inputs, strict=True))), self.result)
+        return result
+
+
+def _words(count: int) -> Tensor:
+    return torch.randint(4, 2000, (1, count))
+
+
+def _decoder(name: str, **config: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import transformers
+
+    sizes = {"vocab_size": 2000, "pad_token_id": 0, "use_cache": False} | config
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, f"{name}Config")(**sizes))
+    return Outputs(model, "input_ids", result="logits"), (_words(64),)
+
+
+def _llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    return _decoder("Llama", hidden_size=512, intermediate_size=1376, num_hidden_layers=2, **heads)
+
+
+def _encoder(name: str, words: int, **config: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import transformers
+
+    sizes = {"vocab_size": 2000, "pad_token_id": 0} | config
+    return Outputs(
+        getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes)), "input_ids"
+    ), (_words(words),)
+
+
+def _whisper() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import transformers
+
+    config = transformers.WhisperConfig(encoder_layers=2, d_model=384, encoder_attention_heads=6, encoder_ffn_dim=1536)
+    return Outputs(transformers.WhisperModel(config).encoder, "input_features"), (torch.randn(1, 80, 3000),)
+
+
+def _wav2vec2() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import transformers
+
+    return Outputs(transformers.Wav2Vec2Model(transformers.Wav2Vec2Config(num_hidden_layers=2)), "input_values"), (
+        torch.randn(1, 16000),
+    )
+
+
+def _clip() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import transformers
+
+    layers = {"num_hidden_layers": 2}
+    config = transformers.CLIPConfig(
+        text_config=layers | {"vocab_size": 2000, "eos_token_id": 999, "bos_token_id": 998}, vision_config=layers
+    )
+    model = Outputs(transformers.CLIPModel(config), "input_ids", "pixel_values", result="logits_per_image")
+    return model, (_words(16), torch.randn(1, 3, 224, 224))
+
+
+def _segformer() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import transformers
+
+    model = transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig())
+    return Outputs(model, "pixel_values", result="logits"), (torch.randn(1, 3, 256, 256),)
+
+
+def _image(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import timm
+
+    model = timm.create_model(name, pretrained=False)
+    return model, (torch.randn(1, *model.default_cfg["input_size"]),)
+
+
+LIBRARY_MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
+    "llama": _llama,
+    "gpt2": lambda: _decoder("GPT2", n_embd=768, n_layer=2, n_head=12),
+    "modernbert": lambda: _encoder(
+        "ModernBert", 128, num_hidden_layers=3, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2
+    ),
+    "deberta": lambda: _encoder(
+        "DebertaV2",
+        128,
+        hidden_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        intermediate_size=2048,
+        relative_attention=True,
+        pos_att_type="p2c|c2p",
+        position_buckets=256,
+        max_relative_positions=-1,
+    ),
+    "whisper": _whisper,
+    "wav2vec2": _wav2vec2,
+    "clip": _clip,
+    "segformer": _segformer,
+    "swin": lambda: _image("swin_tiny_patch4_window7_224"),
+    "efficientnet": lambda: _image("efficientnet_b0"),
+    "convnextv2": lambda: _image("convnextv2_atto"),
+}
+"""By name; each makes a model and its inputs."""
