@@ -452,7 +452,7 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 
 
 def build(name: str, seed: int = 0, dtype: str = "float32") -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model, from here or a library, in evaluation mode, and inputs, floats as `dtype`; the same for the same seed."""
+    """A model, of this file or a library, in evaluation mode, and inputs; floats as `dtype`, the same for a seed."""
     torch.manual_seed(seed)
     module, inputs = (ARCHITECTURES | LIBRARY_MODELS)[name]()
     wanted = getattr(torch, dtype)
