@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from eqtune.errors import InputError, UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
@@ -86,3 +87,13 @@ def test_histograms(arguments, values):
     imported = load_model(Histogram(*arguments), example_inputs=(torch.tensor(values),))
     run = ModelRunner(untuned_executable(imported.mod, detect_target()))
     np.testing.assert_array_equal(*(function(np.float32(values))[0] for function in (run, imported.reference)))
+
+
+class Chosen(torch.nn.Module):
+    def forward(self, x):
+        return x[x > 0.5].new_zeros(3) + x.sum()
+
+
+def test_shapes_that_values_decide_are_refused():
+    with pytest.raises((InputError, UnsupportedModelError)):
+        load_model(Chosen(), example_inputs=(torch.randn(4),))

@@ -115,6 +115,8 @@ def _can_be_computed(node: torch.fx.Node) -> bool:
         return False
     if target in ASSERTIONS:
         return bool(node.all_input_nodes)
+    if target in LIKE_ANOTHER and not _is_static(node.args[0].meta["val"]):
+        return False
     if not isinstance(target, torch._ops.OpOverload):
         return target is operator.getitem or isinstance(value, NUMBERS)
     parts = list(value) if isinstance(value, list | tuple) else [value]
@@ -125,8 +127,11 @@ def _can_be_computed(node: torch.fx.Node) -> bool:
 
 def _is_small(value: Any) -> bool:
     """Whether a value is a tensor of known shape, and not a large one."""
-    is_static = isinstance(value, torch.Tensor) and all(isinstance(dim, int) for dim in value.shape)
-    return is_static and value.numel() * value.itemsize <= MOST_BYTES
+    return _is_static(value) and value.numel() * value.itemsize <= MOST_BYTES
+
+
+def _is_static(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(isinstance(dim, int) for dim in value.shape)
 
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -117,12 +117,16 @@ def _extremum(reduce: Callable[..., relax.Expr]) -> Converter:
 
 
 def _any(node: Any, importer: Any) -> relax.Expr:
-    """Whether some element is not zero."""
+    """Whether some element is not zero; NaN is not."""
     x, axes, keep = arguments(node, importer, ("input", "dim", "keepdim"), (None, False))
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    held = x if dtype == "bool" else emit(op.not_equal(x, relax.const(0, dtype)))
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    held = x if str(x.ty.dtype) == "bool" else emit(op.astype(x, "bool"))
+    if not shape_of(x):
+        return held if dtype == "bool" else emit(op.astype(held, dtype))
+    if not all(shape_of(x)):
+        return emit(op.zeros(list(node.meta["val"].shape), dtype))
     found = emit(op.max(emit(op.astype(held, "int8")), axis=axes, keepdims=keep))
-    return emit(op.astype(found, "bool"))
+    return emit(op.astype(found, dtype))
 
 
 def _extremum_and_place(reduce: Callable[..., relax.Expr], place: Callable[..., relax.Expr]) -> Converter:
@@ -184,7 +188,8 @@ def _concat(node: Any, importer: Any) -> relax.Expr:
     tensors, axis = arguments(node, importer, ("tensors", "dim"), (0,))
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     tensors = [importer.env[tensor] for tensor in tensors]
-    parts = [x for x in tensors if math.prod(shape_of(x))] or tensors[-1:]
+    parts = [x for x in tensors if math.prod(shape_of(x))]
+    parts = parts or [x for x in tensors if len(shape_of(x)) == node.meta["val"].ndim]
     parts = [x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype)) for x in parts]
     return parts[0] if len(parts) == 1 else emit(op.concat(parts, axis))
 

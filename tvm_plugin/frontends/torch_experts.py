@@ -17,7 +17,9 @@ from torch import Tensor
 __all__ = ["EXPERT_DECOMPOSITIONS"]
 
 
-def _grouped_product(x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None = None, dtype: Any = None) -> Tensor:
+def _grouped_product(
+    x: Tensor, weight: Tensor, ends: Tensor | None = None, bias: Tensor | None = None, dtype: Any = None
+) -> Tensor:
     """Rows (rows, k) of each group times its weights (groups, k, n); groups end before the rows `ends` (groups,).
 
     Rows after the last group are zero, as in `transformers.grouped_mm_fallback`.
@@ -38,6 +40,8 @@ def _grouped_product(x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | Non
 def _counts(x: Tensor, bins: int = 100, low: Any = 0, high: Any = 0) -> Tensor:
     """`torch.histc`: how many values lie in each of `bins` equal parts of [low, high], or of all values' range."""
     x = x.reshape(-1)
+    if not len(x):
+        return x.new_zeros(bins)
     if low == high:
         is_point = x.amin() == x.amax()
         low, high = torch.where(is_point, x.amin() - 1, x.amin()), torch.where(is_point, x.amax() + 1, x.amax())

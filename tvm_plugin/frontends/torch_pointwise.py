@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from .torch_nodes import Converter, arguments, dtype_of
+from .torch_nodes import Converter, arguments, dtype_of, shape_of
 from .torch_order import so_far
 
 __all__ = ["POINTWISE_CONVERTERS"]
@@ -158,7 +158,10 @@ def _so_far_in_its_dtype(function: Callable[..., relax.Expr]) -> Converter:
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = arguments(node, importer, ("input", "dim"), ())
-        return importer.block_builder.emit(function(x, axis, dtype_of(node)))
+        if not shape_of(x) or not all(shape_of(x)):
+            return _operand(x, dtype_of(node), importer)
+        dtype = None if str(x.ty.dtype) == dtype_of(node) else dtype_of(node)
+        return importer.block_builder.emit(function(x, axis, dtype))
 
     return convert
 

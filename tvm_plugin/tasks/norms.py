@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax, te, topi
 
 from ..transform.constants import is_static_tensor
@@ -23,10 +24,13 @@ __all__ = ["legalize_norms"]
 NORMS = ("group_norm", "instance_norm")
 
 
-def legalize_norms(mod: ir.IRModule) -> ir.IRModule:
-    """A kernel for each group or instance norm; other operators stay."""
+def legalize_norms(mod: ir.IRModule, sum_dtype: str = "float32") -> ir.IRModule:
+    """A kernel for each group or instance norm; other operators stay.
+
+    Sums are of `sum_dtype`, at least: what is summed one by one, in schedules without lanes, needs "float64".
+    """
     for name in NORMS:
-        mod = with_te_kernels(mod, name, partial(_norms, name))
+        mod = with_te_kernels(mod, name, partial(_norms, name, sum_dtype))
     return mod
 
 
@@ -39,6 +43,7 @@ class _Norm:
     channel_axis: int
     axes: tuple[int, ...]
     epsilon: float
+    sum_dtype: str
 
     def compute(self, x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
         """Channels are split in groups, and put together again."""
@@ -49,32 +54,37 @@ class _Norm:
         count = math.prod(split[a] for a in reduced)
         kept = [a for a in range(len(split)) if a not in reduced]
         groups = topi.reshape(x, split)
+        wide = str(np.promote_types(str(x.dtype), self.sum_dtype))
+
+        def element(*at: Any) -> Any:
+            return groups(*at) if wide == str(x.dtype) else groups(*at).astype(wide)
 
         def sums(name: str, value: Any) -> te.Tensor:
-            """Over the elements of each group; `value(element, group)`."""
+            """Over the elements of each group; `value(x, group)`."""
             among = {a: te.reduce_axis((0, split[a]), name=f"k{a}") for a in reduced}
 
             def of_group(*group: Any) -> Any:
                 places = dict(zip(kept, group, strict=True)) | among
-                element = groups(*[places[a] for a in range(len(split))])
-                return te.sum(value(element, group), axis=list(among.values()))
+                return te.sum(value(element(*[places[a] for a in range(len(split))]), group), axis=list(among.values()))
 
             return te.compute([split[a] for a in kept], of_group, name=name)
 
-        total = sums("norm_sum", lambda element, group: element)
+        total = sums("norm_sum", lambda x, group: x)
         mean = te.compute(total.shape, lambda *group: total(*group) / float(count), name="norm_mean")
-        squares = sums("norm_squares", lambda element, group: (element - mean(*group)) * (element - mean(*group)))
+        squares = sums("norm_squares", lambda x, group: (x - mean(*group)) * (x - mean(*group)))
 
         def normalised(*at: Any) -> Any:
             group = [at[a] for a in kept]
             channel = at[axis] * inside + at[axis + 1]
             deviation = te.rsqrt(squares(*group) / float(count) + self.epsilon)
-            return (groups(*at) - mean(*group)) * deviation * gamma(channel) + beta(channel)
+            scaled = (element(*at) - mean(*group)) * deviation
+            scaled = scaled if wide == str(x.dtype) else scaled.astype(str(x.dtype))
+            return scaled * gamma(channel) + beta(channel)
 
         return topi.reshape(te.compute(split, normalised, name="norm"), shape)
 
 
-def _norms(name: str, function: relax.Function) -> dict[relax.Var, _Norm]:
+def _norms(name: str, sum_dtype: str, function: relax.Function) -> dict[relax.Var, _Norm]:
     found = {}
     for binding in top_level_bindings(function):
         call = binding.value
@@ -85,5 +95,5 @@ def _norms(name: str, function: relax.Function) -> dict[relax.Var, _Norm]:
         channel = int(call.attrs.channel_axis) % call.ty.ndim
         groups = int(call.attrs.num_groups) if name == "group_norm" else int(call.ty.shape[channel])
         axes = tuple(int(axis) % call.ty.ndim for axis in call.attrs.axes)
-        found[binding.var] = _Norm(list(call.args), groups, channel, axes, float(call.attrs.epsilon))
+        found[binding.var] = _Norm(list(call.args), groups, channel, axes, float(call.attrs.epsilon), sum_dtype)
     return found

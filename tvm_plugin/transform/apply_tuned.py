@@ -193,13 +193,15 @@ def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> re
     where TVM itself would compile an index wrongly (`as_written`), this does not.
 
     Weights are folded with numpy first, which only saves the minutes that FoldConstant may take. With `plain`, the same
-    kernels with plain schedules (CPUs only): no baseline, but the same outputs, much sooner. On a CPU, norms lose no
-    digits, and stacks of more than a hundred or so tensors are copies, which saves the minute that LLVM may take for
-    one.
+    kernels with plain schedules (CPUs only): no baseline, but the same outputs, much sooner, and norms that lose no
+    digits. On a CPU, stacks of more than a hundred or so tensors are copies, which saves the minute that LLVM may take
+    for one.
     """
     if not is_gpu(target):
+        mod = write_stacks_as_copies(mod, MOST + 1)
+    if plain:
         with target:
-            mod = legalize_norms(write_stacks_as_copies(mod, MOST + 1))
+            mod = legalize_norms(mod, "float64")
     with transform.PassContext(opt_level=3):
         mod = transform.Sequential([FoldWeights(transposes=True)])(mod)
         with as_dlight_expects(target) if is_gpu(target) else target:

@@ -61,6 +61,9 @@ def tile_plan(plan: Plan, product: TileProduct) -> TilePlan | None:
     if any(plan.kernel.block(name).write.buffer == right.buffer for name in plan.inlined):
         return None
     row = plan.unrolled[-1].position
+    # A single row of each matrix of a batch: the axis that stands for rows picks the weights, too.
+    if any(axis.position in right.axes() for axis in (*plan.unrolled, *((plan.second,) if plan.second else ()))):
+        return None
     if sum(index is not None and row in index.coefficients for index in left.indices) != 1:
         return None
     grouped = max(

@@ -93,7 +93,7 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
                 if tvm_ffi.structural_equal(known, call):
                     return result
             # TVM legalises no bfloat16 in the value of a Let, and LLVM crashes at it.
-            arguments = [stored(value) if _has(value, tirx.Cast, _is_bfloat16) else value for value in call.args]
+            arguments = [stored(value) if _has(value, tirx.Cast, _converts_bfloat16) else value for value in call.args]
             results.append((call, stored(math_form(SimpleNamespace(op=call.op, ty=call.ty, args=arguments)))))
             return results[-1][1]
 
@@ -108,7 +108,7 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
 def _replace_innermost(call: Any) -> Any:
     nested: list[Any] = []
     tvm_ffi.structural_walk(call, (tirx.Let, nested.append))
-    form = None if nested or _has(call, tirx.Cast, _is_bfloat16) else math_form(call)
+    form = None if nested or _has(call, tirx.Cast, _converts_bfloat16) else math_form(call)
     return call if form is None else form
 
 
@@ -124,8 +124,9 @@ def _guards_calls(expression: Any) -> bool:
     return any(_has(node, ir.Call, _has_form) and _has(node, TensorLoad) for node in guarded)
 
 
-def _is_bfloat16(value: Any) -> bool:
-    return str(value.ty.dtype) == "bfloat16"
+def _converts_bfloat16(cast: Any) -> bool:
+    """To it, or from it: what is read as it is would be taken for an integer."""
+    return "bfloat16" in (str(cast.ty.dtype), str(cast.value.ty.dtype))
 
 
 def _has_form(call: Any) -> bool:
