@@ -47,9 +47,8 @@ def _encoder(name: str, words: int, **config: Any) -> tuple[nn.Module, tuple[Ten
     import transformers
 
     sizes = {"vocab_size": 2000, "pad_token_id": 0} | config
-    return Outputs(
-        getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes)), "input_ids"
-    ), (_words(words),)
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes))
+    return Outputs(model, "input_ids"), (_words(words),)
 
 
 def _whisper() -> tuple[nn.Module, tuple[Tensor, ...]]:

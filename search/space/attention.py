@@ -133,6 +133,7 @@ class AttentionSketch(Sketch):
         self.mod, self.hardware = mod, hardware
         self.stages = (*block_names(mod)[:-1], result)
         self.output = ROWS_OF_BLOCKS if ROWS_OF_BLOCKS in self.stages else result
+        self.lacks_places = KEYS in self.stages
         schedule = Schedule(mod, error_render_level="none")
         products, values = (_extents(schedule, name) for name in (PRODUCTS, VALUES))
         *batch, self.all_rows, self.places, self.depth = products
@@ -143,6 +144,7 @@ class AttentionSketch(Sketch):
         self.lanes = hardware.lanes(4)
         rows = tuple(count for count in ROWS if self.all_rows % count == 0)
         tiles = tuple(count for count in range(1, 29) if any(block % count == 0 for block in rows))
+        panels = (1,) if self.lacks_places else (0, 1)
         self.knobs = (
             Knob("rows", rows),
             Knob("score_mr", tiles),
@@ -151,8 +153,8 @@ class AttentionSketch(Sketch):
             Knob("value_mr", tiles),
             Knob("value_nr", self._widths(self.columns)),
             Knob("value_ku", (1, 2, 4)),
-            Knob("key_panels", (1,) if KEYS in self.stages else (0, 1)),
-            Knob("value_panels", (1,) if WEIGHTED in self.stages else (0, 1)),
+            Knob("key_panels", panels),
+            Knob("value_panels", panels),
         )
 
     def _widths(self, extent: int) -> tuple[int, ...]:
@@ -227,20 +229,19 @@ class AttentionSketch(Sketch):
         if self.hardware.threads > 1:
             schedule.parallel(outer)
         finish = [self._product(schedule, blocks[VALUES], row, loops[-1], values, "value")]
-        filled = [blocks.get(WEIGHTED), blocks.get(KEYS)]
         panels = []
         if values["value_panels"]:
-            panels.append(self._panels(schedule, blocks[VALUES], filled[0], values["value_nr"]))
+            panels.append(self._panels(schedule, blocks[VALUES], blocks.get(WEIGHTED), values["value_nr"]))
         self._softmax(schedule, blocks, outer)
         schedule.compute_at(blocks[SCORES], outer, preserve_unit_loops=True)
         *_, row, place = schedule.get_loops(blocks[SCORES])
         finish.append(self._product(schedule, blocks[PRODUCTS], row, place, values, "score"))
         if values["key_panels"]:
-            panels.append(self._panels(schedule, blocks[PRODUCTS], filled[1], values["score_nr"]))
+            panels.append(self._panels(schedule, blocks[PRODUCTS], blocks.get(KEYS), values["score_nr"]))
         for panel in panels:
             schedule.compute_at(panel, outer, preserve_unit_loops=True)
             vectors = self._vectorize(schedule, schedule.get_loops(panel)[-1])
-            if any(schedule.get(panel).same_as(schedule.get(block)) for block in filled if block is not None):
+            if self.lacks_places:
                 partition(schedule, vectors)
         for block, step in finish:
             schedule.decompose_reduction(block, step)

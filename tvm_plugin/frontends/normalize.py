@@ -16,7 +16,7 @@ from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import operator
-from ..transform.in_float32 import compute_in_float32
+from ..transform.in_float32 import SUMS, compute_in_float32
 
 __all__ = [
     "with_blocked_convolutions",
@@ -71,24 +71,13 @@ class _WideSums(relax.PyExprMutator):
         return relax.op.astype(self.builder_.emit(_with_out_dtype(call, "float32")), dtype)
 
 
-_SUMS = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("sum", "mean", "prod", "variance", "std", "cumsum", "cumprod", "nn.softmax", "nn.log_softmax"),
-        *("nn.layer_norm", "nn.group_norm", "nn.instance_norm", "nn.rms_norm"),
-        *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d"),
-        *("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d"),
-    )
-)
-
-
 def with_wide_sums(mod: tvm.IRModule) -> tvm.IRModule:
     """Let products and other sums of 16-bit floats in "main" be taken in float32, and rounded once.
 
     matmul(a, b) -> astype(matmul(a, b, out_dtype="float32"), "bfloat16"). PyTorch and ONNX Runtime do; TVM would round
     each partial sum: the mean of 5000 numbers in float16 is off by a third.
     """
-    return compute_in_float32(_with_main(_WideSums(mod), mod), _SUMS, HALVES)
+    return compute_in_float32(_with_main(_WideSums(mod), mod), SUMS, HALVES)
 
 
 _NOT_OF_BFLOAT16 = frozenset(

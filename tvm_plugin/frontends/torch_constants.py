@@ -7,6 +7,7 @@ no input and no parameter are constants; operators that lead to them need no con
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ import torch.export
 import torch.fx
 from torch.export.graph_signature import InputKind
 
-__all__ = ["constants_of", "is_repetition"]
+from .imported import is_number
+
+__all__ = ["Constants", "is_repetition"]
 
 MOST_BYTES = 8 << 20
 """Of a value. Larger ones are computed where they are used: a mask costs fewer operations than reads from memory."""
@@ -48,51 +51,42 @@ def is_repetition(node: torch.fx.Node) -> bool:
     return node.target in REPETITIONS
 
 
-def constants_of(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, Any]:
+class Constants:
     """The values of the calls that depend on nothing but numbers and buffers: tensors, several of them, or numbers.
 
-    Tensors of more than `MOST_BYTES` are left, and so is what depends on buffers alone, unless they are masks or
-    places: what is done to the statistics of a batch norm or to quantised weights is the graph search's to see.
-    Assertions on such values have the value None: torch.export saw them hold.
+    They are computed when they are asked for. Tensors of more than `MOST_BYTES` are left, and so is what depends on
+    buffers alone, unless they are masks or places: what is done to the statistics of a batch norm or to quantised
+    weights is the graph search's to see. Assertions on such values have the value None: torch.export saw them hold.
     """
-    values = _Values(_buffers(program))
-    computed: dict[torch.fx.Node, Any] = {}
-    for node in program.graph.nodes:
-        operands = _operands(node)
-        if not _can_be_computed(node) or not all(operand in values for operand in operands):
-            continue
-        values.add(node)
-        if not operands or any(operand in computed or values.is_index(operand) for operand in operands):
-            computed[node] = values[node]
-    return computed
 
-
-class _Values:
-    """Of nodes, computed when they are asked for."""
-
-    def __init__(self, known: dict[torch.fx.Node, Any]) -> None:
-        self._known = known
-        self._nodes: set[torch.fx.Node] = set()
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        self._values: dict[torch.fx.Node, Any] = dict(_buffers(program))
+        self._nodes: dict[torch.fx.Node, None] = {}
+        known = set(self._values)
+        for node in program.graph.nodes:
+            operands = _operands(node)
+            if not _can_be_computed(node) or not known.issuperset(operands):
+                continue
+            known.add(node)
+            if not operands or any(operand in self._nodes or _is_index(operand) for operand in operands):
+                self._nodes[node] = None
 
     def __contains__(self, node: torch.fx.Node) -> bool:
-        return node in self._known or node in self._nodes
+        return node in self._nodes
 
-    def add(self, node: torch.fx.Node) -> None:
-        self._nodes.add(node)
-
-    def is_index(self, node: torch.fx.Node) -> bool:
-        return getattr(node.meta["val"], "dtype", None) in (torch.int64, torch.bool)
+    def __iter__(self) -> Iterator[torch.fx.Node]:
+        return iter(self._nodes)
 
     def __getitem__(self, node: torch.fx.Node) -> Any:
         if node.target in ASSERTIONS:
             return None
-        if node not in self._known:
+        if node not in self._values:
             like = set(node.all_input_nodes) - set(_operands(node))
             operands = {one: _of_any_values(one) if one in like else self[one] for one in node.all_input_nodes}
             arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
             with torch.no_grad():
-                self._known[node] = node.target(*arguments, **keywords)
-        return self._known[node]
+                self._values[node] = node.target(*arguments, **keywords)
+        return self._values[node]
 
 
 def _buffers(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, torch.Tensor]:
@@ -131,7 +125,12 @@ def _is_small(value: Any) -> bool:
 
 
 def _is_static(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and all(isinstance(dim, int) for dim in value.shape)
+    return isinstance(value, torch.Tensor) and all(map(is_number, value.shape))
+
+
+def _is_index(node: torch.fx.Node) -> bool:
+    """Whether a value is of places or a mask."""
+    return getattr(node.meta["val"], "dtype", None) in (torch.int64, torch.bool)
 
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -29,7 +29,7 @@ from ..transform.constants import constant_of
 from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
 from .torch_complex import has_complex_numbers, with_real_numbers
-from .torch_constants import constants_of, is_repetition
+from .torch_constants import Constants, is_repetition
 from .torch_converters import CONVERTERS, Converter
 from .torch_experts import EXPERT_DECOMPOSITIONS
 from .torch_nodes import array_of_torch, torch_of_array
@@ -87,7 +87,7 @@ def from_exported_program(
     with quiet():
         static = _specialised(program, shapes, name)
         static = with_real_numbers(static, name) if has_complex_numbers(static) else static
-        mod = _translated(_translatable(static), name)
+        mod = _translated(*_translatable(static), name)
     mod = relax.transform.DeadCodeElimination(["main"])(bind_shapes(mod, shapes))
     reference = _reference(program, evaluate or program.module())
     return imported_model(mod, name, "torch", reference, examples=_examples(program))
@@ -163,7 +163,7 @@ def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[in
 class _Importer(ExportedProgramImporter):
     """TVM's importer, with constants of bfloat16, and values that PyTorch has computed already."""
 
-    def __init__(self, computed: Mapping[torch.fx.Node, Any]) -> None:
+    def __init__(self, computed: Constants) -> None:
         super().__init__()
         self._computed = computed
         converters = {name: _of_node_alone(convert) for name, convert in self.convert_map.items()} | CONVERTERS
@@ -175,6 +175,8 @@ class _Importer(ExportedProgramImporter):
 
         def of_node(node: torch.fx.Node, importer: Any) -> Any:
             if node in self._computed and (convert is None or not is_repetition(node)):
+                if all(user in self._computed and not is_repetition(user) for user in node.users):
+                    return None  # whoever reads it is computed, too
                 return pytree.tree_map_only(torch.Tensor, _constant_of_torch, self._computed[node])
             assert convert is not None
             return convert(node, importer)
@@ -190,8 +192,8 @@ def _constant_of_torch(tensor: torch.Tensor) -> tvm.ir.GenericConst:
     return constant_of(array_of_torch(tensor))
 
 
-def _translated(program: torch.export.ExportedProgram, name: str) -> tvm.IRModule:
-    importer = _Importer(constants_of(program))
+def _translated(program: torch.export.ExportedProgram, computed: Constants, name: str) -> tvm.IRModule:
+    importer = _Importer(computed)
     try:
         return importer.from_exported_program(
             program,
@@ -269,13 +271,13 @@ def _unknown(program: torch.export.ExportedProgram) -> list[Any]:
     return [node for node in nodes if node.target.__name__ not in known]
 
 
-def _translatable(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program in operators that have converters, or that make constants of numbers."""
+def _translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.ExportedProgram, Constants]:
+    """The program in operators that have converters, but for those of its constants."""
     decompositions: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions())
     table: dict[Any, Callable[..., Any]] = {}
     while True:
         functional = program.run_decompositions(table)
-        computed = constants_of(functional)
+        computed = Constants(functional)
         unknown = {node.target for node in _unknown(functional) if node not in computed}
         decompositions |= {one: EXPERT_DECOMPOSITIONS[str(one)] for one in unknown if str(one) in EXPERT_DECOMPOSITIONS}
         helpful = [target for target in unknown if target in decompositions and target not in table]
@@ -286,7 +288,7 @@ def _translatable(program: torch.export.ExportedProgram) -> torch.export.Exporte
         names = ", ".join(sorted(str(one) if hasattr(one, "namespace") else one.__name__ for one in unknown))
         raise UnsupportedModelError(f"TVM's importer does not know the PyTorch operators {names}")
     _check_signature(functional)  # in-place updates of buffers show only now
-    return functional
+    return functional, computed
 
 
 def _reference(program: torch.export.ExportedProgram, evaluate: Callable[..., Any]) -> Reference:

@@ -12,7 +12,7 @@ from typing import Any
 from tvm import ir
 from tvm.target import codegen
 
-from ..transform.in_float32 import compute_in_float32
+from ..transform.in_float32 import SUMS, compute_in_float32
 
 __all__ = ["with_float32_arithmetic"]
 
@@ -28,19 +28,18 @@ _ROUNDED_ONCE = frozenset(
 )
 """One instruction of such a CPU, whose result is that of float32 rounded; sums and functions would round many times."""
 
-_ARITHMETIC = _ROUNDED_ONCE | frozenset(
+_FUNCTIONS = frozenset(
     f"relax.{name}"
     for name in (
         *("power", "floor_divide", "mod", "floor_mod", "atan2", "rsqrt", "exp", "log", "erf", "tanh", "sigmoid"),
         *("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh"),
-        *("sum", "mean", "prod", "variance", "std", "cumsum", "cumprod"),
         *("nn.leakyrelu", "nn.prelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.selu", "nn.softplus"),
-        *("nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.group_norm", "nn.instance_norm", "nn.rms_norm"),
-        *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d"),
-        *("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d"),
         *("image.resize2d", "image.grid_sample"),
     )
 )
+"""What takes several instructions an element."""
+
+_ARITHMETIC = _ROUNDED_ONCE | _FUNCTIONS | SUMS
 """Operators that compute numbers: not those that move or select them, nor products, which say what they sum in."""
 
 
@@ -50,4 +49,4 @@ def with_float32_arithmetic(mod: ir.IRModule, target: Any) -> ir.IRModule:
     """
     native = _NATIVE_FLOAT16 & {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
     mod = compute_in_float32(mod, _ARITHMETIC, ["bfloat16"])
-    return compute_in_float32(mod, _ARITHMETIC - _ROUNDED_ONCE if native else _ARITHMETIC, ["float16"])
+    return compute_in_float32(mod, _FUNCTIONS | SUMS if native else _ARITHMETIC, ["float16"])

@@ -57,7 +57,7 @@ class _Norm:
         wide = str(np.promote_types(str(x.dtype), self.sum_dtype))
 
         def element(*at: Any) -> Any:
-            return groups(*at) if wide == str(x.dtype) else groups(*at).astype(wide)
+            return groups(*at).astype(wide)
 
         def sums(name: str, value: Any) -> te.Tensor:
             """Over the elements of each group; `value(x, group)`."""
@@ -77,8 +77,7 @@ class _Norm:
             group = [at[a] for a in kept]
             channel = at[axis] * inside + at[axis + 1]
             deviation = te.rsqrt(squares(*group) / float(count) + self.epsilon)
-            scaled = (element(*at) - mean(*group)) * deviation
-            scaled = scaled if wide == str(x.dtype) else scaled.astype(str(x.dtype))
+            scaled = ((element(*at) - mean(*group)) * deviation).astype(str(x.dtype))
             return scaled * gamma(channel) + beta(channel)
 
         return topi.reshape(te.compute(split, normalised, name="norm"), shape)

@@ -11,7 +11,18 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .constants import array_of, is_static_tensor
 from .functions import map_functions, operator
 
-__all__ = ["compute_in_float32"]
+__all__ = ["SUMS", "compute_in_float32"]
+
+SUMS = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("sum", "mean", "prod", "variance", "std", "cumsum", "cumprod", "nn.softmax", "nn.log_softmax"),
+        *("nn.layer_norm", "nn.group_norm", "nn.instance_norm", "nn.rms_norm"),
+        *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d"),
+        *("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d"),
+    )
+)
+"""Operators that add or multiply many elements; not products, which say what they sum in."""
 
 
 def compute_in_float32(mod: ir.IRModule, operators: Collection[str], dtypes: Collection[str]) -> ir.IRModule:

@@ -45,7 +45,7 @@ class TilePlan(Plan):
         reduced = {
             axis.position for axis in self.reduction if axis.extent > 1 and axis.position != self.grouped.position
         }
-        rows = {axis.position for axis in (*self.unrolled, *((self.second,) if self.second else ()))}
+        rows = {axis.position for axis in self.row_axes}
         return any(
             index is not None and index.coefficients.keys() & reduced and index.coefficients.keys() & rows
             for index in self.contraction.left.access.indices
@@ -62,7 +62,7 @@ def tile_plan(plan: Plan, product: TileProduct) -> TilePlan | None:
         return None
     row = plan.unrolled[-1].position
     # A single row of each matrix of a batch: the axis that stands for rows picks the weights, too.
-    if any(axis.position in right.axes() for axis in (*plan.unrolled, *((plan.second,) if plan.second else ()))):
+    if any(axis.position in right.axes() for axis in plan.row_axes):
         return None
     if sum(index is not None and row in index.coefficients for index in left.indices) != 1:
         return None

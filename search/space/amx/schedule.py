@@ -164,7 +164,7 @@ def _copy_windows(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int
     access, depth = plan.contraction.left.access, plan.product.depth
     cut = dimension_of(access, plan.grouped)
     ends = _padded_extents(plan, values)
-    moving = {axis.position for axis in (*plan.unrolled, *((plan.second,) if plan.second else ()), *plan.reduction)}
+    moving = {axis.position for axis in (*plan.row_axes, *plan.reduction)}
     row = dimension_of(access, plan.unrolled[-1])
     rest = [d for d in range(len(access.shape)) if d not in (cut, row)]
     rows = [d for d in rest if (index := access.indices[d]) is not None and moving & index.coefficients.keys()]

@@ -118,6 +118,11 @@ class Plan:
         return extent // (self.groups if any(a in self.contraction.columns for a in self.unrolled) else 1)
 
     @property
+    def row_axes(self) -> tuple[Axis, ...]:
+        """The unrolled axes and the second one, if there is one."""
+        return (*self.unrolled, self.second) if self.second else self.unrolled
+
+    @property
     def second_extent(self) -> int:
         """Extent of the second unrolled axis; 1 without one."""
         return self.second.extent if self.second else 1
