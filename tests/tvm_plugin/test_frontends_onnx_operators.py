@@ -78,3 +78,12 @@ def test_caches_are_written_at_a_place_of_each_batch(mode: str, starts: list[int
 @pytest.mark.parametrize("attrs", [{}, {"exclusive": 1}, {"reverse": 1}, {"exclusive": 1, "reverse": 1}])
 def test_products_so_far(attrs: dict[str, int]) -> None:
     assert largest_difference("CumProd", GRID / 8, np.int64(1), opset=26, constants=(1,), **attrs) < 1e-4
+
+
+def test_indices_counted_from_the_end() -> None:
+    places = np.array([[[0, -1], [-3, 2]], [[1, -2], [2, 0]]], "int64")
+    assert largest_difference("GatherElements", GRID, places, axis=1) == 0
+    assert largest_difference("GatherND", GRID, places[..., :1] % 2 - 1, opset=13) == 0
+    assert largest_difference("Gather", GRID, places, axis=1) == 0
+    assert largest_difference("ScatterElements", GRID, places, 9 + places.astype("float32"), axis=-1) == 0
+    assert largest_difference("ScatterND", GRID[0], np.array([[-1], [0]], "int64"), -GRID[0, :2], opset=16) == 0

@@ -18,6 +18,8 @@ from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.transform import ApplyTuned, LowerToKernels
 from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
+from eqtune.transform.constants import array_of
+from eqtune.transform.functions import constants
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -182,6 +184,9 @@ def test_layers_stay_whole():
             x.sum().cumsum(0),
         ),
         lambda x: (x > 0.5).any(1) | (x * (x > 0.5)).any(2, keepdim=True)[:, 0] | (x < 0.9).all(-1)[:, 1:2],
+        lambda x: F.instance_norm(x, eps=0.3) + F.instance_norm(x[..., 0], weight=x[0, 0, 0, :3], eps=0.1)[..., None],
+        lambda x: F.instance_norm(x, 0.1 * x[0, 0, 0, :3], 1 + x[0, 0, 0, 3:], use_input_stats=False, eps=0.3),
+        lambda x: (x.sqrt() != x.sqrt()) | (x.sqrt() != 0.5) & (x.log() != x[0]),
     ],
     ids=[
         "negative-select",
@@ -263,6 +268,9 @@ def test_layers_stay_whole():
         "any-and-all",
         "any-of-other-kinds",
         "any-and-all-along-an-axis",
+        "instance-norm",
+        "instance-norm-by-kept-statistics",
+        "nan-differs-from-everything",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):
@@ -657,6 +665,18 @@ def test_unknown_tokens_read_no_foreign_memory(capfd):
     (rows,) = ModelRunner(untuned_executable(imported.mod, detect_target()))(np.array([-(10**9), 10**9, 3]))
     np.testing.assert_array_equal(rows, model.weight.detach().numpy()[[0, 6, 3]])
     assert "Warning" not in capfd.readouterr().err
+
+
+def test_masks_that_layers_make_anew_are_one_constant():
+    def layer(x):
+        later = torch.arange(40)[:, None] < torch.arange(40)
+        return x.masked_fill(torch.where(later, -torch.inf, 0.0) < 0, 0.0).tanh()
+
+    imported = load_model(Lambda(lambda x: layer(layer(layer(x)))), example_inputs=(torch.randn(40, 40),))
+    masks = [one for one in constants(imported.mod) if one.ty.ndim == 2]
+    assert len(masks) == 3
+    assert len({array_of(mask).ctypes.data for mask in masks}) == 1
+    assert verify_import(imported) < 1e-6
 
 
 def test_squeezenet_from_torch_agrees():

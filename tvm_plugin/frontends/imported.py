@@ -13,14 +13,16 @@ from tvm import relax
 
 from ..dtypes import numpy_dtype
 from ..errors import InputError, UnsupportedModelError
-from ..transform.bounded_takes import with_bounded_takes
+from ..transform.bounded_indices import with_bounded_indices
 from ..transform.partial_scatters import with_partial_scatters
+from .einsum import with_einsum_products
 from .normalize import (
     with_blocked_convolutions,
     with_boolean_logic,
     with_integer_powers,
     with_no_division_by_zero,
     with_out_dtypes,
+    with_unequal_nans,
     with_what_bfloat16_lacks,
     with_wide_sums,
 )
@@ -130,9 +132,10 @@ def imported_model(
 ) -> ImportedModel:
     """Check and normalize `mod`, and describe it."""
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
-    mod = with_what_bfloat16_lacks(with_blocked_convolutions(with_out_dtypes(mod)))
+    mod = with_blocked_convolutions(with_out_dtypes(with_einsum_products(mod)))
+    mod = with_what_bfloat16_lacks(with_unequal_nans(mod))
     mod = with_no_division_by_zero(with_integer_powers(with_boolean_logic(mod)))
-    mod = with_bounded_takes(with_partial_scatters(with_whole_rows(mod)))
+    mod = with_bounded_indices(with_partial_scatters(with_whole_rows(mod)))
     if reference is not None:  # whose sums are wide; Relax says itself what it sums in
         mod = with_wide_sums(mod)
     main = mod["main"]

@@ -24,6 +24,7 @@ __all__ = [
     "with_integer_powers",
     "with_no_division_by_zero",
     "with_out_dtypes",
+    "with_unequal_nans",
     "with_what_bfloat16_lacks",
     "with_wide_sums",
 ]
@@ -162,6 +163,34 @@ class _DivisionsByZero(relax.PyExprMutator):
 def with_no_division_by_zero(mod: tvm.IRModule) -> tvm.IRModule:
     """Write x / 0 in "main" as x * inf, which is the same infinities and NaNs: TVM refuses to compile the former."""
     return _with_main(_DivisionsByZero(mod), mod)
+
+
+@relax.expr_functor.mutator
+class _UnequalNans(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator(call) != "relax.not_equal":
+            return call
+        left, right = call.args
+        for operand in [left] if left.same_as(right) else [left, right]:
+            if _may_be_nan(operand):
+                call = _or(self.builder_.emit(call), self.builder_.emit(relax.op.isnan(operand)))
+        return self.builder_.normalize(call)
+
+
+def _may_be_nan(operand: relax.Expr) -> bool:
+    if not str(operand.ty.dtype).startswith(("float", "bfloat")):
+        return False
+    return not isinstance(operand, tvm.ir.GenericConst) or bool(np.isnan(array_of(operand).astype("float32")).any())
+
+
+def with_unequal_nans(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let NaN differ from everything in "main", as IEEE 754 has it: TVM's `not_equal` is false of it.
+
+    not_equal(a, 0) -> logical_or(not_equal(a, 0), isnan(a)). `logical_not(equal(a, 0))` would be simplified to the
+    former.
+    """
+    return _with_main(_UnequalNans(mod), mod)
 
 
 @relax.expr_functor.mutator

@@ -153,6 +153,20 @@ def _group_norm(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(op.nn.group_norm(x, gamma, beta, groups, 1, axes, epsilon))
 
 
+def _instance_norm(node: Any, importer: Any) -> relax.Expr:
+    """By the statistics of each image, or by the running ones that a model has kept."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats", "momentum", "eps")
+    defaults = (None, None, None, None, True, 0.1, 1e-5)
+    x, gamma, beta, mean, variance, own_statistics, _, epsilon = arguments(node, importer, names, defaults)
+    channels = shape_of(x)[1:2]
+    gamma = _full(x, channels, 1.0) if gamma is None else gamma
+    beta = _full(x, channels, 0.0) if beta is None else beta
+    emit = importer.block_builder.emit
+    if own_statistics:
+        return emit(op.nn.instance_norm(x, gamma, beta, 1, list(range(2, len(shape_of(x)))), epsilon))
+    return emit(emit(op.nn.batch_norm(x, gamma, beta, mean, variance, 1, epsilon, training=False))[0])
+
+
 def _masked_fill(node: Any, importer: Any) -> relax.Expr:
     x, mask, value = arguments(node, importer, ("input", "mask", "value"), ())
     emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
@@ -237,6 +251,7 @@ CONVERTERS: dict[str, Converter] = {
     "min.dim": _extremum_and_place(op.min, op.argmin),
     "var_mean.correction": _var_mean,
     "group_norm.default": _group_norm,
+    "instance_norm.default": _instance_norm,
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
     "_cdist_forward.default": _distances,

@@ -71,7 +71,7 @@ def _index_put(node: Any, importer: Any) -> relax.Expr:
     values = emit(op.broadcast_to(values, [*(shape[a] for a in before), *places, *(shape[a] for a in after)]))
     first = range(len(before), len(before) + len(places))
     values = emit(op.permute_dims(values, [*first, *range(len(before)), *range(first.stop, len(shape_of(values)))]))
-    coordinates = [_coordinates(index, shape[axis], places, importer) for axis, index in given.items()]
+    coordinates = [_coordinates(index, places, importer) for index in given.values()]
     order = [*axes, *rest]
     moved = emit(op.permute_dims(x, order))
     written = emit(op.scatter_nd(moved, emit(op.concat(coordinates, -1)), values, "add" if accumulate else "update"))
@@ -88,9 +88,9 @@ def _put_where(x: Any, masks: Mapping[int, Any], value: Any, accumulate: bool, i
     return emit(op.where(mask, emit(op.add(x, value)) if accumulate else value, x))
 
 
-def _coordinates(index: Any, extent: int, shape: tuple[int, ...], importer: Any) -> relax.Expr:
-    """Indices, those counted from the end as well, of `shape`, with an axis of one more."""
-    emit, index = importer.block_builder.emit, _from_start(index, extent, importer)
+def _coordinates(index: Any, shape: tuple[int, ...], importer: Any) -> relax.Expr:
+    """Indices of `shape`, with an axis of one more."""
+    emit = importer.block_builder.emit
     return emit(op.astype(emit(op.expand_dims(emit(op.broadcast_to(index, shape)), -1)), "int64"))
 
 

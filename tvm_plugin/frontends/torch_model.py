@@ -7,6 +7,7 @@ know are decomposed, and only those: a full decomposition turns a BERT's 48 resh
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import re
 import warnings
@@ -166,6 +167,7 @@ class _Importer(ExportedProgramImporter):
     def __init__(self, computed: Constants) -> None:
         super().__init__()
         self._computed = computed
+        self._constants: dict[tuple[Any, ...], tvm.ir.GenericConst] = {}
         converters = {name: _of_node_alone(convert) for name, convert in self.convert_map.items()} | CONVERTERS
         names = {node.target.__name__ for node in computed}
         self.converters = {name: self._converted(converters.get(name)) for name in converters.keys() | names}
@@ -177,11 +179,17 @@ class _Importer(ExportedProgramImporter):
             if node in self._computed and (convert is None or not is_repetition(node)):
                 if all(user in self._computed and not is_repetition(user) for user in node.users):
                     return None  # whoever reads it is computed, too
-                return pytree.tree_map_only(torch.Tensor, _constant_of_torch, self._computed[node])
+                return pytree.tree_map_only(torch.Tensor, self._shared, self._computed[node])
             assert convert is not None
             return convert(node, importer)
 
         return of_node
+
+    def _shared(self, tensor: torch.Tensor) -> tvm.ir.GenericConst:
+        """One constant for all tensors of equal values: the masks that each layer makes anew."""
+        array = np.ascontiguousarray(array_of_torch(tensor))
+        digest = hashlib.sha256(array.view(np.uint8) if array.ndim else array.tobytes()).digest()
+        return self._constants.setdefault((str(array.dtype), array.shape, digest), constant_of(array))
 
     @staticmethod
     def _convert_torch_tensor_to_relax(tensor: torch.Tensor) -> tvm.ir.GenericConst:

@@ -84,10 +84,8 @@ class _Attention:
 
     @property
     def arguments(self) -> list[Any]:
-        """What is read, as it is stored; constants with as many rows and places as are computed."""
+        """What is read, as it is stored."""
         others = [tensor for step in self.steps for tensor in step.tensors if _number(tensor) is None]
-        given = (self.shape[-2], self.places)
-        others = [_filled(tensor, given, self.filled) for tensor in others]
         return [self.query.stored, self.key.stored, self.value.stored, *others]
 
     def compute(self, *arguments: te.Tensor) -> te.Tensor:
@@ -188,7 +186,8 @@ def _attentions(function: relax.Function) -> dict[relax.Var, _Attention]:
         source = value.args[0] if order else None
         if source in found and uses[source] == 1 and keeps_runs(order):
             found[var] = replace(found.pop(source), order=order)
-    return found
+    fillings: dict[Any, Any] = {}
+    return {var: replace(attention, steps=_filled_steps(attention, fillings)) for var, attention in found.items()}
 
 
 def _attention(
@@ -276,9 +275,21 @@ def _missing(tensor: Any, given: tuple[int, int], filled: tuple[int, int]) -> li
     return lacking
 
 
-def _filled(tensor: Any, given: tuple[int, int], filled: tuple[int, int]) -> Any:
-    missing = _missing(tensor, given, filled)
-    return constant_of(np.pad(array_of(tensor), [(0, more) for more in missing])) if any(missing) else tensor
+def _filled_steps(attention: _Attention, fillings: dict[Any, Any]) -> tuple[_Step, ...]:
+    """Steps whose constants have as many rows and places as are computed; those of `fillings` are not made again."""
+    given = (attention.shape[-2], attention.places)
+
+    def filled(tensor: Any) -> Any:
+        missing = [] if tensor is None else _missing(tensor, given, attention.filled)
+        if not any(missing):
+            return tensor
+        array = array_of(tensor)
+        key = (array.ctypes.data, *missing)
+        if key not in fillings:
+            fillings[key] = constant_of(np.pad(array, [(0, more) for more in missing]))
+        return fillings[key]
+
+    return tuple(replace(step, operands=tuple(map(filled, step.operands))) for step in attention.steps)
 
 
 def _number(tensor: Any) -> float | None:

@@ -15,7 +15,7 @@ from tvm.relax.pipeline import library_dispatch_passes
 from ..gpu_machine import is_gpu
 from ..machine import thread_count
 from ..transform.batch_norm import with_batch_statistics
-from ..transform.bounded_takes import with_bounded_takes
+from ..transform.bounded_indices import with_bounded_indices
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
@@ -61,7 +61,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
             ]
-        )(with_bounded_takes(with_batch_statistics(mod)))
+        )(with_bounded_indices(with_batch_statistics(mod)))
         on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
         if on_cpu:
             mod = legalize_norms(with_float32_arithmetic(mod, target))

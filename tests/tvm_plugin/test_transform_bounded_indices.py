@@ -1,0 +1,128 @@
+"""Indices of data that nobody has checked: negative ones count from the end, others mean the nearest element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import ir, relax
+from tvm.relax import op
+
+from eqtune.frontends import load_model
+from eqtune.machine import detect_target
+from eqtune.runtime import ModelRunner
+from eqtune.transform import ApplyTuned, LowerToKernels
+from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
+from eqtune.transform.bounded_indices import with_bounded_indices
+from eqtune.transform.constants import constant_of
+
+DATA = np.arange(60, dtype="float32").reshape(3, 4, 5)
+ANYWHERE = np.array([[0, -1, 3, 99], [-99, 2, 1, 0], [1 << 20, -4, -5, 4]])
+"""Of an axis of 4 elements: in bounds, counted from the end, and beyond both ends."""
+COORDINATES = np.array([[0, -1], [2, 3], [-7, 1], [1, 1 << 20], [-2, -2]])
+
+
+def nearest(indices: Any, extent: int) -> Any:
+    return np.clip(np.where(indices < 0, indices + extent, indices), 0, extent - 1)
+
+
+ROWS, COLUMNS = nearest(COORDINATES[:, 0], 3), nearest(COORDINATES[:, 1], 4)
+ELEMENTS = np.broadcast_to(ANYWHERE[:, :, None], (3, 4, 5)).astype("int64")
+
+
+def written(values: Any) -> Any:
+    result = DATA.copy()
+    result[ROWS, COLUMNS] = values
+    return result
+
+
+def added_elements() -> Any:
+    result = DATA.copy()
+    first, _, last = np.indices((3, 4, 5))
+    np.add.at(result, (first, nearest(ELEMENTS, 4), last), 1.0)
+    return result
+
+
+def ones(*shape: int) -> relax.Expr:
+    return constant_of(np.ones(shape, "float32"))
+
+
+CASES: dict[str, tuple[Callable[..., Any], list[Any], Any]] = {
+    "gather_elements": (
+        lambda x, i: op.gather_elements(x, i, axis=-2),
+        [ELEMENTS],
+        np.take_along_axis(DATA, nearest(ELEMENTS, 4), 1),
+    ),
+    "gather_nd": (op.gather_nd, [COORDINATES], DATA[ROWS, COLUMNS]),
+    "gather_nd of a batch": (
+        lambda x, i: op.gather_nd(x, i, batch_dims=1),
+        [ANYWHERE[:, :, None]],
+        np.take_along_axis(DATA, nearest(ANYWHERE, 4)[:, :, None], 1),
+    ),
+    "index_tensor": (
+        lambda x, i, j: op.index_tensor(x, [i, j]),
+        [COORDINATES[:, 0], COORDINATES[:, 1]],
+        DATA[ROWS, COLUMNS],
+    ),
+    "index_put": (
+        lambda x, i, j, k: op.index_put(x, [i, j, k], ones(5)),
+        [COORDINATES[:, 0], COORDINATES[:, 1].astype("int32"), np.array([9, 1, 2, 3, -1])],
+        None,
+    ),
+    "scatter_elements": (
+        lambda x, i: op.scatter_elements(x, i, ones(3, 4, 5), axis=1, reduction="add"),
+        [ELEMENTS],
+        added_elements(),
+    ),
+    "scatter_nd": (lambda x, i: op.scatter_nd(x, i, ones(5, 5)), [COORDINATES], written(1.0)),
+    "bytes": (lambda x, i: op.gather_elements(x, i, axis=1), [ELEMENTS.clip(-128, 127).astype("int8")], None),
+}
+CASES["bytes"] = (*CASES["bytes"][:2], np.take_along_axis(DATA, nearest(CASES["bytes"][1][0], 4), 1))
+
+
+def expected_of(name: str) -> Any:
+    if name != "index_put":
+        return CASES[name][2]
+    result = DATA.copy()
+    result[ROWS, COLUMNS, nearest(CASES[name][1][2], 5)] = 1.0
+    return result
+
+
+def module(make: Callable[..., Any], indices: list[Any], fixed: bool = False) -> ir.IRModule:
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(DATA.shape, "float32"))
+    inputs = [relax.Var(f"i{n}", relax.TensorType(i.shape, str(i.dtype))) for n, i in enumerate(indices)]
+    with builder.function("main", [x] if fixed else [x, *inputs]):
+        with builder.dataflow():
+            made = builder.emit(make(x, *(map(constant_of, indices) if fixed else inputs)))
+            result = builder.emit_output(made)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["indices given", "indices constant"])
+@pytest.mark.parametrize("tuned", [False, True], ids=["untuned", "tuned"])
+@pytest.mark.parametrize("name", CASES)
+def test_any_index_is_in_bounds(name: str, tuned: bool, fixed: bool) -> None:
+    make, indices, _ = CASES[name]
+    mod, target = load_model(module(make, indices, fixed)).mod, detect_target()
+    if tuned:
+        with target:
+            executable = build_scheduled(ApplyTuned(estimate=True)(LowerToKernels()(mod)), target)
+    else:
+        executable = untuned_executable(mod, target, plain=True)
+    (result,) = ModelRunner(executable)(DATA, *([] if fixed else indices))
+    np.testing.assert_array_equal(result, expected_of(name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_pass_changes_nothing(name: str) -> None:
+    make, indices, _ = CASES[name]
+    once = with_bounded_indices(module(make, indices))
+    ir.assert_structural_equal(with_bounded_indices(once), once)
+
+
+def test_constants_in_bounds_stay() -> None:
+    mod = module(lambda x, i: op.gather_elements(x, i, axis=1), [nearest(ELEMENTS, 4)], fixed=True)
+    ir.assert_structural_equal(with_bounded_indices(mod), mod)

@@ -1,0 +1,109 @@
+"""Indices out of bounds mean the nearest element: TVM's operators read or write whatever memory lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from .constants import array_of, constant_of, is_static_tensor
+from .functions import extents, map_functions, operator
+
+__all__ = ["with_bounded_indices"]
+
+
+def with_bounded_indices(mod: ir.IRModule) -> ir.IRModule:
+    """Make operators that gather or scatter safe for any index, and count negative ones from the end of an axis.
+
+    A token that a model does not know ends a PyTorch program; here it could end the process, read secrets, or write
+    where it should not. What is in bounds stays what it was: take(x, i, mode="fast") -> take(x, i, mode="clip"), of
+    which negative indices are the first element, and the others with min(max(i < 0 ? i + n : i, 0), n - 1) for i.
+    """
+    return map_functions(mod, lambda function: _BoundedIndices().visit_expr(function))
+
+
+@mutator
+class _BoundedIndices(PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        name = operator(call)
+        if name == "relax.take" and str(call.attrs.mode) == "fast":
+            axis = None if call.attrs.axis is None else int(call.attrs.axis)
+            return self.builder_.normalize(op.take(*call.args, axis=axis, mode="clip"))
+        if name not in _INDEXED_EXTENTS or not is_static_tensor(call.args[0].ty):
+            return call
+        counts = _INDEXED_EXTENTS[name](call, extents(call.args[0].ty))
+        bounded = self._bounded_each(call.args[1], counts) if name in _SEPARATE else self._bounded(call.args[1], counts)
+        if bounded is call.args[1]:
+            return call
+        arguments = [call.args[0], bounded, *call.args[2:]]
+        return self.builder_.normalize(relax.Call(call.op, arguments, call.attrs, call.ty_args))
+
+    def _bounded_each(self, indices: relax.Expr, counts: list[int]) -> relax.Expr:
+        """A tuple of indices, one of each axis."""
+        known = self.lookup_binding(indices) if isinstance(indices, relax.Var) else None
+        given = known if isinstance(known, relax.Tuple) else indices
+        fields = list(given.fields) if isinstance(given, relax.Tuple) else [given]
+        bounded = [self._bounded(field, [count]) for field, count in zip(fields, counts, strict=False)]
+        changed = any(new is not old for new, old in zip(bounded, fields, strict=True))
+        return relax.Tuple(bounded) if changed else indices
+
+    def _bounded(self, index: relax.Expr, counts: list[int]) -> relax.Expr:
+        """`index`, of which each last axis has one of as many `counts`, or all of it the only one; itself if it is."""
+        if not is_static_tensor(index.ty) or not str(index.ty.dtype).startswith(("int", "uint")):
+            return index
+        dtype = str(index.ty.dtype)
+        if max(counts) > np.iinfo(dtype).max:
+            return self._bounded(self.builder_.emit(op.astype(index, "int64")), counts)
+        count = np.asarray(counts if len(counts) > 1 else counts[0], dtype)
+        if isinstance(index, ir.GenericConst):
+            given = array_of(index)
+            nearest = np.clip(np.where(given < 0, given + count, given), 0, count - 1).astype(dtype)
+            return index if np.array_equal(nearest, given) else constant_of(nearest)
+        if self._has_bounds(index, count):
+            return index
+        emit, zero = self.builder_.emit, constant_of(np.zeros((), dtype))
+        if dtype.startswith("int"):
+            from_start = emit(op.where(emit(op.less(index, zero)), emit(op.add(index, constant_of(count))), index))
+            index = emit(op.maximum(from_start, zero))
+        return emit(op.minimum(index, constant_of(count - 1)))
+
+    def _has_bounds(self, index: relax.Expr, count: np.ndarray) -> bool:
+        """Whether an index is what `_bounded` makes: modules may pass here twice."""
+        value: Any = self.lookup_binding(index) if isinstance(index, relax.Var) else None
+        if operator(value) != "relax.minimum" or not isinstance(value.args[1], ir.GenericConst):
+            return False
+        below: Any = self.lookup_binding(value.args[0]) if isinstance(value.args[0], relax.Var) else None
+        return np.array_equal(array_of(value.args[1]), count - 1) and operator(below) == "relax.maximum"
+
+
+def _along(call: relax.Call, shape: list[int]) -> list[int]:
+    return [shape[int(call.attrs.axis)]]
+
+
+def _of_leading_axes(call: relax.Call, shape: list[int]) -> list[int]:
+    """Coordinates are the last axis of the indices."""
+    return shape[: extents(call.args[1].ty)[-1]]
+
+
+def _behind_batch(call: relax.Call, shape: list[int]) -> list[int]:
+    batch = int(call.attrs.batch_dims)
+    return shape[batch : batch + extents(call.args[1].ty)[-1]]
+
+
+_INDEXED_EXTENTS: dict[str, Callable[[relax.Call, list[int]], list[int]]] = {
+    "relax.gather_elements": _along,
+    "relax.scatter_elements": _along,
+    "relax.gather_nd": _behind_batch,
+    "relax.scatter_nd": _of_leading_axes,
+    "relax.index_tensor": lambda _, shape: shape,
+    "relax.index_put": lambda _, shape: shape,
+}
+"""Operator -> the extents of the axes that its second argument indexes, of a call and its first argument's shape."""
+
+_SEPARATE = ("relax.index_tensor", "relax.index_put")
+"""Whose indices are a tuple."""
