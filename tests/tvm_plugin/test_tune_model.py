@@ -156,6 +156,20 @@ def test_a_stricter_tolerance_of_the_graph_search_holds_for_the_model(
         tune(tmp_path / "work", trials=4, graph=eqtune.GraphConfig(rules=(), tolerance=1e-6))
 
 
+def test_a_model_that_makes_much_of_roundings_is_refused_and_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eqtune.tune.model.compare", lambda *_: (1.0, 1e-2))
+    calm = module((4, 32), lambda _, x: relax.op.tanh(relax.op.matmul(x, weight(32, 16))))
+    sharp = module(
+        (4, 32), lambda _, x: relax.op.sin(relax.op.matmul(x, relax.op.multiply(weight(32, 16), relax.const(1e4))))
+    )
+    for mod, told in ((calm, False), (sharp, True)):
+        with pytest.raises(eqtune.MismatchError, match="nothing is returned") as raised:
+            eqtune.tune_model(mod, trials=2, graph="off", progress=False, work_dir=tmp_path / str(told), threads=1)
+        assert ("makes much of roundings" in str(raised.value)) == told
+
+
 def test_facts_that_are_none_are_found_out_again(tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path) -> None:
     shutil.copytree(tuned[1], tmp_path / "work")
     with contextlib.closing(sqlite3.connect(tmp_path / "work" / "records.sqlite")) as database, database:

@@ -187,8 +187,8 @@ class _Importer(ExportedProgramImporter):
 
     def _shared(self, tensor: torch.Tensor) -> tvm.ir.GenericConst:
         """One constant for all tensors of equal values: the masks that each layer makes anew."""
-        array = np.ascontiguousarray(array_of_torch(tensor))
-        digest = hashlib.sha256(array.view(np.uint8) if array.ndim else array.tobytes()).digest()
+        array = array_of_torch(tensor)
+        digest = hashlib.sha256(array.tobytes()).digest()
         return self._constants.setdefault((str(array.dtype), array.shape, digest), constant_of(array))
 
     @staticmethod

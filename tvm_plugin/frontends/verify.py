@@ -15,7 +15,7 @@ from ..runtime import ModelRunner
 from ..transform.apply_tuned import untuned_executable
 from .imported import ImportedModel
 
-__all__ = ["compare", "undecided", "verify_import"]
+__all__ = ["CHANGE", "compare", "sensitivity", "undecided", "verify_import"]
 
 CHANGES = 8
 """How often inputs are changed to find ties; each time, one in two shows."""
@@ -124,6 +124,18 @@ def undecided(
                 same = np.abs(got.astype(np.float64) - want.astype(np.float64)) <= limit
             other |= ~(same | (got == want))
     return [other if other.mean() <= MOST_UNDECIDED else np.zeros(other.shape, bool) for other in places]
+
+
+def sensitivity(
+    evaluate: Callable[..., list[NDArray[Any]]],
+    inputs: Sequence[NDArray[Any]],
+    expected: Sequence[NDArray[Any]],
+    seed: int = 0,
+) -> float:
+    """How far the outputs move, relative to the largest, where the inputs are changed by roundings (`CHANGE`)."""
+    generator = np.random.default_rng(seed)
+    _, relative = compare(evaluate(*[_changed(array, generator) for array in inputs]), expected)
+    return relative
 
 
 def _changed(array: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:

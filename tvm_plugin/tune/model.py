@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError
 from ..frontends import check_model, load_model
-from ..frontends.verify import compare
+from ..frontends.verify import CHANGE, compare
 from ..gpu_machine import is_gpu
 from ..runtime import Model, ModelRunner
 from ..transform.apply_tuned import build_executable, build_scheduled, scheduled
@@ -211,8 +211,8 @@ def tune_model(
         if verify and not relative <= accuracy.tolerance:
             raise MismatchError(
                 f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
-                f"absolute, where {accuracy.tolerance:.0e} relative is allowed; nothing is returned. The records and "
-                f"the log are in {session.work.path}"
+                f"absolute, where {accuracy.tolerance:.0e} relative is allowed; nothing is returned. "
+                f"{accuracy.excuse()}The records and the log are in {session.work.path}"
             )
         session.keep_unreached(tuned.tasks)
         baseline_s = reference.time_s(session.untuned_timing_s)
@@ -307,6 +307,16 @@ class _Accuracy:
     def tolerance(self) -> float:
         """Largest accepted difference, relative to the largest value of an output."""
         return max(self.limit, self.reference.roundings, ROUNDINGS * self.reference.epsilon)
+
+    def excuse(self) -> str:
+        """Said of a model that differs, where it makes so much of roundings that no other order of sums could pass."""
+        moved = self.reference.sensitivity()
+        if not moved > self.tolerance:
+            return ""
+        return (
+            f"The model itself makes much of roundings: inputs changed by {CHANGE:.0e} of their values change its "
+            f"outputs by {moved:.0e} (as weights at random may; without comparison: verify=False, --no-verify). "
+        )
 
     def permits(self, built: _Built) -> bool:
         """Whether the form may compete: False for one with fast math that is too inaccurate, which is remembered."""

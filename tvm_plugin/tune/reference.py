@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import epsilon
 from ..frontends import ImportedModel
-from ..frontends.verify import compare, undecided
+from ..frontends.verify import compare, sensitivity, undecided
 from ..runtime import Model, Models
 from ..transform.apply_tuned import untuned_executable
 from ..transform.constants import array_of
@@ -171,6 +171,10 @@ class Reference:
         """Places of the outputs that ties decide: see `frontends.verify.undecided`."""
         evaluate = self.imported.reference or self.run
         return undecided(evaluate, self.inputs, self.outputs, tolerance, self.seed)
+
+    def sensitivity(self) -> float:
+        """How far roundings of the inputs move the outputs: see `frontends.verify.sensitivity`."""
+        return sensitivity(self.imported.reference or self.run, self.inputs, self.outputs, self.seed)
 
     @cached_property
     def epsilon(self) -> float:
