@@ -75,6 +75,28 @@ def test_module_is_imported_in_evaluation_mode_and_keeps_its_own():
     assert imported.reference(IMAGE.numpy())[0].shape == (2, 2)
 
 
+class Anchored(torch.nn.Module):
+    """Keeps what it makes of the shape of its input, as detectors do."""
+
+    def __init__(self):
+        super().__init__()
+        self.shape = self.grid = None
+
+    def forward(self, x):
+        if self.shape != x.shape:
+            self.shape = x.shape
+            self.grid = torch.arange(x.shape[-1], device=x.device, dtype=x.dtype)
+        return x * self.grid
+
+
+def test_what_a_module_keeps_while_it_is_exported_is_taken_back():
+    module = Anchored()
+    imported = load_model(module, example_inputs=(IMAGE,))
+    assert module.shape is module.grid is None
+    assert verify_import(imported) < 1e-6
+    np.testing.assert_array_equal(module(IMAGE), IMAGE * torch.arange(6))
+
+
 def test_layers_stay_whole():
     found = operators(load_model(Small(), example_inputs=IMAGE).mod)
     assert found.count("relax.nn.conv2d") == 1
@@ -186,6 +208,15 @@ def test_layers_stay_whole():
         lambda x: (x > 0.5).any(1) | (x * (x > 0.5)).any(2, keepdim=True)[:, 0] | (x < 0.9).all(-1)[:, 1:2],
         lambda x: F.instance_norm(x, eps=0.3) + F.instance_norm(x[..., 0], weight=x[0, 0, 0, :3], eps=0.1)[..., None],
         lambda x: F.instance_norm(x, 0.1 * x[0, 0, 0, :3], 1 + x[0, 0, 0, 3:], use_input_stats=False, eps=0.3),
+        lambda x: torch.stack(
+            [
+                x.scatter_reduce(1, (x > 0.5).long(), 2 * x, reduce, include_self=own)
+                for reduce in ("sum", "prod", "amax", "amin", "mean")
+                for own in (False, True)
+            ]
+        ),
+        lambda x: (9 * x).int().scatter_reduce(3, ODD, (9 * x).int()[:, :2, :3, :2] + 4, "mean", include_self=False),
+        lambda x: torch.outer(x[0, 0, 0], x[0, 0, 1].double()).cos() * x[0, 0, 0].double(),
         lambda x: (x.sqrt() != x.sqrt()) | (x.sqrt() != 0.5) & (x.log() != x[0]),
     ],
     ids=[
@@ -270,6 +301,9 @@ def test_layers_stay_whole():
         "any-and-all-along-an-axis",
         "instance-norm",
         "instance-norm-by-kept-statistics",
+        "reduced-where-they-are-scattered",
+        "means-of-integers",
+        "products-of-other-dtypes",
         "nan-differs-from-everything",
     ],
 )
@@ -337,7 +371,8 @@ def test_variances_of_too_few_are_no_numbers():
     ("function", "message"),
     [
         (lambda x: torch.cdist(x, x, p=3), "p=3"),
-        (lambda x: x.scatter_reduce(1, (x > 9).long(), x, "amax", include_self=False), "without what is there"),
+        (lambda x: x[x > 0].sum(), "selects by a mask"),
+        (lambda x: x + torch.randn_like(x), "draws random numbers .aten.randn_like"),
         (lambda x: x[1:].as_strided((2,), (1,), 0), "a part of one"),
         (
             lambda x: F.scaled_dot_product_attention(x[:1, [0, 1, 0, 1]], x[:, :2], x[:, :2], enable_gqa=True),
@@ -345,7 +380,7 @@ def test_variances_of_too_few_are_no_numbers():
         ),
         (lambda x: F.affine_grid(x[:, :, 0, :4], (2, 1, 2, 3, 5), align_corners=True), "of volumes"),
     ],
-    ids=["norm", "reduction", "strides-of-a-part", "attention", "grid-of-volumes"],
+    ids=["norm", "mask", "random-numbers", "strides-of-a-part", "attention", "grid-of-volumes"],
 )
 def test_what_converters_do_not_know_is_refused(function, message):
     with pytest.raises(UnsupportedModelError, match=message):

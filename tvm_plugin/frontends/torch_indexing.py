@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import ir, relax
 from tvm.relax import op
 
+from ..dtypes import numpy_dtype
 from ..errors import UnsupportedModelError
+from ..transform.constants import constant_of
 from .torch_nodes import Converter, arguments, shape_of
 
 __all__ = ["INDEXING_CONVERTERS"]
@@ -29,8 +31,11 @@ def _index(node: Any, importer: Any) -> relax.Expr:
     """x[:, i, j]: the axes of `i` and `j` become one, of which whole slices are taken."""
     x = importer.env[node.args[0]]
     given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
-    if not all(str(index.ty.dtype).startswith("int") for index in given.values()):
-        return importer._index_tensor(node)
+    if not all(map(_is_integer, given.values())):
+        raise UnsupportedModelError(
+            f"{node.name} selects by a mask: how much that is depends on data, and only static shapes can be tuned. "
+            "Give places instead of a mask, computed outside of the model, or keep all and use torch.where"
+        )
     emit = importer.block_builder.emit
     shape, axes = shape_of(x), list(given)
     if axes != list(range(axes[0], axes[0] + len(axes))):  # apart: what they select comes first
@@ -44,6 +49,10 @@ def _index(node: Any, importer: Any) -> relax.Expr:
     joined = math.prod(shape[axis] for axis in axes)
     flat = emit(op.reshape(x, [*shape[: axes[0]], joined, *shape[axes[-1] + 1 :]]))
     return emit(op.take(flat, place, axis=axes[0]))
+
+
+def _is_integer(index: Any) -> bool:
+    return str(index.ty.dtype).startswith(("int", "uint"))
 
 
 def _from_start(index: Any, extent: int, importer: Any) -> relax.Expr:
@@ -60,7 +69,7 @@ def _index_put(node: Any, importer: Any) -> relax.Expr:
     accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
     if [str(index.ty.dtype) for index in given.values()] == ["bool"] and math.prod(shape_of(values)) == 1:
         return _put_where(x, given, values, accumulate, importer)
-    if not all(str(index.ty.dtype).startswith("int") for index in given.values()):
+    if not all(map(_is_integer, given.values())):
         return importer._index_put(node)
     emit, shape, axes = importer.block_builder.emit, shape_of(x), list(given)
     rest = [axis for axis in range(len(shape)) if axis not in given]
@@ -94,23 +103,55 @@ def _coordinates(index: Any, shape: tuple[int, ...], importer: Any) -> relax.Exp
     return emit(op.astype(emit(op.expand_dims(emit(op.broadcast_to(index, shape)), -1)), "int64"))
 
 
-_REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "": "update"}
+_REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
 
 
-def _scatter(unless_given: str) -> Converter:
+def _scatter(node: Any, importer: Any) -> relax.Expr:
+    return _scattered(importer, *arguments(node, importer, ("input", "dim", "index", "src"), ()), "update")
+
+
+def _scatter_add(node: Any, importer: Any) -> relax.Expr:
+    return _scattered(importer, *arguments(node, importer, ("input", "dim", "index", "src"), ()), "add")
+
+
+def _scattered(importer: Any, x: Any, axis: int, index: Any, source: Any, reduction: str) -> relax.Expr:
     """Of the source, as much as there are indices."""
+    emit, extents = importer.block_builder.emit, shape_of(index)
+    axes = list(range(len(extents)))
+    used = emit(op.strided_slice(source, axes, [0] * len(axes), extents))
+    return emit(op.scatter_elements(x, index, used, axis=axis, reduction=reduction))
 
-    def convert(node: Any, importer: Any) -> relax.Expr:
-        names = ("input", "dim", "index", "src", "reduce")
-        x, axis, index, source, reduce = arguments(node, importer, names, (unless_given,))
-        if reduce not in _REDUCTIONS or not node.kwargs.get("include_self", True):
-            raise UnsupportedModelError(f"{node.name} scatters by {reduce}, or without what is there already")
-        emit, extents = importer.block_builder.emit, shape_of(index)
-        axes = list(range(len(extents)))
-        used = emit(op.strided_slice(source, axes, [0] * len(axes), extents))
-        return emit(op.scatter_elements(x, index, used, axis=axis, reduction=_REDUCTIONS[reduce]))
 
-    return convert
+def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
+    """Of what is there already and what is scattered there, or of the latter alone, wherever there is some."""
+    names = ("input", "dim", "index", "src", "reduce", "include_self")
+    x, axis, index, source, reduce, with_own = arguments(node, importer, names, (True,))
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    begin = x if with_own else _everywhere(x, _identity(reduce, dtype))
+    result = _scattered(importer, begin, axis, index, source, _REDUCTIONS[reduce])
+    if with_own and reduce != "mean":
+        return result
+    own = constant_of(np.full(shape_of(x), int(with_own), "int32"))
+    ones = constant_of(np.ones(shape_of(index), "int32"))
+    counts = _scattered(importer, own, axis, index, ones, "add")
+    if reduce == "mean":
+        divisor = emit(op.astype(emit(op.maximum(counts, relax.const(1, "int32"))), dtype))
+        divide = op.divide if dtype.startswith(("float", "bfloat")) else op.floor_divide
+        result = emit(divide(result, divisor))
+    return result if with_own else emit(op.where(emit(op.greater(counts, relax.const(0, "int32"))), result, x))
+
+
+def _identity(reduce: str, dtype: str) -> float:
+    """What changes no result of a reduction."""
+    if reduce in ("amax", "amin"):
+        is_float = dtype.startswith(("float", "bfloat"))
+        least, most = (-math.inf, math.inf) if is_float else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        return least if reduce == "amax" else most
+    return 1 if reduce == "prod" else 0
+
+
+def _everywhere(x: Any, number: float) -> ir.GenericConst:
+    return constant_of(np.full(shape_of(x), number, numpy_dtype(str(x.ty.dtype))))
 
 
 def _take(node: Any, importer: Any) -> relax.Expr:
@@ -181,9 +222,9 @@ INDEXING_CONVERTERS: dict[str, Converter] = {
     "select.int": _select,
     "index.Tensor": _index,
     "index_put.default": _index_put,
-    "scatter.src": _scatter(""),
-    "scatter_add.default": _scatter("sum"),
-    "scatter_reduce.two": _scatter("sum"),
+    "scatter.src": _scatter,
+    "scatter_add.default": _scatter_add,
+    "scatter_reduce.two": _scatter_reduce,
     "take.default": _take,
     "unfold.default": _windows,
     "as_strided.default": _strided,

@@ -33,7 +33,7 @@ from .torch_complex import has_complex_numbers, with_real_numbers
 from .torch_constants import Constants, is_repetition
 from .torch_converters import CONVERTERS, Converter
 from .torch_experts import EXPERT_DECOMPOSITIONS
-from .torch_nodes import array_of_torch, torch_of_array
+from .torch_nodes import array_of_torch, dtype_of, torch_of_array
 from .torch_order import EqualsInOrder
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
@@ -58,7 +58,7 @@ def from_module(
     given: Any = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     given = _as_tensors(dict(given) if isinstance(given, Mapping) else tuple(given))
     arguments, keywords = ((), given) if isinstance(given, dict) else (given, {})
-    with _evaluating(module), quiet():
+    with _evaluating(module), _unchanged(module), quiet():
         program = _exported(module, arguments, keywords, type(module).__name__)
 
     def evaluate(*arguments: Any, **keywords: Any) -> Any:
@@ -102,7 +102,7 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)
-        warnings.filterwarnings("ignore", "The tensor attributes .* were assigned during export")  # of LSTM, GRU, RNN
+        warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")  # LSTM, detectors
         try:
             for handler in levels:
                 handler.setLevel(logging.CRITICAL)
@@ -181,9 +181,18 @@ class _Importer(ExportedProgramImporter):
                     return None  # whoever reads it is computed, too
                 return pytree.tree_map_only(torch.Tensor, self._shared, self._computed[node])
             assert convert is not None
-            return convert(node, importer)
+            return self._typed(convert(node, importer), node)
 
         return of_node
+
+    def _typed(self, value: Any, node: torch.fx.Node) -> Any:
+        """`value` in PyTorch's dtype: TVM's importer takes that of one operand for the result of some operators."""
+        known = isinstance(node.meta.get("val"), torch.Tensor) and isinstance(
+            getattr(value, "ty", None), relax.TensorType
+        )
+        if not known or str(value.ty.dtype) == dtype_of(node):
+            return value
+        return self.block_builder.emit(relax.op.astype(value, dtype_of(node)))
 
     def _shared(self, tensor: torch.Tensor) -> tvm.ir.GenericConst:
         """One constant for all tensors of equal values: the masks that each layer makes anew."""
@@ -260,6 +269,20 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
             child.training = True
 
 
+@contextlib.contextmanager
+def _unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """Take back what a module assigns to its attributes meanwhile: detectors keep their anchors, which in an export are
+    no numbers, and would compute with them from then on.
+    """
+    kept = [(vars(child), dict(vars(child))) for child in module.modules()]
+    try:
+        yield
+    finally:
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)
+
+
 def _check_signature(program: torch.export.ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
@@ -270,6 +293,15 @@ def _check_signature(program: torch.export.ExportedProgram) -> None:
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT and not isinstance(spec.arg, torch.export.graph_signature.TensorArgument):
             raise UnsupportedModelError(f"the input {spec.arg.name!r} is not a tensor; export the model with it fixed")
+
+
+def _check_not_random(program: torch.export.ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if re.match(r"aten\.(rand|normal|bernoulli|multinomial|uniform|exponential|poisson)", str(node.target)):
+            raise UnsupportedModelError(
+                f"the model draws random numbers ({node.target}), which would be the same in each run here; make them "
+                "an input of the model"
+            )
 
 
 def _unknown(program: torch.export.ExportedProgram) -> list[Any]:
@@ -295,6 +327,7 @@ def _translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.E
     if unknown:
         names = ", ".join(sorted(str(one) if hasattr(one, "namespace") else one.__name__ for one in unknown))
         raise UnsupportedModelError(f"TVM's importer does not know the PyTorch operators {names}")
+    _check_not_random(functional)
     _check_signature(functional)  # in-place updates of buffers show only now
     return functional, computed
 

@@ -30,6 +30,13 @@ def _operand(value: Any, dtype: str, importer: Any) -> relax.Expr:
     return value if str(value.ty.dtype) == dtype else importer.block_builder.emit(op.astype(value, dtype))
 
 
+def _outer(node: Any, importer: Any) -> relax.Expr:
+    """Of vectors, perhaps of two dtypes."""
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    left, right = (_operand(part, dtype, importer) for part in arguments(node, importer, ("input", "vec2"), ()))
+    return emit(op.multiply(emit(op.expand_dims(left, -1)), right))
+
+
 def _clamp(node: Any, importer: Any) -> relax.Expr:
     return _limited(node, importer, *arguments(node, importer, ("input", "min", "max"), (None, None)))
 
@@ -195,6 +202,7 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "div.Tensor": _arithmetic(op.divide),
     "div.Tensor_mode": _quotient,
     "rsub.Scalar": _arithmetic(op.subtract, reverse=True),
+    "outer.default": _outer,
     "rsub.Tensor": _arithmetic(op.subtract, reverse=True),
     "pow.Scalar": _arithmetic(op.power),
     "pow.Tensor_Tensor": _arithmetic(op.power),
