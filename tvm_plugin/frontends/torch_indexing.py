@@ -106,12 +106,12 @@ def _coordinates(index: Any, shape: tuple[int, ...], importer: Any) -> relax.Exp
 _REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
 
 
-def _scatter(node: Any, importer: Any) -> relax.Expr:
-    return _scattered(importer, *arguments(node, importer, ("input", "dim", "index", "src"), ()), "update")
+def _scatter(reduction: str) -> Converter:
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, axis, index, source = arguments(node, importer, ("input", "dim", "index", "src"), ())
+        return _scattered(importer, x, axis, index, source, reduction)
 
-
-def _scatter_add(node: Any, importer: Any) -> relax.Expr:
-    return _scattered(importer, *arguments(node, importer, ("input", "dim", "index", "src"), ()), "add")
+    return convert
 
 
 def _scattered(importer: Any, x: Any, axis: int, index: Any, source: Any, reduction: str) -> relax.Expr:
@@ -222,8 +222,8 @@ INDEXING_CONVERTERS: dict[str, Converter] = {
     "select.int": _select,
     "index.Tensor": _index,
     "index_put.default": _index_put,
-    "scatter.src": _scatter,
-    "scatter_add.default": _scatter_add,
+    "scatter.src": _scatter("update"),
+    "scatter_add.default": _scatter("add"),
     "scatter_reduce.two": _scatter_reduce,
     "take.default": _take,
     "unfold.default": _windows,
