@@ -10,10 +10,17 @@ from dataclasses import dataclass, field
 from .egraph import EGraph
 from .rules.rule import Group, Rule
 
-__all__ = ["Limits", "Saturation", "saturate"]
+__all__ = ["SMALL", "Limits", "Saturation", "saturate"]
 
 FULL = 0.9
 """Once rules did not fit, an e-graph of this share of the limit is full: each further round adds little, slowly."""
+
+
+MOST_GROWTH = 4
+"""Times that a round may make an e-graph larger..."""
+
+SMALL = 8000
+"""... unless it has fewer e-nodes than these afterwards."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,9 @@ def saturate(egraph: EGraph, rules: Sequence[Rule | Group], limits: Limits) -> S
             reason = "e_nodes"
             break
         names = [name for name, last in rounds.items() if iteration < last]
-        step = egraph.apply(names, budget=limits.matches, e_node_limit=limits.e_nodes)
+        # Rules that feed themselves may grow tenfold in a tenth of a second; the round after that takes a minute.
+        limit = min(limits.e_nodes, max(SMALL, MOST_GROWTH * egraph.e_nodes))
+        step = egraph.apply(names, budget=limits.matches, e_node_limit=limit)
         iteration += 1
         for name, count in step.matches.items():
             matches[name] += count

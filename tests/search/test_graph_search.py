@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eqtune.errors import InputError, MismatchError
-from eqtune.search.graph.attributes import Axis, Kind, Leaf, Permute, Pool2d, Shape, Slice, TensorType
+from eqtune.search.graph.attributes import Axis, Full, Kind, Leaf, Permute, Pool2d, Shape, Slice, TensorType
 from eqtune.search.graph.cost import AnalyticCost, MeasuredCost, graph_cost_s
 from eqtune.search.graph.database import Database
 from eqtune.search.graph.egraph import EGraph
@@ -18,7 +18,7 @@ from eqtune.search.graph.groups import subsets
 from eqtune.search.graph.operators import NotTypeable, infer
 from eqtune.search.graph.rules import RULES, Group, Rule, select
 from eqtune.search.graph.rules.pattern import Var, add, matmul, permute, slice_, tensors
-from eqtune.search.graph.saturate import Limits, saturate
+from eqtune.search.graph.saturate import SMALL, Limits, saturate
 from eqtune.search.graph.superoptimize import superoptimize
 from eqtune.search.graph.terms import Term, TermGraph
 from eqtune.search.graph.toy import ArbitraryCost, leaf_values, random_graph
@@ -149,6 +149,21 @@ def test_the_limit_of_e_nodes_holds_and_is_the_reason() -> None:
     result = saturate(egraph, rules, Limits(e_nodes=2000, iterations=50, seconds=30))
     assert result.stop_reason == "e_nodes"
     assert 500 < egraph.e_nodes <= 2000
+
+
+def test_rules_that_feed_themselves_do_not_fill_the_e_graph() -> None:
+    """x / 1 is x, and x * w of an unknown w: from there on, x is x * w * w, and so on."""
+    graph = TermGraph()
+    value = graph.add_typed(Term("leaf", Leaf(0), ()), TensorType((8, 8)), False)
+    one = graph.add("full", Full((), 1.0, "float32"), ())
+    for i in range(1, 8):
+        weight = graph.add_typed(Term("leaf", Leaf(i), ()), TensorType((8, 8)), True)
+        block = graph.add("binary", Kind("add"), (value, graph.add("matmul", None, (value, weight))))
+        value = graph.add("binary", Kind("divide"), (block, one))
+    graph.outputs = [value]
+    result = saturate(EGraph(graph, RULES), RULES, Limits())
+    assert result.stop_reason == "e_nodes"
+    assert result.e_nodes < SMALL
 
 
 def test_saturation_is_the_reason_when_nothing_changes_any_more() -> None:

@@ -12,7 +12,7 @@ from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable
 
-SIZES = dict(zip("abcdijkn", (2, 3, 4, 5, 6, 7, 8, 1), strict=True))
+SIZES = dict(zip("abcdijknhw", (2, 3, 4, 5, 6, 7, 8, 1, 3, 2), strict=True))
 
 
 def module(subscripts: str, *shapes: tuple[int, ...], dtype: str = "float32") -> ir.IRModule:
@@ -67,6 +67,19 @@ def test_sums_of_products(subscripts: str, expected: str) -> None:
     mod = load_model(module(subscripts, *shapes)).mod
     assert {"relax.matmul", "relax.multiply", "relax.einsum"} & set(operators(mod)) == {f"relax.{expected}"}
     np.testing.assert_allclose(result_of(mod, arrays), np.einsum(subscripts, *arrays), rtol=1e-4, atol=1e-5)
+
+
+def test_operands_that_fit_are_not_moved() -> None:
+    for subscripts in ("nchw,cd->ndhw", "ij,kj->ki", "nij,jk->nik"):
+        names = operators(load_model(module(subscripts, *shapes_of(subscripts))).mod)
+        assert names.count("relax.permute_dims") == (subscripts != "nij,jk->nik")
+
+
+def test_tensors_without_elements() -> None:
+    for subscripts, shapes in (("ij,ij->i", [(3, 0), (3, 0)]), ("ij,jk->ik", [(3, 0), (0, 2)])):
+        arrays = [np.ones(shape, "float32") for shape in shapes]
+        mod = load_model(module(subscripts, *shapes)).mod
+        np.testing.assert_array_equal(result_of(mod, arrays), np.einsum(subscripts, *arrays))
 
 
 def test_extents_of_one_are_repeated() -> None:

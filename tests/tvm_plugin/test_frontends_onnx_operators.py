@@ -80,6 +80,13 @@ def test_products_so_far(attrs: dict[str, int]) -> None:
     assert largest_difference("CumProd", GRID / 8, np.int64(1), opset=26, constants=(1,), **attrs) < 1e-4
 
 
+@pytest.mark.parametrize("equation", ["bij,bkj->bki", "...ij,...jk", "bij,bij->b", "bii->bi", "bij->jb"])
+def test_einstein_sums(equation: str) -> None:
+    square = np.arange(32, dtype="float32").reshape(2, 4, 4)
+    difference = largest_difference("Einsum", *[square] * (1 + ("," in equation)), equation=equation)
+    assert difference == 0
+
+
 def test_indices_counted_from_the_end() -> None:
     places = np.array([[[0, -1], [-3, 2]], [[1, -2], [2, 0]]], "int64")
     assert largest_difference("GatherElements", GRID, places, axis=1) == 0

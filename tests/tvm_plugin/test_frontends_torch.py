@@ -81,20 +81,27 @@ class Anchored(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.shape = self.grid = None
+        self.kept, self.seen = {}, []
 
     def forward(self, x):
         if self.shape != x.shape:
             self.shape = x.shape
             self.grid = torch.arange(x.shape[-1], device=x.device, dtype=x.dtype)
-        return x * self.grid
+        if x.shape not in self.kept:
+            self.kept[x.shape] = self.grid + 1
+            self.seen.append(self.grid + 2)
+        return x * self.grid * self.kept[x.shape] * self.seen[0]
 
 
 def test_what_a_module_keeps_while_it_is_exported_is_taken_back():
     module = Anchored()
     imported = load_model(module, example_inputs=(IMAGE,))
     assert module.shape is module.grid is None
+    assert not module.kept
+    assert not module.seen
     assert verify_import(imported) < 1e-6
-    np.testing.assert_array_equal(module(IMAGE), IMAGE * torch.arange(6))
+    grid = torch.arange(6)
+    np.testing.assert_array_equal(module(IMAGE), IMAGE * grid * (grid + 1) * (grid + 2))
 
 
 def test_layers_stay_whole():
@@ -216,6 +223,11 @@ def test_layers_stay_whole():
             ]
         ),
         lambda x: (9 * x).int().scatter_reduce(3, ODD, (9 * x).int()[:, :2, :3, :2] + 4, "mean", include_self=False),
+        lambda x: (
+            torch.stack([(3 * x).int()[0, 0, :2].prod().float(), x.prod()]) + (3 * x).to(torch.int8).prod(1).sum()
+        ),
+        lambda x: (x.half().softmax(-1, dtype=torch.float32), x.half().log_softmax(1, dtype=torch.float64)),
+        lambda x: (x.sqrt() == x.sqrt()) | (x[0] == x),
         lambda x: torch.outer(x[0, 0, 0], x[0, 0, 1].double()).cos() * x[0, 0, 0].double(),
         lambda x: (x.sqrt() != x.sqrt()) | (x.sqrt() != 0.5) & (x.log() != x[0]),
     ],
@@ -303,6 +315,9 @@ def test_layers_stay_whole():
         "instance-norm-by-kept-statistics",
         "reduced-where-they-are-scattered",
         "means-of-integers",
+        "products-of-all-elements",
+        "softmax-of-another-dtype",
+        "nan-is-not-itself",
         "products-of-other-dtypes",
         "nan-differs-from-everything",
     ],

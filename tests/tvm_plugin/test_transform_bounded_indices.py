@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.relax import op
 
 from eqtune.frontends import load_model
@@ -121,6 +121,48 @@ def test_a_second_pass_changes_nothing(name: str) -> None:
     make, indices, _ = CASES[name]
     once = with_bounded_indices(module(make, indices))
     ir.assert_structural_equal(with_bounded_indices(once), once)
+
+
+def operators(mod: ir.IRModule) -> list[str]:
+    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    return [binding.value.op.name for binding in bindings if isinstance(binding.value, relax.Call)]
+
+
+def test_an_index_is_bounded_once() -> None:
+    def twice(x: Any, i: Any) -> Any:
+        return op.gather_elements(op.gather_elements(x, i, axis=1), i, axis=1)
+
+    assert operators(with_bounded_indices(module(twice, [ELEMENTS]))).count("relax.minimum") == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "is_safe"),
+    [
+        (lambda i: op.minimum(op.maximum(i, limit(0)), limit(3)), True),
+        (lambda i: op.minimum(op.maximum(i, limit(-2)), limit(3)), False),
+        (lambda i: op.minimum(i, limit(3)), False),
+        (lambda i: op.argmax(op.reshape(i, [3, 1, 4, 5]), axis=2), True),
+        (lambda i: op.argmax(op.reshape(i, [3, 1, 5, 4]), axis=2), False),
+        (lambda i: op.broadcast_to(constant_of(nearest(ELEMENTS[:, :1], 4)), (3, 4, 5)), True),
+        (lambda i: op.broadcast_to(constant_of(ELEMENTS[:, :1]), (3, 4, 5)), False),
+    ],
+)
+def test_what_is_in_bounds_by_its_making_is_left(make: Callable[[Any], Any], is_safe: bool) -> None:
+    before = module(lambda x, i: op.gather_elements(x, make(i), axis=1), [ELEMENTS])
+    assert (len(operators(with_bounded_indices(before))) == len(operators(before))) == is_safe
+
+
+def limit(number: int) -> relax.Expr:
+    return constant_of(np.full((), number, "int64"))
+
+
+def test_shapes_that_are_not_known_and_coordinates_of_nothing_stay() -> None:
+    x, n = relax.Var("x", relax.TensorType((3, 4), "float32")), tirx.Var("n", "int64")
+    for shape in ((n, 2), (2, 0)):
+        index, builder = relax.Var("i", relax.TensorType(shape, "int64")), relax.BlockBuilder()
+        with builder.function("main", [x, index]):
+            builder.emit_func_output(builder.emit(op.gather_nd(x, index)))
+        ir.assert_structural_equal(with_bounded_indices(builder.get()), builder.get())
 
 
 def test_constants_in_bounds_stay() -> None:

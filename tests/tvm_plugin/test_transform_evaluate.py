@@ -106,6 +106,7 @@ CASES = [
     ("min", lambda x: op.min(x, [0]), [CUBE]),
     ("variance", lambda x: op.variance(x, [1]), [CUBE]),
     ("std", lambda x: op.std(x, [1]), [CUBE]),
+    ("isnan", op.isnan, [np.where(FLAGS, np.float32(np.nan), X)]),
     ("cumsum", lambda x: op.cumsum(x, 1), [X]),
     ("cumprod", lambda x: op.cumprod(x, 0), [X]),
     ("matmul", op.matmul, [floats(3, 4, 6), floats(6, 5)]),

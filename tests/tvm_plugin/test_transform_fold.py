@@ -249,6 +249,24 @@ def test_a_choice_that_weights_make_for_all_elements_is_none():
     assert_equal(before, after)
 
 
+def test_what_changes_nothing_is_left_out():
+    def make(emit, x):
+        one, ones, zeros = (
+            relax.const(1.0),
+            relax.const(np.ones((1, 4), "float32")),
+            relax.const(np.zeros(4, "float32")),
+        )
+        y = emit(op.divide(emit(op.nn.relu(x)), emit(op.add(one, zeros))))
+        y = emit(op.subtract(emit(op.multiply(ones, emit(op.add(zeros, y)))), relax.const(0.0)))
+        z = emit(op.subtract(zeros, emit(op.multiply(y, relax.const(2.0)))))
+        return op.add(z, emit(op.divide(one, emit(op.multiply(y, relax.const(np.ones((3, 1, 4), "float32")))))))
+
+    before = function([(4, 4)], make)
+    after = FoldWeights()(before)
+    assert operators(after) == ["add", "divide", "multiply", "multiply", "nn.relu", "subtract"]
+    assert_equal(before, after)
+
+
 def test_operators_that_numpy_lacks_stay():
     def make(emit, x):
         weight = emit(op.nn.log_softmax(emit(op.negative(constant(6, 6)))))

@@ -75,7 +75,7 @@ def attention(
     result = emit(op.reshape(result, [*batch, length, extents(value.ty)[-1]])) if shared > 1 else result
     if mask is None or not zero_without_keys:
         return result
-    keys = mask if is_boolean else emit(op.not_equal(mask, relax.const(-math.inf, str(mask.ty.dtype))))
+    keys = mask if is_boolean else emit(op.greater(mask, relax.const(-math.inf, str(mask.ty.dtype))))
     # The result is cleared, not the softmax: `tasks.attention` looks for a product that reads a softmax.
     count = emit(op.sum(emit(op.astype(keys, "int32")), axis=-1, keepdims=True))
     return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), result, relax.const(0, dtype)))

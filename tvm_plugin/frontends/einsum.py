@@ -43,7 +43,12 @@ class _Products(PyExprMutator):
         sizes = dict(zip(left, extents(operands[0].ty), strict=True))
         if any(sizes.setdefault(label, n) != n for label, n in zip(right, extents(operands[1].ty), strict=True)):
             return call
-        return self._product(operands[0], left, operands[1], right, result, sizes)
+        if 0 in sizes.values():
+            return call
+        terms = [(operands[0], left), (operands[1], right)]
+        if _is_turned(left, right, result, sizes):
+            terms.reverse()
+        return self._product(*terms[0], *terms[1], result, sizes)
 
     def _product(
         self, x: Any, left: Sequence[str], y: Any, right: Sequence[str], result: Sequence[str], sizes: dict[str, int]
@@ -58,7 +63,7 @@ class _Products(PyExprMutator):
 
         def matrices(value: Any, labels: Sequence[str], first: list[str], second: list[str]) -> Any:
             order = [labels.index(label) for label in (*batch, *first, *second)]
-            value = value if order == sorted(order) else emit(op.permute_dims(value, order))
+            value = value if _is_in_order(order, labels, sizes) else emit(op.permute_dims(value, order))
             shape = [*(sizes[label] for label in batch), _count(first, sizes), _count(second, sizes)]
             return value if extents(value.ty) == shape else emit(op.reshape(value, shape))
 
@@ -66,19 +71,38 @@ class _Products(PyExprMutator):
             multiply = op.matmul if inner else op.multiply
             product = emit(multiply(matrices(x, left, rows, inner), matrices(y, right, inner, columns)))
         else:
-            elements = emit(op.multiply(matrices(x, left, [], inner), matrices(y, right, [], inner)))
-            product = emit(op.sum(elements, [-2, -1]))
+            product = emit(op.multiply(matrices(x, left, [], inner), matrices(y, right, [], inner)))
+            product = emit(op.sum(product, [-2, -1])) if inner else product
         found = [*batch, *rows, *columns]
         shape = [sizes[label] for label in found]
         product = product if extents(product.ty) == shape else emit(op.reshape(product, shape))
         order = [found.index(label) for label in result]
-        return product if order == sorted(order) else self.builder_.normalize(op.permute_dims(product, order))
+        if order == sorted(order):
+            return product
+        if _is_in_order(order, found, sizes):
+            return self.builder_.normalize(op.reshape(product, [sizes[label] for label in result]))
+        return self.builder_.normalize(op.permute_dims(product, order))
 
     def _summed(self, value: Any, labels: Sequence[str], wanted: set[str]) -> tuple[Any, list[str]]:
         """Without the axes that no one else has."""
         axes = [axis for axis, label in enumerate(labels) if label not in wanted]
         kept = [label for label in labels if label in wanted]
         return (self.builder_.emit(op.sum(value, axes)), kept) if axes else (value, kept)
+
+
+def _is_turned(left: Sequence[str], right: Sequence[str], result: Sequence[str], sizes: dict[str, int]) -> bool:
+    """Whether the result has the axes of the right operand alone before those of the left one alone."""
+    rows, columns = (
+        [place for place, label in enumerate(result) if label in own and label not in other and sizes[label] > 1]
+        for own, other in ((left, right), (right, left))
+    )
+    return bool(rows and columns) and max(columns) < min(rows)
+
+
+def _is_in_order(order: Sequence[int], labels: Sequence[str], sizes: dict[str, int]) -> bool:
+    """Whether axes lie in memory in this order already: those of one element may lie anywhere."""
+    moved = [axis for axis in order if sizes[labels[axis]] > 1]
+    return moved == sorted(moved)
 
 
 def _count(labels: Sequence[str], sizes: dict[str, int]) -> int:

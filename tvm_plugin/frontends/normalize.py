@@ -169,6 +169,8 @@ def with_no_division_by_zero(mod: tvm.IRModule) -> tvm.IRModule:
 class _UnequalNans(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
+        if operator(call) == "relax.equal" and call.args[0].same_as(call.args[1]) and _may_be_nan(call.args[0]):
+            return self.builder_.normalize(_not(self.builder_.emit(relax.op.isnan(call.args[0]))))
         if operator(call) != "relax.not_equal":
             return call
         left, right = call.args
@@ -188,7 +190,7 @@ def with_unequal_nans(mod: tvm.IRModule) -> tvm.IRModule:
     """Let NaN differ from everything in "main", as IEEE 754 has it: TVM's `not_equal` is false of it.
 
     not_equal(a, 0) -> logical_or(not_equal(a, 0), isnan(a)). `logical_not(equal(a, 0))` would be simplified to the
-    former.
+    former, as equal(a, a) to True; that is logical_not(isnan(a)).
     """
     return _with_main(_UnequalNans(mod), mod)
 

@@ -28,6 +28,11 @@ def _cumprod(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) 
     return turned(products)
 
 
+def _einsum(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """TVM's importer makes a kernel of it at once; as an operator, it is seen to be a product of matrices."""
+    return op.einsum(list(inputs), text_of(attrs["equation"]))
+
+
 def _lp_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """Rows over their norms; rows of zeros stay."""
     x, axis = inputs[0], int(attrs.get("axis", -1))
@@ -93,6 +98,7 @@ def _steps_of_each(bb: Any, x: Any, source: Any) -> Any:
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "CumProd": _cumprod,
+    "Einsum": _einsum,
     "LpNormalization": _lp_normalization,
     "ReverseSequence": _reverse_sequence,
     "TensorScatter": _tensor_scatter,

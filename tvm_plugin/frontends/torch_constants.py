@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from .imported import is_number
 
-__all__ = ["Constants", "is_repetition"]
+__all__ = ["LIKE_ANOTHER", "Constants", "is_repetition"]
 
 MOST_BYTES = 8 << 20
 """Of a value. Larger ones are computed where they are used: a mask costs fewer operations than reads from memory."""

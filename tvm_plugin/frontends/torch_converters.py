@@ -76,10 +76,26 @@ def _var(node: Any, importer: Any) -> relax.Expr:
 
 
 def _product(node: Any, importer: Any) -> relax.Expr:
-    x, axis, keep = arguments(node, importer, ("input", "dim", "keepdim"), (False,))
-    emit, dtype = importer.block_builder.emit, dtype_of(node)
-    x = x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
-    return emit(op.prod(x, axis=[axis], keepdims=keep))
+    """Along an axis, or of all elements."""
+    x, axis, keep = arguments(node, importer, ("input", "dim", "keepdim"), (None, False))
+    axes = [axis] if isinstance(axis, int) else None
+    return importer.block_builder.emit(op.prod(_of_result(x, node, importer), axis=axes, keepdims=keep))
+
+
+def _softmax(function: Callable[..., relax.Expr]) -> Converter:
+    """In the dtype of the result, which language models of 16 bits ask to be float32."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, axis = arguments(node, importer, ("input", "dim"), ())
+        return importer.block_builder.emit(function(_of_result(x, node, importer), axis=axis))
+
+    return convert
+
+
+def _of_result(x: relax.Expr, node: Any, importer: Any) -> relax.Expr:
+    """`x` in the dtype that the node's result has."""
+    dtype = dtype_of(node)
+    return x if str(x.ty.dtype) == dtype else importer.block_builder.emit(op.astype(x, dtype))
 
 
 def _convolution(rank: int) -> Converter:
@@ -161,10 +177,13 @@ def _instance_norm(node: Any, importer: Any) -> relax.Expr:
     channels = shape_of(x)[1:2]
     gamma = _full(x, channels, 1.0) if gamma is None else gamma
     beta = _full(x, channels, 0.0) if beta is None else beta
-    emit = importer.block_builder.emit
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
     if own_statistics:
         return emit(op.nn.instance_norm(x, gamma, beta, 1, list(range(2, len(shape_of(x)))), epsilon))
-    return emit(emit(op.nn.batch_norm(x, gamma, beta, mean, variance, 1, epsilon, training=False))[0])
+    kept = str(mean.ty.dtype)
+    x, gamma, beta = (part if str(part.ty.dtype) == kept else emit(op.astype(part, kept)) for part in (x, gamma, beta))
+    result = emit(emit(op.nn.batch_norm(x, gamma, beta, mean, variance, 1, epsilon, training=False))[0])
+    return result if kept == dtype else emit(op.astype(result, dtype))
 
 
 def _masked_fill(node: Any, importer: Any) -> relax.Expr:
@@ -244,7 +263,10 @@ CONVERTERS: dict[str, Converter] = {
     "layer_norm.default": _layer_norm,
     "std.correction": _std,
     "var.correction": _var,
+    "prod.default": _product,
     "prod.dim_int": _product,
+    "softmax.int": _softmax(op.nn.softmax),
+    "log_softmax.int": _softmax(op.nn.log_softmax),
     **{f"conv{rank}d.default": _convolution(rank) for rank in (1, 2, 3)},
     "conv_transpose3d.input": _conv_transpose3d,
     "max.dim": _extremum_and_place(op.max, op.argmax),

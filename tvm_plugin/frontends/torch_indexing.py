@@ -52,7 +52,8 @@ def _index(node: Any, importer: Any) -> relax.Expr:
 
 
 def _is_integer(index: Any) -> bool:
-    return str(index.ty.dtype).startswith(("int", "uint"))
+    """Bytes without a sign are masks, as PyTorch has it."""
+    return str(index.ty.dtype).startswith("int")
 
 
 def _from_start(index: Any, extent: int, importer: Any) -> relax.Expr:
@@ -127,6 +128,8 @@ def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "dim", "index", "src", "reduce", "include_self")
     x, axis, index, source, reduce, with_own = arguments(node, importer, names, (True,))
     emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    if dtype == "bool":
+        raise UnsupportedModelError(f"{node.name} reduces booleans where it scatters them; convert them to int8 before")
     begin = x if with_own else _everywhere(x, _identity(reduce, dtype))
     result = _scattered(importer, begin, axis, index, source, _REDUCTIONS[reduce])
     if with_own and reduce != "mean":

@@ -30,10 +30,10 @@ from ..transform.constants import constant_of
 from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
 from .torch_complex import has_complex_numbers, with_real_numbers
-from .torch_constants import Constants, is_repetition
+from .torch_constants import LIKE_ANOTHER, Constants, is_repetition
 from .torch_converters import CONVERTERS, Converter
 from .torch_experts import EXPERT_DECOMPOSITIONS
-from .torch_nodes import array_of_torch, dtype_of, torch_of_array
+from .torch_nodes import array_of_torch, torch_of_array
 from .torch_order import EqualsInOrder
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
@@ -181,18 +181,9 @@ class _Importer(ExportedProgramImporter):
                     return None  # whoever reads it is computed, too
                 return pytree.tree_map_only(torch.Tensor, self._shared, self._computed[node])
             assert convert is not None
-            return self._typed(convert(node, importer), node)
+            return convert(node, importer)
 
         return of_node
-
-    def _typed(self, value: Any, node: torch.fx.Node) -> Any:
-        """`value` in PyTorch's dtype: TVM's importer takes that of one operand for the result of some operators."""
-        known = isinstance(node.meta.get("val"), torch.Tensor) and isinstance(
-            getattr(value, "ty", None), relax.TensorType
-        )
-        if not known or str(value.ty.dtype) == dtype_of(node):
-            return value
-        return self.block_builder.emit(relax.op.astype(value, dtype_of(node)))
 
     def _shared(self, tensor: torch.Tensor) -> tvm.ir.GenericConst:
         """One constant for all tensors of equal values: the masks that each layer makes anew."""
@@ -271,16 +262,25 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Take back what a module assigns to its attributes meanwhile: detectors keep their anchors, which in an export are
-    no numbers, and would compute with them from then on.
+    """Take back what a module assigns to its attributes meanwhile, or puts into dictionaries and lists there: detectors
+    keep their anchors, which in an export are no numbers, and would compute with them from then on.
     """
-    kept = [(vars(child), dict(vars(child))) for child in module.modules()]
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def keep(container: Any) -> None:
+        if isinstance(container, dict | list | set) and id(container) not in kept:
+            kept[id(container)] = container, container.copy()
+            for value in list(container.values() if isinstance(container, dict) else container):
+                keep(value)
+
+    for child in module.modules():
+        keep(vars(child))
     try:
         yield
     finally:
-        for attributes, before in kept:
-            attributes.clear()
-            attributes.update(before)
+        for container, before in kept.values():
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(before)
 
 
 def _check_signature(program: torch.export.ExportedProgram) -> None:
@@ -297,11 +297,24 @@ def _check_signature(program: torch.export.ExportedProgram) -> None:
 
 def _check_not_random(program: torch.export.ExportedProgram) -> None:
     for node in program.graph.nodes:
-        if re.match(r"aten\.(rand|normal|bernoulli|multinomial|uniform|exponential|poisson)", str(node.target)):
+        if any(user.target not in LIKE_ANOTHER for user in node.users) and _draws(node):
             raise UnsupportedModelError(
                 f"the model draws random numbers ({node.target}), which would be the same in each run here; make them "
                 "an input of the model"
             )
+
+
+_RANDOM = re.compile(
+    r"aten\.(rand|normal|log_normal|bernoulli|binomial|multinomial|uniform|exponential|poisson|cauchy|geom)"
+)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether a node's result is random, as a dropout in training mode is."""
+    name = str(node.target)
+    if "dropout" in name:
+        return bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("train", True))
+    return _RANDOM.match(name) is not None
 
 
 def _unknown(program: torch.export.ExportedProgram) -> list[Any]:
@@ -324,10 +337,10 @@ def _translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.E
         if not helpful:
             break
         table |= {target: decompositions[target] for target in helpful}
+    _check_not_random(functional)
     if unknown:
         names = ", ".join(sorted(str(one) if hasattr(one, "namespace") else one.__name__ for one in unknown))
         raise UnsupportedModelError(f"TVM's importer does not know the PyTorch operators {names}")
-    _check_not_random(functional)
     _check_signature(functional)  # in-place updates of buffers show only now
     return functional, computed
 

@@ -130,11 +130,15 @@ def sensitivity(
     evaluate: Callable[..., list[NDArray[Any]]],
     inputs: Sequence[NDArray[Any]],
     expected: Sequence[NDArray[Any]],
+    undecided: Sequence[NDArray[Any]] = (),
     seed: int = 0,
 ) -> float:
-    """How far the outputs move, relative to the largest, where the inputs are changed by roundings (`CHANGE`)."""
+    """How far the outputs move, relative to the largest, where the inputs are changed by roundings (`CHANGE`).
+
+    Places that are `undecided` (see the function) are left out.
+    """
     generator = np.random.default_rng(seed)
-    _, relative = compare(evaluate(*[_changed(array, generator) for array in inputs]), expected)
+    _, relative = compare(evaluate(*[_changed(array, generator) for array in inputs]), expected, undecided)
     return relative
 
 

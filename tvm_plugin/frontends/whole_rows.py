@@ -41,7 +41,7 @@ class _WholeRows(PyExprMutator):
         if rows is None:
             return call
         if name == "relax.gather_elements":
-            return self.builder_.normalize(op.take(x, rows, axis=axis))
+            return self.builder_.normalize(op.take(x, self._from_start(rows, shape[axis]), axis=axis))
         if call.attrs.reduction not in _SCATTERS:
             return call
         order = [axis, *(a for a in range(rank) if a != axis)]
@@ -51,17 +51,20 @@ class _WholeRows(PyExprMutator):
         return self.builder_.normalize(op.permute_dims(written, [order.index(a) for a in range(rank)]))
 
     def _rows(self, index: relax.Expr, shape: list[int], axis: int) -> relax.Expr | None:
-        """What is repeated along all other axes, which are whole; indices counted from the end are made others."""
+        """What is repeated along all other axes, which are whole."""
         count = extents(index.ty)[axis]
         if [n for a, n in enumerate(extents(index.ty)) if a != axis] != [n for a, n in enumerate(shape) if a != axis]:
             return None
         base = self._repeated(index, axis)
         if base is None or math.prod(extents(base.ty)) != count:
             return None
-        line = self.builder_.emit(op.astype(self.builder_.emit(op.reshape(base, [count])), "int64"))
-        from_start = self.builder_.emit(op.add(line, relax.const(shape[axis], "int64")))
-        is_negative = self.builder_.emit(op.less(line, relax.const(0, "int64")))
-        return self.builder_.emit(op.where(is_negative, from_start, line))
+        return self.builder_.emit(op.astype(self.builder_.emit(op.reshape(base, [count])), "int64"))
+
+    def _from_start(self, rows: relax.Expr, extent: int) -> relax.Expr:
+        """Indices counted from the end are made others."""
+        from_start = self.builder_.emit(op.add(rows, relax.const(extent, "int64")))
+        is_negative = self.builder_.emit(op.less(rows, relax.const(0, "int64")))
+        return self.builder_.emit(op.where(is_negative, from_start, rows))
 
     def _repeated(self, index: relax.Expr, axis: int) -> relax.Expr | None:
         """What `index` repeats along other axes than this one."""

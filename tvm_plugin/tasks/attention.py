@@ -284,7 +284,7 @@ def _filled_steps(attention: _Attention, fillings: dict[Any, Any]) -> tuple[_Ste
         if not any(missing):
             return tensor
         array = array_of(tensor)
-        key = (array.ctypes.data, *missing)
+        key = (array.ctypes.data, array.shape, array.strides, str(array.dtype), *missing)
         if key not in fillings:
             fillings[key] = constant_of(np.pad(array, [(0, more) for more in missing]))
         return fillings[key]

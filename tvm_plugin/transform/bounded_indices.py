@@ -21,13 +21,27 @@ def with_bounded_indices(mod: ir.IRModule) -> ir.IRModule:
 
     A token that a model does not know ends a PyTorch program; here it could end the process, read secrets, or write
     where it should not. What is in bounds stays what it was: take(x, i, mode="fast") -> take(x, i, mode="clip"), of
-    which negative indices are the first element, and the others with min(max(i < 0 ? i + n : i, 0), n - 1) for i.
+    which negative indices are the first element, and the others with min(max(i < 0 ? i + n : i, 0), n - 1) for i, once
+    for each i. Constants, and places of extrema, that are in bounds stay as they are.
     """
     return map_functions(mod, lambda function: _BoundedIndices().visit_expr(function))
 
 
 @mutator
 class _BoundedIndices(PyExprMutator):
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[Any, relax.Expr] = {}
+        """Of this block: index and counts -> what is in bounds."""
+
+    def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        self._known.clear()
+        return super().visit_binding_block_(block)
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        self._known.clear()
+        return super().visit_dataflow_block_(block)
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
         name = operator(call)
@@ -36,8 +50,11 @@ class _BoundedIndices(PyExprMutator):
             return self.builder_.normalize(op.take(*call.args, axis=axis, mode="clip"))
         if name not in _INDEXED_EXTENTS or not is_static_tensor(call.args[0].ty):
             return call
+        separate = name in _SEPARATE
+        if not separate and not is_static_tensor(call.args[1].ty):
+            return call
         counts = _INDEXED_EXTENTS[name](call, extents(call.args[0].ty))
-        bounded = self._bounded_each(call.args[1], counts) if name in _SEPARATE else self._bounded(call.args[1], counts)
+        bounded = self._bounded_each(call.args[1], counts) if separate else self._bounded(call.args[1], counts)
         if bounded is call.args[1]:
             return call
         arguments = [call.args[0], bounded, *call.args[2:]]
@@ -45,7 +62,7 @@ class _BoundedIndices(PyExprMutator):
 
     def _bounded_each(self, indices: relax.Expr, counts: list[int]) -> relax.Expr:
         """A tuple of indices, one of each axis."""
-        known = self.lookup_binding(indices) if isinstance(indices, relax.Var) else None
+        known = self._binding(indices)
         given = known if isinstance(known, relax.Tuple) else indices
         fields = list(given.fields) if isinstance(given, relax.Tuple) else [given]
         bounded = [self._bounded(field, [count]) for field, count in zip(fields, counts, strict=False)]
@@ -54,7 +71,7 @@ class _BoundedIndices(PyExprMutator):
 
     def _bounded(self, index: relax.Expr, counts: list[int]) -> relax.Expr:
         """`index`, of which each last axis has one of as many `counts`, or all of it the only one; itself if it is."""
-        if not is_static_tensor(index.ty) or not str(index.ty.dtype).startswith(("int", "uint")):
+        if not counts or not is_static_tensor(index.ty) or not str(index.ty.dtype).startswith(("int", "uint")):
             return index
         dtype = str(index.ty.dtype)
         if max(counts) > np.iinfo(dtype).max:
@@ -64,21 +81,49 @@ class _BoundedIndices(PyExprMutator):
             given = array_of(index)
             nearest = np.clip(np.where(given < 0, given + count, given), 0, count - 1).astype(dtype)
             return index if np.array_equal(nearest, given) else constant_of(nearest)
-        if self._has_bounds(index, count):
+        if self._is_bounded(index, count):
             return index
-        emit, zero = self.builder_.emit, constant_of(np.zeros((), dtype))
-        if dtype.startswith("int"):
-            from_start = emit(op.where(emit(op.less(index, zero)), emit(op.add(index, constant_of(count))), index))
-            index = emit(op.maximum(from_start, zero))
-        return emit(op.minimum(index, constant_of(count - 1)))
+        key = (index, *counts)
+        if key not in self._known:
+            emit, zero, bounded = self.builder_.emit, constant_of(np.zeros((), dtype)), index
+            if dtype.startswith("int"):
+                is_negative = emit(op.less(index, zero))
+                from_start = emit(op.where(is_negative, emit(op.add(index, constant_of(count))), index))
+                bounded = emit(op.maximum(from_start, zero))
+            self._known[key] = emit(op.minimum(bounded, constant_of(count - 1)))
+        return self._known[key]
 
-    def _has_bounds(self, index: relax.Expr, count: np.ndarray) -> bool:
-        """Whether an index is what `_bounded` makes: modules may pass here twice."""
-        value: Any = self.lookup_binding(index) if isinstance(index, relax.Var) else None
-        if operator(value) != "relax.minimum" or not isinstance(value.args[1], ir.GenericConst):
+    def _is_bounded(self, index: relax.Expr, count: np.ndarray) -> bool:
+        """Whether an index is in bounds by what it is made of, `_bounded` among others: modules may pass here twice."""
+        if isinstance(index, ir.GenericConst):
+            given = array_of(index)
+            return bool(((given >= 0) & (given < count)).all())
+        value = self._binding(index)
+        name = operator(value)
+        if name == "relax.minimum" and _is_constant(value.args[1], count - 1):
+            below = self._binding(value.args[0])
+            return operator(below) == "relax.maximum" and _is_constant(below.args[1], 0)
+        if count.ndim:
             return False
-        below: Any = self.lookup_binding(value.args[0]) if isinstance(value.args[0], relax.Var) else None
-        return np.array_equal(array_of(value.args[1]), count - 1) and operator(below) == "relax.maximum"
+        if name in _MOVES:
+            return self._is_bounded(value.args[0], count)
+        if name in ("relax.argmax", "relax.argmin") and value.attrs.axis is not None:
+            return extents(value.args[0].ty)[int(value.attrs.axis)] <= count
+        return False
+
+    def _binding(self, value: Any) -> Any:
+        return self.lookup_binding(value) if isinstance(value, relax.Var) else value
+
+
+_MOVES = frozenset(f"relax.{name}" for name in ("broadcast_to", "reshape", "expand_dims", "squeeze", "permute_dims"))
+"""Operators whose elements are those of their first argument."""
+
+
+def _is_constant(value: Any, wanted: Any) -> bool:
+    if not isinstance(value, ir.GenericConst):
+        return False
+    given = array_of(value)
+    return given.shape == np.shape(wanted) and bool((given == wanted).all())
 
 
 def _along(call: relax.Call, shape: list[int]) -> list[int]:

@@ -245,6 +245,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.minimum": _binary(np.minimum),
     "relax.negative": _unary(np.negative),
     "relax.abs": _unary(np.abs),
+    "relax.isnan": _unary(np.isnan),
     "relax.sign": _unary(np.sign),
     "relax.square": _unary(np.square),
     "relax.floor": _floats_only(np.floor),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,7 @@ class FoldWeights:
 
     f(W, ...) -> constant, for the operators in `evaluate.EVALUATORS`. An operator that numpy cannot compute stays,
     and so does one whose result is much larger than its inputs (a scalar broadcast to an activation's shape).
-    where(W, x, y) -> x, if W holds everywhere.
+    where(W, x, y) -> x, if W holds everywhere; x * W and x / W -> x, if W is one, x + W and x - W, if it is zero.
     Parameters, signature and names of what remains are kept; bindings that nothing uses any more are removed.
 
     Parameters
@@ -158,19 +158,47 @@ def _fold(function: relax.Function, transposes: bool) -> relax.Function:
     return substitute(function, replacements) if replacements else function
 
 
+_NEUTRAL = {"relax.multiply": 1, "relax.divide": 1, "relax.add": 0, "relax.subtract": 0}
+"""What as a right operand changes nothing; as a left one, too, where operands may be exchanged."""
+
+_COMMUTATIVE = frozenset({"relax.multiply", "relax.add"})
+
+
 def _chosen(function: relax.Function, values: WeightValues) -> dict[relax.Var, Any]:
-    """The variables that hold where(W, x, y) with a W that holds everywhere, with their x."""
+    """The variables that hold what is one of their operands whatever the inputs are, with that operand.
+
+    where(W, x, y) with a W that holds everywhere, x * 1, x / 1, x + 0, x - 0. Graph searches would multiply by such a
+    one as often as they like.
+    """
     found: dict[relax.Var, Any] = {}
     for binding in top_level_bindings(function):
         # A result of the function's block keeps its binding: x may be known inside the block alone.
-        if isinstance(binding.var, relax.DataflowVar) and operator(binding.value) == "relax.where":
-            condition, x, _ = binding.value.args
-            if condition not in values or not _is_static(x.ty) or extents(x.ty) != extents(binding.var.ty):
-                continue
-            holds = values.array(condition)
-            if holds is not None and holds.all():
-                found[binding.var] = found.get(x, x)
+        if isinstance(binding.var, relax.DataflowVar) and isinstance(binding.value, relax.Call):
+            for x, others, holds in _choices(binding.value):
+                same = _is_static(x.ty) and (extents(x.ty), x.ty.dtype) == (
+                    extents(binding.var.ty),
+                    binding.var.ty.dtype,
+                )
+                if not same or others not in values:
+                    continue
+                array = values.array(others)
+                if array is not None and holds(array):
+                    found[binding.var] = found.get(x, x)
+                    break
     return found
+
+
+def _choices(call: relax.Call) -> Iterator[tuple[Any, Any, Callable[[Array], bool]]]:
+    """An operand that the call may be, one that decides it, and when that does."""
+    name = operator(call)
+    if name == "relax.where":
+        yield call.args[1], call.args[0], lambda condition: bool(condition.all())
+    elif name in _NEUTRAL:
+        neutral = _NEUTRAL[name]
+        pairs = [call.args, call.args[::-1]] if name in _COMMUTATIVE else [call.args]
+        for x, weight in pairs:
+            if _is_static(x.ty) and is_static_tensor(weight.ty) and _type_bytes(weight.ty) <= _FREE_BYTES:
+                yield x, weight, lambda array: bool((array == neutral).all())
 
 
 def _needed_constants(

@@ -310,7 +310,7 @@ class _Accuracy:
 
     def excuse(self) -> str:
         """Said of a model that differs, where it makes so much of roundings that no other order of sums could pass."""
-        moved = self.reference.sensitivity()
+        moved = self.reference.sensitivity(self.tolerance)
         if not moved > self.tolerance:
             return ""
         return (

@@ -172,9 +172,10 @@ class Reference:
         evaluate = self.imported.reference or self.run
         return undecided(evaluate, self.inputs, self.outputs, tolerance, self.seed)
 
-    def sensitivity(self) -> float:
+    def sensitivity(self, tolerance: float) -> float:
         """How far roundings of the inputs move the outputs: see `frontends.verify.sensitivity`."""
-        return sensitivity(self.imported.reference or self.run, self.inputs, self.outputs, self.seed)
+        ties = self.undecided(tolerance) if self.orders else ()
+        return sensitivity(self.imported.reference or self.run, self.inputs, self.outputs, ties, self.seed)
 
     @cached_property
     def epsilon(self) -> float:
