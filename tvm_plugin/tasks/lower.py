@@ -21,6 +21,7 @@ from ..transform.functions import extents, map_functions, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
 from .attention import legalize_attention
 from .block_names import rename_blocks
+from .channel_norms import legalize_channel_norms
 from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 from .half_precision import with_float32_arithmetic
 from .norms import legalize_norms
@@ -64,7 +65,8 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
         )(with_bounded_indices(with_batch_statistics(mod)))
         on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
         if on_cpu:
-            mod = legalize_norms(with_float32_arithmetic(mod, target))
+            mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
+            mod = legalize_norms(mod)
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
         mod = legalize_permuted_products(mod, activations=on_cpu)
         mod = transform.Sequential(
