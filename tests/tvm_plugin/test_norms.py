@@ -61,3 +61,41 @@ def test_values_far_from_zero(groups, layout, tuned):
     (result,) = ModelRunner(executable)(given)
     result = result.transpose(0, 3, 1, 2) if last else result
     np.testing.assert_allclose(result, expected(x, groups, *(array_of(c) for c in (gamma, beta))), atol=5e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((3, 13, 10, 24), 3), ((1, 700, 20), 20), ((2, 5, 6, 7, 48), 16), ((1, 64, 16), 2), ((1, 129, 129, 18), 9)],
+    ids=["images", "instances-of-lines", "volumes", "one-block", "many-blocks"],
+)
+def test_channels_last_in_one_pass(shape, groups, threads):
+    gamma, beta = constant(shape[-1], 1), constant(shape[-1], 2)
+    axes = list(range(1, len(shape) - 1))
+    target = detect_target(threads)
+    with target:
+        kernels = LowerToKernels()(
+            norm(shape, lambda x: op.nn.relu(op.nn.group_norm(x, gamma, beta, groups, len(shape) - 1, axes, EPSILON)))
+        )
+        names = sorted(var.name_hint for var in kernels.get_global_vars())
+        assert names == ["main", "norm_moments", "subtract_multiply_add_relu"]
+        executable = build_scheduled(ApplyTuned(estimate=True)(kernels), target)
+    generator = np.random.default_rng(0)
+    x = (generator.standard_normal(shape) + 100 * generator.standard_normal(shape[-1])).astype("float32")
+    (result,) = ModelRunner(executable)(x)
+    first = np.moveaxis(x, -1, 1)
+    wanted = np.maximum(expected(np.ascontiguousarray(first), groups, *(array_of(c) for c in (gamma, beta))), 0)
+    np.testing.assert_allclose(np.moveaxis(result, -1, 1), wanted, atol=5e-4)
+
+
+def test_an_outlier_among_pixels_loses_no_digits():
+    x = np.random.default_rng(0).standard_normal((1, 16, 16, 32)).astype("float32")
+    x[0, 0, 0] = 1e4  # the first of the first block, which the others are compared with
+    gamma, beta, target = constant(32, 1), constant(32, 2), detect_target()
+    with target:
+        kernels = LowerToKernels()(norm(x.shape, lambda y: op.nn.group_norm(y, gamma, beta, 8, 3, [1, 2], EPSILON)))
+        executable = build_scheduled(ApplyTuned(estimate=True)(kernels), target)
+    (result,) = ModelRunner(executable)(x)
+    first = np.ascontiguousarray(np.moveaxis(x, -1, 1))
+    wanted = expected(first, 8, *(array_of(c) for c in (gamma, beta)))
+    np.testing.assert_allclose(np.moveaxis(result, -1, 1), wanted, rtol=1e-4, atol=1e-5)

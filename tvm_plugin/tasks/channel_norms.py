@@ -2,7 +2,8 @@
 
 The channels of a group lie between those of others, so that its elements are runs of a few. Summed channel by channel,
 all of a row is read at once. Two threads of a Xeon, us, group norm in 32 groups and SiLU: 128 x 128 pixels of 128
-channels 2782 as one kernel, ... here; 32 x 32 of 256 139, ... .
+channels 2782 as one kernel, 435 here (413 with channels first); of 64 channels 1941, 219 (211); 64 x 64 of 128 517, 99
+(101); 32 x 32 of 256 139, 53 (48).
 """
 
 from __future__ import annotations

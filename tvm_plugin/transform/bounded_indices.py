@@ -108,7 +108,7 @@ class _BoundedIndices(PyExprMutator):
         if name in _MOVES:
             return self._is_bounded(value.args[0], count)
         if name in ("relax.argmax", "relax.argmin") and value.attrs.axis is not None:
-            return extents(value.args[0].ty)[int(value.attrs.axis)] <= count
+            return bool(extents(value.args[0].ty)[int(value.attrs.axis)] <= count)
         return False
 
     def _binding(self, value: Any) -> Any:
