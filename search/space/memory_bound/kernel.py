@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import tvm_ffi
@@ -150,7 +151,13 @@ def start(mod: Any) -> Any:
 
 def inlined(mod: Any, keep: Iterable[str]) -> Any:
     """A schedule in which every element-wise stage is inlined, except outputs and those named in `keep`."""
-    schedule, keep = start(mod), frozenset(keep)
+    return _inlined(mod, frozenset(keep)).copy()
+
+
+@lru_cache(maxsize=128)
+def _inlined(mod: Any, keep: frozenset[str]) -> Any:
+    """Several sketches of a kernel begin so, again for each point; a copy takes a tenth of the time, trace included."""
+    schedule = start(mod)
     root = schedule.get_sblock("root")
     outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
     for block in schedule.get_child_blocks(root):
