@@ -75,13 +75,22 @@ def test_module_is_imported_in_evaluation_mode_and_keeps_its_own():
     assert imported.reference(IMAGE.numpy())[0].shape == (2, 2)
 
 
+class Frozen(dict):
+    """As libraries keep what a model was made with."""
+
+    def update(self, *_):
+        raise TypeError("frozen")
+
+    clear = update
+
+
 class Anchored(torch.nn.Module):
     """Keeps what it makes of the shape of its input, as detectors do."""
 
     def __init__(self):
         super().__init__()
         self.shape = self.grid = None
-        self.kept, self.seen = {}, []
+        self.kept, self.seen, self.config = {}, [], Frozen(width=6)
 
     def forward(self, x):
         if self.shape != x.shape:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import re
 import warnings
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -260,6 +261,10 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
             child.training = True
 
 
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+"""Not what is derived from them, which may refuse to be changed."""
+
+
 @contextlib.contextmanager
 def _unchanged(module: torch.nn.Module) -> Iterator[None]:
     """Take back what a module assigns to its attributes meanwhile, or puts into dictionaries and lists there: detectors
@@ -268,7 +273,7 @@ def _unchanged(module: torch.nn.Module) -> Iterator[None]:
     kept: dict[int, tuple[Any, Any]] = {}
 
     def keep(container: Any) -> None:
-        if isinstance(container, dict | list | set) and id(container) not in kept:
+        if type(container) in _CONTAINERS and id(container) not in kept:
             kept[id(container)] = container, container.copy()
             for value in list(container.values() if isinstance(container, dict) else container):
                 keep(value)
