@@ -1,6 +1,7 @@
-"""Models as Hugging Face's `transformers` and `timm` define them, with random weights: what people really export.
+"""Models as the libraries that people use define them, with random weights: what they really export.
 
-Both libraries are installed by hand: `pip install transformers timm`. Layers are few where all of them are alike.
+The libraries are installed by hand: `pip install transformers timm diffusers ultralytics monai`. Layers are few where
+all of them are alike.
 """
 
 from __future__ import annotations
@@ -91,6 +92,74 @@ def _image(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model, (torch.randn(1, *model.default_cfg["input_size"]),)
 
 
+def _detector() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """YOLO as it is exported: boxes and scores in one tensor."""
+    from ultralytics.nn.tasks import DetectionModel
+
+    model = DetectionModel("yolo11n.yaml", ch=3, verbose=False)
+    model.model[-1].export, model.model[-1].format = True, "onnx"
+    return model, (torch.rand(1, 3, 640, 640),)
+
+
+class Sample(nn.Module):
+    """A part of a diffusion model, by one of its methods."""
+
+    def __init__(self, model: nn.Module, method: str = "forward") -> None:
+        super().__init__()
+        self.model, self.method = model, method
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        result: Tensor = getattr(self.model, self.method)(*inputs).sample
+        return result
+
+
+def _denoiser() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import diffusers
+
+    model = diffusers.UNet2DConditionModel(
+        sample_size=32,
+        block_out_channels=(128, 256),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+        cross_attention_dim=256,
+        attention_head_dim=8,
+    )
+    return Sample(model), (torch.randn(1, 4, 32, 32), torch.tensor([10]), torch.randn(1, 77, 256))
+
+
+def _image_decoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import diffusers
+
+    sizes = (64, 128, 128)
+    model = diffusers.AutoencoderKL(
+        block_out_channels=sizes,
+        down_block_types=("DownEncoderBlock2D",) * len(sizes),
+        up_block_types=("UpDecoderBlock2D",) * len(sizes),
+    )
+    return Sample(model, "decode"), (torch.randn(1, 4, 32, 32),)
+
+
+def _transformer_denoiser() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import diffusers
+
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=6,
+        attention_head_dim=64,
+        out_channels=8,
+        num_layers=4,
+        sample_size=32,
+        num_embeds_ada_norm=1000,
+    )
+    return Sample(model), (torch.randn(1, 4, 32, 32), torch.tensor([10]), torch.tensor([3]))
+
+
+def _volumes() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    from monai.networks.nets import UNet
+
+    return UNet(3, 1, 2, (16, 32, 64, 128), (2, 2, 2), num_res_units=2), (torch.randn(1, 1, 64, 64, 64),)
+
+
 LIBRARY_MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "llama": _llama,
     "gpt2": lambda: _decoder("GPT2", n_embd=768, n_layer=2, n_head=12),
@@ -116,5 +185,10 @@ LIBRARY_MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "swin": lambda: _image("swin_tiny_patch4_window7_224"),
     "efficientnet": lambda: _image("efficientnet_b0"),
     "convnextv2": lambda: _image("convnextv2_atto"),
+    "yolo": _detector,
+    "diffusion-unet": _denoiser,
+    "diffusion-decoder": _image_decoder,
+    "diffusion-transformer": _transformer_denoiser,
+    "unet3d": _volumes,
 }
 """By name; each makes a model and its inputs."""

@@ -237,6 +237,9 @@ def test_layers_stay_whole():
         ),
         lambda x: (x.half().softmax(-1, dtype=torch.float32), x.half().log_softmax(1, dtype=torch.float64)),
         lambda x: (x.sqrt() == x.sqrt()) | (x[0] == x),
+        lambda x: (
+            x.gather(1, (x * 0 - torch.inf).argmax(1, keepdim=True)) + (x * 0 + torch.inf).argmin(2).float().sum()
+        ),
         lambda x: torch.outer(x[0, 0, 0], x[0, 0, 1].double()).cos() * x[0, 0, 0].double(),
         lambda x: (x.sqrt() != x.sqrt()) | (x.sqrt() != 0.5) & (x.log() != x[0]),
     ],
@@ -327,6 +330,7 @@ def test_layers_stay_whole():
         "products-of-all-elements",
         "softmax-of-another-dtype",
         "nan-is-not-itself",
+        "places-of-no-largest",
         "products-of-other-dtypes",
         "nan-differs-from-everything",
     ],
@@ -724,6 +728,20 @@ def test_unknown_tokens_read_no_foreign_memory(capfd):
     (rows,) = ModelRunner(untuned_executable(imported.mod, detect_target()))(np.array([-(10**9), 10**9, 3]))
     np.testing.assert_array_equal(rows, model.weight.detach().numpy()[[0, 6, 3]])
     assert "Warning" not in capfd.readouterr().err
+
+
+def test_dropouts_by_name_and_in_evaluation_are_not_random():
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout_projection, self.dropout = torch.nn.Linear(6, 6), torch.nn.Dropout(0.5)
+
+        def forward(self, x, dropout_mask):
+            return self.dropout(self.dropout_projection(x)) * dropout_mask
+
+    assert verify_import(load_model(Named(), example_inputs=(IMAGE, IMAGE + 1))) < 1e-5
+    with pytest.raises(UnsupportedModelError, match="draws random numbers"):
+        load_model(Lambda(lambda x: F.dropout(x, 0.5, True)), example_inputs=(IMAGE,))
 
 
 def test_masks_that_layers_make_anew_are_one_constant():

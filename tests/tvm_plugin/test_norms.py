@@ -88,6 +88,17 @@ def test_channels_last_in_one_pass(shape, groups, threads):
     np.testing.assert_allclose(np.moveaxis(result, -1, 1), wanted, atol=5e-4)
 
 
+def test_no_images():
+    target, shape = detect_target(), (0, 9, 9, 24)
+    with target:
+        kernels = LowerToKernels()(
+            norm(shape, lambda x: op.nn.group_norm(x, constant(24, 1), constant(24, 2), 3, 3, [1, 2]))
+        )
+        executable = build_scheduled(ApplyTuned(estimate=True)(kernels), target)
+    (result,) = ModelRunner(executable)(np.zeros(shape, "float32"))
+    assert result.shape == shape
+
+
 def test_an_outlier_among_pixels_loses_no_digits():
     x = np.random.default_rng(0).standard_normal((1, 16, 16, 32)).astype("float32")
     x[0, 0, 0] = 1e4  # the first of the first block, which the others are compared with

@@ -141,8 +141,9 @@ def test_an_index_is_bounded_once() -> None:
         (lambda i: op.minimum(op.maximum(i, limit(0)), limit(3)), True),
         (lambda i: op.minimum(op.maximum(i, limit(-2)), limit(3)), False),
         (lambda i: op.minimum(i, limit(3)), False),
-        (lambda i: op.argmax(op.reshape(i, [3, 1, 4, 5]), axis=2), True),
-        (lambda i: op.argmax(op.reshape(i, [3, 1, 5, 4]), axis=2), False),
+        (lambda i: op.maximum(op.argmax(op.reshape(i, [3, 1, 4, 5]), axis=2), limit(0)), True),
+        (lambda i: op.argmax(op.reshape(i, [3, 1, 4, 5]), axis=2), False),
+        (lambda i: op.maximum(op.argmax(op.reshape(i, [3, 1, 5, 4]), axis=2), limit(0)), False),
         (lambda i: op.broadcast_to(constant_of(nearest(ELEMENTS[:, :1], 4)), (3, 4, 5)), True),
         (lambda i: op.broadcast_to(constant_of(ELEMENTS[:, :1]), (3, 4, 5)), False),
     ],
@@ -154,6 +155,34 @@ def test_what_is_in_bounds_by_its_making_is_left(make: Callable[[Any], Any], is_
 
 def limit(number: int) -> relax.Expr:
     return constant_of(np.full((), number, "int64"))
+
+
+def test_what_a_branch_bounds_is_not_known_behind_it() -> None:
+    condition, data, index = (
+        relax.Var("c", relax.TensorType((), "bool")),
+        relax.Var("d", relax.TensorType((3, 4), "float32")),
+        relax.Var("i", relax.TensorType((3, 2), "int64")),
+    )
+    builder = relax.BlockBuilder()
+
+    def gathered() -> relax.Expr:
+        return op.gather_elements(data, index, axis=1)
+
+    with builder.function("main", [condition, data, index]):
+        branches = []
+        for combine in (op.add, op.multiply):
+            inner = relax.BlockBuilder()
+            inner.begin_scope([condition, data, index])
+            inner._begin_binding_block()
+            part = inner.emit(gathered())
+            result = inner.emit(combine(part, part))
+            branches.append(relax.SeqExpr([inner._end_block()], result))
+            inner.end_scope()
+        chosen = builder.emit(relax.If(condition, *branches))
+        builder.emit_func_output(builder.emit(op.add(chosen, builder.emit(gathered()))))
+    after = with_bounded_indices(builder.get())
+    relax.analysis.well_formed(after)  # raises where it is not
+    assert after["main"].script().count("R.minimum") == 3
 
 
 def test_shapes_that_are_not_known_and_coordinates_of_nothing_stay() -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "with_integer_powers",
     "with_no_division_by_zero",
     "with_out_dtypes",
+    "with_places_of_extrema",
     "with_unequal_nans",
     "with_what_bfloat16_lacks",
     "with_wide_sums",
@@ -193,6 +194,23 @@ def with_unequal_nans(mod: tvm.IRModule) -> tvm.IRModule:
     former, as equal(a, a) to True; that is logical_not(isnan(a)).
     """
     return _with_main(_UnequalNans(mod), mod)
+
+
+@relax.expr_functor.mutator
+class _PlacesOfExtrema(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator(call) not in ("relax.argmax", "relax.argmin"):
+            return call
+        if not str(call.args[0].ty.dtype).startswith(("float", "bfloat")):
+            return call
+        zero = constant_of(np.zeros((), str(call.ty.dtype)))
+        return self.builder_.normalize(relax.op.maximum(self.builder_.emit(call), zero))
+
+
+def with_places_of_extrema(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let the largest of -inf alone, and the smallest of inf, be the first: TVM's `argmax` and `argmin` say -1."""
+    return _with_main(_PlacesOfExtrema(mod), mod)
 
 
 @relax.expr_functor.mutator

@@ -271,15 +271,14 @@ def _unchanged(module: torch.nn.Module) -> Iterator[None]:
     keep their anchors, which in an export are no numbers, and would compute with them from then on.
     """
     kept: dict[int, tuple[Any, Any]] = {}
-
-    def keep(container: Any) -> None:
+    waiting: list[Any] = [vars(child) for child in module.modules()]
+    while waiting:
+        container = waiting.pop()
         if type(container) in _CONTAINERS and id(container) not in kept:
             kept[id(container)] = container, container.copy()
-            for value in list(container.values() if isinstance(container, dict) else container):
-                keep(value)
-
-    for child in module.modules():
-        keep(vars(child))
+            waiting += container.values() if isinstance(container, dict) else container
+        elif type(container) is tuple:
+            waiting += container
     try:
         yield
     finally:
@@ -312,13 +311,15 @@ def _check_not_random(program: torch.export.ExportedProgram) -> None:
 _RANDOM = re.compile(
     r"aten\.(rand|normal|log_normal|bernoulli|binomial|multinomial|uniform|exponential|poisson|cauchy|geom)"
 )
+_DROPOUT = re.compile(r"aten\.(native_|alpha_|feature_)*dropout")
 
 
 def _draws(node: torch.fx.Node) -> bool:
     """Whether a node's result is random, as a dropout in training mode is."""
-    name = str(node.target)
-    if "dropout" in name:
-        return bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("train", True))
+    name = str(node.target) if node.op == "call_function" else ""
+    if _DROPOUT.match(name):
+        train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
+        return train is None or bool(train)
     return _RANDOM.match(name) is not None
 
 

@@ -78,7 +78,7 @@ def _groups(call: Any) -> int:
     groups = int(call.attrs.num_groups) if name == "relax.nn.group_norm" else shape[-1]
     reduced = sorted(int(axis) % rank for axis in call.attrs.axes)
     last = int(call.attrs.channel_axis) % rank == rank - 1 and reduced == list(range(1, rank - 1))
-    large = math.prod(shape[1:-1]) >= LEAST_PIXELS and shape[-1] >= LEAST_CHANNELS
+    large = shape[0] > 0 and math.prod(shape[1:-1]) >= LEAST_PIXELS and shape[-1] >= LEAST_CHANNELS
     return groups if last and large and groups > 1 and str(call.ty.dtype) == "float32" else 0
 
 

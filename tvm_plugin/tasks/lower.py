@@ -55,16 +55,17 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
         attribute `layout_free_buffers` of a kernel lists the positions of arguments that are constants at all of its
         calls and that a reduction reads. Equal kernels are one function, named after what it does. Reshapes are views.
     """
+    on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
     with target:
+        mod = with_bounded_indices(with_batch_statistics(mod), leave=["relax.scatter_nd"] if on_cpu else ())
         mod = transform.Sequential(
             [
                 SimplifyShapes(),
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
             ]
-        )(with_bounded_indices(with_batch_statistics(mod)))
-        on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
-        if on_cpu:
+        )(mod)
+        if on_cpu:  # its routine of scatter_nd leaves out what lies outside
             mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
             mod = legalize_norms(mod)
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -16,31 +16,36 @@ from .functions import extents, map_functions, operator
 __all__ = ["with_bounded_indices"]
 
 
-def with_bounded_indices(mod: ir.IRModule) -> ir.IRModule:
+def with_bounded_indices(mod: ir.IRModule, leave: Collection[str] = ()) -> ir.IRModule:
     """Make operators that gather or scatter safe for any index, and count negative ones from the end of an axis.
 
     A token that a model does not know ends a PyTorch program; here it could end the process, read secrets, or write
     where it should not. What is in bounds stays what it was: take(x, i, mode="fast") -> take(x, i, mode="clip"), of
     which negative indices are the first element, and the others with min(max(i < 0 ? i + n : i, 0), n - 1) for i, once
-    for each i. Constants, and places of extrema, that are in bounds stay as they are.
+    for each i. Constants, and places of extrema, that are in bounds stay as they are, and so do operators to `leave`.
     """
-    return map_functions(mod, lambda function: _BoundedIndices().visit_expr(function))
+    return map_functions(mod, lambda function: _BoundedIndices(leave).visit_expr(function))
 
 
 @mutator
 class _BoundedIndices(PyExprMutator):
-    def __init__(self) -> None:
+    def __init__(self, leave: Collection[str]) -> None:
         super().__init__()
+        self._leave = leave
         self._known: dict[Any, relax.Expr] = {}
         """Of this block: index and counts -> what is in bounds."""
 
     def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
-        self._known.clear()
-        return super().visit_binding_block_(block)
+        outer, self._known = self._known, {}
+        rewritten = super().visit_binding_block_(block)
+        self._known = outer  # what the branches of an If bind is not known behind them
+        return rewritten
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
-        self._known.clear()
-        return super().visit_dataflow_block_(block)
+        outer, self._known = self._known, {}
+        rewritten = super().visit_dataflow_block_(block)
+        self._known = outer
+        return rewritten
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -48,7 +53,7 @@ class _BoundedIndices(PyExprMutator):
         if name == "relax.take" and str(call.attrs.mode) == "fast":
             axis = None if call.attrs.axis is None else int(call.attrs.axis)
             return self.builder_.normalize(op.take(*call.args, axis=axis, mode="clip"))
-        if name not in _INDEXED_EXTENTS or not is_static_tensor(call.args[0].ty):
+        if name not in _INDEXED_EXTENTS or name in self._leave or not is_static_tensor(call.args[0].ty):
             return call
         separate = name in _SEPARATE
         if not separate and not is_static_tensor(call.args[1].ty):
@@ -107,9 +112,16 @@ class _BoundedIndices(PyExprMutator):
             return False
         if name in _MOVES:
             return self._is_bounded(value.args[0], count)
-        if name in ("relax.argmax", "relax.argmin") and value.attrs.axis is not None:
-            return bool(extents(value.args[0].ty)[int(value.attrs.axis)] <= count)
+        if name == "relax.maximum" and _is_constant(value.args[1], 0):
+            return self._is_place(self._binding(value.args[0]), count)
         return False
+
+    def _is_place(self, value: Any, count: np.ndarray) -> bool:
+        """Whether a value is the place of an extremum along an axis of no more elements: below zero at worst."""
+        if operator(value) not in ("relax.argmax", "relax.argmin") or value.attrs.axis is None:
+            return False
+        x = value.args[0]
+        return is_static_tensor(x.ty) and bool(extents(x.ty)[int(value.attrs.axis)] <= count)
 
     def _binding(self, value: Any) -> Any:
         return self.lookup_binding(value) if isinstance(value, relax.Var) else value
