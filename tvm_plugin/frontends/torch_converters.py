@@ -31,13 +31,12 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import HALVES, numpy_dtype
+from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
-from ..transform.constants import constant_of
 from .attention import attention
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
-from .torch_nodes import Converter, arguments, dtype_of, shape_of
+from .torch_nodes import Converter, arguments, cast, dtype_of, full, shape_of
 from .torch_order import ORDER_CONVERTERS
 from .torch_pointwise import POINTWISE_CONVERTERS
 from .torch_quantized import QUANTIZED_CONVERTERS
@@ -46,15 +45,15 @@ from .torch_recurrent import RECURRENT_CONVERTERS
 __all__ = ["CONVERTERS", "Converter"]
 
 
-def _full(value: relax.Expr, shape: Sequence[int], fill: float) -> relax.Expr:
-    return constant_of(np.full(tuple(shape), fill, numpy_dtype(str(value.ty.dtype))))
+def _affine(x: relax.Expr, shape: Sequence[int], gamma: Any, beta: Any) -> tuple[Any, Any]:
+    """Scale and shift of a norm, which PyTorch may leave out."""
+    return full(x, shape, 1.0) if gamma is None else gamma, full(x, shape, 0.0) if beta is None else beta
 
 
 def _layer_norm(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     x, shape, gamma, beta, epsilon = arguments(node, importer, names, (None, None, 1e-5))
-    gamma = _full(x, shape, 1.0) if gamma is None else gamma
-    beta = _full(x, shape, 0.0) if beta is None else beta
+    gamma, beta = _affine(x, shape, gamma, beta)
     axes = list(range(-len(shape), 0))
     return importer.block_builder.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
 
@@ -79,7 +78,7 @@ def _product(node: Any, importer: Any) -> relax.Expr:
     """Along an axis, or of all elements."""
     x, axis, keep = arguments(node, importer, ("input", "dim", "keepdim"), (None, False))
     axes = [axis] if isinstance(axis, int) else None
-    return importer.block_builder.emit(op.prod(_of_result(x, node, importer), axis=axes, keepdims=keep))
+    return importer.block_builder.emit(op.prod(cast(x, dtype_of(node), importer), axis=axes, keepdims=keep))
 
 
 def _softmax(function: Callable[..., relax.Expr]) -> Converter:
@@ -87,15 +86,9 @@ def _softmax(function: Callable[..., relax.Expr]) -> Converter:
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = arguments(node, importer, ("input", "dim"), ())
-        return importer.block_builder.emit(function(_of_result(x, node, importer), axis=axis))
+        return importer.block_builder.emit(function(cast(x, dtype_of(node), importer), axis=axis))
 
     return convert
-
-
-def _of_result(x: relax.Expr, node: Any, importer: Any) -> relax.Expr:
-    """`x` in the dtype that the node's result has."""
-    dtype = dtype_of(node)
-    return x if str(x.ty.dtype) == dtype else importer.block_builder.emit(op.astype(x, dtype))
 
 
 def _convolution(rank: int) -> Converter:
@@ -136,9 +129,9 @@ def _any(node: Any, importer: Any) -> relax.Expr:
     """Whether some element is not zero; NaN is not."""
     x, axes, keep = arguments(node, importer, ("input", "dim", "keepdim"), (None, False))
     emit, dtype = importer.block_builder.emit, dtype_of(node)
-    held = x if str(x.ty.dtype) == "bool" else emit(op.astype(x, "bool"))
+    held = cast(x, "bool", importer)
     if not shape_of(x):
-        return held if dtype == "bool" else emit(op.astype(held, dtype))
+        return cast(held, dtype, importer)
     if not all(shape_of(x)):
         return emit(op.zeros(list(node.meta["val"].shape), dtype))
     found = emit(op.max(emit(op.astype(held, "int8")), axis=axes, keepdims=keep))
@@ -162,9 +155,7 @@ def _var_mean(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
 def _group_norm(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "num_groups", "weight", "bias", "eps")
     x, groups, gamma, beta, epsilon = arguments(node, importer, names, (None, None, 1e-5))
-    channels = shape_of(x)[1:2]
-    gamma = _full(x, channels, 1.0) if gamma is None else gamma
-    beta = _full(x, channels, 0.0) if beta is None else beta
+    gamma, beta = _affine(x, shape_of(x)[1:2], gamma, beta)
     axes = list(range(2, len(shape_of(x))))
     return importer.block_builder.emit(op.nn.group_norm(x, gamma, beta, groups, 1, axes, epsilon))
 
@@ -174,16 +165,13 @@ def _instance_norm(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats", "momentum", "eps")
     defaults = (None, None, None, None, True, 0.1, 1e-5)
     x, gamma, beta, mean, variance, own_statistics, _, epsilon = arguments(node, importer, names, defaults)
-    channels = shape_of(x)[1:2]
-    gamma = _full(x, channels, 1.0) if gamma is None else gamma
-    beta = _full(x, channels, 0.0) if beta is None else beta
+    gamma, beta = _affine(x, shape_of(x)[1:2], gamma, beta)
     emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
     if own_statistics:
         return emit(op.nn.instance_norm(x, gamma, beta, 1, list(range(2, len(shape_of(x)))), epsilon))
-    kept = str(mean.ty.dtype)
-    x, gamma, beta = (part if str(part.ty.dtype) == kept else emit(op.astype(part, kept)) for part in (x, gamma, beta))
+    x, gamma, beta = (cast(part, str(mean.ty.dtype), importer) for part in (x, gamma, beta))
     result = emit(emit(op.nn.batch_norm(x, gamma, beta, mean, variance, 1, epsilon, training=False))[0])
-    return result if kept == dtype else emit(op.astype(result, dtype))
+    return cast(result, dtype, importer)
 
 
 def _masked_fill(node: Any, importer: Any) -> relax.Expr:
@@ -223,7 +211,7 @@ def _concat(node: Any, importer: Any) -> relax.Expr:
     tensors = [importer.env[tensor] for tensor in tensors]
     parts = [x for x in tensors if math.prod(shape_of(x))]
     parts = parts or [x for x in tensors if len(shape_of(x)) == node.meta["val"].ndim]
-    parts = [x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype)) for x in parts]
+    parts = [cast(x, dtype, importer) for x in parts]
     return parts[0] if len(parts) == 1 else emit(op.concat(parts, axis))
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import numpy_dtype
 from ..errors import UnsupportedModelError
+from ..transform.bounded_indices import from_start
 from ..transform.constants import constant_of
-from .torch_nodes import Converter, arguments, shape_of
+from .torch_nodes import Converter, arguments, full, shape_of
 
 __all__ = ["INDEXING_CONVERTERS"]
 
@@ -44,7 +44,7 @@ def _index(node: Any, importer: Any) -> relax.Expr:
         shape, axes = [shape[axis] for axis in (*axes, *rest)], list(range(len(axes)))
     place = None
     for extent, index in zip(shape[axes[0] :], given.values(), strict=False):
-        index, dtype = _from_start(index, extent, importer), str(index.ty.dtype)
+        index, dtype = from_start(emit, index, extent), str(index.ty.dtype)
         place = index if place is None else emit(op.add(op.multiply(place, relax.const(extent, dtype)), index))
     joined = math.prod(shape[axis] for axis in axes)
     flat = emit(op.reshape(x, [*shape[: axes[0]], joined, *shape[axes[-1] + 1 :]]))
@@ -54,13 +54,6 @@ def _index(node: Any, importer: Any) -> relax.Expr:
 def _is_integer(index: Any) -> bool:
     """Bytes without a sign are masks, as PyTorch has it."""
     return str(index.ty.dtype).startswith("int")
-
-
-def _from_start(index: Any, extent: int, importer: Any) -> relax.Expr:
-    """Indices, some of them perhaps counted from the end of an axis, all counted from its start."""
-    emit, dtype = importer.block_builder.emit, str(index.ty.dtype)
-    negative = emit(op.less(index, relax.const(0, dtype)))
-    return emit(op.where(negative, emit(op.add(index, relax.const(extent, dtype))), index))
 
 
 def _index_put(node: Any, importer: Any) -> relax.Expr:
@@ -130,7 +123,7 @@ def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
     emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
     if dtype == "bool":
         raise UnsupportedModelError(f"{node.name} reduces booleans where it scatters them; convert them to int8 before")
-    begin = x if with_own else _everywhere(x, _identity(reduce, dtype))
+    begin = x if with_own else full(x, shape_of(x), _identity(reduce, dtype))
     result = _scattered(importer, begin, axis, index, source, _REDUCTIONS[reduce])
     if with_own and reduce != "mean":
         return result
@@ -153,15 +146,11 @@ def _identity(reduce: str, dtype: str) -> float:
     return 1 if reduce == "prod" else 0
 
 
-def _everywhere(x: Any, number: float) -> ir.GenericConst:
-    return constant_of(np.full(shape_of(x), number, numpy_dtype(str(x.ty.dtype))))
-
-
 def _take(node: Any, importer: Any) -> relax.Expr:
     """Of all elements, as they lie in memory."""
     x, index = arguments(node, importer, ("input", "index"), ())
     emit, length = importer.block_builder.emit, math.prod(shape_of(x))
-    return emit(op.take(emit(op.reshape(x, [length])), _from_start(index, length, importer), axis=0))
+    return emit(op.take(emit(op.reshape(x, [length])), from_start(emit, index, length), axis=0))
 
 
 _BAG_REDUCTIONS = ("sum", "mean", "max")

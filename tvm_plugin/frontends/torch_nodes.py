@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from ..dtypes import numpy_dtype
+from ..transform.constants import constant_of
 
 __all__ = [
     "Converter",
     "arguments",
     "array_of_torch",
+    "cast",
     "dtype_of",
+    "full",
     "shape_of",
     "torch_of_array",
 ]
@@ -42,6 +45,16 @@ def shape_of(value: relax.Expr) -> list[int]:
 def dtype_of(node: Any) -> str:
     """What PyTorch computes the node in."""
     return str(node.meta["val"].dtype).removeprefix("torch.")
+
+
+def cast(value: relax.Expr, dtype: str, importer: Any) -> relax.Expr:
+    """A tensor in another dtype, or as it is."""
+    return value if str(value.ty.dtype) == dtype else importer.block_builder.emit(relax.op.astype(value, dtype))
+
+
+def full(like: relax.Expr, shape: Sequence[int], number: float) -> relax.Expr:
+    """A constant of one number, in the dtype of another tensor."""
+    return constant_of(np.full(tuple(shape), number, numpy_dtype(str(like.ty.dtype))))
 
 
 def array_of_torch(tensor: torch.Tensor) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from .torch_nodes import Converter, arguments, dtype_of, shape_of
+from .torch_nodes import Converter, arguments, cast, dtype_of, shape_of
 from .torch_order import so_far
 
 __all__ = ["POINTWISE_CONVERTERS"]
@@ -27,7 +27,7 @@ def _operand(value: Any, dtype: str, importer: Any) -> relax.Expr:
     """A number, or a value of another dtype, as an operand of `dtype`."""
     if not isinstance(value, relax.Expr):
         return relax.const(value, dtype)
-    return value if str(value.ty.dtype) == dtype else importer.block_builder.emit(op.astype(value, dtype))
+    return cast(value, dtype, importer)
 
 
 def _outer(node: Any, importer: Any) -> relax.Expr:
@@ -166,7 +166,7 @@ def _so_far_in_its_dtype(function: Callable[..., relax.Expr]) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = arguments(node, importer, ("input", "dim"), ())
         if not shape_of(x) or not all(shape_of(x)):
-            return _operand(x, dtype_of(node), importer)
+            return cast(x, dtype_of(node), importer)
         dtype = None if str(x.ty.dtype) == dtype_of(node) else dtype_of(node)
         return importer.block_builder.emit(function(x, axis, dtype))
 

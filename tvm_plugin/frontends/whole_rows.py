@@ -10,6 +10,7 @@ from tvm import ir, relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from ..transform.bounded_indices import from_start
 from ..transform.constants import array_of, constant_of, is_static_tensor
 from ..transform.functions import extents, map_functions, operator
 
@@ -41,7 +42,7 @@ class _WholeRows(PyExprMutator):
         if rows is None:
             return call
         if name == "relax.gather_elements":
-            return self.builder_.normalize(op.take(x, self._from_start(rows, shape[axis]), axis=axis))
+            return self.builder_.normalize(op.take(x, from_start(self.builder_.emit, rows, shape[axis]), axis=axis))
         if call.attrs.reduction not in _SCATTERS:
             return call
         order = [axis, *(a for a in range(rank) if a != axis)]
@@ -59,12 +60,6 @@ class _WholeRows(PyExprMutator):
         if base is None or math.prod(extents(base.ty)) != count:
             return None
         return self.builder_.emit(op.astype(self.builder_.emit(op.reshape(base, [count])), "int64"))
-
-    def _from_start(self, rows: relax.Expr, extent: int) -> relax.Expr:
-        """Indices counted from the end are made others."""
-        from_start = self.builder_.emit(op.add(rows, relax.const(extent, "int64")))
-        is_negative = self.builder_.emit(op.less(rows, relax.const(0, "int64")))
-        return self.builder_.emit(op.where(is_negative, from_start, rows))
 
     def _repeated(self, index: relax.Expr, axis: int) -> relax.Expr | None:
         """What `index` repeats along other axes than this one."""

@@ -57,6 +57,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
     """
     on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
     with target:
+        # The routine of scatter_nd for CPUs leaves out what lies outside.
         mod = with_bounded_indices(with_batch_statistics(mod), leave=["relax.scatter_nd"] if on_cpu else ())
         mod = transform.Sequential(
             [
@@ -65,7 +66,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.CanonicalizeBindings(),
             ]
         )(mod)
-        if on_cpu:  # its routine of scatter_nd leaves out what lies outside
+        if on_cpu:
             mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
             mod = legalize_norms(mod)
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))

@@ -13,7 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .constants import array_of, constant_of, is_static_tensor
 from .functions import extents, map_functions, operator
 
-__all__ = ["with_bounded_indices"]
+__all__ = ["from_start", "with_bounded_indices"]
 
 
 def with_bounded_indices(mod: ir.IRModule, leave: Collection[str] = ()) -> ir.IRModule:
@@ -27,6 +27,16 @@ def with_bounded_indices(mod: ir.IRModule, leave: Collection[str] = ()) -> ir.IR
     return map_functions(mod, lambda function: _BoundedIndices(leave).visit_expr(function))
 
 
+def from_start(emit: Callable[[Any], Any], index: relax.Expr, extent: Any) -> relax.Expr:
+    """Indices, some of them perhaps counted from the end of an axis, all counted from its start.
+
+    `extent` is of the axis, or one for each last axis of `index`; `emit` is a block builder's.
+    """
+    dtype = str(index.ty.dtype)
+    zero, count = (constant_of(np.asarray(number, dtype)) for number in (0, extent))
+    return emit(op.where(emit(op.less(index, zero)), emit(op.add(index, count)), index))
+
+
 @mutator
 class _BoundedIndices(PyExprMutator):
     def __init__(self, leave: Collection[str]) -> None:
@@ -36,14 +46,15 @@ class _BoundedIndices(PyExprMutator):
         """Of this block: index and counts -> what is in bounds."""
 
     def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
-        outer, self._known = self._known, {}
-        rewritten = super().visit_binding_block_(block)
-        self._known = outer  # what the branches of an If bind is not known behind them
-        return rewritten
+        return self._apart(super().visit_binding_block_, block)
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        return self._apart(super().visit_dataflow_block_, block)
+
+    def _apart(self, visit: Callable[[Any], Any], block: Any) -> Any:
+        """What the branches of an If bind is not known behind them."""
         outer, self._known = self._known, {}
-        rewritten = super().visit_dataflow_block_(block)
+        rewritten = visit(block)
         self._known = outer
         return rewritten
 
@@ -90,11 +101,9 @@ class _BoundedIndices(PyExprMutator):
             return index
         key = (index, *counts)
         if key not in self._known:
-            emit, zero, bounded = self.builder_.emit, constant_of(np.zeros((), dtype)), index
+            emit, bounded = self.builder_.emit, index
             if dtype.startswith("int"):
-                is_negative = emit(op.less(index, zero))
-                from_start = emit(op.where(is_negative, emit(op.add(index, constant_of(count))), index))
-                bounded = emit(op.maximum(from_start, zero))
+                bounded = emit(op.maximum(from_start(emit, index, count), constant_of(np.zeros((), dtype))))
             self._known[key] = emit(op.minimum(bounded, constant_of(count - 1)))
         return self._known[key]
 

@@ -173,19 +173,18 @@ def _chosen(function: relax.Function, values: WeightValues) -> dict[relax.Var, A
     found: dict[relax.Var, Any] = {}
     for binding in top_level_bindings(function):
         # A result of the function's block keeps its binding: x may be known inside the block alone.
-        if isinstance(binding.var, relax.DataflowVar) and isinstance(binding.value, relax.Call):
-            for x, others, holds in _choices(binding.value):
-                same = _is_static(x.ty) and (extents(x.ty), x.ty.dtype) == (
-                    extents(binding.var.ty),
-                    binding.var.ty.dtype,
-                )
-                if not same or others not in values:
-                    continue
-                array = values.array(others)
-                if array is not None and holds(array):
-                    found[binding.var] = found.get(x, x)
-                    break
+        if not isinstance(binding.var, relax.DataflowVar) or not isinstance(binding.value, relax.Call):
+            continue
+        for x, others, holds in _choices(binding.value):
+            array = values.array(others) if others in values and _same_type(x.ty, binding.var.ty) else None
+            if array is not None and holds(array):
+                found[binding.var] = found.get(x, x)
+                break
     return found
+
+
+def _same_type(one: Any, other: Any) -> bool:
+    return _is_static(one) and extents(one) == extents(other) and one.dtype == other.dtype
 
 
 def _choices(call: relax.Call) -> Iterator[tuple[Any, Any, Callable[[Array], bool]]]:
@@ -197,7 +196,7 @@ def _choices(call: relax.Call) -> Iterator[tuple[Any, Any, Callable[[Array], boo
         neutral = _NEUTRAL[name]
         pairs = [call.args, call.args[::-1]] if name in _COMMUTATIVE else [call.args]
         for x, weight in pairs:
-            if _is_static(x.ty) and is_static_tensor(weight.ty) and _type_bytes(weight.ty) <= _FREE_BYTES:
+            if is_static_tensor(weight.ty) and _type_bytes(weight.ty) <= _FREE_BYTES:
                 yield x, weight, lambda array: bool((array == neutral).all())
 
 

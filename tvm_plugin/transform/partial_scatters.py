@@ -11,6 +11,7 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..errors import UnsupportedModelError
+from .bounded_indices import from_start
 from .constants import constant_of, is_static_tensor
 from .functions import extents, map_functions, operator
 
@@ -46,10 +47,8 @@ def scatter_elements(
         known = ", ".join(_REDUCTIONS)
         raise UnsupportedModelError(f"elements are scattered into a part of {shape} by {reduction}; known are {known}")
     wide = indices if str(indices.ty.dtype) == "int64" else emit(op.astype(indices, "int64"))
-    from_start = emit(op.add(wide, relax.const(shape[axis], "int64")))
-    wide = emit(op.where(emit(op.less(wide, relax.const(0, "int64"))), from_start, wide))
     places: list[Any] = [constant_of(grid) for grid in np.indices(part)]
-    places[axis] = wide
+    places[axis] = from_start(emit, wide, shape[axis])
     return op.scatter_nd(x, emit(op.stack(places, -1)), updates, reduction)
 
 
