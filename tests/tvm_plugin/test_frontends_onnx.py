@@ -78,6 +78,21 @@ def test_proto_and_file(tmp_path):
     assert verify_import(load_model(path)) < 1e-5
 
 
+def test_maxima_of_what_is_padded_by_zeros():
+    """ONNX Runtime's optimiser would let the pooling pad, as if by -inf."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Neg", ["r"], ["n"]),
+        helper.make_node("Pad", ["n", "pads", "zero"], ["p"]),
+        helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
+    ]
+    initializers = [constant("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64), constant("zero", 0.0)]
+    imported = load_model(model(nodes, {"x": [1, 2, 4, 4]}, {"y": [1, 2, 2, 2]}, initializers))
+    below = np.full((1, 2, 4, 4), 2, np.float32)
+    np.testing.assert_array_equal(imported.reference(below)[0][0, 0], [[0, 0], [0, -2]])
+    assert verify_import(imported) < 1e-6
+
+
 def test_shapes_are_folded_and_clips_stay_clips():
     found = operators(load_model(convolution()).mod)
     assert "relax.clip" in found

@@ -199,21 +199,27 @@ def test_slices_are_joined_within_their_dataflow_block():
     assert_same_outputs(mod, kernels)
 
 
-def stacked_rows(count, width, axis=0):
-    """The steps of a chain, stacked, as a recurrent layer returns them."""
+def stacked_rows(count, width, axis=0, join=op.stack):
+    """The steps of a chain, stacked or concatenated, as a recurrent layer returns them."""
 
     def make(emit, x):
         values = [x]
         for _ in range(count - 1):
             values.append(emit(op.tanh(emit(op.matmul(values[-1], constant(width, width))))))
-        return emit(op.stack(values, axis))
+        return emit(join(values, axis))
 
     return function((2, width), make)
 
 
-@pytest.mark.parametrize(("count", "axis", "copying"), [(3, 0, 0), (8, 1, 1), (64, 0, 1), (130, 2, 2)])
-def test_many_small_tensors_are_stacked_by_copies(count, axis, copying):
-    mod, kernels = lower(stacked_rows(count, 16, axis))
+@pytest.mark.parametrize(
+    ("join", "count", "axis", "copying"),
+    [
+        *((op.stack, 3, 0, 0), (op.stack, 8, 1, 1), (op.stack, 64, 0, 1), (op.stack, 130, 2, 2)),
+        *((op.concat, 31, 1, 0), (op.concat, 32, 0, 1), (op.concat, 130, 1, 2)),
+    ],
+)
+def test_many_small_tensors_are_joined_by_copies(join, count, axis, copying):
+    mod, kernels = lower(stacked_rows(count, 16, axis, join))
     assert sum('"stack_0"' in str(kernels[task.name]) for task in extract_tasks(kernels)) == copying
     assert max(len(kernels[task.name].params) for task in extract_tasks(kernels)) <= 65
     assert_same_outputs(mod, kernels)

@@ -33,6 +33,7 @@ from .imported import ImportedModel, Reference, check_shapes, imported_model, is
 from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_images import IMAGES
+from .onnx_loops import has_loops, with_loops_written_out
 from .onnx_nodes import Convert, padded
 from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
@@ -43,11 +44,15 @@ __all__ = ["from_onnx", "from_onnx_file"]
 
 _FOLDED = frozenset(
     (
-        *("ConstantOfShape", "If", "Loop", "NonZero", "Range", "Scan", "Shape", "Size"),
+        *("ConstantOfShape", "If", "NonZero", "Range", "Shape", "Size"),
         *("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"),
     )
 )
 """Operators whose results are shapes, or depend on them or on numbers: constants, once ONNX Runtime folded them."""
+
+_WRONG = ["Pad_Fusion"]
+"""Optimisers of ONNX Runtime that change what is computed: a pooled maximum of a tensor padded by zeros becomes one
+that knows no padding, as if it were of -inf (1.31, ResNet50V2 of Keras)."""
 
 LOGGER = logging.getLogger(__name__)
 
@@ -87,7 +92,8 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _refuse_foreign(model)
-    known = _in_known_operators(model)
+    written = with_loops_written_out(_folded(model, name)) if has_loops(model) else model
+    known = _in_known_operators(written)
     folded = _folded(known, name) if any(map(_needs_folding, known.graph.node)) else known
     mod = relax.transform.DeadCodeElimination(["main"])(_translated(folded, name))
     unfused = onnxruntime.SessionOptions()
@@ -238,7 +244,9 @@ def _session(
     options = options or onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=_WRONG
+        )
     except Exception as error:  # ONNX Runtime's errors have no other common base
         raise InputError(f"ONNX Runtime cannot load {name}: {first_line(error)}") from error
 

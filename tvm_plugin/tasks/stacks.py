@@ -1,8 +1,8 @@
-"""Stacks of many tensors as copies one after another, as recurrent layers make of their steps.
+"""Stacks and concatenations of many equal tensors as copies one after another, as recurrent layers make of their steps.
 
-TVM writes a stack as a choice for every element, `if i == 299 then a else if i == 298 then b ...`, and fuses what
-computes the last part into it. One such kernel of an LSTM of 200 steps took 30 s to analyse, quadratic in the steps,
-and 12 to compile.
+TVM writes them as a choice for every element, `if i == 299 then a else if i == 298 then b ...`, and fuses what computes
+the last part into it. One such kernel of an LSTM of 200 steps took 30 s to analyse, quadratic in the steps, and 12 to
+compile.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, relax, s_tir, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -23,15 +24,23 @@ from .te_kernels import OPAQUE
 
 __all__ = ["MOST", "write_stacks_as_copies"]
 
+FEWEST_CONCATENATED = 32
+"""Fewer are written where they belong by the kernels that compute them (`concat`)."""
+
 
 def write_stacks_as_copies(mod: ir.IRModule, fewest: int = FEWEST) -> ir.IRModule:
-    """Copy `fewest` small tensors and more that are stacked one after another, by kernels of a bounded size. For CPUs.
+    """Copy `fewest` small tensors and more of one shape that are stacked or concatenated. For CPUs.
 
-    More tensors than one kernel takes become several stacks of equal kernels, which are then concatenated.
+    Kernels have a bounded size: more tensors than one takes become several stacks by equal kernels, which are then
+    concatenated.
     """
 
     def is_wide(value: Any) -> bool:
-        return operator(value) == "relax.stack" and len(_parts(value)) >= fewest and all(map(_is_small, _parts(value)))
+        least = {"relax.stack": fewest, "relax.concat": max(fewest, FEWEST_CONCATENATED)}.get(operator(value))
+        if least is None or len(_parts(value)) < least:
+            return False
+        first, *others = _parts(value)
+        return _is_small(first) and all(tvm_ffi.structural_equal(first.ty, other.ty) for other in others)
 
     rewritten = {
         variable: function
@@ -59,7 +68,8 @@ class _Stacks(PyExprMutator):
         if not self._is_wide(call):
             return call
         call = self.visit_expr_post_order(call)
-        return _stacked(self.builder_, _parts(call), int(call.attrs.axis or 0) % call.ty.ndim)
+        axis = int(call.attrs.axis or 0) % call.ty.ndim
+        return _stacked(self.builder_, _parts(call), axis, new=operator(call) == "relax.stack")
 
 
 def _parts(stack: relax.Call) -> list[Any]:
@@ -73,13 +83,13 @@ def _is_small(part: Any) -> bool:
     return 0 < math.prod(extents(ty)) * numpy_dtype(str(ty.dtype)).itemsize <= SMALL_BYTES
 
 
-def _stacked(builder: relax.BlockBuilder, parts: Sequence[Any], axis: int) -> Any:
-    shape, dtype = extents(parts[0].ty), str(parts[0].ty.dtype)
+def _stacked(builder: relax.BlockBuilder, parts: Sequence[Any], axis: int, new: bool) -> Any:
+    shape, dtype = list(extents(parts[0].ty)), str(parts[0].ty.dtype)
     wholes = []
     for start in range(0, len(parts), MOST):
         share = parts[start : start + MOST]
-        variable = builder.add_func(_kernel(shape, dtype, len(share), axis), "stack")
-        whole = relax.TensorType([*shape[:axis], len(share), *shape[axis:]], dtype)
+        variable = builder.add_func(_kernel(shape, dtype, len(share), axis, new), "stack" if new else "concatenate")
+        whole = relax.TensorType(_whole(shape, len(share), axis, new), dtype)
         wholes.append(builder.emit(relax.call_tir(variable, share, whole)))
     while len(wholes) > 1:  # a choice of at most `MOST`, as above
         wholes = [_concatenated(builder, wholes[i : i + MOST], axis) for i in range(0, len(wholes), MOST)]
@@ -90,13 +100,21 @@ def _concatenated(builder: relax.BlockBuilder, wholes: Sequence[Any], axis: int)
     return builder.emit_te(topi.concatenate, list(wholes), axis, primfunc_name_hint="concatenate")
 
 
-def _kernel(shape: Sequence[int], dtype: str, count: int, axis: int) -> tirx.PrimFunc:
-    """A kernel that copies each of `count` tensors of `shape` to its place along a new `axis`."""
-    whole = tirx.decl_buffer(_wide([*shape[:axis], count, *shape[axis:]]), dtype, "stacked")
+def _whole(shape: list[int], count: int, axis: int, new: bool) -> list[int]:
+    """The shape of `count` tensors along a new axis, or one after another along one that they have."""
+    extent, after = ([], shape[axis:]) if new else ([shape[axis]], shape[axis + 1 :])
+    return [*shape[:axis], math.prod([count, *extent]), *after]
+
+
+def _kernel(shape: list[int], dtype: str, count: int, axis: int, new: bool) -> tirx.PrimFunc:
+    """A kernel that copies each of `count` tensors of `shape` to its place along `axis`."""
+    whole = tirx.decl_buffer(_wide(_whole(shape, count, axis, new)), dtype, "stacked")
     parts = [tirx.decl_buffer(_wide(shape), dtype, f"part_{number}") for number in range(count)]
 
     def at(number: int) -> Callable[[list[Any]], list[Any]]:
-        return lambda indices: [*indices[:axis], tirx.IntImm("int64", number), *indices[axis:]]
+        if new:
+            return lambda indices: [*indices[:axis], tirx.IntImm("int64", number), *indices[axis:]]
+        return lambda indices: [*indices[:axis], indices[axis] + number * shape[axis], *indices[axis + 1 :]]
 
     copies = [copy_block(part, whole, shape, at(number), f"stack_{number}") for number, part in enumerate(parts)]
     block = s_tir.SBlock([], [], [], "root", tirx.SeqStmt(copies))

@@ -1,0 +1,92 @@
+"""Loops and scans of ONNX models: written out where constants tell how often they run, refused where inputs do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import eqtune
+from eqtune.errors import UnsupportedModelError
+from eqtune.frontends import load_model, verify_import
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+WITH_TRIP_COUNT = """
+    trips = Constant <value = int64 {4}> ()
+    last, every = Loop <body = step (int64 i, bool go, float[2,3] h) => (bool go, float[2,3] t, float[2,3] t)
+        { x_i = Gather (x, i) s = Add (h, x_i) t = Tanh (s) }> (trips, , start)
+"""
+
+WITH_CONDITION = """
+    yes = Constant <value = bool {1}> ()
+    one = Constant <value = int64 {1}> ()
+    four = Constant <value = int64 {4}> ()
+    zero = Constant <value = int64 {0}> ()
+    end, last, every = Loop <
+        body = step (int64 i, bool go, int64 n, float[2,3] h) => (bool more, int64 m, float[2,3] t, float[2,3] t)
+            { x_i = Gather (x, n) s = Add (h, x_i) t = Celu <alpha = 0.5> (s) m = Add (n, one) more = Less (m, four) }
+    > (, yes, zero, start)
+"""
+
+NESTED = """
+    trips = Constant <value = int64 {2}> ()
+    inner = Constant <value = int64 {3}> ()
+    first = Constant <value = int64 {0}> ()
+    last, every = Loop <body = outer (int64 i, bool go, float[2,3] h) => (bool go, float[2,3] v, float[2,3] v) {
+        u = Loop <body = again (int64 j, bool on, float[2,3] g) => (bool on, float[2,3] f)
+            { k = Add (i, j) x_k = Gather (x, k) p = Mul (g, x_k) f = Sigmoid (p) }> (inner, , h)
+        is_first = Equal (i, first)
+        v = If <
+            then_branch = doubled () => (float[2,3] d) { d = Add (u, u) },
+            else_branch = same () => (float[2,3] e) { e = Sub (u, h) }
+        > (is_first)
+    }> (trips, , start)
+"""
+
+SCAN = """
+    last, every = Scan <
+        num_scan_inputs = 1, scan_input_directions = [1], scan_output_directions = [1], scan_output_axes = [1],
+        body = step (float[2,3] h, float[2,3] x_i) => (float[2,3] t, float[2,3] s) { s = Add (h, x_i) t = Tanh (s) }
+    > (start, x)
+"""
+
+
+def model(body: str, opset: int = 17) -> Any:
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> loops (float[4,2,3] x, float[2,3] start, int64 count) => '
+        f"(float[2,3] last, float[N,M,3] every) {{ {body} }}"
+    )
+
+
+@pytest.mark.parametrize("opset", [12, 17])
+@pytest.mark.parametrize("body", [WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN])
+def test_loops_compute_what_onnx_runtime_does(body: str, opset: int) -> None:
+    assert verify_import(load_model(model(body, opset))) < 1e-6
+
+
+def test_a_model_with_a_loop_is_tuned(tmp_path: Any) -> None:
+    result = eqtune.tune_model(model(WITH_TRIP_COUNT), trials=1, threads=1, work_dir=tmp_path, progress=False)
+    x, start = np.ones((4, 2, 3), "float32"), np.zeros((2, 3), "float32")
+    last, every = result.run(x, start, np.asarray(0))
+    assert every.shape == (4, 2, 3)
+    np.testing.assert_allclose(last, every[-1])
+    np.testing.assert_allclose(every[0], np.tanh(x[0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (WITH_TRIP_COUNT.replace("(trips, , start)", "(count, , start)"), "how often it runs depends on inputs"),
+        (WITH_CONDITION.replace("Less (m, four)", "Less (m, count)"), "whether it goes on depends on inputs"),
+        (NESTED.replace("Equal (i, first)", "Equal (i, count)"), "which nodes run depends on inputs"),
+        (WITH_TRIP_COUNT.replace("{4}", "{100000}"), "more than 20000 nodes"),
+        (WITH_TRIP_COUNT.replace("{4}", "{0}"), "never runs"),
+        (WITH_TRIP_COUNT.replace("(trips, , start)", "(, , start)"), "has no end"),
+    ],
+)
+def test_what_cannot_be_written_out_is_refused(body: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load_model(model(body))
