@@ -205,9 +205,9 @@ def test_open_out_dtypes_are_written_out(call, out_dtype):
 def test_what_is_no_model(tmp_path):
     with pytest.raises(InputError, match=r"no file .*missing\.onnx"):
         load_model(tmp_path / "missing.onnx")
-    weird = tmp_path / "model.tflite"
+    weird = tmp_path / "model.h5"
     weird.touch()
-    with pytest.raises(InputError, match=r"'\.tflite'.*\.onnx"):
+    with pytest.raises(InputError, match=r"'\.h5'.*\.onnx"):
         load_model(weird)
     pickle = tmp_path / "model.pth"
     pickle.touch()

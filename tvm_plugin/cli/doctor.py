@@ -22,6 +22,7 @@ EXTRAS = {
     "torch": ("torch", "to read PyTorch models"),
     "onnx": ("onnx", "to read ONNX models"),
     "onnxruntime": ("onnx", "to read ONNX models"),
+    "tflite": ("tflite", "to read TFLite models"),
     "ray": ("ray", "to measure on a Ray cluster"),
     "cloudpickle": ("rpc", "for TVM's RPC tracker"),
     "tornado": ("rpc", "for TVM's RPC tracker"),

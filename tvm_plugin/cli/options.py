@@ -28,7 +28,7 @@ __all__ = [
 
 
 MODEL = (
-    "a .onnx, .pt2, .relay (Relay text) or .json (saved Relax or Relay) file, or zoo:NAME, with options as in "
+    "a .onnx, .pt2, .tflite, .relay (Relay text) or .json (saved Relax or Relay) file, or zoo:NAME, with options as in "
     "zoo:bert_base:sequence_length=128"
 )
 """What the commands take for a model."""

@@ -19,6 +19,7 @@ from .einsum import with_einsum_products
 from .normalize import (
     with_blocked_convolutions,
     with_boolean_logic,
+    with_channels_first,
     with_integer_powers,
     with_no_division_by_zero,
     with_out_dtypes,
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 Reference = Callable[..., list[NDArray[Any]]]
-Source = Literal["relax", "relay", "torch", "onnx", "zoo"]
+Source = Literal["relax", "relay", "torch", "onnx", "tflite", "zoo"]
 
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 
@@ -133,7 +134,7 @@ def imported_model(
 ) -> ImportedModel:
     """Check and normalize `mod`, and describe it."""
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
-    mod = with_blocked_convolutions(with_out_dtypes(with_einsum_products(mod)))
+    mod = with_blocked_convolutions(with_channels_first(with_out_dtypes(with_einsum_products(mod))))
     mod = with_what_bfloat16_lacks(with_places_of_extrema(with_unequal_nans(mod)))
     mod = with_no_division_by_zero(with_integer_powers(with_boolean_logic(mod)))
     mod = with_bounded_indices(with_partial_scatters(with_whole_rows(mod)))

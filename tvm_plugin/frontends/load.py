@@ -18,16 +18,21 @@ __all__ = ["check_model", "load_model"]
 
 KINDS = (
     "a Relax IRModule, a torch.nn.Module with example_inputs, a torch.export.ExportedProgram, an onnx.ModelProto, "
-    'the path of a .onnx, .pt2, .json or .relay file, the text of a Relay program, or "zoo:NAME"'
+    'the path of a .onnx, .pt2, .tflite, .json or .relay file, the text of a Relay program, or "zoo:NAME"'
 )
 
 _WITH_WEIGHTS = (("torch", "Module"), ("torch", "ExportedProgram"), ("onnx", "ModelProto"))
 
-_SUFFIXES = (".onnx", ".pt2", ".json", ".relay")
+_SUFFIXES = (".onnx", ".pt2", ".tflite", ".json", ".relay")
 
 _NEEDS_ONNX = 'ONNX models need onnx and onnxruntime: pip install "eqtune[onnx]"'
 _NEEDS_TORCH = '.pt2 files need PyTorch: pip install "eqtune[torch]"'
-_NEEDED = {".onnx": (("onnx", "onnxruntime"), _NEEDS_ONNX), ".pt2": (("torch",), _NEEDS_TORCH)}
+_NEEDS_TFLITE = 'TFLite models need the package tflite: pip install "eqtune[tflite]"'
+_NEEDED = {
+    ".onnx": (("onnx", "onnxruntime"), _NEEDS_ONNX),
+    ".pt2": (("torch",), _NEEDS_TORCH),
+    ".tflite": (("tflite",), _NEEDS_TFLITE),
+}
 """Suffix to the packages that reading such a file takes, and what to say where one is missing."""
 
 
@@ -39,7 +44,7 @@ def check_model(model: Any) -> None:
     InputError
         As `load_model` does.
     MissingExtraError
-        torch, onnx or onnxruntime is needed for such a file and not installed.
+        torch, onnx, onnxruntime or tflite is needed for such a file and not installed.
     """
     if isinstance(model, str) and model.startswith("zoo:"):
         from .. import zoo
@@ -69,9 +74,9 @@ def load_model(
     ----------
     model
         A Relax IRModule; a torch.nn.Module; a torch.export.ExportedProgram; an onnx.ModelProto; a path ending in .onnx,
-        .pt2 (torch.export.save), .relay (`mod.astext()` of a Relay module) or .json (tvm.ir.save_json of a Relax
-        module, or of a Relay module by TVM 0.8 to 0.19); the text of a Relay program; or "zoo:NAME" (`eqtune.zoo`),
-        with options as in "zoo:bert_base:sequence_length=128".
+        .pt2 (torch.export.save), .tflite, .relay (`mod.astext()` of a Relay module) or .json (tvm.ir.save_json of a
+        Relax module, or of a Relay module by TVM 0.8 to 0.19); the text of a Relay program; or "zoo:NAME"
+        (`eqtune.zoo`), with options as in "zoo:bert_base:sequence_length=128".
     example_inputs
         Inputs of a torch.nn.Module, for torch.export: positional, or by keyword where they are a mapping.
     params
@@ -84,7 +89,7 @@ def load_model(
     InputError
         There is no such file, it is corrupt, or an argument does not belong to this kind of model.
     MissingExtraError
-        torch or onnx is needed and not installed.
+        torch, onnx or tflite is needed and not installed.
     UnsupportedModelError
         The model has something that cannot be tuned: dynamic shapes, a foreign dtype, an unknown operator.
     """
@@ -187,8 +192,12 @@ def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str
         from .relay_model import from_relay_json_file, is_relay_json
 
         return (from_relay_json_file if is_relay_json(path) else from_relax_json)(path, params, shapes)
-    if params and path.suffix in (".onnx", ".pt2"):
+    if params:
         raise InputError(f"params are for Relax modules and Relay programs; {path} has its own weights")
+    if path.suffix == ".tflite":
+        from .tflite_model import from_tflite_file
+
+        return from_tflite_file(path, shapes)
     if path.suffix == ".onnx":
         return _onnx_door().from_onnx_file(path, shapes)
     try:

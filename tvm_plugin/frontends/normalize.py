@@ -21,6 +21,7 @@ from ..transform.in_float32 import SUMS, compute_in_float32
 __all__ = [
     "with_blocked_convolutions",
     "with_boolean_logic",
+    "with_channels_first",
     "with_integer_powers",
     "with_no_division_by_zero",
     "with_out_dtypes",
@@ -211,6 +212,37 @@ class _PlacesOfExtrema(relax.PyExprMutator):
 def with_places_of_extrema(mod: tvm.IRModule) -> tvm.IRModule:
     """Let the largest of -inf alone, and the smallest of inf, be the first: TVM's `argmax` and `argmin` say -1."""
     return _with_main(_PlacesOfExtrema(mod), mod)
+
+
+@relax.expr_functor.mutator
+class _ChannelsFirst(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator(call) != "relax.nn.conv2d_transpose":
+            return call
+        a = call.attrs
+        layouts = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
+        wanted = ("NCHW", "IOHW", "NCHW")
+        if layouts == wanted or any(
+            sorted(given) != sorted(order) for given, order in zip(layouts, wanted, strict=True)
+        ):
+            return call
+        x, weights = (
+            self.builder_.emit(_reordered(argument, given, order))
+            for argument, given, order in zip(call.args, layouts, wanted, strict=False)
+        )
+        sizes = (list(a.strides), list(a.padding), list(a.output_padding), list(a.dilation))
+        result = relax.op.nn.conv2d_transpose(x, weights, *sizes, int(a.groups), *wanted, out_dtype=a.out_dtype)
+        return self.builder_.normalize(_reordered(self.builder_.emit(result), "NCHW", layouts[2]))
+
+
+def _reordered(value: relax.Expr, given: str, order: str) -> relax.Expr:
+    return relax.op.permute_dims(value, [given.index(axis) for axis in order])
+
+
+def with_channels_first(mod: tvm.IRModule) -> tvm.IRModule:
+    """Write the transposed convolutions of "main" with channels first between permutations: TVM lowers no others."""
+    return _with_main(_ChannelsFirst(mod), mod)
 
 
 @relax.expr_functor.mutator

@@ -13,7 +13,7 @@ from tvm import relax
 from ..errors import InputError
 from .imported import ImportedModel, check_shapes, imported_model, is_number
 
-__all__ = ["bind_shapes", "from_relax", "from_relax_json"]
+__all__ = ["bind_shapes", "from_relax", "from_relax_json", "with_weights_bound"]
 
 
 def from_relax_json(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
@@ -48,7 +48,7 @@ def from_relax(
     """
     if not any(var.name_hint == "main" for var in mod.get_global_vars()):
         return imported_model(mod, name, "relax")  # refuses, with the names that are there
-    mod = _bind_detached(mod)
+    mod = with_weights_bound(mod)
     if params:
         mod = _bind_params(mod, params)
     if shapes:
@@ -57,10 +57,13 @@ def from_relax(
     return imported_model(mod, name, "relax")
 
 
-def _bind_detached(mod: tvm.IRModule) -> tvm.IRModule:
+def with_weights_bound(mod: tvm.IRModule) -> tvm.IRModule:
+    """With weights that an importer left in the attribute "params" of "main" as constants."""
     main = mod["main"]
     if main.attrs is None or "params" not in main.attrs:
         return mod
+    if len(main.params) < len(main.attrs["params"]) + int(main.attrs["num_input"]):  # of TFLite's: constants already
+        return tvm.IRModule({**dict(mod.functions_items()), mod.get_global_var("main"): main.without_attr("params")})
     mod, detached = relax.frontend.detach_params(mod)
     weights = detached["main"]
     names = [param.name for param in main.params][len(main.params) - len(weights) :]
