@@ -64,7 +64,7 @@ def from_tflite_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> Importe
     return imported_model(with_weights_bound(mod), path.stem, "tflite", *references)
 
 
-class _Converter(OperatorConverter):  # type: ignore[misc]
+class _Converter(OperatorConverter):
     """TVM's converters, and quantised operators that it does not know."""
 
     _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | _MOVES | _IN_FLOATS
