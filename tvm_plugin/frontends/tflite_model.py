@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tflite
+import tvm
 from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.frontend.tflite import from_tflite
@@ -19,6 +20,8 @@ from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_ten
 
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
+from ..transform.fake_quantization import is_quantized
+from ..transform.functions import operator, top_level_bindings
 from .imported import ImportedModel, Reference, imported_model
 from .relax_model import with_weights_bound
 
@@ -35,6 +38,9 @@ _MOVES = frozenset(
 
 _IN_FLOATS = frozenset({"BATCH_MATMUL", "ELU", "GELU", "PRELU", "SELECT", "SELECT_V2"})
 """Operators that TVM's importer converts of floats alone: quantised tensors are floats around them."""
+
+_HYBRID = frozenset({"BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"})
+"""Operators whose weights may be quantised where nothing else is ("dynamic range quantization"): floats for us."""
 
 
 def from_tflite_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
@@ -60,8 +66,15 @@ def from_tflite_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> Importe
         raise InputError(f"{path} is not a readable TFLite model: {first_line(error)}") from error
     except Exception as error:  # the importer fails by assertions and errors of any kind
         raise UnsupportedModelError(f"TVM's importer cannot translate {path.stem}: {first_line(error)}") from error
-    references = _references(content)
-    return imported_model(with_weights_bound(mod), path.stem, "tflite", *references)
+    mod = with_weights_bound(mod)
+    references = () if _has_quantised_weights_alone(mod) else _references(content)
+    return imported_model(mod, path.stem, "tflite", *references)
+
+
+def _has_quantised_weights_alone(mod: tvm.IRModule) -> bool:
+    """Beside such weights, LiteRT quantises activations anew for each input; here they stay floats, which is nearer."""
+    bindings = top_level_bindings(mod["main"])
+    return not is_quantized(mod) and any(operator(binding.value) == "relax.dequantize" for binding in bindings)
 
 
 class _Converter(OperatorConverter):
@@ -72,8 +85,28 @@ class _Converter(OperatorConverter):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._all_are_floats = False
-        for name in _IN_FLOATS & self.convert_map.keys():
+        self._weights_are_floats = False
+        for name in (_IN_FLOATS | _HYBRID) & self.convert_map.keys():
             self.convert_map[name] = functools.partial(self._in_floats, self.convert_map[name])
+
+    def check_unsupported_ops(self) -> None:
+        """TVM's, where weights that alone are quantised are floats."""
+        self._weights_are_floats = True
+        super().check_unsupported_ops()
+        self._weights_are_floats = False
+
+    def get_input_tensors(self, op: Any) -> list[Any]:
+        """TVM's, where weights that alone are quantised may look like others."""
+        tensors: list[Any] = super().get_input_tensors(op)
+        if self._weights_are_floats and self._is_hybrid(op, tensors):
+            for tensor in tensors:
+                tensor.qnn_params = None
+        return tensors
+
+    def _is_hybrid(self, op: Any, tensors: Sequence[Any]) -> bool:
+        name = self.get_op_code_str(op)
+        data = tensors[2 if name == "TRANSPOSE_CONV" else 0]
+        return name in _HYBRID and data.qnn_params is None and any(tensor.qnn_params is not None for tensor in tensors)
 
     def get_tensors(self, tensors_idx_list: Any) -> list[Any]:
         """TVM's, where quantised tensors may look like others."""
@@ -109,8 +142,11 @@ class _Converter(OperatorConverter):
         return relax.op.astype(rounded, self.get_tensor_type_str(x.tensor.Type()))
 
     def _in_floats(self, convert: Callable[..., relax.Expr], op: Any) -> relax.Expr:
+        tensors = self.get_input_tensors(op)
+        if self.get_op_code_str(op) not in _IN_FLOATS and not self._is_hybrid(op, tensors):
+            return convert(op=op)
         (output,) = self.get_output_tensors(op)
-        with self._as_floats(self.get_input_tensors(op), self.dequantize):
+        with self._as_floats(tensors, self.dequantize):
             result = convert(op=op)
         return result if output.qnn_params is None else self.quantize(self.bb.normalize(result), output)
 
