@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["HALVES", "epsilon", "numpy_dtype"]
+__all__ = ["HALVES", "epsilon", "is_floating", "numpy_dtype"]
 
 HALVES = ("float16", "bfloat16")
 """Floating-point types of 16 bits."""
@@ -22,9 +22,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, name))
 
 
+def is_floating(name: str) -> bool:
+    """Whether a dtype is of floating-point numbers: numpy takes bfloat16 for no number at all."""
+    return name.startswith(("float", "bfloat"))
+
+
 def epsilon(name: str) -> float:
     """The distance from 1 to the next number of a floating-point dtype; 0 for other types."""
-    if not name.startswith(("float", "bfloat")):
+    if not is_floating(name):
         return 0.0
     import ml_dtypes
 

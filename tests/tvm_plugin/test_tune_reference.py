@@ -19,7 +19,7 @@ from eqtune.machine import detect_target
 from eqtune.measure import peaks
 from eqtune.report.table import closing_lines
 from eqtune.runtime import LocalModels, ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
+from eqtune.transform.apply_tuned import untuned_executable, untuned_module
 from eqtune.tune import baselines, reference, session
 from eqtune.tune.workdir import WorkDirectory
 
@@ -184,12 +184,12 @@ def tune(work_dir: Path) -> eqtune.TuneResult:
 
 
 def spy_on_untuned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each untuned executable that is built from now on has plain schedules."""
+    """Whether each untuned module that is built from now on has plain schedules."""
     built: list[bool] = []
 
     def build(mod: tvm.IRModule, target: Any, plain: bool = False) -> Any:
         built.append(plain)
-        return untuned_executable(mod, target, plain)
+        return untuned_module(mod, target, plain)
 
-    monkeypatch.setattr(reference, "untuned_executable", build)
+    monkeypatch.setattr(reference, "untuned_module", build)
     return built

@@ -11,7 +11,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from ..dtypes import numpy_dtype
+from ..dtypes import is_floating, numpy_dtype
 from ..errors import InputError, UnsupportedModelError
 from ..transform.bounded_indices import with_bounded_indices
 from ..transform.partial_scatters import with_partial_scatters
@@ -110,7 +110,7 @@ class ImportedModel:
 def random_input(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
     """An array for one input; see `ImportedModel.random_inputs`."""
     dtype = numpy_dtype(info.dtype)
-    if info.dtype.startswith(("float", "bfloat")):  # numpy takes bfloat16 for no number at all
+    if is_floating(info.dtype):
         return np.asarray(generator.standard_normal(info.shape), dtype)
     if info.high is None and info.dtype in ("int8", "uint8"):
         limits = np.iinfo(dtype)

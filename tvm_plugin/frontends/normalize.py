@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..dtypes import HALVES
+from ..dtypes import HALVES, is_floating
 from ..errors import InputError
 from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
@@ -183,7 +183,7 @@ class _UnequalNans(relax.PyExprMutator):
 
 
 def _may_be_nan(operand: relax.Expr) -> bool:
-    if not str(operand.ty.dtype).startswith(("float", "bfloat")):
+    if not is_floating(str(operand.ty.dtype)):
         return False
     return not isinstance(operand, tvm.ir.GenericConst) or bool(np.isnan(array_of(operand).astype("float32")).any())
 
@@ -203,7 +203,7 @@ class _PlacesOfExtrema(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if operator(call) not in ("relax.argmax", "relax.argmin"):
             return call
-        if not str(call.args[0].ty.dtype).startswith(("float", "bfloat")):
+        if not is_floating(str(call.args[0].ty.dtype)):
             return call
         zero = constant_of(np.zeros((), str(call.ty.dtype)))
         return self.builder_.normalize(relax.op.maximum(self.builder_.emit(call), zero))

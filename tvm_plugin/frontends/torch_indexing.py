@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from ..dtypes import is_floating
 from ..errors import UnsupportedModelError
 from ..transform.bounded_indices import from_start
 from ..transform.constants import constant_of
@@ -132,7 +133,7 @@ def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
     counts = _scattered(importer, own, axis, index, ones, "add")
     if reduce == "mean":
         divisor = emit(op.astype(emit(op.maximum(counts, relax.const(1, "int32"))), dtype))
-        divide = op.divide if dtype.startswith(("float", "bfloat")) else op.floor_divide
+        divide = op.divide if is_floating(dtype) else op.floor_divide
         result = emit(divide(result, divisor))
     return result if with_own else emit(op.where(emit(op.greater(counts, relax.const(0, "int32"))), result, x))
 
@@ -140,7 +141,7 @@ def _scatter_reduce(node: Any, importer: Any) -> relax.Expr:
 def _identity(reduce: str, dtype: str) -> float:
     """What changes no result of a reduction."""
     if reduce in ("amax", "amin"):
-        is_float = dtype.startswith(("float", "bfloat"))
+        is_float = is_floating(dtype)
         least, most = (-math.inf, math.inf) if is_float else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         return least if reduce == "amax" else most
     return 1 if reduce == "prod" else 0

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
+from ..dtypes import is_floating
 from .torch_nodes import Converter, arguments, cast, dtype_of, shape_of
 from .torch_order import so_far
 
@@ -58,7 +59,7 @@ def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> 
     numbers = [isinstance(bound, int | float) for bound in (least, most)]
     if all(numbers):
         return emit(op.clip(x, min(least, most), most))  # the upper bound counts where they cross; TVM takes the lower
-    if numbers[0] and least == 0 and most is None and dtype.startswith(("float", "bfloat")):
+    if numbers[0] and least == 0 and most is None and is_floating(dtype):
         return emit(op.nn.relu(x))
     if least is not None:
         x = emit(op.maximum(x, _operand(least, dtype, importer)))
@@ -76,7 +77,7 @@ def _fmin(node: Any, importer: Any) -> relax.Expr:
 def _number_rather_than_nan(node: Any, importer: Any, function: Callable[[Any, Any], relax.Expr]) -> relax.Expr:
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     left, right = (_operand(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
-    if not dtype.startswith(("float", "bfloat")):
+    if not is_floating(dtype):
         return emit(function(left, right))
     other = emit(op.where(emit(op.isnan(right)), left, emit(function(left, right))))
     return emit(op.where(emit(op.isnan(left)), right, other))
@@ -139,7 +140,7 @@ def _arithmetic(function: Callable[[Any, Any], relax.Expr], reverse: bool = Fals
 
 def _quotient(node: Any, importer: Any) -> relax.Expr:
     """Rounded down, towards zero, or not at all."""
-    rounding, floating = node.kwargs.get("rounding_mode"), dtype_of(node).startswith(("float", "bfloat"))
+    rounding, floating = node.kwargs.get("rounding_mode"), is_floating(dtype_of(node))
     if rounding == "floor":
         return _arithmetic(op.floor_divide)(node, importer)
     quotient = _arithmetic(op.divide)(node, importer)
@@ -189,7 +190,7 @@ def _is_negative(emit: Any, x: relax.Expr) -> relax.Expr:
     """Also of -0, whose reciprocal is below zero."""
     dtype = str(x.ty.dtype)
     below = emit(op.less(x, relax.const(0, dtype)))
-    if not dtype.startswith(("float", "bfloat")):
+    if not is_floating(dtype):
         return below
     reciprocal = emit(op.divide(relax.const(1, dtype), x))
     return emit(op.logical_or(below, emit(op.less(reciprocal, relax.const(0, dtype)))))

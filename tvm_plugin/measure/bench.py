@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
-from ..dtypes import numpy_dtype
+from ..dtypes import is_floating, numpy_dtype
 from ..transform.constants import ALIGNMENT, aligned_empty, tensor_of
 from ..transform.huge_pages import huge_memory
 from .arguments import BufferSpec, Domain, Interface, as_comparable, poison, random_inputs
@@ -188,7 +188,7 @@ class Bench:
     def mismatch(self) -> str:
         """What differs from the reference; "" when nothing does."""
         types = [self._interface.params[p].dtype for p in range(len(self._interface.params))]
-        floating = [dtype for dtype in types if dtype.startswith(("float", "bfloat"))]
+        floating = [dtype for dtype in types if is_floating(dtype)]
         least = min(floating, key=lambda dtype: numpy_dtype(dtype).itemsize, default="int32")
         if self._interface.factors and least in ("float32", "float64"):
             least = self._interface.factors

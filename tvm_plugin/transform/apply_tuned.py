@@ -38,6 +38,7 @@ __all__ = [
     "schedule_kernels",
     "scheduled",
     "untuned_executable",
+    "untuned_module",
 ]
 
 LOGGER = logging.getLogger("eqtune")
@@ -189,6 +190,11 @@ def after_kernels() -> list[transform.Pass]:
 
 
 def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> relax.VMExecutable:
+    """`untuned_module`, compiled."""
+    return side_by_side.build(untuned_module(mod, target, plain), target, {})
+
+
+def untuned_module(mod: ir.IRModule, target: Any, plain: bool = False) -> ir.IRModule:
     """What TVM's default pipeline makes of a Relax module: fused, not scheduled. The baseline, and the reference:
     where TVM itself would compile an index wrongly (`as_written`), this does not.
 
@@ -210,7 +216,7 @@ def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> re
     for variable, function in mod.functions_items():
         if isinstance(function, tirx.PrimFunc):
             mod.update_func(variable, as_written(function))
-    return side_by_side.build(mod, target, {})
+    return mod
 
 
 def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:

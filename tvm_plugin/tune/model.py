@@ -184,7 +184,7 @@ def tune_model(
         )
         if verify and session.runs and imported.reference is not None:
             _ = reference.outputs  # what the source's framework cannot run is refused before the budget is spent
-        finish_s = reference.prepare() if in_limited_time else None
+        finish_s = reference.prepare(len(forms.given.calls)) if in_limited_time else None
         session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
         if in_limited_time:
             session.baselines.s_per_operation = forms.untuned_s_per_operation(reference.rough_s)

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,8 @@ from ..dtypes import epsilon
 from ..frontends import ImportedModel
 from ..frontends.verify import compare, sensitivity, undecided
 from ..runtime import Model, Models
-from ..transform.apply_tuned import untuned_executable
+from ..transform import side_by_side
+from ..transform.apply_tuned import untuned_module
 from ..transform.constants import array_of
 from ..transform.fake_quantization import FakeQuantizationToInteger, is_quantized
 from ..transform.fold_weights import FoldWeights
@@ -81,6 +82,8 @@ class Reference:
         Where it runs.
     plain : bool
         With plain schedules.
+    kernels : int
+        How many were compiled; 0 before.
     """
 
     imported: ImportedModel
@@ -90,6 +93,7 @@ class Reference:
     context_key: str
     models: Models
     plain: bool = False
+    kernels: int = field(default=0, init=False)
 
     @cached_property
     def inputs(self) -> list[NDArray[Any]]:
@@ -101,11 +105,15 @@ class Reference:
         """Stock TVM's executable, or the plain one."""
         if self.plain:
             try:
-                return untuned_executable(_shared_kernels(self.imported.mod), self.target, plain=True)
+                return self._built(untuned_module(_shared_kernels(self.imported.mod), self.target, plain=True))
             except Exception as error:  # noqa: BLE001 - LLVM raises anything; the stock kernels are still there
                 LOGGER.warning("plain schedules do not compile, the untuned model is run: %s", error)
                 self.plain = False  # what is timed now is to be called untuned
-        return untuned_executable(self.imported.mod, self.target)
+        return self._built(untuned_module(self.imported.mod, self.target))
+
+    def _built(self, mod: tvm.IRModule) -> Any:
+        self.kernels = sum(isinstance(function, tvm.tirx.PrimFunc) for function in mod.functions.values())
+        return side_by_side.build(mod, self.target, {})
 
     @cached_property
     def run(self) -> Model:
@@ -202,17 +210,18 @@ class Reference:
             self.work.database.put_json(f"roundings:{self.key}", {"apart": apart})
         return min(MOST_APART, max(STEPS / 2**8, 2.0 * apart))
 
-    def prepare(self) -> float | None:
+    def prepare(self, kernels: int) -> float | None:
         """Compile and run the untuned model now, as a measure of the machine.
 
-        Returns about how many seconds the same will take for a tuned model, None where an earlier run knows the latency
-        and nothing was compiled.
+        Returns about how many seconds the same will take for a tuned model of so many kernels, None where an earlier
+        run knows the latency and nothing was compiled. A quantised model as it is imported has more kernels than tuned:
+        TVM writes the scales of each layer into its own.
         """
         if self._known_s is not None:
             return None
         started = time.monotonic()
         _, run_s = self.first_run
-        compile_s = time.monotonic() - started - run_s
+        compile_s = (time.monotonic() - started - run_s) * min(1.0, kernels / max(1, self.kernels))
         weights_s = constant_bytes(self.imported.mod) / WEIGHTS_BYTES_PER_S
         finish_s = COMPILE_RATIO * compile_s + weights_s + TIMING_S
         if run_s <= LONG_S:
