@@ -10,6 +10,7 @@ import pytest
 import eqtune
 from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
+from eqtune.frontends.onnx_loops import with_loops_written_out
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -53,18 +54,73 @@ SCAN = """
     > (start, x)
 """
 
+SCAN_IN_A_LOOP = """
+    trips = Constant <value = int64 {2}> ()
+    last, every = Loop <body = outer (int64 i, bool go, float[2,3] h) => (bool go, float[2,3] t, float[2,3] t) {
+        s = Scan <num_scan_inputs = 1, body = step (float[3] g, float[3] h_j) => (float[3] f) { f = Add (g, h_j) }>
+            (zeros, h)
+        w = Add (h, s)
+        t = Tanh (w)
+    }> (trips, , start)
+"""
+
+WITH_WEIGHTS = """
+    trips = Constant <value = int64 {4}> ()
+    last, every = Loop <
+        body = step (int64 i, bool go, float[2,3] h) => (bool go, float[2,3] t, float[2,3] t)
+            <float[3,3] w = {1, 0, 2, 0, 1, 0, 0.5, 0, 1}> { x_i = Gather (x, i) s = MatMul (x_i, w) t = Max (h, s) }
+    > (trips, , start)
+"""
+
+WITH_A_BRANCH = """
+    trips = Constant <value = int64 {2}> ()
+    seven = Constant <value = int64 {7}> ()
+    grown, every = Loop <body = step (int64 i, bool go, float[2,3] h) => (bool go, float[2,3] t, float[2,3] t)
+        { x_i = Gather (x, i) t = Add (h, x_i) }> (trips, , start)
+    many = Less (seven, count)
+    last = If <
+        then_branch = negated () => (float[2,3] d) { d = Neg (grown) },
+        else_branch = same () => (float[2,3] e) { e = Identity (grown) }
+    > (many)
+"""
+
 
 def model(body: str, opset: int = 17) -> Any:
     return onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : {opset}]> loops (float[4,2,3] x, float[2,3] start, int64 count) => '
-        f"(float[2,3] last, float[N,M,3] every) {{ {body} }}"
+        f"(float[2,3] last, float[N,M,3] every) <float[3] zeros = {{0, 0, 0}}> {{ {body} }}"
     )
 
 
+BODIES = (WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN, SCAN_IN_A_LOOP, WITH_WEIGHTS, WITH_A_BRANCH)
+
+
 @pytest.mark.parametrize("opset", [12, 17])
-@pytest.mark.parametrize("body", [WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN])
+@pytest.mark.parametrize("body", BODIES)
 def test_loops_compute_what_onnx_runtime_does(body: str, opset: int) -> None:
     assert verify_import(load_model(model(body, opset))) < 1e-6
+
+
+def test_weights_of_a_body_are_there_once() -> None:
+    def weights(steps: int) -> int:
+        text = WITH_WEIGHTS.replace("Gather (x, i)", "Gather (x, zero)").replace("{4}", f"{{{steps}}}")
+        written = with_loops_written_out(model("zero = Constant <value = int64 {0}> ()" + text))
+        return sum(list(tensor.dims) == [3, 3] for tensor in written.graph.initializer)
+
+    assert weights(2) == weights(20) == 1
+
+
+def test_a_loop_in_a_branch_that_constants_choose() -> None:
+    text = WITH_TRIP_COUNT.replace("last, every =", "u, v =").replace("trips = Constant <value = int64 {4}> ()", "")
+    body = f"""
+        trips = Constant <value = int64 {{4}}> ()
+        yes = Constant <value = bool {{1}}> ()
+        last, every = If <
+            then_branch = looped () => (float[2,3] u, float[4,2,3] v) {{ {text} }},
+            else_branch = same () => (float[2,3] p, float[4,2,3] q) {{ p = Identity (start) q = Identity (x) }}
+        > (yes)
+    """
+    assert verify_import(load_model(model(body))) < 1e-6
 
 
 def test_a_model_with_a_loop_is_tuned(tmp_path: Any) -> None:

@@ -22,7 +22,7 @@ pytest.importorskip("ai_edge_litert")
 MODELS = Path(__file__).parent / "tflite_models"
 
 
-@pytest.mark.parametrize("name", ["image", "words", "steps", "lstm"])
+@pytest.mark.parametrize("name", ["image", "words", "corners", "steps", "lstm"])
 def test_floats_are_what_the_interpreter_computes(name: str) -> None:
     imported = load_model(MODELS / f"{name}.tflite")
     assert imported.source == "tflite"
@@ -30,14 +30,14 @@ def test_floats_are_what_the_interpreter_computes(name: str) -> None:
     assert verify_import(imported) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["image", "words"])
+@pytest.mark.parametrize("name", ["image", "words", "corners"])
 def test_quantised_models_are_as_near_to_floats_as_the_interpreter(name: str) -> None:
     imported, floats = load_model(MODELS / f"{name}_int8.tflite"), load_model(MODELS / f"{name}.tflite")
     run = ModelRunner(untuned_executable(imported.mod, tvm.target.Target("llvm")))
     inputs = imported.random_inputs()
     _, of_ours = compare(run(*inputs), floats.reference(*inputs))
     _, of_theirs = compare(imported.reference(*inputs), floats.reference(*inputs))
-    assert 0 < of_ours < 1.5 * of_theirs
+    assert 0 < of_ours < 1.5 * of_theirs < 0.2
 
 
 def test_a_quantised_model_is_tuned_and_computes_in_integers(tmp_path: Path) -> None:

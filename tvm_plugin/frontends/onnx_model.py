@@ -50,7 +50,7 @@ _FOLDED = frozenset(
 )
 """Operators whose results are shapes, or depend on them or on numbers: constants, once ONNX Runtime folded them."""
 
-_WRONG = ["Pad_Fusion"]
+_WRONG_OPTIMIZERS = ["Pad_Fusion"]
 """Optimisers of ONNX Runtime that change what is computed: a pooled maximum of a tensor padded by zeros becomes one
 that knows no padding, as if it were of -inf (1.31, ResNet50V2 of Keras)."""
 
@@ -92,7 +92,7 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _refuse_foreign(model)
-    written = with_loops_written_out(_folded(model, name)) if has_loops(model) else model
+    written = with_loops_written_out(_folded(model, name)) if has_loops(model.graph) else model
     known = _in_known_operators(written)
     folded = _folded(known, name) if any(map(_needs_folding, known.graph.node)) else known
     mod = relax.transform.DeadCodeElimination(["main"])(_translated(folded, name))
@@ -245,7 +245,10 @@ def _session(
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=_WRONG
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=_WRONG_OPTIMIZERS,
         )
     except Exception as error:  # ONNX Runtime's errors have no other common base
         raise InputError(f"ONNX Runtime cannot load {name}: {first_line(error)}") from error

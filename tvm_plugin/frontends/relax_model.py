@@ -62,7 +62,10 @@ def with_weights_bound(mod: tvm.IRModule) -> tvm.IRModule:
     main = mod["main"]
     if main.attrs is None or "params" not in main.attrs:
         return mod
-    if len(main.params) < len(main.attrs["params"]) + int(main.attrs["num_input"]):  # of TFLite's: constants already
+    repeats_constants = len(main.params) < len(main.attrs["params"])  # as of a TFLite model
+    if "num_input" in main.attrs:
+        repeats_constants = len(main.params) == int(main.attrs["num_input"])
+    if repeats_constants:
         return tvm.IRModule({**dict(mod.functions_items()), mod.get_global_var("main"): main.without_attr("params")})
     mod, detached = relax.frontend.detach_params(mod)
     weights = detached["main"]

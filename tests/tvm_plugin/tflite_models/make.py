@@ -35,6 +35,16 @@ def words() -> keras.Model:
     return keras.Model(given, x + keras.layers.Dense(8, activation="gelu")(gelu))
 
 
+def corners() -> keras.Model:
+    """Fused activations, rows at the end that no tap needs, a tensor that is an operand twice."""
+    given = keras.Input((6, 6, 4))
+    enlarged = keras.layers.Conv2DTranspose(3, 1, strides=2, padding="same", activation="relu")(given)
+    averaged = keras.layers.Lambda(lambda value: tf.nn.relu6(tf.nn.avg_pool2d(4.0 * value, 2, 2, "VALID")))(given)
+    squared = keras.layers.Lambda(lambda value: tf.matmul(value, value, transpose_b=True))(given)
+    parts = [keras.layers.Flatten()(part) for part in (enlarged, averaged, squared)]
+    return keras.Model(given, keras.layers.Concatenate()(parts))
+
+
 def steps() -> keras.Model:
     """A loop."""
     return keras.Sequential([keras.Input((4, 3)), keras.layers.SimpleRNN(5)])
@@ -46,11 +56,13 @@ def lstm() -> keras.Model:
 
 
 def write(name: str, model: keras.Model, directory: str) -> None:
-    """A .tflite file in floats; of `image` and `words`, another one in 8 bits, and of `image` one with such weights."""
+    """A .tflite file in floats; of some, another one in 8 bits, and of `image` one with such weights."""
     generator = np.random.default_rng(0)
     signature = [tf.TensorSpec((1, *model.inputs[0].shape[1:]), "float32")]
     model.export(directory, input_signature=signature, verbose=False)
-    for suffix in {"image": ("", "_int8", "_dynamic"), "words": ("", "_int8")}.get(name, ("",)):
+    for suffix in {"image": ("", "_int8", "_dynamic"), "words": ("", "_int8"), "corners": ("", "_int8")}.get(
+        name, ("",)
+    ):
         converter = tf.lite.TFLiteConverter.from_saved_model(directory)
         if suffix:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -63,6 +75,6 @@ def write(name: str, model: keras.Model, directory: str) -> None:
 
 if __name__ == "__main__":
     keras.utils.set_random_seed(0)
-    for made in (image, words, steps, lstm):
+    for made in (image, words, corners, steps, lstm):
         with TemporaryDirectory() as folder:
             write(made.__name__, made(), folder)

@@ -1,0 +1,206 @@
+"""Operators of TFLite that TVM's importer lacks, or converts otherwise than TFLite computes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tflite
+from tvm import relax
+from tvm.relax import op as relax_op
+from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_scalar_from_constant, get_tensor_name
+
+from ..errors import UnsupportedModelError
+from ..transform.constants import is_static_tensor
+from ..transform.functions import extents
+
+__all__ = ["Converter"]
+
+_MOVES = frozenset(
+    (
+        *("BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "MIRROR_PAD", "PACK", "PAD", "PADV2"),
+        *("RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SLICE", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE"),
+        *("STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
+    )
+)
+"""Operators that only move elements: of quantised tensors, the integers."""
+
+_IN_FLOATS = frozenset({"BATCH_MATMUL", "ELU", "GELU", "PRELU", "SELECT", "SELECT_V2", "TRANSPOSE_CONV"})
+"""Operators that are converted for floats alone: quantised tensors are floats around them."""
+
+_HYBRID = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+"""Operators whose weights may be quantised where nothing else is ("dynamic range quantization"): floats for us."""
+
+_WRONG = frozenset({"GATHER_ND"})
+"""What TVM's importer converts wrongly."""
+
+
+class Converter(OperatorConverter):
+    """TVM's converters and others, whose results must be of the shape and type that the file declares.
+
+    Raises
+    ------
+    UnsupportedModelError
+        For activations of 16 bits, gathers of batches, and results of another shape than the file declares.
+    """
+
+    _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | _MOVES | _IN_FLOATS
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._quantised_look_plain = False
+        self._hybrid_look_plain = False
+        for name in _WRONG:
+            del self.convert_map[name]
+        for name, convert in self.convert_map.items():
+            if name in _IN_FLOATS | _HYBRID:
+                convert = functools.partial(self._in_floats, convert)
+            self.convert_map[name] = functools.partial(self._as_declared, convert)
+
+    def check_unsupported_ops(self) -> None:
+        """TVM's, where weights that alone are quantised are floats."""
+        for index in range(self.subgraph.OperatorsLength()):
+            for tensor in super().get_input_tensors(self.subgraph.Operators(index)):
+                if tensor.qnn_params is not None and tensor.tensor.Type() == tflite.TensorType.INT16:
+                    raise UnsupportedModelError("activations of 16 bits cannot be imported; quantise them to 8 bits")
+        self._hybrid_look_plain = True
+        super().check_unsupported_ops()
+        self._hybrid_look_plain = False
+
+    def get_input_tensors(self, op: Any) -> list[Any]:
+        """TVM's, where weights that alone are quantised may look like others."""
+        tensors: list[Any] = super().get_input_tensors(op)
+        if self._hybrid_look_plain and self._is_hybrid(op, tensors):
+            for tensor in tensors:
+                tensor.qnn_params = None
+        return tensors
+
+    def get_tensors(self, tensors_idx_list: Any) -> list[Any]:
+        """TVM's, where quantised tensors may look like others."""
+        tensors: list[Any] = super().get_tensors(tensors_idx_list)
+        if self._quantised_look_plain:
+            for tensor in tensors:
+                tensor.qnn_params = None
+        return tensors
+
+    def get_tensor_type_str(self, tensor_type: int) -> str:
+        """TVM's, where quantised tensors may look like others."""
+        name = str(super().get_tensor_type_str(tensor_type))
+        return "float32" if self._quantised_look_plain and name in ("int8", "uint8") else name
+
+    def convert_gelu(self, op: Any) -> relax.Expr:
+        """TVM's is the exact one, whichever was asked for."""
+        (x,) = self.get_input_tensors(op)
+        approximate = _options(op, tflite.GeluOptions()).Approximate()
+        return (relax_op.nn.gelu_tanh if approximate else relax_op.nn.gelu)(self.get_tensor_expr(x))
+
+    def convert_gather(self, op: Any) -> relax.Expr:
+        """TVM's takes batches for other axes."""
+        if _options(op, tflite.GatherOptions()).BatchDims():
+            raise UnsupportedModelError("GATHER with batch_dims cannot be imported")
+        return super().convert_gather(op)
+
+    def convert_pool2d(self, op: Any, pool_type: str) -> relax.Expr:
+        """TVM's averages do not round; TFLite rounds halves away from zero, of the integers as they are stored."""
+        (x,) = self.get_input_tensors(op)
+        if pool_type != "average" or x.qnn_params is None:
+            return super().convert_pool2d(op, pool_type)
+        with self._replaced([x], lambda integers, _: relax_op.astype(integers, "float32")):
+            self.convert_fused_activation_function = lambda mean, _: mean  # of integers, below
+            mean = self.bb.normalize(super().convert_pool2d(op, pool_type))
+            del self.convert_fused_activation_function
+        size = self.bb.normalize(relax_op.floor(relax_op.add(relax_op.abs(mean), relax.const(0.5))))
+        dtype = self.get_tensor_type_str(x.tensor.Type())
+        rounded = self.bb.normalize(relax_op.astype(relax_op.multiply(relax_op.sign(mean), size), dtype))
+        scale, zero = (get_scalar_from_constant(x.qnn_params[name]) for name in ("scale", "zero_point"))
+        activation = _options(op, tflite.Pool2DOptions()).FusedActivationFunction()
+        return self.convert_qnn_fused_activation_function(rounded, activation, scale, zero, dtype)
+
+    def convert_transpose_conv(self, op: Any) -> relax.Expr:
+        """TVM's leaves out the activation, and rows at the end that the declared shape has and it does not need."""
+        _, weights, x, *bias = self.get_input_tensors(op)
+        options = _options(op, tflite.TransposeConvOptions())
+        (output,) = self.get_output_tensors(op)
+        strides = (options.StrideH(), options.StrideW())
+        before, after, added = [], [], []
+        for axis, stride in enumerate(strides, 1):
+            given, taps, wanted = (int(t.tensor.Shape(axis)) for t in (x, weights, output))
+            whole = (given - 1) * stride + taps
+            cut = max(0, whole - wanted)
+            before.append(cut // 2)
+            after.append(cut - cut // 2)
+            added.append(wanted - whole + cut)
+        if any(rows >= stride for rows, stride in zip(added, strides, strict=True)):
+            raise UnsupportedModelError("TRANSPOSE_CONV whose result has rows that no input reaches cannot be imported")
+        result = relax_op.nn.conv2d_transpose(
+            self.get_tensor_expr(x),
+            self.bb.normalize(relax_op.permute_dims(self.get_tensor_expr(weights), [3, 0, 1, 2])),
+            strides=strides,
+            padding=[*before, *after],
+            output_padding=added,
+            data_layout="NHWC",
+            kernel_layout="IOHW",
+        )
+        for tensor in bias:
+            result = relax_op.add(self.bb.normalize(result), self.get_tensor_expr(tensor))
+        return self.convert_fused_activation_function(self.bb.normalize(result), options.FusedActivationFunction())
+
+    def _as_declared(self, convert: Callable[..., Any], op: Any) -> Any:
+        """The result of a converter, integers of the declared type."""
+        result, outputs = convert(op=op), self.get_output_tensors(op)
+        if not isinstance(result, relax.Expr) or len(outputs) != 1:
+            return result
+        result = self.bb.normalize(result)
+        (output,) = outputs
+        shape = tuple(int(extent) for extent in output.tensor.ShapeAsNumpy()) if output.tensor.ShapeLength() else ()
+        found = tuple(extents(result.ty)) if is_static_tensor(result.ty) else shape
+        if shape and found != shape:
+            name = self.get_op_code_str(op)
+            raise UnsupportedModelError(f"TVM's importer makes a result {found} of {name} where the file has {shape}")
+        declared = self.get_tensor_type_str(output.tensor.Type())
+        if {str(getattr(result.ty, "dtype", "")), declared} == {"int32", "int64"}:
+            return relax_op.astype(result, declared)
+        return result
+
+    def _is_hybrid(self, op: Any, tensors: Sequence[Any]) -> bool:
+        """Whether, of an operator's inputs, weights alone are quantised."""
+        name = self.get_op_code_str(op)
+        data = tensors[2 if name == "TRANSPOSE_CONV" else 0]
+        quantised = [tensor for tensor in tensors if tensor.qnn_params is not None]
+        return name in _HYBRID | _IN_FLOATS and data.qnn_params is None and bool(quantised)
+
+    def _in_floats(self, convert: Callable[..., relax.Expr], op: Any) -> relax.Expr:
+        tensors = self.get_input_tensors(op)
+        if self.get_op_code_str(op) in _HYBRID and not self._is_hybrid(op, tensors):
+            return convert(op=op)
+        (output,) = self.get_output_tensors(op)
+        with self._replaced(tensors, self.dequantize):
+            result = convert(op=op)
+        return result if output.qnn_params is None else self.quantize(self.bb.normalize(result), output)
+
+    @contextmanager
+    def _replaced(self, tensors: Sequence[Any], replace: Callable[[relax.Expr, Any], relax.Expr]) -> Iterator[None]:
+        """Let the quantised ones among some tensors be what `replace` makes of them, and look like others."""
+        replacements: Mapping[str, relax.Expr] = {
+            get_tensor_name(self.subgraph, tensor.tensor_idx): self.bb.normalize(
+                replace(self.get_tensor_expr(tensor), tensor)
+            )
+            for tensor in tensors
+            if tensor.qnn_params is not None
+        }
+        known = dict(self.exp_tab.exprs)
+        self.exp_tab.exprs.update(replacements)
+        self._quantised_look_plain = bool(replacements)
+        try:
+            yield
+        finally:
+            self._quantised_look_plain = False
+            self.exp_tab.exprs = known
+
+
+def _options(op: Any, options: Any) -> Any:
+    """An operator's options, of the type of `options`."""
+    options.Init(op.BuiltinOptions().Bytes, op.BuiltinOptions().Pos)
+    return options
