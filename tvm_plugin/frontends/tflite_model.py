@@ -59,8 +59,8 @@ def _read(path: Path) -> tuple[Any, bytes]:
         for graph in map(model.Subgraphs, range(model.SubgraphsLength())):
             for tensor in map(graph.Tensors, range(graph.TensorsLength())):
                 _ = tensor.ShapeAsNumpy(), tensor.Name(), model.Buffers(tensor.Buffer()).DataAsNumpy()
-            for operator in map(graph.Operators, range(graph.OperatorsLength())):
-                _ = operator.InputsAsNumpy(), operator.OutputsAsNumpy(), model.OperatorCodes(operator.OpcodeIndex())
+            for node in map(graph.Operators, range(graph.OperatorsLength())):
+                _ = node.InputsAsNumpy(), node.OutputsAsNumpy(), model.OperatorCodes(node.OpcodeIndex())
     except InputError:
         raise
     except Exception as error:  # what reads flatbuffers trusts them
