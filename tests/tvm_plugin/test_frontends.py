@@ -205,10 +205,15 @@ def test_open_out_dtypes_are_written_out(call, out_dtype):
 def test_what_is_no_model(tmp_path):
     with pytest.raises(InputError, match=r"no file .*missing\.onnx"):
         load_model(tmp_path / "missing.onnx")
-    weird = tmp_path / "model.h5"
+    weird = tmp_path / "model.pb"
     weird.touch()
-    with pytest.raises(InputError, match=r"'\.h5'.*\.onnx"):
+    with pytest.raises(InputError, match=r"'\.pb'.*\.onnx"):
         load_model(weird)
+    keras = tmp_path / "model.keras"
+    keras.touch()
+    for model in (keras, type("Model", (), {"__module__": "keras.src.models.model"})()):
+        with pytest.raises(InputError, match=r"model\.export\("):
+            load_model(model)
     pickle = tmp_path / "model.pth"
     pickle.touch()
     with pytest.raises(InputError, match=r"torch\.export\.save"):

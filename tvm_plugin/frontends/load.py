@@ -23,6 +23,11 @@ KINDS = (
 
 _WITH_WEIGHTS = (("torch", "Module"), ("torch", "ExportedProgram"), ("onnx", "ModelProto"))
 
+_KERAS_ADVICE = (
+    'Keras models are exported first: model.export("model.onnx", format="onnx"), with an input_signature of concrete '
+    "shapes, or converted to a .tflite file"
+)
+
 _SUFFIXES = (".onnx", ".pt2", ".tflite", ".json", ".relay")
 
 _NEEDS_ONNX = 'ONNX models need onnx and onnxruntime: pip install "eqtune[onnx]"'
@@ -56,6 +61,8 @@ def check_model(model: Any) -> None:
     elif isinstance(model, str | Path):
         _check_file(Path(model))
     elif not isinstance(model, tvm.IRModule) and not any(_derives_from(model, *kind) for kind in _WITH_WEIGHTS):
+        if _derives_from(model, "keras", "Model"):  # with PyTorch behind it, it is a torch.nn.Module, too
+            raise InputError(_KERAS_ADVICE)
         raise InputError(f"cannot load a model from {type(model).__name__}; give {KINDS}")
 
 
@@ -175,6 +182,8 @@ def _check_file(path: Path) -> None:
             f"{path} is a pickle, which may run any code when it is loaded. Export the model instead: "
             'torch.export.save(torch.export.export(model, example_inputs), "model.pt2")'
         )
+    if path.suffix in (".h5", ".keras"):
+        raise InputError(f"{path} cannot be read. {_KERAS_ADVICE}")
     if path.suffix not in _SUFFIXES:
         raise InputError(f"{path} has an unknown suffix {path.suffix!r}; give {KINDS}")
     packages, message = _NEEDED.get(path.suffix, ((), ""))
