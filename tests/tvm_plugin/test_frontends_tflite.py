@@ -40,13 +40,12 @@ def test_quantised_models_are_as_near_to_floats_as_the_interpreter(name: str) ->
     assert 0 < of_ours < 1.5 * of_theirs < 0.2
 
 
-def test_a_quantised_model_is_tuned_and_computes_in_integers(tmp_path: Path) -> None:
-    result = eqtune.tune_model(
-        str(MODELS / "image_int8.tflite"), trials=1, threads=1, work_dir=tmp_path, progress=False
-    )
-    (found,) = result.run(np.ones((1, 10, 10, 3), "float32"))
-    assert found.shape == (1, 5)
-    assert any("int32" in str(function) for function in result.mod.functions.values())
+def test_a_quantised_model_is_tuned(tmp_path: Path) -> None:
+    path = MODELS / "image_int8.tflite"
+    result = eqtune.tune_model(str(path), trials=1, threads=1, work_dir=tmp_path, progress=False)
+    inputs = load_model(path).random_inputs(seed=1)
+    _, apart = compare(result.run(*inputs), load_model(path).reference(*inputs))
+    assert apart < 8 / 256
 
 
 def test_a_module_of_tvms_importer_is_a_model_too(tmp_path: Path) -> None:
