@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.models import timed_s
-from benchmarks.output import table, write
+from benchmarks.output import report
 from benchmarks.peers.timing import alternating, in_own_process
 
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -101,11 +101,7 @@ def main() -> None:
     if unknown:
         there = ", ".join([*ARCHITECTURES, *LIBRARY_MODELS])
         parser.error(f"no architecture {', '.join(unknown)}; there are {there}")
-    rows = []
-    for name in names:
-        rows.append(measure(name, args))
-        write(rows, args.json)  # a long sweep that is cut short has lost nothing
-        print(table(rows[-1:]), flush=True)
+    report((measure(name, args) for name in names), args.json)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from typing import Any
 from benchmarks.convergence import reached_s, records_of
 from benchmarks.cpu_target import cpu_target
 from benchmarks.dot_suites import DotCase
-from benchmarks.output import table, write
+from benchmarks.output import report
 from benchmarks.peers.timing import PeerError, alternating, in_own_process
 from benchmarks.suites import Case, suite
 
@@ -210,15 +210,9 @@ def main() -> None:
         parser.error("metaschedule is tuned for this machine's CPU only: leave out --target")
     if unknown:
         parser.error(f"unknown peers {sorted(unknown)}; there are {list(PEERS)}")
-    rows = []
-    for threads in map(int, args.threads.split(",")):
-        for case in suite(args.suite):
-            if args.kernels and not any(part in case.name for part in args.kernels.split(",")):
-                continue
-            rows.append(measure(case, threads, args))
-            write(rows, args.json)
-            print(table(rows[-1:]), flush=True)
-    print(table(rows))
+    wanted = args.kernels.split(",") if args.kernels else [""]
+    cases = [case for case in suite(args.suite) if any(part in case.name for part in wanted)]
+    report((measure(case, int(n), args) for n in args.threads.split(",") for case in cases), args.json)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from benchmarks.convergence import records_of, within_s
-from benchmarks.output import table, write
+from benchmarks.output import report
 from benchmarks.peers.timing import PeerError, alternating, in_own_process
 
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -184,13 +184,8 @@ def main() -> None:
     if args.trials and args.trials_per_kernel:
         parser.error("--trials and --trials-per-kernel are two ways to say the same: give one")
     names = zoo.names() if args.models == "all" else args.models.split(",")
-    rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        for model in names:
-            rows.append(measure(model, args, Path(args.work_dir or temporary)))
-            write(rows, args.json)  # a long sweep that is cut short has lost nothing
-            print(table(rows[-1:]), flush=True)
-    print(table(rows))
+        report((measure(model, args, Path(args.work_dir or temporary)) for model in names), args.json)
 
 
 if __name__ == "__main__":

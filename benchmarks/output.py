@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["table", "write"]
+__all__ = ["report", "table", "write"]
+
+
+def report(rows: Iterable[dict[str, Any]], path: str | None) -> None:
+    """Write and print each row when it is there: a sweep that is cut short has lost nothing. At the end, print all."""
+    done: list[dict[str, Any]] = []
+    for row in rows:
+        done.append(row)
+        write(done, path)
+        print(table([row]), flush=True)
+    print(table(done))
 
 
 def write(rows: Sequence[dict[str, Any]], path: str | None) -> None:

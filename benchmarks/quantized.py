@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.models import timed_s
-from benchmarks.output import table, write
+from benchmarks.output import report
 from benchmarks.peers.timing import alternating, in_own_process
 
 PEER = "benchmarks.peers.onnxruntime_model"
@@ -117,12 +117,7 @@ def main() -> None:
     parser.add_argument("-q", "--quiet", action="store_true")
     parser.add_argument("--json", metavar="FILE", help="write rows here")
     args = parser.parse_args()
-    rows = []
-    for model in args.models.split(","):
-        rows.append(measure(model, args))
-        write(rows, args.json)
-        print(table(rows[-1:]), flush=True)
-    print(table(rows))
+    report((measure(model, args) for model in args.models.split(",")), args.json)
 
 
 if __name__ == "__main__":

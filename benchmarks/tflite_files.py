@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import timed_s
-from benchmarks.output import table, write
+from benchmarks.output import report
 from benchmarks.peers.timing import alternating, in_own_process
 
 PEER = "benchmarks.peers.litert_model"
@@ -72,12 +72,7 @@ def main() -> None:
     parser.add_argument("-q", "--quiet", action="store_true")
     parser.add_argument("--json", metavar="FILE", help="write rows here")
     args = parser.parse_args()
-    rows = []
-    for path in args.files:
-        rows.append(measure(path, args))
-        write(rows, args.json)
-        print(table(rows[-1:]), flush=True)
-    print(table(rows))
+    report((measure(path, args) for path in args.files), args.json)
 
 
 if __name__ == "__main__":

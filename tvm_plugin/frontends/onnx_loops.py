@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ..errors import UnsupportedModelError
+from .onnx_nodes import opset_of
 
 __all__ = ["has_loops", "with_loops_written_out"]
 
@@ -53,8 +54,7 @@ def with_loops_written_out(model: onnx.ModelProto) -> onnx.ModelProto:
         results; the steps of a Scan are not known; or the iterations have more than `MOST_NODES` nodes.
     """
     inferred = onnx.shape_inference.infer_shapes(model) if model.ByteSize() < 2**31 else model
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
-    writer = _Writer(opset)
+    writer = _Writer(opset_of(model))
     for value, name in zip(model.graph.output, writer.write(inferred.graph, {}), strict=True):
         if value.name != name:
             writer.add("Identity", [name], value.name)

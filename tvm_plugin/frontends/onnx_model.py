@@ -34,7 +34,7 @@ from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_images import IMAGES
 from .onnx_loops import has_loops, with_loops_written_out
-from .onnx_nodes import Convert, padded
+from .onnx_nodes import Convert, opset_of, padded
 from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
 from .onnx_runtime_operators import ONNX_RUNTIME, ONNX_RUNTIME_DOMAIN
@@ -395,7 +395,7 @@ _CONVERTERS: dict[str, Own] = {
 
 
 def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    opset = opset_of(model)
     importer = _Importer(None, "float32", keep_params_in_input=False)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # renamed inputs; it prints what it cannot convert before it raises

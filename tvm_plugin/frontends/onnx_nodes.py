@@ -10,7 +10,7 @@ from tvm import ir
 from ..errors import UnsupportedModelError
 from ..transform.constants import array_of
 
-__all__ = ["Convert", "numbers_of", "padded", "text_of"]
+__all__ = ["Convert", "numbers_of", "opset_of", "padded", "text_of"]
 
 
 class Convert(Protocol):
@@ -22,6 +22,11 @@ class Convert(Protocol):
 
     def __call__(self, name: str, inputs: Sequence[Any], attrs: dict[str, Any], /) -> Any:
         """The result of a node."""
+
+
+def opset_of(model: Any) -> int:
+    """The version of ONNX's own operators in an `onnx.ModelProto`."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def numbers_of(name: str, what: str, value: Any) -> list[Any]:

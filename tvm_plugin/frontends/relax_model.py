@@ -62,10 +62,8 @@ def with_weights_bound(mod: tvm.IRModule) -> tvm.IRModule:
     main = mod["main"]
     if main.attrs is None or "params" not in main.attrs:
         return mod
-    repeats_constants = len(main.params) < len(main.attrs["params"])  # as of a TFLite model
-    if "num_input" in main.attrs:
-        repeats_constants = len(main.params) == int(main.attrs["num_input"])
-    if repeats_constants:
+    expected = len(main.attrs["params"]) + int(main.attrs.get("num_input", 0))
+    if len(main.params) < expected:  # of a TFLite model, where the attribute repeats what are constants
         return tvm.IRModule({**dict(mod.functions_items()), mod.get_global_var("main"): main.without_attr("params")})
     mod, detached = relax.frontend.detach_params(mod)
     weights = detached["main"]

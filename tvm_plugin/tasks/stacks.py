@@ -102,8 +102,9 @@ def _concatenated(builder: relax.BlockBuilder, wholes: Sequence[Any], axis: int)
 
 def _whole(shape: list[int], count: int, axis: int, new: bool) -> list[int]:
     """The shape of `count` tensors along a new axis, or one after another along one that they have."""
-    extent, after = ([], shape[axis:]) if new else ([shape[axis]], shape[axis + 1 :])
-    return [*shape[:axis], math.prod([count, *extent]), *after]
+    if new:
+        return [*shape[:axis], count, *shape[axis:]]
+    return [*shape[:axis], count * shape[axis], *shape[axis + 1 :]]
 
 
 def _kernel(shape: list[int], dtype: str, count: int, axis: int, new: bool) -> tirx.PrimFunc:
