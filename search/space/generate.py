@@ -18,6 +18,7 @@ from .gpu.hardware import GpuHardware
 from .hardware import Hardware
 from .memory_bound import masked_window_sketches, memory_bound_sketches
 from .memory_bound.stages import UntouchedSketch
+from .narrow_weights import narrow_weights_sketches
 from .winograd import winograd_sketches
 from .winograd_conv2d import winograd_conv2d_sketches
 
@@ -44,7 +45,10 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     if isinstance(hardware, GpuHardware):
         return build_gpu_space(mod, hardware)
     special = (
-        winograd_sketches(mod, hardware) or winograd_conv2d_sketches(mod, hardware) or attention_sketches(mod, hardware)
+        winograd_sketches(mod, hardware)
+        or winograd_conv2d_sketches(mod, hardware)
+        or attention_sketches(mod, hardware)
+        or narrow_weights_sketches(mod, hardware)
     )
     if special:
         return Space(special)

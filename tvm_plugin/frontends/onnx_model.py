@@ -34,6 +34,7 @@ from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_images import IMAGES
 from .onnx_loops import has_loops, with_loops_written_out
+from .onnx_narrow_weights import NARROW_WEIGHTS, with_exact_products, with_weights_in_bytes
 from .onnx_nodes import Convert, opset_of, padded
 from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
@@ -53,6 +54,9 @@ _FOLDED = frozenset(
 _WRONG_OPTIMIZERS = ["Pad_Fusion"]
 """Optimisers of ONNX Runtime that change what is computed: a pooled maximum of a tensor padded by zeros becomes one
 that knows no padding, as if it were of -inf (1.31, ResNet50V2 of Keras)."""
+
+_EXACT_PRODUCTS = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""What is multiplied by weights of 8 bits or fewer stays float32; ONNX Runtime rounds it to 8 bits otherwise."""
 
 LOGGER = logging.getLogger(__name__)
 
@@ -95,10 +99,10 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
     written = with_loops_written_out(_folded(model, name)) if has_loops(model.graph) else model
     known = _in_known_operators(written)
     folded = _folded(known, name) if any(map(_needs_folding, known.graph.node)) else known
-    mod = relax.transform.DeadCodeElimination(["main"])(_translated(folded, name))
+    mod = relax.transform.DeadCodeElimination(["main"])(_translated(with_weights_in_bytes(folded), name))
     unfused = onnxruntime.SessionOptions()
     unfused.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    model = with_precise_transforms(model)
+    model = with_exact_products(with_precise_transforms(model))
     return imported_model(mod, name, "onnx", _reference(model, name), _reference(model, name, unfused))
 
 
@@ -243,6 +247,7 @@ def _session(
 ) -> onnxruntime.InferenceSession:
     options = options or onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry(*_EXACT_PRODUCTS)
     try:
         return onnxruntime.InferenceSession(
             model.SerializeToString(),
@@ -258,7 +263,7 @@ Own = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
 """Block builder, inputs and attributes of a node, and TVM's converters -> the result."""
 
 _OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys() | OPERATORS.keys()
-_OURS = _OF_ONNX | ONNX_RUNTIME.keys()
+_OURS = _OF_ONNX | ONNX_RUNTIME.keys() | NARROW_WEIGHTS.keys()
 
 
 class _Importer(ONNXGraphImporter):
@@ -382,6 +387,7 @@ def _channels_first(name: str, own: Own) -> Own:
 _CONVERTERS: dict[str, Own] = {
     **{name: _channels_first(name, own) for name, own in QUANTIZED.items()},
     **ONNX_RUNTIME,
+    **NARROW_WEIGHTS,
     **IMAGES,
     **OPERATORS,
     **{name: _transform(name) for name in FOURIER},

@@ -152,7 +152,7 @@ def random_inputs(
 
     Floating-point values are standard normal ("normal") or uniform in [0.5, 1.5) ("positive"). Integers that index
     something lie inside it; integers of 8 and 16 bits are spread around 0 (signed) or above it; other integers are
-    small and positive.
+    small and positive. Words of 32 bits without a sign are any.
     """
     return {
         position: _random(
@@ -199,6 +199,8 @@ def _random(spec: BufferSpec, rng: np.random.Generator, index_bound: int | None,
         block = rng.integers(0, 2, count).astype(dtype)
     elif dtype.kind in "iu" and (dtype.itemsize == 1 or (dtype.itemsize == 2 and index_bound is None)):
         block = rng.integers(-8 if dtype.kind == "i" else 0, 8, count).astype(dtype)
+    elif dtype == np.uint32 and index_bound is None:  # words of weights in fewer bits
+        block = rng.integers(0, 2**32, count, dtype)
     elif dtype.kind in "iu":
         low, high = (1, 8) if index_bound is None else (0, index_bound)
         block = rng.integers(low, high, count).astype(dtype)

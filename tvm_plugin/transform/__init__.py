@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .layout import ChannelsLast
     from .lowering import LowerToKernels
     from .narrow_products import NarrowProducts
+    from .narrow_weights import KeepNarrowWeights
     from .simplify_shapes import SimplifyShapes
     from .sub_pixel import SubPixelConvolution
 
@@ -28,6 +29,7 @@ __all__ = [
     "FakeQuantizationToInteger",
     "FoldBatchNorm",
     "FoldWeights",
+    "KeepNarrowWeights",
     "LowerToKernels",
     "NarrowProducts",
     "SimplifyShapes",
@@ -41,6 +43,7 @@ _HOMES = {
     "FakeQuantizationToInteger": ".fake_quantization",
     "FoldBatchNorm": ".batch_norm",
     "FoldWeights": ".fold_weights",
+    "KeepNarrowWeights": ".narrow_weights",
     "LowerToKernels": ".lowering",
     "NarrowProducts": ".narrow_products",
     "SimplifyShapes": ".simplify_shapes",

@@ -12,6 +12,7 @@ from .batch_norm import FoldBatchNorm
 from .fake_quantization import FakeQuantizationToInteger
 from .fold_weights import FoldWeights
 from .narrow_products import NarrowProducts, product_bits
+from .narrow_weights import KeepNarrowWeights
 from .sub_pixel import SubPixelConvolution
 
 __all__ = ["simplify"]
@@ -29,4 +30,5 @@ def simplify(mod: Any, target: Any = None) -> Any:
     narrow = [NarrowProducts(bits)] if bits else []
     # Parameters of quantisation are constants only once they are folded.
     integers = [FoldWeights(), FakeQuantizationToInteger(products=bits > 0)]
-    return transform.Sequential([*integers, *fold, *narrow])(mod)
+    stored = [] if target is None or on_gpu else [KeepNarrowWeights()]
+    return transform.Sequential([*stored, *integers, *fold, *narrow])(mod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -9,7 +10,7 @@ from tvm import ir, relax
 
 from ..search.space.hardware import Hardware
 from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, top_level_bindings
+from ..transform.functions import extents, leaves, operator, top_level_bindings
 
 __all__ = ["fast_math_advice"]
 
@@ -22,7 +23,8 @@ def fast_math_advice(mod: ir.IRModule, flops: float, hardware: Hardware) -> str:
 
     Winograd's convolutions; where the machine has matrix tiles, products of bfloat16.
     """
-    values = [binding.value for binding in top_level_bindings(mod["main"])]
+    bound = {binding.var: binding.value for binding in top_level_bindings(mod["main"])}
+    values = [value for value in bound.values() if not _has_narrow_weights(value, bound)]
     if "amx-bf16" in hardware.dot_products:
         share, what = sum(map(_product_flops, values)) / flops, "products and convolutions"
     else:
@@ -31,6 +33,23 @@ def fast_math_advice(mod: ir.IRModule, flops: float, hardware: Hardware) -> str:
         return ""
     permit = "(--fast-math, fast_math=True)"
     return f"not permitted; {min(share, 1.0):.0%} of the arithmetic is in {what} that it makes faster {permit}"
+
+
+def _has_narrow_weights(value: Any, bound: Mapping[Any, Any]) -> bool:
+    """Whether it multiplies by what is stored in bytes, which `KeepNarrowWeights` leaves there."""
+    if operator(value) != "relax.matmul":
+        return False
+    pending, seen, found = [value.args[1]], set(), False
+    while pending:
+        weight = pending.pop()
+        if weight in bound and weight not in seen:
+            seen.add(weight)
+            pending.extend(leaves(bound[weight]))
+        elif weight not in bound:
+            if isinstance(weight, relax.Var):
+                return False  # it depends on an input
+            found |= is_static_tensor(weight.ty) and str(weight.ty.dtype) in ("int8", "uint8")
+    return found
 
 
 def _product_flops(value: Any) -> float:

@@ -1,0 +1,145 @@
+"""Weights that ONNX models store in blocks of 8 bits or fewer: what is imported computes what ONNX Runtime does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+from onnx import TensorProto as P  # noqa: E402
+from onnx import helper  # noqa: E402
+
+import eqtune  # noqa: E402
+from eqtune.frontends import load_model  # noqa: E402
+from eqtune.machine import detect_target  # noqa: E402
+from eqtune.runtime import ModelRunner  # noqa: E402
+from eqtune.tasks import extract_tasks, lower_to_kernels  # noqa: E402
+from eqtune.transform.apply_tuned import build_executable  # noqa: E402
+from eqtune.transform.simplify import simplify  # noqa: E402
+
+DOMAIN = "com.microsoft"
+TARGET = detect_target(1)
+PLACES, COLUMNS = 256, 160
+
+
+def drawn(high: int, *shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).integers(0, high, shape, np.uint8)
+
+
+def factors(*shape: int, dtype: str = "float32") -> Any:
+    return ((np.random.default_rng(len(shape)).random(shape, np.float32) + 0.5) * 0.02).astype(dtype)
+
+
+def model(nodes: list[Any], constants: dict[str, Any], shape: tuple[int, ...], dtype: int = P.FLOAT) -> Any:
+    """Of x, of that shape, y."""
+    graph = helper.make_graph(
+        nodes,
+        "narrow",
+        [helper.make_tensor_value_info("x", dtype, shape)],
+        [helper.make_tensor_value_info("y", P.FLOAT if dtype == P.INT64 else dtype, [None] * 2)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def nbits(bits: int, size: int, rows: int = 1, places: int = PLACES, **also: Any) -> Any:
+    blocks = -(-places // size)
+    constants = {"w": drawn(256, COLUMNS, blocks, size * bits // 8), "s": factors(COLUMNS * blocks), **also}
+    names = ["x", "w", "s", *(name if name in also else "" for name in ("z", "order", "bias"))]
+    while not names[-1]:
+        names.pop()
+    sizes = {"K": places, "N": COLUMNS, "bits": bits, "block_size": size}
+    node = helper.make_node("MatMulNBits", names, ["y"], domain=DOMAIN, accuracy_level=4, **sizes)
+    return model([node], constants, (rows, places))
+
+
+def in_blocks(dtype: Any) -> Any:
+    codes = drawn(16, PLACES, COLUMNS).astype(np.int32) - 8 * (np.dtype(dtype).name == "int4")
+    constants = {"q": codes.astype(dtype), "s": factors(PLACES // 32, COLUMNS)}
+    constants["z"] = np.full((PLACES // 32, COLUMNS), 3, np.int32).astype(dtype)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=0, block_size=32),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    return model(nodes, constants, (1, PLACES))
+
+
+def cast() -> Any:
+    """What a PyTorch model whose linear layers dequantise their weights is exported as."""
+    constants = {"q": drawn(256, PLACES, COLUMNS).view(np.int8), "z": np.float32(2), "s": factors(COLUMNS)}
+    nodes = [
+        helper.make_node("Cast", ["q"], ["f"], to=P.FLOAT),
+        helper.make_node("Sub", ["f", "z"], ["c"]),
+        helper.make_node("Mul", ["c", "s"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    return model(nodes, constants, (1, PLACES))
+
+
+NARROW = {
+    "4 bits": lambda: nbits(4, 32),
+    "4 bits, zeros, bias": lambda: nbits(4, 32, z=drawn(256, COLUMNS, PLACES // 64), bias=factors(COLUMNS)),
+    "4 bits, an odd number of zeros": lambda: nbits(4, 128, 2, 384, z=drawn(256, COLUMNS, 2)),
+    "4 bits, zeros in floats": lambda: nbits(4, 64, z=factors(COLUMNS, PLACES // 64) * 400),
+    "8 bits": lambda: nbits(8, 64, 3, z=drawn(256, COLUMNS, PLACES // 64)),
+    "2 bits": lambda: nbits(2, 16),
+    "blocks of int4": lambda: in_blocks(ml_dtypes.int4),
+    "blocks of uint4": lambda: in_blocks(ml_dtypes.uint4),
+    "blocks of int8": lambda: in_blocks(np.int8),
+    "cast": cast,
+}
+
+
+def assert_equal(given: Any, tolerance: float = 2e-6) -> list[str]:
+    """That what is imported computes what ONNX Runtime does; the kernels."""
+    imported = load_model(given)
+    (x,) = imported.random_inputs(0)
+    kernels = lower_to_kernels(simplify(imported.mod, TARGET), TARGET)
+    actual = ModelRunner(build_executable(kernels, TARGET))(x)[0]
+    expected = imported.reference(x)[0]
+    np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max())
+    return [task.name for task in extract_tasks(kernels)]
+
+
+@pytest.mark.parametrize("case", NARROW)
+def test_products_read_weights_as_stored(case: str) -> None:
+    assert any("narrow_product" in name for name in assert_equal(NARROW[case]()))
+
+
+def test_many_rows_and_ragged_blocks_become_floats() -> None:
+    assert not any("narrow" in name for name in assert_equal(nbits(4, 32, rows=40)))
+    assert not any("narrow" in name for name in assert_equal(nbits(4, 64, 1, 250)))
+
+
+def test_products_in_float16_are_summed_in_float32() -> None:
+    constants = {"w": drawn(256, COLUMNS, PLACES // 32, 16), "s": factors(COLUMNS * PLACES // 32, dtype="float16")}
+    sizes = {"K": PLACES, "N": COLUMNS, "bits": 4, "block_size": 32}
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain=DOMAIN, **sizes)
+    names = assert_equal(model([node], constants, (1, PLACES), P.FLOAT16), 2e-3)
+    assert any("narrow_product" in name for name in names)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_table_are_gathered(bits: int) -> None:
+    constants = {
+        "table": drawn(256, 50, 64 * bits // 8),
+        "s": factors(50, 2),
+        "z": drawn(256, 50, 2 * bits // 8),
+    }
+    attributes = {"bits": bits, "block_size": 32, "gather_axis": 0, "quantize_axis": 1}
+    node = helper.make_node("GatherBlockQuantized", ["table", "x", "s", "z"], ["y"], domain=DOMAIN, **attributes)
+    assert_equal(model([node], constants, (3,), P.INT64))
+
+
+def test_what_is_not_imported_is_named() -> None:
+    with pytest.raises(eqtune.errors.UnsupportedModelError, match=r"MatMulNBits .* another order \(g_idx\)"):
+        load_model(nbits(4, 32, order=np.zeros(PLACES, np.int32)))
+    node = helper.make_node("MatMulNBits", ["x", "x", "s"], ["y"], domain=DOMAIN, K=4, N=4, bits=4, block_size=16)
+    with pytest.raises(eqtune.errors.UnsupportedModelError, match="MatMulNBits needs constant weights"):
+        load_model(model([node], {"s": factors(4)}, (4, 4)))

@@ -1,0 +1,209 @@
+"""Operators of ONNX and ONNX Runtime whose weights are stored in blocks of 8 bits or fewer, with a scale each.
+
+Here they are written out, as floats between products; `eqtune.transform.KeepNarrowWeights` has kernels read the codes
+where few rows are multiplied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from tvm import ir, relax
+from tvm.relax import op
+
+from ..errors import UnsupportedModelError
+from ..transform.constants import Array, array_of, constant_of
+from ..transform.functions import extents
+from .onnx_nodes import Convert, padded
+
+__all__ = ["NARROW_WEIGHTS", "with_exact_products", "with_weights_in_bytes"]
+
+_BELOW_A_BYTE = {
+    onnx.TensorProto.INT4: np.int8,
+    onnx.TensorProto.UINT4: np.uint8,
+}
+"""Types that TVM does not store, in bytes."""
+
+_LARGE = 2**14
+"""Elements of a constant from which it may be weights."""
+
+_READERS = frozenset({"DequantizeLinear"})
+"""Operators that compute the same of such a type's numbers in bytes."""
+
+
+def with_weights_in_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Weights and zero points of 4 bits in bytes, where they are dequantised; the same model where there are none."""
+    readers: dict[str, set[str]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    small = {
+        tensor.name
+        for tensor in model.graph.initializer
+        if tensor.data_type in _BELOW_A_BYTE and readers.get(tensor.name, set()) <= _READERS
+    }
+    if not small:
+        return model
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for tensor in changed.graph.initializer:
+        if tensor.name in small:
+            array = numpy_helper.to_array(tensor).astype(_BELOW_A_BYTE[tensor.data_type])
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return changed
+
+
+def with_exact_products(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Without the permission to round what is multiplied by narrow weights to 8 bits (`accuracy_level`)."""
+    if not any(attribute.name == "accuracy_level" for node in model.graph.node for attribute in node.attribute):
+        return model
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for node in changed.graph.node:
+        kept = [attribute for attribute in node.attribute if attribute.name != "accuracy_level"]
+        if len(kept) < len(node.attribute):
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    return changed
+
+
+def _dequantize_in_blocks(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    codes, scales, zeros = padded(inputs, 3)
+    size = int(attrs.get("block_size", 0))
+    if not size:
+        return None
+    shape = extents(codes.ty)
+    axis = int(attrs.get("axis", 1)) % len(shape)
+    blocks = -(-shape[axis] // size)
+
+    def in_blocks(tensor: Any, length: int) -> Any:
+        return bb.emit(op.reshape(tensor, [*shape[:axis], blocks, length, *shape[axis + 1 :]]))
+
+    dtype = str(scales.ty.dtype)
+    if blocks * size > shape[axis]:
+        widths = [0] * (2 * len(shape))
+        widths[2 * axis + 1] = blocks * size - shape[axis]
+        codes = bb.emit(op.nn.pad(codes, widths))
+    values = in_blocks(bb.emit(op.astype(codes, dtype)), size)
+    if zeros is not None:
+        values = bb.emit(op.subtract(values, bb.emit(op.astype(in_blocks(zeros, 1), dtype))))
+    values = bb.emit(op.multiply(values, in_blocks(scales, 1)))
+    values = bb.emit(op.reshape(values, [*shape[:axis], blocks * size, *shape[axis + 1 :]]))
+    return op.strided_slice(values, [axis], [0], [shape[axis]]) if blocks * size > shape[axis] else values
+
+
+def _matmul_nbits(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    x, packed, scales, zeros, order, bias = padded(inputs, 6)
+    places, columns = int(attrs["K"]), int(attrs["N"])
+    bits, size = int(attrs.get("bits", 4)), int(attrs["block_size"])
+    blocks = -(-places // size)
+    if order is not None:
+        raise UnsupportedModelError("MatMulNBits whose places are in another order (g_idx) cannot be imported")
+    codes = _codes("MatMulNBits", packed, bits).reshape(columns, blocks, -1)[..., :size]
+    zero = _zeros("MatMulNBits", zeros, bits, (columns, blocks))
+    weights = _dequantized(bb, constant_of(np.ascontiguousarray(codes)), scales, zero, (columns, blocks, 1))
+    weights = bb.emit(op.reshape(weights, [columns, blocks * size]))
+    if blocks * size > places:
+        weights = bb.emit(op.strided_slice(weights, [1], [0], [places]))
+    dtype = str(x.ty.dtype)
+    x = x if dtype == "float32" else bb.emit(op.astype(x, "float32"))
+    result = bb.emit(op.matmul(x, bb.emit(op.permute_dims(weights, [1, 0]))))
+    if bias is not None:
+        result = bb.emit(op.add(result, bias if dtype == "float32" else bb.emit(op.astype(bias, "float32"))))
+    return result if dtype == "float32" else op.astype(result, dtype)
+
+
+def _gather_block_quantized(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    data, indices, scales, zeros = padded(inputs, 4)
+    shape, size = extents(scales.ty), int(attrs.get("block_size", 128))
+    rank = len(shape)
+    axis, blocked = int(attrs.get("gather_axis", 0)) % rank, int(attrs.get("quantize_axis", 1)) % rank
+    if axis != 0 or blocked != rank - 1:
+        raise UnsupportedModelError(
+            "GatherBlockQuantized is imported where it gathers along the first axis, with blocks along the last"
+        )
+    bits = int(attrs.get("bits", 4)) if str(data.ty.dtype) == "uint8" else 4
+    codes = _codes("GatherBlockQuantized", data, bits if str(data.ty.dtype) == "uint8" else 8)
+    zero = _zeros("GatherBlockQuantized", zeros, bits, tuple(shape), is_signed=codes.dtype.kind == "i")
+    width = codes.shape[-1]
+    filled = np.pad(codes, [(0, 0)] * (rank - 1) + [(0, shape[-1] * size - width)])
+
+    def taken(table: Any) -> Any:
+        return bb.emit(op.take(table, indices, axis=0, mode="wrap"))
+
+    rows = [*extents(indices.ty), *shape[1:]]
+    found = bb.emit(op.reshape(taken(constant_of(filled)), [*rows, size]))
+    zero = zero if isinstance(zero, float) else constant_of(zero)
+    known = zero if isinstance(zero, float) else bb.emit(op.reshape(taken(zero), [*rows, 1]))
+    values = bb.emit(op.astype(found, "float32"))
+    shifted = bb.emit(op.subtract(values, relax.const(known, "float32") if isinstance(known, float) else known))
+    factors = bb.emit(op.astype(bb.emit(op.reshape(taken(scales), [*rows, 1])), "float32"))
+    result = bb.emit(op.reshape(bb.emit(op.multiply(shifted, factors)), [*rows[:-1], rows[-1] * size]))
+    if rows[-1] * size > width:
+        result = bb.emit(op.strided_slice(result, [len(rows) - 1], [0], [width]))
+    return op.astype(result, str(scales.ty.dtype))
+
+
+def _of_large_constants(operator: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The operator itself, where TVM's importer would compute a large constant that is then no longer seen as codes."""
+
+    def convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+        are_constant = all(isinstance(tensor, ir.GenericConst) for tensor in inputs)
+        is_large = are_constant and any(math.prod(extents(tensor.ty)) >= _LARGE for tensor in inputs)
+        return operator(*inputs) if is_large else None
+
+    return convert
+
+
+def _codes(name: str, packed: Any, bits: int) -> Array:
+    """The codes of a constant of bytes, whose first code has the lowest bits; the last axis is as many times longer."""
+    if not isinstance(packed, ir.GenericConst):
+        raise UnsupportedModelError(f"{name} needs constant weights; these are computed, or inputs")
+    if bits not in (2, 4, 8):
+        raise UnsupportedModelError(f"{name} with weights of {bits} bits cannot be imported; 2, 4 and 8 can")
+    array = array_of(packed)
+    return array if bits == 8 else _unpacked(array, bits)
+
+
+def _unpacked(array: Array, bits: int) -> Array:
+    parts = [(array >> np.uint8(shift)) & np.uint8(2**bits - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, -1).reshape(*array.shape[:-1], -1)
+
+
+def _zeros(name: str, zeros: Any, bits: int, shape: tuple[int, ...], is_signed: bool = False) -> Array | float:
+    """The zero of each block, in float32; without any, the middle of what codes can be."""
+    if zeros is None:
+        return 0.0 if is_signed else float(2 ** (bits - 1))
+    if not isinstance(zeros, ir.GenericConst):
+        raise UnsupportedModelError(f"{name} needs constant zero points; these are computed, or inputs")
+    array = array_of(zeros)
+    if array.dtype == np.uint8 and bits < 8:
+        array = _unpacked(array.reshape(*shape[:-1], -1), bits)[..., : shape[-1]]
+    return np.ascontiguousarray(array.reshape(shape)).astype(np.float32)
+
+
+def _dequantized(bb: Any, codes: Any, scales: Any, zeros: Array | float, shape: tuple[int, ...]) -> Any:
+    """scales * (codes - zeros), in float32; scales and zeros have the shape."""
+    known = relax.const(zeros, "float32") if isinstance(zeros, float) else constant_of(zeros.reshape(shape))
+    shifted = bb.emit(op.subtract(bb.emit(op.astype(codes, "float32")), known))
+    factors = bb.emit(op.reshape(scales, list(shape)))
+    if str(factors.ty.dtype) != "float32":
+        factors = bb.emit(op.astype(factors, "float32"))
+    return bb.emit(op.multiply(shifted, factors))
+
+
+NARROW_WEIGHTS = {
+    "DequantizeLinear": _dequantize_in_blocks,
+    "GatherBlockQuantized": _gather_block_quantized,
+    "MatMulNBits": _matmul_nbits,
+    "Mul": _of_large_constants(op.multiply),
+    "Sub": _of_large_constants(op.subtract),
+}
+"""By operator: a function of the block builder, inputs, attributes, and what converts other nodes, that returns the
+result; where one returns None, TVM's converter is right.
+"""

@@ -1,0 +1,208 @@
+"""KeepNarrowWeights: products of few rows by weights that a model stores in 8 bits or fewer read them as stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, transform
+from tvm.relax import op
+
+from ..narrow_weights import NarrowWeights, narrow_product, narrow_weights
+from ..search.space.narrow_weights import MOST_ROWS
+from .constants import Array, is_static_tensor
+from .fold_weights import WeightValues
+from .functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings
+
+__all__ = ["KeepNarrowWeights"]
+
+_LEAST_WEIGHTS = 2**14
+"""Of a product: fewer are in the nearest caches anyway."""
+
+_WHOLE = 2.0**15
+"""Limit of whole numbers in float32 that may be codes."""
+
+_MOVES = frozenset({"relax.reshape", "relax.permute_dims", "relax.expand_dims", "relax.squeeze", "relax.astype"})
+
+
+@transform.module_pass(opt_level=0, name="KeepNarrowWeights")
+class KeepNarrowWeights:
+    """Write matmul(x, scale * (codes - zero)) of constant codes as one operator, for up to 16 rows of x in float32.
+
+    What a decoder computes for its next word reads each weight once: 4 bits come in an eighth of the time of float32.
+    Folded, as `FoldWeights` does, the same weights are floats. Codes span at most 256 numbers; scales and zeros are
+    constants of each column, or of groups of 16 or more places of a column (GPTQ's and AWQ's, weight-only quantisation
+    of ONNX Runtime and torchao). Where x is dequantised, too, the product is one of integers, and stays.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Rewrite `relax.matmul`; before weights are folded."""
+        return map_functions(mod, _rewrite)
+
+
+def _rewrite(function: relax.Function) -> relax.Function:
+    values = {binding.var: binding.value for binding in top_level_bindings(function)}
+    products = [var for var, value in values.items() if operator(value) == "relax.matmul" and _fits(value, values)]
+    if not products:
+        return function
+    stored = _Stored(values, WeightValues(function))
+    builder = relax.BlockBuilder()
+
+    def narrow(binding: Any) -> list[Any]:
+        if binding.var not in products:
+            return [binding]
+        x, right = binding.value.args
+        weights = stored.weights(right)
+        if weights is None:
+            return [binding]
+        product = builder.normalize(narrow_product(x, weights))
+        columns = extents(binding.value.ty)[-1]
+        if extents(product.ty)[-1] == columns:
+            return [relax.VarBinding(binding.var, product)]
+        whole = relax.Var("filled_up", product.ty)
+        cut = builder.normalize(op.strided_slice(whole, [product.ty.ndim - 1], [0], [columns]))
+        return [relax.VarBinding(whole, product), relax.VarBinding(binding.var, cut)]
+
+    return relax.analysis.remove_all_unused(rewrite_bindings(function, narrow))
+
+
+def _fits(call: relax.Call, values: Mapping[relax.Var, Any]) -> bool:
+    """Whether it is a product of a few rows, which were not dequantised, in float32."""
+    x, weight = call.args
+    if not all(is_static_tensor(tensor.ty) and str(tensor.ty.dtype) == "float32" for tensor in (x, weight, call)):
+        return False
+    if weight.ty.ndim != 2 or math.prod(extents(weight.ty)) < _LEAST_WEIGHTS:
+        return False
+    source = x
+    while operator(values.get(source)) in _MOVES:
+        source = values[source].args[0]
+    is_few = 0 < math.prod(extents(x.ty)[:-1]) <= MOST_ROWS
+    return is_few and x.ty.ndim > 1 and operator(values.get(source)) != "relax.dequantize"
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """scales * (codes - zeros): arrays of one rank, which broadcast."""
+
+    codes: Array
+    scales: Array
+    zeros: Array
+
+    def map(self, function: Callable[[Array], Array]) -> _Affine:
+        """`function` of each."""
+        return _Affine(function(self.codes), function(self.scales), function(self.zeros))
+
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether nothing was multiplied yet."""
+        return bool((self.scales == 1).all())
+
+
+class _Stored:
+    """How the values of a function that depend on constants alone are made of codes in 8 bits."""
+
+    def __init__(self, values: Mapping[relax.Var, Any], constants: WeightValues) -> None:
+        self._values, self._constants = values, constants
+        self._found: dict[relax.Var, NarrowWeights | None] = {}
+
+    def weights(self, var: Any) -> NarrowWeights | None:
+        """A right operand, [places, columns], as `NarrowWeights`; None where it is something else."""
+        if not isinstance(var, relax.Var):
+            return None
+        if var not in self._found:
+            affine = self._affine(var)
+            self._found[var] = None if affine is None else narrow_weights(affine.codes, affine.scales, affine.zeros)
+        return self._found[var]
+
+    def _affine(self, expr: Any) -> _Affine | None:
+        """The expression as codes; None where it is something else."""
+        if not is_static_tensor(expr.ty):
+            return None
+        dtype = str(expr.ty.dtype)
+        if dtype in ("int8", "uint8") or isinstance(expr, ir.GenericConst):
+            return self._constant(expr)
+        if dtype not in ("float32", "int16", "int32") or not isinstance(expr, relax.Var):
+            return None
+        value = self._values.get(expr)
+        name = operator(value)
+        if name == "relax.dequantize":
+            return self._dequantized(value)
+        if name in _MOVES:
+            return self._moved(value)
+        if name in ("relax.subtract", "relax.add"):
+            return self._shifted(value)
+        if name in ("relax.multiply", "relax.divide"):
+            return self._scaled(value)
+        return None
+
+    def _constant(self, expr: Any) -> _Affine | None:
+        """Codes in a constant, which may have been made floats already."""
+        codes = self._constants.array(expr) if expr in self._constants else None
+        if codes is None or codes.size < _LEAST_WEIGHTS:
+            return None
+        if codes.dtype == np.float32:
+            if not -_WHOLE < codes.min() <= codes.max() < _WHOLE or (codes != np.rint(codes)).any():
+                return None
+            codes = codes.astype(np.int32)
+        one, zero = (np.full([1] * codes.ndim, value, np.float32) for value in (1, 0))
+        return _Affine(codes, one, zero)
+
+    def _moved(self, call: relax.Call) -> _Affine | None:
+        source = self._affine(call.args[0])
+        if source is None:
+            return None
+        shape = extents(call.ty)
+        if operator(call) == "relax.astype":
+            return source
+        if operator(call) == "relax.permute_dims":
+            axes = call.attrs.axes and [int(axis) for axis in call.attrs.axes]
+            return source.map(lambda array: array.transpose(axes))
+        return source.map(lambda array: _reshaped(array, source.codes.shape, shape))
+
+    def _shifted(self, call: relax.Call) -> _Affine | None:
+        source, number = self._affine(call.args[0]), self._number(call.args[1], call)
+        if source is None or number is None or not source.is_unscaled or extents(call.ty) != list(source.codes.shape):
+            return None
+        return replace(source, zeros=source.zeros + (number if operator(call) == "relax.subtract" else -number))
+
+    def _scaled(self, call: relax.Call) -> _Affine | None:
+        left, right = call.args
+        if operator(call) == "relax.multiply" and self._affine(left) is None:
+            left, right = right, left
+        source, number = self._affine(left), self._number(right, call)
+        if source is None or number is None or str(call.ty.dtype) != "float32":
+            return None
+        if extents(call.ty) != list(source.codes.shape):
+            return None
+        multiplies = operator(call) == "relax.multiply"
+        return replace(source, scales=source.scales * number if multiplies else source.scales / number)
+
+    def _dequantized(self, call: relax.Call) -> _Affine | None:
+        source = self._affine(call.args[0])
+        if source is None or not source.is_unscaled:
+            return None
+        rank = call.ty.ndim
+        known = [self._constants.array(arg) for arg in call.args[1:] if arg in self._constants]
+        arrays = [array.astype(np.float32) for array in known if array is not None]
+        if len(arrays) < 2:
+            return None
+        shape = [1] * rank
+        if any(array.ndim for array in arrays):
+            shape[int(call.attrs.axis) % rank] = -1
+        scales, zeros = (array.reshape(shape if array.ndim else [1] * rank) for array in arrays)
+        return _Affine(source.codes, scales, zeros)
+
+    def _number(self, expr: Any, call: relax.Call) -> Array | None:
+        """A constant operand, with as many axes as the result of the call."""
+        array = self._constants.array(expr) if expr in self._constants else None
+        if array is None:
+            return None
+        return array.astype(np.float32).reshape([1] * (call.ty.ndim - array.ndim) + list(array.shape))
+
+
+def _reshaped(array: Array, shape: tuple[int, ...], new: list[int]) -> Array:
+    """What broadcasts to `shape`, as it broadcasts to the new one."""
+    return array.reshape([1] * len(new)) if array.size == 1 else np.broadcast_to(array, shape).reshape(new)
