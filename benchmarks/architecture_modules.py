@@ -49,7 +49,11 @@ class GatedDecoderLayer(nn.Module):
         )
         self.norm_attention, self.norm_hidden = RootMeanSquareNorm(width), RootMeanSquareNorm(width)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, cosines: Tensor, sines: Tensor, cache: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The result, and all keys and values; those in the `cache` are of earlier places, before a single one."""
+
         def rotated(part: Tensor) -> Tensor:
             first, second = part.chunk(2, -1)
             return part * cosines + torch.cat((-second, first), -1) * sines
@@ -57,29 +61,46 @@ class GatedDecoderLayer(nn.Module):
         y = self.norm_attention(x)
         query, key = rotated(heads(self.query(y), self.queries)), rotated(heads(self.key(y), self.keys))
         value = heads(self.value(y), self.keys)
-        y = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        if cache:
+            key, value = torch.cat((cache[0], key), 2), torch.cat((cache[1], value), 2)
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=not cache, enable_gqa=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         y = self.norm_hidden(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + self.down(F.silu(self.gate(y)) * self.up(y)), key, value
 
 
 class GatedDecoder(nn.Module):
-    def __init__(self, width: int = 512, layers: int = 4, words: int = 4000, places: int = 64) -> None:
+    """`places` words at once; with a cache, one word at the last of the places."""
+
+    def __init__(
+        self,
+        width: int = 512,
+        layers: int = 4,
+        words: int = 4000,
+        places: int = 64,
+        queries: int = 8,
+        keys: int = 2,
+        hidden: int = 1376,
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        self.layers = nn.ModuleList(GatedDecoderLayer(width, 8, 2, 1376) for _ in range(layers))
+        self.layers = nn.ModuleList(GatedDecoderLayer(width, queries, keys, hidden) for _ in range(layers))
         self.norm, self.head = RootMeanSquareNorm(width), nn.Linear(width, words, bias=False)
-        half = width // 16
+        half = width // queries // 2
         angles = torch.arange(places)[:, None] * 10000.0 ** (-torch.arange(half) / half)
         angles = torch.cat((angles, angles), -1)
         self.register_buffer("cosines", angles.cos())
         self.register_buffer("sines", angles.sin())
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x, self.cosines, self.sines)
-        return self.head(self.norm(x))
+    def forward(self, tokens: Tensor, cache: list[Tensor] | None = None) -> Any:
+        x, kept = self.embedding(tokens), []
+        count = tokens.shape[1]
+        for number, layer in enumerate(self.layers):
+            before = () if cache is None else (cache[2 * number], cache[2 * number + 1])
+            x, key, value = layer(x, self.cosines[-count:], self.sines[-count:], before)
+            kept += [key, value]
+        result = self.head(self.norm(x))
+        return result if cache is None else (result, *kept)
 
 
 class DecoderStep(nn.Module):

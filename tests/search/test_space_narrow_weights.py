@@ -42,8 +42,8 @@ def test_candidates_compute_the_product(rows: tuple[int, ...], bits: int, regist
     rng = np.random.default_rng(bits)
     places, columns, group = 192, 96, 32
     codes = rng.integers(0, 2**bits, (places, columns)).astype(np.uint8)
-    scales = np.repeat(rng.random((places // group, columns), np.float32) + 0.5, group, 0)
-    zeros = np.repeat(rng.integers(0, 2**bits, (places // group, columns)).astype(np.float32), group, 0)
+    scales = rng.random((places // group, columns), np.float32) + 0.5
+    zeros = rng.integers(0, 2**bits, (places // group, columns)).astype(np.float32)
     if bits == 4:
         zeros = np.full((1, 1), 8, np.float32)
     weights = narrow_weights(codes, scales, zeros)
@@ -57,7 +57,8 @@ def test_candidates_compute_the_product(rows: tuple[int, ...], bits: int, regist
     assert sketch.name == "narrow_weights"
 
     x = rng.standard_normal((*rows, places)).astype(np.float32)
-    expected = x.astype(np.float64) @ (scales * (codes - zeros)).astype(np.float64)
+    dequantized = scales.repeat(group, 0) * (codes - zeros.repeat(places // len(zeros), 0))
+    expected = x.astype(np.float64) @ dequantized.astype(np.float64)
     inputs = [x]
     if followed:
         inputs.append(rng.standard_normal(expected.shape).astype(np.float32))

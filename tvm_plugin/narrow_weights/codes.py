@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..transform.constants import Array
+from ..transform.constants import Array, aligned_empty, copy_into
 
-__all__ = ["NarrowWeights", "narrow_weights"]
+__all__ = ["WORD_BITS", "NarrowWeights", "narrow_weights"]
 
 WORD_BITS = 32
 
@@ -55,62 +56,70 @@ def narrow_weights(codes: Array, scales: Array, zeros: Array) -> NarrowWeights |
     Parameters
     ----------
     codes : array of integers, shape [places, columns]
-    scales, zeros : arrays of float32, shapes that broadcast to [places, columns]
+    scales, zeros : arrays of float32, shape [runs, columns] or [runs, 1]
+        One for each run of places; runs divide places.
 
     Returns
     -------
     NarrowWeights, or None
-        None where codes span more than 256 numbers, or scales or zeros change between too few places.
+        None where codes span more than 256 numbers, or runs are short.
     """
     places, columns = codes.shape
     if codes.size == 0:
         return None
-    least = int(codes.min())
-    span = int(codes.max()) - least
-    bits = next((bits for bits in BITS if span < 2**bits), None)
-    if bits is None:
+    coding = _coding(int(codes.min()), int(codes.max()))
+    if coding is None:
         return None
-    group = _group(places, WORD_BITS // bits, scales, zeros)
+    bits, least = coding
+    group = _group(math.gcd(places // len(scales), places // len(zeros)), WORD_BITS // bits)
     if group is None:
         return None
-    shifted = np.ascontiguousarray((codes.T.astype(np.int32) - least).astype(np.uint32))
-    words = np.zeros((columns, places * bits // WORD_BITS), np.uint32)
-    for position in range(WORD_BITS // bits):
-        words |= shifted[:, position :: WORD_BITS // bits] << np.uint32(position * bits)
 
     def by_column(array: Array) -> Array:
-        return np.broadcast_to(_of_groups(array, group), (places // group, columns)).T.astype(np.float32)
+        """[columns, groups]"""
+        every = np.repeat(array.astype(np.float32), places // group // len(array), 0)
+        return _filled(np.ascontiguousarray(np.broadcast_to(every, (places // group, columns)).T))
 
     offsets = np.asarray(1.0 + (zeros - least) / 2**bits, np.float32)
+    is_one_number = bool((offsets == offsets.flat[0]).all())
     return NarrowWeights(
-        words=_filled(words),
-        scales=_filled(by_column(scales * np.float32(2**bits))),
-        offsets=float(offsets.flat[0]) if (offsets == offsets.flat[0]).all() else _filled(by_column(offsets)),
+        words=_filled(_words(codes, least, bits)),
+        scales=by_column(scales * np.float32(2**bits)),
+        offsets=float(offsets.flat[0]) if is_one_number else by_column(offsets),
         bits=bits,
         columns=columns,
     )
 
 
-def _filled(array: Array) -> Array:
-    missing = -len(array) % COLUMNS
-    return np.pad(array, [(0, missing), (0, 0)]) if missing else array
+def _coding(low: int, high: int) -> tuple[int, int] | None:
+    """How many bits hold the numbers from `low` to `high`, and which number is all zeros.
 
-
-def _group(places: int, codes: int, scales: Array, zeros: Array) -> int | None:
-    """The largest group of places, in whole words, with one scale and one zero for each column; None without one."""
-    for group in range(min(LARGEST_GROUP, places), LEAST_GROUP - 1, -1):
-        if places % group == 0 and group % codes == 0 and all(_is_of_groups(a, places, group) for a in (scales, zeros)):
-            return group
+    That is 0, or the least one of so many bits with a sign, where possible: layers shall have the same offset.
+    """
+    for bits in BITS:
+        least = next((one for one in (0, -(2 ** (bits - 1)), low) if one <= low and high < one + 2**bits), None)
+        if least is not None:
+            return bits, least
     return None
 
 
-def _is_of_groups(array: Array, places: int, group: int) -> bool:
-    if array.ndim < 2 or array.shape[0] == 1:
-        return True
-    parts = array.reshape(places // group, group, -1)
-    return bool((parts == parts[:, :1]).all())
+def _group(run: int, codes: int) -> int | None:
+    """The most places, in whole words, that runs of places are cut in; None where it is too few."""
+    sizes = range(min(LARGEST_GROUP, run), LEAST_GROUP - 1, -1)
+    return next((size for size in sizes if run % size == 0 and size % codes == 0), None)
 
 
-def _of_groups(array: Array, group: int) -> Array:
-    """One row for each group."""
-    return array if array.ndim < 2 or array.shape[0] == 1 else array[::group]
+def _words(codes: Array, least: int, bits: int) -> Array:
+    """The codes above the least one, [columns, places / codes of a word]."""
+    turned = aligned_empty(codes.shape[::-1], np.uint8)
+    copy_into(turned, codes.T if codes.dtype.itemsize == 1 else codes.T.astype(np.uint8))
+    turned -= np.uint8(least % 256)  # modulo 256, as the conversion of negative numbers is
+    while bits < 8:
+        turned = turned[:, ::2] | turned[:, 1::2] << np.uint8(bits)
+        bits *= 2
+    return turned.view("<u4").astype(np.uint32, copy=False)
+
+
+def _filled(array: Array) -> Array:
+    missing = -len(array) % COLUMNS
+    return np.pad(array, [(0, missing), (0, 0)]) if missing else array

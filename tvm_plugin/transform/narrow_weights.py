@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..search.space.narrow_weights import MOST_ROWS
 from .constants import Array, is_static_tensor
 from .fold_weights import WeightValues
 from .functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings
+from .repeated_array import RepeatedArray
 
 __all__ = ["KeepNarrowWeights"]
 
@@ -85,20 +86,16 @@ def _fits(call: relax.Call, values: Mapping[relax.Var, Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Affine:
-    """scales * (codes - zeros): arrays of one rank, which broadcast."""
+    """scales * (codes - zeros), all of one shape."""
 
     codes: Array
-    scales: Array
-    zeros: Array
-
-    def map(self, function: Callable[[Array], Array]) -> _Affine:
-        """`function` of each."""
-        return _Affine(function(self.codes), function(self.scales), function(self.zeros))
+    scales: RepeatedArray
+    zeros: RepeatedArray
 
     @property
     def is_unscaled(self) -> bool:
         """Whether nothing was multiplied yet."""
-        return bool((self.scales == 1).all())
+        return bool((self.scales.array == 1).all())
 
 
 class _Stored:
@@ -114,7 +111,7 @@ class _Stored:
             return None
         if var not in self._found:
             affine = self._affine(var)
-            self._found[var] = None if affine is None else narrow_weights(affine.codes, affine.scales, affine.zeros)
+            self._found[var] = None if affine is None else narrow_weights(*_in_runs(affine))
         return self._found[var]
 
     def _affine(self, expr: Any) -> _Affine | None:
@@ -147,26 +144,29 @@ class _Stored:
             if not -_WHOLE < codes.min() <= codes.max() < _WHOLE or (codes != np.rint(codes)).any():
                 return None
             codes = codes.astype(np.int32)
-        one, zero = (np.full([1] * codes.ndim, value, np.float32) for value in (1, 0))
+        one, zero = (RepeatedArray.of(np.asarray(value, np.float32), codes.shape) for value in (1, 0))
         return _Affine(codes, one, zero)
 
     def _moved(self, call: relax.Call) -> _Affine | None:
         source = self._affine(call.args[0])
         if source is None:
             return None
-        shape = extents(call.ty)
         if operator(call) == "relax.astype":
             return source
         if operator(call) == "relax.permute_dims":
-            axes = call.attrs.axes and [int(axis) for axis in call.attrs.axes]
-            return source.map(lambda array: array.transpose(axes))
-        return source.map(lambda array: _reshaped(array, source.codes.shape, shape))
+            axes = [int(axis) for axis in call.attrs.axes or range(call.ty.ndim)[::-1]]
+            scales, zeros = (array.transpose(axes) for array in (source.scales, source.zeros))
+            return _Affine(source.codes.transpose(axes), scales, zeros)
+        shape = extents(call.ty)
+        scales, zeros = (array.reshape(shape) for array in (source.scales, source.zeros))
+        return _Affine(source.codes.reshape(shape), scales, zeros)
 
     def _shifted(self, call: relax.Call) -> _Affine | None:
         source, number = self._affine(call.args[0]), self._number(call.args[1], call)
         if source is None or number is None or not source.is_unscaled or extents(call.ty) != list(source.codes.shape):
             return None
-        return replace(source, zeros=source.zeros + (number if operator(call) == "relax.subtract" else -number))
+        combine = np.add if operator(call) == "relax.subtract" else np.subtract
+        return replace(source, zeros=source.zeros.combined(number, combine))
 
     def _scaled(self, call: relax.Call) -> _Affine | None:
         left, right = call.args
@@ -177,8 +177,8 @@ class _Stored:
             return None
         if extents(call.ty) != list(source.codes.shape):
             return None
-        multiplies = operator(call) == "relax.multiply"
-        return replace(source, scales=source.scales * number if multiplies else source.scales / number)
+        combine = np.multiply if operator(call) == "relax.multiply" else np.divide
+        return replace(source, scales=source.scales.combined(number, combine))
 
     def _dequantized(self, call: relax.Call) -> _Affine | None:
         source = self._affine(call.args[0])
@@ -192,17 +192,20 @@ class _Stored:
         shape = [1] * rank
         if any(array.ndim for array in arrays):
             shape[int(call.attrs.axis) % rank] = -1
-        scales, zeros = (array.reshape(shape if array.ndim else [1] * rank) for array in arrays)
+        whole = source.codes.shape
+        scales, zeros = (RepeatedArray.of(a.reshape(shape) if a.ndim else a, whole) for a in arrays)
         return _Affine(source.codes, scales, zeros)
 
-    def _number(self, expr: Any, call: relax.Call) -> Array | None:
-        """A constant operand, with as many axes as the result of the call."""
+    def _number(self, expr: Any, call: relax.Call) -> RepeatedArray | None:
+        """A constant operand, with the shape of the result of the call."""
         array = self._constants.array(expr) if expr in self._constants else None
-        if array is None:
-            return None
-        return array.astype(np.float32).reshape([1] * (call.ty.ndim - array.ndim) + list(array.shape))
+        return None if array is None else RepeatedArray.of(array.astype(np.float32), extents(call.ty))
 
 
-def _reshaped(array: Array, shape: tuple[int, ...], new: list[int]) -> Array:
-    """What broadcasts to `shape`, as it broadcasts to the new one."""
-    return array.reshape([1] * len(new)) if array.size == 1 else np.broadcast_to(array, shape).reshape(new)
+def _in_runs(affine: _Affine) -> tuple[Array, Array, Array]:
+    """Codes, [places, columns], and scales and zeros, [runs of places, columns], or one for all columns."""
+    scales, zeros = (
+        array.array if array.array.shape[1] == 1 else array.array.repeat(array.times[1], 1)
+        for array in (affine.scales, affine.zeros)
+    )
+    return affine.codes, scales, zeros

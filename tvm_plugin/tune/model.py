@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
+from tvm import transform
 
 from ..errors import InputError, MismatchError
 from ..frontends import check_model, load_model
@@ -20,6 +21,7 @@ from ..gpu_machine import is_gpu
 from ..runtime import Model, ModelRunner
 from ..transform.apply_tuned import build_executable, build_scheduled, scheduled
 from ..transform.fake_quantization import is_quantized
+from ..transform.narrow_weights import KeepNarrowWeights
 from .advice import fast_math_advice
 from .estimate import estimated_result
 from .forms import Form, Forms, check_graph, graph_config, model_forms
@@ -163,6 +165,9 @@ def tune_model(
         fast_math = config is not None and config.fast_math
         command = command_line(model, settings, graph, fast_math, verify, shapes, params)
         imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
+        if imported.reference is not None and not is_gpu(session.target):
+            # Untuned, too: to make floats of all weights takes longer than to tune. What they compute is known.
+            imported = replace(imported, mod=transform.Sequential([KeepNarrowWeights()])(imported.mod))
         session.progress.say(session.describe())
         prices = session.graph_prices(imported.mod, fast_math)
         forms, graph_result = model_forms(
