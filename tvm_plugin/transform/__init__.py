@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .lowering import LowerToKernels
     from .narrow_products import NarrowProducts
     from .narrow_weights import KeepNarrowWeights
+    from .scales import ScaleSmallerOperand
+    from .shared_heads import JoinSharedHeads
     from .simplify_shapes import SimplifyShapes
     from .sub_pixel import SubPixelConvolution
 
@@ -29,9 +31,11 @@ __all__ = [
     "FakeQuantizationToInteger",
     "FoldBatchNorm",
     "FoldWeights",
+    "JoinSharedHeads",
     "KeepNarrowWeights",
     "LowerToKernels",
     "NarrowProducts",
+    "ScaleSmallerOperand",
     "SimplifyShapes",
     "SubPixelConvolution",
 ]
@@ -43,9 +47,11 @@ _HOMES = {
     "FakeQuantizationToInteger": ".fake_quantization",
     "FoldBatchNorm": ".batch_norm",
     "FoldWeights": ".fold_weights",
+    "JoinSharedHeads": ".shared_heads",
     "KeepNarrowWeights": ".narrow_weights",
     "LowerToKernels": ".lowering",
     "NarrowProducts": ".narrow_products",
+    "ScaleSmallerOperand": ".scales",
     "SimplifyShapes": ".simplify_shapes",
     "SubPixelConvolution": ".sub_pixel",
 }

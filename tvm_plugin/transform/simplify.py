@@ -13,6 +13,8 @@ from .fake_quantization import FakeQuantizationToInteger
 from .fold_weights import FoldWeights
 from .narrow_products import NarrowProducts, product_bits
 from .narrow_weights import KeepNarrowWeights
+from .scales import ScaleSmallerOperand
+from .shared_heads import JoinSharedHeads
 from .sub_pixel import SubPixelConvolution
 
 __all__ = ["simplify"]
@@ -27,8 +29,9 @@ def simplify(mod: Any, target: Any = None) -> Any:
     mod = with_steps_written_out(mod, lambda call: on_gpu or not fits_loop(call))
     bits = 0 if target is None else product_bits(target)
     fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
+    products = [ScaleSmallerOperand(), JoinSharedHeads()]
     narrow = [NarrowProducts(bits)] if bits else []
     # Parameters of quantisation are constants only once they are folded.
     integers = [FoldWeights(), FakeQuantizationToInteger(products=bits > 0)]
     stored = [] if target is None or on_gpu else [KeepNarrowWeights()]
-    return transform.Sequential([*stored, *integers, *fold, *narrow])(mod)
+    return transform.Sequential([*stored, *integers, *fold, *products, *narrow])(mod)

@@ -23,6 +23,7 @@ class SimplifyShapes:
     - permute_dims(permute_dims(x)) -> permute_dims(x), reshape(reshape(x)) -> reshape(x)
     - permute_dims that moves axes of extent 1 only -> reshape, which is a view
     - permute_dims and reshape that change nothing -> x
+    - reshape(permute_dims(reshape(x))) -> permute_dims(x), where rows and columns of matrices are exchanged
     - concat(concat(x, y), z) -> concat(x, y, z), where nothing else reads the inner one
     """
 
@@ -118,7 +119,27 @@ class _Simplifier(PyExprMutator):
             return call
         if extents(data.ty) == extents(call.ty):
             return data
+        turned = self._turned(inner, extents(call.ty))
+        if turned is not None:
+            return turned
         return call if data.same_as(call.args[0]) else relax.op.reshape(data, call.ty.shape)
+
+    def _turned(self, permuted: Any, shape: list[int]) -> Any:
+        """What an operand's rows and columns were exchanged of, before its other axes took the shape that they had."""
+        rank = len(shape)
+        if operator(permuted) != "relax.permute_dims" or rank < 2:
+            return None
+        order = permutation_of(permuted)
+        if order != [*range(len(order) - 2), len(order) - 1, len(order) - 2] or extents(permuted.ty)[-2:] != shape[-2:]:
+            return None
+        inner = self._value(permuted.args[0])
+        given = [*shape[:-2], shape[-1], shape[-2]]
+        if operator(inner) not in RESHAPES or not is_static_tensor(inner.args[0].ty):
+            return None
+        source = inner.args[0]
+        if extents(source.ty) != given:
+            return None
+        return relax.op.permute_dims(source, [*range(rank - 2), rank - 1, rank - 2])
 
     def _value(self, expr: Any) -> Any:
         return self.lookup_binding(expr) if isinstance(expr, relax.Var) else None

@@ -1,0 +1,90 @@
+"""ScaleSmallerOperand: the smaller operand of a product is multiplied by a number, not the larger one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import ir, relax, transform
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from .constants import array_of, constant_of, is_static_tensor
+from .functions import extents, map_functions, operator, top_level_bindings
+from .simplify_shapes import RESHAPES, permutation_of
+
+__all__ = ["ScaleSmallerOperand"]
+
+_BY_A_NUMBER = ("relax.multiply", "relax.divide")
+
+
+@transform.module_pass(opt_level=0, name="ScaleSmallerOperand")
+class ScaleSmallerOperand:
+    """matmul(x, y * number) -> matmul(x * number, y), where x is the smaller one; also where y was moved since.
+
+    PyTorch's attention multiplies queries and keys, each by the root of the scale. For the next word of a decoder there
+    is one query, and the keys are the whole cache, which would be copied.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Rewrite `relax.matmul` of floats in every Relax function."""
+        return map_functions(mod, _scale)
+
+
+def _scale(function: relax.Function) -> relax.Function:
+    values = {binding.var: binding.value for binding in top_level_bindings(function)}
+    if not any(_has_smaller_operand(value) for value in values.values()):
+        return function
+    return relax.analysis.remove_all_unused(_Scaler(values).visit_expr(function))
+
+
+def _has_smaller_operand(value: Any) -> bool:
+    if operator(value) != "relax.matmul" or not all(is_static_tensor(arg.ty) for arg in value.args):
+        return False
+    x, y = value.args
+    return "float" in str(x.ty.dtype) and math.prod(extents(x.ty)) < math.prod(extents(y.ty))
+
+
+@mutator
+class _Scaler(PyExprMutator):
+    def __init__(self, values: Mapping[relax.Var, Any]) -> None:
+        super().__init__()
+        self._values = values
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        found = self._unscaled(call.args[1]) if _has_smaller_operand(call) else None
+        if found is None:
+            return self.visit_expr_post_order(call)
+        source, by = found
+        number = constant_of(array_of(by.args[1]).reshape(()))
+        x = self._emit(relax.Call(by.op, [self.visit_expr(call.args[0]), number], by.attrs))
+        return op.matmul(x, source(), out_dtype=str(call.ty.dtype))
+
+    def _unscaled(self, var: Any) -> tuple[Callable[[], Any], relax.Call] | None:
+        """What emits the value of a variable without a number's multiple, and the call that multiplies it."""
+        value = self._values.get(var) if isinstance(var, relax.Var) else None
+        if not isinstance(value, relax.Call) or not is_static_tensor(value.ty):
+            return None
+        name = operator(value)
+        if name in _BY_A_NUMBER and isinstance(value.args[0], relax.Var) and _is_number(value.args[1], value.args[0]):
+            return (lambda: self.visit_expr(value.args[0])), value
+        inner = self._unscaled(value.args[0]) if name in RESHAPES or name == "relax.permute_dims" else None
+        if inner is None:
+            return None
+        source, by = inner
+        if name == "relax.permute_dims":
+            return (lambda: self._emit(op.permute_dims(source(), permutation_of(value)))), by
+        return (lambda: self._emit(op.reshape(source(), extents(value.ty)))), by
+
+    def _emit(self, value: Any) -> Any:
+        return self.builder_.emit(self.builder_.normalize(value))
+
+
+def _is_number(operand: Any, beside: Any) -> bool:
+    """Whether it is one constant number, which adds no axes, and which the range of floats survives."""
+    if not isinstance(operand, ir.GenericConst) or not all(is_static_tensor(given.ty) for given in (operand, beside)):
+        return False
+    if math.prod(extents(operand.ty)) != 1 or operand.ty.ndim > beside.ty.ndim:
+        return False
+    return 1e-6 < abs(float(array_of(operand).reshape(-1)[0])) < 1e6
