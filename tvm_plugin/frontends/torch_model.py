@@ -36,6 +36,7 @@ from .torch_converters import CONVERTERS, Converter
 from .torch_experts import EXPERT_DECOMPOSITIONS
 from .torch_nodes import array_of_torch, torch_of_array
 from .torch_order import EqualsInOrder
+from .torch_state import STATE, WithState, changed_buffers, decomposed, register_caches
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
 
@@ -57,16 +58,22 @@ def from_module(
     if example_inputs is None:
         raise InputError("a torch.nn.Module needs example_inputs=(tensor, ...): the shapes to tune for")
     given: Any = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
+    register_caches(given)
     given = _as_tensors(dict(given) if isinstance(given, Mapping) else tuple(given))
     arguments, keywords = ((), given) if isinstance(given, dict) else (given, {})
+    name = type(module).__name__
     with _evaluating(module), _unchanged(module), quiet():
-        program = _exported(module, arguments, keywords, type(module).__name__)
+        program = _exported(module, arguments, keywords, name)
+        changed = changed_buffers(program)
+        if changed:
+            module = WithState(module, changed)
+            program = _exported(module, arguments, keywords | {STATE: module.state}, name)
 
     def evaluate(*arguments: Any, **keywords: Any) -> Any:
         with _evaluating(module):
             return module(*arguments, **keywords)
 
-    return from_exported_program(program, shapes, type(module).__name__, evaluate)
+    return from_exported_program(program, shapes, name, evaluate)
 
 
 def from_exported_program(
@@ -80,11 +87,17 @@ def from_exported_program(
     Raises
     ------
     UnsupportedModelError
-        The program changes its buffers or inputs, takes something other than tensors, has dynamic dimensions that
+        The program changes its inputs, takes something other than tensors, has dynamic dimensions that
         `shapes` does not give, or has an operator that TVM's importer does not know.
     InputError
         `shapes` does not fit the inputs.
     """
+    with quiet():
+        changed = [] if evaluate is not None else changed_buffers(program)
+        if changed:
+            module = WithState(program.module(), changed)
+            arguments, keywords = program.example_inputs or ((), {})
+            program, evaluate = _exported(module, arguments, keywords | {STATE: module.state}, name), module
     _check_signature(program)
     with quiet():
         static = _specialised(program, shapes, name)
@@ -335,7 +348,7 @@ def _translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.E
     decompositions: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions())
     table: dict[Any, Callable[..., Any]] = {}
     while True:
-        functional = program.run_decompositions(table)
+        functional = decomposed(program, table)
         computed = Constants(functional)
         unknown = {node.target for node in _unknown(functional) if node not in computed}
         decompositions |= {one: EXPERT_DECOMPOSITIONS[str(one)] for one in unknown if str(one) in EXPERT_DECOMPOSITIONS}
