@@ -31,6 +31,7 @@ from ..runtime import first_line
 from ..transform.constants import array_of
 from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_attention import convert_attention, is_plain_attention
+from .onnx_cached_attention import CACHED_ATTENTION
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
 from .onnx_images import IMAGES
 from .onnx_loops import has_loops, with_loops_written_out
@@ -263,7 +264,7 @@ Own = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
 """Block builder, inputs and attributes of a node, and TVM's converters -> the result."""
 
 _OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys() | OPERATORS.keys()
-_OURS = _OF_ONNX | ONNX_RUNTIME.keys() | NARROW_WEIGHTS.keys()
+_OURS = _OF_ONNX | ONNX_RUNTIME.keys() | NARROW_WEIGHTS.keys() | CACHED_ATTENTION.keys()
 
 
 class _Importer(ONNXGraphImporter):
@@ -388,6 +389,7 @@ _CONVERTERS: dict[str, Own] = {
     **{name: _channels_first(name, own) for name, own in QUANTIZED.items()},
     **ONNX_RUNTIME,
     **NARROW_WEIGHTS,
+    **CACHED_ATTENTION,
     **IMAGES,
     **OPERATORS,
     **{name: _transform(name) for name in FOURIER},
@@ -418,6 +420,9 @@ def _reference(model: onnx.ModelProto, name: str, options: onnxruntime.SessionOp
 
     def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
         feeds = {value.name: array for value, array in zip(session().get_inputs(), arrays, strict=True)}
-        return list(session().run(None, feeds))
+        try:
+            return list(session().run(None, feeds))
+        except Exception as error:  # ONNX Runtime's errors have no other common base
+            raise InputError(f"ONNX Runtime cannot run {name}: {first_line(error)}") from error
 
     return reference
