@@ -1,5 +1,8 @@
 """Models of today's architectures are imported and compute what PyTorch does."""
 
+import argparse
+
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -31,3 +34,19 @@ def test_architecture(name):
 def test_architecture_in_bfloat16(name):
     module, inputs = build(name, dtype="bfloat16")
     assert difference(module, inputs, tolerance=1.0) < 8 * 2.0**-7
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.onnx uses what torch deprecates
+def test_the_next_word_of_a_decoder(tmp_path):
+    """What `benchmarks.decoding` gives to both runtimes."""
+    pytest.importorskip("onnxruntime")
+    from benchmarks.decoding import export
+
+    sizes = {"bits": 4, "block": 32, "zeros": True, "width": 256, "hidden": 512, "layers": 1, "words": 64, "places": 9}
+    paths, arrays = export(tmp_path, argparse.Namespace(**sizes, seed=0))
+    for path in paths.values():
+        imported = load_model(path)
+        run = ModelRunner(untuned_executable(imported.mod, detect_target(), plain=True))
+        for actual, expected in zip(run(*arrays), imported.reference(*arrays), strict=True):
+            np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())

@@ -57,3 +57,28 @@ print(text.count("R.nn.conv2d"), "convolutions,", text.count('out_dtype="int32"'
 assert result.max_rel_error <= result.summary.tolerance
 assert np.isfinite(result.run(*zoo.inputs("squeezenet").values())[0]).all()
 assert "R.dequantize" not in text
+
+# Weights alone
+# -------------
+#
+# Language models mostly have weights of 4 bits and everything else in floats: what takes their time is to read weights.
+# For one row, or up to 16, a product reads such weights as they are stored and computes in float32 with them.
+
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+weights = np.random.default_rng(0).standard_normal((1024, 2048), dtype=np.float32)
+graph = helper.make_graph(
+    [helper.make_node("MatMul", ["row", "weights"], ["result"])],
+    "product",
+    [helper.make_tensor_value_info("row", TensorProto.FLOAT, (1, 1024))],
+    [helper.make_tensor_value_info("result", TensorProto.FLOAT, (1, 2048))],
+    [numpy_helper.from_array(weights, "weights")],
+)
+plain = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+quantizer = MatMulNBitsQuantizer(plain, bits=4, block_size=32, is_symmetric=True)
+quantizer.process()
+narrow = eqtune.tune_model(quantizer.model.model, work_dir=directory / "narrow", time_budget_s=8, progress=False)
+print(f"4 bits: {narrow.latency_s * 1e6:.0f} us, {narrow.tasks[0].name}")
+assert narrow.tasks[0].name == "narrow_product"
+assert narrow.max_rel_error < 1e-5

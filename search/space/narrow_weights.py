@@ -6,13 +6,13 @@
             products = 0
             for each word of the group:                       # so many codes of one column
                 for each code in it:
-                    weight = float of (code's bits below those of 1.0)    # 1 + code / 2^bits: shift, and, or
+                    weight = float of (code's bits below those of 1.0) - offset      # (code - zero) / 2^bits
                     products[rows, columns] += left[rows, place] * weight
-            totals += scale * (products - offset * group sum of left)
+            totals += scale * products
 
-A code is put below the exponent of 1.0 instead of being converted, in place of what four instructions do otherwise. As
-the ones count `offset` less than they should, the sums of the left operand over each group, times offset, come off
-again. Rows are few: each weight is decoded once for `mr` rows, and read once from wherever it is stored.
+A code is put below the exponent of 1.0 instead of being converted: a shift, and one instruction for `and` and `or`. The
+subtraction makes the weight exact, but for the scale, which is a number for each group. Rows are few: each weight is
+decoded once for `mr` rows, and read once from wherever it is stored.
 """
 
 from __future__ import annotations
@@ -33,18 +33,16 @@ from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
 from .memory_bound.nest import extent_of, fuse
-from .memory_bound.row_reductions import finish_reduction, fitting, vector_sums
 
 __all__ = [
     "GROUP_PRODUCTS",
-    "GROUP_SUMS",
     "MOST_ROWS",
     "TOTALS",
     "NarrowWeightsSketch",
     "narrow_weights_sketches",
 ]
 
-GROUP_SUMS, GROUP_PRODUCTS, TOTALS = "narrow_group_sums", "narrow_group_products", "narrow_totals"
+GROUP_PRODUCTS, TOTALS = "narrow_group_products", "narrow_totals"
 """Names of the stages."""
 
 MOST_ROWS = 16
@@ -52,10 +50,10 @@ MOST_ROWS = 16
 
 FAMILY_INDEX = 33
 
-DECODING = 2.0
-"""Vector instructions that make floats of a vector of codes: a shift, and one for `and` and `or`."""
+DECODING = 3.0
+"""Vector instructions that make weights of a vector of codes: a shift, one for `and` and `or`, a subtraction."""
 
-GROUP_INSTRUCTIONS = 4.0
+GROUP_INSTRUCTIONS = 3.0
 """Vector instructions, beside those of its words, of a group's row in a vector of columns."""
 
 LARGEST_BODY = 160
@@ -74,7 +72,7 @@ READING = 0.7
 
 def narrow_weights_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     """The sketch of `mod["main"]` where it is such a product (`tvm_plugin/narrow_weights`), else none."""
-    if not {GROUP_SUMS, GROUP_PRODUCTS, TOTALS} <= set(block_names(mod)):
+    if not {GROUP_PRODUCTS, TOTALS} <= set(block_names(mod)):
         return []
     try:
         sketch = NarrowWeightsSketch(mod, hardware)
@@ -103,14 +101,14 @@ class NarrowWeightsSketch(Sketch):
         schedule = Schedule(mod, error_render_level="none")
         *batch, self.groups, self.columns, self.words = _extents(schedule, GROUP_PRODUCTS)
         self.rows = prod(batch)
-        self.depth = self.groups * _extents(schedule, GROUP_SUMS)[-1]
+        self.depth = int(mod["main"].params[0].shape[-1])
         self.codes = self.depth // (self.groups * self.words)
         self.lanes = hardware.lanes(4)
         parameters = mod["main"].params
         self.bytes_moved = float(sum(prod(map(int, p.shape)) * dtype_bytes(str(p.dtype)) for p in parameters))
         vectors = (1, 2, 3, 4, 5, 6, 8, 12, 16)
         self.knobs = (
-            Knob("mr", tuple(n for n in range(1, self.rows + 1) if self.rows % n == 0)),
+            Knob("mr", tuple(n for n in range(1, self.rows + 1) if _is_block_of(n, batch))),
             Knob("nr", tuple(n * self.lanes for n in vectors if self.columns % (n * self.lanes) == 0)),
             Knob("ku", tuple(n for n in (1, 2, 4, 8) if self.words % n == 0)),
         )
@@ -120,7 +118,7 @@ class NarrowWeightsSketch(Sketch):
         mr, nr, ku = values.T
         vectors = nr // self.lanes
         ok = mr * vectors + 4 <= self.hardware.vector_registers
-        ok &= (vectors * ku * self.codes * (mr + 2) <= LARGEST_BODY) | (ku == 1) & (vectors * mr <= 8)
+        ok &= (vectors * ku * self.codes * (mr + DECODING) <= LARGEST_BODY) | (ku == 1) & (vectors * mr <= 8)
         return np.asarray(ok)
 
     def latency_s(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -157,7 +155,7 @@ class NarrowWeightsSketch(Sketch):
             "log_tile_m": np.log2(mr),
             "log_tile_n": np.log2(nr),
             "log_tile_k": np.log2(ku),
-            "log_unrolled_body": np.log2(nr / self.lanes * ku * self.codes * (mr + 2)),
+            "log_unrolled_body": np.log2(nr / self.lanes * ku * self.codes * (mr + DECODING)),
             "log_parallel_chunks": np.log2(self.columns / nr),
             "log_reduction": np.log2(float(self.depth)),
             "log_latency": np.log2(latency_s),
@@ -167,7 +165,7 @@ class NarrowWeightsSketch(Sketch):
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""
         schedule = Schedule(self.mod, error_render_level="none")
-        sums, products, totals = (schedule.get_sblock(name) for name in (GROUP_SUMS, GROUP_PRODUCTS, TOTALS))
+        products, totals = (schedule.get_sblock(name) for name in (GROUP_PRODUCTS, TOTALS))
         for name in self.epilogue[:-1]:
             schedule.compute_inline(schedule.get_sblock(name))
         self._pack(schedule, values["nr"])
@@ -198,7 +196,6 @@ class NarrowWeightsSketch(Sketch):
         self._tile(schedule, tile, column)
         schedule.decompose_reduction(products, words)
         schedule.decompose_reduction(totals, group)
-        self._sum_groups(schedule, sums)
         return schedule
 
     def _tile(self, schedule: Any, rows: list[Any], column: Any) -> None:
@@ -210,15 +207,13 @@ class NarrowWeightsSketch(Sketch):
                 schedule.unroll(loop)
 
     def _pack(self, schedule: Any, nr: int) -> None:
-        """What is read for each column, [column, ...], as [column / nr, ..., column % nr], ahead of time."""
-        for stage, rank in ((GROUP_PRODUCTS, 2), (TOTALS, 2)):
+        """The weights' words, scales and offsets, [column, ...], as [column / nr, ..., column % nr], ahead of time."""
+        function = self.mod["main"]
+        weights = [function.params[int(position)] for position in function.attrs.get("layout_free_buffers", ())]
+        for stage in (GROUP_PRODUCTS, TOTALS):
             block = schedule.get_sblock(stage)
-            reads = list(schedule.get(block).reads)
-            parameters = self.mod["main"].params
-            for position, read in enumerate(reads):
-                shape = [int(extent) for extent in read.source.shape]
-                is_weight = len(shape) == rank and shape[0] == self.columns
-                if not is_weight or not any(read.source.same_as(parameter) for parameter in parameters):
+            for position, read in enumerate(list(schedule.get(block).reads)):
+                if not any(read.source.same_as(weight) for weight in weights):
                     continue
                 copy = schedule.cache_read(block, position, "global")
                 index_dtype = str(schedule.get(block).iter_vars[0].var.ty.dtype)
@@ -226,20 +221,16 @@ class NarrowWeightsSketch(Sketch):
                 schedule.transform_layout(copy, ("write", 0), layout)
                 schedule.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
 
-    def _sum_groups(self, schedule: Any, sums: Any) -> None:
-        """The left operand's sums, before all threads begin: each group in vectors."""
-        loops = schedule.get_loops(sums)
-        depth = len(loops) - 1
-        length = extent_of(schedule, loops[-1])
-        if length % self.lanes:
-            return
-        width = self.lanes * fitting(4, self.lanes, length)
-        factored = vector_sums(schedule, sums, loops[-1], depth, self.lanes, width)
-        for block in reversed(factored):
-            schedule.compute_at(block, schedule.get_loops(sums)[depth - 1], preserve_unit_loops=True)
-        for block in factored:
-            finish_reduction(schedule, block, depth, self.lanes, False, True)
-        finish_reduction(schedule, sums, depth, self.lanes, False, False)
+
+def _is_block_of(rows: int, batch: list[int]) -> bool:
+    """Whether so many rows in order are a box of the axes."""
+    for extent in reversed(batch):
+        if extent % rows == 0:
+            return True
+        if rows % extent:
+            return False
+        rows //= extent
+    return rows == 1
 
 
 def _extents(schedule: Any, name: str) -> list[int]:

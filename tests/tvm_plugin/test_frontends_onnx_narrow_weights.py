@@ -19,6 +19,7 @@ from eqtune.frontends import load_model  # noqa: E402
 from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
 from eqtune.tasks import extract_tasks, lower_to_kernels  # noqa: E402
+from eqtune.transform import KeepNarrowWeights  # noqa: E402
 from eqtune.transform.apply_tuned import build_executable  # noqa: E402
 from eqtune.transform.simplify import simplify  # noqa: E402
 
@@ -100,7 +101,7 @@ def assert_equal(given: Any, tolerance: float = 2e-6) -> list[str]:
     """That what is imported computes what ONNX Runtime does; the kernels."""
     imported = load_model(given)
     (x,) = imported.random_inputs(0)
-    kernels = lower_to_kernels(simplify(imported.mod, TARGET), TARGET)
+    kernels = lower_to_kernels(simplify(KeepNarrowWeights(1)(imported.mod), TARGET), TARGET)
     actual = ModelRunner(build_executable(kernels, TARGET))(x)[0]
     expected = imported.reference(x)[0]
     np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max())
@@ -137,7 +138,38 @@ def test_rows_of_a_table_are_gathered(bits: int) -> None:
     assert_equal(model([node], constants, (3,), P.INT64))
 
 
+def test_constants_that_index_are_still_computed_once() -> None:
+    """Buckets of places, as T5 has them, which are no weights."""
+    constants = {"q": np.arange(128 * 128, dtype="int64").reshape(128, 128), "two": np.array(2, "int64")}
+    constants["table"] = factors(20, 16)
+    nodes = [
+        helper.make_node("Mul", ["q", "two"], ["w"]),
+        helper.make_node("Mod", ["w", "two"], ["m"]),
+        helper.make_node("Gather", ["table", "m"], ["g"]),
+        helper.make_node("Add", ["g", "x"], ["y"]),
+    ]
+    given = model(nodes, constants, (1, 16))
+    del given.graph.output[0].type.tensor_type.shape.dim[:]
+    given.graph.output[0].type.tensor_type.shape.dim.extend([onnx.TensorShapeProto.Dimension() for _ in range(3)])
+    assert not any("mod" in name for name in assert_equal(given))
+
+
+def test_four_bits_may_move_before_they_are_dequantised() -> None:
+    given = in_blocks(ml_dtypes.int4)
+    (first,) = (node for node in given.graph.node if node.op_type == "DequantizeLinear")
+    (codes,) = (tensor for tensor in given.graph.initializer if tensor.name == "q")
+    turned = onnx.numpy_helper.to_array(codes).T
+    codes.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(turned), "stored"))
+    given.graph.node.insert(0, helper.make_node("Transpose", ["stored"], ["q"], perm=[1, 0]))
+    assert first.input[0] == "q"
+    assert any("narrow_product" in name for name in assert_equal(given))
+
+
 def test_what_is_not_imported_is_named() -> None:
+    given = in_blocks(ml_dtypes.int4)
+    given.graph.node.insert(0, helper.make_node("Relu", ["q"], ["r"]))
+    with pytest.raises(eqtune.errors.EqtuneError, match=r"Relu|tensor\(int4\)"):
+        load_model(given)
     with pytest.raises(eqtune.errors.UnsupportedModelError, match=r"MatMulNBits .* another order \(g_idx\)"):
         load_model(nbits(4, 32, order=np.zeros(PLACES, np.int32)))
     node = helper.make_node("MatMulNBits", ["x", "x", "s"], ["y"], domain=DOMAIN, K=4, N=4, bits=4, block_size=16)

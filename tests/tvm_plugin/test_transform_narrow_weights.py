@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 import eqtune
@@ -15,6 +16,7 @@ from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.search.space.hardware import Hardware
 from eqtune.tasks import extract_tasks, lower_to_kernels
+from eqtune.transform import KeepNarrowWeights
 from eqtune.transform.apply_tuned import build_executable
 from eqtune.transform.simplify import simplify
 from eqtune.tune.advice import fast_math_advice
@@ -22,7 +24,7 @@ from eqtune.tune.advice import fast_math_advice
 op = relax.op
 TARGET = detect_target(1)
 RNG = np.random.default_rng(0)
-PLACES, COLUMNS = 192, 128
+PLACES, COLUMNS = 512, 576
 
 Emit = Callable[[Any], Any]
 
@@ -37,7 +39,7 @@ def floats(*shape: int) -> Any:
 
 
 def whole(*shape: int) -> Any:
-    return relax.const(RNG.integers(0, 16, shape).astype("float32"))
+    return relax.const(RNG.integers(0, 20, shape).astype("float32"))
 
 
 def scaled(emit: Emit, x: Any) -> Any:
@@ -94,14 +96,45 @@ def wide_codes(emit: Emit, x: Any) -> Any:
 
 
 def few_weights(emit: Emit, x: Any) -> Any:
-    return op.matmul(x, emit(op.astype(codes(PLACES, 16), "float32")))
+    return op.matmul(x, emit(op.astype(codes(PLACES, 4), "float32")))
+
+
+def half_precision(emit: Emit, x: Any) -> Any:
+    """Numbers between -1 and 1 are no codes."""
+    return op.matmul(x, emit(op.astype(relax.const(RNG.random((PLACES, COLUMNS)).astype("float16")), "float32")))
+
+
+def rounded(emit: Emit, x: Any) -> Any:
+    """What was scaled is made whole again."""
+    wide = emit(op.multiply(emit(op.astype(codes(PLACES, COLUMNS), "float32")), relax.const(0.3, "float32")))
+    return op.matmul(x, emit(op.astype(emit(op.astype(wide, "int32")), "float32")))
+
+
+def wrapped_around(emit: Emit, x: Any) -> Any:
+    """The difference does not fit 16 bits."""
+    wide = emit(op.astype(codes(PLACES, COLUMNS), "int16"))
+    return op.matmul(x, emit(op.astype(emit(op.subtract(wide, relax.const(-32700, "int16"))), "float32")))
+
+
+def differences(emit: Emit, x: Any) -> Any:
+    """No weights that somebody quantised: floats compute exactly by it."""
+    return op.matmul(x, relax.const((np.eye(PLACES) - np.eye(PLACES, k=1)).astype("float32")))
 
 
 def plain_floats(emit: Emit, x: Any) -> Any:
     return op.matmul(x, emit(op.multiply(floats(PLACES, COLUMNS), floats(COLUMNS))))
 
 
-LEFT_ALONE = (small_groups, wide_codes, few_weights, plain_floats)
+LEFT_ALONE = (
+    small_groups,
+    wide_codes,
+    few_weights,
+    plain_floats,
+    half_precision,
+    rounded,
+    wrapped_around,
+    differences,
+)
 
 
 def module(define: Callable[[Emit, Any], Any], *rows: int) -> Any:
@@ -117,7 +150,8 @@ def module(define: Callable[[Emit, Any], Any], *rows: int) -> Any:
 
 
 def kernels(define: Callable[[Emit, Any], Any], *rows: int) -> list[str]:
-    return [task.name for task in extract_tasks(lower_to_kernels(simplify(module(define, *rows), TARGET), TARGET))]
+    mod = simplify(KeepNarrowWeights(1)(module(define, *rows)), TARGET)
+    return [task.name for task in extract_tasks(lower_to_kernels(mod, TARGET))]
 
 
 @pytest.mark.parametrize("define", KEPT, ids=lambda function: str(function.__name__))
@@ -128,7 +162,7 @@ def test_what_is_stored_narrow_computes_what_floats_do(define: Callable[[Emit, A
     x = np.random.default_rng(1).standard_normal((1, 3, PLACES)).astype("float32")
     narrow, plain = (
         ModelRunner(build_executable(lower_to_kernels(given, TARGET), TARGET))(x)[0]
-        for given in (simplify(mod, TARGET), simplify(mod))
+        for given in (simplify(KeepNarrowWeights(1)(mod), TARGET), simplify(mod))
     )
     np.testing.assert_allclose(narrow, plain, atol=5e-6 * np.abs(plain).max())
 
@@ -143,9 +177,32 @@ def test_products_of_integers_stay_such() -> None:
         scale, zero = relax.const(0.1, "float32"), relax.const(0, "int8")
         stored = emit(op.quantize(x, scale, zero, axis=-1, out_dtype="int8"))
         weights = emit(op.dequantize(codes(PLACES, COLUMNS), relax.const(0.1, "float32"), zero, axis=-1))
-        return op.matmul(emit(op.dequantize(stored, scale, zero, axis=-1)), weights)
+        return op.matmul(emit(op.nn.batch_flatten(emit(op.dequantize(stored, scale, zero, axis=-1)))), weights)
 
     assert not any("narrow" in name for name in kernels(both, 1))
+
+
+def test_weights_that_caches_hold_become_floats() -> None:
+    def small(emit: Emit, x: Any) -> Any:
+        return op.matmul(x, emit(op.astype(codes(PLACES, 128), "float32")))
+
+    given = module(small, 1)
+    assert tvm_ffi.structural_equal(KeepNarrowWeights()(given), given)
+    assert not tvm_ffi.structural_equal(KeepNarrowWeights(1)(given), given)
+
+
+@pytest.mark.parametrize("value", [np.inf, 1e37])
+def test_inputs_out_of_the_ordinary_give_what_floats_do(value: float) -> None:
+    def positive(emit: Emit, x: Any) -> Any:
+        return op.matmul(x, emit(op.astype(codes(PLACES, COLUMNS, dtype="uint8", span=16), "float32")))
+
+    x = np.ones((1, PLACES), "float32")
+    x[0, 7] = value
+    narrow, plain = (
+        ModelRunner(build_executable(lower_to_kernels(given, TARGET), TARGET))(x)[0]
+        for given in (KeepNarrowWeights(1)(module(positive, 1)), simplify(module(positive, 1)))
+    )
+    np.testing.assert_allclose(narrow, plain, rtol=1e-6)
 
 
 def test_fast_math_is_not_advised_for_what_it_does_not_change() -> None:

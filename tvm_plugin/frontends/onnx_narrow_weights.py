@@ -7,7 +7,7 @@ where few rows are multiplied.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,23 +32,24 @@ _BELOW_A_BYTE = {
 _LARGE = 2**14
 """Elements of a constant from which it may be weights."""
 
-_READERS = frozenset({"DequantizeLinear"})
+_READERS = frozenset({"Cast", "DequantizeLinear", "Gather", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that compute the same of such a type's numbers in bytes."""
 
 
 def with_weights_in_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Weights and zero points of 4 bits in bytes, where they are dequantised; the same model where there are none."""
-    readers: dict[str, set[str]] = {}
-    for node in model.graph.node:
-        for name in node.input:
-            readers.setdefault(name, set()).add(node.op_type)
-    small = {
-        tensor.name
-        for tensor in model.graph.initializer
-        if tensor.data_type in _BELOW_A_BYTE and readers.get(tensor.name, set()) <= _READERS
-    }
+    """Weights and zero points of 4 bits in bytes; the same model where there are none.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Some are read by an operator that does not only move, convert or dequantise them.
+    """
+    small = {tensor.name for tensor in model.graph.initializer if tensor.data_type in _BELOW_A_BYTE}
     if not small:
         return model
+    for node in model.graph.node:
+        if small & set(node.input) and node.op_type not in _READERS:
+            raise UnsupportedModelError(f"{node.op_type} of tensors of 4 bits cannot be imported; in bytes it can")
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for tensor in changed.graph.initializer:
@@ -127,9 +128,9 @@ def _gather_block_quantized(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any
         raise UnsupportedModelError(
             "GatherBlockQuantized is imported where it gathers along the first axis, with blocks along the last"
         )
-    bits = int(attrs.get("bits", 4)) if str(data.ty.dtype) == "uint8" else 4
-    codes = _codes("GatherBlockQuantized", data, bits if str(data.ty.dtype) == "uint8" else 8)
-    zero = _zeros("GatherBlockQuantized", zeros, bits, tuple(shape), is_signed=codes.dtype.kind == "i")
+    bits = int(attrs.get("bits", 4))
+    codes = _codes("GatherBlockQuantized", data, bits)
+    zero = _zeros("GatherBlockQuantized", zeros, bits, tuple(shape))
     width = codes.shape[-1]
     filled = np.pad(codes, [(0, 0)] * (rank - 1) + [(0, shape[-1] * size - width)])
 
@@ -149,15 +150,13 @@ def _gather_block_quantized(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any
     return op.astype(result, str(scales.ty.dtype))
 
 
-def _of_large_constants(operator: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """The operator itself, where TVM's importer would compute a large constant that is then no longer seen as codes."""
-
-    def convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
-        are_constant = all(isinstance(tensor, ir.GenericConst) for tensor in inputs)
-        is_large = are_constant and any(math.prod(extents(tensor.ty)) >= _LARGE for tensor in inputs)
-        return operator(*inputs) if is_large else None
-
-    return convert
+def _cast(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Of bytes to floats; TVM's importer would compute large constants, and what follows, so that no codes are left."""
+    (stored,) = inputs
+    if not isinstance(stored, ir.GenericConst) or str(stored.ty.dtype) not in ("int8", "uint8"):
+        return None
+    is_large = math.prod(extents(stored.ty)) >= _LARGE
+    return op.astype(stored, "float32") if is_large and int(attrs["to"]) == onnx.TensorProto.FLOAT else None
 
 
 def _codes(name: str, packed: Any, bits: int) -> Array:
@@ -175,10 +174,10 @@ def _unpacked(array: Array, bits: int) -> Array:
     return np.stack(parts, -1).reshape(*array.shape[:-1], -1)
 
 
-def _zeros(name: str, zeros: Any, bits: int, shape: tuple[int, ...], is_signed: bool = False) -> Array | float:
+def _zeros(name: str, zeros: Any, bits: int, shape: tuple[int, ...]) -> Array | float:
     """The zero of each block, in float32; without any, the middle of what codes can be."""
     if zeros is None:
-        return 0.0 if is_signed else float(2 ** (bits - 1))
+        return float(2 ** (bits - 1))
     if not isinstance(zeros, ir.GenericConst):
         raise UnsupportedModelError(f"{name} needs constant zero points; these are computed, or inputs")
     array = array_of(zeros)
@@ -198,11 +197,10 @@ def _dequantized(bb: Any, codes: Any, scales: Any, zeros: Array | float, shape: 
 
 
 NARROW_WEIGHTS = {
+    "Cast": _cast,
     "DequantizeLinear": _dequantize_in_blocks,
     "GatherBlockQuantized": _gather_block_quantized,
     "MatMulNBits": _matmul_nbits,
-    "Mul": _of_large_constants(op.multiply),
-    "Sub": _of_large_constants(op.subtract),
 }
 """By operator: a function of the block builder, inputs, attributes, and what converts other nodes, that returns the
 result; where one returns None, TVM's converter is right.

@@ -17,8 +17,7 @@ BITS = (2, 4, 8)
 """Of a code: words hold whole ones."""
 
 LARGEST_GROUP = 64
-"""Places whose products are summed before their scale: more would lose accuracy, as ones are summed with them, and
-fewer cost the scale's instructions more often."""
+"""Places whose products are summed before their scale; fewer cost the scale's instructions more often."""
 
 LEAST_GROUP = 16
 """With smaller groups than this, floats are as fast."""
@@ -75,6 +74,9 @@ def narrow_weights(codes: Array, scales: Array, zeros: Array) -> NarrowWeights |
     if group is None:
         return None
 
+    with np.errstate(all="ignore"):  # scales may be anything
+        factors = scales * np.float32(2**bits)
+
     def by_column(array: Array) -> Array:
         """[columns, groups]"""
         every = np.repeat(array.astype(np.float32), places // group // len(array), 0)
@@ -84,7 +86,7 @@ def narrow_weights(codes: Array, scales: Array, zeros: Array) -> NarrowWeights |
     is_one_number = bool((offsets == offsets.flat[0]).all())
     return NarrowWeights(
         words=_filled(_words(codes, least, bits)),
-        scales=by_column(scales * np.float32(2**bits)),
+        scales=by_column(factors),
         offsets=float(offsets.flat[0]) if is_one_number else by_column(offsets),
         bits=bits,
         columns=columns,

@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, te, tirx
 
-from ..search.space.narrow_weights import GROUP_PRODUCTS, GROUP_SUMS, TOTALS
+from ..search.space.narrow_weights import GROUP_PRODUCTS, TOTALS
 from ..transform.constants import constant_of, is_static_tensor
 from ..transform.functions import extents
 from .codes import WORD_BITS, NarrowWeights
@@ -59,7 +59,6 @@ def _kernel(
     *batch, places = (int(extent) for extent in x.shape)
     columns, groups = (int(extent) for extent in scales.shape)
     size, codes = places // groups, WORD_BITS // bits
-    place = te.reduce_axis((0, size), "place")
     word = te.reduce_axis((0, size // codes), "word")
     group = te.reduce_axis((0, groups), "group")
 
@@ -67,19 +66,15 @@ def _kernel(
         *rows, g, column = at
         packed = words[column, g * (size // codes) + word]
         first = g * size + word * codes
-        terms = [x[(*rows, first + position)] * _decoded(packed, position, bits) for position in range(codes)]
+        ones = offsets[0][column, g] if offsets else tirx.const(float(offset or 0.0), "float32")
+        terms = [x[(*rows, first + position)] * (_decoded(packed, position, bits) - ones) for position in range(codes)]
         return te.sum(sum(terms[1:], terms[0]), axis=word)
 
-    sums = te.compute(
-        [*batch, groups], lambda *at: te.sum(x[(*at[:-1], at[-1] * size + place)], axis=place), name=GROUP_SUMS
-    )
     products = te.compute([*batch, groups, columns], product, name=GROUP_PRODUCTS)
 
     def total(*at: Any) -> Any:
         *rows, column = at
-        ones = offsets[0][column, group] if offsets else tirx.const(float(offset or 0.0), "float32")
-        above = products(*rows, group, column) - ones * sums(*rows, group)
-        return te.sum(scales[column, group] * above, axis=group)
+        return te.sum(scales[column, group] * products(*rows, group, column), axis=group)
 
     return te.compute([*batch, columns], total, name=TOTALS)
 

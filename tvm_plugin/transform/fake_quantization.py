@@ -16,11 +16,11 @@ from .functions import extents, map_functions, operator, rewrite_bindings, top_l
 from .narrow_products import integer_product, padding_of
 from .simplify_shapes import permutation_of
 
-__all__ = ["FakeQuantizationToInteger", "is_quantized"]
+__all__ = ["MOVES", "FakeQuantizationToInteger", "is_quantized"]
 
 QUANTIZE, DEQUANTIZE = "relax.quantize", "relax.dequantize"
 
-_MOVES = frozenset(
+MOVES = frozenset(
     f"relax.{name}"
     for name in ("expand_dims", "flatten", "nn.batch_flatten", "nn.max_pool2d", "permute_dims", "reshape", "squeeze")
 )
@@ -256,7 +256,7 @@ class _Integers(_Builder):
     def _dequantized(self, real: Any) -> tuple[Any, Array, Array] | None:
         """The integers that `real` was dequantised from, moved as it was, with their one scale and zero point."""
         value = self._value(real)
-        if operator(value) in _MOVES:
+        if operator(value) in MOVES:
             inner = self._dequantized(value.args[0])
             if inner is None:
                 return None

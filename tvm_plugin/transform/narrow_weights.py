@@ -14,19 +14,25 @@ from tvm.relax import op
 from ..narrow_weights import NarrowWeights, narrow_product, narrow_weights
 from ..search.space.narrow_weights import MOST_ROWS
 from .constants import Array, is_static_tensor
+from .fake_quantization import MOVES
 from .fold_weights import WeightValues
 from .functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings
 from .repeated_array import RepeatedArray
+from .simplify_shapes import RESHAPES
 
 __all__ = ["KeepNarrowWeights"]
 
-_LEAST_WEIGHTS = 2**14
-"""Of a product: fewer are in the nearest caches anyway."""
+_FEW_WEIGHTS = 2**18
+"""Of all products of a function: as floats they stay in the near caches, and no code has to be read."""
+
+_LEAST_CODES = 2**12
+"""Of a constant that may be weights."""
+
+_SELECTING = 2**4
+"""Whole numbers in floats that span no more than this may select, or take differences: those are no weights."""
 
 _WHOLE = 2.0**15
 """Limit of whole numbers in float32 that may be codes."""
-
-_MOVES = frozenset({"relax.reshape", "relax.permute_dims", "relax.expand_dims", "relax.squeeze", "relax.astype"})
 
 
 @transform.module_pass(opt_level=0, name="KeepNarrowWeights")
@@ -37,23 +43,32 @@ class KeepNarrowWeights:
     Folded, as `FoldWeights` does, the same weights are floats. Codes span at most 256 numbers; scales and zeros are
     constants of each column, or of groups of 16 or more places of a column (GPTQ's and AWQ's, weight-only quantisation
     of ONNX Runtime and torchao). Where x is dequantised, too, the product is one of integers, and stays.
+
+    Parameters
+    ----------
+    least : int
+        How many weights all such products of a function must have.
     """
+
+    def __init__(self, least: int = _FEW_WEIGHTS) -> None:
+        self._least = least
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Rewrite `relax.matmul`; before weights are folded."""
-        return map_functions(mod, _rewrite)
+        return map_functions(mod, lambda function: _rewrite(function, self._least))
 
 
-def _rewrite(function: relax.Function) -> relax.Function:
+def _rewrite(function: relax.Function, least: int) -> relax.Function:
     values = {binding.var: binding.value for binding in top_level_bindings(function)}
     products = [var for var, value in values.items() if operator(value) == "relax.matmul" and _fits(value, values)]
-    if not products:
+    stored = _Stored(values, WeightValues(function)) if products else None
+    found = {var for var in products if stored is not None and stored.holds(values[var].args[1])}
+    if stored is None or sum(math.prod(extents(values[var].args[1].ty)) for var in found) < least:
         return function
-    stored = _Stored(values, WeightValues(function))
     builder = relax.BlockBuilder()
 
     def narrow(binding: Any) -> list[Any]:
-        if binding.var not in products:
+        if binding.var not in found:
             return [binding]
         x, right = binding.value.args
         weights = stored.weights(right)
@@ -75,10 +90,10 @@ def _fits(call: relax.Call, values: Mapping[relax.Var, Any]) -> bool:
     x, weight = call.args
     if not all(is_static_tensor(tensor.ty) and str(tensor.ty.dtype) == "float32" for tensor in (x, weight, call)):
         return False
-    if weight.ty.ndim != 2 or math.prod(extents(weight.ty)) < _LEAST_WEIGHTS:
+    if weight.ty.ndim != 2 or math.prod(extents(weight.ty)) < _LEAST_CODES:
         return False
     source = x
-    while operator(values.get(source)) in _MOVES:
+    while operator(values.get(source)) in MOVES:
         source = values[source].args[0]
     is_few = 0 < math.prod(extents(x.ty)[:-1]) <= MOST_ROWS
     return is_few and x.ty.ndim > 1 and operator(values.get(source)) != "relax.dequantize"
@@ -105,6 +120,10 @@ class _Stored:
         self._values, self._constants = values, constants
         self._found: dict[relax.Var, NarrowWeights | None] = {}
 
+    def holds(self, var: Any) -> bool:
+        """Whether a right operand is made of codes."""
+        return isinstance(var, relax.Var) and self._affine(var) is not None
+
     def weights(self, var: Any) -> NarrowWeights | None:
         """A right operand, [places, columns], as `NarrowWeights`; None where it is something else."""
         if not isinstance(var, relax.Var):
@@ -127,8 +146,10 @@ class _Stored:
         name = operator(value)
         if name == "relax.dequantize":
             return self._dequantized(value)
-        if name in _MOVES:
+        if name in RESHAPES or name == "relax.permute_dims":
             return self._moved(value)
+        if name == "relax.astype":
+            return self._converted(value)
         if name in ("relax.subtract", "relax.add"):
             return self._shifted(value)
         if name in ("relax.multiply", "relax.divide"):
@@ -138,21 +159,38 @@ class _Stored:
     def _constant(self, expr: Any) -> _Affine | None:
         """Codes in a constant, which may have been made floats already."""
         codes = self._constants.array(expr) if expr in self._constants else None
-        if codes is None or codes.size < _LEAST_WEIGHTS:
+        if codes is None or codes.size < _LEAST_CODES:
             return None
         if codes.dtype == np.float32:
-            if not -_WHOLE < codes.min() <= codes.max() < _WHOLE or (codes != np.rint(codes)).any():
+            low, high = codes.min(), codes.max()
+            if not -_WHOLE < low <= high < _WHOLE or high - low < _SELECTING or (codes != np.rint(codes)).any():
                 return None
             codes = codes.astype(np.int32)
+        elif codes.dtype.kind not in "iu":
+            return None
         one, zero = (RepeatedArray.of(np.asarray(value, np.float32), codes.shape) for value in (1, 0))
         return _Affine(codes, one, zero)
+
+    def _converted(self, call: relax.Call) -> _Affine | None:
+        """The same numbers in another type; None where they may not fit it."""
+        source, dtype = self._affine(call.args[0]), str(call.ty.dtype)
+        if source is None or dtype == "float32":
+            return source
+        return source if self._are_whole(source, dtype) else None
+
+    def _are_whole(self, affine: _Affine, dtype: str) -> bool:
+        """Whether all codes - zeros are whole numbers that an integer type holds."""
+        zeros = affine.zeros.array
+        if not affine.is_unscaled or not np.isfinite(zeros).all() or (zeros != np.rint(zeros)).any():
+            return False
+        limits = np.iinfo(dtype)
+        low = int(affine.codes.min()) - int(zeros.max())
+        return limits.min <= low and int(affine.codes.max()) - int(zeros.min()) <= limits.max
 
     def _moved(self, call: relax.Call) -> _Affine | None:
         source = self._affine(call.args[0])
         if source is None:
             return None
-        if operator(call) == "relax.astype":
-            return source
         if operator(call) == "relax.permute_dims":
             axes = [int(axis) for axis in call.attrs.axes or range(call.ty.ndim)[::-1]]
             scales, zeros = (array.transpose(axes) for array in (source.scales, source.zeros))
@@ -166,7 +204,9 @@ class _Stored:
         if source is None or number is None or not source.is_unscaled or extents(call.ty) != list(source.codes.shape):
             return None
         combine = np.add if operator(call) == "relax.subtract" else np.subtract
-        return replace(source, zeros=source.zeros.combined(number, combine))
+        shifted = replace(source, zeros=source.zeros.combined(number, combine))
+        dtype = str(call.ty.dtype)
+        return shifted if dtype == "float32" or self._are_whole(shifted, dtype) else None
 
     def _scaled(self, call: relax.Call) -> _Affine | None:
         left, right = call.args

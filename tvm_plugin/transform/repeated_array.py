@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .constants import Array
 
 __all__ = ["RepeatedArray"]
@@ -38,7 +40,8 @@ class RepeatedArray:
     def combined(self, other: RepeatedArray, function: Callable[[Array, Array], Array]) -> RepeatedArray:
         """`function`, element by element, of this and another one of the same shape."""
         times = tuple(map(math.gcd, self.times, other.times))
-        return RepeatedArray(function(self._repeated(times), other._repeated(times)), times)
+        with np.errstate(all="ignore"):
+            return RepeatedArray(function(self._repeated(times), other._repeated(times)), times)
 
     def reshape(self, shape: Sequence[int]) -> RepeatedArray:
         """In another shape, of as many elements: written out where the repeats are no longer those of whole axes."""
