@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from eqtune.errors import UnsupportedModelError  # noqa: E402
+from eqtune.errors import InputError, UnsupportedModelError  # noqa: E402
 from eqtune.frontends import load_model  # noqa: E402
 from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
@@ -60,7 +60,7 @@ def test_changed_buffers_come_in_and_go_out(exported: bool) -> None:
     before = [cache.kept.clone() for cache in module.cache]
     imported = load_model(torch.export.export(module, first)) if exported else load_model(module, example_inputs=first)
     assert [info.shape for info in imported.inputs] == [(1, 1, 8), (1,), *[(1, HEADS, PLACES, DEPTH)] * 2]
-    assert [info.name for info in imported.inputs[2:]] == ["state_cache_0_kept", "state_cache_1_kept"]
+    assert [info.name for info in imported.inputs] == ["x", "place", "state_cache_0_kept", "state_cache_1_kept"]
     state = [kept.numpy().copy() for kept in before]
     for x, place in (first, second):  # what goes out comes in again
         arrays = (x.numpy(), place.numpy(), *state)
@@ -125,3 +125,83 @@ def test_caches_of_hugging_face_are_looked_into(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(total, [5, 5, 5])
     assert kept.shape == (3, 3)
     assert len(cache.tensors[0]) == 2  # the user's own is as it was
+
+
+class Sub(torch.nn.Module):
+    def __init__(self, name: str, value: float) -> None:
+        super().__init__()
+        self.register_buffer(name, torch.full((2, 3), value))
+
+
+def test_names_that_look_alike_stay_apart() -> None:
+    class Alike(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.a_b = Sub("b_c", 1.0), Sub("c", 10.0)
+
+        def forward(self, x: Any, state: Any) -> Any:
+            self.a.b_c.add_(x)
+            self.a_b.c.mul_(2)
+            return self.a.b_c * state + self.a_b.c
+
+    imported = load_model(Alike(), example_inputs={"x": torch.ones(2, 3), "state": torch.ones(2, 3)})
+    assert [info.name for info in imported.inputs[:2]] == ["x", "state"]
+    one = np.ones((2, 3), np.float32)
+    result, first, second = run(imported, one, 2 * one, 3 * one, 10 * one)
+    np.testing.assert_array_equal(result, 28 * one)
+    np.testing.assert_array_equal(first, 4 * one)
+    np.testing.assert_array_equal(second, 20 * one)
+
+
+def test_buffers_that_modules_share_are_one() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = Sub("h", 1.0)
+            self.b = self.a
+
+        def forward(self, x: Any) -> Any:
+            self.a.h.add_(x)
+            return self.b.h * 2
+
+    imported = load_model(Tied(), example_inputs=(torch.ones(2, 3),))
+    assert len(imported.inputs) == 2
+    result, kept = run(imported, np.ones((2, 3), np.float32), np.full((2, 3), 4, np.float32))
+    np.testing.assert_array_equal(result, 2 * kept)
+    assert (kept == 5).all()
+
+
+def test_shapes_of_programs_with_state() -> None:
+    class Sum(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: Any) -> Any:
+            self.total += x.sum(0)
+            return x + self.total
+
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(Sum(), (torch.ones(4, 3),), dynamic_shapes=({0: batch},))
+    imported = load_model(program, shapes={"x": (5, 3)})
+    assert [info.shape for info in imported.inputs] == [(5, 3), (3,)]
+    result, total = run(imported, np.ones((5, 3), np.float32), np.zeros(3, np.float32))
+    np.testing.assert_array_equal(total, [5, 5, 5])
+    np.testing.assert_array_equal(result, np.full((5, 3), 6))
+    with pytest.raises(UnsupportedModelError, match="dimension"):
+        load_model(program)
+
+
+def test_caches_that_forget_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class DynamicCache:
+        def __init__(self, seen: int) -> None:
+            self.layers = [self]
+            self.keys, self.seen = torch.zeros(1, 2, 4, 8), seen
+
+        def get_seq_length(self) -> int:
+            return self.seen
+
+    DynamicCache.__module__, DynamicCache.__qualname__ = "transformers.cache_utils", "DynamicCache"
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    with pytest.raises(InputError, match="a cache of 4 words of 7"):
+        load_model(torch.nn.Identity(), example_inputs={"input": DynamicCache(7)})

@@ -138,3 +138,40 @@ def test_numbers_that_floats_do_not_survive_stay_where_they_are(number: float) -
 
     given = module(scaled, {"x": (2, 8), "y": (8, 40)})
     assert tvm_ffi.structural_equal(ScaleSmallerOperand()(given), given)
+
+
+def test_deep_models_are_passed_through() -> None:
+    def deep(emit: Emit, x: Any, cache: Any) -> Any:
+        for _ in range(1500):
+            cache = emit(op.nn.relu(cache))
+        return op.matmul(x, emit(op.multiply(cache, relax.const(2.0, "float32"))))
+
+    given = module(deep, {"x": (1, KEYS, 1, PLACES), "cache": (1, KEYS, PLACES, DEPTH)})
+    changed = ScaleSmallerOperand()(JoinSharedHeads()(given))
+    assert operators(changed).count("relax.nn.relu") == 1500
+
+
+def test_what_another_block_computes_stays_there() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, KEYS * GROUP, 1, PLACES), "float32"))
+    cache = relax.Var("cache", relax.TensorType((1, KEYS, PLACES, DEPTH), "float32"))
+    with builder.function("main", [x, cache]):
+        with builder.dataflow():
+            own = builder.emit(op.nn.relu(cache))
+            y = builder.emit_output(op.repeat(own, GROUP, 1))
+        builder.emit_func_output(builder.emit(op.matmul(x, y)))
+    changed = ScaleSmallerOperand()(JoinSharedHeads()(builder.get()))
+    relax.analysis.well_formed(changed)  # raises where it is not
+    np.testing.assert_allclose(outputs(changed), outputs(builder.get()), rtol=1e-5)
+
+
+def test_numbers_of_float16_stay_with_their_operand() -> None:
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType(shape, "float16")) for name, shape in (("x", (2, 8)), ("y", (8, 40))))
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            scaled = builder.emit(op.multiply(y, relax.const(1000.0, "float16")))
+            result = builder.emit_output(op.matmul(x, scaled))
+        builder.emit_func_output(result)
+    given = builder.get()
+    assert tvm_ffi.structural_equal(ScaleSmallerOperand()(given), given)

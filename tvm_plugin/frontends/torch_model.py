@@ -36,7 +36,7 @@ from .torch_converters import CONVERTERS, Converter
 from .torch_experts import EXPERT_DECOMPOSITIONS
 from .torch_nodes import array_of_torch, torch_of_array
 from .torch_order import EqualsInOrder
-from .torch_state import STATE, WithState, changed_buffers, decomposed, register_caches
+from .torch_state import WithState, changed_buffers, decomposed, register_caches
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
 
@@ -64,10 +64,16 @@ def from_module(
     name = type(module).__name__
     with _evaluating(module), _unchanged(module), quiet():
         program = _exported(module, arguments, keywords, name)
-        changed = changed_buffers(program)
+        strict = False
+        try:
+            changed = changed_buffers(program)
+        except UnsupportedModelError:  # buffers that several modules share
+            strict = True
+            program = _exported(module, arguments, keywords, name, strict)
+            changed = changed_buffers(program)
         if changed:
-            module = WithState(module, changed)
-            program = _exported(module, arguments, keywords | {STATE: module.state}, name)
+            module = WithState(module, changed, arguments, keywords)
+            program = _exported(module, module.arguments, module.keywords, name, strict)
 
     def evaluate(*arguments: Any, **keywords: Any) -> Any:
         with _evaluating(module):
@@ -95,11 +101,8 @@ def from_exported_program(
     with quiet():
         changed = [] if evaluate is not None else changed_buffers(program)
         if changed:
-            module = WithState(program.module(), changed)
-            arguments, keywords = program.example_inputs or ((), {})
-            program, evaluate = _exported(module, arguments, keywords | {STATE: module.state}, name), module
-    _check_signature(program)
-    with quiet():
+            program, evaluate, shapes = *_with_state(_specialised(program, shapes, name), changed, name), {}
+        _check_signature(program)
         static = _specialised(program, shapes, name)
         static = with_real_numbers(static, name) if has_complex_numbers(static) else static
         mod = _translated(*_translatable(static), name)
@@ -117,6 +120,7 @@ def quiet() -> Iterator[None]:
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)
         warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")  # LSTM, detectors
+        warnings.filterwarnings("ignore", "While compiling, we found certain side effects")  # buffers that change
         try:
             for handler in levels:
                 handler.setLevel(logging.CRITICAL)
@@ -126,11 +130,21 @@ def quiet() -> Iterator[None]:
                 handler.setLevel(level)
 
 
+def _with_state(
+    program: torch.export.ExportedProgram, changed: Sequence[str], name: str
+) -> tuple[torch.export.ExportedProgram, WithState]:
+    """A program that changes buffers, as one that takes and returns them; and what it was made of."""
+    if program.example_inputs is None:
+        raise UnsupportedModelError("the model changes its buffers, and its program holds no example inputs")
+    module = WithState(program.module(), changed, *program.example_inputs)
+    return _exported(module, module.arguments, module.keywords, name), module
+
+
 def _exported(
-    module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], name: str
+    module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], name: str, strict: bool = False
 ) -> torch.export.ExportedProgram:
     try:
-        return torch.export.export(module, arguments, keywords)
+        return torch.export.export(module, arguments, keywords, strict=strict)
     except Exception as error:  # the model's own code runs, which may raise anything
         foreign = re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", str(error))
         if foreign:
@@ -304,8 +318,8 @@ def _check_signature(program: torch.export.ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
             raise UnsupportedModelError(
-                f"the model changes {spec.target!r} when it runs; only models without state can be tuned "
-                "(was it exported in training mode? call model.eval() first)"
+                f"the model changes {spec.target!r} when it runs; buffers may change, but not inputs, parameters or "
+                "what norms keep (was it exported in training mode? call model.eval() first)"
             )
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT and not isinstance(spec.arg, torch.export.graph_signature.TensorArgument):

@@ -18,6 +18,9 @@ __all__ = ["ScaleSmallerOperand"]
 
 _BY_A_NUMBER = ("relax.multiply", "relax.divide")
 
+_WIDE = ("float32", "float64", "bfloat16")
+"""Types whose range any operand of a model survives a moderate number in: float16 ends at 65504."""
+
 
 @transform.module_pass(opt_level=0, name="ScaleSmallerOperand")
 class ScaleSmallerOperand:
@@ -34,7 +37,8 @@ class ScaleSmallerOperand:
 
 def _scale(function: relax.Function) -> relax.Function:
     values = {binding.var: binding.value for binding in top_level_bindings(function)}
-    if not any(_has_smaller_operand(value) for value in values.values()):
+    # What one block computes, another one may not see.
+    if len(function.body.blocks) > 1 or not any(_has_smaller_operand(value) for value in values.values()):
         return function
     return relax.analysis.remove_all_unused(_Scaler(values).visit_expr(function))
 
@@ -43,7 +47,7 @@ def _has_smaller_operand(value: Any) -> bool:
     if operator(value) != "relax.matmul" or not all(is_static_tensor(arg.ty) for arg in value.args):
         return False
     x, y = value.args
-    return "float" in str(x.ty.dtype) and math.prod(extents(x.ty)) < math.prod(extents(y.ty))
+    return str(x.ty.dtype) in _WIDE and math.prod(extents(x.ty)) < math.prod(extents(y.ty))
 
 
 @mutator

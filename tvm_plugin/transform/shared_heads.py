@@ -39,7 +39,8 @@ class JoinSharedHeads:
 
 def _join(function: relax.Function) -> relax.Function:
     values = {binding.var: binding.value for binding in top_level_bindings(function)}
-    if not any(_has_few_rows(value) for value in values.values()):
+    # What one block computes, another one may not see.
+    if len(function.body.blocks) > 1 or not any(_has_few_rows(value) for value in values.values()):
         return function
     return relax.analysis.remove_all_unused(_Joiner(values).visit_expr(function))
 
@@ -102,7 +103,9 @@ class _Joiner(PyExprMutator):
         if name == "relax.repeat" and value.attrs.axis is not None and is_static_tensor(value.args[0].ty):
             axis, source = int(value.attrs.axis) % value.ty.ndim, value.args[0]
             return _Repeated(lambda: self.visit_expr(source), tuple(extents(source.ty)), axis, int(value.attrs.repeats))
-        inner = self._repeated(value.args[0]) if value.args else None
+        by_number = name in _BY_NUMBERS and is_static_tensor(value.args[0].ty)
+        by_number = by_number and _is_number(value.args[1], value.args[0].ty.ndim)
+        inner = self._repeated(value.args[0]) if by_number or name == "relax.permute_dims" else None
         if inner is None:
             return None
         if name == "relax.permute_dims":
@@ -111,15 +114,13 @@ class _Joiner(PyExprMutator):
             return _Repeated(
                 lambda: self._emit(op.permute_dims(inner.source(), order)), shape, order.index(inner.axis), inner.times
             )
-        if name in _BY_NUMBERS and _is_number(value.args[1], len(inner.shape)):
-            number = value.args[1]
-            return _Repeated(
-                lambda: self._emit(relax.Call(value.op, [inner.source(), number], value.attrs)),
-                inner.shape,
-                inner.axis,
-                inner.times,
-            )
-        return None
+        number = value.args[1]
+        return _Repeated(
+            lambda: self._emit(relax.Call(value.op, [inner.source(), number], value.attrs)),
+            inner.shape,
+            inner.axis,
+            inner.times,
+        )
 
     def _reshaped(self, call: relax.Call) -> _Repeated | None:
         source, new = call.args[0], extents(call.ty)

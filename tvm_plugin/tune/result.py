@@ -172,14 +172,22 @@ class TuneResult:
 
         bfloat16 is that of `ml_dtypes`, or a tensor of PyTorch, which cannot make an array of it.
 
-        Raises SetupError when it was tuned for a device that is not here.
+        Raises SetupError when it was tuned for a device that is not here, InputError for another number of inputs than
+        the model takes, or what is no array.
         """
         if self._run is None:
             raise SetupError(
                 "the model was tuned for a device that is not here: load what `export` writes there, with "
                 "tvm.runtime.load_module, or build `result.mod` there"
             )
-        return self._run(*map(_as_array, inputs))
+        names = [str(parameter.name) for parameter in self.mod["main"].params]
+        arrays = [_as_array(given) for given in inputs]
+        if len(arrays) != len(names):
+            raise InputError(f"the model takes {len(names)} inputs ({', '.join(names)}), not {len(arrays)}")
+        for name, array in zip(names, arrays, strict=True):
+            if array.dtype.kind == "O":
+                raise InputError(f"the input {name} is no array; give the tensors that it holds one by one")
+        return self._run(*arrays)
 
     def export(self, path: str | os.PathLike[str], compiler: str | None = None) -> Path:
         """Write the executable as a shared library that `tvm.runtime.load_module` loads. Returns the path.
