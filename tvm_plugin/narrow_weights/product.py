@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax, te, tirx
 
+from ..operators import register_operator
 from ..search.space.narrow_weights import GROUP_PRODUCTS, TOTALS
 from ..transform.constants import constant_of, is_static_tensor
 from ..transform.functions import extents
@@ -88,12 +88,4 @@ def _decoded(word: Any, position: int, bits: int) -> Any:
     return tirx.reinterpret("float32", (moved & tirx.const(mask, "uint32")) | tirx.const(_ONE, "uint32"))
 
 
-def _register() -> None:
-    if OPERATOR in ir.Op.list_op_names():
-        return
-    tvm_ffi.get_global_func("ir.RegisterOp")(OPERATOR, "A product by weights of 8 bits or fewer.")
-    for name, value in {"FInferType": _infer_type, "FLegalize": _legalize, "FPurity": True}.items():
-        ir.register_op_attr(OPERATOR, name, value)
-
-
-_register()
+register_operator(OPERATOR, "A product by weights of 8 bits or fewer.", _infer_type, _legalize)

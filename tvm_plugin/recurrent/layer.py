@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax
 from tvm.target import Target
 
 from ..gpu_machine import is_gpu
+from ..operators import register_operator
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
 
@@ -179,12 +179,4 @@ def _legalize(builder: relax.BlockBuilder, call: relax.Call) -> Any:
     return builder.call_te(recurrent_loop(layer, target), *call.args, primfunc_name_hint=layer.cell.lower())
 
 
-def _register() -> None:
-    if OPERATOR in ir.Op.list_op_names():
-        return
-    tvm_ffi.get_global_func("ir.RegisterOp")(OPERATOR, "All steps of a recurrent layer.")
-    for name, value in {"FInferType": _infer_type, "FLegalize": _legalize, "FPurity": True}.items():
-        ir.register_op_attr(OPERATOR, name, value)
-
-
-_register()
+register_operator(OPERATOR, "All steps of a recurrent layer.", _infer_type, _legalize)
