@@ -80,6 +80,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "three more words": ({"new": 3, "kept": 16, "total": 16}, (12,)),
     "two sequences": ({"new": 1, "kept": 16, "total": 17, "batch": 2}, (17, 11)),
     "the first words": ({"new": 8, "kept": 16, "total": 8}, (8,)),
+    "the first words, fewer in one": ({"new": 8, "kept": 8, "total": 8, "batch": 2}, (8, 5)),
     "packed": ({"new": 1, "kept": 16, "total": 17, "packed": True, "rotary_interleaved": 1}, (17,)),
     "a window": ({"new": 1, "kept": 16, "total": 17, "local_window_size": 5}, (17,)),
     "not turned": ({"new": 2, "kept": 15, "total": 17, "do_rotary": 0, "scale": 0.3}, (17,)),
@@ -113,7 +114,7 @@ def test_what_onnx_runtime_refuses_to_run_is_one_error() -> None:
 def test_a_generated_decoder_is_tuned(tmp_path: Any) -> None:
     """A table and products of 4 bits, norms with a skip connection, and a cache: what model builders write."""
     rng = np.random.default_rng(0)
-    width, words, kept = HEADS * WIDTH, 96, 24
+    width, words, kept = HEADS * WIDTH, 4096, 24
     constants = NUMBERS | rotations()
 
     def weights(name: str, columns: int, places: int) -> list[str]:
@@ -153,12 +154,12 @@ def test_a_generated_decoder_is_tuned(tmp_path: Any) -> None:
             domain=DOMAIN,
             epsilon=1e-5,
         ),
-        product("logits", "again", words * 3, width),
+        product("logits", "again", words, width),
     ]
     cache = dict.fromkeys(("old_k", "old_v"), (1, SHARED, kept, WIDTH))
     inputs = {"words": (1, 1), "mask": (1, kept + 1), **cache}
     grown = (1, SHARED, kept + 1, WIDTH)
-    outputs = {"logits": (1, 1, words * 3), "new_k": grown, "new_v": grown}
+    outputs = {"logits": (1, 1, words), "new_k": grown, "new_v": grown}
     path = tmp_path / "decoder.onnx"
     onnx.save(model(nodes, inputs, outputs, constants), path)
     result = eqtune.tune_model(path, work_dir=tmp_path / "work", trials=4, seed=0, progress=False)

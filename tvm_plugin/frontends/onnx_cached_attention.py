@@ -48,9 +48,9 @@ def _convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Con
     heads, shared = int(attrs["num_heads"]), int(attrs["kv_num_heads"])
     if key is None:  # one tensor holds all three
         width = extents(query.ty)[-1] // (heads + 2 * shared)
-        ends = [heads * width, (heads + shared) * width, (heads + 2 * shared) * width]
+        cuts = [heads * width, (heads + shared) * width, (heads + 2 * shared) * width]
         query, key, value = (
-            bb.emit(op.strided_slice(query, [2], [begin], [end])) for begin, end in zip([0, *ends], ends, strict=False)
+            bb.emit(op.strided_slice(query, [2], [begin], [end])) for begin, end in zip([0, *cuts], cuts, strict=False)
         )
     query, key, value = (
         split_heads(bb.emit, x, count) for x, count in ((query, heads), (key, shared), (value, shared))
@@ -60,10 +60,10 @@ def _convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Con
     kept = 0 if old_key is None else extents(old_key.ty)[2]
     places = max(asked, kept)
     is_first = count == asked
+    ends = bb.emit(op.reshape(bb.emit(op.astype(lengths, "int64")), [batch, 1]))
     start: Any = constant_of(np.zeros((batch, 1), np.int64))
     if not is_first:
-        numbers = bb.emit(op.reshape(bb.emit(op.astype(lengths, "int64")), [batch, 1]))
-        start = bb.emit(op.clip(bb.emit(op.add(numbers, relax.const(1 - count, "int64"))), 0, places - count))
+        start = bb.emit(op.clip(bb.emit(op.add(ends, relax.const(1 - count, "int64"))), 0, places - count))
     own = bb.emit(op.add(start, constant_of(np.arange(count, dtype=np.int64)[None])))
     if attrs.get("do_rotary", 0):
         tables = [own if positions is None else positions, cosines, sines]
@@ -78,6 +78,9 @@ def _convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Con
     numbers = constant_of(np.arange(places, dtype=np.int64).reshape(1, 1, 1, places))
     own = bb.emit(op.reshape(own, [batch, 1, count, 1]))
     counted = bb.emit(op.less_equal(numbers, own))
+    if is_first:  # shorter sequences of a batch end earlier
+        there = bb.emit(op.less_equal(numbers, bb.emit(op.reshape(ends, [batch, 1, 1, 1]))))
+        counted = bb.emit(op.logical_and(counted, there))
     window = int(attrs.get("local_window_size", -1))
     if window > 0:
         first = bb.emit(op.subtract(own, relax.const(window, "int64")))
