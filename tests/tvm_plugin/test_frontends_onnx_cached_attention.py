@@ -83,6 +83,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "the first words, fewer in one": ({"new": 8, "kept": 8, "total": 8, "batch": 2}, (8, 5)),
     "packed": ({"new": 1, "kept": 16, "total": 17, "packed": True, "rotary_interleaved": 1}, (17,)),
     "a window": ({"new": 1, "kept": 16, "total": 17, "local_window_size": 5}, (17,)),
+    "a softcap": ({"new": 2, "kept": 16, "total": 18, "softcap": 0.7}, (18,)),
     "not turned": ({"new": 2, "kept": 15, "total": 17, "do_rotary": 0, "scale": 0.3}, (17,)),
 }
 
@@ -98,7 +99,7 @@ def test_attention_with_a_cache(case: str) -> None:
         np.testing.assert_allclose(one, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("attributes", [{"softcap": 30.0}, {"smooth_softmax": 1}])
+@pytest.mark.parametrize("attributes", [{"smooth_softmax": 1}, {"sliding_window_cache": 1}])
 def test_what_is_not_imported_is_named(attributes: dict[str, Any]) -> None:
     (name,) = attributes
     with pytest.raises(eqtune.errors.UnsupportedModelError, match=f"GroupQueryAttention with {name} cannot"):

@@ -27,6 +27,7 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     zero_without_keys: bool = False,
+    softcap: float = 0.0,
 ) -> relax.Expr:
     """softmax(scale * query @ key^T + mask) @ value, of [..., heads, places, width].
 
@@ -44,6 +45,8 @@ def attention(
         One over the root of the width unless given.
     zero_without_keys : bool
         Rows for which the mask leaves no place are zero, as in PyTorch, not NaN.
+    softcap : float
+        Scores s become softcap * tanh(s / softcap), before the mask; 0 leaves them.
 
     Raises
     ------
@@ -61,6 +64,9 @@ def attention(
     scores = emit(op.matmul(query, transposed, out_dtype=dtype))
     scores = emit(op.reshape(scores, [*batch, length, places])) if shared > 1 else scores
     scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
+    if softcap:
+        scores = emit(op.tanh(emit(op.multiply(scores, relax.const(1.0 / softcap, dtype)))))
+        scores = emit(op.multiply(scores, relax.const(softcap, dtype)))
     if causal:
         blocked = np.triu(np.full((length, places), -math.inf), 1).astype(numpy_dtype(dtype))
         scores = emit(op.add(scores, constant_of(blocked)))

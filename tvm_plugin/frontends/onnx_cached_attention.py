@@ -26,22 +26,25 @@ __all__ = ["CACHED_ATTENTION"]
 
 _NAME = "GroupQueryAttention"
 
+_READ = frozenset(
+    {"num_heads", "kv_num_heads", "do_rotary", "rotary_interleaved", "scale", "softcap", "local_window_size"}
+    | {"qk_norm_epsilon", "tvm_custom"}  # of norms that are inputs, which are refused; of TVM's importer
+)
+
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "causal": (1,),
     "k_quant_type": ("NONE",),
-    "kv_cache_bit_width": (0,),
-    "qk_output": (0,),
     "smooth_softmax": (0, -1),
-    "softcap": (0.0,),
     "v_quant_type": ("NONE",),
 }
-"""Attributes that must be as they are unless given, which ONNX Runtime writes out when it saves a model."""
+"""What other attributes are where nobody gives them; ONNX Runtime writes them out when it saves a model. Those that are
+not here are zero."""
 
 
 def _convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Tuple:
     query, key, value, old_key, old_value, lengths, total, cosines, sines, positions, bias, *more = padded(inputs, 14)
     given = {name: text_of(value) if isinstance(value, bytes) else value for name, value in attrs.items()}
-    beyond = [name for name, plain in _PLAIN.items() if given.get(name, plain[0]) not in plain]
+    beyond = sorted(name for name in given.keys() - _READ if given[name] not in _PLAIN.get(name, (0,)))
     beyond += ["another input"] * any(tensor is not None for tensor in more)
     if beyond:
         raise UnsupportedModelError(f"{_NAME} with {', '.join(beyond)} cannot be imported")
@@ -89,7 +92,8 @@ def _convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Con
     if bias is not None:
         low = relax.const(float(np.finfo(numpy_dtype(str(query.ty.dtype))).min), str(query.ty.dtype))
         mask = bb.emit(op.where(counted, bias, low))
-    result = attention(bb.emit, query, keys, values, mask, scale=float(attrs.get("scale", 0.0)) or None)
+    scale, softcap = float(attrs.get("scale", 0.0)) or None, float(attrs.get("softcap", 0.0))
+    result = attention(bb.emit, query, keys, values, mask, scale=scale, softcap=softcap)
     return relax.Tuple([join_heads(bb.emit, result), keys, values])
 
 
