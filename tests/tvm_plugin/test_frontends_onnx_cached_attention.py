@@ -99,9 +99,9 @@ def test_attention_with_a_cache(case: str) -> None:
         np.testing.assert_allclose(one, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("attributes", [{"smooth_softmax": 1}, {"sliding_window_cache": 1}])
+@pytest.mark.parametrize("attributes", [{"smooth_softmax": 1}, {"sliding_window_cache": 1, "local_window_size": 8}])
 def test_what_is_not_imported_is_named(attributes: dict[str, Any]) -> None:
-    (name,) = attributes
+    name = next(iter(attributes))
     with pytest.raises(eqtune.errors.UnsupportedModelError, match=f"GroupQueryAttention with {name} cannot"):
         load_model(attention(1, 16, 17, **attributes))
 
