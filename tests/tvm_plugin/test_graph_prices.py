@@ -267,6 +267,19 @@ def test_a_candidate_that_does_not_run_is_priced_by_the_estimate(tmp_path: Path)
         assert math.isfinite(failing([kernel()])[0])
 
 
+def test_a_kernel_of_one_number_takes_no_second(tmp_path: Path) -> None:
+    """No sketch schedules it, or says how long it takes."""
+    builder = relax.BlockBuilder()
+    count = relax.Var("count", relax.TensorType((), "float32"))
+    with builder.function("main", [count]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.add(count, relax.const(1.0, "float32")))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), detect_target(1)))
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        assert 0 < source(database, None).guess_s(task) < 1e-6
+
+
 @pytest.mark.slow
 def test_prices_are_measured_without_running_the_untuned_kernel() -> None:
     task = kernel()

@@ -13,6 +13,7 @@ import numpy as np
 from ..measure.base import Measurer, Price, Pricer
 from ..records import Context, RecordDatabase
 from ..search.space.base import Decision, Space
+from ..search.space.memory_bound.stages import UntouchedSketch
 from ..search.strategies.moves import Moves
 from ..tasks.task import Task
 
@@ -28,6 +29,9 @@ CANDIDATES = 3
 
 CHUNK = 8
 """Kernels that are priced together: enough to keep all cores compiling, few enough to stop in time..."""
+
+SERIAL_S = 1e-9
+"""What a byte or an operation takes, roughly, where no sketch says so: sorting, running sums, kernels of one number."""
 
 FIRST_CHUNK = 2
 """... and how many where time is short and nobody knows yet how long one takes."""
@@ -144,7 +148,12 @@ class KernelPrices:
 
     def _estimate(self, task: Task) -> tuple[list[Decision], float]:
         if task.workload_hash not in self._estimated:
-            self._estimated[task.workload_hash] = defaults(self.space(task))
+            decisions, estimate_s = defaults(self.space(task))
+            if [decision.sketch for decision in decisions] == [
+                UntouchedSketch.name
+            ]:  # no sketch says how long it takes
+                estimate_s = SERIAL_S * (task.bytes_moved + task.operations)
+            self._estimated[task.workload_hash] = decisions, estimate_s
         return self._estimated[task.workload_hash]
 
     def _measure(self, tasks: Sequence[Task]) -> list[Task]:
