@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.models import timed_s
-from benchmarks.output import report
+from benchmarks.output import comparison, report
 from benchmarks.peers.timing import alternating, in_own_process
 
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,16 +61,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
             same = {"name": name, "threads": args.threads, "seed": args.seed, "dtype": args.dtype}
             runs[peer] = partial(in_own_process, peer_module, **same, **options)
         timed = alternating(runs, args.rounds, args.threads)
-    return {
-        "model": name,
-        **{f"{peer}_ms": one.latency_s * 1e3 for peer, one in timed.items()},
-        **{f"vs_{peer}": timed[peer].latency_s / timed["eqtune"].latency_s for peer in args.peers},
-        "rel_err": result.max_rel_error,
-        "tune_s": tune_s,
-        "trials": sum(task.trials for task in result.tasks),
-        "kernels": len(result.tasks),
-        **{f"{peer}_start_ns": one.start_ns for peer, one in timed.items()},
-    }
+    return comparison(name, result, tune_s, timed, args.peers)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.architecture_modules import GatedDecoder
 from benchmarks.models import timed_s
-from benchmarks.output import report
+from benchmarks.output import comparison, report
 from benchmarks.peers.timing import alternating, in_own_process
 
 PEER = "benchmarks.peers.onnxruntime_file"
@@ -42,10 +42,9 @@ def export(directory: Path, args: argparse.Namespace) -> tuple[dict[str, Path], 
 
     torch.manual_seed(args.seed)
     queries = args.width // HEAD
-    module = GatedDecoder(
-        args.width, args.layers, args.words, args.places, queries, max(1, queries // 4), args.hidden
-    ).eval()
-    shape = (1, max(1, queries // 4), args.places - 1, HEAD)
+    keys = queries // 4
+    module = GatedDecoder(args.width, args.layers, args.words, args.places, queries, keys, args.hidden).eval()
+    shape = (1, keys, args.places - 1, HEAD)
     inputs = (torch.randint(0, args.words, (1, 1)), [torch.randn(shape) for _ in range(2 * args.layers)])
     plain = directory / "float.onnx"
     with contextlib.redirect_stdout(io.StringIO()):
@@ -85,16 +84,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             given = {"path": str(path), "inputs": str(Path(directory) / "inputs.npz"), "threads": args.threads}
             runs[name] = partial(in_own_process, PEER, **given)
         timed = alternating(runs, args.rounds, args.threads)
-    return {
-        "model": f"decoder-step-{args.bits}-bits",
-        **{f"{name}_ms": one.latency_s * 1e3 for name, one in timed.items()},
-        **{f"vs_{name}": timed[name].latency_s / timed["eqtune"].latency_s for name in paths},
-        "rel_err": result.max_rel_error,
-        "tune_s": tune_s,
-        "trials": sum(task.trials for task in result.tasks),
-        "kernels": len(result.tasks),
-        **{f"{name}_start_ns": one.start_ns for name, one in timed.items()},
-    }
+    return comparison(f"decoder-step-{args.bits}-bits", result, tune_s, timed, paths)
 
 
 def main() -> None:
@@ -114,7 +104,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-q", "--quiet", action="store_true")
     parser.add_argument("--json", metavar="FILE", help="write the row here")
-    report((measure(args) for args in [parser.parse_args()]), parser.parse_args().json)
+    args = parser.parse_args()
+    if args.width % (4 * HEAD):
+        parser.error(f"--width must be a multiple of {4 * HEAD}, not {args.width}")
+    report([measure(args)], args.json)
 
 
 if __name__ == "__main__":

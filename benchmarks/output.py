@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["report", "table", "write"]
+__all__ = ["comparison", "report", "table", "write"]
+
+
+def comparison(
+    model: str, result: Any, tune_s: float, timed: Mapping[str, Any], peers: Iterable[str]
+) -> dict[str, Any]:
+    """The row of a tuned model (`TuneResult`) that took turns with others; it is "eqtune" in `timed`."""
+    return {
+        "model": model,
+        **{f"{name}_ms": one.latency_s * 1e3 for name, one in timed.items()},
+        **{f"vs_{peer}": timed[peer].latency_s / timed["eqtune"].latency_s for peer in peers},
+        "rel_err": result.max_rel_error,
+        "tune_s": tune_s,
+        "trials": sum(task.trials for task in result.tasks),
+        "kernels": len(result.tasks),
+        **{f"{name}_start_ns": one.start_ns for name, one in timed.items()},
+    }
 
 
 def report(rows: Iterable[dict[str, Any]], path: str | None) -> None:

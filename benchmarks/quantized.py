@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.models import timed_s
-from benchmarks.output import report
+from benchmarks.output import comparison, report
 from benchmarks.peers.timing import alternating, in_own_process
 
 PEER = "benchmarks.peers.onnxruntime_model"
@@ -90,17 +90,8 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, Any]:
             args.rounds,
             args.threads,
         )
-    return {
-        "model": model,
-        **{f"{name}_ms": one.latency_s * 1e3 for name, one in timed.items()},
-        "vs_onnxruntime": timed["onnxruntime"].latency_s / timed["eqtune"].latency_s,
-        "rel_err": result.max_rel_error,
-        "tune_s": tune_s,
-        "trials": sum(task.trials for task in result.tasks),
-        "kernels": len(result.tasks),
-        "kernels_ms": sum(task.calls * task.latency_s for task in result.tasks) * 1e3,
-        **{f"{name}_start_ns": one.start_ns for name, one in timed.items()},
-    }
+    kernels_s = sum(task.calls * task.latency_s for task in result.tasks)
+    return comparison(model, result, tune_s, timed, ["onnxruntime"]) | {"kernels_ms": kernels_s * 1e3}
 
 
 def main() -> None:

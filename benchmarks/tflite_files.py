@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import timed_s
-from benchmarks.output import report
+from benchmarks.output import comparison, report
 from benchmarks.peers.timing import alternating, in_own_process
 
 PEER = "benchmarks.peers.litert_model"
@@ -49,15 +49,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         args.rounds,
         args.threads,
     )
-    return {
-        "model": path.stem,
-        **{f"{name}_ms": one.latency_s * 1e3 for name, one in timed.items()},
-        "vs_litert": timed["litert"].latency_s / timed["eqtune"].latency_s,
-        "rel_err": result.max_rel_error,
-        "tune_s": tune_s,
-        "kernels": len(result.tasks),
-        **{f"{name}_start_ns": one.start_ns for name, one in timed.items()},
-    }
+    return comparison(path.stem, result, tune_s, timed, ["litert"])
 
 
 def main() -> None:

@@ -107,15 +107,18 @@ def _matmul_nbits(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Conv
         raise UnsupportedModelError("MatMulNBits whose places are in another order (g_idx) cannot be imported")
     codes = _codes("MatMulNBits", packed, bits).reshape(columns, blocks, -1)[..., :size]
     zero = _zeros("MatMulNBits", zeros, bits, (columns, blocks))
-    weights = _dequantized(bb, constant_of(np.ascontiguousarray(codes)), scales, zero, (columns, blocks, 1))
+    zero, scales = (
+        given if isinstance(given, float) else bb.emit(op.reshape(given, [columns, blocks, 1]))
+        for given in (zero, scales)
+    )
+    weights = _dequantized(bb, constant_of(np.ascontiguousarray(codes)), scales, zero)
     weights = bb.emit(op.reshape(weights, [columns, blocks * size]))
     if blocks * size > places:
         weights = bb.emit(op.strided_slice(weights, [1], [0], [places]))
-    dtype = str(x.ty.dtype)
-    x = x if dtype == "float32" else bb.emit(op.astype(x, "float32"))
-    result = bb.emit(op.matmul(x, bb.emit(op.permute_dims(weights, [1, 0]))))
+    result = bb.emit(op.matmul(_in_float32(bb, x), bb.emit(op.permute_dims(weights, [1, 0]))))
     if bias is not None:
-        result = bb.emit(op.add(result, bias if dtype == "float32" else bb.emit(op.astype(bias, "float32"))))
+        result = bb.emit(op.add(result, _in_float32(bb, bias)))
+    dtype = str(x.ty.dtype)
     return result if dtype == "float32" else op.astype(result, dtype)
 
 
@@ -139,12 +142,10 @@ def _gather_block_quantized(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any
 
     rows = [*extents(indices.ty), *shape[1:]]
     found = bb.emit(op.reshape(taken(constant_of(filled)), [*rows, size]))
-    zero = zero if isinstance(zero, float) else constant_of(zero)
-    known = zero if isinstance(zero, float) else bb.emit(op.reshape(taken(zero), [*rows, 1]))
-    values = bb.emit(op.astype(found, "float32"))
-    shifted = bb.emit(op.subtract(values, relax.const(known, "float32") if isinstance(known, float) else known))
-    factors = bb.emit(op.astype(bb.emit(op.reshape(taken(scales), [*rows, 1])), "float32"))
-    result = bb.emit(op.reshape(bb.emit(op.multiply(shifted, factors)), [*rows[:-1], rows[-1] * size]))
+    known, factors = (
+        given if isinstance(given, float) else bb.emit(op.reshape(taken(given), [*rows, 1])) for given in (zero, scales)
+    )
+    result = bb.emit(op.reshape(_dequantized(bb, found, factors, known), [*rows[:-1], rows[-1] * size]))
     if rows[-1] * size > width:
         result = bb.emit(op.strided_slice(result, [len(rows) - 1], [0], [width]))
     return op.astype(result, str(scales.ty.dtype))
@@ -174,8 +175,8 @@ def _unpacked(array: Array, bits: int) -> Array:
     return np.stack(parts, -1).reshape(*array.shape[:-1], -1)
 
 
-def _zeros(name: str, zeros: Any, bits: int, shape: tuple[int, ...]) -> Array | float:
-    """The zero of each block, in float32; without any, the middle of what codes can be."""
+def _zeros(name: str, zeros: Any, bits: int, shape: tuple[int, ...]) -> Any:
+    """The zero of each block, a constant of float32; without any, a number, the middle of what codes can be."""
     if zeros is None:
         return float(2 ** (bits - 1))
     if not isinstance(zeros, ir.GenericConst):
@@ -183,17 +184,18 @@ def _zeros(name: str, zeros: Any, bits: int, shape: tuple[int, ...]) -> Array | 
     array = array_of(zeros)
     if array.dtype == np.uint8 and bits < 8:
         array = _unpacked(array.reshape(*shape[:-1], -1), bits)[..., : shape[-1]]
-    return np.ascontiguousarray(array.reshape(shape)).astype(np.float32)
+    return constant_of(np.ascontiguousarray(array.reshape(shape)).astype(np.float32))
 
 
-def _dequantized(bb: Any, codes: Any, scales: Any, zeros: Array | float, shape: tuple[int, ...]) -> Any:
-    """scales * (codes - zeros), in float32; scales and zeros have the shape."""
-    known = relax.const(zeros, "float32") if isinstance(zeros, float) else constant_of(zeros.reshape(shape))
+def _dequantized(bb: Any, codes: Any, scales: Any, zeros: Any) -> Any:
+    """scales * (codes - zeros), in float32; zeros may be a number."""
+    known = relax.const(zeros, "float32") if isinstance(zeros, float) else zeros
     shifted = bb.emit(op.subtract(bb.emit(op.astype(codes, "float32")), known))
-    factors = bb.emit(op.reshape(scales, list(shape)))
-    if str(factors.ty.dtype) != "float32":
-        factors = bb.emit(op.astype(factors, "float32"))
-    return bb.emit(op.multiply(shifted, factors))
+    return bb.emit(op.multiply(shifted, _in_float32(bb, scales)))
+
+
+def _in_float32(bb: Any, x: Any) -> Any:
+    return x if str(x.ty.dtype) == "float32" else bb.emit(op.astype(x, "float32"))
 
 
 NARROW_WEIGHTS = {

@@ -19,6 +19,7 @@ __all__ = [
     "array_of",
     "constant_of",
     "copy_into",
+    "is_number",
     "is_static_tensor",
     "tensor_of",
 ]
@@ -47,6 +48,12 @@ def is_static_tensor(ty: Any) -> bool:
         and all(isinstance(extent, tirx.IntImm) for extent in ty.shape.values)
         and str(ty.dtype) in _DTYPES
     )
+
+
+def is_number(expr: Any, most_axes: int) -> bool:
+    """Whether it is a constant of one element, with so many axes at most: beside a tensor of these it adds none."""
+    is_constant = isinstance(expr, ir.GenericConst) and is_static_tensor(expr.ty)
+    return is_constant and expr.ty.ndim <= most_axes and math.prod(map(int, expr.ty.shape.values)) == 1
 
 
 def array_of(constant: ir.GenericConst) -> Array:

@@ -118,6 +118,7 @@ class _Stored:
 
     def __init__(self, values: Mapping[relax.Var, Any], constants: WeightValues) -> None:
         self._values, self._constants = values, constants
+        self._affines: dict[relax.Var, _Affine | None] = {}
         self._found: dict[relax.Var, NarrowWeights | None] = {}
 
     def holds(self, var: Any) -> bool:
@@ -135,6 +136,13 @@ class _Stored:
 
     def _affine(self, expr: Any) -> _Affine | None:
         """The expression as codes; None where it is something else."""
+        if not isinstance(expr, relax.Var):
+            return self._made_of_codes(expr)
+        if expr not in self._affines:
+            self._affines[expr] = self._made_of_codes(expr)
+        return self._affines[expr]
+
+    def _made_of_codes(self, expr: Any) -> _Affine | None:
         if not is_static_tensor(expr.ty):
             return None
         dtype = str(expr.ty.dtype)

@@ -10,7 +10,7 @@ from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .constants import array_of, constant_of, is_static_tensor
+from .constants import array_of, constant_of, is_number, is_static_tensor
 from .functions import extents, map_functions, operator, top_level_bindings
 from .simplify_shapes import RESHAPES, permutation_of
 
@@ -71,7 +71,7 @@ class _Scaler(PyExprMutator):
         if not isinstance(value, relax.Call) or not is_static_tensor(value.ty):
             return None
         name = operator(value)
-        if name in _BY_A_NUMBER and isinstance(value.args[0], relax.Var) and _is_number(value.args[1], value.args[0]):
+        if name in _BY_A_NUMBER and isinstance(value.args[0], relax.Var) and _is_moderate(value.args[1], value.args[0]):
             return (lambda: self.visit_expr(value.args[0])), value
         inner = self._unscaled(value.args[0]) if name in RESHAPES or name == "relax.permute_dims" else None
         if inner is None:
@@ -85,10 +85,8 @@ class _Scaler(PyExprMutator):
         return self.builder_.emit(self.builder_.normalize(value))
 
 
-def _is_number(operand: Any, beside: Any) -> bool:
-    """Whether it is one constant number, which adds no axes, and which the range of floats survives."""
-    if not isinstance(operand, ir.GenericConst) or not all(is_static_tensor(given.ty) for given in (operand, beside)):
-        return False
-    if math.prod(extents(operand.ty)) != 1 or operand.ty.ndim > beside.ty.ndim:
+def _is_moderate(operand: Any, beside: Any) -> bool:
+    """Whether it is one constant number beside a tensor, which the range of floats survives."""
+    if not is_static_tensor(beside.ty) or not is_number(operand, beside.ty.ndim):
         return False
     return 1e-6 < abs(float(array_of(operand).reshape(-1)[0])) < 1e6

@@ -11,7 +11,7 @@ from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .constants import is_static_tensor
+from .constants import is_number, is_static_tensor
 from .functions import extents, map_functions, operator, top_level_bindings
 from .simplify_shapes import RESHAPES, permutation_of
 
@@ -104,7 +104,7 @@ class _Joiner(PyExprMutator):
             axis, source = int(value.attrs.axis) % value.ty.ndim, value.args[0]
             return _Repeated(lambda: self.visit_expr(source), tuple(extents(source.ty)), axis, int(value.attrs.repeats))
         by_number = name in _BY_NUMBERS and is_static_tensor(value.args[0].ty)
-        by_number = by_number and _is_number(value.args[1], value.args[0].ty.ndim)
+        by_number = by_number and is_number(value.args[1], value.args[0].ty.ndim)
         inner = self._repeated(value.args[0]) if by_number or name == "relax.permute_dims" else None
         if inner is None:
             return None
@@ -149,9 +149,3 @@ def _axis_of(old: list[int], first: int, last: int, new: list[int]) -> int | Non
     """The axis of the new shape that the axes from `first` to `last` of the old one become; None where none does."""
     before, extent = math.prod(old[:first]), math.prod(old[first : last + 1])
     return next((a for a, n in enumerate(new) if n == extent > 1 and math.prod(new[:a]) == before), None)
-
-
-def _is_number(operand: Any, rank: int) -> bool:
-    """Whether it is one constant number, beside what has so many axes."""
-    is_constant = isinstance(operand, ir.GenericConst) and is_static_tensor(operand.ty)
-    return is_constant and operand.ty.ndim <= rank and math.prod(extents(operand.ty)) == 1

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,10 @@ class TuneResult:
             )
         return self._executable
 
+    @cached_property
+    def _input_names(self) -> list[str]:
+        return [str(parameter.name) for parameter in self.mod["main"].params]
+
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Run the tuned model on numpy arrays; returns its outputs, in order.
 
@@ -180,8 +185,7 @@ class TuneResult:
                 "the model was tuned for a device that is not here: load what `export` writes there, with "
                 "tvm.runtime.load_module, or build `result.mod` there"
             )
-        names = [str(parameter.name) for parameter in self.mod["main"].params]
-        arrays = [_as_array(given) for given in inputs]
+        names, arrays = self._input_names, [_as_array(given) for given in inputs]
         if len(arrays) != len(names):
             raise InputError(f"the model takes {len(names)} inputs ({', '.join(names)}), not {len(arrays)}")
         for name, array in zip(names, arrays, strict=True):
