@@ -14,7 +14,7 @@ from tvm.s_tir import ScheduleError
 from ..analysis import Kernel
 from ..base import Knob
 from ..contraction.dot_sketch import has_strides
-from ..contraction.plan import make_plans
+from ..contraction.planning import make_plans
 from ..contraction.sketch import TiledContraction
 from ..contraction.tiled import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 from ..features import feature_table

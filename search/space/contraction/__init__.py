@@ -8,7 +8,7 @@ from ..analysis import Kernel
 from ..base import Sketch
 from ..hardware import Hardware
 from .dot_sketch import DotContraction, dot_sketches
-from .plan import make_plans, spread_plan
+from .planning import make_plans, spread_plan
 from .sketch import TiledContraction, spans_groups
 from .split_sum import SplitContraction, split_sketches
 

@@ -17,7 +17,7 @@ from ..features import FEATURES
 from ..hardware import Hardware
 from .dot import DotPlan, dot_plan, schedule_dots
 from .dot_intrinsics import find_dot_product
-from .plan import make_plans
+from .planning import make_plans
 from .sketch import TiledContraction
 from .tiled import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 

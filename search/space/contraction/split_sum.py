@@ -20,7 +20,8 @@ from tvm.s_tir import Schedule, ScheduleError
 from ..access import Axis
 from ..analysis import Contraction, Kernel, analyze
 from ..hardware import Hardware
-from .plan import Plan, make_plans
+from .plan import Plan
+from .planning import make_plans
 from .sketch import TiledContraction
 from .tiled import schedule_copy, schedule_tiles, split_lanes
 
