@@ -145,8 +145,11 @@ class ModelRunner:
 
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Outputs in order; tuples of outputs are flattened."""
-        arguments = self.prepare(inputs)
-        return self._pool.submit(lambda: [tensor.numpy() for tensor in flat_tensors(self._main(*arguments))]).result()
+        return [tensor.numpy() for tensor in self.on_tensors(self.prepare(inputs))]
+
+    def on_tensors(self, tensors: Sequence[Any]) -> list[Any]:
+        """The outputs as tensors on the device, of inputs that `prepare` could have given."""
+        return self._pool.submit(lambda: flat_tensors(self._main(*tensors))).result()
 
     def prepare(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
         """The inputs as tensors on the device."""

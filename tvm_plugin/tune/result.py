@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 from numpy.typing import NDArray
 
 from ..errors import InputError, SetupError
 from ..files import replacing
 from ..report.summary import RunSummary
 from ..report.table import closing_lines, kernel_table
-from ..runtime import export_library, first_line, linker_of
+from ..runtime import ModelRunner, export_library, first_line, linker_of
 
 __all__ = ["KernelsResult", "TaskResult", "TuneResult"]
 
@@ -138,7 +139,7 @@ class TuneResult:
     summary: RunSummary
     _target: Any = None
     _executable: Any = None
-    _run: Callable[..., list[NDArray[Any]]] | None = None
+    _run: ModelRunner | None = None
 
     def __str__(self) -> str:
         return kernel_table(self.summary)
@@ -180,18 +181,38 @@ class TuneResult:
         Raises SetupError when it was tuned for a device that is not here, InputError for another number of inputs than
         the model takes, or what is no array.
         """
+        run, arrays = self._runner(len(inputs)), [_as_array(given) for given in inputs]
+        for name, array in zip(self._input_names, arrays, strict=True):
+            if array.dtype.kind == "O":
+                raise InputError(f"the input {name} is no array; give the tensors that it holds one by one")
+        return run(*arrays)
+
+    def run_tensors(self, *inputs: Any) -> list[tvm.runtime.Tensor]:
+        """Run the tuned model on tensors of any library that speaks DLPack, on its device, without copying them.
+
+        Outputs are TVM's tensors, which the same libraries take, as `torch.from_dlpack(tensor)` does. Inputs are in C
+        order and begin at multiples of 64 bytes, as PyTorch allocates them. They must not change meanwhile.
+
+        Raises SetupError and InputError as `run` does, InputError also for an input that begins or lies elsewhere.
+        """
+        run, tensors = self._runner(len(inputs)), []
+        for name, given in zip(self._input_names, inputs, strict=True):
+            try:
+                tensors.append(tvm.runtime.from_dlpack(given))
+            except Exception as error:  # each library raises its own
+                raise InputError(f"the input {name} cannot be read without a copy: {first_line(error)}") from error
+        return run.on_tensors(tensors)
+
+    def _runner(self, count: int) -> ModelRunner:
         if self._run is None:
             raise SetupError(
                 "the model was tuned for a device that is not here: load what `export` writes there, with "
                 "tvm.runtime.load_module, or build `result.mod` there"
             )
-        names, arrays = self._input_names, [_as_array(given) for given in inputs]
-        if len(arrays) != len(names):
-            raise InputError(f"the model takes {len(names)} inputs ({', '.join(names)}), not {len(arrays)}")
-        for name, array in zip(names, arrays, strict=True):
-            if array.dtype.kind == "O":
-                raise InputError(f"the input {name} is no array; give the tensors that it holds one by one")
-        return self._run(*arrays)
+        if count != len(self._input_names):
+            names = ", ".join(self._input_names)
+            raise InputError(f"the model takes {len(self._input_names)} inputs ({names}), not {count}")
+        return self._run
 
     def export(self, path: str | os.PathLike[str], compiler: str | None = None) -> Path:
         """Write the executable as a shared library that `tvm.runtime.load_module` loads. Returns the path.
@@ -236,9 +257,7 @@ def _as_array(value: Any) -> NDArray[Any]:
     except TypeError:
         if not hasattr(value, "__dlpack__"):
             raise
-        from tvm.runtime import from_dlpack
-
-        return np.asarray(from_dlpack(value).numpy())
+        return np.asarray(tvm.runtime.from_dlpack(value).numpy())
 
 
 def _make_room(temporary: Path, path: Path) -> None:

@@ -1,0 +1,213 @@
+"""`torch.compile(model, backend="eqtune")`: right in every call, whatever changes between calls."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from eqtune import torch_compile  # noqa: E402
+
+
+class Network(torch.nn.Module):
+    """A convolution, a norm and a product: outputs are a tensor and a transposed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(16)
+        self.product = torch.nn.Linear(16, 10)
+
+    def forward(self, image: Any) -> Any:
+        features = torch.relu(self.norm(self.convolution(image)))
+        return self.product(features.mean((2, 3))), features.transpose(1, 2) * 2
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def tunings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was tuned; PyTorch never is the faster one."""
+    results: list[Any] = []
+    tune_model = torch_compile.tune_model
+
+    def tune(*arguments: Any, **options: Any) -> Any:
+        results.append(tune_model(*arguments, **options))
+        return results[-1]
+
+    monkeypatch.setattr(torch_compile, "tune_model", tune)
+    monkeypatch.setattr(torch_compile, "EAGER_IS_ENOUGH_S", 0.0)
+    monkeypatch.setattr(torch_compile, "_compared_s", lambda *_: (1.0, 2.0))
+    return results
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Callable[..., Any]:
+    def compile_with(model: Any, dynamic: bool | None = None, **options: Any) -> Any:
+        given = {"trials": 1, "work_dir": tmp_path / "work", "progress": False, "threads": 1, **options}
+        return torch.compile(model, backend="eqtune", dynamic=dynamic, options=given)
+
+    return compile_with
+
+
+def assert_same(outputs: Any, expected: Any) -> None:
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.stride() == theirs.stride()
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_is_tuned_once_and_computes_the_same(compiled: Any, tunings: list[Any]) -> None:
+    model = Network().eval()
+    fast = compiled(model)
+    with torch.inference_mode():
+        for image in torch.randn(3, 1, 3, 12, 12):
+            assert_same(fast(image), model(image))
+    assert len(tunings) == 1
+    assert [task.name for task in tunings[0].tasks]
+
+
+def test_inputs_may_lie_anywhere(compiled: Any, tunings: list[Any]) -> None:
+    model = Network().eval()
+    fast = compiled(model, dynamic=False)
+    plain = torch.randn(1, 3, 12, 12)
+    off = torch.empty(plain.numel() + 1)[1:].view(plain.shape).copy_(plain)
+    mirrored = plain.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for image in (plain, off, mirrored):
+            assert_same(fast(image), model(image))
+
+
+def test_weights_that_change_are_seen(compiled: Any, tunings: list[Any]) -> None:
+    model = Network().eval()
+    fast = compiled(model)
+    image = torch.randn(1, 3, 12, 12)
+    with torch.no_grad():
+        fast(image)
+        model.product.weight.mul_(2)
+        assert_same(fast(image), model(image))
+        model.load_state_dict(Network().state_dict())
+        assert_same(fast(image), model(image))
+        model.convolution.weight.data = torch.randn(16, 3, 3, 3)
+        assert_same(fast(image), model(image))
+
+
+def test_state_is_changed_as_pytorch_changes_it(compiled: Any, tunings: list[Any]) -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.product = torch.nn.Linear(8, 8)
+            self.register_buffer("kept", torch.zeros(4, 8))
+
+        def forward(self, x: Any, place: Any, total: Any) -> Any:
+            self.kept.index_copy_(0, place, self.product(x))
+            total += self.kept.sum(0)
+            return self.kept @ x.T
+
+    model, twin = Counter(), Counter()
+    twin.load_state_dict(model.state_dict())
+    fast, totals = compiled(model), (torch.zeros(8), torch.zeros(8))
+    with torch.no_grad():
+        for place in range(3):
+            x = torch.randn(1, 8)
+            ours = fast(x, torch.tensor([place]), totals[0])
+            theirs = twin(x, torch.tensor([place]), totals[1])
+            assert_same([ours, totals[0], model.kept], [theirs, totals[1], twin.kept])
+    assert len(tunings) == 1
+
+
+def test_buffers_that_change_again_and_again_become_inputs(compiled: Any, tunings: list[Any]) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.product = torch.nn.Linear(8, 8)
+            self.register_buffer("scale", torch.ones(8))
+
+        def forward(self, x: Any) -> Any:
+            return self.product(x) * self.scale
+
+    model = Scaled()
+    fast, x = compiled(model), torch.randn(2, 8)
+    with torch.no_grad():
+        for _ in range(6):
+            assert_same([fast(x)], [model(x)])
+            model.scale.add_(1)
+    assert [len(result.mod["main"].params) for result in tunings] == [1, 1, 1, 2]
+
+
+def test_gradients_stay_with_pytorch(compiled: Any, tunings: list[Any]) -> None:
+    model = Network().eval()
+    with pytest.warns(UserWarning, match=r"needs gradients.*inference_mode"):
+        output, _ = compiled(model)(torch.randn(1, 3, 12, 12))
+    output.sum().backward()
+    assert model.convolution.weight.grad is not None
+    assert not tunings
+
+
+def test_sizes_that_differ_stay_with_pytorch_or_are_tuned_one_by_one(compiled: Any, tunings: list[Any]) -> None:
+    model = Network().eval()
+    images = [torch.randn(1, 3, size, 12) for size in (12, 16)]
+    with torch.no_grad():
+        fast = compiled(model)
+        assert_same(fast(images[0]), model(images[0]))
+        with pytest.warns(UserWarning, match=r"sizes differ from call to call.*dynamic=False"):
+            assert_same(fast(images[1]), model(images[1]))
+        torch._dynamo.reset()
+        fast = compiled(model, dynamic=False)
+        for image in images:
+            assert_same(fast(image), model(image))
+    assert len(tunings) == 3
+
+
+def test_what_cannot_be_tuned_stays_with_pytorch(compiled: Any, tunings: list[Any]) -> None:
+    def inverse(x: Any) -> Any:
+        return torch.linalg.inv(x @ x.T + torch.eye(8))
+
+    def view(x: Any) -> Any:
+        return x.relu_().view(64)
+
+    x = torch.rand(8, 8) + 0.5
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match=r"stays with PyTorch: .*linalg_inv"):
+            assert_same([compiled(inverse)(x)], [inverse(x)])
+        with pytest.warns(UserWarning, match="returns a view"):
+            result = compiled(view)(x)
+        assert result.data_ptr() == x.data_ptr()
+
+
+def test_what_pytorch_runs_faster_stays_with_pytorch(
+    compiled: Any, tunings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_compile, "_compared_s", lambda *_: (2e-3, 1e-3))
+    model, image = Network().eval(), torch.randn(1, 3, 12, 12)
+    fast = compiled(model)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match=r"tuned it takes 2 ms, with PyTorch 1 ms"):
+            assert_same(fast(image), model(image))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_same(fast(image), model(image))
+    assert len(tunings) == 1
+
+
+def test_options_are_those_of_tune_model(compiled: Any) -> None:
+    x = torch.randn(2, 3)
+    with pytest.raises(Exception, match=r"no option 'budget'; its options are trials, time_budget_s"):
+        compiled(torch.nn.Linear(3, 3), budget=3)(x)
+    with pytest.raises(Exception, match="mode='max-autotune' belongs to PyTorch's own backend"):
+        torch.compile(torch.nn.Linear(3, 3), backend="eqtune", mode="max-autotune")(x)
+
+
+def test_torch_lists_the_backend() -> None:
+    assert "eqtune" in torch._dynamo.list_backends()
