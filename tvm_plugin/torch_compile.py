@@ -36,6 +36,10 @@ BUDGET_S = 120.0
 EAGER_IS_ENOUGH_S = 30e-6
 """Graphs that PyTorch runs in less gain nothing: to hand tensors over takes as long."""
 
+LEAST_GAIN = 1.1
+"""PyTorch takes so many times as long, or the graph stays there: what runs between tuned graphs costs both runtimes'
+threads the cores of the other's for a while."""
+
 TURNS, TURN_S, CALLS_A_TURN = 3, 0.1, 200
 """Both run this often in turns, each time for that long."""
 
@@ -133,21 +137,24 @@ class CapturedGraph:
         _check_arguments(arguments)
         outputs = self._outputs(arguments)
         frozen = [index for index, value in enumerate(arguments) if self._is_constant(index, value)]
-        module = _Frozen(self._graph, arguments, frozen)
+        computed = [index for index, value in enumerate(outputs) if isinstance(value, _Layout)]
+        module = _Frozen(self._graph, arguments, frozen, computed)
         program = _exported(module, arguments)
         changed = _changed(program, module)
         if changed:
             frozen = [index for index in frozen if index not in changed]
-            module = _Frozen(self._graph, arguments, frozen, changed)
+            module = _Frozen(self._graph, arguments, frozen, computed, changed)
             program = _exported(module, arguments)
+        if not computed and not changed:
+            raise _Stays("")
         try:
             result = tune_model(program, **{"threads": torch.get_num_threads()} | self._options)
         except (UnsupportedModelError, MismatchError) as error:
             raise _Stays(str(error)) from error
         weights = _Weights(arguments, frozen)
         tuned = _Tuned(result, weights, module.inputs, changed, outputs)
-        tuned_s, torch_s = _compared_s(tuned, self._graph, arguments)
-        if torch_s < tuned_s:
+        tuned_s, torch_s = _compared_s(tuned, self._graph, arguments, changed)
+        if torch_s < LEAST_GAIN * tuned_s:
             raise _Stays(f"tuned it takes {tuned_s * 1e3:.3g} ms, with PyTorch {torch_s * 1e3:.3g} ms")
         return tuned
 
@@ -156,20 +163,22 @@ class CapturedGraph:
         of_module = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
         return of_module and self._changes[index] <= MOST_CHANGES
 
-    def _outputs(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """What the graph returns for these, which it leaves as they are."""
+    def _outputs(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+        """What the graph returns for these, which it leaves as they are: layouts, views, and what is no tensor."""
         copies = [value.clone() for value in arguments]
-        storages = {value.untyped_storage().data_ptr() for value in copies}
         started = time.perf_counter()
-        outputs = tuple(self._graph(*copies))
+        outputs = self._graph(*copies)
         if time.perf_counter() - started < EAGER_IS_ENOUGH_S:
             raise _Stays("")
-        tensors = [value for value in outputs if isinstance(value, torch.Tensor)]
-        if not tensors:
-            raise _Stays("")
-        if any(value.untyped_storage().data_ptr() in storages for value in tensors):
-            raise _Stays("it returns a view of what it is given")
-        return outputs
+        owners = {_address(copy): index for index, copy in enumerate(copies) if copy.numel()}
+        described: list[Any] = []
+        for value in outputs:
+            owner = owners.get(_address(value)) if isinstance(value, torch.Tensor) else None
+            if owner is not None:
+                described.append(_View.of(value, owner, copies[owner], arguments[owner]))
+            else:
+                described.append(_Layout.of(value) if isinstance(value, torch.Tensor) else value)
+        return described
 
 
 class _Stays(Exception):
@@ -179,17 +188,34 @@ class _Stays(Exception):
 class _Frozen(torch.nn.Module):
     """A captured graph that takes its weights from itself, and returns what it changes behind its outputs.
 
+    Parameters
+    ----------
+    graph : torch.fx.GraphModule
+    arguments : sequence of Tensor
+    frozen : sequence of int
+        Which of them are weights.
+    computed : sequence of int
+        The outputs to return.
+    changed : sequence of int
+        The arguments that the graph changes.
+
     Attributes
     ----------
     inputs : list of int
-        The arguments of the graph that are left.
+        The arguments that are left.
     """
 
     def __init__(
-        self, graph: torch.fx.GraphModule, arguments: Sequence[Any], frozen: Sequence[int], changed: Sequence[int] = ()
+        self,
+        graph: torch.fx.GraphModule,
+        arguments: Sequence[torch.Tensor],
+        frozen: Sequence[int],
+        computed: Sequence[int],
+        changed: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.graph = graph
+        self._computed = tuple(computed)
         self.inputs = [index for index in range(len(arguments)) if index not in frozen]
         self._changed = tuple(changed)
         self._names = {index: f"argument_{index}" for index in frozen}
@@ -197,12 +223,12 @@ class _Frozen(torch.nn.Module):
             self.register_buffer(name, arguments[index].detach())
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs that are tensors, and what the graph has changed."""
+        """The computed outputs, and what the graph has changed."""
         values = dict(zip(self.inputs, inputs, strict=True))
         values |= {index: self.get_buffer(name) for index, name in self._names.items()}
         values |= {index: values[index].clone() for index in self._changed}
         outputs = self.graph(*(values[index] for index in sorted(values)))
-        return (*(value for value in outputs if isinstance(value, torch.Tensor)), *map(values.get, self._changed))
+        return (*(outputs[index] for index in self._computed), *(values[index] for index in self._changed))
 
     def argument(self, buffer: str) -> int:
         """Which argument a buffer is."""
@@ -292,7 +318,7 @@ class _Tuned:
     changed : sequence of int
         Which ones it returns changed, behind its outputs.
     outputs : sequence
-        What PyTorch returned once: shapes, strides, and what is no tensor.
+        Layouts of what it computes, views of arguments, and what is no tensor.
     """
 
     def __init__(
@@ -306,20 +332,24 @@ class _Tuned:
         self.weights = weights
         self._run = result.run_tensors
         self._inputs, self._changed = tuple(inputs), tuple(changed)
-        self._outputs = [_Layout.of(value) if isinstance(value, torch.Tensor) else value for value in outputs]
+        self._outputs = tuple(outputs)
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         returned = self.compute(arguments)
         for index in reversed(self._changed):
             with torch.no_grad():
                 arguments[index].copy_(returned.pop())
-        tensors = iter(returned)
-        return tuple(
-            layout.laid_out(next(tensors)) if isinstance(layout, _Layout) else layout for layout in self._outputs
-        )
+        tensors, outputs = iter(returned), []
+        for output in self._outputs:
+            if isinstance(output, _Layout):
+                output = output.laid_out(next(tensors))
+            elif isinstance(output, _View):
+                output = output.of_argument(arguments)
+            outputs.append(output)
+        return tuple(outputs)
 
-    def compute(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        """The tensors among the outputs, and what the graph would change."""
+    def compute(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The computed outputs, and what becomes of the arguments that the graph changes."""
         inputs = (_plain(arguments[index]) for index in self._inputs)
         return [torch.from_dlpack(tensor) for tensor in self._run(*inputs)]
 
@@ -347,7 +377,35 @@ class _Layout:
         return torch.empty_strided(self.shape, self.strides, dtype=tensor.dtype).copy_(tensor)
 
 
-def _compared_s(tuned: _Tuned, graph: Callable[..., Any], arguments: Sequence[Any]) -> tuple[float, float]:
+@dataclass(frozen=True)
+class _View:
+    """An output that is an argument, or a part of it."""
+
+    argument: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(output: torch.Tensor, index: int, copy: torch.Tensor, argument: torch.Tensor) -> _View:
+        if output.dtype != argument.dtype or copy.stride() != argument.stride():
+            raise _Stays("it returns a view of what it is given")
+        return _View(index, output.shape, output.stride(), output.storage_offset() - copy.storage_offset())
+
+    def of_argument(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+        argument = arguments[self.argument]
+        if (self.shape, self.strides, self.offset) == (argument.shape, argument.stride(), 0):
+            return argument
+        return argument.as_strided(self.shape, self.strides, argument.storage_offset() + self.offset)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _compared_s(
+    tuned: _Tuned, graph: Callable[..., Any], arguments: Sequence[torch.Tensor], changed: Sequence[int]
+) -> tuple[float, float]:
     """Seconds of one call, tuned and with PyTorch: the minimum of several, in turns, on copies.
 
     A turn is many calls: after each change, the threads of the other one still wait on the cores for some more work.
@@ -358,6 +416,8 @@ def _compared_s(tuned: _Tuned, graph: Callable[..., Any], arguments: Sequence[An
         for index, run in enumerate(runs):
             started = time.perf_counter()
             for _ in range(CALLS_A_TURN):
+                for other in changed:
+                    copies[other].copy_(arguments[other])
                 before = time.perf_counter()
                 run()
                 now = time.perf_counter()

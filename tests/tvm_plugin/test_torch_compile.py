@@ -174,16 +174,33 @@ def test_what_cannot_be_tuned_stays_with_pytorch(compiled: Any, tunings: list[An
     def inverse(x: Any) -> Any:
         return torch.linalg.inv(x @ x.T + torch.eye(8))
 
-    def view(x: Any) -> Any:
-        return x.relu_().view(64)
+    def bits(x: Any) -> Any:
+        return x.relu_().view(torch.int32)
 
     x = torch.rand(8, 8) + 0.5
     with torch.no_grad():
         with pytest.warns(UserWarning, match=r"stays with PyTorch: .*linalg_inv"):
             assert_same([compiled(inverse)(x)], [inverse(x)])
         with pytest.warns(UserWarning, match="returns a view"):
-            result = compiled(view)(x)
-        assert result.data_ptr() == x.data_ptr()
+            assert compiled(bits)(x).data_ptr() == x.data_ptr()
+
+
+def test_views_of_what_is_given_stay_views(compiled: Any, tunings: list[Any]) -> None:
+    def changed_and_views(x: Any, y: Any) -> Any:
+        x.mul_(2)
+        return x, x[1:, ::2].T, (x @ y).relu(), y.view(-1)[3:]
+
+    fast = compiled(changed_and_views)
+    given, twins = (torch.randn(8, 8), torch.randn(8, 8)), None
+    twins = tuple(tensor.clone() for tensor in given)
+    with torch.inference_mode():
+        for _ in range(2):
+            outputs, expected = fast(*given), changed_and_views(*twins)
+            assert_same(outputs, expected)
+            assert_same(given, twins)
+            assert [output.data_ptr() - given[0].data_ptr() for output in outputs[:2]] == [0, 32]
+            assert outputs[3].data_ptr() == given[1].data_ptr() + 12
+    assert len(tunings) == 1
 
 
 def test_what_pytorch_runs_faster_stays_with_pytorch(

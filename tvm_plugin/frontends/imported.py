@@ -20,10 +20,10 @@ from .normalize import (
     with_blocked_convolutions,
     with_boolean_logic,
     with_channels_first,
-    with_integer_powers,
     with_no_division_by_zero,
     with_out_dtypes,
     with_places_of_extrema,
+    with_plain_powers,
     with_unequal_nans,
     with_what_bfloat16_lacks,
     with_wide_sums,
@@ -136,7 +136,7 @@ def imported_model(
     check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
     mod = with_blocked_convolutions(with_channels_first(with_out_dtypes(with_einsum_products(mod))))
     mod = with_what_bfloat16_lacks(with_places_of_extrema(with_unequal_nans(mod)))
-    mod = with_no_division_by_zero(with_integer_powers(with_boolean_logic(mod)))
+    mod = with_no_division_by_zero(with_plain_powers(with_boolean_logic(mod)))
     mod = with_bounded_indices(with_partial_scatters(with_whole_rows(mod)))
     if reference is not None:  # whose sums are wide; Relax says itself what it sums in
         mod = with_wide_sums(mod)

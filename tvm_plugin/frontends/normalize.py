@@ -22,10 +22,10 @@ __all__ = [
     "with_blocked_convolutions",
     "with_boolean_logic",
     "with_channels_first",
-    "with_integer_powers",
     "with_no_division_by_zero",
     "with_out_dtypes",
     "with_places_of_extrema",
+    "with_plain_powers",
     "with_unequal_nans",
     "with_what_bfloat16_lacks",
     "with_wide_sums",
@@ -134,19 +134,27 @@ def with_boolean_logic(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 @relax.expr_functor.mutator
-class _IntegerPowers(relax.PyExprMutator):
+class _Powers(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        dtype = str(getattr(call.ty, "dtype", ""))
-        if operator(call) != "relax.power" or not dtype.startswith(("int", "uint")):
+        if operator(call) != "relax.power":
             return call
-        base, exponent = (relax.op.astype(argument, "float64") for argument in call.args)
-        return self.builder_.normalize(relax.op.astype(relax.op.power(base, exponent), dtype))
+        (base, exponent), dtype, emit = call.args, str(call.ty.dtype), self.builder_.emit
+        if dtype.startswith(("int", "uint")):
+            base, exponent = (relax.op.astype(argument, "float64") for argument in call.args)
+            return self.builder_.normalize(relax.op.astype(relax.op.power(base, exponent), dtype))
+        number = array_of(exponent) if isinstance(exponent, tvm.ir.GenericConst) else np.zeros(0)
+        if number.size != 1 or number.ndim > base.ty.ndim or number.item() not in (3, 4):
+            return call
+        square = emit(relax.op.multiply(base, base))
+        return self.builder_.normalize(relax.op.multiply(square, base if number.item() == 3 else square))
 
 
-def with_integer_powers(mod: tvm.IRModule) -> tvm.IRModule:
-    """Compute the powers of integers in "main" in float64, exactly below 2^53: TVM raises floats alone."""
-    return _with_main(_IntegerPowers(mod), mod)
+def with_plain_powers(mod: tvm.IRModule) -> tvm.IRModule:
+    """Write powers in "main" as TVM computes them well: x^3 and x^4 as products, of which it warns for each kernel
+    otherwise; of integers in float64, exactly below 2^53, since it raises floats alone.
+    """
+    return _with_main(_Powers(mod), mod)
 
 
 @relax.expr_functor.mutator

@@ -174,6 +174,16 @@ def _instance_norm(node: Any, importer: Any) -> relax.Expr:
     return cast(result, dtype, importer)
 
 
+def _batch_norm(node: Any, importer: Any) -> relax.Expr:
+    """By running statistics, and in their dtype: under autocast, images have 16 bits."""
+    image, mean = (importer.env[node.args[index]] for index in (0, 3))
+    importer.env[node.args[0]] = cast(image, str(mean.ty.dtype), importer)
+    try:
+        return cast(importer._batch_norm_legit_no_training(node), str(image.ty.dtype), importer)
+    finally:
+        importer.env[node.args[0]] = image
+
+
 def _masked_fill(node: Any, importer: Any) -> relax.Expr:
     x, mask, value = arguments(node, importer, ("input", "mask", "value"), ())
     emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
@@ -262,6 +272,7 @@ CONVERTERS: dict[str, Converter] = {
     "var_mean.correction": _var_mean,
     "group_norm.default": _group_norm,
     "instance_norm.default": _instance_norm,
+    "_native_batch_norm_legit_no_training.default": _batch_norm,
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
     "_cdist_forward.default": _distances,

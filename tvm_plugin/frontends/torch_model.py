@@ -34,11 +34,14 @@ from .torch_complex import has_complex_numbers, with_real_numbers
 from .torch_constants import LIKE_ANOTHER, Constants, is_repetition
 from .torch_converters import CONVERTERS, Converter
 from .torch_experts import EXPERT_DECOMPOSITIONS
+from .torch_fast_paths import FAST_PATH_DECOMPOSITIONS
 from .torch_nodes import array_of_torch, torch_of_array
 from .torch_order import EqualsInOrder
 from .torch_state import WithState, changed_buffers, decomposed, register_caches
 
 __all__ = ["from_exported_program", "from_module", "quiet"]
+
+OUR_DECOMPOSITIONS = EXPERT_DECOMPOSITIONS | FAST_PATH_DECOMPOSITIONS
 
 
 def from_module(
@@ -365,7 +368,7 @@ def _translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.E
         functional = decomposed(program, table)
         computed = Constants(functional)
         unknown = {node.target for node in _unknown(functional) if node not in computed}
-        decompositions |= {one: EXPERT_DECOMPOSITIONS[str(one)] for one in unknown if str(one) in EXPERT_DECOMPOSITIONS}
+        decompositions |= {one: OUR_DECOMPOSITIONS[str(one)] for one in unknown if str(one) in OUR_DECOMPOSITIONS}
         helpful = [target for target in unknown if target in decompositions and target not in table]
         if not helpful:
             break
@@ -375,7 +378,19 @@ def _translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.E
         names = ", ".join(sorted(str(one) if hasattr(one, "namespace") else one.__name__ for one in unknown))
         raise UnsupportedModelError(f"TVM's importer does not know the PyTorch operators {names}")
     _check_signature(functional)  # in-place updates of buffers show only now
+    _keep_tensors(functional)
     return functional, computed
+
+
+def _keep_tensors(program: torch.export.ExportedProgram) -> None:
+    """Leave out of a program's outputs what is no tensor, as weights of attention that nobody asked for: None."""
+    output = program.graph.output_node()
+    specs = program.graph_signature.output_specs
+    kept = [
+        (value, spec) for value, spec in zip(output.args[0], specs, strict=True) if isinstance(value, torch.fx.Node)
+    ]
+    output.args = (tuple(value for value, _ in kept),)
+    specs[:] = [spec for _, spec in kept]
 
 
 def _reference(program: torch.export.ExportedProgram, evaluate: Callable[..., Any]) -> Reference:
