@@ -47,13 +47,15 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="the shape of a symbolic input"
     )
+    parser.add_argument("--function", metavar="NAME", help="of a Relax module that has several (main, or the only one)")
 
 
 def model_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `tune_model` and `load_model` that these options stand for."""
     from ..frontends.params import load_params
 
-    return {"params": load_params(args.params) if args.params else None, "shapes": parse_shapes(args.shape)}
+    params = load_params(args.params) if args.params else None
+    return {"params": params, "shapes": parse_shapes(args.shape), "function": args.function}
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:

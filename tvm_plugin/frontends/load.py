@@ -71,6 +71,7 @@ def load_model(
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    function: str | None = None,
 ) -> ImportedModel:
     """Import a model, with its weights as constants and every shape concrete.
 
@@ -90,6 +91,8 @@ def load_model(
         Weights by name, for a Relax module or a Relay program that takes them as parameters.
     shapes
         Concrete shapes by input name, for inputs with symbolic dimensions.
+    function
+        Which function of a Relax module, where it has several; unless given "main", or the only one.
 
     Raises
     ------
@@ -107,7 +110,9 @@ def load_model(
     if isinstance(model, tvm.IRModule):
         from .relax_model import from_relax
 
-        return from_relax(model, params, shapes)
+        return from_relax(model, params, shapes, function=function)
+    if function is not None and not (isinstance(model, str | Path) and Path(model).suffix == ".json"):
+        raise InputError("function is for Relax modules, which may have several; every other kind of model is one")
     if isinstance(model, str) and model.startswith("zoo:"):
         if params or shapes:
             raise InputError(
@@ -119,7 +124,7 @@ def load_model(
 
         return from_relay_text(model, params, shapes)
     if isinstance(model, str | Path):
-        return _load_file(Path(model), params, shapes)
+        return _load_file(Path(model), params, shapes, function)
     if params:
         raise InputError(
             f"params are for Relax modules and Relay programs; a {type(model).__name__} has its own weights"
@@ -191,7 +196,9 @@ def _check_file(path: Path) -> None:
         raise MissingExtraError(message)
 
 
-def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
+def _load_file(
+    path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]], function: str | None
+) -> ImportedModel:
     if path.suffix == ".relay":
         from .relay_model import from_relay_file
 
@@ -200,7 +207,11 @@ def _load_file(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str
         from .relax_model import from_relax_json
         from .relay_model import from_relay_json_file, is_relay_json
 
-        return (from_relay_json_file if is_relay_json(path) else from_relax_json)(path, params, shapes)
+        if not is_relay_json(path):
+            return from_relax_json(path, params, shapes, function)
+        if function is not None:
+            raise InputError(f"function is for Relax modules; {path} is a Relay program")
+        return from_relay_json_file(path, params, shapes)
     if params:
         raise InputError(f"params are for Relax modules and Relay programs; {path} has its own weights")
     if path.suffix == ".tflite":

@@ -13,10 +13,14 @@ from tvm import relax
 from ..errors import InputError
 from .imported import ImportedModel, check_shapes, imported_model, is_number
 
+_SAY_WHICH = 'Say which to tune: function="NAME", or --function NAME'
+
 __all__ = ["bind_shapes", "from_relax", "from_relax_json", "with_weights_bound"]
 
 
-def from_relax_json(path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
+def from_relax_json(
+    path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]], function: str | None = None
+) -> ImportedModel:
     """Load what `tvm.ir.save_json(mod)` wrote.
 
     Raises
@@ -33,7 +37,7 @@ def from_relax_json(path: Path, params: Mapping[str, Any] | None, shapes: Mappin
         ) from error
     if not isinstance(mod, tvm.IRModule):
         raise InputError(f"{path} holds {type(mod).__name__}, not an IRModule")
-    return from_relax(mod, params, shapes, name=path.stem)
+    return from_relax(mod, params, shapes, path.stem, function)
 
 
 def from_relax(
@@ -41,20 +45,59 @@ def from_relax(
     params: Mapping[str, Any] | None,
     shapes: Mapping[str, Sequence[int]],
     name: str = "relax",
+    function: str | None = None,
 ) -> ImportedModel:
     """Bind `params` by name, and the symbolic dimensions that `shapes` determines. `mod` itself stays as it is.
 
-    Weights that an importer left in the function's attribute "params" are bound too.
+    Weights that an importer left in the function's attribute "params" are bound too. What is tuned is `function`, or
+    the module's only one, or "main"; it is called "main" then.
+
+    Raises
+    ------
+    InputError
+        There is no such function, or there are several, none of them "main"; or something does not fit the function.
     """
-    if not any(var.name_hint == "main" for var in mod.get_global_vars()):
-        return imported_model(mod, name, "relax")  # refuses, with the names that are there
-    mod = with_weights_bound(mod)
+    mod = with_weights_bound(_with_main(mod, function))
     if params:
         mod = _bind_params(mod, params)
     if shapes:
         mod = bind_shapes(mod, shapes)
     _check_nothing_is_missing(mod)
     return imported_model(mod, name, "relax")
+
+
+def _with_main(mod: tvm.IRModule, function: str | None) -> tvm.IRModule:
+    """The module with one of its Relax functions as "main", and what that one calls."""
+    found = [var.name_hint for var, value in mod.functions_items() if isinstance(value, relax.Function)]
+    names = ", ".join(sorted(found))
+    if not found:
+        raise InputError("the module has no Relax function")
+    if function is None and "main" not in found and len(found) != 1:
+        raise InputError(f"the module has no function main; its Relax functions are: {names}. {_SAY_WHICH}")
+    function = function or ("main" if "main" in found else found[0])
+    if function not in found:
+        raise InputError(f"the module has no Relax function {function!r}; its Relax functions are: {names}")
+    if function == "main":
+        return mod
+    needed = {var: mod[var] for var in _called_by(mod, function)}
+    return tvm.IRModule({**needed, tvm.ir.GlobalVar("main"): mod[function].with_attr("global_symbol", "main")})
+
+
+def _called_by(mod: tvm.IRModule, function: str) -> set[tvm.ir.GlobalVar]:
+    """The functions that one calls, and those that these call."""
+    called: set[tvm.ir.GlobalVar] = set()
+    waiting = [mod[function]]
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, tvm.ir.GlobalVar) and expr not in called:
+            called.add(expr)
+            waiting.append(mod[expr])
+
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, relax.Function):
+            relax.analysis.post_order_visit(value, visit)
+    return called
 
 
 def with_weights_bound(mod: tvm.IRModule) -> tvm.IRModule:

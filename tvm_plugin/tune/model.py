@@ -78,6 +78,7 @@ def tune_model(
     progress: bool = True,
     shapes: Mapping[str, Sequence[int]] | None = None,
     fast_math: bool = False,
+    function: str | None = None,
 ) -> TuneResult:
     """Make a model faster on a target: search equal graphs, then schedules of each kernel; apply, check and time.
 
@@ -132,6 +133,9 @@ def tune_model(
         where it is faster and the whole model's outputs still equal the reference's within 1e-4 (unless `verify` is
         False); else the form without them is. Such runs have a budget of their own and share all records. Needs
         `graph="saturate"` or a GraphConfig.
+    function : str, optional
+        Which function of a Relax module, where it has several; unless given "main", or the only one. The result's is
+        "main".
 
     Returns
     -------
@@ -163,8 +167,8 @@ def tune_model(
     with Session(settings) as session:
         config = graph_config(graph, fast_math)  # loads the graph search while the workers start
         fast_math = config is not None and config.fast_math
-        command = command_line(model, settings, graph, fast_math, verify, shapes, params)
-        imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes)
+        command = command_line(model, settings, graph, fast_math, verify, shapes, params, function)
+        imported = load_model(model, example_inputs=example_inputs, params=params, shapes=shapes, function=function)
         if imported.reference is not None and not is_gpu(session.target):
             # Untuned, too: to make floats of all weights takes longer than to tune. What they compute is known.
             imported = replace(imported, mod=transform.Sequential([KeepNarrowWeights()])(imported.mod))

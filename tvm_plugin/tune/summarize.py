@@ -88,6 +88,7 @@ def command_line(
     verify: bool = True,
     shapes: Mapping[str, Sequence[int]] | None = None,
     params: object = None,
+    function: str | None = None,
 ) -> str:
     """The `eqtune tune` command that does this again; "" where the command line cannot say it."""
     parts = (graph, settings.measure, settings.strategy, settings.cost_model, settings.allocator)
@@ -97,6 +98,7 @@ def command_line(
         return ""
     usual = Settings()
     options = {
+        "--function": function,
         "--target": _target_option(settings.target),
         "--measure": None if settings.measure == usual.measure else settings.measure,
         "--graph": None if graph == "saturate" else graph,
