@@ -484,6 +484,26 @@ def test_one_row_of_each_matrix_in_bfloat16(x, weight):
     assert np.abs(result.astype("float64") - exact).max() < 0.01 * np.abs(exact).max()
 
 
+def test_norms_under_autocast_compute_in_the_dtype_of_their_statistics():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+    torch.nn.init.normal_(model[1].running_mean)
+
+    def under_autocast(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model.eval()(x)
+
+    imported = load_model(Lambda(under_autocast), example_inputs=(torch.randn(1, 3, 8, 8),))
+    assert str(imported.mod["main"].ret_ty.dtype) == "bfloat16"
+    assert verify_import(imported, tolerance=0.02) < 0.02
+
+
+@pytest.mark.parametrize("exponent", [3, 4.0])
+def test_small_powers_are_products(exponent):
+    imported = load_model(Lambda(lambda x: x**exponent), example_inputs=(torch.randn(2, 3),))
+    assert "R.power" not in imported.mod.script()
+    assert verify_import(imported) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_products_keep_their_dtype(dtype):
     weight = torch.linspace(-1, 1, 24, dtype=dtype).reshape(4, 6)

@@ -144,15 +144,17 @@ class _Powers(relax.PyExprMutator):
             base, exponent = (relax.op.astype(argument, "float64") for argument in call.args)
             return self.builder_.normalize(relax.op.astype(relax.op.power(base, exponent), dtype))
         number = array_of(exponent) if isinstance(exponent, tvm.ir.GenericConst) else np.zeros(0)
-        if number.size != 1 or number.ndim > base.ty.ndim or number.item() not in (3, 4):
+        if number.size != 1 or number.ndim > base.ty.ndim or number.item() not in (3, 4) or dtype in HALVES:
             return call
         square = emit(relax.op.multiply(base, base))
         return self.builder_.normalize(relax.op.multiply(square, base if number.item() == 3 else square))
 
 
 def with_plain_powers(mod: tvm.IRModule) -> tvm.IRModule:
-    """Write powers in "main" as TVM computes them well: x^3 and x^4 as products, of which it warns for each kernel
-    otherwise; of integers in float64, exactly below 2^53, since it raises floats alone.
+    """Write powers in "main" as TVM computes them well.
+
+    x^3 and x^4 become products, but not in 16 bits, which would round in between; TVM warns of each such power. Those
+    of integers are computed in float64, exactly below 2^53: TVM raises floats alone.
     """
     return _with_main(_Powers(mod), mod)
 
