@@ -2,14 +2,18 @@
 
 PyTorch's own backend "tvm" went with Relay. This one is found by the entry point "torch_dynamo_backends". A captured
 graph gets weights as arguments in each call; here they become constants, as tuning needs them, and each call looks
-whether they are still what they were. What cannot be tuned, and what is no faster, stays with PyTorch; a warning says
-so.
+whether they are still what they were. What the graph does to memory is done again: arguments that it changes, outputs
+that are views of arguments or of each other, strides. What cannot be tuned, and what is no faster, stays with PyTorch;
+a warning says so.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
+import itertools
 import math
+import os
 import threading
 import time
 import warnings
@@ -22,7 +26,7 @@ import torch
 import torch.export
 from torch.export.graph_signature import OutputKind
 
-from .errors import EqtuneError, InputError, MismatchError, UnsupportedModelError
+from .errors import EqtuneError, InputError, RecordError, SetupError, UnsupportedModelError
 from .frontends.torch_model import quiet
 from .frontends.torch_state import decomposed
 from .runtime import first_line
@@ -49,8 +53,14 @@ TURNS, TURN_S, CALLS_A_TURN = 3, 0.1, 200
 MOST_CHANGES = 2
 """So often a graph is tuned with other values of a weight, as when a model loads others; then it becomes an input."""
 
+MOST_MODULES = 64
+"""So many modules may share a graph, as blocks of one kind that are compiled one by one; each has its own constants."""
+
 ALIGNMENT = 64
 """Bytes."""
+
+_TUNING = threading.Lock()
+"""Exports in several threads change each other's dispatch tables."""
 
 _CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 _ANSWERED_HERE = ("model", "params", "example_inputs", "shapes", "target")
@@ -96,6 +106,8 @@ def compile_graph(
 class CapturedGraph:
     """A graph that Dynamo captured: called as it is, tuned when it is first called.
 
+    In a forked process, where TVM's threads are missing, it runs as it is.
+
     Parameters
     ----------
     graph : torch.fx.GraphModule
@@ -105,41 +117,54 @@ class CapturedGraph:
 
     def __init__(self, graph: torch.fx.GraphModule, options: Mapping[str, Any]) -> None:
         self._graph, self._options = graph, dict(options)
-        self._tuned: _Tuned | None = None
+        self._tuned: list[_Tuned] = []
         self._stays = False
         self._changes: Counter[int] = Counter()
-        self._lock = threading.Lock()
+        self._process = os.getpid()
 
     def __call__(self, *arguments: Any) -> Any:
         """The graph's outputs; arguments that it changes are changed."""
-        tuned = self._tuned
-        if tuned is None or not tuned.weights.are_unchanged(arguments):
-            with self._lock:
-                tuned = self._current(arguments)
-        return self._graph(*arguments) if tuned is None else tuned(arguments)
+        if self._stays or os.getpid() != self._process:
+            return self._graph(*arguments)
+        tuned = self._fitting(arguments)
+        if tuned is None:
+            with _TUNING:
+                tuned = self._fitting(arguments) or self._newly_tuned(arguments)
+        if tuned is None or tuned.overlap(arguments):
+            return self._graph(*arguments)
+        return tuned(arguments)
 
-    def _current(self, arguments: Sequence[Any]) -> _Tuned | None:
+    def _fitting(self, arguments: Sequence[Any]) -> _Tuned | None:
+        """What was tuned with these weights."""
+        return next((tuned for tuned in self._tuned if tuned.weights.are_unchanged(arguments)), None)
+
+    def _newly_tuned(self, arguments: Sequence[Any]) -> _Tuned | None:
         """The graph, tuned with the weights that are given; None where it stays with PyTorch."""
         if self._stays:
             return None
-        if self._tuned is not None:
-            changed = self._tuned.weights.changed(arguments)
-            if not changed:
-                return self._tuned  # another thread has tuned it
-            self._changes.update(changed)
-            self._tuned = None
+        former = next((tuned for tuned in self._tuned if tuned.weights.are_of_one_module(arguments)), None)
+        if former is None and len(self._tuned) == MOST_MODULES:
+            former = self._tuned[0]
+        if former is not None:
+            self._changes.update(former.weights.changed(arguments))
+            self._tuned.remove(former)
         try:
-            self._tuned = self._tune(arguments)
+            with torch.random.fork_rng(devices=[]):
+                self._tuned.append(self._tune(arguments))
         except _Stays as reason:
             self._stays = True
+            self._tuned.clear()
             if str(reason):
                 warnings.warn(f"a graph stays with PyTorch: {reason}", stacklevel=3)
-        return self._tuned
+            return None
+        return self._tuned[-1]
 
     def _tune(self, arguments: Sequence[Any]) -> _Tuned:
         _check_arguments(arguments)
-        outputs = self._outputs(arguments)
+        _check_operators(self._graph)
+        outputs = _described(self._graph, arguments)
         frozen = [index for index, value in enumerate(arguments) if self._is_constant(index, value)]
+        states = {index: _State.of(arguments[index]) for index in frozen}
         computed = [index for index, value in enumerate(outputs) if isinstance(value, _Layout)]
         module = _Frozen(self._graph, arguments, frozen, computed)
         program = _exported(module, arguments)
@@ -152,39 +177,23 @@ class CapturedGraph:
             raise _Stays("")
         try:
             result = tune_model(program, **{"threads": torch.get_num_threads()} | self._options)
-        except (UnsupportedModelError, MismatchError) as error:
+        except UnsupportedModelError as error:
             raise _Stays(str(error)) from error
-        weights = _Weights(arguments, frozen)
-        tuned = _Tuned(result, weights, module.inputs, changed, outputs)
+        except (InputError, RecordError, SetupError):
+            raise
+        except Exception as error:  # of TVM, or of the model's own code with other numbers
+            raise _Stays(f"it cannot be tuned: {first_line(error)}") from error
+        weights = _Weights({index: states[index] for index in frozen}, arguments, self._graph)
+        tuned = _Tuned(result, weights, module.inputs, changed, outputs, arguments)
         tuned_s, torch_s = _compared_s(tuned, self._graph, arguments, changed)
         if torch_s < LEAST_GAIN * tuned_s:
             raise _Stays(f"tuned it takes {tuned_s * 1e3:.3g} ms, with PyTorch {torch_s * 1e3:.3g} ms")
         return tuned
 
     def _is_constant(self, index: int, value: torch.Tensor) -> bool:
-        """Whether an argument is the same tensor in each call, as far as one can know."""
+        """Whether an argument is the same tensor in each call, as far as one can know, and changes can be seen."""
         of_module = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
-        return of_module and self._changes[index] <= MOST_CHANGES
-
-    def _outputs(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
-        """What the graph returns for these, which it leaves as they are: layouts, views, and what is no tensor."""
-        fastest_s = math.inf
-        for _ in range(LOOKS):
-            copies = [value.clone() for value in arguments]
-            started = time.perf_counter()
-            outputs = self._graph(*copies)
-            fastest_s = min(fastest_s, time.perf_counter() - started)
-        if fastest_s < EAGER_IS_ENOUGH_S:
-            raise _Stays("")
-        owners = {_address(copy): index for index, copy in enumerate(copies) if copy.numel()}
-        described: list[Any] = []
-        for value in outputs:
-            owner = owners.get(_address(value)) if isinstance(value, torch.Tensor) else None
-            if owner is not None:
-                described.append(_View.of(value, owner, copies[owner], arguments[owner]))
-            else:
-                described.append(_Layout.of(value) if isinstance(value, torch.Tensor) else value)
-        return described
+        return of_module and not value.is_inference() and self._changes[index] <= MOST_CHANGES
 
 
 class _Stays(Exception):
@@ -245,13 +254,92 @@ def _check_arguments(arguments: Sequence[Any]) -> None:
     """Raises _Stays for what cannot be tuned."""
     for value in arguments:
         if isinstance(value, int | float | torch.SymInt):
-            raise _Stays("sizes differ from call to call; with torch.compile(dynamic=False) each is tuned by itself")
-        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise _Stays(
+                "sizes or numbers differ from call to call; with torch.compile(dynamic=False) each is tuned by itself"
+            )
+        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or value.layout != torch.strided:
             raise _Stays(f"it takes a {type(value).__name__}")
         if value.device.type != "cpu":
             raise _Stays(f"its tensors are on {value.device}, and this backend compiles for the CPU")
-    if torch.is_grad_enabled() and any(value.requires_grad for value in arguments):
-        raise _Stays("it needs gradients, which eqtune does not compute; call it under torch.inference_mode()")
+
+
+_NOT_REPEATED = ("as_strided", "_assert_async", "_assert_scalar")
+"""Reads memory that no argument holds; raises what a tuned graph would not."""
+
+
+def _check_operators(graph: torch.fx.GraphModule) -> None:
+    for node in graph.graph.nodes:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op.startswith("call") and name.split(".")[0] in _NOT_REPEATED:
+            raise _Stays(f"it calls {name}")
+
+
+def _described(graph: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) -> list[Any]:
+    """What the graph returns for these, which it leaves as they are: layouts, views, and what is no tensor.
+
+    Raises
+    ------
+    _Stays
+        It changes what it holds itself, takes no time, needs gradients, or returns what cannot be made again.
+    """
+    graph = copy.deepcopy(graph) if _own_tensors(graph) else graph
+    before = [_State.of(tensor) for tensor in _own_tensors(graph)]
+    fastest_s = math.inf
+    for _ in range(LOOKS):
+        copies = [_copy(value) for value in arguments]
+        started = time.perf_counter()
+        outputs = graph(*copies)
+        fastest_s = min(fastest_s, time.perf_counter() - started)
+    if any(not state.holds_for(state.tensor) for state in before):
+        raise _Stays("it changes tensors that are not among its arguments")
+    if fastest_s < EAGER_IS_ENOUGH_S:
+        raise _Stays("")
+    (returned,) = graph.graph.output_node().args
+    for value, node in zip(outputs, returned, strict=True):
+        if not isinstance(value, torch.Tensor) and isinstance(node, torch.fx.Node):
+            raise _Stays("it returns numbers that it computes")
+    tensors = {index: value for index, value in enumerate(outputs) if isinstance(value, torch.Tensor)}
+    for value in tensors.values():
+        if value.requires_grad:
+            raise _Stays("it needs gradients, which eqtune does not compute; call it under torch.inference_mode()")
+        if value.layout != torch.strided or value.is_neg() or value.is_conj():
+            raise _Stays("it returns a tensor of another kind than plain ones")
+    return [
+        _described_tensor(index, tensors, copies, arguments) if index in tensors else value
+        for index, value in enumerate(outputs)
+    ]
+
+
+def _described_tensor(
+    index: int, tensors: Mapping[int, torch.Tensor], copies: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]
+) -> _Layout | _View:
+    """An output: computed, or a view of an argument or of another output, the first that spans the most memory."""
+    tensor = tensors[index]
+    for owner, (given, argument) in enumerate(zip(copies, arguments, strict=True)):
+        if _shares_storage(tensor, given):
+            if given.stride() != argument.stride():
+                raise _Stays("it returns a view of what it is given")
+            return _View.of(tensor, given, argument=owner)
+    siblings = [other for other, value in tensors.items() if _shares_storage(tensor, value)]
+    base = max(siblings, key=lambda other: (_extent(tensors[other]), -other)) if siblings else index
+    if base == index:
+        return _Layout.of(tensor)
+    (first, end), (base_first, base_end) = _memory(tensor), _memory(tensors[base])
+    if not base_first <= first <= end <= base_end or not _is_dense(tensors[base]):
+        raise _Stays("its outputs share memory")
+    return _View.of(tensor, tensors[base], output=base)
+
+
+def _own_tensors(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Tensors that a graph holds: what it was made with, and parameters where an optimizer was captured."""
+    held = (_attribute(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr")
+    return [value for value in held if isinstance(value, torch.Tensor)]
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
 
 
 def _exported(module: _Frozen, arguments: Sequence[Any]) -> torch.export.ExportedProgram:
@@ -289,26 +377,46 @@ class _State:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> _State:
-        return _State(tensor, -1 if tensor.is_inference() else tensor._version, tensor.data_ptr())
+        return _State(tensor, _version(tensor), tensor.data_ptr())
 
     def holds_for(self, tensor: torch.Tensor) -> bool:
-        return (
-            tensor is self.tensor
-            and (self.version < 0 or tensor._version == self.version)
-            and tensor.data_ptr() == self.address
-        )
+        return tensor is self.tensor and _version(tensor) == self.version and tensor.data_ptr() == self.address
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 class _Weights:
-    """The arguments that became constants, as they were."""
+    """The arguments that became constants, and what the graph holds, as they were.
 
-    def __init__(self, arguments: Sequence[Any], frozen: Sequence[int]) -> None:
-        self._states = [(index, _State.of(arguments[index])) for index in frozen]
+    Parameters
+    ----------
+    states : mapping of int to _State
+        Of the arguments that became constants.
+    arguments : sequence of Tensor
+    graph : torch.fx.GraphModule
+    """
 
-    def are_unchanged(self, arguments: Sequence[Any]) -> bool:
-        return all(state.holds_for(arguments[index]) for index, state in self._states)
+    def __init__(
+        self, states: Mapping[int, _State], arguments: Sequence[torch.Tensor], graph: torch.fx.GraphModule
+    ) -> None:
+        self._states = list(states.items())
+        self._own = [_State.of(tensor) for tensor in _own_tensors(graph)]
+        self._parameters = {i: value for i, value in enumerate(arguments) if isinstance(value, torch.nn.Parameter)}
 
-    def changed(self, arguments: Sequence[Any]) -> list[int]:
+    def are_unchanged(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether all are the same tensors with the same values."""
+        return all(state.holds_for(arguments[index]) for index, state in self._states) and all(
+            state.holds_for(state.tensor) for state in self._own
+        )
+
+    def are_of_one_module(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether the parameters are the same ones, whatever their values."""
+        return all(arguments[index] is value for index, value in self._parameters.items())
+
+    def changed(self, arguments: Sequence[torch.Tensor]) -> list[int]:
+        """The arguments that are others, or have other values."""
         return [index for index, state in self._states if not state.holds_for(arguments[index])]
 
 
@@ -324,7 +432,9 @@ class _Tuned:
     changed : sequence of int
         Which ones it returns changed, behind its outputs.
     outputs : sequence
-        Layouts of what it computes, views of arguments, and what is no tensor.
+        Layouts of what it computes, views, and what is no tensor.
+    arguments : sequence of Tensor
+        Any that it can be called with: to find out which of TVM's results have no memory of their own.
     """
 
     def __init__(
@@ -334,30 +444,89 @@ class _Tuned:
         inputs: Sequence[int],
         changed: Sequence[int],
         outputs: Sequence[Any],
+        arguments: Sequence[torch.Tensor],
     ) -> None:
         self.weights = weights
         self._run = result.run_tensors
         self._inputs, self._changed = tuple(inputs), tuple(changed)
         self._outputs = tuple(outputs)
+        self._borrowed: tuple[int, ...] = ()
+        self._borrowed = self._without_own_memory(arguments)
 
-    def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         returned = self.compute(arguments)
         for index in reversed(self._changed):
             with torch.no_grad():
                 arguments[index].copy_(returned.pop())
-        tensors, outputs = iter(returned), []
-        for output in self._outputs:
-            if isinstance(output, _Layout):
-                output = output.laid_out(next(tensors))
-            elif isinstance(output, _View):
-                output = output.of_argument(arguments)
-            outputs.append(output)
+        tensors = iter(returned)
+        outputs = [
+            output.laid_out(next(tensors)) if isinstance(output, _Layout) else output for output in self._outputs
+        ]
+        for index, output in enumerate(outputs):
+            if isinstance(output, _View):
+                outputs[index] = output.made_of(arguments, outputs)
         return tuple(outputs)
 
     def compute(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The computed outputs, and what becomes of the arguments that the graph changes."""
         inputs = (_plain(arguments[index]) for index in self._inputs)
-        return [torch.from_dlpack(tensor) for tensor in self._run(*inputs)]
+        tensors = [torch.from_dlpack(tensor) for tensor in self._run(*inputs)]
+        for index in self._borrowed:
+            tensors[index] = tensors[index].clone()
+        return tensors
+
+    def overlap(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether an argument that the graph changes lies where another one does."""
+        if not self._changed:
+            return False
+        places = [_memory(argument) for argument in arguments]
+        return any(
+            _meet(places[index], place)
+            for index in self._changed
+            for other, place in enumerate(places)
+            if other != index
+        )
+
+    def _without_own_memory(self, arguments: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Which results are constants, inputs, or the memory of results before them: TVM makes no copies of those."""
+        inputs = list(arguments)
+        for index in self._inputs:
+            inputs[index] = _plain(inputs[index]).clone()
+        kept = self.compute(inputs)
+        taken = [_memory(tensor) for tensor in itertools.chain(inputs, kept)]
+        borrowed = []
+        for index, tensor in enumerate(self.compute(inputs)):
+            if any(_meet(_memory(tensor), place) for place in taken):
+                borrowed.append(index)
+            taken.append(_memory(tensor))
+        return tuple(borrowed)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from its first element to behind its last one."""
+    return tensor.data_ptr(), tensor.data_ptr() + _extent(tensor)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """The bytes from its first element to behind its last one."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _shares_storage(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    address = tensor.untyped_storage().data_ptr()
+    return address != 0 and address == other.untyped_storage().data_ptr()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether no memory lies between its elements, and no element in two places."""
+    return _extent(tensor) == tensor.numel() * tensor.element_size()
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -366,9 +535,14 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return plain if plain.data_ptr() % ALIGNMENT == 0 else plain.clone()
 
 
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """With the same strides, and gradients where it has them."""
+    return tensor.clone() if _is_dense(tensor) else _Layout.of(tensor).copied(tensor)
+
+
 @dataclass(frozen=True)
 class _Layout:
-    """How PyTorch lays out an output, which code behind the graph may count on."""
+    """How PyTorch lays out a tensor, which code behind the graph may count on."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -378,35 +552,36 @@ class _Layout:
         return _Layout(tensor.shape, tensor.stride())
 
     def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.stride() == self.strides:
-            return tensor
-        return torch.empty_strided(self.shape, self.strides, dtype=tensor.dtype).copy_(tensor)
+        """The tensor itself where it lies so, or a copy."""
+        return tensor if tensor.stride() == self.strides else self.copied(tensor)
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy; an axis along which all elements are one stays so."""
+        once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in self.strides)]
+        return torch.empty_strided(once.shape, self.strides, dtype=tensor.dtype).copy_(once).expand(self.shape)
 
 
 @dataclass(frozen=True)
 class _View:
-    """An output that is an argument, or a part of it."""
+    """An output that is an argument or another output, or a part of one: shape, strides and offset in elements."""
 
-    argument: int
-    shape: torch.Size
-    strides: tuple[int, ...]
+    layout: _Layout
     offset: int
+    argument: int | None = None
+    output: int | None = None
 
     @staticmethod
-    def of(output: torch.Tensor, index: int, copy: torch.Tensor, argument: torch.Tensor) -> _View:
-        if output.dtype != argument.dtype or copy.stride() != argument.stride():
-            raise _Stays("it returns a view of what it is given")
-        return _View(index, output.shape, output.stride(), output.storage_offset() - copy.storage_offset())
+    def of(tensor: torch.Tensor, base: torch.Tensor, argument: int | None = None, output: int | None = None) -> _View:
+        if tensor.dtype != base.dtype:
+            raise _Stays("it returns a view of what it is given, as another dtype")
+        return _View(_Layout.of(tensor), tensor.storage_offset() - base.storage_offset(), argument, output)
 
-    def of_argument(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
-        argument = arguments[self.argument]
-        if (self.shape, self.strides, self.offset) == (argument.shape, argument.stride(), 0):
-            return argument
-        return argument.as_strided(self.shape, self.strides, argument.storage_offset() + self.offset)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    def made_of(self, arguments: Sequence[torch.Tensor], outputs: Sequence[Any]) -> torch.Tensor:
+        base: torch.Tensor = outputs[self.output] if self.output is not None else arguments[self.argument or 0]
+        base = base.detach() if base.requires_grad else base
+        if self.layout == _Layout.of(base) and self.offset == 0 and self.output is None:
+            return base
+        return base.as_strided(self.layout.shape, self.layout.strides, base.storage_offset() + self.offset)
 
 
 def _compared_s(
@@ -416,7 +591,7 @@ def _compared_s(
 
     A turn is many calls: after each change, the threads of the other one still wait on the cores for some more work.
     """
-    copies = [value.clone() for value in arguments]
+    copies = [_copy(value) for value in arguments]
     runs, best = (lambda: tuned.compute(copies), lambda: graph(*copies)), [math.inf, math.inf]
     for _ in range(TURNS):
         for index, run in enumerate(runs):

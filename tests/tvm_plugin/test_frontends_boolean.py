@@ -38,6 +38,21 @@ def test_operators_on_bools_mean_what_numpy_says(tmp_path: Path, name: str) -> N
     np.testing.assert_array_equal(found, getattr(np, name)(A, B))
 
 
+@pytest.mark.parametrize("operator", ["divide", "floor_divide", "mod", "floor_mod"])
+def test_integers_divided_by_zero_do_not_end_the_process(tmp_path: Path, operator: str) -> None:
+    inputs = [relax.Var(name, relax.TensorType((4,), "int32")) for name in "ab"]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(getattr(relax.op, operator)(*inputs))
+        builder.emit_func_output(result)
+    a, b = np.array([7, -7, 9, 8], "int32"), np.array([2, 2, 0, 3], "int32")
+    (found,) = eqtune.tune_model(builder.get(), trials=1, threads=1, work_dir=tmp_path, progress=False).run(a, b)
+    floors, exact = {"divide": np.trunc(a / [2, 2, 1, 3]), "floor_divide": a // [2, 2, 1, 3]}, np.array([1, 1, 0, 2])
+    expected = floors.get(operator, exact - 2 * (operator == "mod") * (a < 0))
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_powers_of_integers_are_whole(tmp_path: Path, dtype: str) -> None:
     base, exponent = np.array([[-3, 2, 7, 0]], dtype), np.array([[3], [10], [0]], dtype)

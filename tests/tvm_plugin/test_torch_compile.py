@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_sizes_that_differ_stay_with_pytorch_or_are_tuned_one_by_one(compiled: A
     with torch.no_grad():
         fast = compiled(model)
         assert_same(fast(images[0]), model(images[0]))
-        with pytest.warns(UserWarning, match=r"sizes differ from call to call.*dynamic=False"):
+        with pytest.warns(UserWarning, match=r"sizes or numbers differ from call to call.*dynamic=False"):
             assert_same(fast(images[1]), model(images[1]))
         torch._dynamo.reset()
         fast = compiled(model, dynamic=False)
@@ -201,6 +202,119 @@ def test_views_of_what_is_given_stay_views(compiled: Any, tunings: list[Any]) ->
             assert [output.data_ptr() - given[0].data_ptr() for output in outputs[:2]] == [0, 32]
             assert outputs[3].data_ptr() == given[1].data_ptr() + 12
     assert len(tunings) == 1
+
+
+def swapped(x: Any, y: Any) -> Any:
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+    return before, x.sum()
+
+
+def related(x: Any, y: Any) -> Any:
+    z = x * 2
+    return z[1], z, z.clone(), (x @ y).sum(1, keepdim=True).expand(4, 6)
+
+
+@pytest.mark.parametrize("function", [swapped, related])
+def test_results_own_their_memory_as_those_of_pytorch(function: Any, compiled: Any, tunings: list[Any]) -> None:
+    fast = compiled(function)
+    given = (torch.randn(4, 4), torch.randn(4, 4))
+    twins = tuple(tensor.clone() for tensor in given)
+    with torch.no_grad():
+        for _ in range(2):
+            outputs, expected = fast(*given), function(*twins)
+            outputs[0].add_(1)
+            expected[0].add_(1)
+            assert_same(outputs, expected)
+            assert_same(given, twins)
+    assert len(tunings) == 1
+
+
+def test_results_that_are_constant_cannot_be_overwritten(compiled: Any, tunings: list[Any]) -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+    fast, x = compiled(lambda x: (weight.exp(), x @ weight.exp())), torch.randn(4, 4)
+    with torch.no_grad():
+        expected = [output.clone() for output in fast(x)]
+        fast(x)[0].zero_()
+        assert_same(fast(x), expected)
+    assert len(tunings) == 1
+
+
+def test_arguments_that_overlap_are_changed_in_order(compiled: Any, tunings: list[Any]) -> None:
+    def function(x: Any, y: Any) -> Any:
+        x.mul_(2)
+        return x + y
+
+    fast, whole = compiled(function), torch.randn(8)
+    twin = whole.clone()
+    with torch.no_grad():
+        fast(torch.randn(4), torch.randn(4))
+        assert_same([fast(whole[:4], whole[2:6])], [function(twin[:4], twin[2:6])])
+    assert_same([whole], [twin])
+    assert len(tunings) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what PyTorch imports
+def test_an_optimizer_takes_one_step(compiled: Any) -> None:
+    model, twin = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    twin.load_state_dict(model.state_dict())
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, twin)]
+    x = torch.randn(2, 4)
+    for one in (model, twin):
+        one(x).sum().backward()
+    with pytest.warns(UserWarning, match="changes tensors that are not among its arguments"):
+        compiled(optimizers[0].step)()
+    optimizers[1].step()
+    with torch.no_grad():
+        assert_same(model.parameters(), twin.parameters())
+
+
+def test_blocks_that_share_a_graph_keep_their_own_weights(compiled: Any, tunings: list[Any]) -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
+    fast, x = [compiled(layer) for layer in layers], torch.randn(2, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            for layer, one in zip(layers, fast, strict=True):
+                assert_same([one(x)], [layer(x)])
+    assert [len(result.mod["main"].params) for result in tunings] == [1] * 5
+
+
+def test_seeds_and_numbers_are_those_of_pytorch(compiled: Any, tunings: list[Any]) -> None:
+    def noisy(x: Any) -> Any:
+        return x + torch.randn(5)
+
+    fast = compiled(noisy)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        with pytest.warns(UserWarning, match="random numbers"):
+            found = [fast(torch.zeros(5))]
+        found.append(fast(torch.zeros(5)))
+        torch.manual_seed(0)
+        assert_same(found, [noisy(torch.zeros(5)), noisy(torch.zeros(5))])
+
+
+def test_what_breaks_while_it_is_tuned_stays_with_pytorch(
+    compiled: Any, tunings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("an internal error\nof TVM")
+
+    monkeypatch.setattr(torch_compile, "tune_model", broken)
+    with torch.no_grad(), pytest.warns(UserWarning, match="it cannot be tuned: an internal error"):
+        assert compiled(lambda x: x * 2)(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_process_runs_the_graph_itself(compiled: Any, tunings: list[Any]) -> None:
+    fast, x = compiled(torch.nn.Linear(4, 4)), torch.randn(1, 4)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # threads are running
+        expected = fast(x)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.allclose(fast(x), expected, atol=1e-5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_pytorch_runs_faster_stays_with_pytorch(

@@ -159,10 +159,15 @@ def with_plain_powers(mod: tvm.IRModule) -> tvm.IRModule:
     return _with_main(_Powers(mod), mod)
 
 
+INTEGER_DIVISIONS = frozenset(f"relax.{name}" for name in ("divide", "floor_divide", "mod", "floor_mod"))
+
+
 @relax.expr_functor.mutator
 class _DivisionsByZero(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
+        if operator(call) in INTEGER_DIVISIONS and str(call.ty.dtype).startswith(("int", "uint")):
+            return self._of_integers(call)
         if operator(call) != "relax.divide" or not isinstance(call.args[1], tvm.ir.GenericConst):
             return call
         x, divisor = call.args[0], array_of(call.args[1])
@@ -171,9 +176,20 @@ class _DivisionsByZero(relax.PyExprMutator):
         infinity = np.copysign(np.array(np.inf, divisor.dtype), divisor)
         return self.builder_.normalize(relax.op.multiply(x, constant_of(infinity)))
 
+    def _of_integers(self, call: relax.Call) -> relax.Expr:
+        x, divisor = call.args
+        if isinstance(divisor, tvm.ir.GenericConst) and array_of(divisor).all():
+            return call
+        none, one = (relax.const(number, str(divisor.ty.dtype)) for number in (0, 1))
+        divisor = self.builder_.emit(relax.op.where(relax.op.equal(divisor, none), one, divisor))
+        return self.builder_.normalize(relax.Call(call.op, [x, divisor], call.attrs))
+
 
 def with_no_division_by_zero(mod: tvm.IRModule) -> tvm.IRModule:
-    """Write x / 0 in "main" as x * inf, which is the same infinities and NaNs: TVM refuses to compile the former."""
+    """Write x / 0 in "main" as x * inf, which is the same infinities and NaNs: TVM refuses to compile the former.
+
+    Integers are divided by 1 where they would be divided by 0, which ends the process.
+    """
     return _with_main(_DivisionsByZero(mod), mod)
 
 

@@ -55,7 +55,9 @@ def _layer_norm(node: Any, importer: Any) -> relax.Expr:
     x, shape, gamma, beta, epsilon = arguments(node, importer, names, (None, None, 1e-5))
     gamma, beta = _affine(x, shape, gamma, beta)
     axes = list(range(-len(shape), 0))
-    return importer.block_builder.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
+    x = cast(x, str(gamma.ty.dtype), importer)  # of 16 bits, under autocast
+    result = importer.block_builder.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
+    return cast(result, dtype_of(node), importer)
 
 
 def _std(node: Any, importer: Any) -> relax.Expr:

@@ -43,14 +43,16 @@ def _attention(
         for x, *both in zip((query, key, value), weights, biases, strict=True)
     )
     seen = None if mask is None else ~_of_heads(mask.to(torch.bool), mask_type)
-    if not need_weights:
-        mixed, shares = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen), None
-    else:
+    if not need_weights and seen is None:
+        mixed, shares = functional.scaled_dot_product_attention(q, k, v), None
+    else:  # a place that sees nothing is NaN here, and would not be there
         scores = (q / (width // heads) ** 0.5) @ k.transpose(-2, -1)
         shares = (scores if seen is None else scores.masked_fill(~seen, -torch.inf)).softmax(-1)
         mixed = shares @ v
     output = functional.linear(mixed.transpose(1, 2).reshape(batch, -1, width), out_weight, out_bias)
-    return output, shares.mean(1) if shares is not None and average_weights else shares
+    if shares is None or not need_weights:
+        return output, None
+    return output, shares.mean(1) if average_weights else shares
 
 
 def _of_heads(mask: Tensor, mask_type: int | None) -> Tensor:
