@@ -13,6 +13,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from eqtune.cli import main
 from eqtune.errors import InputError, UnsupportedModelError
 from eqtune.frontends import load_model, load_params
 
@@ -267,6 +268,18 @@ def test_one_function_of_several():
         load_model(Two, function="encode")
     with pytest.raises(InputError, match="function is for Relax modules"):
         load_model("zoo:nasrnn", function="encode")
+
+
+def test_the_command_line_names_the_function(tmp_path, capsys):
+    path = tmp_path / "two.json"
+    path.write_text(tvm.ir.save_json(Two))
+    weights = tmp_path / "w.npz"
+    np.savez(weights, w=WEIGHT)
+    assert main(["kernels", str(path), "--list", "--params", str(weights), "--threads", "1"]) == 2
+    assert "--function NAME" in capsys.readouterr().err
+    chosen = ["--function", "prefill", "--shape", "x=5,4"]
+    assert main(["kernels", str(path), "--list", "--params", str(weights), "--threads", "1", *chosen]) == 0
+    assert "matmul" in capsys.readouterr().out
 
 
 def test_models_of_relax_nn_come_in_with_their_parameters():
