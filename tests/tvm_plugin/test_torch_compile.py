@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from eqtune import torch_compile  # noqa: E402
+from eqtune.torch_compile import captured, described  # noqa: E402
 
 
 class Network(torch.nn.Module):
@@ -41,15 +41,15 @@ def _seeded() -> Iterator[None]:
 def tunings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was tuned; PyTorch never is the faster one."""
     results: list[Any] = []
-    tune_model = torch_compile.tune_model
+    tune_model = captured.tune_model
 
     def tune(*arguments: Any, **options: Any) -> Any:
         results.append(tune_model(*arguments, **options))
         return results[-1]
 
-    monkeypatch.setattr(torch_compile, "tune_model", tune)
-    monkeypatch.setattr(torch_compile, "EAGER_IS_ENOUGH_S", 0.0)
-    monkeypatch.setattr(torch_compile, "_compared_s", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(captured, "tune_model", tune)
+    monkeypatch.setattr(described, "EAGER_IS_ENOUGH_S", 0.0)
+    monkeypatch.setattr(captured, "compared_s", lambda *_: (1.0, 2.0))
     return results
 
 
@@ -326,7 +326,7 @@ def test_what_breaks_while_it_is_tuned_stays_with_pytorch(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("an internal error\nof TVM")
 
-    monkeypatch.setattr(torch_compile, "tune_model", broken)
+    monkeypatch.setattr(captured, "tune_model", broken)
     with torch.no_grad(), pytest.warns(UserWarning, match="it cannot be tuned: an internal error"):
         assert compiled(lambda x: x * 2)(torch.ones(2)).tolist() == [2, 2]
 
@@ -346,7 +346,7 @@ def test_a_forked_process_runs_the_graph_itself(compiled: Any, tunings: list[Any
 def test_what_pytorch_runs_faster_stays_with_pytorch(
     compiled: Any, tunings: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_compile, "_compared_s", lambda *_: (2e-3, 1e-3))
+    monkeypatch.setattr(captured, "compared_s", lambda *_: (2e-3, 1e-3))
     model, image = Network().eval(), torch.randn(1, 3, 12, 12)
     fast = compiled(model)
     with torch.no_grad():

@@ -1,0 +1,124 @@
+"""A tuned graph, called as the captured one is, and timed beside it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .memory import Layout, View, copy_of, meet, memory, plain
+from .weights import Weights
+
+__all__ = ["Tuned", "compared_s"]
+
+TURNS, TURN_S, CALLS_A_TURN = 3, 0.1, 200
+"""Both run this often in turns, each time for that long."""
+
+
+class Tuned:
+    """A tuned graph, on PyTorch's tensors.
+
+    Parameters
+    ----------
+    result : TuneResult
+    weights : Weights
+    inputs : sequence of int
+        Which arguments it takes.
+    changed : sequence of int
+        Which ones it returns changed, behind its outputs.
+    outputs : sequence
+        Layouts of what it computes, views, and what is no tensor.
+    arguments : sequence of Tensor
+        Any that it can be called with: to find out which of TVM's results have no memory of their own.
+    """
+
+    def __init__(
+        self,
+        result: Any,
+        weights: Weights,
+        inputs: Sequence[int],
+        changed: Sequence[int],
+        outputs: Sequence[Any],
+        arguments: Sequence[torch.Tensor],
+    ) -> None:
+        self.weights = weights
+        self._run = result.run_tensors
+        self._inputs, self._changed = tuple(inputs), tuple(changed)
+        self._outputs = tuple(outputs)
+        self._borrowed: tuple[int, ...] = ()
+        self._borrowed = self._without_own_memory(arguments)
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """What the captured graph returns for these, some of which it may change."""
+        returned = self.compute(arguments)
+        for index in reversed(self._changed):
+            with torch.no_grad():
+                arguments[index].copy_(returned.pop())
+        tensors = iter(returned)
+        outputs = [output.laid_out(next(tensors)) if isinstance(output, Layout) else output for output in self._outputs]
+        for index, output in enumerate(outputs):
+            if isinstance(output, View):
+                outputs[index] = output.made_of(arguments, outputs)
+        return tuple(outputs)
+
+    def compute(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The computed outputs, and what becomes of the arguments that the graph changes."""
+        inputs = (plain(arguments[index]) for index in self._inputs)
+        tensors = [torch.from_dlpack(tensor) for tensor in self._run(*inputs)]
+        for index in self._borrowed:
+            tensors[index] = tensors[index].clone()
+        return tensors
+
+    def overlap(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether an argument that the graph changes lies where another one does."""
+        if not self._changed:
+            return False
+        places = [memory(argument) for argument in arguments]
+        return any(
+            meet(places[index], place)
+            for index in self._changed
+            for other, place in enumerate(places)
+            if other != index
+        )
+
+    def _without_own_memory(self, arguments: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Which results are constants, inputs, or the memory of results before them: TVM makes no copies of those."""
+        inputs = list(arguments)
+        for index in self._inputs:
+            inputs[index] = plain(inputs[index]).clone()
+        kept = self.compute(inputs)
+        taken = [memory(tensor) for tensor in itertools.chain(inputs, kept)]
+        borrowed = []
+        for index, tensor in enumerate(self.compute(inputs)):
+            if any(meet(memory(tensor), place) for place in taken):
+                borrowed.append(index)
+            taken.append(memory(tensor))
+        return tuple(borrowed)
+
+
+def compared_s(
+    tuned: Tuned, graph: Callable[..., Any], arguments: Sequence[torch.Tensor], changed: Sequence[int]
+) -> tuple[float, float]:
+    """Seconds of one call, tuned and with PyTorch: the minimum of several, in turns, on copies.
+
+    A turn is many calls: after each change, the threads of the other one still wait on the cores for some more work.
+    """
+    copies = [copy_of(value) for value in arguments]
+    runs, best = (lambda: tuned.compute(copies), lambda: graph(*copies)), [math.inf, math.inf]
+    for _ in range(TURNS):
+        for index, run in enumerate(runs):
+            started = time.perf_counter()
+            for _ in range(CALLS_A_TURN):
+                for other in changed:
+                    copies[other].copy_(arguments[other])
+                before = time.perf_counter()
+                run()
+                now = time.perf_counter()
+                best[index] = min(best[index], now - before)
+                if now - started > TURN_S:
+                    break
+    return best[0], best[1]
