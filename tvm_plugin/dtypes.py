@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["HALVES", "epsilon", "is_floating", "numpy_dtype"]
+__all__ = ["HALVES", "epsilon", "is_floating", "is_integer", "numpy_dtype"]
 
 HALVES = ("float16", "bfloat16")
 """Floating-point types of 16 bits."""
@@ -25,6 +25,11 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def is_floating(name: str) -> bool:
     """Whether a dtype is of floating-point numbers: numpy takes bfloat16 for no number at all."""
     return name.startswith(("float", "bfloat"))
+
+
+def is_integer(name: str) -> bool:
+    """Whether a dtype is of whole numbers, with or without a sign; bool is not."""
+    return name.startswith(("int", "uint"))
 
 
 def epsilon(name: str) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..dtypes import HALVES, is_floating
+from ..dtypes import HALVES, is_floating, is_integer
 from ..errors import InputError
 from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
@@ -140,7 +140,7 @@ class _Powers(relax.PyExprMutator):
         if operator(call) != "relax.power":
             return call
         (base, exponent), dtype, emit = call.args, str(call.ty.dtype), self.builder_.emit
-        if dtype.startswith(("int", "uint")):
+        if is_integer(dtype):
             base, exponent = (relax.op.astype(argument, "float64") for argument in call.args)
             return self.builder_.normalize(relax.op.astype(relax.op.power(base, exponent), dtype))
         number = array_of(exponent) if isinstance(exponent, tvm.ir.GenericConst) else np.zeros(0)
@@ -166,7 +166,7 @@ INTEGER_DIVISIONS = frozenset(f"relax.{name}" for name in ("divide", "floor_divi
 class _DivisionsByZero(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        if operator(call) in INTEGER_DIVISIONS and str(call.ty.dtype).startswith(("int", "uint")):
+        if operator(call) in INTEGER_DIVISIONS and is_integer(str(call.ty.dtype)):
             return self._of_integers(call)
         if operator(call) != "relax.divide" or not isinstance(call.args[1], tvm.ir.GenericConst):
             return call

@@ -13,8 +13,6 @@ from tvm import relax
 from ..errors import InputError
 from .imported import ImportedModel, check_shapes, imported_model, is_number
 
-_SAY_WHICH = 'Say which to tune: function="NAME", or --function NAME'
-
 __all__ = ["bind_shapes", "from_relax", "from_relax_json", "with_weights_bound"]
 
 
@@ -57,7 +55,7 @@ def from_relax(
     InputError
         There is no such function, or there are several, none of them "main"; or something does not fit the function.
     """
-    mod = with_weights_bound(_with_main(mod, function))
+    mod = with_weights_bound(_as_main(mod, function))
     if params:
         mod = _bind_params(mod, params)
     if shapes:
@@ -66,14 +64,17 @@ def from_relax(
     return imported_model(mod, name, "relax")
 
 
-def _with_main(mod: tvm.IRModule, function: str | None) -> tvm.IRModule:
+def _as_main(mod: tvm.IRModule, function: str | None) -> tvm.IRModule:
     """The module with one of its Relax functions as "main", and what that one calls."""
     found = [var.name_hint for var, value in mod.functions_items() if isinstance(value, relax.Function)]
     names = ", ".join(sorted(found))
     if not found:
         raise InputError("the module has no Relax function")
     if function is None and "main" not in found and len(found) != 1:
-        raise InputError(f"the module has no function main; its Relax functions are: {names}. {_SAY_WHICH}")
+        raise InputError(
+            f"the module has no function main; its Relax functions are: {names}. Say which to tune: "
+            'function="NAME", or --function NAME'
+        )
     function = function or ("main" if "main" in found else found[0])
     if function not in found:
         raise InputError(f"the module has no Relax function {function!r}; its Relax functions are: {names}")

@@ -168,22 +168,28 @@ def _instance_norm(node: Any, importer: Any) -> relax.Expr:
     defaults = (None, None, None, None, True, 0.1, 1e-5)
     x, gamma, beta, mean, variance, own_statistics, _, epsilon = arguments(node, importer, names, defaults)
     gamma, beta = _affine(x, shape_of(x)[1:2], gamma, beta)
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
     if own_statistics:
-        return emit(op.nn.instance_norm(x, gamma, beta, 1, list(range(2, len(shape_of(x)))), epsilon))
-    x, gamma, beta = (cast(part, str(mean.ty.dtype), importer) for part in (x, gamma, beta))
-    result = emit(emit(op.nn.batch_norm(x, gamma, beta, mean, variance, 1, epsilon, training=False))[0])
-    return cast(result, dtype, importer)
+        return importer.block_builder.emit(
+            op.nn.instance_norm(x, gamma, beta, 1, list(range(2, len(shape_of(x)))), epsilon)
+        )
+    return _by_statistics(x, gamma, beta, mean, variance, epsilon, importer)
 
 
 def _batch_norm(node: Any, importer: Any) -> relax.Expr:
-    """By running statistics, and in their dtype: under autocast, images have 16 bits."""
-    image, mean = (importer.env[node.args[index]] for index in (0, 3))
-    importer.env[node.args[0]] = cast(image, str(mean.ty.dtype), importer)
-    try:
-        return cast(importer._batch_norm_legit_no_training(node), str(image.ty.dtype), importer)
-    finally:
-        importer.env[node.args[0]] = image
+    names = ("input", "weight", "bias", "running_mean", "running_var", "momentum", "eps")
+    x, gamma, beta, mean, variance, _, epsilon = arguments(node, importer, names, ())
+    gamma, beta = _affine(x, shape_of(x)[1:2], gamma, beta)
+    return _by_statistics(x, gamma, beta, mean, variance, epsilon, importer)
+
+
+def _by_statistics(
+    x: Any, gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float, importer: Any
+) -> relax.Expr:
+    """Normalised by what a model has kept, in the dtype of that: under autocast, images have 16 bits."""
+    dtype, emit = str(x.ty.dtype), importer.block_builder.emit
+    x, gamma, beta = (cast(part, str(mean.ty.dtype), importer) for part in (x, gamma, beta))
+    result = emit(emit(op.nn.batch_norm(x, gamma, beta, mean, variance, 1, epsilon, training=False))[0])
+    return cast(result, dtype, importer)
 
 
 def _masked_fill(node: Any, importer: Any) -> relax.Expr:

@@ -42,12 +42,13 @@ def _attention(
         functional.linear(x, *both).view(batch, -1, heads, width // heads).transpose(1, 2)
         for x, *both in zip((query, key, value), weights, biases, strict=True)
     )
-    seen = None if mask is None else ~_of_heads(mask.to(torch.bool), mask_type)
-    if not need_weights and seen is None:
+    if mask is None and not need_weights:
         mixed, shares = functional.scaled_dot_product_attention(q, k, v), None
     else:  # a place that sees nothing is NaN here, and would not be there
         scores = (q / (width // heads) ** 0.5) @ k.transpose(-2, -1)
-        shares = (scores if seen is None else scores.masked_fill(~seen, -torch.inf)).softmax(-1)
+        if mask is not None:
+            scores = scores.masked_fill(_of_heads(mask.to(torch.bool), mask_type), -torch.inf)
+        shares = scores.softmax(-1)
         mixed = shares @ v
     output = functional.linear(mixed.transpose(1, 2).reshape(batch, -1, width), out_weight, out_bias)
     if shares is None or not need_weights:

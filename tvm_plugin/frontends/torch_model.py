@@ -39,7 +39,7 @@ from .torch_nodes import array_of_torch, torch_of_array
 from .torch_order import EqualsInOrder
 from .torch_state import WithState, changed_buffers, decomposed, register_caches
 
-__all__ = ["from_exported_program", "from_module", "quiet"]
+__all__ = ["exported", "from_exported_program", "from_module", "quiet"]
 
 OUR_DECOMPOSITIONS = EXPERT_DECOMPOSITIONS | FAST_PATH_DECOMPOSITIONS
 
@@ -66,17 +66,17 @@ def from_module(
     arguments, keywords = ((), given) if isinstance(given, dict) else (given, {})
     name = type(module).__name__
     with _evaluating(module), _unchanged(module), quiet():
-        program = _exported(module, arguments, keywords, name)
+        program = exported(module, arguments, keywords, name)
         strict = False
         try:
             changed = changed_buffers(program)
         except UnsupportedModelError:  # buffers that several modules share
             strict = True
-            program = _exported(module, arguments, keywords, name, strict)
+            program = exported(module, arguments, keywords, name, strict)
             changed = changed_buffers(program)
         if changed:
             module = WithState(module, changed, arguments, keywords)
-            program = _exported(module, module.arguments, module.keywords, name, strict)
+            program = exported(module, module.arguments, module.keywords, name, strict)
 
     def evaluate(*arguments: Any, **keywords: Any) -> Any:
         with _evaluating(module):
@@ -140,12 +140,13 @@ def _with_state(
     if program.example_inputs is None:
         raise UnsupportedModelError("the model changes its buffers, and its program holds no example inputs")
     module = WithState(program.module(), changed, *program.example_inputs)
-    return _exported(module, module.arguments, module.keywords, name), module
+    return exported(module, module.arguments, module.keywords, name), module
 
 
-def _exported(
+def exported(
     module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], name: str, strict: bool = False
 ) -> torch.export.ExportedProgram:
+    """What torch.export makes of a module, which the error calls `name`. Raises InputError where it cannot."""
     try:
         return torch.export.export(module, arguments, keywords, strict=strict)
     except Exception as error:  # the model's own code runs, which may raise anything
@@ -174,7 +175,7 @@ def _specialised(
         check_static(shape, f"input {input_name!r}")
         tensors.append(torch.zeros(tuple(shape), dtype=value.dtype))
     arguments, keywords = pytree.tree_unflatten(tensors, program.call_spec.in_spec)
-    return _exported(program.module(), arguments, keywords, name)
+    return exported(program.module(), arguments, keywords, name)
 
 
 def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

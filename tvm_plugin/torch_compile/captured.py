@@ -16,7 +16,7 @@ from ..errors import InputError, RecordError, SetupError, UnsupportedModelError
 from ..runtime import first_line
 from ..tune import tune_model
 from .described import check_arguments, check_operators, described
-from .exported import Frozen, changed_arguments, exported
+from .exported import Frozen, changed_arguments, program_of
 from .memory import Layout
 from .stays import Stays
 from .tuned import Tuned, compared_s
@@ -102,12 +102,12 @@ class CapturedGraph:
         states = {index: State.of(arguments[index]) for index in frozen}
         computed = [index for index, value in enumerate(outputs) if isinstance(value, Layout)]
         module = Frozen(self._graph, arguments, frozen, computed)
-        program = exported(module, arguments)
+        program = program_of(module, arguments)
         changed = changed_arguments(program, module)
         if changed:
             frozen = [index for index in frozen if index not in changed]
             module = Frozen(self._graph, arguments, frozen, computed, changed)
-            program = exported(module, arguments)
+            program = program_of(module, arguments)
         if not computed and not changed:
             raise Stays("")
         try:

@@ -79,12 +79,12 @@ def described(graph: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) ->
         if value.layout != torch.strided or value.is_neg() or value.is_conj():
             raise Stays("it returns a tensor of another kind than plain ones")
     return [
-        described_tensor(index, tensors, copies, arguments) if index in tensors else value
+        _described_tensor(index, tensors, copies, arguments) if index in tensors else value
         for index, value in enumerate(outputs)
     ]
 
 
-def described_tensor(
+def _described_tensor(
     index: int, tensors: Mapping[int, torch.Tensor], copies: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]
 ) -> Layout | View:
     """An output: computed, or a view of an argument or of another output, the first that spans the most memory."""
@@ -93,7 +93,7 @@ def described_tensor(
         if shares_storage(tensor, given):
             if given.stride() != argument.stride():
                 raise Stays("it returns a view of what it is given")
-            return View.of(tensor, given, argument=owner)
+            return View.of(tensor, given, owner)
     siblings = [other for other, value in tensors.items() if shares_storage(tensor, value)]
     base = max(siblings, key=lambda other: (extent(tensors[other]), -other)) if siblings else index
     if base == index:
@@ -101,4 +101,4 @@ def described_tensor(
     (first, end), (base_first, base_end) = memory(tensor), memory(tensors[base])
     if not base_first <= first <= end <= base_end or not is_dense(tensors[base]):
         raise Stays("its outputs share memory")
-    return View.of(tensor, tensors[base], output=base)
+    return View.of(tensor, tensors[base], base, of_output=True)

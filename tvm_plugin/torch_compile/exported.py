@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.export
 from torch.export.graph_signature import OutputKind
 
-from ..errors import EqtuneError
-from ..frontends.torch_model import quiet
+from ..errors import InputError, UnsupportedModelError
+from ..frontends.torch_model import exported, quiet
 from ..frontends.torch_state import decomposed
-from ..runtime import first_line
 from .stays import Stays
 
-__all__ = ["Frozen", "changed_arguments", "exported"]
+__all__ = ["Frozen", "changed_arguments", "program_of"]
 
 _CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
@@ -70,14 +68,14 @@ class Frozen(torch.nn.Module):
         return next(index for index, name in self._names.items() if name == buffer)
 
 
-def exported(module: Frozen, arguments: Sequence[Any]) -> torch.export.ExportedProgram:
-    """The program of a captured graph, without gradients. Raises Stays where torch.export cannot follow it."""
+def program_of(module: Frozen, arguments: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
+    """A captured graph, exported without gradients. Raises Stays where torch.export cannot follow it."""
     with torch.inference_mode(False), torch.no_grad(), quiet():
         inputs = tuple(arguments[index].detach().clone() for index in module.inputs)
         try:
-            return torch.export.export(module, inputs, strict=False)
-        except Exception as error:  # what torch cannot export it raises anything for
-            raise Stays(f"torch.export cannot export it: {first_line(error)}") from error
+            return exported(module, inputs, {}, "it")
+        except InputError as error:
+            raise Stays(str(error)) from error
 
 
 def changed_arguments(program: torch.export.ExportedProgram, module: Frozen) -> list[int]:
@@ -85,7 +83,7 @@ def changed_arguments(program: torch.export.ExportedProgram, module: Frozen) -> 
     with quiet():
         try:
             functional = decomposed(program, {})
-        except EqtuneError as error:
+        except UnsupportedModelError as error:
             raise Stays(str(error)) from error
     inputs = list(functional.graph_signature.user_inputs)
     changed = []

@@ -47,8 +47,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """As TVM's kernels read tensors: in C order, beginning at a multiple of 64 bytes."""
-    plain = tensor.detach().resolve_neg().contiguous()
-    return plain if plain.data_ptr() % ALIGNMENT == 0 else plain.clone()
+    tensor = tensor.detach().resolve_neg().contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,20 +86,20 @@ class View:
 
     layout: Layout
     offset: int
-    argument: int | None = None
-    output: int | None = None
+    base: int
+    of_output: bool = False
 
     @staticmethod
-    def of(tensor: torch.Tensor, base: torch.Tensor, argument: int | None = None, output: int | None = None) -> View:
+    def of(tensor: torch.Tensor, base: torch.Tensor, index: int, of_output: bool = False) -> View:
         """What a tensor is of the one that it is a view of. Raises Stays where that has another dtype."""
         if tensor.dtype != base.dtype:
             raise Stays("it returns a view of what it is given, as another dtype")
-        return View(Layout.of(tensor), tensor.storage_offset() - base.storage_offset(), argument, output)
+        return View(Layout.of(tensor), tensor.storage_offset() - base.storage_offset(), index, of_output)
 
     def made_of(self, arguments: Sequence[torch.Tensor], outputs: Sequence[Any]) -> torch.Tensor:
         """The same view of what is given, or was computed, this time."""
-        base: torch.Tensor = outputs[self.output] if self.output is not None else arguments[self.argument or 0]
+        base: torch.Tensor = (outputs if self.of_output else arguments)[self.base]
         base = base.detach() if base.requires_grad else base
-        if self.layout == Layout.of(base) and self.offset == 0 and self.output is None:
+        if self.layout == Layout.of(base) and self.offset == 0 and not self.of_output:
             return base
         return base.as_strided(self.layout.shape, self.layout.strides, base.storage_offset() + self.offset)

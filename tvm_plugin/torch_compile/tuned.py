@@ -49,7 +49,6 @@ class Tuned:
         self._run = result.run_tensors
         self._inputs, self._changed = tuple(inputs), tuple(changed)
         self._outputs = tuple(outputs)
-        self._borrowed: tuple[int, ...] = ()
         self._borrowed = self._without_own_memory(arguments)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -67,11 +66,13 @@ class Tuned:
 
     def compute(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The computed outputs, and what becomes of the arguments that the graph changes."""
-        inputs = (plain(arguments[index]) for index in self._inputs)
-        tensors = [torch.from_dlpack(tensor) for tensor in self._run(*inputs)]
+        tensors = self._results([arguments[index] for index in self._inputs])
         for index in self._borrowed:
             tensors[index] = tensors[index].clone()
         return tensors
+
+    def _results(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.from_dlpack(tensor) for tensor in self._run(*map(plain, inputs))]
 
     def overlap(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether an argument that the graph changes lies where another one does."""
@@ -85,19 +86,17 @@ class Tuned:
             if other != index
         )
 
-    def _without_own_memory(self, arguments: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    def _without_own_memory(self, arguments: Sequence[torch.Tensor]) -> list[int]:
         """Which results are constants, inputs, or the memory of results before them: TVM makes no copies of those."""
-        inputs = list(arguments)
-        for index in self._inputs:
-            inputs[index] = plain(inputs[index]).clone()
-        kept = self.compute(inputs)
+        inputs = [plain(arguments[index]).clone() for index in self._inputs]
+        kept = self._results(inputs)
         taken = [memory(tensor) for tensor in itertools.chain(inputs, kept)]
         borrowed = []
-        for index, tensor in enumerate(self.compute(inputs)):
+        for index, tensor in enumerate(self._results(inputs)):
             if any(meet(memory(tensor), place) for place in taken):
                 borrowed.append(index)
             taken.append(memory(tensor))
-        return tuple(borrowed)
+        return borrowed
 
 
 def compared_s(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 import torch
 
@@ -13,14 +13,8 @@ __all__ = ["State", "Weights", "own_tensors"]
 
 def own_tensors(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Tensors that a graph holds: what it was made with, and parameters where an optimizer was captured."""
-    held = (_attribute(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr")
+    held = (attrgetter(node.target)(graph) for node in graph.graph.nodes if node.op == "get_attr")
     return [value for value in held if isinstance(value, torch.Tensor)]
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
 
 
 @dataclass(frozen=True)

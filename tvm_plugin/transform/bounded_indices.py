@@ -10,6 +10,7 @@ from tvm import ir, relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from ..dtypes import is_integer
 from .constants import array_of, constant_of, is_static_tensor
 from .functions import extents, map_functions, operator
 
@@ -87,7 +88,7 @@ class _BoundedIndices(PyExprMutator):
 
     def _bounded(self, index: relax.Expr, counts: list[int]) -> relax.Expr:
         """`index`, of which each last axis has one of as many `counts`, or all of it the only one; itself if it is."""
-        if not counts or not is_static_tensor(index.ty) or not str(index.ty.dtype).startswith(("int", "uint")):
+        if not counts or not is_static_tensor(index.ty) or not is_integer(str(index.ty.dtype)):
             return index
         dtype = str(index.ty.dtype)
         if max(counts) > np.iinfo(dtype).max:

@@ -191,7 +191,8 @@ class TuneResult:
         """Run the tuned model on tensors of any library that speaks DLPack, on its device, without copying them.
 
         Outputs are TVM's tensors, which the same libraries take, as `torch.from_dlpack(tensor)` does. Inputs are in C
-        order and begin at multiples of 64 bytes, as PyTorch allocates them. They must not change meanwhile.
+        order and begin at multiples of 64 bytes, as PyTorch allocates them. They must not change meanwhile. An output
+        may be an input, another output, or a constant of the model: copy it before writing into it.
 
         Raises SetupError and InputError as `run` does, InputError also for an input that begins or lies elsewhere.
         """
