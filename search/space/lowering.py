@@ -45,7 +45,9 @@ def narrow_indices(function: Any) -> Any:
     """
     for parameter in function.params:
         shape = getattr(parameter.ty, "shape", ())
-        if str(parameter.dtype).startswith("int64") or math.prod(int(extent) for extent in shape) >= 2**31:
+        known = all(isinstance(extent, tirx.IntImm) for extent in shape)
+        wide = str(parameter.dtype).startswith("int64")
+        if wide or not known or math.prod(int(extent) for extent in shape) >= 2**31:
             return function
     if _sees_strides(function):
         # TVM would narrow the strides that an intrinsic sees, and not the indices that are made of them.

@@ -17,7 +17,7 @@ from ..machine import thread_count
 from ..transform.batch_norm import with_batch_statistics
 from ..transform.bounded_indices import with_bounded_indices
 from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, map_functions, rewrite_calls
+from ..transform.functions import KERNEL_CALLS, extents, map_functions, operator, rewrite_calls
 from ..transform.simplify_shapes import SimplifyShapes
 from .attention import legalize_attention
 from .block_names import rename_blocks
@@ -117,17 +117,33 @@ def _reshape_outputs(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _attach_layout_free(mod: ir.IRModule) -> ir.IRModule:
-    """TVM's pass, but for constants only: it takes the parameters after `num_input` for constants too."""
-    counts = {
-        variable.name_hint: function.attrs["num_input"]
-        for variable, function in mod.functions_items()
-        if isinstance(function, relax.Function) and function.attrs and "num_input" in function.attrs
-    }
-    mod = map_functions(mod, lambda f: f.without_attr("num_input") if f.attrs and "num_input" in f.attrs else f)
-    mod = relax.transform.AttachAttrLayoutFreeBuffers()(mod)
-    for name, count in counts.items():
-        mod.update_func(mod.get_global_var(name), mod[name].with_attr("num_input", count))
-    return mod
+    """Tell each kernel which of its arguments are constants, where it is called outside of branches.
+
+    TVM's pass takes the parameters after `num_input` for constants, too, and loses symbolic sizes of kernels that it
+    has as routines (cumsum).
+    """
+    builder = relax.BlockBuilder(mod)
+
+    def attach(binding: relax.VarBinding) -> relax.VarBinding:
+        call = binding.value
+        if operator(call) not in KERNEL_CALLS:
+            return binding
+        name, arguments = call.args[0].name_hint, call.args[1]
+        free = [place for place, argument in enumerate(arguments.fields) if isinstance(argument, ir.GenericConst)]
+        if not free:
+            return binding
+        kernel = builder.add_func(mod[name].with_attr("layout_free_buffers", free), name)
+        value = relax.Call(call.op, [kernel, *call.args[1:]], call.attrs, call.ty_args)
+        return relax.VarBinding(binding.var, builder.normalize(value))
+
+    functions = map_functions(mod, lambda function: rewrite_calls(function, attach))
+    if functions is mod:
+        return mod
+    result = builder.get()
+    for variable, function in functions.functions_items():
+        if isinstance(function, relax.Function):
+            result.update_func(result.get_global_var(variable.name_hint), function)
+    return relax.transform.DeadCodeElimination()(result)
 
 
 def _tidy(mod: ir.IRModule) -> ir.IRModule:

@@ -12,6 +12,7 @@ from ..search import strategies
 from ..search.space.generate import build_space
 from ..search.space.hardware import Hardware
 from ..search.space.lowering import lowerable_schedule
+from ..symbolic import is_symbolic
 from ..tasks import Task
 
 __all__ = ["AnalyticSchedule", "analytic_schedules"]
@@ -54,6 +55,8 @@ def analytic_schedules(tasks: Sequence[Task], hardware: Hardware, seed: int = 0)
 
 
 def _best(task: Task, hardware: Hardware, seed: int) -> AnalyticSchedule | None:
+    if is_symbolic(task.mod["main"]):
+        return None
     try:
         space = build_space(task.mod, hardware)
     except ValueError:

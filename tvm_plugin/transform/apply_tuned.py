@@ -17,6 +17,7 @@ from ..gpu_machine import is_gpu
 from ..machine import describe_machine
 from ..search.space.lowering import ASYNC_COPIES, as_written, prepare_for_lowering
 from ..search.space.replay import replay_schedule
+from ..symbolic import READY, tile_symbolic_kernels
 from ..tasks import extract_tasks
 from ..tasks.norms import legalize_norms
 from ..tasks.stacks import MOST, write_stacks_as_copies
@@ -93,7 +94,10 @@ class ApplyTuned:
         tasks = extract_tasks(mod)
         missing = [task for task in tasks if task.workload_hash not in known]
         if missing and self._estimate:
-            known |= analytic_schedules(missing, describe_machine(Target.current(allow_none=False), measure=False))
+            machine = Target.current(allow_none=False)
+            hardware = describe_machine(machine, measure=False)
+            known |= analytic_schedules(missing, hardware)
+            mod = mod if is_gpu(machine) else tile_symbolic_kernels(mod, hardware)
         elif missing:
             LOGGER.warning(
                 "%d of %d kernels have no schedule and stay as TVM compiles them, among them %s: tune this form of the "
@@ -133,7 +137,7 @@ def schedule_kernels(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
     """
     result = pack_weights(apply_schedules(mod, schedules))
     for variable, function in result.functions_items():
-        if isinstance(function, tirx.PrimFunc):
+        if isinstance(function, tirx.PrimFunc) and not (function.attrs and READY in function.attrs):
             is_scheduled = function.attrs and "tirx.is_scheduled" in function.attrs
             result.update_func(variable, (prepare_for_lowering if is_scheduled else as_written)(function))
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,13 @@ from .constants import Array, array_of, constant_of
 from .functions import KERNEL_CALLS, map_functions, operator, rewrite_calls, top_level_bindings
 from .packing import pack
 
-__all__ = ["pack_weights"]
+__all__ = ["SplitKernel", "pack_weights", "split_packing"]
 
 _ANNOTATION = "meta_schedule.layout_rewrite_preproc"
 
 
 @dataclass(frozen=True)
-class _Split:
+class SplitKernel:
     """A scheduled kernel in two: what packs the weights at `positions`, and what takes them packed."""
 
     packing: tirx.PrimFunc
@@ -30,11 +30,11 @@ class _Split:
     positions: tuple[int, ...]
 
 
-def pack_weights(mod: ir.IRModule) -> ir.IRModule:
+def pack_weights(mod: ir.IRModule, known: Mapping[str, SplitKernel] | None = None) -> ir.IRModule:
     """Run the blocks of kernels that repack constant weights now, and give the packed weights to the kernels.
 
     Such blocks carry the annotation "meta_schedule.layout_rewrite_preproc". Where a weight is no constant, and in a
-    module without Relax functions, they stay in the kernel.
+    module without Relax functions, they stay in the kernel. Kernels that are `known`, by name, are split already.
     """
     calls = [
         binding.value
@@ -47,8 +47,9 @@ def pack_weights(mod: ir.IRModule) -> ir.IRModule:
         call.args[0].name_hint: len(call.args[1].fields) - (operator(call) == "relax.call_tir_inplace")
         for call in calls
     }
-    splits = {name: split for name, count in inputs.items() if (split := _split(mod[name], count)) is not None}
-    jobs: dict[tuple[Any, ...], tuple[_Split, list[ir.GenericConst]]] = {}
+    splits = {name: split for name, count in inputs.items() if (split := split_packing(mod[name], count)) is not None}
+    splits |= known or {}
+    jobs: dict[tuple[Any, ...], tuple[SplitKernel, list[ir.GenericConst]]] = {}
     for call in calls:
         split = splits.get(call.args[0].name_hint)
         weights = None if split is None else _weights(call, split)
@@ -78,8 +79,11 @@ def pack_weights(mod: ir.IRModule) -> ir.IRModule:
     return relax.transform.DeadCodeElimination()(result)
 
 
-def _split(kernel: tirx.PrimFunc, inputs: int) -> _Split | None:
-    """TVM's pass, on a module with this kernel alone: it fails on kernels that are no blocks (cumsum)."""
+def split_packing(kernel: tirx.PrimFunc, inputs: int) -> SplitKernel | None:
+    """A scheduled kernel in two, of which `inputs` parameters are not written; None where it packs nothing.
+
+    TVM's pass, on a module with this kernel alone: it fails on kernels that are no blocks (cumsum).
+    """
     annotated: list[Any] = []
     tvm_ffi.structural_walk(
         kernel.body, (s_tir.SBlock, lambda block: annotated.append(block) if _ANNOTATION in block.annotations else None)
@@ -100,10 +104,10 @@ def _split(kernel: tirx.PrimFunc, inputs: int) -> _Split | None:
     positions = tuple(
         next(i for i, param in enumerate(params) if param.same_as(source)) for source in packing_call.args[1].fields
     )
-    return _Split(mod["kernel_weight_prepack"], mod["kernel_prepacked"], positions)
+    return SplitKernel(mod["kernel_weight_prepack"], mod["kernel_prepacked"], positions)
 
 
-def _weights(call: relax.Call, split: _Split) -> list[ir.GenericConst] | None:
+def _weights(call: relax.Call, split: SplitKernel) -> list[ir.GenericConst] | None:
     weights = [call.args[1].fields[position] for position in split.positions]
     return weights if all(isinstance(weight, ir.GenericConst) for weight in weights) else None
 
@@ -113,7 +117,7 @@ def _key(call: relax.Call, weights: Sequence[ir.GenericConst]) -> tuple[Any, ...
     return (call.args[0].name_hint, *(array_of(weight).ctypes.data for weight in weights))
 
 
-def _run(jobs: Sequence[tuple[_Split, list[ir.GenericConst]]]) -> list[list[ir.GenericConst]]:
+def _run(jobs: Sequence[tuple[SplitKernel, list[ir.GenericConst]]]) -> list[list[ir.GenericConst]]:
     """The packed weights of each job: by numpy, or where it cannot, by one compiled module."""
     results = [pack(split.packing, [array_of(weight) for weight in weights]) for split, weights in jobs]
     functions = {
@@ -132,7 +136,7 @@ def _run(jobs: Sequence[tuple[_Split, list[ir.GenericConst]]]) -> list[list[ir.G
     return [[constant_of(array) for array in result or []] for result in results]
 
 
-def _call(function: Any, split: _Split, weights: Sequence[ir.GenericConst]) -> list[Array]:
+def _call(function: Any, split: SplitKernel, weights: Sequence[ir.GenericConst]) -> list[Array]:
     outputs = [
         tvm.runtime.tensor(np.zeros([int(extent) for extent in parameter.shape], str(parameter.dtype)))
         for parameter in list(split.packing.params)[len(weights) :]

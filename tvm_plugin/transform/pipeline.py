@@ -9,8 +9,10 @@ from typing import Any
 
 from tvm import ir, target, transform
 
+from ..gpu_machine import is_gpu
 from ..graph_result import GraphConfig
 from ..machine import describe_machine
+from ..symbolic import tile_symbolic_kernels
 from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
 from .apply_tuned import after_kernels, schedule_kernels
@@ -58,6 +60,8 @@ def eqtune_pipeline(
         graphs = _graphs(mod, fast_math) if graph else {"as given": mod}
         stored = stored_schedules(records, context) if records else {}
         lowered, schedules = _best_form(graphs, machine, stored, fast_math)
+        if not is_gpu(machine):
+            lowered = tile_symbolic_kernels(lowered, describe_machine(machine, measure=False))
         lowered = schedule_kernels(lowered, schedules)
         return transform.Sequential(after_kernels())(lowered)
 

@@ -1,0 +1,205 @@
+"""Modules with symbolic sizes through the pipeline "eqtune": right for every size, and scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te, tirx
+from tvm.relax import op
+
+import eqtune  # noqa: F401  registers the pipeline
+from eqtune.machine import describe_machine, detect_target
+from eqtune.search.space.expressions import substitute
+from eqtune.symbolic import READY, tile_symbolic_kernels
+from eqtune.tasks import lower_to_kernels
+
+SIZES = (0, 1, 2, 5, 17, 63, 64, 65, 130, 200)
+"""Around lengths of tiles: some that rests cover twice, some that two threads share."""
+
+N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+RNG = np.random.default_rng(0)
+
+Shapes = Sequence[tuple[Any, ...]]
+
+
+def module(compute: Callable[..., Any], *shapes: tuple[Any, ...], dtype: str = "float32") -> tvm.IRModule:
+    """A module of one function over tensors of these shapes."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{place}", relax.TensorType(shape, dtype)) for place, shape in enumerate(shapes)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(compute(builder.emit, *inputs))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def compiled(mod: tvm.IRModule) -> Callable[..., Any]:
+    """The module through the pipeline, as a function of arrays."""
+    target = detect_target()
+    executable = tvm.compile(mod, target=target, relax_pipeline=relax.get_pipeline("eqtune"))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+
+    def run(*arrays: np.ndarray) -> Any:
+        result = machine["main"](*map(tvm.runtime.tensor, arrays))
+        return result.numpy() if hasattr(result, "numpy") else [one.numpy() for one in result]
+
+    return run
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> None:
+    """As float32 rounds, in the order of its largest values."""
+    assert found.shape == wanted.shape
+    if wanted.size:
+        assert np.abs(found - wanted).max() <= 2e-5 * max(1.0, np.abs(wanted).max())
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(x - x.max(-1, keepdims=True, initial=-np.inf))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def test_rows_times_constant_weights_with_what_follows() -> None:
+    weights, bias = normal(96, 80), normal(80)
+
+    def compute(emit: Any, x: Any) -> Any:
+        product = emit(op.matmul(x, relax.const(weights)))
+        return emit(op.nn.relu(emit(op.add(product, relax.const(bias)))))
+
+    mod = module(compute, (N, 96))
+    run = compiled(mod)
+    for size in SIZES:
+        x = normal(size, 96)
+        close(run(x), np.maximum(x @ weights + bias, 0))
+    target = detect_target()
+    tiled = tile_symbolic_kernels(lower_to_kernels(mod, target), describe_machine(target, measure=False))
+    (kernel,) = (function for function in tiled.functions.values() if isinstance(function, tirx.PrimFunc))
+    assert READY in kernel.attrs
+    packed = kernel.params[1]
+    assert len(packed.shape) == 3, "weights are packed once, not in every call"
+
+
+def test_several_heads_of_attention_over_any_number_of_places() -> None:
+    def compute(emit: Any, query: Any, key: Any, value: Any) -> Any:
+        scores = emit(op.matmul(query, emit(op.permute_dims(key, (0, 2, 1)))))
+        return emit(op.matmul(emit(op.nn.softmax(emit(op.multiply(scores, relax.const(0.25))))), value))
+
+    run = compiled(module(compute, (4, N, 16), (4, M, 16), (4, M, 16)))
+    for size in SIZES[1:]:
+        for places in {1, size, 70}:
+            query, key, value = normal(4, size, 16), normal(4, places, 16), normal(4, places, 16)
+            close(run(query, key, value), softmax(query @ key.transpose(0, 2, 1) * 0.25) @ value)
+
+
+def test_what_depends_on_the_place_is_computed_as_written() -> None:
+    """A causal mask, made of numbered places: stages in between must not be computed twice."""
+
+    def compute(emit: Any, query: Any, key: Any) -> Any:
+        scores = emit(op.matmul(query, emit(op.permute_dims(key, (0, 2, 1)))))
+        scaled = emit(op.multiply(scores, relax.const(0.25)))
+        places = emit(op.arange(0, N, 1, "int64"))
+        row, column = (emit(op.expand_dims(places, axis)) for axis in (1, 0))
+        return emit(op.where(emit(op.less_equal(column, row)), scaled, relax.const(-1e9, "float32")))
+
+    run = compiled(module(compute, (2, N, 16), (2, N, 16)))
+    for size in SIZES:
+        query, key = normal(2, size, 16), normal(2, size, 16)
+        seen = np.tril(np.ones((size, size), bool))
+        close(run(query, key), np.where(seen, query @ key.transpose(0, 2, 1) * 0.25, np.float32(-1e9)))
+
+
+def test_sums_over_symbolic_sizes() -> None:
+    def compute(emit: Any, x: Any) -> Any:
+        columns = emit(op.mean(x, axis=0))
+        return relax.Tuple([columns, emit(op.sum(x, axis=1)), emit(op.max(x, axis=0)), emit(op.variance(x, axis=1))])
+
+    run = compiled(module(compute, (N, M)))
+    for size in SIZES[1:]:
+        for other in (1, 33, 100):
+            x = normal(size, other)
+            for found, wanted in zip(run(x), (x.mean(0), x.sum(1), x.max(0), x.var(1)), strict=True):
+                close(found, wanted)
+
+
+def test_a_product_of_one_tensor_with_itself() -> None:
+    """Both axes of the result run along the same size: tiles of it would be those of its diagonal."""
+    run = compiled(module(lambda emit, x: emit(op.matmul(x, emit(op.permute_dims(x)))), (N, 16)))
+    for size in SIZES:
+        x = normal(size, 16)
+        close(run(x), x @ x.T)
+
+
+@pytest.mark.parametrize(
+    ("compute", "wanted"),
+    [
+        (lambda emit, x: emit(op.add(x, emit(op.permute_dims(x)))), lambda x: x + x.T),
+        (lambda emit, x: emit(op.flip(x, axis=0)), lambda x: x[::-1]),
+        (lambda emit, x: emit(op.concat([x, emit(op.negative(x))], axis=0)), lambda x: np.concatenate([x, -x])),
+        (lambda emit, x: emit(op.cumsum(x, axis=1)), lambda x: x.cumsum(1)),
+    ],
+    ids=["transposed", "flipped", "joined", "summed up"],
+)
+def test_places_that_read_others(compute: Callable[..., Any], wanted: Callable[..., Any]) -> None:
+    run = compiled(module(compute, (N, N)))
+    for size in SIZES[1:]:
+        x = normal(size, size)
+        close(run(x), wanted(x))
+
+
+def test_a_batch_of_images() -> None:
+    filters = normal(12, 6, 3, 3)
+
+    def compute(emit: Any, x: Any) -> Any:
+        return emit(op.nn.relu(emit(op.nn.conv2d(x, relax.const(filters), padding=(1, 1)))))
+
+    run = compiled(module(compute, (N, 6, 9, 9)))
+    for size in (1, 3, 66):
+        x = normal(size, 6, 9, 9)
+        padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+        close(run(x), np.maximum(np.einsum("nchwij,ocij->nohw", windows, filters), 0))
+
+
+def test_rows_of_a_table_and_norms() -> None:
+    table, scale, shift = normal(50, 24), normal(24), normal(24)
+
+    def compute(emit: Any, places: Any) -> Any:
+        rows = emit(op.take(relax.const(table), places, axis=0))
+        return emit(op.nn.layer_norm(rows, relax.const(scale), relax.const(shift), axes=[-1]))
+
+    run = compiled(module(compute, (N,), dtype="int64"))
+    for size in SIZES:
+        places = RNG.integers(0, 50, size)
+        rows = table[places]
+        normalized = (rows - rows.mean(1, keepdims=True)) / np.sqrt(rows.var(1, keepdims=True) + 1e-5)
+        close(run(places), normalized * scale + shift)
+
+
+def test_a_tensor_that_is_overwritten() -> None:
+    """Each place once: a second time would add to what is there by then."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((N, 24), "float32"))
+    with builder.function("main", [x]):
+        kernel = builder.add_func(_adding(), "adding")
+        with builder.dataflow():
+            call = relax.op.call_tir_inplace(kernel, [x], [0], relax.TensorType((N, 24), "float32"))
+            result = builder.emit_output(builder.emit(call))
+        builder.emit_func_output(result)
+    run = compiled(builder.get())
+    for size in SIZES[1:]:
+        rows = normal(size, 24)
+        close(run(rows), rows + 1)
+
+
+def _adding() -> tirx.PrimFunc:
+    x = te.placeholder((N, 24), "float32", "x")
+    kernel = te.create_prim_func([x, te.compute((N, 24), lambda i, j: x[i, j] + 1, "added")])
+    source, target = kernel.params
+    return tirx.PrimFunc([source], substitute(kernel.body, [(target, source)])).with_attr("tirx.noalias", True)

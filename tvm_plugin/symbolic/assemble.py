@@ -1,0 +1,254 @@
+"""From a kernel with symbolic sizes to loops over tiles of known size, each of them a scheduled kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from ..search.space.access import dtype_bytes
+from ..search.space.expressions import substitute
+from .kernel import Size, Stage, SymbolicKernel, grouped
+from .part import Part, number
+from .schedules import TileSchedules
+from .steps import covered, shared
+from .tile import looped, sums_parts, tile_of
+
+__all__ = ["assemble"]
+
+ROWS = (64, 32, 16, 8, 4, 2, 1)
+"""Lengths of tiles, where one size is symbolic."""
+
+SQUARES = (64, 16, 1)
+"""Lengths of tiles, where several are."""
+
+SUMS = (64, 16, 4, 1)
+"""Lengths of what is summed at once."""
+
+WORTH_ALL_THREADS = 50e-6
+"""Seconds that the longest tile of rows takes one thread, from which on threads compute each tile together: shorter
+ones they share. To start a parallel loop takes 3 to 6 us."""
+
+WEIGHTS_IN_NO_TIME = 8
+"""How many times as long as reading its weights from memory a tile has to take for longer ones not to be worth it."""
+
+
+def assemble(kernel: SymbolicKernel, schedules: TileSchedules) -> tirx.PrimFunc:
+    """The kernel as loops over tiles, ready to be lowered.
+
+    What depends on where it is along a symbolic size, or sums over one in an unknown way, is computed as it is written,
+    one element after another.
+    """
+    return _Assembly(kernel, schedules).function()
+
+
+class _Assembly:
+    """Buffers `inside` of some stages are those that no other stage reads or writes."""
+
+    def __init__(self, kernel: SymbolicKernel, schedules: TileSchedules) -> None:
+        self._kernel = kernel
+        self._schedules = schedules
+        self._packed: dict[Any, Any] = {}
+        sizes = dict.fromkeys(size for stage in kernel.stages for size in stage.sizes)
+        self._names = {size: f"n{place}" for place, size in enumerate(sizes)}
+        symbolic = [size for size in sizes if size.symbolic]
+        known = not any(stage.symbols for stage in kernel.stages)
+        self._rows = known and len(symbolic) == 1 and _is_common(symbolic[0], kernel.stages)
+
+    def function(self) -> tirx.PrimFunc:
+        """The assembled kernel."""
+        given, stages = self._kernel.function, self._kernel.stages
+        inside = [buffer for buffer in self._kernel.dimensions if buffer not in given.params]
+        part, size = Part.whole(self._kernel), self._shared_size()
+        if size is None:
+            body = self._computed(stages, part, inside)
+        else:
+            thread = tirx.Var("thread", "int64")
+            body = self._computed(stages, replace(part, parallel=True).at(size, 1, thread), inside)
+            body = looped([thread], [number(size.extent)], body, parallel=0)
+        root = s_tir.SBlock([], [], [], "root", body)
+        parameters = [self._packed.get(parameter, parameter) for parameter in given.params]
+        function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, root))
+        attributes = {name: value for name, value in given.attrs.items() if name != "layout_free_buffers"}
+        return function.with_attr(attributes)
+
+    def _shared_size(self) -> Size | None:
+        """The known size, if any, of which each thread computes some places: the first one of all stages."""
+        stages, threads = self._kernel.stages, self._schedules.hardware.threads
+        if self._rows or threads == 1:
+            return None
+        common = [size for size in stages[-1].sizes if _is_common(size, stages)]
+        least = threads if any(size.symbolic for size in common) else 2
+        return next((size for size in common if not size.symbolic and int(size.extent) >= least), None)
+
+    def _computed(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
+        """Statements that compute a part of these stages."""
+        left = part.left(stages)
+        known = not any(stage.symbols for stage in stages)
+        if not left and known:
+            return self._tile(stages, part, inside)
+        common = next((size for size in left if _is_common(size, stages)), None)
+        if common is not None:
+            return self._covered(stages, part, inside, common)
+        if len(stages) > 1:
+            return self._one_by_one(stages, part, inside)
+        (stage,) = stages
+        if known and len(left) == 1 and left[0] in stage.reduced and left[0] not in stage.whole and sums_parts(stage):
+            return self._summed(stage, part, left[0])
+        return self._as_written(stage, part)
+
+    def _covered(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
+        """Tiles along a size of which every place is computed alone."""
+        if part.parallel:
+            return self._covering(stages, part, inside, size, SQUARES)(number(0), size.extent)
+        alone = replace(part, parallel=True)
+        lengths = self._row_lengths(stages, inside, size) if self._rows else SQUARES
+        threads = self._schedules.hardware.threads
+        if self._rows and self._seconds(stages, inside, size, lengths[0]) >= WORTH_ALL_THREADS:
+            return self._covering(stages, part, inside, size, lengths)(number(0), size.extent)
+        if threads == 1:
+            return self._covering(stages, alone, inside, size, lengths)(number(0), size.extent)
+        cover = self._covering(stages, alone, inside, size, SQUARES)
+        many = shared(size.extent, threads, lengths[0], cover, self._names[size])
+        if not self._rows:
+            return many
+        few = self._covering(stages, alone, inside, size, lengths)(number(0), size.extent)
+        return tirx.IfThenElse(size.extent < 2 * lengths[0], few, many)
+
+    def _row_lengths(self, stages: Sequence[Stage], inside: Sequence[Any], size: Size) -> Sequence[int]:
+        """Lengths of tiles of rows: none much longer than one that reads its weights in no time."""
+        sizes, bandwidth = self._kernel.dimensions, self._schedules.hardware.bandwidth_bytes_per_s
+        fixed = sum(_bytes(one) for one in self._kernel.function.params if size not in sizes[one])
+        enough = max(WORTH_ALL_THREADS, WEIGHTS_IN_NO_TIME * fixed / bandwidth)
+        lengths = [ROWS[-1]]
+        for length in reversed(ROWS[:-1]):
+            if self._seconds(stages, inside, size, lengths[-1]) >= enough:
+                break
+            lengths.append(length)
+        return lengths[::-1]
+
+    def _seconds(self, stages: Sequence[Stage], inside: Sequence[Any], size: Size, length: int) -> float:
+        """Estimated, of one thread and one tile."""
+        return self._schedules.seconds(tile_of(self._kernel, stages, {size: length}, set(inside)))
+
+    def _covering(
+        self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size, lengths: Sequence[int]
+    ) -> Callable[[Any, Any], Any]:
+        """What covers places along a size, of a beginning and an extent, by tiles of these lengths."""
+
+        def tile(length: int, start: Any) -> Any:
+            return self._computed(stages, part.at(size, length, start), inside)
+
+        twice, name = self._repeatable(stages, inside), self._names[size]
+        return lambda begin, extent: covered(begin, extent, lengths, twice, tile, name)
+
+    def _repeatable(self, stages: Sequence[Stage], inside: Sequence[Any]) -> bool:
+        """Whether the same places may be computed twice.
+
+        Not where an argument is overwritten, nor from one buffer of the kernel into another: TVM lets them share their
+        memory where the first one is read for the last time.
+        """
+        outside = {*self._kernel.dimensions} - {*self._kernel.function.params, *inside}
+        reads = any(buffer in outside for stage in stages for buffer in stage.reads)
+        writes = any(buffer in outside for stage in stages for buffer in stage.writes)
+        return not self._kernel.overwrites and not (reads and writes)
+
+    def _one_by_one(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
+        """Groups of stages, each for all of the part before the next one."""
+        groups = grouped(stages)
+        kept = [[buffer for buffer in inside if _is_only_in(buffer, group, stages)] for group in groups]
+        part, made = part.with_buffers([one for one in inside if not any(one in own for own in kept)])
+        body = [self._computed(group, part, own) for group, own in zip(groups, kept, strict=True)]
+        reads, writes = ([b for b in buffers if b not in inside] for buffers in _touched(stages))
+        regions = [part.region(buffer) for buffer in reads], [part.region(buffer) for buffer in writes]
+        block = s_tir.SBlock([], *regions, "stages", tirx.SeqStmt(body), alloc_buffers=made)
+        return s_tir.SBlockRealize([], True, block)
+
+    def _summed(self, stage: Stage, part: Part, size: Size) -> Any:
+        """A stage that sums over a size, tile by tile."""
+        (result,) = stage.writes
+        region = part.region(result)
+        loops = [tirx.Var(f"i{place}", "int64") for place in range(len(region.region))]
+        at = [one.min + loop for one, loop in zip(region.region, loops, strict=True)]
+        first = tirx.BufferStore(region.source, stage.block.init.value, at)
+        begin = looped(loops, [one.extent for one in region.region], first)
+
+        def tile(length: int, start: Any) -> Any:
+            return self._tile([stage], part.at(size, length, start), [])
+
+        return tirx.SeqStmt([begin, covered(number(0), size.extent, SUMS, False, tile, self._names[size])])
+
+    def _as_written(self, stage: Stage, part: Part) -> Any:
+        """The loops of a stage, one element after another; threads share the outermost one."""
+        block = stage.block
+        at: list[tuple[Any, Any]] = []
+        places: tuple[list[Any], list[Any]] = [], []
+        sums: tuple[list[Any], list[Any]] = [], []
+        for axis, size in zip(block.iter_vars, stage.sizes, strict=True):
+            loop = tirx.Var(str(axis.var.name), "int64")
+            at.append((axis.var, loop + part.starts[size] if size in part.starts else loop))
+            loops, extents = sums if size in stage.reduced else places
+            loops.append(loop)
+            extents.append(number(part.lengths.get(size, size.extent)))
+        body = looped(*sums, part.statement(block.body, at))
+        if block.init is not None:
+            body = tirx.SeqStmt([part.statement(block.init, at), body])
+        wide = next((place for place, extent in enumerate(places[1]) if not _is_one(extent)), None)
+        return looped(*places, body, parallel=None if part.parallel else wide)
+
+    def _tile(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
+        """The scheduled kernel of a part whose sizes are known."""
+        tile = tile_of(self._kernel, stages, part.lengths, set(inside))
+        scheduled = self._schedules(tile, not part.parallel)
+        parameters = scheduled.function.params
+        reads: list[Any] = []
+        writes: list[Any] = []
+        views, matched = [], []
+        for place, (parameter, origin) in enumerate(zip(parameters, tile.buffers, strict=True)):
+            if place in scheduled.packed:
+                views.append(self._packed.setdefault(origin, _alike(parameter)))
+                continue
+            views.append(_view(parameter))
+            matched.append(s_tir.MatchBufferRegion(views[-1], part.region(origin)))
+            (reads if place < len(parameters) - tile.outputs else writes).append(part.region(origin))
+        body = substitute(scheduled.function.body, list(zip(parameters, views, strict=True)))
+        return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
+
+
+def _is_common(size: Size, stages: Sequence[Stage]) -> bool:
+    return all(size in stage.free for stage in stages)
+
+
+def _is_only_in(buffer: Any, group: Sequence[Stage], stages: Sequence[Stage]) -> bool:
+    """Whether no other stage reads or writes a buffer."""
+    return not any(buffer in (*stage.reads, *stage.writes) for stage in stages if stage not in group)
+
+
+def _touched(stages: Sequence[Stage]) -> tuple[list[Any], list[Any]]:
+    """The buffers that stages read, and those that they write."""
+    reads = dict.fromkeys(buffer for stage in stages for buffer in stage.reads)
+    writes = dict.fromkeys(buffer for stage in stages for buffer in stage.writes)
+    return list(reads), list(writes)
+
+
+def _alike(buffer: Any) -> Any:
+    """Another buffer of the same shape."""
+    return tirx.decl_buffer([number(extent) for extent in buffer.shape], str(buffer.dtype), str(buffer.name))
+
+
+def _view(buffer: Any) -> Any:
+    """A buffer that may begin anywhere, with rows that lie apart."""
+    strides = [tirx.Var(f"{buffer.name}_stride{place}", "int64") for place in range(len(buffer.shape))]
+    begin = tirx.Var(f"{buffer.name}_begin", "int64")
+    return tirx.decl_buffer(buffer.shape, str(buffer.dtype), str(buffer.name), strides=strides, elem_offset=begin)
+
+
+def _bytes(buffer: Any) -> float:
+    return math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(str(buffer.dtype))
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1

@@ -1,0 +1,274 @@
+"""A kernel as stages whose axes run along dimensions of its tensors, and which of their sizes are symbolic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+__all__ = ["Size", "Stage", "SymbolicKernel", "grouped", "is_symbolic", "read_kernel"]
+
+AXIS = -1
+"""The place of an axis, by its variable, where dimensions are known by buffer and place."""
+
+Key = tuple[Any, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """Axes and dimensions that run together: each of the axes is the index of dimensions of several buffers.
+
+    Attributes
+    ----------
+    extent : tvm.ir.Expr
+        How many there are; in terms of the kernel's symbols where it is symbolic.
+    """
+
+    extent: Any
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether the extent is known only when the kernel runs."""
+        return not isinstance(self.extent, tirx.IntImm)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One block of a kernel.
+
+    Attributes
+    ----------
+    block : tvm.s_tir.SBlock
+    sizes : tuple of Size
+        Along which each axis of the block runs.
+    whole : frozenset of Size
+        Along which places differ in more than where they are: what is computed there depends on the index, or reads
+        other places. Tiles of these cannot be computed alone.
+    symbols : bool
+        Whether it computes with a symbol, as the mean over a symbolic size does.
+    """
+
+    block: Any
+    sizes: tuple[Size, ...]
+    whole: frozenset[Size]
+    symbols: bool
+
+    @property
+    def reduced(self) -> tuple[Size, ...]:
+        """The sizes that it sums (or takes the maximum) over."""
+        axes = zip(self.block.iter_vars, self.sizes, strict=True)
+        return tuple(size for axis, size in axes if int(axis.iter_type) == tirx.IterVar.CommReduce)
+
+    @property
+    def free(self) -> tuple[Size, ...]:
+        """The sizes of which places can be computed alone, in this stage."""
+        reduced = self.reduced
+        return tuple(size for size in self.sizes if size not in self.whole and size not in reduced)
+
+    @property
+    def reads(self) -> list[Any]:
+        """The buffers that it reads, each once."""
+        return _distinct(region.source for region in self.block.reads)
+
+    @property
+    def writes(self) -> list[Any]:
+        """The buffers that it writes, each once."""
+        return _distinct(region.source for region in self.block.writes)
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicKernel:
+    """A kernel with symbolic sizes.
+
+    Attributes
+    ----------
+    function : tvm.tirx.PrimFunc
+    stages : tuple of Stage
+        In the order in which they run.
+    dimensions : mapping
+        The sizes of a buffer's dimensions, by buffer.
+    """
+
+    function: Any
+    stages: tuple[Stage, ...]
+    dimensions: Mapping[Any, tuple[Size, ...]]
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether it writes an argument that it also reads: no place may be computed twice."""
+        written = {buffer for stage in self.stages for buffer in stage.writes}
+        read = {buffer for stage in self.stages for buffer in stage.reads}
+        return any(parameter in written and parameter in read for parameter in self.function.params)
+
+
+def is_symbolic(function: tirx.PrimFunc) -> bool:
+    """Whether a kernel has an argument of symbolic shape."""
+    shapes = [getattr(parameter.ty, "shape", ()) for parameter in function.params]
+    return any(not isinstance(extent, tirx.IntImm) for shape in shapes for extent in shape)
+
+
+def read_kernel(function: tirx.PrimFunc) -> SymbolicKernel | None:
+    """The kernel as stages; None where it is not a sequence of loop nests around one block each."""
+    realized = _blocks(function)
+    if realized is None or not all(hasattr(parameter.ty, "shape") for parameter in function.params):
+        return None
+    groups = _Groups()
+    inexact = [_join(block, groups) for block in realized]
+    sizes = groups.sizes()
+    stages = tuple(_stage(block, keys, sizes) for block, keys in zip(realized, inexact, strict=True))
+    dimensions = {
+        buffer: tuple(sizes[buffer, place] for place in range(len(buffer.shape))) for buffer in groups.buffers
+    }
+    return SymbolicKernel(function, stages, dimensions)
+
+
+def _stage(block: Any, inexact: set[Key], sizes: Mapping[Key, Size]) -> Stage:
+    own = tuple(sizes[axis.var, AXIS] for axis in block.iter_vars)
+    twice = {size for size in own if own.count(size) > 1}  # what two axes do along one size is more than a tile
+    variables = {axis.var for axis in block.iter_vars}
+    known = {key for key in inexact if key in sizes}
+    symbols = any(place == AXIS and variable not in variables for variable, place in inexact)
+    return Stage(block, own, frozenset({sizes[key] for key in known} | twice), symbols)
+
+
+def grouped(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """Stages that can be computed in tiles of the same symbolic sizes, together; the others alone. In order."""
+    groups: list[list[Stage]] = []
+    for stage in stages:
+        needed = [place for place, group in enumerate(groups) if _depends(stage, group)]
+        first = max(needed, default=0)
+        same = [place for place in range(first, len(groups)) if _alike(stage, groups[place][0])]
+        if same:
+            groups[same[-1]].append(stage)
+        else:
+            groups.append([stage])
+    return groups
+
+
+def _depends(stage: Stage, others: Sequence[Stage]) -> bool:
+    return any(buffer in other.writes for other in others for buffer in stage.reads)
+
+
+def _alike(one: Stage, other: Stage) -> bool:
+    sizes = [{size for size in stage.sizes if size.symbolic} for stage in (one, other)]
+    free = [{size for size in stage.free if size.symbolic} for stage in (one, other)]
+    return sizes[0] == sizes[1] == free[0] == free[1] and not one.symbols and not other.symbols
+
+
+def _blocks(function: tirx.PrimFunc) -> list[Any] | None:
+    """The blocks under the root, where each is alone in loops over its own axes."""
+    root = function.body
+    if not isinstance(root, s_tir.SBlockRealize) or len(root.block.iter_vars) or len(root.block.match_buffers):
+        return None
+    body = root.block.body
+    blocks = []
+    for statement in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+        loops = []
+        while isinstance(statement, tirx.For):
+            loops.append(statement)
+            statement = statement.body
+        if not isinstance(statement, s_tir.SBlockRealize) or not _runs_over(statement, loops):
+            return None
+        blocks.append(statement.block)
+    return blocks
+
+
+def _runs_over(realize: Any, loops: Sequence[Any]) -> bool:
+    """Whether the axes of a block are the loops around it, in order, and its statement is a store."""
+    block = realize.block
+    plain = isinstance(realize.predicate, tirx.IntImm) and int(realize.predicate) == 1
+    alone = isinstance(block.body, tirx.BufferStore) and not len(block.alloc_buffers) and not len(block.match_buffers)
+    if not plain or not alone or len(loops) != len(block.iter_vars):
+        return False
+    return all(
+        value.same_as(loop.loop_var) and _is_zero(loop.min) and tvm_ffi.structural_equal(loop.extent, axis.dom.extent)
+        for value, loop, axis in zip(realize.iter_values, loops, block.iter_vars, strict=True)
+    )
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, tirx.IntImm) and int(value) == 0
+
+
+def _join(block: Any, groups: _Groups) -> set[Key]:
+    """Join the axes and dimensions that one block says run together; those that it uses in other ways, and symbols."""
+    axes = {axis.var for axis in block.iter_vars}
+    inexact: set[Key] = set()
+    for axis in block.iter_vars:
+        groups.add((axis.var, AXIS), axis.dom.extent)
+    for statement in (block.body, block.init):
+        accesses: list[Any] = []
+        if statement is not None:
+            tvm_ffi.structural_walk(statement, ((tirx.BufferStore, ir.TensorLoad), accesses.append))
+            inexact |= set(_axes(_without_loads(statement.value)))
+        for access in accesses:
+            buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+            groups.add_buffer(buffer)
+            for place, index in enumerate(access.indices):
+                dimension = (buffer, place)
+                alone = isinstance(index, ir.Var) and index in axes
+                if not alone or not groups.unite((index, AXIS), dimension):
+                    inexact |= {dimension, *_axes(_without_loads(index))}
+    return inexact
+
+
+def _axes(expression: Any) -> list[Key]:
+    """The axes and symbols that an expression computes with, besides what it loads."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (ir.Var, found.append))
+    return [(variable, AXIS) for variable in found if not hasattr(variable.ty, "shape")]
+
+
+def _without_loads(value: Any) -> Any:
+    """A value in which what is loaded is a number."""
+
+    def number(load: Any) -> Any:
+        return tirx.const(0, str(load.ty.dtype))
+
+    return tvm_ffi.structural_map(value, (ir.TensorLoad, number))
+
+
+def _distinct(buffers: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(buffers))
+
+
+class _Groups:
+    """Axes and dimensions that are joined step by step."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Key, Key] = {}
+        self._extent: dict[Key, Any] = {}
+        self.buffers: list[Any] = []
+
+    def add(self, key: Key, extent: Any) -> None:
+        """Know an axis or a dimension of this extent."""
+        if key not in self._parent:
+            self._parent[key] = key
+            self._extent[key] = extent
+
+    def add_buffer(self, buffer: Any) -> None:
+        """Know a buffer and its dimensions."""
+        if buffer not in self.buffers:
+            self.buffers.append(buffer)
+            for place, extent in enumerate(buffer.shape):
+                self.add((buffer, place), extent)
+
+    def unite(self, one: Key, other: Key) -> bool:
+        """Both run together, if they are equally long."""
+        one, other = self._root(one), self._root(other)
+        if one != other and tvm_ffi.structural_equal(self._extent[one], self._extent[other]):
+            self._parent[other] = one
+        return self._root(one) == self._root(other)
+
+    def sizes(self) -> dict[Key, Size]:
+        """The size of each axis and dimension."""
+        made = {root: Size(self._extent[root]) for root in map(self._root, self._parent)}
+        return {key: made[self._root(key)] for key in self._parent}
+
+    def _root(self, key: Key) -> Key:
+        while self._parent[key] != key:
+            key = self._parent[key]
+        return key

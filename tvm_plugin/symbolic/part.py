@@ -1,0 +1,92 @@
+"""Which part of a kernel is computed, and where its buffers are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from ..search.space.expressions import substitute
+from .kernel import Size, Stage, SymbolicKernel
+
+__all__ = ["Part", "number"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a kernel.
+
+    Attributes
+    ----------
+    kernel : SymbolicKernel
+    buffers : mapping
+        What a buffer of the kernel is here, with the sizes along which it holds this part only.
+    lengths, starts : mapping
+        Of sizes: how long the part is, and where it begins. Along others it is the whole.
+    parallel : bool
+        Whether threads share such parts, so that each is computed by one.
+    """
+
+    kernel: SymbolicKernel
+    buffers: Mapping[Any, tuple[Any, frozenset[Size]]]
+    lengths: Mapping[Size, int] = field(default_factory=dict)
+    starts: Mapping[Size, Any] = field(default_factory=dict)
+    parallel: bool = False
+
+    @staticmethod
+    def whole(kernel: SymbolicKernel) -> Part:
+        """All of the kernel, with the buffers that it is given."""
+        return Part(kernel, {buffer: (buffer, frozenset()) for buffer in kernel.function.params})
+
+    def at(self, size: Size, length: int, start: Any) -> Part:
+        """A part of it."""
+        return replace(self, lengths={**self.lengths, size: length}, starts={**self.starts, size: start})
+
+    def with_buffers(self, buffers: Sequence[Any]) -> tuple[Part, list[Any]]:
+        """The same with buffers that hold this part only; these."""
+        made = {}
+        for buffer in buffers:
+            shape = [number(self.lengths.get(size, size.extent)) for size in self.kernel.dimensions[buffer]]
+            made[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), str(buffer.name))
+        local = frozenset(self.lengths)
+        known = {**self.buffers, **{buffer: (own, local) for buffer, own in made.items()}}
+        return replace(self, buffers=known), list(made.values())
+
+    def left(self, stages: Sequence[Stage]) -> list[Size]:
+        """The symbolic sizes of stages along which this is the whole."""
+        sizes = dict.fromkeys(size for stage in stages for size in stage.sizes)
+        return [size for size in sizes if size.symbolic and size not in self.lengths]
+
+    def region(self, buffer: Any) -> Any:
+        """Where it is in a buffer of the kernel."""
+        own, local = self.buffers[buffer]
+        ranges = []
+        for size in self.kernel.dimensions[buffer]:
+            start = number(0) if size not in self.starts or size in local else self.starts[size]
+            ranges.append(ir.Range.from_min_extent(start, number(self.lengths.get(size, size.extent))))
+        return tirx.BufferRegion(own, ranges)
+
+    def statement(self, given: Any, at: Sequence[tuple[Any, Any]]) -> Any:
+        """A statement of the kernel over the buffers of the part, with values for its axes."""
+
+        def places(buffer: Any, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
+            own, local = self.buffers[buffer]
+            pairs = zip(self.kernel.dimensions[buffer], indices, strict=True)
+            return own, [index - self.starts[size] if size in local else index for size, index in pairs]
+
+        def load(node: Any) -> Any:
+            return tirx.BufferLoad(*places(node.source, node.indices))
+
+        def store(node: Any) -> Any:
+            buffer, indices = places(node.buffer, node.indices)
+            return tirx.BufferStore(buffer, node.value, indices)
+
+        return tvm_ffi.structural_map(substitute(given, at), [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+
+
+def number(value: Any) -> Any:
+    """A 64-bit constant; any other expression as it is."""
+    return tirx.IntImm("int64", int(value)) if isinstance(value, int | tirx.IntImm) else value

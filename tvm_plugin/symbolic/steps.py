@@ -1,0 +1,77 @@
+"""Loops: how many tiles of which length cover a size that is known only when the kernel runs, and where they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+
+__all__ = ["covered", "shared"]
+
+
+def covered(
+    begin: Any, extent: Any, lengths: Sequence[int], twice: bool, tile: Callable[[int, Any], Any], name: str
+) -> Any:
+    """A statement with loops over tiles, the longest ones first.
+
+    Parameters
+    ----------
+    begin, extent : tvm.ir.Expr
+        What has to be covered.
+    lengths : sequence of int
+        Of tiles, each a multiple of the next; the last is 1.
+    twice : bool
+        Whether places may be computed twice. A rest of more than half a tile then is a whole one that begins earlier.
+    tile : callable
+        What one tile of a length does, from where it begins. Asked for the longest one first.
+    name : str
+        Of what is covered, for the names of variables.
+    """
+    loops = []
+    for place, length in enumerate(lengths):
+        # In terms of the extent alone, at every length: TVM would write one's rest into the next one's, and so on.
+        rest = extent % _number(lengths[place - 1]) if place else extent
+        count = tirx.floordiv(rest, _number(length))
+        index = tirx.Var(f"{name}_tile{length}", "int64")
+        start = extent - rest + index * length
+        ends = None
+        if twice and length > 1:
+            ends = tirx.And(extent % _number(length) > length // 2, extent >= length)
+            count = count + tirx.Select(ends, _number(1), _number(0))
+            start = tirx.min(start, extent - length)
+        at = tirx.Var(f"{name}_at{length}", "int64")
+        body = tirx.SeqStmt([tirx.Bind(at, begin + start), tile(length, at)])
+        loops.append((tirx.For(index, _number(0), count, tirx.ForKind.SERIAL, body), ends))
+    statement, _ = loops.pop()
+    for loop, ends in reversed(loops):
+        shorter = statement if ends is None else tirx.IfThenElse(tirx.Not(ends), statement, None)
+        statement = tirx.SeqStmt([loop, shorter])
+    return statement
+
+
+def shared(extent: Any, threads: int, least: int, part: Callable[[Any, Any], Any], name: str) -> Any:
+    """A statement in which threads compute a part each, next to each other, of at least so many places.
+
+    Parameters
+    ----------
+    extent : tvm.ir.Expr
+        What has to be covered.
+    threads : int
+    least : int
+        Of a part, but for the last one.
+    part : callable
+        What covers a part, of a beginning and an extent.
+    name : str
+        Of what is covered, for the names of variables.
+    """
+    thread, begin, own = (tirx.Var(f"{name}_{what}", "int64") for what in ("thread", "begin", "own"))
+    # Divided by constants only: TVM computes quotients earlier than where they are known not to be by zero.
+    share = tirx.max(tirx.floordiv(extent + (threads - 1), _number(threads)), _number(least))
+    rest = tirx.max(tirx.min(share, extent - thread * share), _number(0))
+    body = tirx.SeqStmt([tirx.Bind(begin, thread * share), tirx.Bind(own, rest), part(begin, own)])
+    return tirx.For(thread, _number(0), _number(threads), tirx.ForKind.PARALLEL, body)
+
+
+def _number(value: int) -> Any:
+    return tirx.IntImm("int64", value)

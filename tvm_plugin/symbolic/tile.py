@@ -1,0 +1,165 @@
+"""Tiles of a kernel: some of its stages, as a kernel of its own in which the sizes are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from ..search.space.expressions import substitute
+from .kernel import Size, Stage, SymbolicKernel
+
+_LAYOUT_FREE = "layout_free_placeholders"
+"""Annotation of TVM's operator library that names tensors of another function."""
+
+__all__ = ["Tile", "looped", "sums_parts", "tile_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A static kernel, and which tensors of the symbolic one its parameters are tiles of.
+
+    Attributes
+    ----------
+    function : tvm.tirx.PrimFunc
+        Not scheduled.
+    buffers : tuple
+        For each parameter, the buffer of the symbolic kernel.
+    outputs : int
+        How many parameters, the last ones, are written.
+    """
+
+    function: tirx.PrimFunc
+    buffers: tuple[Any, ...]
+    outputs: int
+
+
+def tile_of(kernel: SymbolicKernel, stages: Sequence[Stage], extents: Mapping[Size, int], inside: set[Any]) -> Tile:
+    """Stages with these extents of symbolic sizes.
+
+    Parameters
+    ----------
+    kernel : SymbolicKernel
+    stages : sequence of Stage
+    extents : mapping
+        Of all symbolic sizes of these stages.
+    inside : set of Buffer
+        Buffers that only these stages read and write.
+
+    Where a stage sums over a part of a size only, the tile adds that to what its result is already: the result is
+    a parameter, and an output.
+    """
+    shapes = {buffer: _shape(kernel, buffer, extents) for stage in stages for buffer in (*stage.reads, *stage.writes)}
+    buffers = {b: tirx.decl_buffer(shape, str(b.dtype), str(b.name)) for b, shape in shapes.items()}
+    written = list(dict.fromkeys(buffer for stage in stages for buffer in stage.writes if buffer not in inside))
+    read = [buffer for buffer in buffers if buffer not in inside and buffer not in written]
+    read = [b for b in kernel.function.params if b in read] + [b for b in read if b not in kernel.function.params]
+    parameters = [buffers[buffer] for buffer in (*read, *written)]
+    statements = [_nest(stage, extents, buffers) for stage in stages]
+    origins = [*read, *written]
+    local = [buffers[buffer] for buffer in buffers if buffer in inside]
+    if any(size.symbolic for stage in stages for size in stage.reduced):
+        (stage,), (result,) = stages, written
+        partial = tirx.decl_buffer(shapes[result], str(result.dtype), f"{result.name}_part")
+        before = tirx.decl_buffer(shapes[result], str(result.dtype), f"{result.name}_before")
+        statements = [_nest(stage, extents, buffers | {result: partial})]
+        statements.append(_sum(stage, before, partial, buffers[result]))
+        parameters.insert(len(read), before)
+        origins.insert(len(read), result)
+        local.append(partial)
+    body = statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=local)
+    function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, root)).with_attr(_attributes())
+    return Tile(function, tuple(origins), len(written))
+
+
+def sums_parts(stage: Stage) -> bool:
+    """Whether partial results of the stage can be joined: it adds, multiplies, or takes the largest or smallest."""
+    return _combination(stage) is not None
+
+
+def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: int | None = None) -> Any:
+    """Nested loops; threads share the one at the place `parallel`."""
+    for place, loop, extent in reversed(list(zip(range(len(loops)), loops, extents, strict=True))):
+        kind = tirx.ForKind.PARALLEL if place == parallel else tirx.ForKind.SERIAL
+        body = tirx.For(loop, tirx.IntImm("int64", 0), extent, kind, body)
+    return body
+
+
+def _combination(stage: Stage) -> type | None:
+    """tirx.Add, Mul, Max or Min, where the stage's result is that of itself and something else."""
+    value, init = stage.block.body.value, stage.block.init
+    if type(value) not in (tirx.Add, tirx.Mul, tirx.Max, tirx.Min):
+        return None
+    if init is None or not isinstance(init.value, tirx.FloatImm | tirx.IntImm):
+        return None
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(value, (ir.TensorLoad, loads.append))
+    own = [load for load in loads if load.source.same_as(stage.block.body.buffer)]
+    is_side = len(own) == 1 and any(own[0].same_as(side) for side in (value.a, value.b))
+    return type(value) if is_side else None
+
+
+def _attributes() -> dict[str, Any]:
+    return {"tirx.noalias": True, "s_tir": True}
+
+
+def _shape(kernel: SymbolicKernel, buffer: Any, extents: Mapping[Size, int]) -> list[Any]:
+    sizes = kernel.dimensions[buffer]
+    return [_extent(size, extents) for size in sizes]
+
+
+def _extent(size: Size, extents: Mapping[Size, int]) -> Any:
+    return tirx.IntImm("int64", extents[size] if size in extents else int(size.extent))
+
+
+def _nest(stage: Stage, extents: Mapping[Size, int], buffers: Mapping[Any, Any]) -> Any:
+    """The loops of a stage around its block, over other buffers."""
+    block = stage.block
+    replaced = list(buffers.items())
+    axes: list[Any] = []
+    loops: list[Any] = []
+    for axis, size in zip(block.iter_vars, stage.sizes, strict=True):
+        variable = tirx.Var(str(axis.var.name), "int64")
+        replaced.append((axis.var, variable))
+        domain = ir.Range.from_min_extent(tirx.IntImm("int64", 0), _extent(size, extents))
+        axes.append(tirx.IterVar(domain, variable, axis.iter_type))
+        loops.append(tirx.Var(f"i{len(loops)}", "int64"))
+
+    def other(part: Any) -> Any:
+        return substitute(part, replaced)
+
+    inner = s_tir.SBlock(
+        axes,
+        [other(region) for region in block.reads],
+        [other(region) for region in block.writes],
+        block.name_hint,
+        other(block.body),
+        None if block.init is None else other(block.init),
+        annotations={name: value for name, value in block.annotations.items() if name != _LAYOUT_FREE},
+    )
+    return looped(loops, [axis.dom.extent for axis in axes], s_tir.SBlockRealize(loops, True, inner))
+
+
+def _sum(stage: Stage, before: Any, part: Any, result: Any) -> Any:
+    """result = before + part, with the stage's operation."""
+    shape = list(result.shape)
+    operation = _combination(stage)
+    assert operation is not None, "a reduction that was not looked at"
+    axes = [
+        tirx.IterVar(ir.Range.from_min_extent(tirx.IntImm("int64", 0), extent), tirx.Var(f"v{i}", "int64"), 0)
+        for i, extent in enumerate(shape)
+    ]
+    at = [axis.var for axis in axes]
+    loops = [tirx.Var(f"i{i}", "int64") for i in range(len(shape))]
+    store = tirx.BufferStore(result, operation(tirx.BufferLoad(before, at), tirx.BufferLoad(part, at)), at)
+    block = s_tir.SBlock(axes, [_point(before, at), _point(part, at)], [_point(result, at)], "T_combine", store)
+    return looped(loops, shape, s_tir.SBlockRealize(loops, True, block))
+
+
+def _point(buffer: Any, indices: Sequence[Any]) -> Any:
+    one = tirx.IntImm("int64", 1)
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])

@@ -1,0 +1,67 @@
+"""A module's kernels with symbolic sizes, tiled."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tvm import ir, tirx
+
+from ..search.space.hardware import Hardware
+from ..transform.pack_weights import SplitKernel, pack_weights
+from .assemble import assemble
+from .kernel import SymbolicKernel, is_symbolic, read_kernel
+from .schedules import CannotShareWeights, TileSchedules
+
+__all__ = ["READY", "tile_symbolic_kernels"]
+
+LOGGER = logging.getLogger("eqtune")
+
+READY = "eqtune.ready"
+"""Attribute of kernels that are scheduled and need nothing else before TVM lowers them."""
+
+
+def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
+    """Replace the kernels that have symbolic sizes by loops over tiles, and pack their constant weights.
+
+    Parameters
+    ----------
+    mod : tvm.ir.IRModule
+        Of `lower_to_kernels`, not scheduled. Kernels without symbolic sizes stay, and those that are no sequence of
+        loop nests around one statement each (cumulative sums, sorting), which TVM compiles as they are written.
+    hardware : Hardware
+        A CPU.
+    """
+    result = mod.clone()
+    split: dict[str, SplitKernel] = {}
+    for variable, function in mod.functions_items():
+        if not isinstance(function, tirx.PrimFunc) or not is_symbolic(function):
+            continue
+        kernel = read_kernel(function)
+        if kernel is None:
+            LOGGER.info("%s has symbolic sizes and stays as TVM compiles it", variable.name_hint)
+            continue
+        tiled, packing = _tiled(kernel, hardware)
+        if packing is None:
+            result.update_func(variable, tiled)
+        else:
+            split[variable.name_hint] = packing
+    return pack_weights(result, split) if split else result
+
+
+def _tiled(kernel: SymbolicKernel, hardware: Hardware) -> tuple[tirx.PrimFunc, SplitKernel | None]:
+    """The kernel as loops over tiles, and where it takes its weights packed, what packs them."""
+    function = kernel.function
+    positions = function.attrs.get("layout_free_buffers", ())
+    weights = frozenset(function.params[int(position)] for position in positions)
+    try:
+        schedules = TileSchedules(hardware, weights)
+        tiled = assemble(kernel, schedules)
+    except CannotShareWeights:
+        schedules = TileSchedules(hardware)
+        tiled = assemble(kernel, schedules)
+    tiled = tiled.with_attr(READY, True)
+    if schedules.split is None:
+        return tiled, None
+    places: list[Any] = list(function.params)
+    return tiled, SplitKernel(schedules.split.packing, tiled, tuple(places.index(w) for w in schedules.weights))
