@@ -25,7 +25,7 @@ ROWS = (64, 32, 16, 8, 4, 2, 1)
 SQUARES = (64, 16, 1)
 """Lengths of tiles, where several are."""
 
-SUMS = (64, 16, 4, 1)
+SUMS = (256, 64, 16, 4, 1)
 """Lengths of what is summed at once."""
 
 WORTH_ALL_THREADS = 50e-6

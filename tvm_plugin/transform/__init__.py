@@ -11,7 +11,9 @@ from .. import errors
 
 if TYPE_CHECKING:
     from .apply_tuned import ApplyTuned
+    from .attention_as_products import AttentionAsProducts
     from .batch_norm import FoldBatchNorm
+    from .empty_rows import AskMaximaForEmptyRows
     from .equality_saturation import EqualitySaturation
     from .fake_quantization import FakeQuantizationToInteger
     from .fold_weights import FoldWeights
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApplyTuned",
+    "AskMaximaForEmptyRows",
+    "AttentionAsProducts",
     "ChannelsLast",
     "EqualitySaturation",
     "FakeQuantizationToInteger",
@@ -42,6 +46,8 @@ __all__ = [
 
 _HOMES = {
     "ApplyTuned": ".apply_tuned",
+    "AskMaximaForEmptyRows": ".empty_rows",
+    "AttentionAsProducts": ".attention_as_products",
     "ChannelsLast": ".layout",
     "EqualitySaturation": ".equality_saturation",
     "FakeQuantizationToInteger": ".fake_quantization",

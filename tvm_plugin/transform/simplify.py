@@ -8,7 +8,9 @@ from tvm import transform
 
 from ..gpu_machine import is_gpu
 from ..recurrent import fits_loop, with_steps_written_out
+from .attention_as_products import AttentionAsProducts
 from .batch_norm import FoldBatchNorm
+from .empty_rows import AskMaximaForEmptyRows
 from .fake_quantization import FakeQuantizationToInteger
 from .fold_weights import FoldWeights
 from .narrow_products import NarrowProducts, product_bits
@@ -21,7 +23,8 @@ __all__ = ["simplify"]
 
 
 def simplify(mod: Any, target: Any = None) -> Any:
-    """Fold batch norms and all that depends on weights alone; write transposed convolutions as convolutions.
+    """Fold batch norms and all that depends on weights alone; write transposed convolutions as convolutions, and
+    attention as products.
 
     Products of bytes, and the steps of recurrent layers, become as `target` likes them.
     """
@@ -29,7 +32,7 @@ def simplify(mod: Any, target: Any = None) -> Any:
     mod = with_steps_written_out(mod, lambda call: on_gpu or not fits_loop(call))
     bits = 0 if target is None else product_bits(target)
     fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
-    products = [ScaleSmallerOperand(), JoinSharedHeads()]
+    products = [AttentionAsProducts(), AskMaximaForEmptyRows(), ScaleSmallerOperand(), JoinSharedHeads()]
     narrow = [NarrowProducts(bits)] if bits else []
     # Parameters of quantisation are constants only once they are folded.
     integers = [FoldWeights(), FakeQuantizationToInteger(products=bits > 0)]

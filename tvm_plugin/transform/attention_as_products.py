@@ -1,0 +1,81 @@
+"""AttentionAsProducts: Relax's operators of attention become products and a softmax."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx, transform
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from ..dtypes import numpy_dtype
+from .constants import constant_of
+from .functions import map_functions, operator, top_level_bindings
+
+__all__ = ["AttentionAsProducts"]
+
+_OPERATORS = ("relax.nn.attention", "relax.nn.attention_bias")
+
+
+@transform.module_pass(opt_level=0, name="AttentionAsProducts")
+class AttentionAsProducts:
+    """nn.attention(q, k, v), of [batch, places, heads, width], as softmax(scale * q @ k^T + bias) @ v over heads.
+
+    As `relax.frontend.nn` writes `scaled_dot_product_attention`. TVM makes one kernel of its seventeen steps, which no
+    sketch fits; as products, the graph search and `tasks.attention` know them. Sliding windows stay.
+    """
+
+    def transform_module(self, mod: Any, _context: transform.PassContext) -> Any:
+        """Rewrite `relax.nn.attention` and `relax.nn.attention_bias` in every Relax function."""
+        return map_functions(mod, _spelled_out)
+
+
+def _spelled_out(function: relax.Function) -> relax.Function:
+    if not any(_is_known(binding.value) for binding in top_level_bindings(function)):
+        return function
+    return _Speller().visit_expr(function)
+
+
+def _is_known(value: Any) -> bool:
+    return operator(value) in _OPERATORS and value.attrs.window_size is None
+
+
+@mutator
+class _Speller(PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        if not _is_known(call):
+            return call
+        query, key, value = (self._emit(op.permute_dims(one, [0, 2, 1, 3])) for one in call.args[:3])
+        dtype, width = str(query.ty.dtype), int(query.ty.shape[3])
+        scale = width**-0.5 if call.attrs.scale is None else float(call.attrs.scale)
+        transposed = self._emit(op.permute_dims(key, [0, 1, 3, 2]))
+        scores = self._emit(op.matmul(query, transposed, out_dtype=dtype))
+        scores = self._emit(op.multiply(scores, relax.const(scale, dtype)))
+        if len(call.args) > 3:
+            scores = self._emit(op.add(scores, call.args[3]))
+        if call.attrs.causal_mask is not None:
+            scores = self._causal(scores, str(call.attrs.causal_mask))
+        weights = self._emit(op.nn.softmax(scores, axis=-1))
+        result = self._emit(op.matmul(weights, value, out_dtype=dtype))
+        return op.permute_dims(result, [0, 2, 1, 3])
+
+    def _causal(self, scores: Any, kind: str) -> Any:
+        """Minus infinity where a place comes after the row's: `kind` says which row is the first, "TopLeft", or which
+        place is the last row's, "BottomRight"."""
+        rows, places = (scores.ty.shape[axis] for axis in (2, 3))
+        later = tirx.abs(rows - places) if kind == "BottomRight" else tirx.IntImm("int64", 0)
+        dtype = str(scores.ty.dtype)
+        if isinstance(rows, tirx.IntImm) and isinstance(places, tirx.IntImm):
+            after = abs(int(rows) - int(places)) if kind == "BottomRight" else 0
+            blocked = np.triu(np.full((int(rows), int(places)), -math.inf), 1 + after)
+            return self._emit(op.add(scores, constant_of(blocked.astype(numpy_dtype(dtype)))))
+        row = self._emit(op.expand_dims(self._emit(op.arange(later, rows + later, 1, "int64")), 1))
+        place = self._emit(op.expand_dims(self._emit(op.arange(0, places, 1, "int64")), 0))
+        seen = self._emit(op.less_equal(place, row))
+        return self._emit(op.where(seen, scores, relax.const(-math.inf, dtype)))
+
+    def _emit(self, value: Any) -> Any:
+        return self.builder_.emit(self.builder_.normalize(value))
