@@ -31,6 +31,7 @@ from .normalize import (
 from .whole_rows import with_whole_rows
 
 __all__ = [
+    "ANY_SIZE",
     "ImportedModel",
     "InputInfo",
     "Reference",
@@ -41,6 +42,9 @@ __all__ = [
     "is_number",
     "random_input",
 ]
+
+ANY_SIZE = 'or compile it for any size, unmeasured, by relax_pipeline="eqtune"'
+"""What a message about symbolic shapes ends with."""
 
 Reference = Callable[..., list[NDArray[Any]]]
 Source = Literal["relax", "relay", "torch", "onnx", "tflite", "zoo"]
@@ -197,7 +201,7 @@ def check_static(shape: Sequence[Any], what: str) -> None:
     if symbolic:
         raise UnsupportedModelError(
             f"{what} has the dynamic {', '.join(symbolic)}; only static shapes can be tuned. Give the shapes of all "
-            f'inputs: shapes={{"NAME": (1, 3, 224, 224)}}, or --shape NAME=1,3,224,224'
+            f'inputs: shapes={{"NAME": (1, 3, 224, 224)}}, or --shape NAME=1,3,224,224; {ANY_SIZE}'
         )
 
 

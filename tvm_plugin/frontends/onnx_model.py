@@ -29,7 +29,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_conver
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
 from ..transform.constants import array_of
-from .imported import ImportedModel, Reference, check_shapes, imported_model, is_number
+from .imported import ANY_SIZE, ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_cached_attention import CACHED_ATTENTION
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
@@ -181,7 +181,7 @@ def _refuse_symbolic(model: onnx.ModelProto) -> None:
             example = ",".join(str(dim.dim_value if _is_known(dim) else 1) for dim in dims)
             raise UnsupportedModelError(
                 f"input {name!r} has the dynamic {named}; only static shapes can be tuned. Give its shape, for example "
-                f"shapes={{{name!r}: ({example})}} or --shape {name}={example}"
+                f"shapes={{{name!r}: ({example})}} or --shape {name}={example}; {ANY_SIZE}"
             )
 
 
