@@ -182,19 +182,64 @@ def test_what_asks_for_no_gradients_itself_is_tuned(compiled: Any, tunings: list
     assert len(tunings) == 1
 
 
-def test_sizes_that_differ_stay_with_pytorch_or_are_tuned_one_by_one(compiled: Any, tunings: list[Any]) -> None:
+def test_a_second_size_compiles_for_all(compiled: Any, tunings: list[Any]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.GELU(), torch.nn.Linear(40, 12)).eval()
+
+    def both(x: Any) -> Any:
+        y = model(x)
+        return y, y.transpose(0, 1) * 2, None
+
+    fast = compiled(both)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for size in (3, 5, 64, 100, 2):
+            x = torch.randn(2, size, 24)
+            *found, nothing = fast(x)
+            assert nothing is None
+            assert_same(found, both(x)[:2])
+        model[2].weight.mul_(2)
+        x = torch.randn(2, 7, 24)
+        assert_same(fast(x)[:2], both(x)[:2])
+    assert len(tunings) == 1, "the first size alone is tuned"
+
+
+def test_each_size_is_tuned_where_none_is_dynamic(compiled: Any, tunings: list[Any]) -> None:
     model = Network().eval()
-    images = [torch.randn(1, 3, size, 12) for size in (12, 16)]
+    fast = compiled(model, dynamic=False)
     with torch.no_grad():
-        fast = compiled(model)
-        assert_same(fast(images[0]), model(images[0]))
-        with pytest.warns(UserWarning, match=r"sizes or numbers differ from call to call.*dynamic=False"):
-            assert_same(fast(images[1]), model(images[1]))
-        torch._dynamo.reset()
-        fast = compiled(model, dynamic=False)
-        for image in images:
+        for size in (12, 16):
+            image = torch.randn(1, 3, size, 12)
             assert_same(fast(image), model(image))
-    assert len(tunings) == 3
+    assert len(tunings) == 2
+
+
+def test_numbers_that_are_no_sizes_stay_with_pytorch(compiled: Any, tunings: list[Any]) -> None:
+    def times(x: Any, number: int) -> Any:
+        return torch.tanh(x @ x.T) * number
+
+    x = torch.rand(8, 8)
+    fast = compiled(times)
+    with torch.no_grad():
+        assert_same([fast(x, 2)], [times(x, 2)])
+        with pytest.warns(UserWarning, match=r"numbers differ from call to call.*dynamic=False"):
+            assert_same([fast(x, 3)], [times(x, 3)])
+
+
+def test_a_model_of_few_sizes_is_compared_at_those(compiled: Any, tunings: list[Any]) -> None:
+    """Twice the size is more than it has places for."""
+    places = torch.nn.Embedding(10, 16)
+    product = torch.nn.Linear(16, 16)
+
+    def at_places(x: Any) -> Any:
+        return torch.relu(product(x + places(torch.arange(x.shape[1]))))
+
+    fast = compiled(at_places)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for size in (3, 6, 10):
+            x = torch.randn(1, size, 16)
+            assert_same([fast(x)], [at_places(x)])
+    assert len(tunings) == 1
 
 
 def test_what_cannot_be_tuned_stays_with_pytorch(compiled: Any, tunings: list[Any]) -> None:

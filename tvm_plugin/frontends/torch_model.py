@@ -144,11 +144,16 @@ def _with_state(
 
 
 def exported(
-    module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], name: str, strict: bool = False
+    module: torch.nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    name: str,
+    strict: bool = False,
+    dynamic_shapes: Any = None,
 ) -> torch.export.ExportedProgram:
     """What torch.export makes of a module, which the error calls `name`. Raises InputError where it cannot."""
     try:
-        return torch.export.export(module, arguments, keywords, strict=strict)
+        return torch.export.export(module, arguments, keywords, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # the model's own code runs, which may raise anything
         foreign = re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", str(error))
         if foreign:

@@ -3,8 +3,9 @@
 PyTorch's own backend "tvm" went with Relay. This one is found by the entry point "torch_dynamo_backends". A captured
 graph gets weights as arguments in each call; here they become constants, as tuning needs them, and each call looks
 whether they are still what they were (weights.py). What the graph does to memory is done again (memory.py): arguments
-that it changes, outputs that are views of arguments or of each other, strides. What cannot be tuned, and what is no
-faster, stays with PyTorch; a warning says so.
+that it changes, outputs that are views of arguments or of each other, strides. A graph that Dynamo captures once more,
+with open sizes, is compiled for all of them, unmeasured (any_size.py). What cannot be tuned, and what is no faster,
+stays with PyTorch; a warning says so.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from ..errors import InputError, RecordError, SetupError, UnsupportedModelError
 from ..runtime import first_line
 from ..tune import tune_model
+from .any_size import check_other_sizes, compiled, in_order, sizes_of
 from .described import check_arguments, check_operators, described
 from .exported import Frozen, changed_arguments, program_of
 from .memory import Layout
@@ -97,33 +98,49 @@ class CapturedGraph:
     def _tune(self, arguments: Sequence[Any]) -> Tuned:
         check_arguments(arguments)
         check_operators(self._graph)
+        sizes = sizes_of(self._graph, arguments)
         outputs = described(self._graph, arguments)
         frozen = [index for index, value in enumerate(arguments) if self._is_constant(index, value)]
         states = {index: State.of(arguments[index]) for index in frozen}
         computed = [index for index, value in enumerate(outputs) if isinstance(value, Layout)]
-        module = Frozen(self._graph, arguments, frozen, computed)
-        program = program_of(module, arguments)
+        laid_out = in_order(outputs) if sizes else outputs
+        module = Frozen(self._graph, arguments, frozen, computed, numbers=sizes.numbers)
+        program = program_of(module, arguments, sizes.dimensions)
         changed = changed_arguments(program, module)
+        if changed and sizes:
+            raise Stays("it changes what it is given, and sizes differ from call to call")
         if changed:
             frozen = [index for index in frozen if index not in changed]
             module = Frozen(self._graph, arguments, frozen, computed, changed)
             program = program_of(module, arguments)
         if not computed and not changed:
             raise Stays("")
+        weights = Weights({index: states[index] for index in frozen}, arguments, self._graph)
+        if sizes:
+            model = compiled(program, self._threads, bool(self._options.get("fast_math", False)))
+            tuned = Tuned(model, weights, module.inputs, (), laid_out, arguments)
+            check_other_sizes(tuned, self._graph, arguments, sizes)
+        else:
+            tuned = Tuned(self._result(program), weights, module.inputs, changed, laid_out, arguments)
+        tuned_s, torch_s = compared_s(tuned, self._graph, arguments, changed)
+        if torch_s < LEAST_GAIN * tuned_s:
+            raise Stays(f"tuned it takes {tuned_s * 1e3:.3g} ms, with PyTorch {torch_s * 1e3:.3g} ms")
+        return tuned
+
+    @property
+    def _threads(self) -> int:
+        return int(self._options.get("threads") or torch.get_num_threads())
+
+    def _result(self, program: torch.export.ExportedProgram) -> Any:
+        """The tuned program. Raises Stays where it cannot be tuned."""
         try:
-            result = tune_model(program, **{"threads": torch.get_num_threads()} | self._options)
+            return tune_model(program, **self._options | {"threads": self._threads})
         except UnsupportedModelError as error:
             raise Stays(str(error)) from error
         except (InputError, RecordError, SetupError):
             raise
         except Exception as error:  # of TVM, or of the model's own code with other numbers
             raise Stays(f"it cannot be tuned: {first_line(error)}") from error
-        weights = Weights({index: states[index] for index in frozen}, arguments, self._graph)
-        tuned = Tuned(result, weights, module.inputs, changed, outputs, arguments)
-        tuned_s, torch_s = compared_s(tuned, self._graph, arguments, changed)
-        if torch_s < LEAST_GAIN * tuned_s:
-            raise Stays(f"tuned it takes {tuned_s * 1e3:.3g} ms, with PyTorch {torch_s * 1e3:.3g} ms")
-        return tuned
 
     def _is_constant(self, index: int, value: torch.Tensor) -> bool:
         """Whether an argument is the same tensor in each call, as far as one can know, and changes can be seen."""

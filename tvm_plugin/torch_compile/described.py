@@ -26,10 +26,8 @@ LOOKS = 3
 def check_arguments(arguments: Sequence[Any]) -> None:
     """Raises Stays for what cannot be tuned."""
     for value in arguments:
-        if isinstance(value, int | float | torch.SymInt):
-            raise Stays(
-                "sizes or numbers differ from call to call; with torch.compile(dynamic=False) each is tuned by itself"
-            )
+        if isinstance(value, int):  # a size, perhaps: any_size.py
+            continue
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or value.layout != torch.strided:
             raise Stays(f"it takes a {type(value).__name__}")
         if value.device.type != "cpu":
@@ -90,7 +88,7 @@ def _described_tensor(
     """An output: computed, or a view of an argument or of another output, the first that spans the most memory."""
     tensor = tensors[index]
     for owner, (given, argument) in enumerate(zip(copies, arguments, strict=True)):
-        if shares_storage(tensor, given):
+        if isinstance(given, torch.Tensor) and shares_storage(tensor, given):
             if given.stride() != argument.stride():
                 raise Stays("it returns a view of what it is given")
             return View.of(tensor, given, owner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.export
@@ -31,6 +31,8 @@ class Frozen(torch.nn.Module):
         The outputs to return.
     changed : sequence of int
         The arguments that the graph changes.
+    numbers : mapping
+        Arguments that are sizes: of which argument, and along which dimension.
 
     Attributes
     ----------
@@ -45,11 +47,13 @@ class Frozen(torch.nn.Module):
         frozen: Sequence[int],
         computed: Sequence[int],
         changed: Sequence[int] = (),
+        numbers: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         super().__init__()
         self.graph = graph
         self._computed = tuple(computed)
-        self.inputs = [index for index in range(len(arguments)) if index not in frozen]
+        self._numbers = dict(numbers or {})
+        self.inputs = [index for index in range(len(arguments)) if index not in (*frozen, *self._numbers)]
         self._changed = tuple(changed)
         self._names = {index: f"argument_{index}" for index in frozen}
         for index, name in self._names.items():
@@ -60,7 +64,8 @@ class Frozen(torch.nn.Module):
         values = dict(zip(self.inputs, inputs, strict=True))
         values |= {index: self.get_buffer(name) for index, name in self._names.items()}
         values |= {index: values[index].clone() for index in self._changed}
-        outputs = self.graph(*(values[index] for index in sorted(values)))
+        sizes = {index: values[source].size(dimension) for index, (source, dimension) in self._numbers.items()}
+        outputs = self.graph(*(given for _, given in sorted((values | sizes).items())))
         return (*(outputs[index] for index in self._computed), *(values[index] for index in self._changed))
 
     def argument(self, buffer: str) -> int:
@@ -68,12 +73,21 @@ class Frozen(torch.nn.Module):
         return next(index for index, name in self._names.items() if name == buffer)
 
 
-def program_of(module: Frozen, arguments: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
-    """A captured graph, exported without gradients. Raises Stays where torch.export cannot follow it."""
+def program_of(
+    module: Frozen, arguments: Sequence[torch.Tensor], dimensions: Mapping[int, Iterable[int]] | None = None
+) -> torch.export.ExportedProgram:
+    """A captured graph, exported without gradients; `dimensions` of arguments stay open.
+
+    Raises Stays where torch.export cannot follow it.
+    """
+    dynamic = None
+    if dimensions:
+        own = [{d: torch.export.Dim.DYNAMIC for d in dimensions.get(index, ())} for index in module.inputs]
+        dynamic = (tuple(own),)
     with torch.inference_mode(False), torch.no_grad(), quiet():
         inputs = tuple(arguments[index].detach().clone() for index in module.inputs)
         try:
-            return exported(module, inputs, {}, "it")
+            return exported(module, inputs, {}, "it", dynamic_shapes=dynamic)
         except InputError as error:
             raise Stays(str(error)) from error
 

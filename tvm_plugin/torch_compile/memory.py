@@ -10,7 +10,7 @@ import torch
 
 from .stays import Stays
 
-__all__ = ["Layout", "View", "copy_of", "extent", "is_dense", "meet", "memory", "plain", "shares_storage"]
+__all__ = ["InOrder", "Layout", "View", "copy_of", "extent", "is_dense", "meet", "memory", "plain", "shares_storage"]
 
 ALIGNMENT = 64
 """Bytes."""
@@ -51,8 +51,13 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
-def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """With the same strides, and gradients where it has them, also where only the graph itself asks for them."""
+def copy_of(tensor: Any) -> Any:
+    """With the same strides, and gradients where it has them, also where only the graph itself asks for them.
+
+    A number as it is.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
     given = tensor.detach()
     result = given.clone() if is_dense(given) else Layout.of(given).copied(given)
     return result.requires_grad_(tensor.requires_grad and not torch.is_inference_mode_enabled())
@@ -78,6 +83,27 @@ class Layout:
         """A copy; an axis along which all elements are one stays so."""
         once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in self.strides)]
         return torch.empty_strided(once.shape, self.strides, dtype=tensor.dtype).copy_(once).expand(self.shape)
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """A tensor of any shape without gaps, and the order in which its axes lie in memory, the outermost first."""
+
+    axes: tuple[int, ...]
+
+    @staticmethod
+    def of(layout: Layout) -> InOrder:
+        """That of a layout. Raises Stays where elements have gaps between them, or are stored once for several."""
+        axes = sorted(range(len(layout.shape)), key=lambda axis: (-layout.strides[axis], axis))
+        shape = [layout.shape[axis] for axis in axes]
+        if [layout.strides[axis] for axis in axes] != list(torch.empty(shape, device="meta").stride()):
+            raise Stays("it returns tensors with gaps, and sizes differ from call to call")
+        return InOrder(tuple(axes))
+
+    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself where it lies so, or a copy."""
+        back = [self.axes.index(axis) for axis in range(len(self.axes))]
+        return tensor.permute(self.axes).contiguous().permute(back)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .memory import Layout, View, copy_of, meet, memory, plain
+from .memory import InOrder, Layout, View, copy_of, meet, memory, plain
 from .weights import Weights
 
 __all__ = ["Tuned", "compared_s"]
@@ -24,7 +24,7 @@ class Tuned:
 
     Parameters
     ----------
-    result : TuneResult
+    result : TuneResult or AnySize
     weights : Weights
     inputs : sequence of int
         Which arguments it takes.
@@ -58,7 +58,8 @@ class Tuned:
             with torch.no_grad():
                 arguments[index].copy_(returned.pop())
         tensors = iter(returned)
-        outputs = [output.laid_out(next(tensors)) if isinstance(output, Layout) else output for output in self._outputs]
+        computed = Layout | InOrder
+        outputs = [one.laid_out(next(tensors)) if isinstance(one, computed) else one for one in self._outputs]
         for index, output in enumerate(outputs):
             if isinstance(output, View):
                 outputs[index] = output.made_of(arguments, outputs)

@@ -1,0 +1,139 @@
+"""A captured graph whose sizes differ from call to call: compiled once for all of them, without measuring kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+
+from ..frontends.torch_model import quiet
+from ..frontends.verify import compare
+from ..machine import detect_target
+from ..runtime import ModelRunner, first_line
+from ..transform.pipeline import eqtune_pipeline
+from .memory import InOrder, Layout, View, copy_of
+from .stays import Stays
+from .tuned import Tuned
+
+__all__ = ["AnySize", "Sizes", "check_other_sizes", "compiled", "in_order", "sizes_of"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a captured graph that differ from call to call.
+
+    Attributes
+    ----------
+    numbers : mapping
+        Of an argument that is a number: the argument and the dimension that it is the size of.
+    dimensions : mapping
+        Of an argument that is a tensor: its dimensions of such sizes, and what Dynamo calls them.
+    """
+
+    numbers: Mapping[int, tuple[int, int]]
+    dimensions: Mapping[int, Mapping[int, str]]
+
+    def __bool__(self) -> bool:
+        return bool(self.dimensions)
+
+    def others(self, arguments: Sequence[Any]) -> Iterator[list[Any]]:
+        """The arguments with other sizes, each one more, and each twice as large: their elements repeat."""
+        for factor, more in ((1, 1), (2, 0)):
+            changed = list(arguments)
+            for index, dimensions in self.dimensions.items():
+                for dimension in dimensions:
+                    extent = arguments[index].size(dimension)
+                    places = torch.arange(extent * factor + more) % extent
+                    changed[index] = changed[index].index_select(dimension, places)
+            for index, (source, dimension) in self.numbers.items():
+                changed[index] = changed[source].size(dimension)
+            yield changed
+
+
+class AnySize:
+    """The compiled graph, which takes tensors of any of its sizes."""
+
+    def __init__(self, executable: relax.VMExecutable, threads: int) -> None:
+        self._runner = ModelRunner(executable, threads=threads)
+
+    def run_tensors(self, *inputs: torch.Tensor) -> list[Any]:
+        """As `TuneResult.run_tensors`."""
+        return self._runner.on_tensors([tvm.runtime.from_dlpack(given) for given in inputs])
+
+
+def sizes_of(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> Sizes:
+    """The sizes that Dynamo left open. Raises Stays where numbers are no sizes, or sizes are computed of others."""
+    nodes = graph.graph.find_nodes(op="placeholder")
+    examples = [node.meta.get("example_value") for node in nodes]
+    places: dict[str, tuple[int, int]] = {}
+    dimensions: dict[int, dict[int, str]] = {}
+    for index, example in enumerate(examples):
+        if not isinstance(example, torch.Tensor):
+            continue
+        for dimension, extent in enumerate(example.shape):
+            if isinstance(extent, torch.SymInt) and extent.node.expr.free_symbols:
+                name = str(extent.node.expr)
+                if not name.isidentifier():
+                    raise Stays(f"a size of what it is given is {name}")
+                dimensions.setdefault(index, {})[dimension] = name
+                places.setdefault(name, (index, dimension))
+    numbers = {}
+    for index, value in enumerate(arguments):
+        if isinstance(value, torch.Tensor):
+            continue
+        name = str(examples[index].node.expr) if isinstance(examples[index], torch.SymInt) else ""
+        if not isinstance(value, int) or name not in places:
+            raise Stays("numbers differ from call to call; with torch.compile(dynamic=False) each is tuned by itself")
+        numbers[index] = places[name]
+    return Sizes(numbers, dimensions)
+
+
+def in_order(outputs: Sequence[Any]) -> list[Any]:
+    """What a graph returns, of whatever shape. Raises Stays where that is a view, or has gaps."""
+    if any(isinstance(output, View) for output in outputs):
+        raise Stays("it returns a view, and sizes differ from call to call")
+    return [InOrder.of(output) if isinstance(output, Layout) else output for output in outputs]
+
+
+def compiled(program: torch.export.ExportedProgram, threads: int, fast_math: bool) -> AnySize:
+    """An exported program with dynamic sizes. Raises Stays for what TVM cannot import or compile."""
+    try:
+        with quiet():
+            mod = from_exported_program(program)
+        pipeline = eqtune_pipeline(fast_math=fast_math)
+        return AnySize(relax.build(mod, detect_target(threads), relax_pipeline=pipeline), threads)
+    except Exception as error:  # of TVM
+        raise Stays(f"it cannot be compiled for any size: {first_line(error)}") from error
+
+
+def check_other_sizes(tuned: Tuned, graph: torch.fx.GraphModule, arguments: Sequence[Any], sizes: Sizes) -> None:
+    """Compare with PyTorch, for these sizes and others. Raises Stays where they differ, or none other is possible."""
+    compared = 0
+    for given in ([*arguments], *sizes.others(arguments)):
+        try:
+            returned = graph(*map(copy_of, given))
+        except (RuntimeError, IndexError, ValueError):  # more places than the model knows, say
+            continue
+        wanted = [value for value in returned if isinstance(value, torch.Tensor)]
+        found = tuned.compute(given)
+        _, difference = compare([*map(_array, found)], [*map(_array, wanted)])
+        if not difference <= max(map(_tolerance, wanted)):
+            raise Stays(f"compiled for any size, its outputs differ from PyTorch's by {difference:.1e}")
+        compared += 1
+    if compared < 2:
+        raise Stays("its sizes differ from call to call, and it runs with no other one")
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A tensor's values; bfloat16 is none of numpy's dtypes."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+
+
+def _tolerance(tensor: torch.Tensor) -> float:
+    """Largest difference accepted, relative to the largest magnitude: that of `tune_model`, or four roundings."""
+    return max(1e-4, 4 * torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
