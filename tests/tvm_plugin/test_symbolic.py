@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te, tirx
+from tvm import ir, relax, s_tir, te, tirx
 from tvm.relax import op
 
 import eqtune  # noqa: F401  registers the pipeline
@@ -180,6 +180,88 @@ def test_rows_of_a_table_and_norms() -> None:
         rows = table[places]
         normalized = (rows - rows.mean(1, keepdims=True)) / np.sqrt(rows.var(1, keepdims=True) + 1e-5)
         close(run(places), normalized * scale + shift)
+
+
+def test_each_head_has_its_own_weights() -> None:
+    weights = normal(4, 16, 24)
+    run = compiled(module(lambda emit, x: emit(op.matmul(x, relax.const(weights))), (M, 4, N, 16)))
+    for size in SIZES[1:]:
+        x = normal(2, 4, size, 16)
+        close(run(x), x @ weights)
+
+
+def test_batches_of_rows() -> None:
+    """Two sizes in front of the rows' elements, of which either may be one; also as one size, the product of both."""
+    weights = normal(48, 40)
+
+    def compute(emit: Any, x: Any) -> Any:
+        rows = emit(op.reshape(x, (N * M, 48)))
+        return relax.Tuple([emit(op.matmul(x, relax.const(weights))), emit(op.nn.relu(emit(op.exp(rows))))])
+
+    run = compiled(module(compute, (N, M, 48)))
+    for sizes in ((1, 1), (1, 70), (70, 1), (3, 65), (66, 5)):
+        x = normal(*sizes, 48)
+        product, rows = run(x)
+        close(product, x @ weights)
+        close(rows, np.exp(x.reshape(-1, 48)))
+
+
+@pytest.mark.parametrize(
+    ("compute", "wanted"),
+    [
+        (lambda emit, x, y: emit(op.sum(x)), lambda x, y: x.sum()),
+        (lambda emit, x, y: emit(op.max(x)), lambda x, y: x.max()),
+        (lambda emit, x, y: emit(op.matmul(x, y)), lambda x, y: x @ y),
+    ],
+    ids=["sum", "largest", "product"],
+)
+def test_single_numbers_of_any_number_of_places(compute: Callable[..., Any], wanted: Callable[..., Any]) -> None:
+    run = compiled(module(compute, (N,), (N,)))
+    for size in SIZES[1:]:
+        x, y = normal(size), normal(size)
+        close(run(x, y), np.asarray(wanted(x, y)))
+
+
+def test_places_of_rows_that_tensors_tell() -> None:
+    """No axis runs along what is picked from."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((N, M), "float32"))
+    places = relax.Var("places", relax.TensorType((N, 5), "int64"))
+    with builder.function("main", [x, places]):
+        with builder.dataflow():
+            picked = builder.emit(op.gather_elements(x, places, axis=1))
+            result = builder.emit_output(builder.emit(op.nn.relu(picked)))
+        builder.emit_func_output(result)
+    run = compiled(builder.get())
+    for size in SIZES[1:]:
+        rows, indices = normal(size, 33), RNG.integers(0, 33, (size, 5))
+        close(run(rows, indices), np.maximum(np.take_along_axis(rows, indices, 1), 0))
+
+
+def test_a_kernel_of_ones_own_whose_places_come_in_order() -> None:
+    """Each place adds to the one before, which is said to be its order: no thread may begin in the middle."""
+    x, y = (tirx.decl_buffer((N,), "float32", name) for name in "xy")
+    loop, place, zero = tirx.Var("i", "int64"), tirx.Var("v", "int64"), tirx.IntImm("int64", 0)
+    everything = ir.Range.from_min_extent(zero, N)
+    before = tirx.BufferLoad(y, [tirx.max(place - 1, zero)])
+    here = tirx.BufferLoad(x, [place])
+    value = tirx.if_then_else(tirx.EQ(place, zero), here, before + here)
+    axis = tirx.IterVar(everything, place, tirx.IterVar.Ordered)
+    regions = [[tirx.BufferRegion(buffer, [everything])] for buffer in (x, y)]
+    block = s_tir.SBlock([axis], [*regions[0], *regions[1]], regions[1], "scan", tirx.BufferStore(y, value, [place]))
+    body = tirx.For(loop, zero, N, tirx.ForKind.SERIAL, s_tir.SBlockRealize([loop], True, block))
+    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
+    kernel = tirx.PrimFunc([x, y], root).with_attr({"tirx.noalias": True, "s_tir": True})
+    builder = relax.BlockBuilder()
+    given = relax.Var("x", relax.TensorType((N,), "float32"))
+    with builder.function("main", [given]):
+        variable = builder.add_func(kernel, "scan")
+        with builder.dataflow():
+            result = builder.emit_output(relax.call_tir(variable, [given], relax.TensorType((N,), "float32")))
+        builder.emit_func_output(result)
+    run = compiled(builder.get())
+    values = normal(5000)
+    close(run(values), np.cumsum(values, dtype=np.float64).astype(np.float32))
 
 
 def test_a_tensor_that_is_overwritten() -> None:

@@ -15,7 +15,7 @@ from .kernel import Size, Stage, SymbolicKernel, grouped
 from .part import Part, number
 from .schedules import TileSchedules
 from .steps import covered, shared
-from .tile import looped, sums_parts, tile_of
+from .tile import Tile, looped, sums_parts, tile_of
 
 __all__ = ["assemble"]
 
@@ -23,10 +23,16 @@ ROWS = (64, 32, 16, 8, 4, 2, 1)
 """Lengths of tiles, where one size is symbolic."""
 
 SQUARES = (64, 16, 1)
-"""Lengths of tiles, where several are."""
+"""Lengths of tiles, where two are."""
+
+SINGLE = (1,)
+"""Along all others: tiles of so many lengths along three sizes take minutes to compile."""
 
 SUMS = (256, 64, 16, 4, 1)
 """Lengths of what is summed at once."""
+
+FEW_SUMS = (64, 8, 1)
+"""The same where two other sizes are symbolic."""
 
 WORTH_ALL_THREADS = 50e-6
 """Seconds that the longest tile of rows takes one thread, from which on threads compute each tile together: shorter
@@ -55,8 +61,16 @@ class _Assembly:
         sizes = dict.fromkeys(size for stage in kernel.stages for size in stage.sizes)
         self._names = {size: f"n{place}" for place, size in enumerate(sizes)}
         symbolic = [size for size in sizes if size.symbolic]
-        known = not any(stage.symbols for stage in kernel.stages)
-        self._rows = known and len(symbolic) == 1 and _is_common(symbolic[0], kernel.stages)
+        self._outer = {size for place, size in enumerate(symbolic) if self._has_inner(size, symbolic[place + 1 :])}
+        known = not any(stage.needs_symbols for stage in kernel.stages)
+        common = known and all(_is_common(size, kernel.stages) for size in symbolic)
+        # Rows that are computed alone, of one symbolic size or of several, one around the other.
+        self._rows = common and len(symbolic) - len(self._outer) == 1
+
+    def _has_inner(self, size: Size, others: Sequence[Size]) -> bool:
+        """Whether another size is along all that a size is along, as the places of a batch are: it is tiled instead."""
+        along = [sizes for sizes in self._kernel.dimensions.values() if size in sizes]
+        return any(all(other in sizes for sizes in along) for other in others)
 
     def function(self) -> tirx.PrimFunc:
         """The assembled kernel."""
@@ -76,23 +90,31 @@ class _Assembly:
         return function.with_attr(attributes)
 
     def _shared_size(self) -> Size | None:
-        """The known size, if any, of which each thread computes some places: the first one of all stages."""
+        """The known size, if any, of which each thread computes some places: the first one of all stages.
+
+        Not that of vectors, nor one of weights, which are packed as a whole.
+        """
         stages, threads = self._kernel.stages, self._schedules.hardware.threads
         if self._rows or threads == 1:
             return None
         common = [size for size in stages[-1].sizes if _is_common(size, stages)]
         least = threads if any(size.symbolic for size in common) else 2
-        return next((size for size in common if not size.symbolic and int(size.extent) >= least), None)
+        taken = {size for weight in self._schedules.free for size in self._kernel.dimensions[weight]}
+        taken.add(stages[-1].sizes[-1])
+        fitting = (size for size in common if not size.symbolic and size not in taken)
+        return next((size for size in fitting if int(size.extent) >= least), None)
 
     def _computed(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
         """Statements that compute a part of these stages."""
         left = part.left(stages)
-        known = not any(stage.symbols for stage in stages)
+        known = not any(stage.needs_symbols for stage in stages)
         if not left and known:
             return self._tile(stages, part, inside)
-        common = next((size for size in left if _is_common(size, stages)), None)
-        if common is not None:
-            return self._covered(stages, part, inside, common)
+        common = [size for size in left if _is_common(size, stages)]
+        if common:
+            single = common[0] in self._outer or len(common) > 2
+            cover = self._single if single else self._covered
+            return cover(stages, part, inside, common[0])
         if len(stages) > 1:
             return self._one_by_one(stages, part, inside)
         (stage,) = stages
@@ -100,15 +122,21 @@ class _Assembly:
             return self._summed(stage, part, left[0])
         return self._as_written(stage, part)
 
+    def _single(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
+        """One place after another."""
+        return self._covering(stages, part, inside, size, SINGLE)(number(0), size.extent)
+
     def _covered(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
         """Tiles along a size of which every place is computed alone."""
         if part.parallel:
             return self._covering(stages, part, inside, size, SQUARES)(number(0), size.extent)
-        alone = replace(part, parallel=True)
-        lengths = self._row_lengths(stages, inside, size) if self._rows else SQUARES
-        threads = self._schedules.hardware.threads
-        if self._rows and self._seconds(stages, inside, size, lengths[0]) >= WORTH_ALL_THREADS:
-            return self._covering(stages, part, inside, size, lengths)(number(0), size.extent)
+        alone, threads = replace(part, parallel=True), self._schedules.hardware.threads
+        lengths: Sequence[int] = SQUARES
+        if self._rows:
+            tiles = [tile_of(self._kernel, stages, {**part.lengths, size: n}, set(inside)) for n in ROWS]
+            lengths = self._row_lengths(tiles)
+            if self._schedules.seconds(tiles[ROWS.index(lengths[0])]) >= WORTH_ALL_THREADS:
+                return self._covering(stages, part, inside, size, lengths)(number(0), size.extent)
         if threads == 1:
             return self._covering(stages, alone, inside, size, lengths)(number(0), size.extent)
         cover = self._covering(stages, alone, inside, size, SQUARES)
@@ -118,21 +146,16 @@ class _Assembly:
         few = self._covering(stages, alone, inside, size, lengths)(number(0), size.extent)
         return tirx.IfThenElse(size.extent < 2 * lengths[0], few, many)
 
-    def _row_lengths(self, stages: Sequence[Stage], inside: Sequence[Any], size: Size) -> Sequence[int]:
-        """Lengths of tiles of rows: none much longer than one that reads its weights in no time."""
+    def _row_lengths(self, tiles: Sequence[Tile]) -> Sequence[int]:
+        """Lengths of tiles of rows, of those of `ROWS`: none much longer than one that reads its weights in no time."""
         sizes, bandwidth = self._kernel.dimensions, self._schedules.hardware.bandwidth_bytes_per_s
-        fixed = sum(_bytes(one) for one in self._kernel.function.params if size not in sizes[one])
+        given = [one for one in self._kernel.function.params if one in sizes]
+        fixed = sum(_bytes(one) for one in given if not any(each.symbolic for each in sizes[one]))
         enough = max(WORTH_ALL_THREADS, WEIGHTS_IN_NO_TIME * fixed / bandwidth)
-        lengths = [ROWS[-1]]
-        for length in reversed(ROWS[:-1]):
-            if self._seconds(stages, inside, size, lengths[-1]) >= enough:
-                break
-            lengths.append(length)
-        return lengths[::-1]
-
-    def _seconds(self, stages: Sequence[Stage], inside: Sequence[Any], size: Size, length: int) -> float:
-        """Estimated, of one thread and one tile."""
-        return self._schedules.seconds(tile_of(self._kernel, stages, {size: length}, set(inside)))
+        place = len(ROWS) - 1
+        while place and self._schedules.seconds(tiles[place]) < enough:
+            place -= 1
+        return ROWS[place:]
 
     def _covering(
         self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size, lengths: Sequence[int]
@@ -179,7 +202,9 @@ class _Assembly:
         def tile(length: int, start: Any) -> Any:
             return self._tile([stage], part.at(size, length, start), [])
 
-        return tirx.SeqStmt([begin, covered(number(0), size.extent, SUMS, False, tile, self._names[size])])
+        others = [other for other in part.lengths if other.symbolic and other not in self._outer]
+        lengths = SUMS if len(others) < 2 else FEW_SUMS
+        return tirx.SeqStmt([begin, covered(number(0), size.extent, lengths, False, tile, self._names[size])])
 
     def _as_written(self, stage: Stage, part: Part) -> Any:
         """The loops of a stage, one element after another; threads share the outermost one."""

@@ -9,7 +9,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-__all__ = ["Size", "Stage", "SymbolicKernel", "grouped", "is_symbolic", "read_kernel"]
+__all__ = ["Size", "Stage", "SymbolicKernel", "grouped", "is_symbolic", "read_kernel", "with_sizes"]
 
 AXIS = -1
 """The place of an axis, by its variable, where dimensions are known by buffer and place."""
@@ -47,14 +47,15 @@ class Stage:
     whole : frozenset of Size
         Along which places differ in more than where they are: what is computed there depends on the index, or reads
         other places. Tiles of these cannot be computed alone.
-    symbols : bool
-        Whether it computes with a symbol, as the mean over a symbolic size does.
+    needs_symbols : bool
+        Whether no tile of known sizes can compute it: it computes with a symbol, as the mean over a symbolic size does,
+        or a dimension of what it reads is one along which none of its axes runs.
     """
 
     block: Any
     sizes: tuple[Size, ...]
     whole: frozenset[Size]
-    symbols: bool
+    needs_symbols: bool
 
     @property
     def reduced(self) -> tuple[Size, ...]:
@@ -110,10 +111,26 @@ def is_symbolic(function: tirx.PrimFunc) -> bool:
     return any(not isinstance(extent, tirx.IntImm) for shape in shapes for extent in shape)
 
 
+def with_sizes(mod: ir.IRModule, size: int) -> ir.IRModule:
+    """A module of one kernel, "main", in which each symbol is this number, and no argument."""
+    given = mod["main"]
+    buffers = [parameter for parameter in given.params if hasattr(parameter.ty, "shape")]
+    function = tirx.PrimFunc(buffers, given.body).with_attr(dict(given.attrs))
+    symbols = [parameter for parameter in given.params if not hasattr(parameter.ty, "shape")]
+    for buffer in buffers:
+        for extent in buffer.shape:
+            tvm_ffi.structural_walk(extent, (ir.Var, symbols.append))
+
+    def value_of(variable: Any) -> Any:
+        return tirx.IntImm(str(variable.ty.dtype), size) if variable in symbols else variable
+
+    return ir.IRModule({"main": tvm_ffi.structural_map(function, (ir.Var, value_of))})
+
+
 def read_kernel(function: tirx.PrimFunc) -> SymbolicKernel | None:
     """The kernel as stages; None where it is not a sequence of loop nests around one block each."""
     realized = _blocks(function)
-    if realized is None or not all(hasattr(parameter.ty, "shape") for parameter in function.params):
+    if realized is None:
         return None
     groups = _Groups()
     inexact = [_join(block, groups) for block in realized]
@@ -129,9 +146,10 @@ def _stage(block: Any, inexact: set[Key], sizes: Mapping[Key, Size]) -> Stage:
     own = tuple(sizes[axis.var, AXIS] for axis in block.iter_vars)
     twice = {size for size in own if own.count(size) > 1}  # what two axes do along one size is more than a tile
     variables = {axis.var for axis in block.iter_vars}
-    known = {key for key in inexact if key in sizes}
-    symbols = any(place == AXIS and variable not in variables for variable, place in inexact)
-    return Stage(block, own, frozenset({sizes[key] for key in known} | twice), symbols)
+    whole = {sizes[key] for key in inexact if key in sizes}
+    computes = any(place == AXIS and variable not in variables for variable, place in inexact)
+    elsewhere = any(size.symbolic and size not in own for size in whole)
+    return Stage(block, own, frozenset(whole | twice), computes or elsewhere)
 
 
 def grouped(stages: Sequence[Stage]) -> list[list[Stage]]:
@@ -155,7 +173,7 @@ def _depends(stage: Stage, others: Sequence[Stage]) -> bool:
 def _alike(one: Stage, other: Stage) -> bool:
     sizes = [{size for size in stage.sizes if size.symbolic} for stage in (one, other)]
     free = [{size for size in stage.free if size.symbolic} for stage in (one, other)]
-    return sizes[0] == sizes[1] == free[0] == free[1] and not one.symbols and not other.symbols
+    return sizes[0] == sizes[1] == free[0] == free[1] and not (one.needs_symbols or other.needs_symbols)
 
 
 def _blocks(function: tirx.PrimFunc) -> list[Any] | None:
@@ -177,8 +195,10 @@ def _blocks(function: tirx.PrimFunc) -> list[Any] | None:
 
 
 def _runs_over(realize: Any, loops: Sequence[Any]) -> bool:
-    """Whether the axes of a block are the loops around it, in order, and its statement is a store."""
+    """Whether the axes of a block, sums or places in any order, are the loops around it, and it is one store."""
     block = realize.block
+    if not {int(axis.iter_type) for axis in block.iter_vars} <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
+        return False
     plain = isinstance(realize.predicate, tirx.IntImm) and int(realize.predicate) == 1
     alone = isinstance(block.body, tirx.BufferStore) and not len(block.alloc_buffers) and not len(block.match_buffers)
     if not plain or not alone or len(loops) != len(block.iter_vars):

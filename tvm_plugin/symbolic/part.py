@@ -39,7 +39,7 @@ class Part:
     @staticmethod
     def whole(kernel: SymbolicKernel) -> Part:
         """All of the kernel, with the buffers that it is given."""
-        return Part(kernel, {buffer: (buffer, frozenset()) for buffer in kernel.function.params})
+        return Part(kernel, {one: (one, frozenset()) for one in kernel.function.params if hasattr(one.ty, "shape")})
 
     def at(self, size: Size, length: int, start: Any) -> Part:
         """A part of it."""

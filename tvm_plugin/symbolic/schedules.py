@@ -68,7 +68,7 @@ class TileSchedules:
 
     def __init__(self, hardware: Hardware, weights: frozenset[Any] = frozenset()) -> None:
         self.hardware = hardware
-        self._free = weights
+        self.free = weights
         self._first: Decision | None = None
         self._found: dict[tuple[str, int, bool], tuple[Decision, float]] = {}
         self.split: SplitKernel | None = None
@@ -98,8 +98,9 @@ class TileSchedules:
         return self._with_weights_packed(tile, schedule.mod["main"], decision if is_free else None)
 
     def _function(self, tile: Tile) -> tirx.PrimFunc:
-        """The kernel of a tile, with what may be packed."""
-        free = [place for place, buffer in enumerate(tile.buffers) if buffer in self._free]
+        """The kernel of a tile, with what may be packed: all of it, for all tiles alike."""
+        whole = self.free - tile.parts
+        free = [place for place, buffer in enumerate(tile.buffers) if buffer in whole]
         return tile.function.with_attr("layout_free_buffers", free) if free else tile.function
 
     def _best(self, workload: Any, hardware: Hardware, shares: bool) -> tuple[Any, tuple[Decision, float]]:

@@ -30,11 +30,14 @@ class Tile:
         For each parameter, the buffer of the symbolic kernel.
     outputs : int
         How many parameters, the last ones, are written.
+    parts : frozenset of Buffer
+        Of these buffers, those that are not whole in the tile.
     """
 
     function: tirx.PrimFunc
     buffers: tuple[Any, ...]
     outputs: int
+    parts: frozenset[Any]
 
 
 def tile_of(kernel: SymbolicKernel, stages: Sequence[Stage], extents: Mapping[Size, int], inside: set[Any]) -> Tile:
@@ -73,12 +76,16 @@ def tile_of(kernel: SymbolicKernel, stages: Sequence[Stage], extents: Mapping[Si
     body = statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=local)
     function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, root)).with_attr(_attributes())
-    return Tile(function, tuple(origins), len(written))
+    parts = frozenset(one for one in origins if any(size in extents for size in kernel.dimensions[one]))
+    return Tile(function, tuple(origins), len(written), parts)
 
 
 def sums_parts(stage: Stage) -> bool:
-    """Whether partial results of the stage can be joined: it adds, multiplies, or takes the largest or smallest."""
-    return _combination(stage) is not None
+    """Whether partial results of the stage can be joined: it adds, multiplies, or takes the largest or smallest.
+
+    No sketch joins single numbers.
+    """
+    return len(stage.block.body.buffer.shape) > 0 and _combination(stage) is not None
 
 
 def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: int | None = None) -> Any:

@@ -38,10 +38,13 @@ def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
         if not isinstance(function, tirx.PrimFunc) or not is_symbolic(function):
             continue
         kernel = read_kernel(function)
-        if kernel is None:
+        try:
+            tiled, packing = (None, None) if kernel is None else _tiled(kernel, hardware)
+        except ValueError:  # no schedule applies to one of its tiles
+            tiled, packing = None, None
+        if tiled is None:
             LOGGER.info("%s has symbolic sizes and stays as TVM compiles it", variable.name_hint)
             continue
-        tiled, packing = _tiled(kernel, hardware)
         if packing is None:
             result.update_func(variable, tiled)
         else:

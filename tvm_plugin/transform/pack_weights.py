@@ -72,7 +72,7 @@ def pack_weights(mod: ir.IRModule, known: Mapping[str, SplitKernel] | None = Non
         for position, constant in zip(split.positions, packed[_key(call, weights)], strict=True):
             arguments[position] = constant
         target = variables[call.args[0].name_hint]
-        value = relax.Call(call.op, [target, relax.Tuple(arguments)], call.attrs, call.ty_args)
+        value = relax.Call(call.op, [target, relax.Tuple(arguments), *call.args[2:]], call.attrs, call.ty_args)
         return relax.VarBinding(binding.var, builder.normalize(value))
 
     result = map_functions(builder.get(), lambda function: rewrite_calls(function, rewrite))

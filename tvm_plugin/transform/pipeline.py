@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, target, transform
@@ -12,7 +12,7 @@ from tvm import ir, target, transform
 from ..gpu_machine import is_gpu
 from ..graph_result import GraphConfig
 from ..machine import describe_machine
-from ..symbolic import tile_symbolic_kernels
+from ..symbolic import is_symbolic, tile_symbolic_kernels, with_sizes
 from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
 from .apply_tuned import after_kernels, schedule_kernels
@@ -26,6 +26,9 @@ from .stored_schedules import stored_schedules
 __all__ = ["eqtune_pipeline"]
 
 LOGGER = logging.getLogger("eqtune")
+
+TYPICAL_SIZE = 16
+"""Of symbolic sizes, where forms of a model are compared."""
 
 _WORK_DIR_VARIABLE = "EQTUNE_WORK_DIR"
 
@@ -118,9 +121,15 @@ def _scheduled_form(name: str, mod: ir.IRModule, machine: Any, stored: dict[str,
     unknown = [task for task in tasks if task.workload_hash not in schedules]
     schedules |= analytic_schedules(unknown, hardware)
     calls, missing = sum(task.calls for task in tasks), sum(task.calls for task in unknown)
-    seconds = _seconds(tasks, schedules)
+    seconds = _seconds(tasks, schedules) + _symbolic_seconds(unknown, hardware)
     LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), missing, seconds * 1e3)
     return _Form(lowered, schedules, calls, missing, seconds)
+
+
+def _symbolic_seconds(tasks: list[Task], hardware: Any) -> float:
+    """Of kernels with symbolic sizes, as if all of those were `TYPICAL_SIZE`."""
+    known = [replace(task, mod=with_sizes(task.mod, TYPICAL_SIZE)) for task in tasks if is_symbolic(task.mod["main"])]
+    return _seconds(known, analytic_schedules(known, hardware))
 
 
 def _seconds(tasks: list[Task], schedules: dict[str, Any]) -> float:
