@@ -123,7 +123,11 @@ class _Assembly:
         return self._as_written(stage, part)
 
     def _single(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
-        """One place after another."""
+        """One place after another; of rows whose elements are tiled, threads share the places."""
+        threads, left = self._schedules.hardware.threads, part.left(stages)
+        if self._rows and not part.parallel and threads > 1 and left == [size, stages[-1].sizes[-1]]:
+            cover = self._covering(stages, replace(part, parallel=True), inside, size, SINGLE)
+            return shared(size.extent, threads, 1, cover, self._names[size])
         return self._covering(stages, part, inside, size, SINGLE)(number(0), size.extent)
 
     def _covered(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
