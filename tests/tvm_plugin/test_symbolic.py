@@ -16,6 +16,7 @@ from eqtune.machine import describe_machine, detect_target
 from eqtune.search.space.expressions import substitute
 from eqtune.symbolic import READY, tile_symbolic_kernels
 from eqtune.tasks import lower_to_kernels
+from eqtune.transform import ApplyTuned, LowerToKernels
 
 SIZES = (0, 1, 2, 5, 17, 63, 64, 65, 130, 200)
 """Around lengths of tiles: some that rests cover twice, some that two threads share."""
@@ -84,6 +85,19 @@ def test_rows_times_constant_weights_with_what_follows() -> None:
     assert READY in kernel.attrs
     packed = kernel.params[1]
     assert len(packed.shape) == 3, "weights are packed once, not in every call"
+
+
+def test_the_pass_with_estimates_does_the_same() -> None:
+    weights, target = normal(24, 32), detect_target()
+    mod = module(lambda emit, x: emit(op.matmul(x, relax.const(weights))), (N, 24))
+    with target:
+        mod = tvm.transform.Sequential([LowerToKernels(target), ApplyTuned(estimate=True)])(mod)
+    machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
+    (kernel,) = (function for function in mod.functions.values() if isinstance(function, tirx.PrimFunc))
+    assert READY in kernel.attrs
+    for size in SIZES[1:]:
+        x = normal(size, 24)
+        close(machine["main"](tvm.runtime.tensor(x)).numpy(), x @ weights)
 
 
 def test_several_heads_of_attention_over_any_number_of_places() -> None:
@@ -285,3 +299,21 @@ def _adding() -> tirx.PrimFunc:
     kernel = te.create_prim_func([x, te.compute((N, 24), lambda i, j: x[i, j] + 1, "added")])
     source, target = kernel.params
     return tirx.PrimFunc([source], substitute(kernel.body, [(target, source)])).with_attr("tirx.noalias", True)
+
+
+def test_a_table_of_which_a_symbolic_part_is_read() -> None:
+    """As many places as the bounds of the symbol permit: TVM would not know how long the slice is."""
+    table = normal(1, 64, 12)
+
+    def compute(emit: Any, x: Any) -> Any:
+        axes, begins, ends, steps = (relax.Tuple([relax.prim_value(value)]) for value in (1, 0, N, 1))
+        part = emit(op.strided_slice(relax.const(table), axes, begins, ends, steps))
+        return emit(op.add(emit(op.exp(x)), part))
+
+    mod = module(compute, (1, N, 12))
+    bounds = {"tir_var_lower_bound": {"n": 2}, "tir_var_upper_bound": {"n": 64}}
+    mod.update_func(mod.get_global_var("main"), mod["main"].with_attr(bounds))
+    run = compiled(mod)
+    for size in (2, 17, 63, 64):
+        x = normal(1, size, 12)
+        close(run(x), np.exp(x) + table[:, :size])

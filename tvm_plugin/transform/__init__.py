@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .equality_saturation import EqualitySaturation
     from .fake_quantization import FakeQuantizationToInteger
     from .fold_weights import FoldWeights
+    from .known_slices import KnownSlices
     from .layout import ChannelsLast
     from .lowering import LowerToKernels
     from .narrow_products import NarrowProducts
@@ -37,6 +38,7 @@ __all__ = [
     "FoldWeights",
     "JoinSharedHeads",
     "KeepNarrowWeights",
+    "KnownSlices",
     "LowerToKernels",
     "NarrowProducts",
     "ScaleSmallerOperand",
@@ -55,6 +57,7 @@ _HOMES = {
     "FoldWeights": ".fold_weights",
     "JoinSharedHeads": ".shared_heads",
     "KeepNarrowWeights": ".narrow_weights",
+    "KnownSlices": ".known_slices",
     "LowerToKernels": ".lowering",
     "NarrowProducts": ".narrow_products",
     "ScaleSmallerOperand": ".scales",

@@ -13,6 +13,7 @@ from .batch_norm import FoldBatchNorm
 from .empty_rows import AskMaximaForEmptyRows
 from .fake_quantization import FakeQuantizationToInteger
 from .fold_weights import FoldWeights
+from .known_slices import KnownSlices
 from .narrow_products import NarrowProducts, product_bits
 from .narrow_weights import KeepNarrowWeights
 from .scales import ScaleSmallerOperand
@@ -37,4 +38,4 @@ def simplify(mod: Any, target: Any = None) -> Any:
     # Parameters of quantisation are constants only once they are folded.
     integers = [FoldWeights(), FakeQuantizationToInteger(products=bits > 0)]
     stored = [] if target is None or on_gpu else [KeepNarrowWeights()]
-    return transform.Sequential([*stored, *integers, *fold, *products, *narrow])(mod)
+    return transform.Sequential([KnownSlices(), *stored, *integers, *fold, *products, *narrow])(mod)

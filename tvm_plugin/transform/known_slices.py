@@ -1,0 +1,111 @@
+"""KnownSlices: slices of symbolic length, of which the bounds of the symbols tell that they lie inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax, sym, te, tirx, transform
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from .functions import operator, top_level_bindings
+
+__all__ = ["KnownSlices"]
+
+_BOUNDS = ("tir_var_lower_bound", "tir_var_upper_bound")
+"""Attributes of functions that TVM's importers write: of each symbol, by name."""
+
+
+@transform.module_pass(opt_level=0, name="KnownSlices")
+class KnownSlices:
+    """strided_slice(x, begin, end) -> a kernel whose result is end - begin long, where both are inside of x.
+
+    TVM gives slices lengths such as min(n, 512), also where n is 512 at most; what follows then has no known shape, and
+    is not built. Exported language models slice their tables of places.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Rewrite `relax.strided_slice` in every Relax function whose attributes tell bounds."""
+        for variable, function in mod.functions_items():
+            if isinstance(function, relax.Function) and _has_slices(function):
+                slicer = _Slicer(mod, function)
+                changed = slicer.visit_expr(function)
+                mod = slicer.builder_.get()
+                mod.update_func(mod.get_global_var(variable.name_hint), changed)
+        return mod
+
+
+def _has_slices(function: relax.Function) -> bool:
+    if not function.attrs or _BOUNDS[0] not in function.attrs:
+        return False
+    return any(operator(binding.value) == "relax.strided_slice" for binding in top_level_bindings(function))
+
+
+@mutator
+class _Slicer(PyExprMutator):
+    def __init__(self, mod: ir.IRModule, function: relax.Function) -> None:
+        super().__init__(mod)
+        self._analyzer = sym.Analyzer()
+        lower, upper = (function.attrs.get(name, {}) for name in _BOUNDS)
+        for variable in _symbols(function):
+            low = int(lower.get(variable.name, 0))
+            high = int(upper.get(variable.name, 2**31))
+            self._analyzer.bind(variable, ir.Range(low, high + 1))
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        inside = self._inside(call) if operator(call) == "relax.strided_slice" else None
+        if inside is None:
+            return call
+        shape = [
+            inside[axis][1] if axis in inside else extent for axis, extent in enumerate(call.args[0].ty.shape.values)
+        ]
+
+        def slice_of(x: te.Tensor) -> te.Tensor:
+            def element(*at: Any) -> Any:
+                return x[tuple(place + inside[axis][0] if axis in inside else place for axis, place in enumerate(at))]
+
+            return te.compute(shape, element, name="T_slice")
+
+        return self.builder_.call_te(slice_of, call.args[0], primfunc_name_hint="slice")
+
+    def _inside(self, call: relax.Call) -> Mapping[int, tuple[Any, Any]] | None:
+        """Where a slice begins along each of its axes, and how long it is; None where it may go beyond."""
+        x, *given = call.args
+        fields = [_numbers(one) for one in given]
+        if x.ty.shape is None or any(one is None for one in fields):
+            return None
+        axes, begins, ends = fields[:3]
+        steps = fields[3] if len(fields) > 3 else [1] * len(axes)
+        found = {}
+        for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
+            extent = x.ty.shape.values[int(axis)]
+            if not isinstance(step, int | tirx.IntImm) or int(step) != 1:
+                return None
+            begin, end = (self._analyzer.simplify(value) for value in (begin, tirx.min(end, extent)))
+            length = self._analyzer.simplify(end - begin)
+            if not (self._analyzer.can_prove(begin >= 0) and self._analyzer.can_prove(length >= 0)):
+                return None
+            found[int(axis) % x.ty.ndim] = begin, length
+        shape = [length for _, length in found.values()]
+        return None if all(isinstance(length, tirx.IntImm) for length in shape) else found
+
+
+def _numbers(fields: Any) -> list[Any] | None:
+    """A tuple of integers, constant or of symbols; None where one is something else."""
+    if not isinstance(fields, relax.Tuple | relax.ShapeExpr):
+        return None
+    values = [getattr(field, "value", field) for field in getattr(fields, "fields", getattr(fields, "values", ()))]
+    known = all(
+        isinstance(value, int) or str(getattr(value, "ty", "")).startswith(("int", "T.int")) for value in values
+    )
+    return [tirx.IntImm("int64", value) if isinstance(value, int) else value for value in values] if known else None
+
+
+def _symbols(function: relax.Function) -> list[Any]:
+    found: list[Any] = []
+    for parameter in function.params:
+        for extent in getattr(getattr(parameter.ty, "shape", None), "values", ()):
+            tvm_ffi.structural_walk(extent, (ir.Var, found.append))
+    return list(dict.fromkeys(found))
