@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import tvm_ffi
@@ -55,8 +54,8 @@ class _Slicer(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
-        inside = self._inside(call) if operator(call) == "relax.strided_slice" else None
-        if inside is None:
+        inside = self._inside(call) if operator(call) == "relax.strided_slice" else {}
+        if not inside:
             return call
         shape = [
             inside[axis][1] if axis in inside else extent for axis, extent in enumerate(call.args[0].ty.shape.values)
@@ -70,37 +69,24 @@ class _Slicer(PyExprMutator):
 
         return self.builder_.call_te(slice_of, call.args[0], primfunc_name_hint="slice")
 
-    def _inside(self, call: relax.Call) -> Mapping[int, tuple[Any, Any]] | None:
-        """Where a slice begins along each of its axes, and how long it is; None where it may go beyond."""
+    def _inside(self, call: relax.Call) -> dict[int, tuple[Any, Any]]:
+        """Where a slice begins along each of its axes, and how long it is; empty where it may go beyond, or is known."""
         x, *given = call.args
-        fields = [_numbers(one) for one in given]
-        if x.ty.shape is None or any(one is None for one in fields):
-            return None
-        axes, begins, ends = fields[:3]
-        steps = fields[3] if len(fields) > 3 else [1] * len(axes)
+        if x.ty.shape is None or not all(isinstance(one, relax.Tuple) for one in given):
+            return {}
+        axes, begins, ends = (list(one.fields) for one in given[:3])
+        steps = list(given[3].fields) if len(given) > 3 else [tirx.IntImm("int64", 1)] * len(axes)
         found = {}
         for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
+            if not isinstance(step, tirx.IntImm) or int(step) != 1:
+                return {}
             extent = x.ty.shape.values[int(axis)]
-            if not isinstance(step, int | tirx.IntImm) or int(step) != 1:
-                return None
             begin, end = (self._analyzer.simplify(value) for value in (begin, tirx.min(end, extent)))
             length = self._analyzer.simplify(end - begin)
             if not (self._analyzer.can_prove(begin >= 0) and self._analyzer.can_prove(length >= 0)):
-                return None
+                return {}
             found[int(axis) % x.ty.ndim] = begin, length
-        shape = [length for _, length in found.values()]
-        return None if all(isinstance(length, tirx.IntImm) for length in shape) else found
-
-
-def _numbers(fields: Any) -> list[Any] | None:
-    """A tuple of integers, constant or of symbols; None where one is something else."""
-    if not isinstance(fields, relax.Tuple | relax.ShapeExpr):
-        return None
-    values = [getattr(field, "value", field) for field in getattr(fields, "fields", getattr(fields, "values", ()))]
-    known = all(
-        isinstance(value, int) or str(getattr(value, "ty", "")).startswith(("int", "T.int")) for value in values
-    )
-    return [tirx.IntImm("int64", value) if isinstance(value, int) else value for value in values] if known else None
+        return {} if all(isinstance(length, tirx.IntImm) for _, length in found.values()) else found
 
 
 def _symbols(function: relax.Function) -> list[Any]:
