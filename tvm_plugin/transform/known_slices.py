@@ -70,7 +70,7 @@ class _Slicer(PyExprMutator):
         return self.builder_.call_te(slice_of, call.args[0], primfunc_name_hint="slice")
 
     def _inside(self, call: relax.Call) -> dict[int, tuple[Any, Any]]:
-        """Where a slice begins along each of its axes, and how long it is; empty where it may go beyond, or is known."""
+        """Where a slice begins along its axes, and how long it is; empty where it may go beyond, or is known."""
         x, *given = call.args
         if x.ty.shape is None or not all(isinstance(one, relax.Tuple) for one in given):
             return {}
