@@ -16,6 +16,7 @@ from ..frontends.verify import compare
 from ..machine import detect_target
 from ..runtime import ModelRunner, first_line
 from ..transform.pipeline import eqtune_pipeline
+from ..tune.model import ROUNDINGS, TOLERANCE
 from .memory import InOrder, Layout, View, copy_of
 from .stays import Stays
 from .tuned import Tuned
@@ -135,5 +136,5 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _tolerance(tensor: torch.Tensor) -> float:
-    """Largest difference accepted, relative to the largest magnitude: that of `tune_model`, or four roundings."""
-    return max(1e-4, 4 * torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
+    """Largest difference accepted, relative to the largest magnitude, as `tune_model` accepts it."""
+    return max(TOLERANCE, ROUNDINGS * torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
