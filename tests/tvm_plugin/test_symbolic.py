@@ -87,6 +87,20 @@ def test_rows_times_constant_weights_with_what_follows() -> None:
     assert len(packed.shape) == 3, "weights are packed once, not in every call"
 
 
+def test_few_rows_of_large_weights() -> None:
+    """Filled up to a power of two; the residual is an argument, too."""
+    weights = normal(512, 640)
+
+    def compute(emit: Any, x: Any, y: Any) -> Any:
+        return emit(op.add(y, emit(op.nn.relu(emit(op.matmul(x, relax.const(weights)))))))
+
+    run = compiled(module(compute, (M, N, 512), (M, N, 640)))
+    for size in (0, *range(1, 19), 31, 33, 49, 64, 65, 113, 130):
+        for batch in (1, 2):
+            x, y = normal(batch, size, 512), normal(batch, size, 640)
+            close(run(x, y), y + np.maximum(x @ weights, 0))
+
+
 def test_the_pass_with_estimates_does_the_same() -> None:
     weights, target = normal(24, 32), detect_target()
     mod = module(lambda emit, x: emit(op.matmul(x, relax.const(weights))), (N, 24))

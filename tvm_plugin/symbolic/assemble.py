@@ -22,6 +22,9 @@ __all__ = ["assemble"]
 ROWS = (64, 32, 16, 8, 4, 2, 1)
 """Lengths of tiles, where one size is symbolic."""
 
+LEAST_ROWS = 16
+"""Fewer rows are filled up to 16, 8, 4 or 2: two shorter tiles would read all weights twice."""
+
 SQUARES = (64, 16, 1)
 """Lengths of tiles, where two are."""
 
@@ -140,6 +143,8 @@ class _Assembly:
             tiles = [tile_of(self._kernel, stages, {**part.lengths, size: n}, set(inside)) for n in ROWS]
             lengths = self._row_lengths(tiles)
             if self._schedules.seconds(tiles[ROWS.index(lengths[0])]) >= WORTH_ALL_THREADS:
+                if lengths[0] > LEAST_ROWS and self._repeatable(stages, inside):
+                    return self._long_rows(stages, part, inside, size, lengths)
                 return self._covering(stages, part, inside, size, lengths)(number(0), size.extent)
         if threads == 1:
             return self._covering(stages, alone, inside, size, lengths)(number(0), size.extent)
@@ -149,6 +154,45 @@ class _Assembly:
             return many
         few = self._covering(stages, alone, inside, size, lengths)(number(0), size.extent)
         return tirx.IfThenElse(size.extent < 2 * lengths[0], few, many)
+
+    def _long_rows(
+        self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size, lengths: Sequence[int]
+    ) -> Any:
+        """Rows whose weights take long to read: as few tiles as possible."""
+        enough = [length for length in lengths if length >= LEAST_ROWS]
+        many = self._covering(stages, part, inside, size, enough)(number(0), size.extent)
+        few = self._tile(stages, part.at(size, 1, number(0)), inside)
+        statement = tirx.IfThenElse(size.extent > 0, few, None)
+        for length in reversed([length for length in lengths if 1 < length <= LEAST_ROWS]):
+            filled = self._filled_up(stages, part.at(size, length, number(0)), inside, size)
+            statement = tirx.IfThenElse(size.extent > length // 2, filled, statement)
+        return tirx.IfThenElse(size.extent >= LEAST_ROWS, many, statement)
+
+    def _filled_up(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
+        """A tile of more places than there are: the last one again and again."""
+        reads, writes = ([b for b in buffers if b not in inside] for buffers in _touched(stages))
+        along = [buffer for buffer in (*reads, *writes) if size in self._kernel.dimensions[buffer]]
+        own, made = part.with_buffers(along)
+        copies: tuple[list[Any], list[Any]] = [], []
+        for buffer, local in zip(along, made, strict=True):
+            region = part.region(buffer)
+            loops = [tirx.Var(f"i{place}", "int64") for place in range(len(local.shape))]
+            sizes = self._kernel.dimensions[buffer]
+            last = [
+                tirx.min(loop, size.extent - 1) if one is size else loop for loop, one in zip(loops, sizes, strict=True)
+            ]
+            there = [one.min + at for one, at in zip(region.region, last, strict=True)]
+            if buffer in reads:
+                copy = tirx.BufferStore(local, tirx.BufferLoad(region.source, there), loops)
+                copies[0].append(looped(loops, local.shape, copy))
+            else:
+                extents = [
+                    size.extent if one is size else extent for extent, one in zip(local.shape, sizes, strict=True)
+                ]
+                copy = tirx.BufferStore(region.source, tirx.BufferLoad(local, loops), there)
+                copies[1].append(looped(loops, extents, copy))
+        body = tirx.SeqStmt([*copies[0], self._tile(stages, own, inside), *copies[1]])
+        return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "filled", body, alloc_buffers=made))
 
     def _row_lengths(self, tiles: Sequence[Tile]) -> Sequence[int]:
         """Lengths of tiles of rows, of those of `ROWS`: none much longer than one that reads its weights in no time."""

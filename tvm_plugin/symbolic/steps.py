@@ -20,9 +20,10 @@ def covered(
     begin, extent : tvm.ir.Expr
         What has to be covered.
     lengths : sequence of int
-        Of tiles, each a multiple of the next; the last is 1.
+        Of tiles, each a multiple of the next; the last is 1, or places may be computed twice, and are as many at least.
     twice : bool
-        Whether places may be computed twice. A rest that is most of a tile then is a whole one that begins earlier.
+        Whether places may be computed twice. A rest that is most of a tile then is a whole one that begins earlier, and
+        any rest one of the last length.
     tile : callable
         What one tile of a length does, from where it begins. Asked for the longest one first.
     name : str
@@ -37,7 +38,8 @@ def covered(
         start = extent - rest + index * length
         ends = None
         if twice and length > 1:
-            ends = tirx.And(extent % _number(length) > _most(length), extent >= length)
+            most = _most(length) if place + 1 < len(lengths) else 0
+            ends = tirx.And(extent % _number(length) > most, extent >= length)
             count = count + tirx.Select(ends, _number(1), _number(0))
             start = tirx.min(start, extent - length)
         at = tirx.Var(f"{name}_at{length}", "int64")
