@@ -159,7 +159,7 @@ class _Assembly:
         self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size, lengths: Sequence[int]
     ) -> Any:
         """Rows whose weights take long to read: as few tiles as possible."""
-        enough = [length for length in lengths if length >= LEAST_ROWS]
+        enough = [length for length in lengths if 2 * length >= LEAST_ROWS]
         many = self._covering(stages, part, inside, size, enough)(number(0), size.extent)
         few = self._tile(stages, part.at(size, 1, number(0)), inside)
         statement = tirx.IfThenElse(size.extent > 0, few, None)

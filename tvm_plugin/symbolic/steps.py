@@ -55,9 +55,10 @@ def covered(
 def _most(length: int) -> int:
     """Up to how many places shorter tiles take less time than one of this length.
 
-    Tiles of less than 16 rows wait for their weights as long as one of 16 does: 36 rows are 32 and 4, 20 are 32.
+    Tiles of less than 8 rows wait for their weights nearly as long as one of 8 does: 36 rows are 32 and 4, 18 are 16
+    and 2, 26 are 32.
     """
-    return length * 3 // 4 if length > 32 else length // 2
+    return length * 3 // 4 if length > 16 else length // 2
 
 
 def shared(extent: Any, threads: int, least: int, part: Callable[[Any, Any], Any], name: str) -> Any:
