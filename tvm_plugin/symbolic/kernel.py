@@ -223,7 +223,7 @@ def _join(block: Any, groups: _Groups) -> set[Key]:
         accesses: list[Any] = []
         if statement is not None:
             tvm_ffi.structural_walk(statement, ((tirx.BufferStore, ir.TensorLoad), accesses.append))
-            inexact |= set(_axes(_without_loads(statement.value)))
+            inexact |= set(_axes(statement.value))
         for access in accesses:
             buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
             groups.add_buffer(buffer)
@@ -231,24 +231,19 @@ def _join(block: Any, groups: _Groups) -> set[Key]:
                 dimension = (buffer, place)
                 alone = isinstance(index, ir.Var) and index in axes
                 if not alone or not groups.unite((index, AXIS), dimension):
-                    inexact |= {dimension, *_axes(_without_loads(index))}
+                    inexact |= {dimension, *_axes(index)}
     return inexact
 
 
-def _axes(expression: Any) -> list[Key]:
-    """The axes and symbols that an expression computes with, besides what it loads."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (ir.Var, found.append))
-    return [(variable, AXIS) for variable in found if not hasattr(variable.ty, "shape")]
-
-
-def _without_loads(value: Any) -> Any:
-    """A value in which what is loaded is a number."""
+def _axes(value: Any) -> list[Key]:
+    """The axes and symbols that a value is computed with, besides what is loaded."""
 
     def number(load: Any) -> Any:
         return tirx.const(0, str(load.ty.dtype))
 
-    return tvm_ffi.structural_map(value, (ir.TensorLoad, number))
+    found: list[Any] = []
+    tvm_ffi.structural_walk(tvm_ffi.structural_map(value, (ir.TensorLoad, number)), (ir.Var, found.append))
+    return [(variable, AXIS) for variable in found]
 
 
 def _distinct(buffers: Iterable[Any]) -> list[Any]:

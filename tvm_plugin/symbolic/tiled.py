@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
 from ..transform.pack_weights import SplitKernel, pack_weights
 from .assemble import assemble
@@ -30,8 +31,10 @@ def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
         Of `lower_to_kernels`, not scheduled. Kernels without symbolic sizes stay, and those that are no sequence of
         loop nests around one statement each (cumulative sums, sorting), which TVM compiles as they are written.
     hardware : Hardware
-        A CPU.
+        For a GPU, all of them stay.
     """
+    if isinstance(hardware, GpuHardware):
+        return mod
     result = mod.clone()
     split: dict[str, SplitKernel] = {}
     for variable, function in mod.functions_items():

@@ -59,7 +59,7 @@ class Sizes:
 class AnySize:
     """The compiled graph, which takes tensors of any of its sizes."""
 
-    def __init__(self, executable: relax.VMExecutable, threads: int) -> None:
+    def __init__(self, executable: relax.VMExecutable, threads: int | None) -> None:
         self._runner = ModelRunner(executable, threads=threads)
 
     def run_tensors(self, *inputs: torch.Tensor) -> list[Any]:
@@ -101,7 +101,7 @@ def in_order(outputs: Sequence[Any]) -> list[Any]:
     return [InOrder.of(output) if isinstance(output, Layout) else output for output in outputs]
 
 
-def compiled(program: torch.export.ExportedProgram, threads: int, fast_math: bool) -> AnySize:
+def compiled(program: torch.export.ExportedProgram, threads: int | None, fast_math: bool) -> AnySize:
     """An exported program with dynamic sizes. Raises Stays for what TVM cannot import or compile."""
     try:
         with quiet():

@@ -116,33 +116,31 @@ class CapturedGraph:
         if not computed and not changed:
             raise Stays("")
         weights = Weights({index: states[index] for index in frozen}, arguments, self._graph)
+        options = {"threads": torch.get_num_threads()} | self._options
         if sizes:
-            model = compiled(program, self._threads, bool(self._options.get("fast_math", False)))
+            model = compiled(program, options["threads"], bool(options.get("fast_math", False)))
             tuned = Tuned(model, weights, module.inputs, (), laid_out, arguments)
             check_other_sizes(tuned, self._graph, arguments, sizes)
         else:
-            tuned = Tuned(self._result(program), weights, module.inputs, changed, laid_out, arguments)
+            tuned = Tuned(_result(program, options), weights, module.inputs, changed, laid_out, arguments)
         tuned_s, torch_s = compared_s(tuned, self._graph, arguments, changed)
         if torch_s < LEAST_GAIN * tuned_s:
             raise Stays(f"tuned it takes {tuned_s * 1e3:.3g} ms, with PyTorch {torch_s * 1e3:.3g} ms")
         return tuned
 
-    @property
-    def _threads(self) -> int:
-        return int(self._options.get("threads") or torch.get_num_threads())
-
-    def _result(self, program: torch.export.ExportedProgram) -> Any:
-        """The tuned program. Raises Stays where it cannot be tuned."""
-        try:
-            return tune_model(program, **self._options | {"threads": self._threads})
-        except UnsupportedModelError as error:
-            raise Stays(str(error)) from error
-        except (InputError, RecordError, SetupError):
-            raise
-        except Exception as error:  # of TVM, or of the model's own code with other numbers
-            raise Stays(f"it cannot be tuned: {first_line(error)}") from error
-
     def _is_constant(self, index: int, value: torch.Tensor) -> bool:
         """Whether an argument is the same tensor in each call, as far as one can know, and changes can be seen."""
         of_module = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
         return of_module and not value.is_inference() and self._changes[index] <= MOST_CHANGES
+
+
+def _result(program: torch.export.ExportedProgram, options: Mapping[str, Any]) -> Any:
+    """The tuned program. Raises Stays where it cannot be tuned."""
+    try:
+        return tune_model(program, **options)
+    except UnsupportedModelError as error:
+        raise Stays(str(error)) from error
+    except (InputError, RecordError, SetupError):
+        raise
+    except Exception as error:  # of TVM, or of the model's own code with other numbers
+        raise Stays(f"it cannot be tuned: {first_line(error)}") from error

@@ -94,10 +94,9 @@ class ApplyTuned:
         tasks = extract_tasks(mod)
         missing = [task for task in tasks if task.workload_hash not in known]
         if missing and self._estimate:
-            machine = Target.current(allow_none=False)
-            hardware = describe_machine(machine, measure=False)
+            hardware = describe_machine(Target.current(allow_none=False), measure=False)
             known |= analytic_schedules(missing, hardware)
-            mod = mod if is_gpu(machine) else tile_symbolic_kernels(mod, hardware)
+            mod = tile_symbolic_kernels(mod, hardware)
         elif missing:
             LOGGER.warning(
                 "%d of %d kernels have no schedule and stay as TVM compiles them, among them %s: tune this form of the "

@@ -9,7 +9,6 @@ from typing import Any
 
 from tvm import ir, target, transform
 
-from ..gpu_machine import is_gpu
 from ..graph_result import GraphConfig
 from ..machine import describe_machine
 from ..symbolic import is_symbolic, tile_symbolic_kernels, with_sizes
@@ -63,8 +62,7 @@ def eqtune_pipeline(
         graphs = _graphs(mod, fast_math) if graph else {"as given": mod}
         stored = stored_schedules(records, context) if records else {}
         lowered, schedules = _best_form(graphs, machine, stored, fast_math)
-        if not is_gpu(machine):
-            lowered = tile_symbolic_kernels(lowered, describe_machine(machine, measure=False))
+        lowered = tile_symbolic_kernels(lowered, describe_machine(machine, measure=False))
         lowered = schedule_kernels(lowered, schedules)
         return transform.Sequential(after_kernels())(lowered)
 
