@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
-__all__ = ["with_body", "with_buffers", "with_code"]
+__all__ = ["looped", "point", "with_body", "with_buffers", "with_code"]
+
+
+def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: int | None = None) -> Any:
+    """Nested loops, of 64 bits; threads share the one at the place `parallel`."""
+    for place, loop, extent in reversed(list(zip(range(len(loops)), loops, extents, strict=True))):
+        kind = tirx.ForKind.PARALLEL if place == parallel else tirx.ForKind.SERIAL
+        body = tirx.For(loop, tirx.IntImm("int64", 0), extent, kind, body)
+    return body
+
+
+def point(buffer: Any, indices: Sequence[Any]) -> Any:
+    """The region of a single element."""
+    one = tirx.IntImm("int64", 1)
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])
 
 
 def with_body(loop: Any, body: Any, *without: str) -> Any:

@@ -11,11 +11,12 @@ from tvm import s_tir, tirx
 
 from ..search.space.access import dtype_bytes
 from ..search.space.expressions import substitute
+from ..search.space.statements import looped
 from .kernel import Size, Stage, SymbolicKernel, grouped
 from .part import Part, number
 from .schedules import TileSchedules
 from .steps import covered, shared
-from .tile import Tile, looped, sums_parts, tile_of
+from .tile import Tile, sums_parts, tile_of
 
 __all__ = ["assemble"]
 

@@ -11,18 +11,15 @@ from tvm import tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
-from ..search import strategies
 from ..search.space.base import Decision, Knob, Space
 from ..search.space.generate import build_space
 from ..search.space.hardware import Hardware
-from ..search.space.lowering import lowerable_schedule, prepare_for_lowering
+from ..search.space.lowering import prepare_for_lowering
+from ..transform.best_schedule import best_schedule
 from ..transform.pack_weights import SplitKernel, split_packing
 from .tile import Tile
 
 __all__ = ["CannotShareWeights", "ScheduledTile", "TileSchedules"]
-
-_CANDIDATES = 4
-"""How many points are tried for a tile, should the first ones not apply."""
 
 _LAYOUT_KNOBS = ("nr", "pack")
 """What the layout of packed weights depends on."""
@@ -111,14 +108,12 @@ class TileSchedules:
         key = workload_hash(workload), hardware.threads, shares
         if key in self._found:
             return space.apply(self._found[key][0]), self._found[key]
-        search = strategies.create("annealed-evolution").begin(space, 0)
-        for point in search.ask(_CANDIDATES, lambda points: -space.latency_s(points)):
-            decision = space.decision(point)
-            schedule = lowerable_schedule(space, decision)
-            if schedule is not None:
-                self._found[key] = decision, float(space.latency_s(point[None])[0])
-                return schedule, self._found[key]
-        raise ValueError("no schedule applies to the tile")
+        best = best_schedule(space)
+        if best is None:
+            raise ValueError("no schedule applies to the tile")
+        schedule, decision, seconds = best
+        self._found[key] = decision, seconds
+        return schedule, self._found[key]
 
     def _with_weights_packed(self, tile: Tile, function: tirx.PrimFunc, decision: Decision | None) -> ScheduledTile:
         if decision is None:

@@ -10,12 +10,13 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..search.space.expressions import substitute
+from ..search.space.statements import looped, point
 from .kernel import Size, Stage, SymbolicKernel
 
 _LAYOUT_FREE = "layout_free_placeholders"
 """Annotation of TVM's operator library that names tensors of another function."""
 
-__all__ = ["Tile", "looped", "sums_parts", "tile_of"]
+__all__ = ["Tile", "sums_parts", "tile_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,9 @@ def tile_of(kernel: SymbolicKernel, stages: Sequence[Stage], extents: Mapping[Si
         local.append(partial)
     body = statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=local)
-    function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, root)).with_attr(_attributes())
+    function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, root)).with_attr(
+        {"tirx.noalias": True, "s_tir": True}
+    )
     parts = frozenset(one for one in origins if any(size in extents for size in kernel.dimensions[one]))
     return Tile(function, tuple(origins), len(written), parts)
 
@@ -86,14 +89,6 @@ def sums_parts(stage: Stage) -> bool:
     No sketch joins single numbers.
     """
     return len(stage.block.body.buffer.shape) > 0 and _combination(stage) is not None
-
-
-def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: int | None = None) -> Any:
-    """Nested loops; threads share the one at the place `parallel`."""
-    for place, loop, extent in reversed(list(zip(range(len(loops)), loops, extents, strict=True))):
-        kind = tirx.ForKind.PARALLEL if place == parallel else tirx.ForKind.SERIAL
-        body = tirx.For(loop, tirx.IntImm("int64", 0), extent, kind, body)
-    return body
 
 
 def _combination(stage: Stage) -> type | None:
@@ -108,10 +103,6 @@ def _combination(stage: Stage) -> type | None:
     own = [load for load in loads if load.source.same_as(stage.block.body.buffer)]
     is_side = len(own) == 1 and any(own[0].same_as(side) for side in (value.a, value.b))
     return type(value) if is_side else None
-
-
-def _attributes() -> dict[str, Any]:
-    return {"tirx.noalias": True, "s_tir": True}
 
 
 def _shape(kernel: SymbolicKernel, buffer: Any, extents: Mapping[Size, int]) -> list[Any]:
@@ -163,10 +154,5 @@ def _sum(stage: Stage, before: Any, part: Any, result: Any) -> Any:
     at = [axis.var for axis in axes]
     loops = [tirx.Var(f"i{i}", "int64") for i in range(len(shape))]
     store = tirx.BufferStore(result, operation(tirx.BufferLoad(before, at), tirx.BufferLoad(part, at)), at)
-    block = s_tir.SBlock(axes, [_point(before, at), _point(part, at)], [_point(result, at)], "T_combine", store)
+    block = s_tir.SBlock(axes, [point(before, at), point(part, at)], [point(result, at)], "T_combine", store)
     return looped(loops, shape, s_tir.SBlockRealize(loops, True, block))
-
-
-def _point(buffer: Any, indices: Sequence[Any]) -> Any:
-    one = tirx.IntImm("int64", 1)
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])

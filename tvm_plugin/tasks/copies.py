@@ -7,6 +7,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from ..search.space.statements import looped, point
+
 __all__ = ["copy_block"]
 
 
@@ -31,14 +33,6 @@ def copy_block(
     inside = [iteration.var for iteration in axes]
     outside = place(inside)
     body: Any = tirx.BufferStore(target, tirx.BufferLoad(source, inside), outside)
-    block = s_tir.SBlock(axes, [_point(source, inside)], [_point(target, outside)], name, body)
+    block = s_tir.SBlock(axes, [point(source, inside)], [point(target, outside)], name, body)
     loops = [tirx.Var(f"ax{i}", "int64") for i in range(len(shape))]
-    body = s_tir.SBlockRealize(loops, True, block)
-    for loop, length in zip(reversed(loops), reversed(lengths), strict=True):
-        body = tirx.For(loop, zero, length, tirx.ForKind.SERIAL, body)
-    return body
-
-
-def _point(buffer: Any, indices: Sequence[Any]) -> Any:
-    one = tirx.IntImm("int64", 1)
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])
+    return looped(loops, lengths, s_tir.SBlockRealize(loops, True, block))

@@ -8,17 +8,13 @@ from typing import Any
 
 from tvm import ir
 
-from ..search import strategies
 from ..search.space.generate import build_space
 from ..search.space.hardware import Hardware
-from ..search.space.lowering import lowerable_schedule
 from ..symbolic import is_symbolic
 from ..tasks import Task
+from .best_schedule import best_schedule
 
 __all__ = ["AnalyticSchedule", "analytic_schedules"]
-
-_CANDIDATES = 4
-"""How many points are tried for a kernel, should the first ones not apply."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,5 @@ def _best(task: Task, hardware: Hardware, seed: int) -> AnalyticSchedule | None:
         space = build_space(task.mod, hardware)
     except ValueError:
         return None
-    search = strategies.create("annealed-evolution").begin(space, seed)
-    for point in search.ask(_CANDIDATES, lambda points: -space.latency_s(points)):
-        schedule = lowerable_schedule(space, space.decision(point))
-        if schedule is not None:
-            return AnalyticSchedule(schedule, float(space.latency_s(point[None])[0]))
-    return None
+    best = best_schedule(space, seed)
+    return None if best is None else AnalyticSchedule(best[0], best[2])
