@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from tvm import relax
 from tvm.relax import op
+from tvm_ffi import structural_equal
 
-from ..dtypes import numpy_dtype
 from ..errors import UnsupportedModelError
-from ..transform.constants import constant_of
-from ..transform.functions import extents
+from ..transform.causal import without_later_places
+from ..transform.functions import extents, shape_of
 
 __all__ = ["attention", "join_heads", "split_heads"]
 
@@ -53,10 +52,10 @@ def attention(
     UnsupportedModelError
         Heads share keys, and other axes broadcast.
     """
-    *batch, length, width = extents(query.ty)
-    places, rank = extents(key.ty)[-2], len(extents(key.ty))
+    *batch, length, width = shape_of(query)
+    places, rank = shape_of(key)[-2], len(shape_of(key))
     # Queries that share a key lie one after another: for the products, they are rows of one matrix.
-    shared = _queries_for_a_key(batch, extents(key.ty)[:-2], extents(value.ty)[:-2])
+    shared = _queries_for_a_key(batch, shape_of(key)[:-2], shape_of(value)[:-2])
     rows = [*batch[:-1], batch[-1] // shared, shared * length] if batch else [length]
     query = emit(op.reshape(query, [*rows, width])) if shared > 1 else query
     transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
@@ -68,8 +67,7 @@ def attention(
         scores = emit(op.tanh(emit(op.multiply(scores, relax.const(1.0 / softcap, dtype)))))
         scores = emit(op.multiply(scores, relax.const(softcap, dtype)))
     if causal:
-        blocked = np.triu(np.full((length, places), -math.inf), 1).astype(numpy_dtype(dtype))
-        scores = emit(op.add(scores, constant_of(blocked)))
+        scores = without_later_places(emit, scores)
     is_boolean = mask is not None and str(mask.ty.dtype) == "bool"
     if is_boolean:
         scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
@@ -78,7 +76,7 @@ def attention(
     weights = emit(op.nn.softmax(scores, axis=-1))
     weights = emit(op.reshape(weights, [*rows, places])) if shared > 1 else weights
     result = emit(op.matmul(weights, value, out_dtype=dtype))
-    result = emit(op.reshape(result, [*batch, length, extents(value.ty)[-1]])) if shared > 1 else result
+    result = emit(op.reshape(result, [*batch, length, shape_of(value)[-1]])) if shared > 1 else result
     if mask is None or not zero_without_keys:
         return result
     keys = mask if is_boolean else emit(op.greater(mask, relax.const(-math.inf, str(mask.ty.dtype))))
@@ -100,13 +98,12 @@ def join_heads(emit: Any, x: relax.Expr) -> relax.Expr:
     return emit(op.reshape(emit(op.permute_dims(x, [0, 2, 1, 3])), [batch, places, heads * width]))
 
 
-def _queries_for_a_key(queries: Sequence[int], keys: Sequence[int], values: Sequence[int]) -> int:
+def _queries_for_a_key(queries: Sequence[Any], keys: Sequence[Any], values: Sequence[Any]) -> int:
     """How many heads share one of `keys`, of operands before places and width; 1 where products broadcast instead."""
     heads, others = (batch[-1] if batch else 1 for batch in (queries, keys))
-    if heads in (1, others):
+    if not (isinstance(heads, int) and isinstance(others, int)) or heads in (1, others):
         return 1
-    outer = np.broadcast_shapes(*(tuple(batch[:-1]) for batch in (queries, keys, values)))
-    if outer == tuple(queries[:-1]) and keys[-1:] == values[-1:]:
+    if keys[-1:] == values[-1:] and all(_broadcasts_to(queries[:-1], batch[:-1]) for batch in (keys, values)):
         return heads // others
     if others != 1:
         raise UnsupportedModelError(
@@ -114,3 +111,11 @@ def _queries_for_a_key(queries: Sequence[int], keys: Sequence[int], values: Sequ
             "keys and repeats queries; repeat them in the model"
         )
     return 1
+
+
+def _broadcasts_to(shape: Sequence[Any], batch: Sequence[Any]) -> bool:
+    """Whether a tensor of these axes is as large as `shape`, once those of one element are repeated."""
+    padded = [1] * (len(shape) - len(batch)) + list(batch)
+    return len(padded) == len(shape) and all(
+        structural_equal(one, other) or structural_equal(one, 1) for one, other in zip(padded, shape, strict=True)
+    )

@@ -57,13 +57,14 @@ NOT_IMPORTED = {"onnx": "bfloat16"}
 
 @dataclass(frozen=True)
 class InputInfo:
-    """One input: its name, concrete shape and dtype.
+    """One input: its name, shape and dtype.
 
-    `high` is set for an integer input that looks up rows of a table: its values must be in [0, high).
+    `high` is set for an integer input that looks up rows of a table: its values must be in [0, high). Open sizes are
+    what they are called, or computed as.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     dtype: str
     high: int | None = None
 
@@ -135,9 +136,11 @@ def imported_model(
     reference: Reference | None = None,
     unfused: Reference | None = None,
     examples: tuple[NDArray[Any], ...] = (),
+    any_size: bool = False,
 ) -> ImportedModel:
-    """Check and normalize `mod`, and describe it."""
-    check_tunable(mod, tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source)))
+    """Check and normalize `mod`, and describe it; with `any_size`, sizes of its inputs may stay open."""
+    dtypes = tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED.get(source))
+    check_tunable(mod, dtypes, any_size)
     mod = with_blocked_convolutions(with_channels_first(with_out_dtypes(with_einsum_products(mod))))
     mod = with_what_bfloat16_lacks(with_places_of_extrema(with_unequal_nans(mod)))
     mod = with_no_division_by_zero(with_plain_powers(with_boolean_logic(mod)))
@@ -147,17 +150,19 @@ def imported_model(
     main = mod["main"]
     bounds = _index_bounds(main)
     inputs = tuple(
-        InputInfo(param.name, _concrete(param.ty), str(param.ty.dtype), bounds.get(param)) for param in main.params
+        InputInfo(param.name, _shape(param.ty), str(param.ty.dtype), bounds.get(param)) for param in main.params
     )
     return ImportedModel(mod, name, inputs, reference, source, unfused, examples)
 
 
-def _concrete(ty: relax.TensorType) -> tuple[int, ...]:
-    return tuple(int(dim) for dim in ty.shape)
+def _shape(ty: relax.TensorType) -> tuple[int | str, ...]:
+    return tuple(int(dim) if is_number(dim) else str(dim) for dim in ty.shape)
 
 
-def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES) -> None:
+def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES, any_size: bool = False) -> None:
     """Refuse what cannot be tuned, by name: dynamic shapes, foreign dtypes, inputs that are not tensors.
+
+    With `any_size`, shapes may be dynamic, but not depend on data.
 
     Raises
     ------
@@ -172,10 +177,10 @@ def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES) -
         raise InputError(f'the module has no Relax function "main" (Relax functions: {found}); rename the one to tune')
     main = mod["main"]
     for param in main.params:
-        _check_tensor(param.ty, f"input {param.name!r}", dtypes)
+        _check_tensor(param.ty, f"input {param.name!r}", dtypes, any_size)
     for var, value in _bindings(main):
         for ty in _parts(var.ty):
-            _check_tensor(ty, f"the result of {_operator(value)} ({var.name})", dtypes)
+            _check_tensor(ty, f"the result of {_operator(value)} ({var.name})", dtypes, any_size)
 
 
 def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
@@ -185,12 +190,13 @@ def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
     return [] if isinstance(ty, relax.ShapeType) else [ty]
 
 
-def _check_tensor(ty: tvm.ir.Type, what: str, dtypes: Sequence[str]) -> None:
+def _check_tensor(ty: tvm.ir.Type, what: str, dtypes: Sequence[str], any_size: bool) -> None:
     if not isinstance(ty, relax.TensorType):
         raise UnsupportedModelError(f"{what} is not a tensor but {ty}; only tensors can be tuned")
     if ty.shape is None:
         raise UnsupportedModelError(f"{what} has a shape that depends on data; only static shapes can be tuned")
-    check_static(ty.shape, what)
+    if not any_size:
+        check_static(ty.shape, what)
     if str(ty.dtype) not in dtypes:
         raise UnsupportedModelError(f"{what} has dtype {ty.dtype or 'unknown'}; allowed here: {', '.join(dtypes)}")
 
@@ -234,9 +240,9 @@ def _index_bounds(function: relax.Function) -> dict[relax.Var, int]:
             origin[var] = origin[value.args[0]]
         elif operator == "relax.take" and value.args[1] in origin and value.attrs.axis is not None:
             table, indices = value.args
-            rows = int(table.ty.shape[int(value.attrs.axis)])
-            param = origin[indices]
-            bounds[param] = min(rows, bounds.get(param, rows))
+            rows, param = table.ty.shape[int(value.attrs.axis)], origin[indices]
+            if is_number(rows):
+                bounds[param] = min(int(rows), bounds.get(param, int(rows)))
     return bounds
 
 

@@ -99,7 +99,7 @@ def with_what_bfloat16_lacks(mod: tvm.IRModule) -> tvm.IRModule:
 
 _not, _and, _or, _xor = (getattr(relax.op, f"logical_{name}") for name in ("not", "and", "or", "xor"))
 
-BOOLEAN_LOGIC: dict[str, Callable[[relax.Expr, relax.Expr], relax.Expr]] = {
+BOOLEAN_LOGIC: dict[str, Callable[..., relax.Expr]] = {
     "equal": lambda a, b: _not(_xor(a, b)),
     "not_equal": _xor,
     "greater": lambda a, b: _and(a, _not(b)),
@@ -110,8 +110,12 @@ BOOLEAN_LOGIC: dict[str, Callable[[relax.Expr, relax.Expr], relax.Expr]] = {
     "minimum": _and,
     "add": _or,
     "multiply": _and,
+    "bitwise_and": _and,
+    "bitwise_or": _or,
+    "bitwise_xor": _xor,
+    "bitwise_not": _not,
 }
-"""What an operator on two tensors of bool means, as PyTorch and numpy define it with False < True."""
+"""What an operator on tensors of bool means, as PyTorch and numpy define it with False < True."""
 
 
 @relax.expr_functor.mutator

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from .imported import is_number
 
-__all__ = ["LIKE_ANOTHER", "Constants", "is_repetition"]
+__all__ = ["ASSERTIONS", "LIKE_ANOTHER", "NUMBERS", "Constants", "is_repetition"]
 
 MOST_BYTES = 8 << 20
 """Of a value. Larger ones are computed where they are used: a mask costs fewer operations than reads from memory."""
@@ -38,6 +38,7 @@ ASSERTIONS = {
     aten._assert_scalar.default,
     aten._assert_async.msg,
     aten._assert_tensor_metadata.default,
+    aten.sym_constrain_range_for_size.default,
 }
 
 NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)

@@ -33,14 +33,17 @@ from tvm.relax import op
 
 from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
+from ..transform.functions import is_empty, shape_of
 from .attention import attention
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
-from .torch_nodes import Converter, arguments, cast, dtype_of, full, shape_of
+from .torch_nodes import Converter, arguments, cast, dtype_of, full, scalar, shape_in_torch
 from .torch_order import ORDER_CONVERTERS
 from .torch_pointwise import POINTWISE_CONVERTERS
 from .torch_quantized import QUANTIZED_CONVERTERS
 from .torch_recurrent import RECURRENT_CONVERTERS
+from .torch_shapes import SHAPE_CONVERTERS
+from .torch_sizes import is_size
 
 __all__ = ["CONVERTERS", "Converter"]
 
@@ -70,10 +73,15 @@ def _var(node: Any, importer: Any) -> relax.Expr:
     reduced = list(range(len(shape))) if not axes else [axis % len(shape) for axis in axes]
     count = math.prod(shape[axis] for axis in reduced)
     correction = 1 if correction is None else correction
-    emit = importer.block_builder.emit
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
     variance = emit(op.variance(x, axis=reduced, keepdims=keep))
+    if correction == 0:
+        return variance
+    if is_size(count):
+        ratio = emit(op.divide(scalar(count, dtype, importer), scalar(count - correction, dtype, importer)))
+        return emit(op.multiply(variance, ratio))
     factor = count / (count - correction) if count > correction else math.inf
-    return emit(op.multiply(variance, relax.const(factor, str(x.ty.dtype))))
+    return emit(op.multiply(variance, relax.const(factor, dtype)))
 
 
 def _product(node: Any, importer: Any) -> relax.Expr:
@@ -134,8 +142,8 @@ def _any(node: Any, importer: Any) -> relax.Expr:
     held = cast(x, "bool", importer)
     if not shape_of(x):
         return cast(held, dtype, importer)
-    if not all(shape_of(x)):
-        return emit(op.zeros(list(node.meta["val"].shape), dtype))
+    if is_empty(x):
+        return emit(op.zeros(shape_in_torch(node, importer), dtype))
     found = emit(op.max(emit(op.astype(held, "int8")), axis=axes, keepdims=keep))
     return emit(op.astype(found, dtype))
 
@@ -227,7 +235,7 @@ def _concat(node: Any, importer: Any) -> relax.Expr:
     tensors, axis = arguments(node, importer, ("tensors", "dim"), (0,))
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     tensors = [importer.env[tensor] for tensor in tensors]
-    parts = [x for x in tensors if math.prod(shape_of(x))]
+    parts = [x for x in tensors if not is_empty(x)]
     parts = parts or [x for x in tensors if len(shape_of(x)) == node.meta["val"].ndim]
     parts = [cast(x, dtype, importer) for x in parts]
     return parts[0] if len(parts) == 1 else emit(op.concat(parts, axis))
@@ -303,4 +311,5 @@ CONVERTERS: dict[str, Converter] = {
     **POINTWISE_CONVERTERS,
     **QUANTIZED_CONVERTERS,
     **RECURRENT_CONVERTERS,
+    **SHAPE_CONVERTERS,
 }

@@ -13,9 +13,10 @@ from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from ..transform.bins import max_of_bins
+from ..transform.functions import shape_of
 from .antialiased import cubic, linear, resized
 from .overlap import add_up, fold
-from .torch_nodes import Converter, arguments, shape_of
+from .torch_nodes import Converter, arguments
 
 __all__ = ["IMAGE_CONVERTERS"]
 

@@ -14,7 +14,9 @@ from ..dtypes import is_floating
 from ..errors import UnsupportedModelError
 from ..transform.bounded_indices import from_start
 from ..transform.constants import constant_of
-from .torch_nodes import Converter, arguments, full, shape_of
+from ..transform.functions import shape_of
+from .torch_nodes import Converter, arguments, full, scalar
+from .torch_sizes import is_size
 
 __all__ = ["INDEXING_CONVERTERS"]
 
@@ -22,9 +24,10 @@ __all__ = ["INDEXING_CONVERTERS"]
 def _select(node: Any, importer: Any) -> relax.Expr:
     x, axis, index = arguments(node, importer, ("input", "dim", "index"), ())
     extent = shape_of(x)[axis]
-    begin = index + extent if index < 0 else index
+    begin = index + extent if isinstance(index, int) and index < 0 else index
     emit = importer.block_builder.emit
-    sliced = emit(op.strided_slice(x, axes=[axis % len(shape_of(x))], begin=[begin], end=[begin + 1]))
+    axes, is_open = [axis % len(shape_of(x))], is_size(begin)
+    sliced = emit(op.strided_slice(x, axes, [begin], [begin + 1], assume_inbound=is_open))
     return emit(op.squeeze(sliced, axis=[axis]))
 
 
@@ -45,8 +48,10 @@ def _index(node: Any, importer: Any) -> relax.Expr:
         shape, axes = [shape[axis] for axis in (*axes, *rest)], list(range(len(axes)))
     place = None
     for extent, index in zip(shape[axes[0] :], given.values(), strict=False):
-        index, dtype = from_start(emit, index, extent), str(index.ty.dtype)
-        place = index if place is None else emit(op.add(op.multiply(place, relax.const(extent, dtype)), index))
+        dtype = str(index.ty.dtype)
+        count = scalar(extent, dtype, importer)
+        index = from_start(emit, index, count)
+        place = index if place is None else emit(op.add(op.multiply(place, count), index))
     joined = math.prod(shape[axis] for axis in axes)
     flat = emit(op.reshape(x, [*shape[: axes[0]], joined, *shape[axes[-1] + 1 :]]))
     return emit(op.take(flat, place, axis=axes[0]))

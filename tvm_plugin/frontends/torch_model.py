@@ -31,12 +31,13 @@ from ..transform.constants import constant_of
 from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
 from .torch_complex import has_complex_numbers, with_real_numbers
-from .torch_constants import LIKE_ANOTHER, Constants, is_repetition
+from .torch_constants import ASSERTIONS, LIKE_ANOTHER, NUMBERS, Constants, is_repetition
 from .torch_converters import CONVERTERS, Converter
 from .torch_experts import EXPERT_DECOMPOSITIONS
 from .torch_fast_paths import FAST_PATH_DECOMPOSITIONS
-from .torch_nodes import array_of_torch, torch_of_array
+from .torch_nodes import array_of_torch, scalar, torch_of_array
 from .torch_order import EqualsInOrder
+from .torch_sizes import OpenSizes, is_size
 from .torch_state import WithState, changed_buffers, decomposed, register_caches
 
 __all__ = ["exported", "from_exported_program", "from_module", "quiet"]
@@ -90,6 +91,7 @@ def from_exported_program(
     shapes: Mapping[str, Sequence[int]],
     name: str = "torch",
     evaluate: Callable[..., Any] | None = None,
+    any_size: bool = False,
 ) -> ImportedModel:
     """Translate `program` to Relax; `evaluate` is the model itself if there is more than the program.
 
@@ -97,7 +99,7 @@ def from_exported_program(
     ------
     UnsupportedModelError
         The program changes its inputs, takes something other than tensors, has dynamic dimensions that
-        `shapes` does not give, or has an operator that TVM's importer does not know.
+        `shapes` does not give (unless `any_size` lets them be), or has an operator that TVM's importer does not know.
     InputError
         `shapes` does not fit the inputs.
     """
@@ -106,12 +108,12 @@ def from_exported_program(
         if changed:
             program, evaluate, shapes = *_with_state(_specialised(program, shapes, name), changed, name), {}
         _check_signature(program)
-        static = _specialised(program, shapes, name)
-        static = with_real_numbers(static, name) if has_complex_numbers(static) else static
-        mod = _translated(*_translatable(static), name)
+        wanted = program if any_size and not shapes else _specialised(program, shapes, name)
+        wanted = with_real_numbers(wanted, name) if has_complex_numbers(wanted) else wanted
+        mod = _translated(*_translatable(wanted), name)
     mod = relax.transform.DeadCodeElimination(["main"])(bind_shapes(mod, shapes))
     reference = _reference(program, evaluate or program.module())
-    return imported_model(mod, name, "torch", reference, examples=_examples(program))
+    return imported_model(mod, name, "torch", reference, examples=_examples(program), any_size=any_size)
 
 
 @contextlib.contextmanager
@@ -199,15 +201,24 @@ def _dynamic_extents(inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[in
 
 
 class _Importer(ExportedProgramImporter):
-    """TVM's importer, with constants of bfloat16, and values that PyTorch has computed already."""
+    """TVM's importer, with constants of bfloat16, values that PyTorch has computed already, and sizes that are open."""
 
-    def __init__(self, computed: Constants) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, computed: Constants) -> None:
         super().__init__()
         self._computed = computed
         self._constants: dict[tuple[Any, ...], tvm.ir.GenericConst] = {}
+        self.sizes = OpenSizes({})
         converters = {name: _of_node_alone(convert) for name, convert in self.convert_map.items()} | CONVERTERS
-        names = {node.target.__name__ for node in computed}
+        names = {node.target.__name__ for node in (*computed, *filter(_is_number, program.graph.nodes))}
         self.converters = {name: self._converted(converters.get(name)) for name in converters.keys() | names}
+
+    def create_input_vars(self, program: torch.export.ExportedProgram) -> Any:
+        """As TVM's importer does, which forgets what the symbols are called."""
+        variables, inputs, bounds = super().create_input_vars(program)
+        placeholders = program.graph.find_nodes(op="placeholder")
+        values = {node.name: node.meta["val"] for node in placeholders if node.name in inputs}
+        self.sizes = OpenSizes.of_inputs(values, inputs)
+        return variables, inputs, bounds
 
     def _converted(self, convert: Converter | None) -> Converter:
         """Of an operator: a constant where it is computed, else what `convert` makes of it."""
@@ -217,10 +228,34 @@ class _Importer(ExportedProgramImporter):
                 if all(user in self._computed and not is_repetition(user) for user in node.users):
                     return None  # whoever reads it is computed, too
                 return pytree.tree_map_only(torch.Tensor, self._shared, self._computed[node])
+            if _is_number(node):
+                return self._number(node)
             assert convert is not None
-            return convert(node, importer)
+            return self._in_shape(node, convert(node, importer))
 
         return of_node
+
+    def _number(self, node: torch.fx.Node) -> Any:
+        """A size; nothing where nobody needs a number, as those that were compared while the program was exported."""
+        value = node.meta.get("val")
+        return self.sizes(value) if isinstance(value, int | torch.SymInt) else None
+
+    def _in_shape(self, node: torch.fx.Node, result: Any) -> Any:
+        """A result in the shape that PyTorch knows, where TVM does not see that it is."""
+        value = node.meta.get("val")
+        if isinstance(value, tuple | list) and isinstance(result, tuple | list):
+            return tuple(self._tensor_in_shape(*pair) for pair in zip(value, result, strict=False))
+        return self._tensor_in_shape(value, result)
+
+    def _tensor_in_shape(self, value: Any, result: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or all(map(is_number, value.shape)):
+            return result
+        if not isinstance(result, relax.Expr) or not isinstance(result.ty, relax.TensorType):
+            return result
+        wanted, given = [self.sizes(dim) for dim in value.shape], result.ty.shape
+        if given is not None and len(given) == len(wanted) and all(map(self.sizes.are_equal, given, wanted)):
+            return result
+        return self.block_builder.match_cast(result, relax.TensorType(wanted, str(result.ty.dtype)))
 
     def _shared(self, tensor: torch.Tensor) -> tvm.ir.GenericConst:
         """One constant for all tensors of equal values: the masks that each layer makes anew."""
@@ -238,7 +273,7 @@ def _constant_of_torch(tensor: torch.Tensor) -> tvm.ir.GenericConst:
 
 
 def _translated(program: torch.export.ExportedProgram, computed: Constants, name: str) -> tvm.IRModule:
-    importer = _Importer(computed)
+    importer = _Importer(program, computed)
     try:
         return importer.from_exported_program(
             program,
@@ -254,8 +289,31 @@ def _translated(program: torch.export.ExportedProgram, computed: Constants, name
 
 
 def _of_node_alone(convert: Callable[[Any], Any]) -> Converter:
-    """A converter of TVM's, called as ours are."""
-    return lambda node, _: convert(node)
+    """A converter of TVM's, called as ours are. Those of single elements take open sizes as tensors."""
+
+    def of_node(node: torch.fx.Node, importer: Any) -> Any:
+        env = importer.env
+        tags = getattr(node.target, "tags", ())
+        sizes = [operand for operand in node.all_input_nodes if torch.Tag.pointwise in tags and is_size(env[operand])]
+        kept = {operand: env[operand] for operand in sizes}
+        env |= {operand: scalar(size, "int64", importer) for operand, size in kept.items()}
+        result = convert(node)
+        env |= kept
+        return result
+
+    return of_node
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    """Whether a call makes a number of sizes, or only asserts something of one."""
+    if node.op != "call_function" or node.target in _OF_DATA:
+        return False
+    asserts = node.target in ASSERTIONS and not any(_is_tensor(operand) for operand in node.all_input_nodes)
+    return asserts or isinstance(node.meta.get("val"), NUMBERS)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _as_tensors(example_inputs: Any) -> Any:
@@ -296,6 +354,9 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
         for child in training:
             child.training = True
 
+
+_OF_DATA = {torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default}
+"""What makes numbers of tensors' elements."""
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 """Not what is derived from them, which may refuse to be changed."""
@@ -363,7 +424,7 @@ def _unknown(program: torch.export.ExportedProgram) -> list[Any]:
     """Nodes that call an operator for which there is no converter."""
     known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    return [node for node in nodes if node.target.__name__ not in known]
+    return [node for node in nodes if node.target.__name__ not in known and not _is_number(node)]
 
 
 def _translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.ExportedProgram, Constants]:

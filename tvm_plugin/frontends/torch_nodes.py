@@ -13,6 +13,7 @@ from tvm import relax
 
 from ..dtypes import numpy_dtype
 from ..transform.constants import constant_of
+from .torch_sizes import is_size
 
 __all__ = [
     "Converter",
@@ -21,7 +22,8 @@ __all__ = [
     "cast",
     "dtype_of",
     "full",
-    "shape_of",
+    "scalar",
+    "shape_in_torch",
     "torch_of_array",
 ]
 
@@ -37,9 +39,18 @@ def arguments(node: Any, importer: Any, names: Sequence[str], defaults: Sequence
     return [importer.env[value] if isinstance(value, torch.fx.Node) else value for value in values]
 
 
-def shape_of(value: relax.Expr) -> list[int]:
-    """The extents of a tensor, none of them symbolic."""
-    return [int(dim) for dim in value.ty.shape]
+def shape_in_torch(node: Any, importer: Any) -> list[Any]:
+    """The extents of what PyTorch computes for a node: ints, but for those that are known only when the model runs."""
+    return [importer.sizes(dim) for dim in node.meta["val"].shape]
+
+
+def scalar(value: Any, dtype: str, importer: Any) -> relax.Expr:
+    """A number as a tensor without axes; also one that is known only when the model runs."""
+    if not is_size(value):
+        return relax.const(value, dtype)
+    emit = importer.block_builder.emit
+    vector = emit(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
+    return cast(emit(relax.op.reshape(vector, [])), dtype, importer)
 
 
 def dtype_of(node: Any) -> str:

@@ -18,7 +18,8 @@ from tvm.relax import op
 from ..dtypes import numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
-from .torch_nodes import Converter, arguments, dtype_of, shape_of
+from ..transform.functions import shape_of
+from .torch_nodes import Converter, arguments, dtype_of
 
 __all__ = ["ORDER_CONVERTERS", "EqualsInOrder", "so_far"]
 

@@ -10,8 +10,10 @@ from tvm import relax
 from tvm.relax import op
 
 from ..dtypes import is_floating
-from .torch_nodes import Converter, arguments, cast, dtype_of, shape_of
+from ..transform.functions import is_empty, shape_of
+from .torch_nodes import Converter, arguments, cast, dtype_of, scalar, shape_in_torch
 from .torch_order import so_far
+from .torch_sizes import is_size
 
 __all__ = ["POINTWISE_CONVERTERS"]
 
@@ -26,8 +28,8 @@ def _celu(node: Any, importer: Any) -> relax.Expr:
 
 def _operand(value: Any, dtype: str, importer: Any) -> relax.Expr:
     """A number, or a value of another dtype, as an operand of `dtype`."""
-    if not isinstance(value, relax.Expr):
-        return relax.const(value, dtype)
+    if not isinstance(value, relax.Expr) or is_size(value):
+        return scalar(value, dtype, importer)
     return cast(value, dtype, importer)
 
 
@@ -153,7 +155,7 @@ def _filled(value: Any = None) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
         fill = value if value is not None else node.kwargs.get("fill_value", node.args[-1])
         fill = importer.env.get(fill, fill)
-        shape, dtype = list(node.meta["val"].shape), dtype_of(node)
+        shape, dtype = shape_in_torch(node, importer), dtype_of(node)
         if not isinstance(fill, relax.Expr) and math.isfinite(fill):
             return importer.block_builder.emit(op.full(shape, relax.const(fill, dtype), dtype))
         return importer.block_builder.emit(op.broadcast_to(_operand(fill, dtype, importer), shape))
@@ -166,10 +168,9 @@ def _so_far_in_its_dtype(function: Callable[..., relax.Expr]) -> Converter:
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = arguments(node, importer, ("input", "dim"), ())
-        if not shape_of(x) or not all(shape_of(x)):
+        if not shape_of(x) or is_empty(x):
             return cast(x, dtype_of(node), importer)
-        dtype = None if str(x.ty.dtype) == dtype_of(node) else dtype_of(node)
-        return importer.block_builder.emit(function(x, axis, dtype))
+        return importer.block_builder.emit(function(cast(x, dtype_of(node), importer), axis))
 
     return convert
 
@@ -228,6 +229,9 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "copysign.Scalar": _copysign,
     "logcumsumexp.default": _log_cumulative_sum,
     "exp2.default": _exp2,
+    "zeros.default": _filled(0),
+    "ones.default": _filled(1),
+    "full.default": _filled(),
     "zeros_like.default": _filled(0),
     "ones_like.default": _filled(1),
     "full_like.default": _filled(),

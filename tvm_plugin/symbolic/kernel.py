@@ -106,9 +106,9 @@ class SymbolicKernel:
 
 
 def is_symbolic(function: tirx.PrimFunc) -> bool:
-    """Whether a kernel has an argument of symbolic shape."""
-    shapes = [getattr(parameter.ty, "shape", ()) for parameter in function.params]
-    return any(not isinstance(extent, tirx.IntImm) for shape in shapes for extent in shape)
+    """Whether a kernel has an argument of symbolic shape, or a number that is known only when it runs."""
+    shapes = [getattr(parameter.ty, "shape", None) for parameter in function.params]
+    return any(shape is None or not all(isinstance(extent, tirx.IntImm) for extent in shape) for shape in shapes)
 
 
 def with_sizes(mod: ir.IRModule, size: int) -> ir.IRModule:

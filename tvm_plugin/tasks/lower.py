@@ -18,6 +18,7 @@ from ..transform.batch_norm import with_batch_statistics
 from ..transform.bounded_indices import with_bounded_indices
 from ..transform.constants import is_static_tensor
 from ..transform.functions import KERNEL_CALLS, extents, map_functions, operator, rewrite_calls
+from ..transform.plain_sizes import with_plain_sizes
 from ..transform.simplify_shapes import SimplifyShapes
 from .attention import legalize_attention
 from .block_names import rename_blocks
@@ -71,6 +72,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             mod = legalize_norms(mod)
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
         mod = legalize_permuted_products(mod, activations=on_cpu)
+        mod = with_plain_sizes(mod)
         mod = transform.Sequential(
             [
                 *library_dispatch_passes(target),

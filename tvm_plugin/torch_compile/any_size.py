@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import tvm
 from tvm import relax
-from tvm.relax.frontend.torch import from_exported_program
 
-from ..frontends.torch_model import quiet
+from ..frontends.torch_model import from_exported_program
 from ..frontends.verify import compare
 from ..machine import detect_target
 from ..runtime import ModelRunner, first_line
@@ -102,13 +101,12 @@ def in_order(outputs: Sequence[Any]) -> list[Any]:
 
 
 def compiled(program: torch.export.ExportedProgram, threads: int | None, fast_math: bool) -> AnySize:
-    """An exported program with dynamic sizes. Raises Stays for what TVM cannot import or compile."""
+    """An exported program with dynamic sizes. Raises Stays for what cannot be imported or compiled."""
     try:
-        with quiet():
-            mod = from_exported_program(program)
+        mod = from_exported_program(program, {}, any_size=True).mod
         pipeline = eqtune_pipeline(fast_math=fast_math)
         return AnySize(relax.build(mod, detect_target(threads), relax_pipeline=pipeline), threads)
-    except Exception as error:  # of TVM
+    except Exception as error:  # TVM raises anything
         raise Stays(f"it cannot be compiled for any size: {first_line(error)}") from error
 
 

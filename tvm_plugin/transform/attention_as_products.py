@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
 from tvm import relax, tirx, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..dtypes import numpy_dtype
-from .constants import constant_of
+from .causal import without_later_places
 from .functions import map_functions, operator, top_level_bindings
 
 __all__ = ["AttentionAsProducts"]
@@ -65,17 +62,12 @@ class _Speller(PyExprMutator):
     def _causal(self, scores: Any, kind: str) -> Any:
         """Minus infinity where a place comes after the row's: `kind` says which row is the first, "TopLeft", or which
         place is the last row's, "BottomRight"."""
+        if kind != "BottomRight":
+            return without_later_places(self._emit, scores)
         rows, places = (scores.ty.shape[axis] for axis in (2, 3))
-        later = tirx.abs(rows - places) if kind == "BottomRight" else tirx.IntImm("int64", 0)
-        dtype = str(scores.ty.dtype)
-        if isinstance(rows, tirx.IntImm) and isinstance(places, tirx.IntImm):
-            after = abs(int(rows) - int(places)) if kind == "BottomRight" else 0
-            blocked = np.triu(np.full((int(rows), int(places)), -math.inf), 1 + after)
-            return self._emit(op.add(scores, constant_of(blocked.astype(numpy_dtype(dtype)))))
-        row = self._emit(op.expand_dims(self._emit(op.arange(later, rows + later, 1, "int64")), 1))
-        place = self._emit(op.expand_dims(self._emit(op.arange(0, places, 1, "int64")), 0))
-        seen = self._emit(op.less_equal(place, row))
-        return self._emit(op.where(seen, scores, relax.const(-math.inf, dtype)))
+        are_known = isinstance(rows, tirx.IntImm) and isinstance(places, tirx.IntImm)
+        later = abs(int(rows) - int(places)) if are_known else tirx.abs(rows - places)
+        return without_later_places(self._emit, scores, later)
 
     def _emit(self, value: Any) -> Any:
         return self.builder_.emit(self.builder_.normalize(value))

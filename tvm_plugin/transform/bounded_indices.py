@@ -31,10 +31,14 @@ def with_bounded_indices(mod: ir.IRModule, leave: Collection[str] = ()) -> ir.IR
 def from_start(emit: Callable[[Any], Any], index: relax.Expr, extent: Any) -> relax.Expr:
     """Indices, some of them perhaps counted from the end of an axis, all counted from its start.
 
-    `extent` is of the axis, or one for each last axis of `index`; `emit` is a block builder's.
+    `extent` is of the axis, or one for each last axis of `index`, or a tensor of it where it is known only when the
+    model runs; `emit` is a block builder's.
     """
+    if isinstance(index, ir.GenericConst) and bool((array_of(index) >= 0).all()):
+        return index
     dtype = str(index.ty.dtype)
-    zero, count = (constant_of(np.asarray(number, dtype)) for number in (0, extent))
+    zero = constant_of(np.asarray(0, dtype))
+    count = extent if isinstance(extent, relax.Expr) else constant_of(np.asarray(extent, dtype))
     return emit(op.where(emit(op.less(index, zero)), emit(op.add(index, count)), index))
 
 

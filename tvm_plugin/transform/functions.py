@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import array_of
@@ -15,11 +15,13 @@ __all__ = [
     "constant_bytes",
     "constants",
     "extents",
+    "is_empty",
     "leaves",
     "map_functions",
     "operator",
     "rewrite_bindings",
     "rewrite_calls",
+    "shape_of",
     "substitute",
     "top_level_bindings",
     "use_counts",
@@ -53,6 +55,16 @@ def operator(value: Any) -> str:
 def extents(ty: Any) -> list[int]:
     """The shape of a static tensor type."""
     return [int(extent) for extent in ty.shape.values]
+
+
+def shape_of(value: relax.Expr) -> list[Any]:
+    """The extents of a tensor: ints, but for those that are known only when the model runs."""
+    return [int(extent) if isinstance(extent, int | tirx.IntImm) else extent for extent in value.ty.shape]
+
+
+def is_empty(value: relax.Expr) -> bool:
+    """Whether a tensor has certainly no elements."""
+    return any(isinstance(extent, int) and extent == 0 for extent in shape_of(value))
 
 
 def rewrite_bindings(function: relax.Function, rewrite: Callable[[Any], list[Any]]) -> relax.Function:

@@ -9,6 +9,7 @@ from tvm import ir, relax, sym, te, tirx, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .functions import operator, top_level_bindings
+from .plain_sizes import with_plain_sizes
 
 __all__ = ["KnownSlices"]
 
@@ -26,6 +27,7 @@ class KnownSlices:
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Rewrite `relax.strided_slice` in every Relax function whose attributes tell bounds."""
+        mod = with_plain_sizes(mod)  # of what kernels will be made of here
         for variable, function in mod.functions_items():
             if isinstance(function, relax.Function) and _has_slices(function):
                 slicer = _Slicer(mod, function)
@@ -72,7 +74,7 @@ class _Slicer(PyExprMutator):
     def _inside(self, call: relax.Call) -> dict[int, tuple[Any, Any]]:
         """Where a slice begins along its axes, and how long it is; empty where it may go beyond, or is known."""
         x, *given = call.args
-        if x.ty.shape is None or not all(isinstance(one, relax.Tuple) for one in given):
+        if call.attrs.assume_inbound or x.ty.shape is None or not all(isinstance(one, relax.Tuple) for one in given):
             return {}
         axes, begins, ends = (list(one.fields) for one in given[:3])
         steps = list(given[3].fields) if len(given) > 3 else [tirx.IntImm("int64", 1)] * len(axes)

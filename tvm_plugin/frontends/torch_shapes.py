@@ -1,0 +1,88 @@
+"""Converters for PyTorch operators that only arrange elements, where sizes are open: by the shapes that PyTorch knows.
+
+Where all sizes are known, they are left to TVM's importer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+from tvm.relax import op
+
+from ..transform.functions import shape_of
+from .torch_nodes import Converter, arguments, dtype_of, shape_in_torch
+from .torch_sizes import is_size
+
+__all__ = ["SHAPE_CONVERTERS"]
+
+
+def _where_open(name: str, convert: Converter) -> Converter:
+    """One for open sizes, of the result or what is given; else the method `name` of TVM's importer."""
+
+    def either(node: Any, importer: Any) -> relax.Expr:
+        given = [importer.env[operand] for operand in node.all_input_nodes]
+        extents = [dim for value in given for dim in ([value] if is_size(value) else shape_of(value))]
+        is_open = any(map(is_size, (*extents, *shape_in_torch(node, importer))))
+        return convert(node, importer) if is_open else getattr(importer, name)(node)
+
+    return either
+
+
+def _to_shape(function: Callable[[Any, Any], relax.Expr]) -> Converter:
+    """Of a tensor and the shape of the result; the tensor itself where it has that."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, shape = importer.env[node.args[0]], shape_in_torch(node, importer)
+        given = shape_of(x)
+        if len(given) == len(shape) and all(map(importer.sizes.are_equal, given, shape)):
+            return x
+        return importer.block_builder.emit(function(x, relax.ShapeExpr(shape)))
+
+    return convert
+
+
+def _slice(node: Any, importer: Any) -> relax.Expr:
+    """x[..., begin:end:step]."""
+    x, axis, begin, _, step = arguments(node, importer, ("input", "dim", "start", "end", "step"), (0, None, None, 1))
+    axis %= len(shape_of(x))
+    extent, length = shape_of(x)[axis], shape_in_torch(node, importer)[axis]
+    if importer.sizes.are_equal(length, extent):
+        return x
+    begin = 0 if begin is None else begin
+    if isinstance(begin, int) and begin < 0:
+        begin = extent + begin
+    end = importer.sizes.simplified(begin + (length - 1) * step + 1)
+    return importer.block_builder.emit(op.strided_slice(x, [axis], [begin], [end], [step], assume_inbound=True))
+
+
+def _arange(node: Any, importer: Any) -> relax.Expr:
+    given = arguments(node, importer, ("first", "second", "step"), (None, 1))
+    start, end = given[:2] if given[1] is not None else (0, given[0])
+    return importer.block_builder.emit(op.arange(start, end, given[2], dtype_of(node)))
+
+
+def _repeat(node: Any, importer: Any) -> relax.Expr:
+    """All of a tensor, so many times along each axis."""
+    x, counts = arguments(node, importer, ("input", "repeats"), ())
+    emit, counts = importer.block_builder.emit, [importer.env.get(count, count) for count in counts]
+    extents = [1] * (len(counts) - len(shape_of(x))) + shape_of(x)
+    apart = emit(op.reshape(x, [part for extent in extents for part in (1, extent)]))
+    pairs = zip(counts, extents, strict=True)
+    repeated = emit(op.broadcast_to(apart, [part for pair in pairs for part in pair]))
+    return emit(op.reshape(repeated, shape_in_torch(node, importer)))
+
+
+SHAPE_CONVERTERS: dict[str, Converter] = {
+    **{
+        name: _where_open("_reshape", _to_shape(op.reshape))
+        for name in ("view.default", "reshape.default", "_unsafe_view.default")
+    },
+    "flatten.using_ints": _where_open("_flatten", _to_shape(op.reshape)),
+    "unflatten.int": _where_open("_unflatten", _to_shape(op.reshape)),
+    "expand.default": _where_open("_expand", _to_shape(op.broadcast_to)),
+    "slice.Tensor": _where_open("_slice", _slice),
+    **{f"arange.{name}": _where_open("_arange", _arange) for name in ("default", "start", "start_step")},
+    "repeat.default": _where_open("_repeat", _repeat),
+}
