@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
 from ..search.space.access import dtype_bytes
 from ..search.space.expressions import substitute
 from ..search.space.statements import looped
+from .blocks import Blocks, blocks_of, packed_in_blocks
 from .kernel import Size, Stage, SymbolicKernel, grouped
 from .part import Part, number
 from .schedules import TileSchedules
@@ -46,19 +47,28 @@ WEIGHTS_IN_NO_TIME = 8
 """How many times as long as reading its weights from memory a tile has to take for longer ones not to be worth it."""
 
 
-def assemble(kernel: SymbolicKernel, schedules: TileSchedules) -> tirx.PrimFunc:
-    """The kernel as loops over tiles, ready to be lowered.
+def assemble(
+    kernel: SymbolicKernel, schedules: TileSchedules, in_blocks: bool = True
+) -> tuple[tirx.PrimFunc, tirx.PrimFunc | None]:
+    """The kernel as loops over tiles, ready to be lowered, and what packs its weights, if they are packed.
 
     What depends on where it is along a symbolic size, or sums over one in an unknown way, is computed as it is written,
     one element after another.
+
+    Raises CannotShareWeights, and with `in_blocks` NotInBlocks.
     """
-    return _Assembly(kernel, schedules).function()
+    assembly = _Assembly(kernel, schedules, in_blocks)
+    function = assembly.function()
+    split = schedules.split
+    if split is None or assembly.blocks is None:
+        return function, None if split is None else split.packing
+    return function, packed_in_blocks(split.packing, schedules.weights, kernel, assembly.blocks)
 
 
 class _Assembly:
     """Buffers `inside` of some stages are those that no other stage reads or writes."""
 
-    def __init__(self, kernel: SymbolicKernel, schedules: TileSchedules) -> None:
+    def __init__(self, kernel: SymbolicKernel, schedules: TileSchedules, in_blocks: bool) -> None:
         self._kernel = kernel
         self._schedules = schedules
         self._packed: dict[Any, Any] = {}
@@ -70,6 +80,9 @@ class _Assembly:
         common = known and all(_is_common(size, kernel.stages) for size in symbolic)
         # Rows that are computed alone, of one symbolic size or of several, one around the other.
         self._rows = common and len(symbolic) - len(self._outer) == 1
+        self.blocks: Blocks | None = None
+        self._block: Any = None
+        self._may_have_blocks = in_blocks and self._rows
 
     def _has_inner(self, size: Size, others: Sequence[Size]) -> bool:
         """Whether another size is along all that a size is along, as the places of a batch are: it is tiled instead."""
@@ -138,31 +151,48 @@ class _Assembly:
         """Tiles along a size of which every place is computed alone."""
         if part.parallel:
             return self._covering(stages, part, inside, size, SQUARES)(number(0), size.extent)
-        alone, threads = replace(part, parallel=True), self._schedules.hardware.threads
+        alone, threads, cover = replace(part, parallel=True), self._schedules.hardware.threads, self._covering
         lengths: Sequence[int] = SQUARES
         if self._rows:
             tiles = [tile_of(self._kernel, stages, {**part.lengths, size: n}, set(inside)) for n in ROWS]
             lengths = self._row_lengths(tiles)
             if self._schedules.seconds(tiles[ROWS.index(lengths[0])]) >= WORTH_ALL_THREADS:
+                if self._may_have_blocks:
+                    self.blocks = blocks_of(self._kernel, self._schedules.free, self._schedules.hardware)
+                if self.blocks is not None:
+                    part, lengths = alone, ROWS
                 if lengths[0] > LEAST_ROWS and self._repeatable(stages, inside):
                     return self._long_rows(stages, part, inside, size, lengths)
-                return self._covering(stages, part, inside, size, lengths)(number(0), size.extent)
+                return self._spread(part, lambda own: cover(stages, own, inside, size, lengths)(number(0), size.extent))
         if threads == 1:
-            return self._covering(stages, alone, inside, size, lengths)(number(0), size.extent)
-        cover = self._covering(stages, alone, inside, size, SQUARES)
-        many = shared(size.extent, threads, lengths[0], cover, self._names[size])
+            return cover(stages, alone, inside, size, lengths)(number(0), size.extent)
+        many = shared(
+            size.extent, threads, lengths[0], cover(stages, alone, inside, size, SQUARES), self._names[size]
+        )
         if not self._rows:
             return many
-        few = self._covering(stages, alone, inside, size, lengths)(number(0), size.extent)
+        few = cover(stages, alone, inside, size, lengths)(number(0), size.extent)
         return tirx.IfThenElse(size.extent < 2 * lengths[0], few, many)
+
+    def _spread(self, part: Part, compute: Callable[[Part], Any]) -> Any:
+        """What computes a part, for each block of its columns, if there are blocks: threads share them."""
+        if self.blocks is None:
+            return compute(part)
+        self._block = tirx.Var("block", "int64")
+        body = compute(part.at(self.blocks.size, self.blocks.length, self._block * self.blocks.length))
+        parallel = 0 if self._schedules.hardware.threads > 1 else None
+        return looped([self._block], [number(self.blocks.count)], body, parallel)
 
     def _long_rows(
         self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size, lengths: Sequence[int]
     ) -> Any:
         """Rows whose weights take long to read: as few tiles as possible."""
-        enough = [length for length in lengths if 2 * length >= LEAST_ROWS]
-        many = self._covering(stages, part, inside, size, enough)(number(0), size.extent)
-        few = self._tile(stages, part.at(size, 1, number(0)), inside)
+        # Another tile reads all weights again, or those of a block from the cache.
+        enough = [length for length in lengths if self.blocks is not None or 2 * length >= LEAST_ROWS]
+        many = self._spread(
+            part, lambda own: self._covering(stages, own, inside, size, enough)(number(0), size.extent)
+        )
+        few = self._spread(part.at(size, 1, number(0)), lambda own: self._tile(stages, own, inside))
         statement = tirx.IfThenElse(size.extent > 0, few, None)
         for length in reversed([length for length in lengths if 1 < length <= LEAST_ROWS]):
             filled = self._filled_up(stages, part.at(size, length, number(0)), inside, size)
@@ -192,7 +222,7 @@ class _Assembly:
                 ]
                 copy = tirx.BufferStore(region.source, tirx.BufferLoad(local, loops), there)
                 copies[1].append(looped(loops, extents, copy))
-        body = tirx.SeqStmt([*copies[0], self._tile(stages, own, inside), *copies[1]])
+        body = tirx.SeqStmt([*copies[0], self._spread(own, lambda one: self._tile(stages, one, inside)), *copies[1]])
         return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "filled", body, alloc_buffers=made))
 
     def _row_lengths(self, tiles: Sequence[Tile]) -> Sequence[int]:
@@ -275,15 +305,25 @@ class _Assembly:
 
     def _tile(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
         """The scheduled kernel of a part whose sizes are known."""
-        tile = tile_of(self._kernel, stages, part.lengths, set(inside))
+        tile = tile_of(
+            self._kernel, stages, part.lengths, set(inside), None if self.blocks is None else self.blocks.size
+        )
         scheduled = self._schedules(tile, not part.parallel)
         parameters = scheduled.function.params
         reads: list[Any] = []
         writes: list[Any] = []
         views, matched = [], []
         for place, (parameter, origin) in enumerate(zip(parameters, tile.buffers, strict=True)):
-            if place in scheduled.packed:
+            if place in scheduled.packed and self.blocks is None:
                 views.append(self._packed.setdefault(origin, _alike(parameter)))
+                continue
+            if place in scheduled.packed and self.blocks is not None:
+                begin = tirx.Var(f"{parameter.name}_begin", "int64")
+                views.append(tirx.decl_buffer(parameter.shape, str(parameter.dtype), elem_offset=begin))
+                packed = self._packed.setdefault(origin, _alike(parameter, self.blocks.count))
+                region = [ir.Range.from_min_extent(self._block, number(1)), *_ranges(parameter)]
+                matched.append(s_tir.MatchBufferRegion(views[-1], tirx.BufferRegion(packed, region)))
+                reads.append(matched[-1].source)
                 continue
             views.append(_view(parameter))
             matched.append(s_tir.MatchBufferRegion(views[-1], part.region(origin)))
@@ -308,9 +348,15 @@ def _touched(stages: Sequence[Stage]) -> tuple[list[Any], list[Any]]:
     return list(reads), list(writes)
 
 
-def _alike(buffer: Any) -> Any:
-    """Another buffer of the same shape."""
-    return tirx.decl_buffer([number(extent) for extent in buffer.shape], str(buffer.dtype), str(buffer.name))
+def _alike(buffer: Any, *outer: int) -> Any:
+    """Another buffer of the same shape, or with more axes before those."""
+    shape = [number(extent) for extent in (*outer, *buffer.shape)]
+    return tirx.decl_buffer(shape, str(buffer.dtype), str(buffer.name))
+
+
+def _ranges(buffer: Any) -> list[Any]:
+    """All of a buffer."""
+    return [ir.Range.from_min_extent(number(0), number(extent)) for extent in buffer.shape]
 
 
 def _view(buffer: Any) -> Any:

@@ -41,7 +41,13 @@ class Tile:
     parts: frozenset[Any]
 
 
-def tile_of(kernel: SymbolicKernel, stages: Sequence[Stage], extents: Mapping[Size, int], inside: set[Any]) -> Tile:
+def tile_of(
+    kernel: SymbolicKernel,
+    stages: Sequence[Stage],
+    extents: Mapping[Size, int],
+    inside: set[Any],
+    blocks: Size | None = None,
+) -> Tile:
     """Stages with these extents of symbolic sizes.
 
     Parameters
@@ -52,6 +58,8 @@ def tile_of(kernel: SymbolicKernel, stages: Sequence[Stage], extents: Mapping[Si
         Of all symbolic sizes of these stages.
     inside : set of Buffer
         Buffers that only these stages read and write.
+    blocks : Size, optional
+        Of which `extents` has that of a block, which weights are packed in: blocks are whole.
 
     Where a stage sums over a part of a size only, the tile adds that to what its result is already: the result is
     a parameter, and an output.
@@ -79,7 +87,8 @@ def tile_of(kernel: SymbolicKernel, stages: Sequence[Stage], extents: Mapping[Si
     function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, root)).with_attr(
         {"tirx.noalias": True, "s_tir": True}
     )
-    parts = frozenset(one for one in origins if any(size in extents for size in kernel.dimensions[one]))
+    cut = [size for size in extents if size is not blocks]
+    parts = frozenset(one for one in origins if any(size in cut for size in kernel.dimensions[one]))
     return Tile(function, tuple(origins), len(written), parts)
 
 

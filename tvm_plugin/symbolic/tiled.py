@@ -11,6 +11,7 @@ from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
 from ..transform.pack_weights import SplitKernel, pack_weights
 from .assemble import assemble
+from .blocks import NotInBlocks
 from .kernel import SymbolicKernel, is_symbolic, read_kernel
 from .places import with_places_inlined
 from .schedules import CannotShareWeights, TileSchedules
@@ -61,14 +62,15 @@ def _tiled(kernel: SymbolicKernel, hardware: Hardware) -> tuple[tirx.PrimFunc, S
     function = kernel.function
     positions = function.attrs.get("layout_free_buffers", ())
     weights = frozenset(function.params[int(position)] for position in positions)
-    try:
-        schedules = TileSchedules(hardware, weights)
-        tiled = assemble(kernel, schedules)
-    except CannotShareWeights:
-        schedules = TileSchedules(hardware)
-        tiled = assemble(kernel, schedules)
+    for free, in_blocks in ((weights, True), (weights, False), (frozenset(), False)):
+        schedules = TileSchedules(hardware, free)
+        try:
+            tiled, packing = assemble(kernel, schedules, in_blocks)
+            break
+        except (CannotShareWeights, NotInBlocks):
+            continue
     tiled = tiled.with_attr(READY, True)
-    if schedules.split is None:
+    if packing is None:
         return tiled, None
     places: list[Any] = list(function.params)
-    return tiled, SplitKernel(schedules.split.packing, tiled, tuple(places.index(w) for w in schedules.weights))
+    return tiled, SplitKernel(packing, tiled, tuple(places.index(weight) for weight in schedules.weights))
