@@ -15,7 +15,7 @@ from eqtune.machine import detect_target
 from eqtune.records import RecordDatabase
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform.stored_schedules import stored_schedules
-from eqtune.tune import model
+from eqtune.tune import accuracy
 from eqtune.tune.prices import KernelPrices
 from eqtune.tune.result import TaskResult
 
@@ -59,7 +59,7 @@ def test_pooling_whose_windows_vary_in_size(tmp_path: Path) -> None:
 
 
 def test_where_it_would_be_wrong_it_stays_untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model._Accuracy, "errors", wrong_at_first(model._Accuracy.errors))
+    monkeypatch.setattr(accuracy.Accuracy, "errors", wrong_at_first(accuracy.Accuracy.errors))
     result = tuned_once(tmp_path)
     assert sorted(task.tuned for task in result.tasks) == [False, True]
     assert all(task.measured for task in result.tasks)
@@ -77,7 +77,7 @@ def test_of_kernels_that_were_not_measured_those_that_ran_for_a_price_are_truste
         return eqtune.tune_model(module((96, 64), three_kernels), work_dir=tmp_path / name, **arguments).tasks
 
     priced, guessed = (task.workload_hash for task in tuned_in("all") if not task.measured)
-    monkeypatch.setattr(model._Accuracy, "errors", wrong_at_first(model._Accuracy.errors))
+    monkeypatch.setattr(accuracy.Accuracy, "errors", wrong_at_first(accuracy.Accuracy.errors))
     monkeypatch.setattr(KernelPrices, "priced_s", lambda self, workload: 1e-6 if workload == priced else None)
     tuned = {task.workload_hash: task.tuned for task in tuned_in("some")}
     assert (tuned[priced], tuned[guessed]) == (True, False)

@@ -21,6 +21,7 @@ __all__ = [
     "check_writable",
     "model_arguments",
     "parse_shapes",
+    "parse_sizes",
     "parse_target",
     "search_arguments",
     "write_text",
@@ -45,7 +46,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--params", metavar="FILE", help="weights by parameter name: a .npz, or a .params file of relay.save_param_dict"
     )
     parser.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="the shape of a symbolic input"
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=1,3,224,224",
+        help="the shape of a symbolic input, which may stay open on a CPU",
     )
     parser.add_argument("--function", metavar="NAME", help="of a Relax module that has several (main, or the only one)")
 
@@ -132,6 +137,17 @@ def parse_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
         except ValueError as error:
             raise InputError(f"--shape {item!r}: write it as NAME=1,3,224,224") from error
     return shapes
+
+
+def parse_sizes(items: Sequence[str]) -> dict[str, int]:
+    """["sequence=128"] -> {"sequence": 128}. Raises InputError for anything else."""
+    sizes = {}
+    for item in items:
+        name, _, size = item.partition("=")
+        if not name or not size.isdecimal():
+            raise InputError(f"--size {item!r}: write it as NAME=128")
+        sizes[name] = int(size)
+    return sizes
 
 
 def check_writable(file: str) -> None:

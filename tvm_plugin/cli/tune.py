@@ -8,7 +8,15 @@ import sys
 from typing import Any
 
 from ..errors import InputError
-from .options import MODEL, add_model_options, add_search_options, check_writable, model_arguments, search_arguments
+from .options import (
+    MODEL,
+    add_model_options,
+    add_search_options,
+    check_writable,
+    model_arguments,
+    parse_sizes,
+    search_arguments,
+)
 
 __all__ = ["add_parser", "run"]
 
@@ -22,6 +30,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("model", help=MODEL)
     add_model_options(parser)
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=128",
+        help="what a size that stays open (no --shape) is where the model is compared and timed",
+    )
     parser.add_argument("--graph", default="saturate", help="saturate (default): search equal graphs first; or off")
     parser.add_argument(
         "--fast-math",
@@ -58,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         graph=args.graph,
         fast_math=args.fast_math,
         verify=not args.no_verify,
+        sizes=parse_sizes(args.size),
         **search_arguments(args),
     )
     if args.json:

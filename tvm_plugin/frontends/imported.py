@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import tvm
+import tvm_ffi
 from numpy.typing import NDArray
 from tvm import relax
 
@@ -49,6 +50,9 @@ ANY_SIZE = 'or compile it for any size, unmeasured, by relax_pipeline="eqtune"'
 Reference = Callable[..., list[NDArray[Any]]]
 Source = Literal["relax", "relay", "torch", "onnx", "tflite", "zoo"]
 
+_BOUNDS = ("tir_var_lower_bound", "tir_var_upper_bound")
+"""Attributes of functions that tell the bounds of symbols, by name."""
+
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 
 NOT_IMPORTED = {"onnx": "bfloat16"}
@@ -80,7 +84,7 @@ class ImportedModel:
     name
         Short, for tables.
     inputs
-        Every shape is concrete.
+        Every shape is concrete, unless sizes were left open.
     reference
         What the model computes according to torch or ONNX Runtime: takes numpy arrays in the order of `inputs`, returns
         the list of outputs. None where there is no such thing.
@@ -100,6 +104,23 @@ class ImportedModel:
     source: Source
     unfused: Reference | None = None
     examples: tuple[NDArray[Any], ...] = ()
+
+    @property
+    def open_sizes(self) -> dict[str, tuple[int, int | None]]:
+        """By name, what inputs leave open, and what that is at least and at most (None: anything), as far as known."""
+        low, high = ((self.mod["main"].attrs or {}).get(name, {}) for name in _BOUNDS)
+        bounds = {name: (max(1, int(low.get(name, 1))), high.get(name)) for name in map(str, _symbols(self.mod))}
+        return {name: (least, None if most is None else int(most)) for name, (least, most) in bounds.items()}
+
+    def at(self, sizes: Mapping[str, int]) -> ImportedModel:
+        """The same model with its open sizes known."""
+        binding = {symbol: tvm.tirx.IntImm("int64", sizes[str(symbol)]) for symbol in _symbols(self.mod)}
+        mod = relax.transform.BindSymbolicVars(binding, "main")(self.mod)
+        inputs = tuple(
+            replace(info, shape=_shape(parameter.ty))
+            for info, parameter in zip(self.inputs, mod["main"].params, strict=True)
+        )
+        return replace(self, mod=mod, inputs=inputs)
 
     def random_inputs(self, seed: int = 0) -> list[NDArray[Any]]:
         """Arrays for all inputs: standard normal, whole numbers below `high`, booleans, or any bytes.
@@ -153,6 +174,15 @@ def imported_model(
         InputInfo(param.name, _shape(param.ty), str(param.ty.dtype), bounds.get(param)) for param in main.params
     )
     return ImportedModel(mod, name, inputs, reference, source, unfused, examples)
+
+
+def _symbols(mod: tvm.IRModule) -> list[Any]:
+    """The symbols of what "main" takes, in order."""
+    found: list[Any] = []
+    for parameter in mod["main"].params:
+        for extent in parameter.ty.shape:
+            tvm_ffi.structural_walk(extent, (tvm.ir.Var, found.append))
+    return list(dict.fromkeys(found))
 
 
 def _shape(ty: relax.TensorType) -> tuple[int | str, ...]:

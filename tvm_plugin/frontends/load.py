@@ -72,8 +72,9 @@ def load_model(
     params: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     function: str | None = None,
+    any_size: bool = False,
 ) -> ImportedModel:
-    """Import a model, with its weights as constants and every shape concrete.
+    """Import a model, with its weights as constants and, unless sizes may be open, every shape concrete.
 
     torch and onnx are imported only for models that come from them. Weights are shared with the model where that is
     possible, not copied: do not train it further while it is tuned.
@@ -93,6 +94,8 @@ def load_model(
         Concrete shapes by input name, for inputs with symbolic dimensions.
     function
         Which function of a Relax module, where it has several; unless given "main", or the only one.
+    any_size
+        Symbolic dimensions of inputs for which there are no `shapes` stay open. Not in Relay programs and .tflite.
 
     Raises
     ------
@@ -110,7 +113,7 @@ def load_model(
     if isinstance(model, tvm.IRModule):
         from .relax_model import from_relax
 
-        return from_relax(model, params, shapes, function=function)
+        return from_relax(model, params, shapes, function=function, any_size=any_size)
     if function is not None and not (isinstance(model, str | Path) and Path(model).suffix == ".json"):
         raise InputError("function is for Relax modules, which may have several; every other kind of model is one")
     if isinstance(model, str) and model.startswith("zoo:"):
@@ -124,7 +127,7 @@ def load_model(
 
         return from_relay_text(model, params, shapes)
     if isinstance(model, str | Path):
-        return _load_file(Path(model), params, shapes, function)
+        return _load_file(Path(model), params, shapes, function, any_size)
     if params:
         raise InputError(
             f"params are for Relax modules and Relay programs; a {type(model).__name__} has its own weights"
@@ -136,8 +139,8 @@ def load_model(
     if _derives_from(model, "torch", "ExportedProgram"):
         from .torch_model import from_exported_program
 
-        return from_exported_program(model, shapes)
-    return _onnx_door().from_onnx(model, shapes)
+        return from_exported_program(model, shapes, any_size=any_size)
+    return _onnx_door().from_onnx(model, shapes, any_size=any_size)
 
 
 def _is_relay_text(text: str) -> bool:
@@ -197,7 +200,11 @@ def _check_file(path: Path) -> None:
 
 
 def _load_file(
-    path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]], function: str | None
+    path: Path,
+    params: Mapping[str, Any] | None,
+    shapes: Mapping[str, Sequence[int]],
+    function: str | None,
+    any_size: bool,
 ) -> ImportedModel:
     if path.suffix == ".relay":
         from .relay_model import from_relay_file
@@ -208,7 +215,7 @@ def _load_file(
         from .relay_model import from_relay_json_file, is_relay_json
 
         if not is_relay_json(path):
-            return from_relax_json(path, params, shapes, function)
+            return from_relax_json(path, params, shapes, function, any_size)
         if function is not None:
             raise InputError(f"function is for Relax modules; {path} is a Relay program")
         return from_relay_json_file(path, params, shapes)
@@ -219,10 +226,10 @@ def _load_file(
 
         return from_tflite_file(path, shapes)
     if path.suffix == ".onnx":
-        return _onnx_door().from_onnx_file(path, shapes)
+        return _onnx_door().from_onnx_file(path, shapes, any_size)
     try:
         from .torch_file import load_program
         from .torch_model import from_exported_program
     except ImportError as error:
         raise MissingExtraError(_NEEDS_TORCH) from error
-    return from_exported_program(load_program(path), shapes, path.stem)
+    return from_exported_program(load_program(path), shapes, path.stem, any_size=any_size)

@@ -62,7 +62,7 @@ _EXACT_PRODUCTS = ("session.qdq_matmulnbits_accuracy_level", "1")
 LOGGER = logging.getLogger(__name__)
 
 
-def from_onnx_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> ImportedModel:
+def from_onnx_file(path: Path, shapes: Mapping[str, Sequence[int]], any_size: bool = False) -> ImportedModel:
     """Load a .onnx file; external data is looked for beside it.
 
     Raises
@@ -74,11 +74,13 @@ def from_onnx_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> ImportedM
         model = onnx.load(path)
     except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
         raise InputError(f"{path} is not a readable ONNX model: {first_line(error)}") from error
-    return from_onnx(model, shapes, path.stem)
+    return from_onnx(model, shapes, path.stem, any_size)
 
 
-def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name: str = "") -> ImportedModel:
-    """Import `model`, which stays as it is; `shapes` replaces the shapes of inputs.
+def from_onnx(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name: str = "", any_size: bool = False
+) -> ImportedModel:
+    """Import `model`, which stays as it is; `shapes` replaces the shapes of inputs, of which `any_size` leaves others.
 
     Raises
     ------
@@ -92,7 +94,7 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
         raise InputError(f"{name} holds no ONNX graph (it has no outputs)")
     if shapes:
         model = _with_shapes(model, shapes)
-    _refuse_symbolic(model)
+    _refuse_symbolic(model, any_size)
     _check(model, name)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
@@ -104,7 +106,8 @@ def from_onnx(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name:
     unfused = onnxruntime.SessionOptions()
     unfused.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = with_exact_products(with_precise_transforms(model))
-    return imported_model(mod, name, "onnx", _reference(model, name), _reference(model, name, unfused))
+    references = _reference(model, name), _reference(model, name, unfused)
+    return imported_model(mod, name, "onnx", *references, any_size=any_size)
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
@@ -165,7 +168,7 @@ def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
     return changed
 
 
-def _refuse_symbolic(model: onnx.ModelProto) -> None:
+def _refuse_symbolic(model: onnx.ModelProto, any_size: bool) -> None:
     for name, value in _inputs(model.graph).items():
         if _has_no_rank(value):
             raise UnsupportedModelError(
@@ -176,7 +179,7 @@ def _refuse_symbolic(model: onnx.ModelProto) -> None:
             raise UnsupportedModelError(f"input {name!r} is not a tensor; only tensors can be tuned")
         dims = value.type.tensor_type.shape.dim
         symbolic = [index for index, dim in enumerate(dims) if not _is_known(dim)]
-        if symbolic:
+        if symbolic and not any_size:
             named = ", ".join(f"dimension {index} ({dims[index].dim_param or 'unnamed'})" for index in symbolic)
             example = ",".join(str(dim.dim_value if _is_known(dim) else 1) for dim in dims)
             raise UnsupportedModelError(

@@ -17,7 +17,11 @@ __all__ = ["bind_shapes", "from_relax", "from_relax_json", "with_weights_bound"]
 
 
 def from_relax_json(
-    path: Path, params: Mapping[str, Any] | None, shapes: Mapping[str, Sequence[int]], function: str | None = None
+    path: Path,
+    params: Mapping[str, Any] | None,
+    shapes: Mapping[str, Sequence[int]],
+    function: str | None = None,
+    any_size: bool = False,
 ) -> ImportedModel:
     """Load what `tvm.ir.save_json(mod)` wrote.
 
@@ -35,7 +39,7 @@ def from_relax_json(
         ) from error
     if not isinstance(mod, tvm.IRModule):
         raise InputError(f"{path} holds {type(mod).__name__}, not an IRModule")
-    return from_relax(mod, params, shapes, path.stem, function)
+    return from_relax(mod, params, shapes, path.stem, function, any_size)
 
 
 def from_relax(
@@ -44,8 +48,11 @@ def from_relax(
     shapes: Mapping[str, Sequence[int]],
     name: str = "relax",
     function: str | None = None,
+    any_size: bool = False,
 ) -> ImportedModel:
     """Bind `params` by name, and the symbolic dimensions that `shapes` determines. `mod` itself stays as it is.
+
+    With `any_size`, others may stay open.
 
     Weights that an importer left in the function's attribute "params" are bound too. What is tuned is `function`, or
     the module's only one, or "main"; it is called "main" then.
@@ -61,7 +68,7 @@ def from_relax(
     if shapes:
         mod = bind_shapes(mod, shapes)
     _check_nothing_is_missing(mod)
-    return imported_model(mod, name, "relax")
+    return imported_model(mod, name, "relax", any_size=any_size)
 
 
 def _as_main(mod: tvm.IRModule, function: str | None) -> tvm.IRModule:

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from .charts import Size, curve_svg
 from .summary import KernelRow, RunSummary
-from .table import NOT_REACHED
+from .table import why_not_measured
 from .units import about, binary, count, duration, number, percent, times
 
 __all__ = ["render_html", "write_html"]
@@ -140,7 +140,7 @@ def _kernels(summary: RunSummary) -> str:
     return (
         '<h2>Kernels</h2><div class="scroll"><table class="sortable">'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody><tfoot><tr>{foot}</tr></tfoot></table></div>"
-        + ("" if measured else f"<p class='note'>~ Not measured: {NOT_REACHED}.</p>")
+        + ("" if measured else f"<p class='note'>~ Not measured: {why_not_measured(summary)}.</p>")
     )
 
 

@@ -158,6 +158,11 @@ class RunSummary:
         return self.baseline_s / self.tuned_s
 
     @property
+    def open_sizes(self) -> str:
+        """At which sizes a model was timed whose sizes are open; "" for others."""
+        return str(self.graph.get("sizes", ""))
+
+    @property
     def trials(self) -> int:
         """Candidates measured of these kernels."""
         return sum(row.trials for row in self.kernels)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .summary import KernelRow, RunSummary
 from .units import about, count, duration, number, percent, times
 
-__all__ = ["closing_lines", "kernel_table"]
+__all__ = ["closing_lines", "kernel_table", "why_not_measured"]
 
 NAME_WIDTH = 32
 """Longer kernel names lose their middle, so that a row fits 112 columns."""
@@ -36,18 +36,26 @@ def kernel_table(summary: RunSummary) -> str:
             "",
         )
     )
-    footnote = [] if measured else [f"~ not measured: {NOT_REACHED}"]
+    footnote = [] if measured else [f"~ not measured: {why_not_measured(summary)}"]
     return "\n".join([*_align(_HEADERS, rows), *footnote, "", *closing_lines(summary)])
 
 
 NOT_REACHED = "the budget did not reach the kernel; its time is a price or an estimate, its baseline a guess"
-"""What a tilde before a kernel's numbers means."""
+"""What a tilde before a kernel's numbers means..."""
+
+OF_OPEN_SIZES = "tiles of any size are scheduled by estimate; the kernel's time is one, its baseline a guess"
+"""... and where sizes are open."""
 
 DISTURBED = 1.5
 """A model that takes so many times as long as its kernels together..."""
 
 DISTURBED_S = 1e-3
 """... and so many seconds, which running a small one costs anyway, was timed in a bad moment."""
+
+
+def why_not_measured(summary: RunSummary) -> str:
+    """What the tilde means in this run."""
+    return OF_OPEN_SIZES if summary.open_sizes else NOT_REACHED
 
 
 def closing_lines(summary: RunSummary) -> list[str]:
@@ -65,7 +73,10 @@ def closing_lines(summary: RunSummary) -> list[str]:
             f"{times(summary.speedup)} faster on {printable(summary.context.machine)}, "
             f"{summary.context.threads} thread{'s' if summary.context.threads != 1 else ''}"
         )
-        lines += _disturbed(summary)
+        if summary.open_sizes:
+            lines.append(f"for any size, timed at {printable(summary.open_sizes)}; --shape tunes for one size alone")
+        else:
+            lines += _disturbed(summary)
     if summary.max_rel_error is not None and summary.max_abs_error is not None:
         lines.append(
             f"largest difference from the reference: {summary.max_rel_error:.1e} relative"

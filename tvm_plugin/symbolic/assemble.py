@@ -166,9 +166,7 @@ class _Assembly:
                 return self._spread(part, lambda own: cover(stages, own, inside, size, lengths)(number(0), size.extent))
         if threads == 1:
             return cover(stages, alone, inside, size, lengths)(number(0), size.extent)
-        many = shared(
-            size.extent, threads, lengths[0], cover(stages, alone, inside, size, SQUARES), self._names[size]
-        )
+        many = shared(size.extent, threads, lengths[0], cover(stages, alone, inside, size, SQUARES), self._names[size])
         if not self._rows:
             return many
         few = cover(stages, alone, inside, size, lengths)(number(0), size.extent)
@@ -189,9 +187,7 @@ class _Assembly:
         """Rows whose weights take long to read: as few tiles as possible."""
         # Another tile reads all weights again, or those of a block from the cache.
         enough = [length for length in lengths if self.blocks is not None or 2 * length >= LEAST_ROWS]
-        many = self._spread(
-            part, lambda own: self._covering(stages, own, inside, size, enough)(number(0), size.extent)
-        )
+        many = self._spread(part, lambda own: self._covering(stages, own, inside, size, enough)(number(0), size.extent))
         few = self._spread(part.at(size, 1, number(0)), lambda own: self._tile(stages, own, inside))
         statement = tirx.IfThenElse(size.extent > 0, few, None)
         for length in reversed([length for length in lengths if 1 < length <= LEAST_ROWS]):

@@ -96,9 +96,7 @@ def packed_in_blocks(packing: tirx.PrimFunc, weights: Sequence[Any], kernel: Sym
 
     def moved_region(given: Any) -> list[Any]:
         begins = moved([one.min for one in given.region], places[given.source])
-        return [
-            ir.Range.from_min_extent(begin, one.extent) for begin, one in zip(begins, given.region, strict=True)
-        ]
+        return [ir.Range.from_min_extent(begin, one.extent) for begin, one in zip(begins, given.region, strict=True)]
 
     def load(node: Any) -> Any:
         return tirx.BufferLoad(sources[node.source], moved(node.indices, places[node.source]))

@@ -111,8 +111,8 @@ def is_symbolic(function: tirx.PrimFunc) -> bool:
     return any(shape is None or not all(isinstance(extent, tirx.IntImm) for extent in shape) for shape in shapes)
 
 
-def with_sizes(mod: ir.IRModule, size: int) -> ir.IRModule:
-    """A module of one kernel, "main", in which each symbol is this number, and no argument."""
+def with_sizes(mod: ir.IRModule, size: int, sizes: Mapping[str, int] | None = None) -> ir.IRModule:
+    """A module of one kernel, "main", in which each symbol is this number, or what `sizes` has of its name."""
     given = mod["main"]
     buffers = [parameter for parameter in given.params if hasattr(parameter.ty, "shape")]
     function = tirx.PrimFunc(buffers, given.body).with_attr(dict(given.attrs))
@@ -122,7 +122,8 @@ def with_sizes(mod: ir.IRModule, size: int) -> ir.IRModule:
             tvm_ffi.structural_walk(extent, (ir.Var, symbols.append))
 
     def value_of(variable: Any) -> Any:
-        return tirx.IntImm(str(variable.ty.dtype), size) if variable in symbols else variable
+        value = (sizes or {}).get(str(variable.name), size)
+        return tirx.IntImm(str(variable.ty.dtype), value) if variable in symbols else variable
 
     return ir.IRModule({"main": tvm_ffi.structural_map(function, (ir.Var, value_of))})
 

@@ -15,7 +15,7 @@ from ..frontends.verify import compare
 from ..machine import detect_target
 from ..runtime import ModelRunner, first_line
 from ..transform.pipeline import eqtune_pipeline
-from ..tune.model import ROUNDINGS, TOLERANCE
+from ..tune.accuracy import ROUNDINGS, TOLERANCE
 from .memory import InOrder, Layout, View, copy_of
 from .stays import Stays
 from .tuned import Tuned

@@ -22,7 +22,7 @@ from .layout import ChannelsLast
 from .simplify import simplify
 from .stored_schedules import stored_schedules
 
-__all__ = ["eqtune_pipeline"]
+__all__ = ["TYPICAL_SIZE", "EstimatedForm", "cheapest_form", "eqtune_pipeline"]
 
 LOGGER = logging.getLogger("eqtune")
 
@@ -58,13 +58,9 @@ def eqtune_pipeline(
 
     def pipeline(mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         machine = target.Target.current(allow_none=False)
-        mod = simplify(mod, machine)
-        graphs = _graphs(mod, fast_math) if graph else {"as given": mod}
         stored = stored_schedules(records, context) if records else {}
-        lowered, schedules = _best_form(graphs, machine, stored, fast_math)
-        lowered = tile_symbolic_kernels(lowered, describe_machine(machine, measure=False))
-        lowered = schedule_kernels(lowered, schedules)
-        return transform.Sequential(after_kernels())(lowered)
+        form = cheapest_form(mod, machine, stored, graph, fast_math)
+        return transform.Sequential(after_kernels())(form.scheduled(machine))
 
     return transform.module_pass(pipeline, opt_level=0, name="EqtunePipeline")
 
@@ -80,36 +76,58 @@ def _graphs(mod: ir.IRModule, fast_math: bool) -> dict[str, ir.IRModule]:
 
 
 @dataclass(frozen=True)
-class _Form:
-    """A module as kernels: their schedules, how many calls, of those never measured, and about how many seconds."""
+class EstimatedForm:
+    """A form of a model, as kernels.
 
+    Attributes
+    ----------
+    name : str
+        For example "exact, channels last".
+    kernels : tvm.ir.IRModule
+        Not scheduled.
+    schedules : dict
+        By workload hash, of kernels whose sizes are known.
+    calls, missing : int
+        Of kernels, and of those that were never measured.
+    seconds : float
+        Of one run, about.
+    """
+
+    name: str
     kernels: ir.IRModule
     schedules: dict[str, Any]
     calls: int
     missing: int
     seconds: float
 
+    def scheduled(self, machine: Any) -> ir.IRModule:
+        """The kernels with their schedules, weights packed; those with symbolic sizes as loops over tiles."""
+        tiled = tile_symbolic_kernels(self.kernels, describe_machine(machine, measure=False))
+        return schedule_kernels(tiled, self.schedules)
 
-def _best_form(
-    graphs: dict[str, ir.IRModule], machine: Any, stored: dict[str, Any], fast_math: bool
-) -> tuple[ir.IRModule, dict[str, Any]]:
-    """A graph as kernels, as it is or with channels last, whichever runs fastest by records and estimates.
 
-    Measured and estimated times do not mix well: with channels first or last, fewer calls that were never measured win;
-    of two graphs, whose numbers of calls differ, the one with the smaller share of them.
+def cheapest_form(
+    mod: ir.IRModule, machine: Any, stored: dict[str, Any], graph: bool = True, fast_math: bool = False
+) -> EstimatedForm:
+    """A model as kernels, rewritten or as it is, with channels first or last: the form that runs fastest, unmeasured.
+
+    By records and estimates. Measured and estimated times do not mix well: with channels first or last, fewer calls
+    that were never measured win; of two graphs, whose numbers of calls differ, the one with the smaller share of them.
     """
+    given = simplify(mod, machine)
     best = []
-    for name, mod in graphs.items():
+    for name, mod in (_graphs(given, fast_math) if graph else {"as given": given}).items():
         forms = [_scheduled_form(name, mod, machine, stored, fast_math)]
         last = transform.Sequential([ChannelsLast()])(mod)
         if not last.same_as(mod):
             forms.append(_scheduled_form(f"{name}, channels last", last, machine, stored, fast_math))
         best.append(min(forms, key=lambda form: (form.missing, form.seconds)))
-    chosen = min(best, key=lambda form: (form.missing / max(form.calls, 1), form.seconds))
-    return chosen.kernels, chosen.schedules
+    return min(best, key=lambda form: (form.missing / max(form.calls, 1), form.seconds))
 
 
-def _scheduled_form(name: str, mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool) -> _Form:
+def _scheduled_form(
+    name: str, mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool
+) -> EstimatedForm:
     hardware = describe_machine(machine, measure=False)
     lowered = lower_to_kernels(mod, machine)
     if fast_math:
@@ -121,7 +139,7 @@ def _scheduled_form(name: str, mod: ir.IRModule, machine: Any, stored: dict[str,
     calls, missing = sum(task.calls for task in tasks), sum(task.calls for task in unknown)
     seconds = _seconds(tasks, schedules) + _symbolic_seconds(unknown, hardware)
     LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), missing, seconds * 1e3)
-    return _Form(lowered, schedules, calls, missing, seconds)
+    return EstimatedForm(name, lowered, schedules, calls, missing, seconds)
 
 
 def _symbolic_seconds(tasks: list[Task], hardware: Any) -> float:

@@ -89,6 +89,7 @@ def command_line(
     shapes: Mapping[str, Sequence[int]] | None = None,
     params: object = None,
     function: str | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> str:
     """The `eqtune tune` command that does this again; "" where the command line cannot say it."""
     parts = (graph, settings.measure, settings.strategy, settings.cost_model, settings.allocator)
@@ -114,6 +115,8 @@ def command_line(
     words = ["eqtune", "tune", os.fspath(model)]
     for name, extents in (shapes or {}).items():
         words += ["--shape", f"{name}={','.join(map(str, extents))}"]
+    for name, size in (sizes or {}).items():
+        words += ["--size", f"{name}={size}"]
     for name, value in options.items():
         if value is not None:
             words += [name, str(value)]
