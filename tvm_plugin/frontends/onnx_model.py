@@ -29,6 +29,8 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_conver
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
 from ..transform.constants import array_of
+from ..transform.functions import shape_of
+from ..transform.open_slices import open_slice
 from .imported import ANY_SIZE, ImportedModel, Reference, check_shapes, imported_model, is_number
 from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_cached_attention import CACHED_ATTENTION
@@ -40,6 +42,7 @@ from .onnx_nodes import Convert, opset_of, padded
 from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
 from .onnx_runtime_operators import ONNX_RUNTIME, ONNX_RUNTIME_DOMAIN
+from .onnx_sizes import SizeTensors
 from .recurrent import RECURRENT, convert_recurrent
 
 __all__ = ["from_onnx", "from_onnx_file"]
@@ -199,6 +202,10 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
             )
 
 
+def _is_static_input(value: onnx.ValueInfoProto) -> bool:
+    return all(map(_is_known, value.type.tensor_type.shape.dim))
+
+
 def _has_no_rank(value: onnx.ValueInfoProto) -> bool:
     return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
 
@@ -279,12 +286,20 @@ class _Importer(ONNXGraphImporter):
     operators, it knows only the names.
     """
 
+    def __init__(self, any_size: bool) -> None:
+        super().__init__(None, "float32", keep_params_in_input=False)
+        self._sizes = SizeTensors(self.bb) if any_size else None
+
     def _check_for_unsupported_ops(self, graph: Any) -> None:
         known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in _OURS])
         super()._check_for_unsupported_ops(known)
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
         convert = _Plain(super()._convert_operator, opset)
+        if self._sizes is not None:
+            value = self._sizes.convert(op_name, list(inputs), attrs, opset)
+            if value is not None:
+                return self.bb.emit(value) if isinstance(value, relax.Call) else value
         own = _CONVERTERS.get(op_name)
         value = None if own is None else own(self.bb, list(inputs), attrs, convert)
         return convert(op_name, inputs, attrs) if value is None else self.bb.normalize(value)
@@ -336,18 +351,17 @@ def _limited(x: relax.Expr, low: float, high: float) -> relax.Expr:
     return relax.op.clip(x, min(low, high), high)  # TVM's lower bound counts where they cross, ONNX's upper
 
 
-def _is_static(value: relax.Expr) -> bool:
-    ty = value.ty
-    return isinstance(ty, relax.TensorType) and ty.shape is not None and all(is_number(dim) for dim in ty.shape)
-
-
 def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Expr | None:
     x, indices = inputs
-    if not _is_static(x) or not isinstance(indices.ty, relax.TensorType):
+    if any(not isinstance(value.ty, relax.TensorType) or value.ty.shape is None for value in (x, indices)):
         return None
     axis = int(attrs.get("axis", 0)) % len(x.ty.shape)
     if _is_one_number(indices):
-        index = int(indices.value.numpy()) % int(x.ty.shape[axis])
+        index, extent = int(indices.value.numpy()), shape_of(x)[axis]
+        if not isinstance(extent, int):
+            begin = extent + index if index < 0 else index
+            return relax.op.squeeze(open_slice(bb.emit, x, axis, begin, 1), axis=[axis])
+        index %= extent
         sliced = relax.op.strided_slice(x, axes=[axis], begin=[index], end=[index + 1])
         return relax.op.squeeze(sliced, axis=[axis])
     return relax.op.take(x, indices, axis=axis, mode="wrap")
@@ -407,7 +421,7 @@ _CONVERTERS: dict[str, Own] = {
 
 def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
     opset = opset_of(model)
-    importer = _Importer(None, "float32", keep_params_in_input=False)
+    importer = _Importer(any_size=not all(map(_is_static_input, _inputs(model.graph).values())))
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # renamed inputs; it prints what it cannot convert before it raises
         try:

@@ -15,6 +15,7 @@ from ..errors import UnsupportedModelError
 from ..transform.bounded_indices import from_start
 from ..transform.constants import constant_of
 from ..transform.functions import shape_of
+from ..transform.open_slices import open_slice
 from .torch_nodes import Converter, arguments, full, scalar
 from .torch_sizes import is_size
 
@@ -26,9 +27,10 @@ def _select(node: Any, importer: Any) -> relax.Expr:
     extent = shape_of(x)[axis]
     begin = index + extent if isinstance(index, int) and index < 0 else index
     emit = importer.block_builder.emit
-    axes, is_open = [axis % len(shape_of(x))], is_size(begin)
-    sliced = emit(op.strided_slice(x, axes, [begin], [begin + 1], assume_inbound=is_open))
-    return emit(op.squeeze(sliced, axis=[axis]))
+    axis %= len(shape_of(x))
+    if is_size(begin):
+        return emit(op.squeeze(open_slice(emit, x, axis, begin, 1), axis=[axis]))
+    return emit(op.squeeze(emit(op.strided_slice(x, [axis], [begin], [begin + 1])), axis=[axis]))
 
 
 def _index(node: Any, importer: Any) -> relax.Expr:

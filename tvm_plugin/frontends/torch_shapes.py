@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..transform.functions import shape_of
+from ..transform.open_slices import open_slice
 from .torch_nodes import Converter, arguments, dtype_of, shape_in_torch
 from .torch_sizes import is_size
 
@@ -53,8 +54,7 @@ def _slice(node: Any, importer: Any) -> relax.Expr:
     begin = 0 if begin is None else begin
     if isinstance(begin, int) and begin < 0:
         begin = extent + begin
-    end = importer.sizes.simplified(begin + (length - 1) * step + 1)
-    return importer.block_builder.emit(op.strided_slice(x, [axis], [begin], [end], [step], assume_inbound=True))
+    return open_slice(importer.block_builder.emit, x, axis, begin, length, step)
 
 
 def _arange(node: Any, importer: Any) -> relax.Expr:

@@ -168,8 +168,8 @@ def tune_model(
         if typical:
             if fast_math:
                 raise InputError(
-                    f"with fast math, sizes have to be known, and {', '.join(typical)} are open: give the shapes of all "
-                    "inputs (shapes, --shape), or leave out fast math"
+                    f"fast math needs known sizes, and {', '.join(typical)} are open: give the shapes of all inputs "
+                    "(shapes, --shape), or leave out fast math"
                 )
             session.progress.say(session.describe())
             return tuned_for_any_size(session, imported, typical, config is not None, verify, started, command)

@@ -1,0 +1,362 @@
+"""Open sizes of ONNX models: what nodes compute of shapes is known as expressions of the sizes of inputs.
+
+TVM's importer keeps shapes apart from tensors and joins them where it can. Here, a shape is a tensor like any other; of
+those that are made of sizes alone, it is also known which ones. Operators that need numbers look there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx.helper
+import onnx.numpy_helper
+from numpy.typing import NDArray
+from tvm import ir, relax, sym, tirx
+from tvm.relax import op
+
+from ..errors import UnsupportedModelError
+from ..transform.constants import array_of, constant_of
+from ..transform.functions import shape_of
+from ..transform.open_slices import open_slice
+from .onnx_nodes import padded
+
+__all__ = ["SizeTensors"]
+
+Sizes = NDArray[Any]
+"""Numbers and expressions (dtype object) of a tensor's shape."""
+
+MOST = 64
+"""Elements of a tensor of sizes: of constants, those of more are none."""
+
+
+class SizeTensors:
+    """Converts nodes on sizes, and those whose results' shapes are computed.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        Of the importer.
+    """
+
+    def __init__(self, bb: relax.BlockBuilder) -> None:
+        self._bb = bb
+        self._known: dict[Any, Sizes] = {}
+        self._analyzer = sym.Analyzer()
+
+    def convert(self, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int) -> relax.Expr | None:
+        """What a node computes; None where it has nothing to do with open sizes."""
+        if name == "Shape":
+            return self._shape(inputs[0], attrs)
+        if name in _OF_SIZES and any(value in self._known for value in inputs if isinstance(value, relax.Var)):
+            given = [None if value is None else self.sizes(value) for value in inputs]
+            if all(sizes is not None for value, sizes in zip(inputs, given, strict=True) if value is not None):
+                found = _OF_SIZES[name](given, attrs)
+                if found is not None:
+                    return self._tensor(_array(found), _dtype(name, inputs, attrs))
+        if name in _BY_SIZES:
+            return _BY_SIZES[name](self, [*inputs], attrs)
+        return None
+
+    def sizes(self, value: Any) -> Sizes | None:
+        """What a tensor's elements are, where they are sizes or constant integers."""
+        if isinstance(value, ir.GenericConst):
+            array = array_of(value)
+            return array.astype(object) if array.dtype.kind in "iub" and array.size <= MOST else None
+        return self._known.get(value) if isinstance(value, relax.Var) else None
+
+    def emit(self, value: relax.Expr) -> relax.Expr:
+        """Of the block builder."""
+        return self._bb.emit(value)
+
+    def is_equal(self, one: Any, other: Any) -> bool:
+        """Whether two sizes are certainly equal."""
+        return bool(self._analyzer.can_prove_equal(one, other))
+
+    def _shape(self, x: relax.Expr, attrs: Mapping[str, Any]) -> relax.Expr:
+        if x.ty.shape is None:
+            raise UnsupportedModelError("the shape of a tensor is asked for that depends on data")
+        extents = _objects(shape_of(x))
+        return self._tensor(extents[int(attrs.get("start", 0)) : attrs.get("end")], "int64")
+
+    def _tensor(self, sizes: Sizes, dtype: str) -> relax.Expr:
+        """A tensor of them, which is known from then on."""
+        elements = [self._analyzer.simplify(one) if isinstance(one, ir.Expr) else one for one in sizes.reshape(-1)]
+        elements = [int(one) if isinstance(one, tirx.IntImm) else one for one in elements]
+        if not any(isinstance(one, ir.Expr) for one in elements):
+            return constant_of(np.array(elements, dtype).reshape(sizes.shape))
+        result = self.emit(op.shape_to_tensor(relax.ShapeExpr(elements)))
+        if sizes.ndim != 1:
+            result = self.emit(op.reshape(result, sizes.shape))
+        if dtype != "int64":
+            result = self.emit(op.astype(result, dtype))
+        self._known[result] = _objects(elements).reshape(sizes.shape)
+        return result
+
+
+def _objects(elements: Sequence[Any]) -> Sizes:
+    """An array of one axis; numpy would look into expressions."""
+    array = np.empty(len(elements), object)
+    for place, element in enumerate(elements):
+        array[place] = element
+    return array
+
+
+def _array(value: Any) -> Sizes:
+    """numpy gives single elements bare."""
+    return value if isinstance(value, np.ndarray) else _objects([value]).reshape(())
+
+
+def _dtype(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> str:
+    if name == "Cast":
+        return str(onnx.helper.tensor_dtype_to_np_dtype(attrs["to"]))
+    if name in ("Equal", "Less", "Greater", "Not", "And", "Or"):
+        return "bool"
+    return str(next(value.ty.dtype for value in reversed(inputs[:2]) if value is not None))
+
+
+# Of sizes, sizes.
+
+
+def _integers(sizes: Sizes | None) -> list[int] | None:
+    """Sizes that are numbers; None where there are others, or none."""
+    if sizes is None or any(isinstance(one, ir.Expr) for one in sizes.reshape(-1)):
+        return None
+    return [int(one) for one in sizes.reshape(-1)]
+
+
+def _axes(given: Sequence[Sizes | None], attrs: Mapping[str, Any], place: int = 1) -> list[int] | None:
+    if "axes" in attrs:
+        return list(attrs["axes"])
+    return _integers(given[place]) if len(given) > place else None
+
+
+def _gather(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    data, indices = given
+    places = _integers(indices)
+    if places is None:
+        return None
+    return np.take(data, np.reshape(places, indices.shape).astype(int), axis=int(attrs.get("axis", 0)))
+
+
+def _slice(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    data, *bounds = given
+    starts, ends, _, steps = (_integers(part) for part in padded(bounds, 4))
+    if "starts" in attrs:
+        starts, ends = list(attrs["starts"]), list(attrs["ends"])
+    if starts is None or ends is None or data.ndim != 1:
+        return None
+    return data[starts[0] : ends[0] : (steps or [1])[0]]
+
+
+def _unsqueeze(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    axes = _axes(given, attrs)
+    return None if axes is None else np.expand_dims(given[0], tuple(axes))
+
+
+def _squeeze(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    axes = _axes(given, attrs)
+    return np.squeeze(given[0], None if axes is None else tuple(axes))
+
+
+def _quotient(one: Any, other: Any) -> Any:
+    """ONNX rounds towards zero; sizes are above it."""
+    if isinstance(one, int) and isinstance(other, int):
+        return int(one / other) if other else 0
+    return one // other
+
+
+def _each(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
+    """Of each pair of elements; None where one is not decided."""
+
+    def of_arrays(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        pairs = np.broadcast_arrays(*given)
+        found = [function(*elements) for elements in zip(*(part.reshape(-1) for part in pairs), strict=True)]
+        return None if any(one is None for one in found) else _objects(found).reshape(pairs[0].shape)
+
+    return of_arrays
+
+
+def _is_equal(one: Any, other: Any) -> bool | None:
+    """Sizes are above zero."""
+    if not isinstance(one, ir.Expr) and not isinstance(other, ir.Expr):
+        return bool(one == other)
+    if sym.Analyzer().can_prove_equal(one, other):
+        return True
+    below = any(not isinstance(side, ir.Expr) and side < 1 for side in (one, other))
+    return False if below else None
+
+
+def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool | None]:
+    def decided(one: Any, other: Any) -> bool | None:
+        return None if isinstance(one, ir.Expr) or isinstance(other, ir.Expr) else bool(compare(one, other))
+
+    return decided
+
+
+def _larger(one: Any, other: Any) -> Any:
+    return max(one, other) if not isinstance(one, ir.Expr) and not isinstance(other, ir.Expr) else tirx.max(one, other)
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    return min(one, other) if not isinstance(one, ir.Expr) and not isinstance(other, ir.Expr) else tirx.min(one, other)
+
+
+def _where(condition: Any, one: Any, other: Any) -> Any:
+    return None if isinstance(condition, ir.Expr) else (one if condition else other)
+
+
+def _cast(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(attrs["to"])).kind
+    return given[0] if kind == "i" else None
+
+
+def _product(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    keep = bool(attrs.get("keepdims", 1))
+    total = math.prod(given[0].reshape(-1))
+    return _objects([total]) if keep else total
+
+
+def _filled(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """ConstantOfShape, of few elements whose number is known."""
+    extents, value = _integers(given[0]), _fill(attrs)
+    if extents is None or math.prod(extents) > MOST or value.dtype.kind != "i":
+        return None
+    return np.full(extents, int(value), object)
+
+
+def _fill(attrs: Mapping[str, Any]) -> NDArray[Any]:
+    tensor = attrs.get("value")
+    return np.zeros((), "float32") if tensor is None else onnx.numpy_helper.to_array(tensor).reshape(())
+
+
+_OF_SIZES: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
+    "Add": _each(lambda one, other: one + other),
+    "Sub": _each(lambda one, other: one - other),
+    "Mul": _each(lambda one, other: one * other),
+    "Div": _each(_quotient),
+    "Mod": _each(lambda one, other: one % other),
+    "Max": _each(_larger),
+    "Min": _each(_smaller),
+    "Equal": _each(_is_equal),
+    "Less": _each(_compared(lambda one, other: one < other)),
+    "Greater": _each(_compared(lambda one, other: one > other)),
+    "Where": _each(_where),
+    "Cast": _cast,
+    "Concat": lambda given, attrs: np.concatenate(given, int(attrs["axis"])),
+    "ConstantOfShape": _filled,
+    "Gather": _gather,
+    "Identity": lambda given, attrs: given[0],
+    "ReduceProd": _product,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+}
+
+
+# Of tensors whose shapes sizes tell.
+
+
+def _reshape(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    x, given = inputs[0], sizes.sizes(inputs[1]) if len(inputs) > 1 else _objects(list(attrs["shape"]))
+    if given is None or x.ty.shape is None:
+        return None
+    extents, shape = shape_of(x), list(given)
+    for place, extent in enumerate(shape):
+        if not isinstance(extent, ir.Expr) and extent == 0 and not attrs.get("allowzero"):
+            shape[place] = extents[place]
+    return op.reshape(x, shape)
+
+
+def _expand(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    x, given = inputs[0], sizes.sizes(inputs[1])
+    if given is None or x.ty.shape is None:
+        return None
+    extents, shape = shape_of(x), list(given)
+    rank = max(len(extents), len(shape))
+    extents, shape = ([*[1] * (rank - len(part)), *part] for part in (extents, shape))
+    result = [_broadcast(own, wanted) for own, wanted in zip(extents, shape, strict=True)]
+    return op.broadcast_to(x, result)
+
+
+def _broadcast(own: Any, wanted: Any) -> Any:
+    is_one = not isinstance(own, ir.Expr) and own == 1
+    return wanted if is_one else own
+
+
+def _constant_of_shape(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    given, value = sizes.sizes(inputs[0]), _fill(attrs)
+    if given is None:
+        return None
+    return op.full(relax.ShapeExpr(list(given)), constant_of(np.array(value)), str(value.dtype))
+
+
+def _range(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    given = [sizes.sizes(value) for value in inputs]
+    if any(part is None for part in given):
+        return None
+    start, end, step = (part.item() for part in given if part is not None)
+    return op.arange(start, end, step, str(inputs[0].ty.dtype))
+
+
+def _tile(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    x, counts = inputs[0], sizes.sizes(inputs[1])
+    if counts is None or x.ty.shape is None:
+        return None
+    extents = shape_of(x)
+    apart = sizes.emit(op.reshape(x, [part for extent in extents for part in (1, extent)]))
+    pairs = list(zip(counts, extents, strict=True))
+    repeated = sizes.emit(op.broadcast_to(apart, [part for pair in pairs for part in pair]))
+    return op.reshape(repeated, [count * extent for count, extent in pairs])
+
+
+def _slice_of(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    x, starts, ends, axes, steps = padded(inputs, 5)
+    if x.ty.shape is None or not isinstance(starts, relax.Expr):
+        return None
+    begins, stops = sizes.sizes(starts), sizes.sizes(ends)
+    rank = len(begins) if begins is not None else 0
+    along = list(range(rank)) if axes is None else _integers(sizes.sizes(axes))
+    strides = [1] * rank if steps is None else _integers(sizes.sizes(steps))
+    if begins is None or stops is None or along is None or strides is None or any(step < 1 for step in strides):
+        return None
+    for axis, begin, stop, step in zip(along, begins, stops, strides, strict=True):
+        extent = shape_of(x)[axis]
+        begin, stop = (_place(place, extent) for place in (begin, stop))
+        length = stop - begin if step == 1 else (stop - begin + step - 1) // step
+        if not (sizes.is_equal(length, extent) and step == 1):
+            x = open_slice(sizes.emit, x, axis % x.ty.ndim, begin, length, step)
+    return x
+
+
+def _place(place: Any, extent: Any) -> Any:
+    """Of a slice's end, from the start: negative ones count from the end, large ones are the end."""
+    if isinstance(place, ir.Expr):
+        return place
+    if place < 0:
+        return extent + place if isinstance(extent, ir.Expr) else max(0, extent + place)
+    if isinstance(extent, ir.Expr):
+        return extent if place >= 2**31 - 1 else place
+    return min(place, extent)
+
+
+def _flatten(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    x, axis = inputs[0], int(attrs.get("axis", 1))
+    if x.ty.shape is None:
+        return None
+    extents = shape_of(x)
+    axis = axis + len(extents) if axis < 0 else axis
+    return op.reshape(x, [math.prod(extents[:axis]), math.prod(extents[axis:])])
+
+
+_BY_SIZES: Mapping[str, Callable[[SizeTensors, Sequence[Any], Mapping[str, Any]], relax.Expr | None]] = {
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Slice": _slice_of,
+    "Tile": _tile,
+}
