@@ -50,7 +50,7 @@ class SizeTensors:
         """What a node computes; None where it has nothing to do with open sizes."""
         if name == "Shape":
             return self._shape(inputs[0], attrs)
-        if name in _OF_SIZES and any(value in self._known for value in inputs if isinstance(value, relax.Var)):
+        if name in _OF_SIZES:
             given = [None if value is None else self.sizes(value) for value in inputs]
             if all(sizes is not None for value, sizes in zip(inputs, given, strict=True) if value is not None):
                 found = _OF_SIZES[name](given, attrs)
@@ -219,6 +219,11 @@ def _product(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     return _objects([total]) if keep else total
 
 
+def _reshaped(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    shape = _integers(given[1]) if len(given) > 1 else list(attrs["shape"])
+    return None if shape is None else given[0].reshape(shape)
+
+
 def _filled(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """ConstantOfShape, of few elements whose number is known."""
     extents, value = _integers(given[0]), _fill(attrs)
@@ -250,6 +255,7 @@ _OF_SIZES: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
     "Gather": _gather,
     "Identity": lambda given, attrs: given[0],
     "ReduceProd": _product,
+    "Reshape": _reshaped,
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
