@@ -28,7 +28,10 @@ def module(op: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> tvm.IRModule:
 
 @pytest.mark.parametrize(
     "name",
-    ["equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum", "add", "multiply"],
+    [
+        *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum", "add"),
+        *("multiply", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    ],
 )
 def test_operators_on_bools_mean_what_numpy_says(tmp_path: Path, name: str) -> None:
     mod = module(getattr(relax.op, name))

@@ -94,3 +94,9 @@ def test_indices_counted_from_the_end() -> None:
     assert largest_difference("Gather", GRID, places, axis=1) == 0
     assert largest_difference("ScatterElements", GRID, places, 9 + places.astype("float32"), axis=-1) == 0
     assert largest_difference("ScatterND", GRID[0], np.array([[-1], [0]], "int64"), -GRID[0, :2], opset=16) == 0
+
+
+@pytest.mark.parametrize("name", ["Max", "Min"])
+def test_the_largest_of_several_tensors(name: str) -> None:
+    assert largest_difference(name, GRID, 23 - GRID, np.full((4,), 11.0, "float32")) == 0
+    assert largest_difference(name, GRID) == 0

@@ -331,3 +331,74 @@ def test_a_table_of_which_a_symbolic_part_is_read() -> None:
     for size in (2, 17, 63, 64):
         x = normal(1, size, 12)
         close(run(x), np.exp(x) + table[:, :size])
+
+
+@pytest.mark.parametrize("columns", [512, 4096])
+def test_threads_share_blocks_of_columns(columns: int) -> None:
+    """Weights that are packed block by block, read once by all rows: few, in the middle of a tile, many."""
+    weights, bias = normal(256, columns), normal(columns)
+
+    def compute(emit: Any, x: Any) -> Any:
+        return emit(op.nn.relu(emit(op.add(emit(op.matmul(x, relax.const(weights))), relax.const(bias)))))
+
+    mod = module(compute, (N, 256))
+    target = detect_target(threads=2)
+    with target:
+        kernels = tile_symbolic_kernels(lower_to_kernels(mod, target), describe_machine(target, measure=False))
+    (packed,) = (call for call in calls(kernels) if call.args[0].name_hint.endswith("_packed"))
+    blocks, *block = packed.args[1].fields[1].ty.shape
+    assert blocks > 1
+    assert np.prod([int(extent) for extent in (blocks, *block)]) == weights.size
+    run = compiled(mod)
+    for size in (0, 1, 3, 11, 16, 33, 64, 130):
+        x = normal(size, 256)
+        close(run(x), np.maximum(x @ weights + bias, 0))
+
+
+def calls(mod: tvm.IRModule) -> list[Any]:
+    values = (binding.value for block in mod["main"].body.blocks for binding in block.bindings)
+    return [value for value in values if getattr(value.op, "name", "") == "relax.call_tir"]
+
+
+def test_masks_are_computed_where_they_are_used() -> None:
+    """No buffers of places and booleans between the steps, which no tile could compute together."""
+
+    def compute(emit: Any, x: Any) -> Any:
+        place = emit(op.arange(0, N, 1, "int64"))
+        row, column = (emit(op.expand_dims(place, axis)) for axis in (1, 0))
+        seen = emit(
+            op.logical_and(emit(op.less_equal(column, row)), emit(op.greater_equal(row, relax.const(0, "int64"))))
+        )
+        return emit(op.where(seen, x, relax.const(-1.0)))
+
+    mod = module(compute, (N, N))
+    run = compiled(mod)
+    for size in (1, 5, 70):
+        x = normal(size, size)
+        close(run(x), np.where(np.tri(size, dtype=bool), x, np.float32(-1)))
+
+
+def test_a_size_as_a_number() -> None:
+    """A kernel that takes a size, not a tensor of it."""
+
+    def compute(emit: Any, x: Any) -> Any:
+        count = emit(op.reshape(emit(op.shape_to_tensor(relax.ShapeExpr([N * 2]))), []))
+        return emit(op.multiply(x, emit(op.astype(count, "float32"))))
+
+    run = compiled(module(compute, (N, 24)))
+    for size in (1, 17):
+        x = normal(size, 24)
+        close(run(x), x * (2 * size))
+
+
+def test_sizes_in_two_spellings_are_one() -> None:
+    """n + 1 and 1 + n: the join of two kernels would take them for two tensors."""
+
+    def compute(emit: Any, x: Any, y: Any) -> Any:
+        both = emit(op.concat([x, y], 0))
+        part = emit(op.strided_slice(both, [0], [1], [N + 1], assume_inbound=True))
+        return emit(op.subtract(part, y))
+
+    run = compiled(module(compute, (1, 4), (N, 4)))
+    x, y = normal(1, 4), normal(9, 4)
+    close(run(x, y), np.concatenate([x, y])[1:10] - y)

@@ -134,14 +134,14 @@ class ImportedModel:
 
 
 def random_input(generator: np.random.Generator, info: InputInfo) -> NDArray[Any]:
-    """An array for one input; see `ImportedModel.random_inputs`."""
-    dtype = numpy_dtype(info.dtype)
+    """An array for one input, of known sizes; see `ImportedModel.random_inputs`."""
+    dtype, shape = numpy_dtype(info.dtype), [int(extent) for extent in info.shape]
     if is_floating(info.dtype):
-        return np.asarray(generator.standard_normal(info.shape), dtype)
+        return np.asarray(generator.standard_normal(shape), dtype)
     if info.high is None and info.dtype in ("int8", "uint8"):
         limits = np.iinfo(dtype)
-        return np.asarray(generator.integers(limits.min, limits.max, info.shape, dtype, endpoint=True))
-    return np.asarray(generator.integers(0, info.high or 2, info.shape), dtype)
+        return np.asarray(generator.integers(limits.min, limits.max, shape, dtype, endpoint=True))
+    return np.asarray(generator.integers(0, info.high or 2, shape), dtype)
 
 
 def _example_of(array: NDArray[Any], example: NDArray[Any]) -> NDArray[Any]:

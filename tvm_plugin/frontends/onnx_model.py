@@ -31,7 +31,7 @@ from ..runtime import first_line
 from ..transform.constants import array_of
 from ..transform.functions import shape_of
 from ..transform.open_slices import open_slice
-from .imported import ANY_SIZE, ImportedModel, Reference, check_shapes, imported_model, is_number
+from .imported import ANY_SIZE, ImportedModel, Reference, check_shapes, imported_model
 from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_cached_attention import CACHED_ATTENTION
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
@@ -381,6 +381,15 @@ def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: C
     return convert_attention(bb, list(inputs), attrs)
 
 
+def _of_all(function: Callable[[Any, Any], relax.Expr]) -> Own:
+    """Element by element, of one tensor after another; TVM's importer stacks them and looks along the new axis."""
+
+    def convert_all(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> relax.Expr:
+        return functools.reduce(lambda one, other: bb.emit(function(one, other)), inputs)
+
+    return convert_all
+
+
 def _recurrent(name: str) -> Own:
     def convert_layer(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> relax.Expr:
         every, *ends = convert_recurrent(bb, name, list(inputs), attrs)
@@ -414,6 +423,8 @@ _CONVERTERS: dict[str, Own] = {
     "Attention": _attention,
     "Clip": _clip,
     "Gather": _gather,
+    "Max": _of_all(relax.op.maximum),
+    "Min": _of_all(relax.op.minimum),
     "Unsqueeze": _unsqueeze,
 }
 """Where one returns None, TVM's converter is right."""

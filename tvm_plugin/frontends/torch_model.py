@@ -218,7 +218,7 @@ class _Importer(ExportedProgramImporter):
         placeholders = program.graph.find_nodes(op="placeholder")
         values = {node.name: node.meta["val"] for node in placeholders if node.name in inputs}
         self.sizes = OpenSizes.of_inputs(values, inputs)
-        return variables, inputs, bounds
+        return variables, inputs | self.sizes.parameters, bounds
 
     def _converted(self, convert: Converter | None) -> Converter:
         """Of an operator: a constant where it is computed, else what `convert` makes of it."""

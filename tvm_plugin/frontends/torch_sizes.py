@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 import torch.fx
 from tvm import ir, relax, sym, tirx
@@ -27,23 +27,47 @@ class OpenSizes:
 
     Parameters
     ----------
-    symbols : mapping of str to tvm.ir.Var
-        Of each of PyTorch's symbols.
+    symbols : mapping of str to tvm.ir.Expr
+        Of each of PyTorch's symbols, and of what is computed of one.
+
+    Attributes
+    ----------
+    parameters : dict
+        Inputs whose type is other than TVM's importer gives them, by name.
     """
 
     def __init__(self, symbols: Mapping[str, Any]) -> None:
+        self.parameters: dict[str, relax.Var] = {}
         self._symbols = dict(symbols)
         self._analyzer = sym.Analyzer()
 
     @staticmethod
-    def of_inputs(values: Mapping[str, torch.Tensor], variables: Mapping[str, relax.Var]) -> OpenSizes:
-        """From tensors that a program was exported with, and the parameters that they are, by name."""
+    def of_inputs(values: Mapping[str, torch.Tensor], given: Mapping[str, relax.Var]) -> OpenSizes:
+        """From tensors that a program was exported with, and the parameters that they are, by name.
+
+        A symbol that no extent is alone, as in 2 * s, is computed of one: no program of Relax could tell what it is.
+        `parameters` are what `given` becomes by that.
+        """
         symbols: dict[str, Any] = {}
+        computed: list[tuple[sympy.Basic, Any]] = []
         for name, value in values.items():
-            for dim, variable in zip(value.shape, variables[name].ty.shape or (), strict=True):
+            for dim, extent in zip(value.shape, given[name].ty.shape or (), strict=True):
                 if isinstance(dim, torch.SymInt) and isinstance(dim.node.expr, sympy.Symbol):
-                    symbols.setdefault(str(dim.node.expr), variable)
-        return OpenSizes(symbols)
+                    symbols.setdefault(str(dim.node.expr), extent)
+                elif isinstance(dim, torch.SymInt):
+                    computed.append((dim.node.expr, extent))
+        for expression, _ in computed:
+            symbol = next(iter(expression.free_symbols))
+            if str(symbol) not in symbols and expression.is_polynomial(symbol) and sympy.degree(expression) == 1:
+                whole = symbols.setdefault(str(expression), tirx.Var(f"of_{symbol}", "int64"))
+                factor, added = sympy.Poly(expression, symbol).all_coeffs()
+                symbols[str(symbol)] = (whole - int(added)) // int(factor)
+        sizes = OpenSizes(symbols)
+        for name, value in values.items():
+            if any(isinstance(dim, torch.SymInt) and str(dim.node.expr) in symbols for dim in value.shape):
+                ty = relax.TensorType([sizes(dim) for dim in value.shape], given[name].ty.dtype)
+                sizes.parameters[name] = relax.Var(str(given[name].name), ty)
+        return sizes
 
     def __call__(self, size: Any) -> Any:
         """An int as it is; what a torch.SymInt stands for: an int, or an expression of the function's symbols.
@@ -63,10 +87,10 @@ class OpenSizes:
     def _translated(self, expression: sympy.Basic) -> Any:
         if isinstance(expression, sympy.Integer):
             return int(expression)
-        if isinstance(expression, sympy.Symbol):
-            if str(expression) not in self._symbols:
-                raise UnsupportedModelError(f"a size ({expression}) depends on data; sizes of inputs can stay open")
+        if str(expression) in self._symbols:
             return self._symbols[str(expression)]
+        if isinstance(expression, sympy.Symbol):
+            raise UnsupportedModelError(f"a size ({expression}) depends on data; sizes of inputs can stay open")
         compute = _COMPUTED.get(expression.func.__name__)
         if compute is None:
             raise UnsupportedModelError(f"a size is computed as {expression}, in a way that is not known here")

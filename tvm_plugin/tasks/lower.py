@@ -34,6 +34,9 @@ from .stacks import write_stacks_as_copies
 
 __all__ = ["lower_to_kernels"]
 
+OPAQUE = 8
+"""TVM's pattern of what is not fused."""
+
 _NAMED_AFTER_INPUT = re.compile(r".+_(sum|mean|red_temp|red)(?:_?\d+)?")
 """Blocks that TVM's operator library names after the variable that they read: lv24_var_sum, x_red_1."""
 
@@ -80,13 +83,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.AnnotateTIROpPattern(),
             ]
         )(mod)
-        mod = transform.Sequential(
-            [
-                relax.transform.FuseOps(),
-                relax.transform.FuseTIR(),
-                relax.transform.RewriteDataflowReshape(),
-            ]
-        )(keep_spreads_apart(mod))
+        mod = relax.transform.RewriteDataflowReshape()(_fused(keep_spreads_apart(mod)))
         mod = _reshape_outputs(mod)
         if on_cpu:
             mod = join_slices(mod)
@@ -94,6 +91,22 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
         if concat_in_place:
             mod = write_concats_in_place(mod)
     return _tidy(mod)
+
+
+def _fused(mod: ir.IRModule) -> ir.IRModule:
+    """Kernels joined as TVM does; where that fails, without those that take sizes as numbers.
+
+    FuseTIR writes a size twice into a kernel that needs it as a number and for its own shapes.
+    """
+    fuse = transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])
+    try:
+        return fuse(mod)
+    except RuntimeError:
+        apart = mod.clone()
+        for variable, kernel in mod.functions_items():
+            if isinstance(kernel, tirx.PrimFunc) and not all(hasattr(one.ty, "shape") for one in kernel.params):
+                apart.update_func(variable, kernel.with_attr("op_pattern", OPAQUE))
+        return fuse(apart)
 
 
 def _reshape_outputs(mod: ir.IRModule) -> ir.IRModule:
@@ -109,7 +122,9 @@ def _reshape_outputs(mod: ir.IRModule) -> ir.IRModule:
         if len(arguments) != 1 or not isinstance(arguments[0], relax.DataflowVar):
             return binding
         source = arguments[0]
-        if not is_static_tensor(value.ty) or math.prod(extents(value.ty)) != math.prod(extents(source.ty)):
+        if not is_static_tensor(value.ty) or not is_static_tensor(source.ty):
+            return binding
+        if math.prod(extents(value.ty)) != math.prod(extents(source.ty)):
             return binding
         if not relax.analysis.has_reshape_pattern(mod[value.args[0]]):
             return binding

@@ -113,8 +113,8 @@ def tune_model(
     shapes : mapping of str to sequence of int, optional
         Concrete shapes of inputs that the model leaves symbolic. Without them, on a CPU, Relax modules, programs of
         torch.export and ONNX models stay open: the result runs at any size. Its kernels are tiles of 64, 32, ..., 1
-        places, scheduled by estimate, not measured; the whole is compared and timed at `sizes`, and compared at two
-        others. A model tuned for the one size that is needed is faster, by 5 to 10 % for an encoder.
+        places, scheduled by estimate, not measured; the whole is compared and timed at `sizes`, beside plain schedules
+        for these sizes alone, and compared at two others. A model tuned for the one size that is needed is faster.
     fast_math : bool
         Permit the graph search rules that are equal over the reals but round differently: Winograd's convolutions, off
         by up to 1e-5 of the largest value of a layer where direct ones are off by 5e-7. On a GPU, permit three products

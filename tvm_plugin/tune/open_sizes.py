@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from ..errors import InputError, MismatchError
 from ..frontends import ImportedModel
-from ..runtime import Model, ModelRunner
+from ..runtime import Model, ModelRunner, first_line
 from ..symbolic import is_symbolic, with_sizes
 from ..tasks import Task, extract_tasks
 from ..tasks.extract import task_of
 from ..transform.analytic_schedules import analytic_schedules
-from ..transform.apply_tuned import build_scheduled, untuned_executable
+from ..transform.apply_tuned import build_scheduled
 from ..transform.huge_pages import in_huge_pages
 from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form
 from .accuracy import TOLERANCE, Accuracy
@@ -64,16 +64,22 @@ def tuned_for_any_size(
     started_s: float,
     command: str,
 ) -> TuneResult:
-    """The model compiled for any size, compared at `sizes` and others, timed at `sizes`; untuned if that is faster.
+    """The model compiled for any size, compared at `sizes` and others, timed at `sizes`.
 
-    Arguments are as those of `tune_model`, or as `estimated_result` has them. Raises MismatchError as `tune_model`.
+    The baseline is the model for these sizes alone, with plain schedules. Arguments are as those of `tune_model`, or as `estimated_result` has them. Raises MismatchError as `tune_model`.
     """
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     session.progress.say(f"sizes are open: tuned for any, by estimate; compared and timed at {at}")
     reference = _reference(session, imported, sizes)
     accuracy = Accuracy(session, reference, verify, TOLERANCE)
     if verify:
-        _ = reference.outputs  # what the source's framework cannot run is refused before anything is compiled
+        try:
+            _ = reference.outputs
+        except Exception as error:
+            raise InputError(
+                f"the model does not run at {at} ({first_line(error)}); say where it does: sizes={{NAME: 8}}, or "
+                "--size NAME=8"
+            ) from error
     with session.target:
         form = cheapest_form(imported.mod, session.target, {}, graph)
         mod = in_huge_pages(form.scheduled(session.target))
@@ -84,14 +90,7 @@ def tuned_for_any_size(
     _refuse(relative, accuracy, at) if verify else None
     for others in _others(imported, sizes) if verify else ():
         absolute, relative = _with_others(session, imported, others, run, (absolute, relative))
-    baseline_s = reference.time_s(session.untuned_timing_s)
     latency_s, baseline_s = session.models.time_s([run, reference.run], reference.inputs, session.timing_s)
-    name = form.name
-    if latency_s > baseline_s:
-        session.progress.say(f"tuned {latency_s:.3g} s, untuned {baseline_s:.3g} s: the untuned model is kept")
-        mod, name, latency_s = imported.mod, "untuned", baseline_s
-        executable = untuned_executable(imported.mod, session.target)
-        run = session.models.load(executable)
     tasks = _estimates(session, form, sizes, baseline_s)
     summary = summarize(
         session,
@@ -104,7 +103,7 @@ def tuned_for_any_size(
         max_abs_error=absolute,
         max_rel_error=relative,
         tolerance=accuracy.tolerance if verify else None,
-        graph={"form": name, "sizes": at},
+        graph={"form": form.name, "sizes": at},
         command=command,
     )
     session.work.write_json("summary.json", summary.to_json())
@@ -143,12 +142,12 @@ def _with_others(
     session: Session, imported: ImportedModel, sizes: Mapping[str, int], run: Model, known: tuple[float, float]
 ) -> tuple[float, float]:
     """The largest errors so far, and with these sizes, should the model run with them."""
-    reference = _reference(session, imported, sizes)
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     try:
+        reference = _reference(session, imported, sizes)
         _ = reference.outputs
     except Exception as error:  # noqa: BLE001 - of any framework: more places than the model knows, say
-        session.progress.say(f"not compared at {at}, where the model itself does not run: {error}")
+        session.progress.say(f"not compared at {at}, where the model itself does not run: {first_line(error)}")
         return known
     accuracy = Accuracy(session, reference, verify=True)
     found = accuracy.errors(run)

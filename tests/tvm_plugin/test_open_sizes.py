@@ -1,0 +1,320 @@
+"""Models whose sizes stay open, through `tune_model` and the command line: PyTorch, ONNX and Relax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax import op
+
+import eqtune
+from eqtune.cli import main
+from eqtune.errors import InputError, MismatchError, UnsupportedModelError
+from eqtune.frontends import load_model
+
+onnx = pytest.importorskip("onnx")
+torch = pytest.importorskip("torch")
+
+N = tirx.Var("n", "int64")
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def tuned(model: Any, work_dir: Path, **arguments: Any) -> Any:
+    arguments = {"graph": "off", "threads": 2, "progress": False} | arguments
+    return eqtune.tune_model(model, work_dir=work_dir, **arguments)
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def rows() -> tvm.IRModule:
+    x = relax.Var("x", relax.TensorType((N, 32), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(op.matmul(x, relax.const(normal(32, 24))))
+            result = builder.emit_output(op.nn.relu(product))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+class Tokens(torch.nn.Module):
+    """What language models do of open sizes: a part of a table of places, a mask made of places, the last token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(50, 32), torch.nn.Embedding(40, 32)
+        self.inner = torch.nn.Linear(32, 96)
+        self.register_buffer("order", torch.arange(40)[None])
+
+    def forward(self, words: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, length = words.shape
+        x = self.words(words) + self.places(self.order[:, :length])
+        query, key, value = (
+            part.reshape(batch, length, 2, 16).transpose(1, 2) for part in self.inner(x).split(32, dim=-1)
+        )
+        place = torch.arange(length)
+        mask = (place[None, :] <= place[:, None])[None, None] & seen.bool()[:, None, None, :]
+        y = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        y = y.transpose(1, 2).reshape(batch, length, -1)
+        return y[:, -1], (y * length).sum(-1) + torch.cumsum(seen, -1)
+
+
+def words(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    seen = torch.ones(2, length, dtype=torch.int64)
+    seen[-1, : length // 3] = 0
+    return torch.randint(0, 50, (2, length), generator=generator), seen
+
+
+@pytest.fixture(scope="module")
+def tokens() -> tuple[torch.nn.Module, Any]:
+    torch.manual_seed(0)
+    module = Tokens().eval()
+    shapes = ({1: torch.export.Dim("length", min=1, max=40)},) * 2
+    return module, torch.export.export(module, words(12), dynamic_shapes=shapes)
+
+
+def test_a_program_with_open_sizes_runs_at_any(tokens: Any, tmp_path: Path) -> None:
+    module, program = tokens
+    result = tuned(program, tmp_path)
+    assert result.summary.open_sizes.endswith("=12")  # as in the program's example
+    assert result.max_rel_error <= 1e-4
+    assert "for any size, timed at" in str(result)
+    assert not any(task.measured for task in result.tasks)
+    for length in (1, 12, 40):
+        given = words(length)
+        with torch.no_grad():
+            wanted = module(*given)
+        for found, one in zip(result.run(*given), wanted, strict=True):
+            close(found, one.numpy())
+
+
+def test_a_table_is_not_read_beyond_its_end(tmp_path: Path) -> None:
+    """ONNX Runtime refuses 11 rows; what is compiled must not read what lies behind the eighth."""
+    with pytest.raises(InputError, match=r"the model does not run at n=16 .*--size NAME=8"):
+        tuned(rows_of_a_table(), tmp_path)
+    result = tuned(rows_of_a_table(), tmp_path, sizes={"n": 6})
+    (found,) = result.run(np.zeros((11, 4), np.float32))
+    close(found, TABLE[[*range(8), 7, 7, 7]])
+
+
+TABLE = np.arange(32, dtype=np.float32).reshape(8, 4)
+
+
+def rows_of_a_table() -> Any:
+    table = onnx.numpy_helper.from_array(TABLE, "table")
+    return graph(
+        [
+            node("Shape", ["x"], "shape", end=1),
+            node("Slice", ["table", "zero", "shape", "zero"], "part"),
+            node("Add", ["x", "part"], "y"),
+        ],
+        {"x": ["n", 4]},
+        {"y": ["n", 4]},
+        [table, numbers("zero", [0])],
+    )
+
+
+def node(name: str, inputs: list[str], output: str, **attributes: Any) -> Any:
+    return onnx.helper.make_node(name, inputs, [output], **attributes)
+
+
+def numbers(name: str, values: Any) -> Any:
+    return onnx.numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def graph(nodes: list[Any], inputs: dict[str, list[Any]], outputs: dict[str, list[Any]], constants: Any = ()) -> Any:
+    tensors = [
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in side.items()]
+        for side in (inputs, outputs)
+    ]
+    made = onnx.helper.make_graph(nodes, "open", *tensors, list(constants))
+    return onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+
+
+def heads() -> Any:
+    """[batch, places, 24] with heads split and joined by computed shapes, as exporters write it."""
+    weights = onnx.numpy_helper.from_array(normal(24, 24), "weights")
+    return graph(
+        [
+            node("Shape", ["x"], "shape"),
+            node("Gather", ["shape", "first"], "batch", axis=0),
+            node("Gather", ["shape", "second"], "places", axis=0),
+            node("Unsqueeze", ["batch", "axis"], "batch1"),
+            node("Unsqueeze", ["places", "axis"], "places1"),
+            node("Concat", ["batch1", "places1", "heads"], "split", axis=0),
+            node("MatMul", ["x", "weights"], "product"),
+            node("Reshape", ["product", "split"], "apart"),
+            node("Transpose", ["apart"], "turned", perm=[0, 2, 1, 3]),
+            node("Softmax", ["turned"], "soft", axis=-1),
+            node("Transpose", ["soft"], "back", perm=[0, 2, 1, 3]),
+            node("Concat", ["batch1", "places1", "rest"], "joined", axis=0),
+            node("Reshape", ["back", "joined"], "y"),
+        ],
+        {"x": ["batch", "places", 24]},
+        {"y": ["batch", "places", 24]},
+        [
+            weights,
+            numbers("first", 0),
+            numbers("second", 1),
+            numbers("axis", [0]),
+            numbers("heads", [3, 8]),
+            numbers("rest", [-1]),
+        ],
+    )
+
+
+def test_an_onnx_model_with_open_sizes_from_the_command_line(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "heads.onnx"
+    onnx.save(heads(), path)
+    arguments = ["--work-dir", str(tmp_path / "work"), "--threads", "1", "--graph", "off", "--quiet"]
+    assert main(["tune", str(path), "--size", "places=5", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "for any size, timed at batch=1, places=5" in printed  # a batch is 1 unless somebody says otherwise
+    assert "tiles of any size are scheduled by estimate" in printed
+    assert main(["tune", str(path), "--size", "places", *arguments]) == 2
+    assert "--size 'places': write it as NAME=128" in capsys.readouterr().err
+
+
+def masked() -> Any:
+    """A mask of lower triangles, by places that are compared, and a tensor that is expanded to a computed shape."""
+    return graph(
+        [
+            node("Shape", ["x"], "shape"),
+            node("Gather", ["shape", "zero"], "n", axis=0),
+            node("Range", ["zero", "n", "one"], "places"),
+            node("Unsqueeze", ["places", "axis"], "column"),
+            node("Less", ["column", "places"], "later"),
+            node("ConstantOfShape", ["rank"], "ones", value=numbers("", [1])),
+            node("Mul", ["shape", "ones"], "same"),
+            node("Equal", ["same", "minus"], "free"),
+            node("Where", ["free", "ones", "same"], "wanted"),
+            node("Expand", ["row", "wanted"], "wide"),
+            node("Where", ["later", "none", "x"], "kept"),
+            node("Max", ["kept", "wide"], "y"),
+        ],
+        {"x": ["n", "n"]},
+        {"y": ["n", "n"]},
+        [
+            *(numbers("zero", 0), numbers("one", 1), numbers("axis", [1]), numbers("rank", [2])),
+            numbers("minus", [-1]),
+            *(onnx.numpy_helper.from_array(np.array(v, np.float32), k) for k, v in (("row", [[-0.5]]), ("none", 0))),
+        ],
+    )
+
+
+def test_shapes_that_an_onnx_model_computes(tmp_path: Path) -> None:
+    result = tuned(masked(), tmp_path)
+    for size in (1, 7, 20):
+        x = normal(size, size)
+        close(result.run(x)[0], np.maximum(np.tril(x), -0.5).astype(np.float32))
+
+
+class Sizes(torch.nn.Module):
+    """Numbers that are computed of sizes, in shapes and beside tensors."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n, m = x.shape[0], y.shape[0]
+        pairs = x.reshape(n // 2 * 2 * 3, 2).sum(-1) / (n * m)
+        both = torch.cat([x, y])
+        wide = x[:, None].expand(n, m, 6) + y[None]
+        grid = torch.full((n, m), 2.0) * torch.arange(m) + x.new_zeros(n, 1)
+        return pairs, both[m:], wide.mean((0, 1)), grid, x.repeat(2, m), x[::2], torch.var(x, 0), both[n - 1]
+
+
+def test_what_programs_compute_of_sizes(tmp_path: Path) -> None:
+    even = 2 * torch.export.Dim("half", min=1, max=32)
+    shapes = {"x": {0: even}, "y": {0: torch.export.Dim("m", min=2, max=64)}}
+    module = Sizes()
+    program = torch.export.export(module, (torch.randn(4, 6), torch.randn(3, 6)), dynamic_shapes=shapes)
+    result = tuned(program, tmp_path, threads=1)
+    for n, m in ((4, 3), (2, 2), (10, 7)):
+        x, y = torch.randn(n, 6), torch.randn(m, 6)
+        for found, wanted in zip(result.run(x, y), module(x, y), strict=True):
+            close(found, wanted.numpy())
+
+
+def test_images_of_any_batch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+    )
+    module = torch.nn.Sequential(layers, torch.nn.Flatten(), torch.nn.Linear(8 * 8 * 8, 5)).eval()
+    program = torch.export.export(
+        module, (torch.randn(2, 3, 16, 16),), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},)
+    )
+    result = tuned(program, tmp_path, graph="saturate")
+    for batch in (1, 3):
+        x = torch.randn(batch, 3, 16, 16)
+        close(result.run(x)[0], module(x).detach().numpy())
+
+
+def test_a_relax_module_is_timed_where_its_user_says(tmp_path: Path) -> None:
+    mod = rows()
+    result = tuned(mod, tmp_path, sizes={"n": 30})
+    assert result.summary.open_sizes == "n=30"
+    assert {task.calls for task in result.tasks} == {1}
+    library = result.export(tmp_path / "rows.so")
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    x = normal(70, 32)
+    close(machine["main"](tvm.runtime.tensor(x)).numpy(), result.run(x)[0])
+    fixed = tuned(mod, tmp_path, shapes={"x": (5, 32)}, trials=1)
+    assert not fixed.summary.open_sizes
+    assert fixed.mod["main"].params[0].ty.shape.values[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sizes": {"m": 3}}, "no open size 'm'; its open sizes are: n"),
+        ({"sizes": {"n": 0}}, "the size n is at least 1, not 0"),
+        ({"fast_math": True, "graph": "saturate"}, "fast math needs known sizes, and n are open"),
+        ({"shapes": {"x": (4, 32)}, "sizes": {"n": 4}}, "no open size 'n'; its open sizes are: none"),
+    ],
+)
+def test_sizes_that_cannot_be(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tuned(rows(), tmp_path, **arguments)
+
+
+def test_sizes_beyond_what_a_program_allows(tokens: Any, tmp_path: Path) -> None:
+    _, program = tokens
+    (length,) = load_model(program, any_size=True).open_sizes
+    with pytest.raises(InputError, match=f"the size {length} is from 1 to 40, not 50"):
+        tuned(program, tmp_path, sizes={length: 50})
+
+
+def test_open_sizes_are_for_cpus(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"input 'x' has the dynamic dimension 0 \(n\)"):
+        tuned(rows(), tmp_path, target="nvidia/nvidia-h100", measure="compile-only")
+
+
+def test_a_model_that_computes_something_else_at_another_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right where it is timed, wrong with one row more."""
+    from eqtune.tune import open_sizes
+
+    def wrong_at_17(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def errors(self: Any, run: Any) -> tuple[float, float]:
+            absolute, relative = compute(self, run)
+            return absolute, relative + (self.reference.inputs[0].shape[0] == 17)
+
+        return errors
+
+    monkeypatch.setattr(open_sizes.Accuracy, "errors", wrong_at_17(open_sizes.Accuracy.errors))
+    with pytest.raises(MismatchError, match="at n=17, the tuned model's outputs differ"):
+        tuned(rows(), tmp_path)
