@@ -213,11 +213,12 @@ class _Importer(ExportedProgramImporter):
         self.converters = {name: self._converted(converters.get(name)) for name in converters.keys() | names}
 
     def create_input_vars(self, program: torch.export.ExportedProgram) -> Any:
-        """As TVM's importer does, which forgets what the symbols are called."""
+        """As TVM's importer makes them, with open sizes of our own."""
         variables, inputs, bounds = super().create_input_vars(program)
         placeholders = program.graph.find_nodes(op="placeholder")
         values = {node.name: node.meta["val"] for node in placeholders if node.name in inputs}
         self.sizes = OpenSizes.of_inputs(values, inputs)
+        bounds = {self.sizes.names.get(symbol, symbol): limits for symbol, limits in bounds.items()}
         return variables, inputs | self.sizes.parameters, bounds
 
     def _converted(self, convert: Converter | None) -> Converter:

@@ -33,11 +33,14 @@ class OpenSizes:
     Attributes
     ----------
     parameters : dict
-        Inputs whose type is other than TVM's importer gives them, by name.
+        Inputs with open sizes, by name.
+    names : dict
+        Of PyTorch's symbols, as their sizes are called here.
     """
 
     def __init__(self, symbols: Mapping[str, Any]) -> None:
         self.parameters: dict[str, relax.Var] = {}
+        self.names: dict[str, str] = {}
         self._symbols = dict(symbols)
         self._analyzer = sym.Analyzer()
 
@@ -46,25 +49,25 @@ class OpenSizes:
         """From tensors that a program was exported with, and the parameters that they are, by name.
 
         A symbol that no extent is alone, as in 2 * s, is computed of one: no program of Relax could tell what it is.
-        `parameters` are what `given` becomes by that.
+        `parameters` are what `given` becomes by that, and by the names that a `torch.export.Dim` has.
         """
-        symbols: dict[str, Any] = {}
-        computed: list[tuple[sympy.Basic, Any]] = []
-        for name, value in values.items():
-            for dim, extent in zip(value.shape, given[name].ty.shape or (), strict=True):
-                if isinstance(dim, torch.SymInt) and isinstance(dim.node.expr, sympy.Symbol):
-                    symbols.setdefault(str(dim.node.expr), extent)
-                elif isinstance(dim, torch.SymInt):
-                    computed.append((dim.node.expr, extent))
-        for expression, _ in computed:
+        sizes = OpenSizes({})
+        open_dims = [dim for value in values.values() for dim in value.shape if isinstance(dim, torch.SymInt)]
+        for dim in open_dims:
+            expression = dim.node.expr
+            if isinstance(expression, sympy.Symbol) and str(expression) not in sizes._symbols:
+                name = _name_of(dim)
+                taken = name in sizes.names.values() or not name.isidentifier()
+                sizes.names[str(expression)] = str(expression) if taken else name
+                sizes._symbols[str(expression)] = tirx.Var(sizes.names[str(expression)], "int64")
+        for expression in (dim.node.expr for dim in open_dims):
             symbol = next(iter(expression.free_symbols))
-            if str(symbol) not in symbols and expression.is_polynomial(symbol) and sympy.degree(expression) == 1:
-                whole = symbols.setdefault(str(expression), tirx.Var(f"of_{symbol}", "int64"))
+            if str(symbol) not in sizes._symbols and expression.is_polynomial(symbol) and sympy.degree(expression) == 1:
+                whole = sizes._symbols.setdefault(str(expression), tirx.Var(f"of_{symbol}", "int64"))
                 factor, added = sympy.Poly(expression, symbol).all_coeffs()
-                symbols[str(symbol)] = (whole - int(added)) // int(factor)
-        sizes = OpenSizes(symbols)
+                sizes._symbols[str(symbol)] = (whole - int(added)) // int(factor)
         for name, value in values.items():
-            if any(isinstance(dim, torch.SymInt) and str(dim.node.expr) in symbols for dim in value.shape):
+            if any(isinstance(dim, torch.SymInt) for dim in value.shape):
                 ty = relax.TensorType([sizes(dim) for dim in value.shape], given[name].ty.dtype)
                 sizes.parameters[name] = relax.Var(str(given[name].name), ty)
         return sizes
@@ -95,6 +98,17 @@ class OpenSizes:
         if compute is None:
             raise UnsupportedModelError(f"a size is computed as {expression}, in a way that is not known here")
         return self.simplified(compute(*map(self._translated, expression.args)))
+
+
+def _name_of(dim: torch.SymInt) -> str:
+    """What its `torch.export.Dim` is called, where PyTorch still knows; else the symbol."""
+    environment = dim.node.shape_env
+    for source in getattr(environment, "var_to_sources", {}).get(dim.node.expr, ()):
+        place = source.name() if callable(source.name) else source.name
+        name = getattr(environment, "source_name_to_debug_name", {}).get(place)
+        if name:
+            return str(name)
+    return str(dim.node.expr)
 
 
 def _joined(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:

@@ -66,7 +66,15 @@ def tuned_for_any_size(
 ) -> TuneResult:
     """The model compiled for any size, compared at `sizes` and others, timed at `sizes`.
 
-    The baseline is the model for these sizes alone, with plain schedules. Arguments are as those of `tune_model`, or as `estimated_result` has them. Raises MismatchError as `tune_model`.
+    The baseline is the model for these sizes alone, with plain schedules. Arguments are as those of `tune_model`, or as
+    `estimated_result` has them.
+
+    Raises
+    ------
+    InputError
+        The model does not run at these sizes.
+    MismatchError
+        As `tune_model` does.
     """
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     session.progress.say(f"sizes are open: tuned for any, by estimate; compared and timed at {at}")
