@@ -33,6 +33,7 @@ from .whole_rows import with_whole_rows
 
 __all__ = [
     "ANY_SIZE",
+    "KNOWN_SHAPES",
     "ImportedModel",
     "InputInfo",
     "Reference",
@@ -46,6 +47,9 @@ __all__ = [
 
 ANY_SIZE = 'or compile it for any size, unmeasured, by relax_pipeline="eqtune"'
 """What a message about symbolic shapes ends with."""
+
+KNOWN_SHAPES = 'give the shapes of all inputs, shapes={"NAME": (1, 128)} or --shape NAME=1,128, for that size alone'
+"""What a message about a model ends with that needs them."""
 
 Reference = Callable[..., list[NDArray[Any]]]
 Source = Literal["relax", "relay", "torch", "onnx", "tflite", "zoo"]

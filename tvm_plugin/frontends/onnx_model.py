@@ -31,7 +31,7 @@ from ..runtime import first_line
 from ..transform.constants import array_of
 from ..transform.functions import shape_of
 from ..transform.open_slices import open_slice
-from .imported import ANY_SIZE, ImportedModel, Reference, check_shapes, imported_model
+from .imported import ANY_SIZE, KNOWN_SHAPES, ImportedModel, Reference, check_shapes, imported_model
 from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_cached_attention import CACHED_ATTENTION
 from .onnx_fourier import FOURIER, convert_fourier, with_precise_transforms
@@ -432,7 +432,8 @@ _CONVERTERS: dict[str, Own] = {
 
 def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
     opset = opset_of(model)
-    importer = _Importer(any_size=not all(map(_is_static_input, _inputs(model.graph).values())))
+    is_open = not all(map(_is_static_input, _inputs(model.graph).values()))
+    importer = _Importer(any_size=is_open)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # renamed inputs; it prints what it cannot convert before it raises
         try:
@@ -440,7 +441,9 @@ def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
         except UnsupportedModelError:  # of converters here
             raise
         except Exception as error:  # the importer fails by assertions and errors of any kind
-            raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {first_line(error)}") from error
+            what, advice = (f"{name} with open sizes", f"; {KNOWN_SHAPES}") if is_open else (name, "")
+            message = f"TVM's importer cannot translate {what}: {first_line(error)}{advice}"
+            raise UnsupportedModelError(message) from error
 
 
 def _reference(model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None) -> Reference:

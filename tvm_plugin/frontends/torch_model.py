@@ -28,7 +28,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
 from ..transform.constants import constant_of
-from .imported import ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
+from .imported import KNOWN_SHAPES, ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
 from .torch_complex import has_complex_numbers, with_real_numbers
 from .torch_constants import ASSERTIONS, LIKE_ANOTHER, NUMBERS, Constants, is_repetition
@@ -286,7 +286,8 @@ def _translated(program: torch.export.ExportedProgram, computed: Constants, name
     except UnsupportedModelError:
         raise
     except Exception as error:  # the importer fails by assertions and errors of any kind
-        raise UnsupportedModelError(f"TVM's importer cannot translate {name}: {first_line(error)}") from error
+        what, advice = (f"{name} with open sizes", f"; {KNOWN_SHAPES}") if importer.sizes.parameters else (name, "")
+        raise UnsupportedModelError(f"TVM's importer cannot translate {what}: {first_line(error)}{advice}") from error
 
 
 def _of_node_alone(convert: Callable[[Any], Any]) -> Converter:

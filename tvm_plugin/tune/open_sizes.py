@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..errors import InputError, MismatchError
+from ..errors import InputError, MismatchError, UnsupportedModelError
 from ..frontends import ImportedModel
+from ..frontends.imported import KNOWN_SHAPES
 from ..runtime import Model, ModelRunner, first_line
 from ..symbolic import is_symbolic, with_sizes
 from ..tasks import Task, extract_tasks
@@ -73,6 +74,8 @@ def tuned_for_any_size(
     ------
     InputError
         The model does not run at these sizes.
+    UnsupportedModelError
+        It cannot be compiled for any size.
     MismatchError
         As `tune_model` does.
     """
@@ -88,10 +91,15 @@ def tuned_for_any_size(
                 f"the model does not run at {at} ({first_line(error)}); say where it does: sizes={{NAME: 8}}, or "
                 "--size NAME=8"
             ) from error
-    with session.target:
-        form = cheapest_form(imported.mod, session.target, {}, graph)
-        mod = in_huge_pages(form.scheduled(session.target))
-    executable = build_scheduled(mod, session.target)
+    try:
+        with session.target:
+            form = cheapest_form(imported.mod, session.target, {}, graph)
+            mod = in_huge_pages(form.scheduled(session.target))
+        executable = build_scheduled(mod, session.target)
+    except Exception as error:  # of TVM, which was not made for it
+        raise UnsupportedModelError(
+            f"{imported.name} cannot be compiled for any size ({first_line(error)}): {KNOWN_SHAPES}"
+        ) from error
     session.rest()
     run: Model = session.models.load(executable)
     absolute, relative = accuracy.errors(run) if verify else (math.nan, math.nan)
