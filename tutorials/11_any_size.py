@@ -48,12 +48,13 @@ fixed = eqtune.tune_model(program, shapes={name: (64, 256)}, work_dir=work_dir, 
 print(repr(fixed))
 
 # The pipeline "eqtune" does the same in TVM's own way: no comparison, no timing. As everywhere, run what comes out with
-# `TVM_NUM_THREADS=` the threads of the target.
+# `TVM_NUM_THREADS=` the threads of the target; and let the virtual machine keep no memory ("naive"), as `result.run`
+# does: it would keep what it has allocated for each size that it meets.
 
 mod = eqtune.frontends.load_model(program, any_size=True).mod
 target = eqtune.machine.detect_target()
 executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("eqtune"))
-machine = relax.VirtualMachine(executable, tvm.cpu())
+machine = relax.VirtualMachine(executable, tvm.cpu(), memory_cfg="naive")
 print(machine["main"](tvm.runtime.tensor(np.ones((5, 256), np.float32))).shape)
 
 shutil.rmtree(work_dir)

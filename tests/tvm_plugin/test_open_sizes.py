@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,27 @@ def test_images_of_any_batch(tmp_path: Path) -> None:
     for batch in (1, 3):
         x = torch.randn(batch, 3, 16, 16)
         close(result.run(x)[0], module(x).detach().numpy())
+
+
+def test_memory_of_each_size_is_given_back(tmp_path: Path) -> None:
+    """TVM's virtual machine keeps what it allocates for one size, and has no use for it with another."""
+    x = relax.Var("x", relax.TensorType((N, 1000), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            sums = builder.emit(op.cumsum(x, axis=0))
+            result = builder.emit_output(op.sum(builder.emit(op.cumsum(sums, axis=1)), axis=[0]))
+        builder.emit_func_output(result)
+    run = tuned(builder.get(), tmp_path, threads=1).run
+
+    def kept() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    run(np.ones((400, 1000), np.float32))
+    before = kept()
+    for size in range(1, 400):
+        run(np.ones((size, 1000), np.float32))
+    assert kept() - before < 100e6  # two of each size would be 640 MB
 
 
 def test_a_relax_module_is_timed_where_its_user_says(tmp_path: Path) -> None:
