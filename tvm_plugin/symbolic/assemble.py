@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,9 @@ __all__ = ["assemble"]
 
 ROWS = (64, 32, 16, 8, 4, 2, 1)
 """Lengths of tiles, where one size is symbolic."""
+
+PLAIN_ROWS = (64, 8, 1)
+"""The same without weights: short tiles wait for nothing."""
 
 LEAST_ROWS = 16
 """Fewer rows are filled up to 16, 8, 4 or 2: two shorter tiles would read all weights twice."""
@@ -154,9 +157,10 @@ class _Assembly:
         alone, threads, cover = replace(part, parallel=True), self._schedules.hardware.threads, self._covering
         lengths: Sequence[int] = SQUARES
         if self._rows:
-            tiles = [tile_of(self._kernel, stages, {**part.lengths, size: n}, set(inside)) for n in ROWS]
+            rows = ROWS if self._schedules.free else PLAIN_ROWS
+            tiles = {n: tile_of(self._kernel, stages, {**part.lengths, size: n}, set(inside)) for n in rows}
             lengths = self._row_lengths(tiles)
-            if self._schedules.seconds(tiles[ROWS.index(lengths[0])]) >= WORTH_ALL_THREADS:
+            if self._schedules.seconds(tiles[lengths[0]]) >= WORTH_ALL_THREADS:
                 if self._may_have_blocks:
                     self.blocks = blocks_of(self._kernel, self._schedules.free, self._schedules.hardware)
                 if self.blocks is not None:
@@ -221,16 +225,17 @@ class _Assembly:
         body = tirx.SeqStmt([*copies[0], self._spread(own, lambda one: self._tile(stages, one, inside)), *copies[1]])
         return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "filled", body, alloc_buffers=made))
 
-    def _row_lengths(self, tiles: Sequence[Tile]) -> Sequence[int]:
-        """Lengths of tiles of rows, of those of `ROWS`: none much longer than one that reads its weights in no time."""
+    def _row_lengths(self, tiles: Mapping[int, Tile]) -> Sequence[int]:
+        """Lengths of tiles of rows, of those given: none much longer than one that reads its weights in no time."""
         sizes, bandwidth = self._kernel.dimensions, self._schedules.hardware.bandwidth_bytes_per_s
         given = [one for one in self._kernel.function.params if one in sizes]
         fixed = sum(_bytes(one) for one in given if not any(each.symbolic for each in sizes[one]))
         enough = max(WORTH_ALL_THREADS, WEIGHTS_IN_NO_TIME * fixed / bandwidth)
-        place = len(ROWS) - 1
-        while place and self._schedules.seconds(tiles[place]) < enough:
+        lengths = list(tiles)
+        place = len(lengths) - 1
+        while place and self._schedules.seconds(tiles[lengths[place]]) < enough:
             place -= 1
-        return ROWS[place:]
+        return lengths[place:]
 
     def _covering(
         self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size, lengths: Sequence[int]
