@@ -17,6 +17,7 @@ from eqtune.search.space.expressions import substitute
 from eqtune.symbolic import READY, tile_symbolic_kernels
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels
+from eqtune.transform.open_slices import open_slice
 
 SIZES = (0, 1, 2, 5, 17, 63, 64, 65, 130, 200)
 """Around lengths of tiles: some that rests cover twice, some that two threads share."""
@@ -193,6 +194,16 @@ def test_a_batch_of_images() -> None:
         padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
         close(run(x), np.maximum(np.einsum("nchwij,ocij->nohw", windows, filters), 0))
+
+
+def test_rows_of_a_large_table() -> None:
+    """Large, but no weights of a product: nothing is filled up."""
+    table = normal(2048, 512)
+    mod = module(lambda emit, x: emit(op.take(relax.const(table), x, axis=0, mode="clip")), (N,), dtype="int32")
+    run = compiled(mod)
+    for size in (*range(0, 18), 33, 64, 70):
+        places = RNG.integers(0, 2048, size).astype(np.int32)
+        close(run(places), table[places])
 
 
 def test_rows_of_a_table_and_norms() -> None:
@@ -402,3 +413,10 @@ def test_sizes_in_two_spellings_are_one() -> None:
     run = compiled(module(compute, (1, 4), (N, 4)))
     x, y = normal(1, 4), normal(9, 4)
     close(run(x, y), np.concatenate([x, y])[1:10] - y)
+
+
+def test_a_slice_beyond_a_table_is_its_last_row() -> None:
+    table = normal(8, 4)
+    run = compiled(module(lambda emit, x: emit(op.add(x, open_slice(emit, relax.const(table), 0, 0, N))), (N, 4)))
+    x = np.zeros((11, 4), np.float32)
+    close(run(x), table[[*range(8), 7, 7, 7]])

@@ -15,6 +15,7 @@ from tvm import relax
 from ..dtypes import is_floating, numpy_dtype
 from ..errors import InputError, UnsupportedModelError
 from ..transform.bounded_indices import with_bounded_indices
+from ..transform.known_slices import BOUNDS
 from ..transform.partial_scatters import with_partial_scatters
 from .einsum import with_einsum_products
 from .normalize import (
@@ -54,8 +55,9 @@ KNOWN_SHAPES = 'give the shapes of all inputs, shapes={"NAME": (1, 128)} or --sh
 Reference = Callable[..., list[NDArray[Any]]]
 Source = Literal["relax", "relay", "torch", "onnx", "tflite", "zoo"]
 
-_BOUNDS = ("tir_var_lower_bound", "tir_var_upper_bound")
-"""Attributes of functions that tell the bounds of symbols, by name."""
+_COMPUTED = tuple(
+    getattr(tvm.tirx, name) for name in ("Add", "Sub", "Mul", "FloorDiv", "FloorMod", "Min", "Max", "Select")
+)
 
 SUPPORTED_DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 
@@ -112,14 +114,14 @@ class ImportedModel:
     @property
     def open_sizes(self) -> dict[str, tuple[int, int | None]]:
         """By name, what inputs leave open, and what that is at least and at most (None: anything), as far as known."""
-        low, high = ((self.mod["main"].attrs or {}).get(name, {}) for name in _BOUNDS)
+        low, high = ((self.mod["main"].attrs or {}).get(name, {}) for name in BOUNDS)
         bounds = {name: (max(1, int(low.get(name, 1))), high.get(name)) for name in map(str, _symbols(self.mod))}
         return {name: (least, None if most is None else int(most)) for name, (least, most) in bounds.items()}
 
     def at(self, sizes: Mapping[str, int]) -> ImportedModel:
         """The same model with its open sizes known."""
         binding = {symbol: tvm.tirx.IntImm("int64", sizes[str(symbol)]) for symbol in _symbols(self.mod)}
-        mod = relax.transform.BindSymbolicVars(binding, "main")(self.mod)
+        mod = _with_numbers(relax.transform.BindSymbolicVars(binding, "main")(self.mod))
         inputs = tuple(
             replace(info, shape=_shape(parameter.ty))
             for info, parameter in zip(self.inputs, mod["main"].params, strict=True)
@@ -178,6 +180,14 @@ def imported_model(
         InputInfo(param.name, _shape(param.ty), str(param.ty.dtype), bounds.get(param)) for param in main.params
     )
     return ImportedModel(mod, name, inputs, reference, source, unfused, examples)
+
+
+def _with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
+    """What is computed of numbers in "main" as a number: a slice's end, min(16, 6)."""
+    analyzer = tvm.sym.Analyzer()
+    simplify = [(kind, analyzer.simplify) for kind in _COMPUTED]
+    main = tvm_ffi.structural_map(mod["main"], simplify)
+    return tvm.IRModule({**dict(mod.functions_items()), mod.get_global_var("main"): main})
 
 
 def _symbols(mod: tvm.IRModule) -> list[Any]:

@@ -30,7 +30,8 @@ from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
 from ..transform.constants import array_of
 from ..transform.functions import shape_of
-from ..transform.open_slices import open_slice
+from ..transform.known_slices import BOUNDS
+from ..transform.open_slices import from_begin, open_slice
 from .imported import ANY_SIZE, KNOWN_SHAPES, ImportedModel, Reference, check_shapes, imported_model
 from .onnx_attention import convert_attention, is_plain_attention
 from .onnx_cached_attention import CACHED_ATTENTION
@@ -290,6 +291,15 @@ class _Importer(ONNXGraphImporter):
         super().__init__(None, "float32", keep_params_in_input=False)
         self._sizes = SizeTensors(self.bb) if any_size else None
 
+    def with_bounds(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """The module, whose main function tells what open sizes are at most, as far as the model does."""
+        if self._sizes is None or not self._sizes.most:
+            return mod
+        most = {str(size.name): extent for size, extent in self._sizes.most.items()}
+        bounds = dict(zip(BOUNDS, (dict.fromkeys(most, 1), most), strict=True))
+        mod.update_func(mod.get_global_var("main"), mod["main"].with_attrs(bounds))
+        return mod
+
     def _check_for_unsupported_ops(self, graph: Any) -> None:
         known = SimpleNamespace(node=[node for node in graph.node if node.op_type not in _OURS])
         super()._check_for_unsupported_ops(known)
@@ -359,7 +369,7 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conv
     if _is_one_number(indices):
         index, extent = int(indices.value.numpy()), shape_of(x)[axis]
         if not isinstance(extent, int):
-            begin = extent + index if index < 0 else index
+            begin = from_begin(index, extent)
             return relax.op.squeeze(open_slice(bb.emit, x, axis, begin, 1), axis=[axis])
         index %= extent
         sliced = relax.op.strided_slice(x, axes=[axis], begin=[index], end=[index + 1])
@@ -437,7 +447,7 @@ def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # renamed inputs; it prints what it cannot convert before it raises
         try:
-            return importer.from_onnx(model.graph, opset)
+            return importer.with_bounds(importer.from_onnx(model.graph, opset))
         except UnsupportedModelError:  # of converters here
             raise
         except Exception as error:  # the importer fails by assertions and errors of any kind

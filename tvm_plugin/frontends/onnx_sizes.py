@@ -20,7 +20,7 @@ from tvm.relax import op
 from ..errors import UnsupportedModelError
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import shape_of
-from ..transform.open_slices import open_slice
+from ..transform.open_slices import from_begin, of_positive_sizes, open_slice, within
 from .onnx_nodes import padded
 
 __all__ = ["SizeTensors"]
@@ -39,10 +39,16 @@ class SizeTensors:
     ----------
     bb : relax.BlockBuilder
         Of the importer.
+
+    Attributes
+    ----------
+    most : dict
+        What sizes of inputs are taken to be at most.
     """
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
         self._bb = bb
+        self.most: dict[Any, int] = {}
         self._known: dict[Any, Sizes] = {}
         self._analyzer = sym.Analyzer()
 
@@ -50,7 +56,7 @@ class SizeTensors:
         """What a node computes; None where it has nothing to do with open sizes."""
         if name == "Shape":
             return self._shape(inputs[0], attrs)
-        if name in _OF_SIZES:
+        if name in _OF_SIZES and self._may_be_sizes(inputs):
             given = [None if value is None else self.sizes(value) for value in inputs]
             if all(sizes is not None for value, sizes in zip(inputs, given, strict=True) if value is not None):
                 found = _OF_SIZES[name](given, attrs)
@@ -67,9 +73,24 @@ class SizeTensors:
             return array.astype(object) if array.dtype.kind in "iub" and array.size <= MOST else None
         return self._known.get(value) if isinstance(value, relax.Var) else None
 
+    def _may_be_sizes(self, inputs: Sequence[Any]) -> bool:
+        """Some are sizes, or all are constants of 64 bits, as shapes are."""
+        if any(isinstance(value, relax.Var) and value in self._known for value in inputs):
+            return True
+        return all(str(value.ty.dtype) in ("int64", "bool") for value in inputs if isinstance(value, ir.GenericConst))
+
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Of the block builder."""
         return self._bb.emit(value)
+
+    def stop(self, place: Any, extent: Any) -> Any:
+        """Where a slice ends. A size of an input beside a table's that is known (x[:n]) is taken to be no larger."""
+        if isinstance(place, ir.Var) and isinstance(extent, int):
+            self.most[place] = min(extent, self.most.get(place, extent))
+            return place
+        if isinstance(place, int) and place >= 2**31 - 1:
+            return extent
+        return within(from_begin(place, extent), extent)
 
     def is_equal(self, one: Any, other: Any) -> bool:
         """Whether two sizes are certainly equal."""
@@ -112,9 +133,11 @@ def _array(value: Any) -> Sizes:
 def _dtype(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> str:
     if name == "Cast":
         return str(onnx.helper.tensor_dtype_to_np_dtype(attrs["to"]))
-    if name in ("Equal", "Less", "Greater", "Not", "And", "Or"):
+    if name == "ConstantOfShape":
+        return str(_fill(attrs).dtype)
+    if name in ("Equal", "Less", "Greater"):
         return "bool"
-    return str(next(value.ty.dtype for value in reversed(inputs[:2]) if value is not None))
+    return str(inputs[1 if name == "Where" else 0].ty.dtype)
 
 
 # Of sizes, sizes.
@@ -162,10 +185,32 @@ def _squeeze(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
 
 
 def _quotient(one: Any, other: Any) -> Any:
-    """ONNX rounds towards zero; sizes are above it."""
-    if isinstance(one, int) and isinstance(other, int):
-        return int(one / other) if other else 0
-    return one // other
+    """ONNX rounds towards zero."""
+    if _are_numbers(one, other):
+        return None if other == 0 else abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+    return one // other if _are_positive(one, other) else None
+
+
+def _remainder(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """With the sign of the divisor, or with `fmod` of the dividend: the same where neither is negative."""
+
+    def of_elements(one: Any, other: Any) -> Any:
+        if _are_numbers(one, other):
+            return None if other == 0 else int(math.fmod(one, other)) if attrs.get("fmod") else one % other
+        return one % other if _are_positive(one, other) else None
+
+    return _each(of_elements)(given, attrs)
+
+
+def _are_numbers(*values: Any) -> bool:
+    return not any(isinstance(value, ir.Expr) for value in values)
+
+
+def _are_positive(one: Any, other: Any) -> bool:
+    """Whether a dividend is certainly not negative, and a divisor above zero."""
+    analyzer = of_positive_sizes(one, other)
+    zero = tirx.IntImm("int64", 0)
+    return bool(analyzer.can_prove(zero + one >= 0) and analyzer.can_prove(zero + other > 0))
 
 
 def _each(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
@@ -180,13 +225,13 @@ def _each(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str,
 
 
 def _is_equal(one: Any, other: Any) -> bool | None:
-    """Sizes are above zero."""
-    if not isinstance(one, ir.Expr) and not isinstance(other, ir.Expr):
+    if _are_numbers(one, other):
         return bool(one == other)
-    if sym.Analyzer().can_prove_equal(one, other):
+    analyzer = of_positive_sizes(one, other)
+    if analyzer.can_prove_equal(one, other):
         return True
-    below = any(not isinstance(side, ir.Expr) and side < 1 for side in (one, other))
-    return False if below else None
+    zero = tirx.IntImm("int64", 0)
+    return False if analyzer.can_prove(tirx.NE(zero + one, zero + other)) else None
 
 
 def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool | None]:
@@ -242,7 +287,7 @@ _OF_SIZES: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
     "Sub": _each(lambda one, other: one - other),
     "Mul": _each(lambda one, other: one * other),
     "Div": _each(_quotient),
-    "Mod": _each(lambda one, other: one % other),
+    "Mod": _remainder,
     "Max": _each(_larger),
     "Min": _each(_smaller),
     "Equal": _each(_is_equal),
@@ -304,7 +349,13 @@ def _range(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) 
     if any(part is None for part in given):
         return None
     start, end, step = (part.item() for part in given if part is not None)
-    return op.arange(start, end, step, str(inputs[0].ty.dtype))
+    if isinstance(step, ir.Expr) or step == 0:
+        return None
+    zero = tirx.IntImm("int64", 0)
+    count = (zero + end - start + step - 1) // step if step > 0 else (zero + start - end - step - 1) // -step
+    analyzer = of_positive_sizes(count)
+    count = analyzer.simplify(count if analyzer.can_prove(count >= 0) else tirx.max(count, zero))
+    return op.arange(start, start + count * step, step, str(inputs[0].ty.dtype))
 
 
 def _tile(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
@@ -330,22 +381,19 @@ def _slice_of(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any
         return None
     for axis, begin, stop, step in zip(along, begins, stops, strides, strict=True):
         extent = shape_of(x)[axis]
-        begin, stop = (_place(place, extent) for place in (begin, stop))
-        length = stop - begin if step == 1 else (stop - begin + step - 1) // step
+        begin = within(from_begin(begin, extent), extent)
+        stop = sizes.stop(stop, extent)
+        length = _not_negative(stop - begin if step == 1 else (stop - begin + step - 1) // step)
         if not (sizes.is_equal(length, extent) and step == 1):
             x = open_slice(sizes.emit, x, axis % x.ty.ndim, begin, length, step)
     return x
 
 
-def _place(place: Any, extent: Any) -> Any:
-    """Of a slice's end, from the start: negative ones count from the end, large ones are the end."""
-    if isinstance(place, ir.Expr):
-        return place
-    if place < 0:
-        return extent + place if isinstance(extent, ir.Expr) else max(0, extent + place)
-    if isinstance(extent, ir.Expr):
-        return extent if place >= 2**31 - 1 else place
-    return min(place, extent)
+def _not_negative(length: Any) -> Any:
+    if not isinstance(length, ir.Expr):
+        return max(0, length)
+    analyzer = of_positive_sizes(length)
+    return analyzer.simplify(length if analyzer.can_prove(length >= 0) else tirx.max(length, tirx.IntImm("int64", 0)))
 
 
 def _flatten(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:

@@ -16,7 +16,8 @@ from ..transform.bins import max_of_bins
 from ..transform.functions import shape_of
 from .antialiased import cubic, linear, resized
 from .overlap import add_up, fold
-from .torch_nodes import Converter, arguments
+from .torch_nodes import Converter, arguments, shape_in_torch
+from .torch_sizes import is_size
 
 __all__ = ["IMAGE_CONVERTERS"]
 
@@ -100,6 +101,8 @@ def _upsample_nearest(node: Any, importer: Any) -> relax.Expr:
     """Where each pixel is repeated as often, as TVM's importer does; else pixel by pixel."""
     x, _, factors = arguments(node, importer, ("input", "output_size", "scale_factors"), (None,))
     emit, before, after = importer.block_builder.emit, shape_of(x)[2:], list(node.meta["val"].shape[2:])
+    if any(map(is_size, before)):
+        return _repeated_pixels(node, importer, x, factors)
     pixels = [_nearest(*axis) for axis in zip(before, after, factors or (None, None), strict=True)]
     repeated = [np.repeat(np.arange(i), o // i) for i, o in zip(before, after, strict=True)]
     if all(map(np.array_equal, pixels, repeated)):
@@ -107,6 +110,17 @@ def _upsample_nearest(node: Any, importer: Any) -> relax.Expr:
     for axis, chosen in enumerate(pixels, start=2):
         x = emit(op.take(x, relax.const(chosen), axis=axis))
     return x
+
+
+def _repeated_pixels(node: Any, importer: Any, x: relax.Expr, factors: Any) -> relax.Expr:
+    """Of images of open sizes, as often as whole factors say."""
+    if not factors or any(factor != int(factor) for factor in factors):
+        raise UnsupportedModelError(f"{node.name} resizes images of open sizes by no whole factors")
+    emit, (batch, channels, *extents) = importer.block_builder.emit, shape_of(x)
+    apart = [batch, channels, *(part for extent in extents for part in (extent, 1))]
+    repeated = [part for pair in zip(extents, map(int, factors), strict=True) for part in pair]
+    pixels = emit(op.broadcast_to(emit(op.reshape(x, apart)), [batch, channels, *repeated]))
+    return emit(op.reshape(pixels, shape_in_torch(node, importer)))
 
 
 def _nearest(extent: int, size: int, factor: float | None) -> Any:

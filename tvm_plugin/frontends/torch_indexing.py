@@ -15,7 +15,7 @@ from ..errors import UnsupportedModelError
 from ..transform.bounded_indices import from_start
 from ..transform.constants import constant_of
 from ..transform.functions import shape_of
-from ..transform.open_slices import open_slice
+from ..transform.open_slices import from_begin, open_slice
 from .torch_nodes import Converter, arguments, full, scalar
 from .torch_sizes import is_size
 
@@ -25,7 +25,7 @@ __all__ = ["INDEXING_CONVERTERS"]
 def _select(node: Any, importer: Any) -> relax.Expr:
     x, axis, index = arguments(node, importer, ("input", "dim", "index"), ())
     extent = shape_of(x)[axis]
-    begin = index + extent if isinstance(index, int) and index < 0 else index
+    begin = from_begin(index, extent)
     emit = importer.block_builder.emit
     axis %= len(shape_of(x))
     if is_size(begin):

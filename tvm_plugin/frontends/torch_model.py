@@ -37,7 +37,7 @@ from .torch_experts import EXPERT_DECOMPOSITIONS
 from .torch_fast_paths import FAST_PATH_DECOMPOSITIONS
 from .torch_nodes import array_of_torch, scalar, torch_of_array
 from .torch_order import EqualsInOrder
-from .torch_sizes import OpenSizes, is_size
+from .torch_sizes import OpenSizes, is_size, number_of_sizes
 from .torch_state import WithState, changed_buffers, decomposed, register_caches
 
 __all__ = ["exported", "from_exported_program", "from_module", "quiet"]
@@ -218,8 +218,7 @@ class _Importer(ExportedProgramImporter):
         placeholders = program.graph.find_nodes(op="placeholder")
         values = {node.name: node.meta["val"] for node in placeholders if node.name in inputs}
         self.sizes = OpenSizes.of_inputs(values, inputs)
-        bounds = {self.sizes.names.get(symbol, symbol): limits for symbol, limits in bounds.items()}
-        return variables, inputs | self.sizes.parameters, bounds
+        return variables, inputs | self.sizes.parameters, self.sizes.bounds(bounds, program.range_constraints)
 
     def _converted(self, convert: Converter | None) -> Converter:
         """Of an operator: a constant where it is computed, else what `convert` makes of it."""
@@ -239,6 +238,8 @@ class _Importer(ExportedProgramImporter):
     def _number(self, node: torch.fx.Node) -> Any:
         """A size; nothing where nobody needs a number, as those that were compared while the program was exported."""
         value = node.meta.get("val")
+        if isinstance(value, torch.SymFloat):
+            return number_of_sizes(value, self.sizes, self)
         return self.sizes(value) if isinstance(value, int | torch.SymInt) else None
 
     def _in_shape(self, node: torch.fx.Node, result: Any) -> Any:
@@ -256,7 +257,8 @@ class _Importer(ExportedProgramImporter):
         wanted, given = [self.sizes(dim) for dim in value.shape], result.ty.shape
         if given is not None and len(given) == len(wanted) and all(map(self.sizes.are_equal, given, wanted)):
             return result
-        return self.block_builder.match_cast(result, relax.TensorType(wanted, str(result.ty.dtype)))
+        # No match_cast, which CanonicalizeBindings follows for ever where n is matched with n // 2 * 2.
+        return self.block_builder.emit(relax.op.reshape(result, relax.ShapeExpr(wanted)))
 
     def _shared(self, tensor: torch.Tensor) -> tvm.ir.GenericConst:
         """One constant for all tensors of equal values: the masks that each layer makes anew."""

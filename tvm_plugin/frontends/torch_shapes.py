@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..transform.functions import shape_of
-from ..transform.open_slices import open_slice
+from ..transform.open_slices import from_begin, open_slice, within
 from .torch_nodes import Converter, arguments, dtype_of, shape_in_torch
 from .torch_sizes import is_size
 
@@ -51,9 +51,7 @@ def _slice(node: Any, importer: Any) -> relax.Expr:
     extent, length = shape_of(x)[axis], shape_in_torch(node, importer)[axis]
     if importer.sizes.are_equal(length, extent):
         return x
-    begin = 0 if begin is None else begin
-    if isinstance(begin, int) and begin < 0:
-        begin = extent + begin
+    begin = within(from_begin(0 if begin is None else begin, extent), extent)
     return open_slice(importer.block_builder.emit, x, axis, begin, length, step)
 
 

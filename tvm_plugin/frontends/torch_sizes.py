@@ -14,7 +14,7 @@ from tvm import ir, relax, sym, tirx
 
 from ..errors import UnsupportedModelError
 
-__all__ = ["OpenSizes", "is_size"]
+__all__ = ["OpenSizes", "is_size", "number_of_sizes"]
 
 
 def is_size(value: Any) -> bool:
@@ -41,6 +41,7 @@ class OpenSizes:
     def __init__(self, symbols: Mapping[str, Any]) -> None:
         self.parameters: dict[str, relax.Var] = {}
         self.names: dict[str, str] = {}
+        self._computed: dict[str, str] = {}
         self._symbols = dict(symbols)
         self._analyzer = sym.Analyzer()
 
@@ -64,13 +65,25 @@ class OpenSizes:
             symbol = next(iter(expression.free_symbols))
             if str(symbol) not in sizes._symbols and expression.is_polynomial(symbol) and sympy.degree(expression) == 1:
                 whole = sizes._symbols.setdefault(str(expression), tirx.Var(f"of_{symbol}", "int64"))
-                factor, added = sympy.Poly(expression, symbol).all_coeffs()
-                sizes._symbols[str(symbol)] = (whole - int(added)) // int(factor)
+                factor, added = map(int, sympy.Poly(expression, symbol).all_coeffs())
+                sizes._symbols[str(symbol)] = (whole - added) // factor
+                sizes._computed[str(expression)] = str(whole.name)
         for name, value in values.items():
             if any(isinstance(dim, torch.SymInt) for dim in value.shape):
                 ty = relax.TensorType([sizes(dim) for dim in value.shape], given[name].ty.dtype)
                 sizes.parameters[name] = relax.Var(str(given[name].name), ty)
         return sizes
+
+    def bounds(
+        self, of_symbols: Mapping[str, tuple[int, int | None]], ranges: Mapping[sympy.Basic, Any]
+    ) -> dict[str, tuple[int, int | None]]:
+        """What sizes are at least and at most, from what PyTorch's symbols are, and what its program says."""
+        found = {self.names[symbol]: limits for symbol, limits in of_symbols.items() if symbol in self.names}
+        for expression, limits in ranges.items():
+            if str(expression) in self._computed:
+                known = [int(limit) if limit.is_Integer else None for limit in (limits.lower, limits.upper)]
+                found[self._computed[str(expression)]] = known[0] or 1, known[1]
+        return found
 
     def __call__(self, size: Any) -> Any:
         """An int as it is; what a torch.SymInt stands for: an int, or an expression of the function's symbols.
@@ -86,6 +99,10 @@ class OpenSizes:
     def are_equal(self, one: Any, other: Any) -> bool:
         """Whether two sizes are certainly equal."""
         return bool(self._analyzer.can_prove_equal(one, other))
+
+    def of_expression(self, expression: sympy.Basic) -> Any:
+        """What one of PyTorch's expressions stands for; raises UnsupportedModelError as a call does."""
+        return self._translated(expression)
 
     def _translated(self, expression: sympy.Basic) -> Any:
         if isinstance(expression, sympy.Integer):
@@ -109,6 +126,42 @@ def _name_of(dim: torch.SymInt) -> str:
         if name:
             return str(name)
     return str(dim.node.expr)
+
+
+def number_of_sizes(value: torch.SymFloat, sizes: OpenSizes, importer: Any) -> relax.Expr:
+    """A fraction that is computed of open sizes, as a tensor without axes.
+
+    Raises UnsupportedModelError where it is computed in an unknown way.
+    """
+    emit = importer.block_builder.emit
+
+    def translated(expression: sympy.Basic) -> relax.Expr:
+        name = expression.func.__name__
+        if expression.is_Number:
+            return relax.const(float(expression), "float64")
+        if name in ("Add", "Mul") and not expression.is_integer:
+            combine = relax.op.add if name == "Add" else relax.op.multiply
+            return functools.reduce(lambda one, other: emit(combine(one, other)), map(translated, expression.args))
+        if name in _FRACTIONS and not expression.is_integer:
+            return emit(_FRACTIONS[name](*map(translated, expression.args)))
+        size = sizes.of_expression(expression)
+        vector = emit(relax.op.shape_to_tensor(relax.ShapeExpr([size])))
+        return emit(relax.op.astype(emit(relax.op.reshape(vector, [])), "float64"))
+
+    return translated(value.node.expr)
+
+
+_FRACTIONS: Mapping[str, Callable[..., Any]] = {
+    "ToFloat": lambda one: relax.op.astype(one, "float64"),
+    "FloatTrueDiv": relax.op.divide,
+    "IntTrueDiv": relax.op.divide,
+    "FloatPow": relax.op.power,
+    "Pow": relax.op.power,
+    "OpaqueUnaryFn_sqrt": relax.op.sqrt,
+    "OpaqueUnaryFn_exp": relax.op.exp,
+    "OpaqueUnaryFn_log": relax.op.log,
+}
+"""What makes fractions of numbers, by name."""
 
 
 def _joined(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from .kernel import Size, Stage, SymbolicKernel, grouped
 from .part import Part, number
 from .schedules import TileSchedules
 from .steps import covered, shared
-from .tile import Tile, sums_parts, tile_of
+from .tile import Tile, sums_parts, tile_of, windows_of
 
 __all__ = ["assemble"]
 
@@ -32,6 +32,12 @@ LEAST_ROWS = 16
 
 SQUARES = (64, 16, 1)
 """Lengths of tiles, where two are."""
+
+IMAGE_ROWS = (4, 1)
+"""Lengths of tiles along the rows of images, where what is computed reads windows of them..."""
+
+PIXELS = (16, 4, 1)
+"""... and along the pixels of a row."""
 
 SINGLE = (1,)
 """Along all others: tiles of so many lengths along three sizes take minutes to compile."""
@@ -85,7 +91,7 @@ class _Assembly:
         self._rows = common and len(symbolic) - len(self._outer) == 1
         self.blocks: Blocks | None = None
         self._block: Any = None
-        self._may_have_blocks = in_blocks and self._rows
+        self._may_have_blocks = in_blocks
 
     def _has_inner(self, size: Size, others: Sequence[Size]) -> bool:
         """Whether another size is along all that a size is along, as the places of a batch are: it is tiled instead."""
@@ -131,8 +137,11 @@ class _Assembly:
         if not left and known:
             return self._tile(stages, part, inside)
         common = [size for size in left if _is_common(size, stages)]
+        seen = {window.size for window in windows_of(stages).values()}
+        if len(common) == len(left) <= 2 and known and seen.issuperset(common):
+            return self._images(stages, part, inside, common)
         if common:
-            single = common[0] in self._outer or len(common) > 2
+            single = common[0] in self._outer or len(common) > 2 or bool(seen)
             cover = self._single if single else self._covered
             return cover(stages, part, inside, common[0])
         if len(stages) > 1:
@@ -162,10 +171,10 @@ class _Assembly:
             lengths = self._row_lengths(tiles)
             if self._schedules.seconds(tiles[lengths[0]]) >= WORTH_ALL_THREADS:
                 if self._may_have_blocks:
-                    self.blocks = blocks_of(self._kernel, self._schedules.free, self._schedules.hardware)
+                    self.blocks = blocks_of(self._kernel, stages, self._schedules.free, self._schedules.hardware)
                 if self.blocks is not None:
                     part, lengths = alone, ROWS
-                if lengths[0] > LEAST_ROWS and self._repeatable(stages, inside):
+                if rows is ROWS and lengths[0] > LEAST_ROWS and self._repeatable(stages, inside):
                     return self._long_rows(stages, part, inside, size, lengths)
                 return self._spread(part, lambda own: cover(stages, own, inside, size, lengths)(number(0), size.extent))
         if threads == 1:
@@ -175,6 +184,29 @@ class _Assembly:
             return many
         few = cover(stages, alone, inside, size, lengths)(number(0), size.extent)
         return tirx.IfThenElse(size.extent < 2 * lengths[0], few, many)
+
+    def _images(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], common: Sequence[Size]) -> Any:
+        """Places of images, which are computed of windows: tiles of some pixels of a row.
+
+        Threads share rows, or blocks of columns (channels) where the weights do not fit the cache.
+        """
+        cover, size = self._covering, common[0]
+        lengths = PIXELS if len(common) == 1 else IMAGE_ROWS
+        if part.parallel:
+            return cover(stages, part, inside, size, lengths)(number(0), size.extent)
+        alone, threads, name = replace(part, parallel=True), self._schedules.hardware.threads, self._names[size]
+        if self._may_have_blocks and self._weigh_much(stages):
+            self.blocks = blocks_of(self._kernel, stages, self._schedules.free, self._schedules.hardware)
+        if self.blocks is not None:
+            return self._spread(alone, lambda own: cover(stages, own, inside, size, lengths)(number(0), size.extent))
+        if threads == 1:
+            return cover(stages, alone, inside, size, lengths)(number(0), size.extent)
+        return shared(size.extent, threads, lengths[0], cover(stages, alone, inside, size, lengths), name)
+
+    def _weigh_much(self, stages: Sequence[Stage]) -> bool:
+        """Whether weights that can be packed take more than half of the second-level cache."""
+        read = [weight for weight in self._schedules.free if any(weight in stage.reads for stage in stages)]
+        return sum(map(_bytes, read)) > self._schedules.hardware.l2_bytes / 2
 
     def _spread(self, part: Part, compute: Callable[[Part], Any]) -> Any:
         """What computes a part, for each block of its columns, if there are blocks: threads share them."""
@@ -309,7 +341,7 @@ class _Assembly:
         tile = tile_of(
             self._kernel, stages, part.lengths, set(inside), None if self.blocks is None else self.blocks.size
         )
-        scheduled = self._schedules(tile, not part.parallel)
+        scheduled, windows = self._schedules(tile, not part.parallel), windows_of(stages)
         parameters = scheduled.function.params
         reads: list[Any] = []
         writes: list[Any] = []
@@ -327,8 +359,8 @@ class _Assembly:
                 reads.append(matched[-1].source)
                 continue
             views.append(_view(parameter))
-            matched.append(s_tir.MatchBufferRegion(views[-1], part.region(origin)))
-            (reads if place < len(parameters) - tile.outputs else writes).append(part.region(origin))
+            matched.append(s_tir.MatchBufferRegion(views[-1], part.region(origin, windows)))
+            (reads if place < len(parameters) - tile.outputs else writes).append(matched[-1].source)
         body = substitute(scheduled.function.body, list(zip(parameters, views, strict=True)))
         return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
 

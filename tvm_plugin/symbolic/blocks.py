@@ -48,19 +48,23 @@ class Blocks:
     count: int
 
 
-def blocks_of(kernel: SymbolicKernel, weights: Collection[Any], hardware: Hardware) -> Blocks | None:
+def blocks_of(
+    kernel: SymbolicKernel, stages: Sequence[Stage], weights: Collection[Any], hardware: Hardware
+) -> Blocks | None:
     """The longest blocks of columns whose weights fit the cache, as many for each thread; None where there are none.
 
     Parameters
     ----------
     kernel : SymbolicKernel
+    stages : sequence of Stage
+        Those that are computed together.
     weights : collection of Buffer
         What can be packed.
     hardware : Hardware
     """
-    size = kernel.stages[-1].sizes[-1]
+    size = stages[-1].sizes[-1]
     own = [weight for weight in weights if kernel.dimensions[weight].count(size) == 1]
-    if size.symbolic or not own or not _are_computed_alone(size, kernel.stages):
+    if size.symbolic or not own or not _are_computed_alone(size, stages):
         return None
     extent = int(size.extent)
     column_bytes = sum(_bytes(weight) for weight in own) / extent

@@ -9,7 +9,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-__all__ = ["Size", "Stage", "SymbolicKernel", "grouped", "is_symbolic", "read_kernel", "with_sizes"]
+__all__ = ["Size", "Stage", "SymbolicKernel", "Window", "grouped", "is_symbolic", "read_kernel", "with_sizes"]
 
 AXIS = -1
 """The place of an axis, by its variable, where dimensions are known by buffer and place."""
@@ -35,6 +35,28 @@ class Size:
         return not isinstance(self.extent, tirx.IntImm)
 
 
+@dataclass(frozen=True)
+class Window:
+    """What a stage reads along a dimension for each place of a size, as convolutions and pooling do.
+
+    Attributes
+    ----------
+    size : Size
+    stride : int
+        From the window of one place to that of the next.
+    reach : int
+        How long a window is.
+    """
+
+    size: Size
+    stride: int
+    reach: int
+
+    def extent(self, places: Any) -> Any:
+        """What so many places read."""
+        return (places - 1) * self.stride + self.reach
+
+
 @dataclass(frozen=True, eq=False)
 class Stage:
     """One block of a kernel.
@@ -50,12 +72,15 @@ class Stage:
     needs_symbols : bool
         Whether no tile of known sizes can compute it: it computes with a symbol, as the mean over a symbolic size does,
         or a dimension of what it reads is one along which none of its axes runs.
+    windows : mapping
+        By buffer and place of the dimension, of those that it reads in windows.
     """
 
     block: Any
     sizes: tuple[Size, ...]
     whole: frozenset[Size]
     needs_symbols: bool
+    windows: Mapping[Key, Window]
 
     @property
     def reduced(self) -> tuple[Size, ...]:
@@ -134,23 +159,26 @@ def read_kernel(function: tirx.PrimFunc) -> SymbolicKernel | None:
     if realized is None:
         return None
     groups = _Groups()
-    inexact = [_join(block, groups) for block in realized]
+    found = [_join(block, groups) for block in realized]
     sizes = groups.sizes()
-    stages = tuple(_stage(block, keys, sizes) for block, keys in zip(realized, inexact, strict=True))
+    stages = tuple(_stage(block, *of_block, sizes) for block, of_block in zip(realized, found, strict=True))
     dimensions = {
         buffer: tuple(sizes[buffer, place] for place in range(len(buffer.shape))) for buffer in groups.buffers
     }
     return SymbolicKernel(function, stages, dimensions)
 
 
-def _stage(block: Any, inexact: set[Key], sizes: Mapping[Key, Size]) -> Stage:
+def _stage(
+    block: Any, inexact: set[Key], windows: Mapping[Key, tuple[Any, int, int]], sizes: Mapping[Key, Size]
+) -> Stage:
     own = tuple(sizes[axis.var, AXIS] for axis in block.iter_vars)
     twice = {size for size in own if own.count(size) > 1}  # what two axes do along one size is more than a tile
     variables = {axis.var for axis in block.iter_vars}
     whole = {sizes[key] for key in inexact if key in sizes}
     computes = any(place == AXIS and variable not in variables for variable, place in inexact)
     elsewhere = any(size.symbolic and size not in own for size in whole)
-    return Stage(block, own, frozenset(whole | twice), computes or elsewhere)
+    reads = {key: Window(sizes[axis, AXIS], stride, reach) for key, (axis, stride, reach) in windows.items()}
+    return Stage(block, own, frozenset(whole | twice), computes or elsewhere, reads)
 
 
 def grouped(stages: Sequence[Stage]) -> list[list[Stage]]:
@@ -214,10 +242,14 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.IntImm) and int(value) == 0
 
 
-def _join(block: Any, groups: _Groups) -> set[Key]:
-    """Join the axes and dimensions that one block says run together; those that it uses in other ways, and symbols."""
+def _join(block: Any, groups: _Groups) -> tuple[set[Key], dict[Key, tuple[Any, int, int]]]:
+    """Join the axes and dimensions that one block says run together; those that it uses in other ways, and symbols.
+
+    And dimensions that it reads in windows: of which axis, with what stride and reach.
+    """
     axes = {axis.var for axis in block.iter_vars}
     inexact: set[Key] = set()
+    windows: dict[Key, tuple[Any, int, int]] = {}
     for axis in block.iter_vars:
         groups.add((axis.var, AXIS), axis.dom.extent)
     for statement in (block.body, block.init):
@@ -231,9 +263,46 @@ def _join(block: Any, groups: _Groups) -> set[Key]:
             for place, index in enumerate(access.indices):
                 dimension = (buffer, place)
                 alone = isinstance(index, ir.Var) and index in axes
-                if not alone or not groups.unite((index, AXIS), dimension):
-                    inexact |= {dimension, *_axes(index)}
-    return inexact
+                if alone and groups.unite((index, AXIS), dimension):
+                    continue
+                window = None if alone else _window(index, buffer.shape[place], block)
+                if window is not None and windows.setdefault(dimension, window) == window:
+                    continue
+                inexact |= {dimension, *_axes(index)}
+    return inexact, {key: window for key, window in windows.items() if key not in inexact}
+
+
+def _window(index: Any, extent: Any, block: Any) -> tuple[Any, int, int] | None:
+    """v * stride + k * step + .. along a dimension of symbolic extent: the axis v, its stride, how far the ks reach."""
+    factors = _factors(index)
+    if isinstance(extent, tirx.IntImm) or factors is None:
+        return None
+    free, reach = [], 1
+    for axis in block.iter_vars:
+        factor = factors.pop(axis.var, 0)
+        if factor and int(axis.iter_type) == tirx.IterVar.DataPar:
+            free.append((axis.var, factor))
+        elif factor and isinstance(axis.dom.extent, tirx.IntImm):
+            reach += factor * (int(axis.dom.extent) - 1)
+        elif factor:
+            return None
+    if factors or len(free) != 1 or min(factor for _, factor in free) < 1:
+        return None
+    return (*free[0], reach)
+
+
+def _factors(index: Any) -> dict[Any, int] | None:
+    """What each variable of a sum is multiplied by; None where it is more than such a sum, or a factor is negative."""
+    if isinstance(index, ir.Var):
+        return {index: 1}
+    if isinstance(index, tirx.Mul) and isinstance(index.a, ir.Var) and isinstance(index.b, tirx.IntImm):
+        return {index.a: int(index.b)} if int(index.b) > 0 else None
+    if isinstance(index, tirx.Add):
+        left, right = _factors(index.a), _factors(index.b)
+        if left is None or right is None or left.keys() & right.keys():
+            return None
+        return left | right
+    return None
 
 
 def _axes(value: Any) -> list[Key]:

@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from ..search.space.expressions import substitute
-from .kernel import Size, Stage, SymbolicKernel
+from .kernel import Size, Stage, SymbolicKernel, Window
 
 __all__ = ["Part", "number"]
 
@@ -60,11 +60,17 @@ class Part:
         sizes = dict.fromkeys(size for stage in stages for size in stage.sizes)
         return [size for size in sizes if size.symbolic and size not in self.lengths]
 
-    def region(self, buffer: Any) -> Any:
-        """Where it is in a buffer of the kernel."""
+    def region(self, buffer: Any, windows: Mapping[tuple[Any, int], Window] | None = None) -> Any:
+        """Where it is in a buffer of the kernel, some of which is read in windows."""
         own, local = self.buffers[buffer]
         ranges = []
-        for size in self.kernel.dimensions[buffer]:
+        for place, size in enumerate(self.kernel.dimensions[buffer]):
+            window = (windows or {}).get((buffer, place))
+            if window is not None and window.size in self.lengths:
+                begin = self.starts[window.size] * window.stride
+                length = number(window.extent(self.lengths[window.size]))
+                ranges.append(ir.Range.from_min_extent(begin, length))
+                continue
             start = number(0) if size not in self.starts or size in local else self.starts[size]
             ranges.append(ir.Range.from_min_extent(start, number(self.lengths.get(size, size.extent))))
         return tirx.BufferRegion(own, ranges)

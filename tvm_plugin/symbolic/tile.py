@@ -11,12 +11,12 @@ from tvm import ir, s_tir, tirx
 
 from ..search.space.expressions import substitute
 from ..search.space.statements import looped, point
-from .kernel import Size, Stage, SymbolicKernel
+from .kernel import Size, Stage, SymbolicKernel, Window
 
 _LAYOUT_FREE = "layout_free_placeholders"
 """Annotation of TVM's operator library that names tensors of another function."""
 
-__all__ = ["Tile", "sums_parts", "tile_of"]
+__all__ = ["Tile", "sums_parts", "tile_of", "windows_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,9 @@ def tile_of(
     Where a stage sums over a part of a size only, the tile adds that to what its result is already: the result is
     a parameter, and an output.
     """
-    shapes = {buffer: _shape(kernel, buffer, extents) for stage in stages for buffer in (*stage.reads, *stage.writes)}
+    windows = windows_of(stages)
+    touched = [buffer for stage in stages for buffer in (*stage.reads, *stage.writes)]
+    shapes = {buffer: _shape(kernel, buffer, extents, windows) for buffer in touched}
     buffers = {b: tirx.decl_buffer(shape, str(b.dtype), str(b.name)) for b, shape in shapes.items()}
     written = list(dict.fromkeys(buffer for stage in stages for buffer in stage.writes if buffer not in inside))
     read = [buffer for buffer in buffers if buffer not in inside and buffer not in written]
@@ -88,7 +90,11 @@ def tile_of(
         {"tirx.noalias": True, "s_tir": True}
     )
     cut = [size for size in extents if size is not blocks]
-    parts = frozenset(one for one in origins if any(size in cut for size in kernel.dimensions[one]))
+    parts = frozenset(
+        one
+        for one in origins
+        if any(size in cut for size in kernel.dimensions[one]) or any(buffer is one for buffer, _ in windows)
+    )
     return Tile(function, tuple(origins), len(written), parts)
 
 
@@ -114,9 +120,22 @@ def _combination(stage: Stage) -> type | None:
     return type(value) if is_side else None
 
 
-def _shape(kernel: SymbolicKernel, buffer: Any, extents: Mapping[Size, int]) -> list[Any]:
-    sizes = kernel.dimensions[buffer]
-    return [_extent(size, extents) for size in sizes]
+def windows_of(stages: Sequence[Stage]) -> dict[tuple[Any, int], Window]:
+    """By buffer and place of the dimension, what stages read in windows."""
+    return {key: window for stage in stages for key, window in stage.windows.items()}
+
+
+def _shape(
+    kernel: SymbolicKernel, buffer: Any, extents: Mapping[Size, int], windows: Mapping[tuple[Any, int], Window]
+) -> list[Any]:
+    shape = []
+    for place, size in enumerate(kernel.dimensions[buffer]):
+        window = windows.get((buffer, place))
+        if window is None:
+            shape.append(_extent(size, extents))
+        else:
+            shape.append(tirx.IntImm("int64", window.extent(extents[window.size])))
+    return shape
 
 
 def _extent(size: Size, extents: Mapping[Size, int]) -> Any:

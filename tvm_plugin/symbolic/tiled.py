@@ -12,8 +12,8 @@ from ..search.space.hardware import Hardware
 from ..transform.pack_weights import SplitKernel, pack_weights
 from .assemble import assemble
 from .blocks import NotInBlocks
+from .inlined import with_cheap_stages_inlined
 from .kernel import SymbolicKernel, is_symbolic, read_kernel
-from .places import with_places_inlined
 from .schedules import CannotShareWeights, TileSchedules
 
 __all__ = ["READY", "tile_symbolic_kernels"]
@@ -42,7 +42,7 @@ def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
     for variable, function in mod.functions_items():
         if not isinstance(function, tirx.PrimFunc) or not is_symbolic(function):
             continue
-        kernel = read_kernel(with_places_inlined(function))
+        kernel = read_kernel(with_cheap_stages_inlined(function))
         try:
             tiled, packing = (None, None) if kernel is None else _tiled(kernel, hardware)
         except ValueError:  # no schedule applies to one of its tiles

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from scipy import special
-from tvm import relax
+from tvm import ir, relax
 
 from ..dtypes import numpy_dtype
 from .constants import Array, is_static_tensor
@@ -38,7 +39,7 @@ def evaluate(call: relax.Call, arrays: Sequence[Array]) -> Value | None:
         it: an operator that is not in `EVALUATORS`, or a use of it whose meaning differs between numpy and TVM.
     """
     function = EVALUATORS.get(getattr(call.op, "name", ""))
-    if function is None:
+    if function is None or _depends_on_sizes(call):
         return None
     if call.op.name not in _MOVES:
         arrays = [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
@@ -51,6 +52,15 @@ def evaluate(call: relax.Call, arrays: Sequence[Array]) -> Value | None:
         typed = [_typed(part, ty) for part, ty in zip(result, fields, strict=False)]
         return None if len(typed) != len(result) or any(a is None for a in typed) else tuple(typed)  # type: ignore[arg-type]
     return _typed(result, call.ty)
+
+
+def _depends_on_sizes(call: relax.Call) -> bool:
+    """Whether symbolic sizes are among the arguments, as in arange(n, n + 1), whose shape is known."""
+    found: list[Any] = []
+    for argument in call.args:
+        if not isinstance(argument, ir.GenericConst):
+            tvm_ffi.structural_walk(argument, (ir.Var, found.append))
+    return any(isinstance(variable.ty, ir.PrimType) for variable in found)
 
 
 def _typed(array: Array, ty: Any) -> Array | None:

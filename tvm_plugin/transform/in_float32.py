@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .constants import array_of, is_static_tensor
+from .constants import array_of
 from .functions import map_functions, operator
 
 __all__ = ["SUMS", "compute_in_float32"]
@@ -47,7 +47,7 @@ class _InFloat32(PyExprMutator):
         return relax.op.astype(wide, str(call.ty.dtype)) if self._is_wanted(call) else wide
 
     def _is_wanted(self, value: Any) -> bool:
-        return is_static_tensor(value.ty) and str(value.ty.dtype) in self._dtypes
+        return isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) in self._dtypes
 
     def _wide(self, argument: Any) -> Any:
         if not self._is_wanted(argument):

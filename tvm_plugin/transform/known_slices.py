@@ -11,9 +11,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .functions import operator, top_level_bindings
 from .plain_sizes import with_plain_sizes
 
-__all__ = ["KnownSlices"]
+__all__ = ["BOUNDS", "KnownSlices"]
 
-_BOUNDS = ("tir_var_lower_bound", "tir_var_upper_bound")
+BOUNDS = ("tir_var_lower_bound", "tir_var_upper_bound")
 """Attributes of functions that TVM's importers write: of each symbol, by name."""
 
 
@@ -38,7 +38,7 @@ class KnownSlices:
 
 
 def _has_slices(function: relax.Function) -> bool:
-    if not function.attrs or _BOUNDS[0] not in function.attrs:
+    if not function.attrs or BOUNDS[0] not in function.attrs:
         return False
     return any(operator(binding.value) == "relax.strided_slice" for binding in top_level_bindings(function))
 
@@ -48,7 +48,7 @@ class _Slicer(PyExprMutator):
     def __init__(self, mod: ir.IRModule, function: relax.Function) -> None:
         super().__init__(mod)
         self._analyzer = sym.Analyzer()
-        lower, upper = (function.attrs.get(name, {}) for name in _BOUNDS)
+        lower, upper = (function.attrs.get(name, {}) for name in BOUNDS)
         for variable in _symbols(function):
             low = int(lower.get(variable.name, 0))
             high = int(upper.get(variable.name, 2**31))

@@ -11,7 +11,42 @@ from tvm.relax import op
 
 from .functions import shape_of
 
-__all__ = ["open_slice"]
+__all__ = ["from_begin", "of_positive_sizes", "open_slice", "within"]
+
+
+def of_positive_sizes(*values: Any) -> sym.Analyzer:
+    """An analyzer that knows what these are made of to be at least 1, as sizes of inputs are."""
+    analyzer = sym.Analyzer()
+    symbols: list[Any] = []
+    for value in values:
+        if isinstance(value, ir.Expr):
+            tvm_ffi.structural_walk(value, (ir.Var, symbols.append))
+    for symbol in symbols:
+        analyzer.bind(symbol, ir.Range(1, 2**31), allow_override=True)
+    return analyzer
+
+
+def from_begin(place: Any, extent: Any) -> Any:
+    """A place of an axis, counted from its beginning: negative ones count from its end."""
+    if isinstance(place, int):
+        return extent + place if place < 0 else place
+    analyzer = of_positive_sizes(place, extent)
+    if analyzer.can_prove(place >= 0):
+        return place
+    if analyzer.can_prove(place < 0):
+        return analyzer.simplify(place + extent)
+    return tirx.Select(place < 0, place + extent, place)
+
+
+def within(place: Any, extent: Any) -> Any:
+    """The place, or the nearest one between the beginning of an axis and its end."""
+    if isinstance(place, int) and isinstance(extent, int):
+        return max(0, min(place, extent))
+    analyzer = of_positive_sizes(place, extent)
+    zero = tirx.IntImm("int64", 0)
+    place, extent = (zero + value for value in (place, extent))
+    low = place if analyzer.can_prove(place >= 0) else tirx.max(place, zero)
+    return analyzer.simplify(low if analyzer.can_prove(low <= extent) else tirx.min(low, extent))
 
 
 def open_slice(
@@ -29,25 +64,15 @@ def open_slice(
     x : relax.Expr
     axis : int
     begin, length : int or tvm.ir.Expr
+        The length is not negative.
     step : int
         Above zero.
     """
-    analyzer = sym.Analyzer()
     extent = shape_of(x)[axis]
-    for size in (begin, length, extent):
-        _know_positive(analyzer, size)
-    end = analyzer.simplify(tirx.const(0, "int64") + begin + (length - 1) * step + 1)
-    begin = analyzer.simplify(tirx.const(0, "int64") + begin)
+    analyzer, zero = of_positive_sizes(begin, length, extent), tirx.IntImm("int64", 0)
+    end = analyzer.simplify(zero + begin + (length - 1) * step + 1)
+    begin = analyzer.simplify(zero + begin)
     if analyzer.can_prove(begin >= 0) and analyzer.can_prove(end <= extent):
         return emit(op.strided_slice(x, [axis], [begin], [end], [step], assume_inbound=True))
     places = emit(op.arange(begin, end, step, "int64"))
     return emit(op.take(x, places, axis=axis, mode="clip"))
-
-
-def _know_positive(analyzer: sym.Analyzer, size: Any) -> None:
-    """Of what a size is made: sizes of inputs, which are at least 1."""
-    if isinstance(size, ir.Expr):
-        symbols: list[Any] = []
-        tvm_ffi.structural_walk(size, (ir.Var, symbols.append))
-        for symbol in symbols:
-            analyzer.bind(symbol, ir.Range(1, 2**31), allow_override=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import ir, target, transform
+from tvm import ir, relax, target, transform
 
 from ..graph_result import GraphConfig
 from ..machine import describe_machine
@@ -18,6 +19,8 @@ from .apply_tuned import after_kernels, schedule_kernels
 from .batch_norm import FoldBatchNorm
 from .equality_saturation import EqualitySaturation
 from .fold_weights import FoldWeights
+from .functions import operator, shape_of, top_level_bindings
+from .known_slices import BOUNDS
 from .layout import ChannelsLast
 from .simplify import simplify
 from .stored_schedules import stored_schedules
@@ -107,26 +110,52 @@ class EstimatedForm:
 
 
 def cheapest_form(
-    mod: ir.IRModule, machine: Any, stored: dict[str, Any], graph: bool = True, fast_math: bool = False
+    mod: ir.IRModule,
+    machine: Any,
+    stored: dict[str, Any],
+    graph: bool = True,
+    fast_math: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> EstimatedForm:
     """A model as kernels, rewritten or as it is, with channels first or last: the form that runs fastest, unmeasured.
 
-    By records and estimates. Measured and estimated times do not mix well: with channels first or last, fewer calls
-    that were never measured win; of two graphs, whose numbers of calls differ, the one with the smaller share of them.
+    By records and estimates, with these symbolic sizes, or typical ones. Measured and estimated times do not mix well:
+    with channels first or last, fewer calls that were never measured win; of two graphs, whose numbers of calls differ,
+    the one with the smaller share of them.
     """
-    given = simplify(mod, machine)
+    given, sizes = simplify(mod, machine), sizes or _typical_sizes(mod)
     best = []
     for name, mod in (_graphs(given, fast_math) if graph else {"as given": given}).items():
-        forms = [_scheduled_form(name, mod, machine, stored, fast_math)]
         last = transform.Sequential([ChannelsLast()])(mod)
-        if not last.same_as(mod):
-            forms.append(_scheduled_form(f"{name}, channels last", last, machine, stored, fast_math))
+        layouts = {name: mod} if last.same_as(mod) else {name: mod, f"{name}, channels last": last}
+        if len(layouts) > 1 and _has_open_images(mod):  # whose tiles would have vectors of few pixels
+            del layouts[name]
+        forms = [_scheduled_form(one, layout, machine, stored, fast_math, sizes) for one, layout in layouts.items()]
         best.append(min(forms, key=lambda form: (form.missing, form.seconds)))
     return min(best, key=lambda form: (form.missing / max(form.calls, 1), form.seconds))
 
 
+def _has_open_images(mod: ir.IRModule) -> bool:
+    """Whether the height or width of a convolution's image is symbolic."""
+    images = [
+        binding.value.args[0]
+        for function in mod.functions.values()
+        if isinstance(function, relax.Function)
+        for binding in top_level_bindings(function)
+        if operator(binding.value) == "relax.nn.conv2d"
+    ]
+    return any(not isinstance(extent, int) for image in images for extent in shape_of(image)[2:])
+
+
+def _typical_sizes(mod: ir.IRModule) -> dict[str, int]:
+    """Of symbols that have bounds, by name."""
+    low, high = ((mod["main"].attrs or {}).get(name, {}) for name in BOUNDS) if "main" in mod else ({}, {})
+    sizes = {str(name): max(TYPICAL_SIZE, int(least)) for name, least in low.items()}
+    return {name: min(size, int(high.get(name, size))) for name, size in sizes.items()}
+
+
 def _scheduled_form(
-    name: str, mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool
+    name: str, mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool, sizes: Mapping[str, int]
 ) -> EstimatedForm:
     hardware = describe_machine(machine, measure=False)
     lowered = lower_to_kernels(mod, machine)
@@ -137,14 +166,15 @@ def _scheduled_form(
     unknown = [task for task in tasks if task.workload_hash not in schedules]
     schedules |= analytic_schedules(unknown, hardware)
     calls, missing = sum(task.calls for task in tasks), sum(task.calls for task in unknown)
-    seconds = _seconds(tasks, schedules) + _symbolic_seconds(unknown, hardware)
+    seconds = _seconds(tasks, schedules) + _symbolic_seconds(unknown, hardware, sizes)
     LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), missing, seconds * 1e3)
     return EstimatedForm(name, lowered, schedules, calls, missing, seconds)
 
 
-def _symbolic_seconds(tasks: list[Task], hardware: Any) -> float:
-    """Of kernels with symbolic sizes, as if all of those were `TYPICAL_SIZE`."""
-    known = [replace(task, mod=with_sizes(task.mod, TYPICAL_SIZE)) for task in tasks if is_symbolic(task.mod["main"])]
+def _symbolic_seconds(tasks: list[Task], hardware: Any, sizes: Mapping[str, int]) -> float:
+    """Of kernels with symbolic sizes, as if those were these, or `TYPICAL_SIZE`."""
+    symbolic = [task for task in tasks if is_symbolic(task.mod["main"])]
+    known = [replace(task, mod=with_sizes(task.mod, TYPICAL_SIZE, sizes)) for task in symbolic]
     return _seconds(known, analytic_schedules(known, hardware))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from ..transform.huge_pages import in_huge_pages
 from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form
 from .accuracy import TOLERANCE, Accuracy
 from .reference import Reference
-from .result import TaskResult, TuneResult
+from .result import Limit, TaskResult, TuneResult
 from .session import Session
 from .summarize import summarize
 
@@ -35,6 +36,8 @@ def typical_sizes(imported: ImportedModel, given: Mapping[str, int] | None) -> d
 
     Raises InputError for names that the model does not have, and for sizes that it does not allow.
     """
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f'sizes are a mapping of names to whole numbers, as {{"batch": 4}}, not {given!r}')
     sizes: dict[str, int] = {}
     examples = imported.examples or [None] * len(imported.inputs)
     for info, example in zip(imported.inputs, examples, strict=True):
@@ -46,13 +49,15 @@ def typical_sizes(imported: ImportedModel, given: Mapping[str, int] | None) -> d
         sizes.setdefault(name, max(least, usual if most is None else min(usual, most)))
     for name, size in (given or {}).items():
         if name not in sizes:
-            known = ", ".join(sizes) or "none"
+            known = ", ".join(sizes) or "none (shapes that are given are not open)"
             raise InputError(f"the model has no open size {name!r}; its open sizes are: {known}")
+        if not isinstance(size, numbers.Integral) or isinstance(size, bool):
+            raise InputError(f"the size {name} is a whole number, not {size!r}")
         least, most = imported.open_sizes[name]
         if size < least or (most is not None and size > most):
             bound = f"at least {least}" if most is None else f"from {least} to {most}"
             raise InputError(f"the size {name} is {bound}, not {size}")
-        sizes[name] = size
+        sizes[name] = int(size)
     return sizes
 
 
@@ -93,7 +98,7 @@ def tuned_for_any_size(
             ) from error
     try:
         with session.target:
-            form = cheapest_form(imported.mod, session.target, {}, graph)
+            form = cheapest_form(imported.mod, session.target, {}, graph, sizes=sizes)
             mod = in_huge_pages(form.scheduled(session.target))
         executable = build_scheduled(mod, session.target)
     except Exception as error:  # of TVM, which was not made for it
@@ -136,6 +141,17 @@ def tuned_for_any_size(
         _target=session.target,
         _executable=executable,
         _run=run if isinstance(run, ModelRunner) else None,
+        _limits=_limits(imported),
+    )
+
+
+def _limits(imported: ImportedModel) -> tuple[Limit, ...]:
+    """What the sizes of inputs have to be."""
+    return tuple(
+        Limit(place, dimension, str(extent), *imported.open_sizes[str(extent)])
+        for place, info in enumerate(imported.inputs)
+        for dimension, extent in enumerate(info.shape)
+        if extent in imported.open_sizes
     )
 
 

@@ -20,7 +20,7 @@ from ..report.summary import RunSummary
 from ..report.table import closing_lines, kernel_table
 from ..runtime import ModelRunner, export_library, first_line, linker_of
 
-__all__ = ["KernelsResult", "TaskResult", "TuneResult"]
+__all__ = ["KernelsResult", "Limit", "TaskResult", "TuneResult"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,26 @@ class KernelsResult:
         return {task.workload_hash: task.trace for task in self.tasks if task.tuned}
 
 
+@dataclass(frozen=True)
+class Limit:
+    """What an open size of an input is at least, and at most where the model says so."""
+
+    input: int
+    dimension: int
+    name: str
+    least: int
+    most: int | None
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Raise InputError where a shape has another size there. Other ranks are the virtual machine's to refuse."""
+        if self.dimension >= len(shape):
+            return
+        size = shape[self.dimension]
+        if size < self.least or (self.most is not None and size > self.most):
+            allowed = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+            raise InputError(f"the size {self.name} is {allowed}, not {size}")
+
+
 @dataclass(repr=False)
 class TuneResult:
     """What `tune_model` returns. Printed, it is the table of its kernels.
@@ -140,6 +160,7 @@ class TuneResult:
     _target: Any = None
     _executable: Any = None
     _run: ModelRunner | None = None
+    _limits: tuple[Limit, ...] = ()
 
     def __str__(self) -> str:
         return kernel_table(self.summary)
@@ -185,6 +206,7 @@ class TuneResult:
         for name, array in zip(self._input_names, arrays, strict=True):
             if array.dtype.kind == "O":
                 raise InputError(f"the input {name} is no array; give the tensors that it holds one by one")
+        self._check_sizes(arrays)
         return run(*arrays)
 
     def run_tensors(self, *inputs: Any) -> list[tvm.runtime.Tensor]:
@@ -202,7 +224,12 @@ class TuneResult:
                 tensors.append(tvm.runtime.from_dlpack(given))
             except Exception as error:  # each library raises its own
                 raise InputError(f"the input {name} cannot be read without a copy: {first_line(error)}") from error
+        self._check_sizes(tensors)
         return run.on_tensors(tensors)
+
+    def _check_sizes(self, inputs: Sequence[Any]) -> None:
+        for limit in self._limits:
+            limit.check(inputs[limit.input].shape)
 
     def _runner(self, count: int) -> ModelRunner:
         if self._run is None:
