@@ -165,7 +165,7 @@ def test_fast_math_is_used_only_where_the_outputs_stay_right(tmp_path: Path, mon
     assert 1e-6 < fast.max_rel_error <= 1e-4
 
     # As if a run of the untuned model took too long for an early check.
-    monkeypatch.setattr("eqtune.tune.model.SCREENING_SHARE", 0.0)
+    monkeypatch.setattr("eqtune.tune.accuracy.SCREENING_SHARE", 0.0)
     refused = tune(0.8, tmp_path, trials=30)
     assert not refused.summary.graph["form"].startswith("rewritten with fast math")
     assert "fast math: refused: off by" in kernel_table(refused.summary)
@@ -180,7 +180,7 @@ def test_fast_math_is_used_only_where_the_outputs_stay_right(tmp_path: Path, mon
 def test_fast_math_that_overflows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eqtune.tune.baselines.UNTUNED_S_PER_OPERATION", 0.0)  # quick to run, so checked first
     errors = iter([(math.inf, math.inf)])
-    monkeypatch.setattr("eqtune.tune.model.compare", lambda *_: next(errors, (0.0, 0.0)))
+    monkeypatch.setattr("eqtune.tune.accuracy.compare", lambda *_: next(errors, (0.0, 0.0)))
     result = tune(1e-3, tmp_path, trials=10)
     assert str(result.summary.graph["fast math"]).startswith("refused: outputs are not finite")
     assert not str(result.summary.graph["form"]).startswith("rewritten with fast math")
