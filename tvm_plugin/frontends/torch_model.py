@@ -28,6 +28,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
 from ..transform.constants import constant_of
+from ..transform.functions import seen_as
 from .imported import KNOWN_SHAPES, ImportedModel, Reference, check_shapes, check_static, imported_model, is_number
 from .relax_model import bind_shapes
 from .torch_complex import has_complex_numbers, with_real_numbers
@@ -231,9 +232,23 @@ class _Importer(ExportedProgramImporter):
             if _is_number(node):
                 return self._number(node)
             assert convert is not None
+            self._see_alike(node)
             return self._in_shape(node, convert(node, importer))
 
         return of_node
+
+    def _see_alike(self, node: torch.fx.Node) -> None:
+        """Let operands that meet have the shapes that PyTorch knows: equal ones, where TVM does not see that they are.
+
+        What is alone keeps the shape that TVM gives it, so that a batch norm stays next to its convolution.
+        """
+        operands = [operand for operand in node.all_input_nodes if _has_open_shape(self.env[operand])]
+        for operand in operands if len(operands) > 1 else ():
+            value = operand.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                wanted, given = [self.sizes(dim) for dim in value.shape], self.env[operand]
+                if not all(map(self.sizes.are_equal, given.ty.shape, wanted)):
+                    self.env[operand] = self.block_builder.emit(seen_as(given, wanted))
 
     def _number(self, node: torch.fx.Node) -> Any:
         """A size; nothing where nobody needs a number, as those that were compared while the program was exported."""
@@ -243,7 +258,7 @@ class _Importer(ExportedProgramImporter):
         return self.sizes(value) if isinstance(value, int | torch.SymInt) else None
 
     def _in_shape(self, node: torch.fx.Node, result: Any) -> Any:
-        """A result in the shape that PyTorch knows, where TVM does not see that it is."""
+        """A result in the shape that PyTorch knows, where TVM knows none."""
         value = node.meta.get("val")
         if isinstance(value, tuple | list) and isinstance(result, tuple | list):
             return tuple(self._tensor_in_shape(*pair) for pair in zip(value, result, strict=False))
@@ -254,11 +269,9 @@ class _Importer(ExportedProgramImporter):
             return result
         if not isinstance(result, relax.Expr) or not isinstance(result.ty, relax.TensorType):
             return result
-        wanted, given = [self.sizes(dim) for dim in value.shape], result.ty.shape
-        if given is not None and len(given) == len(wanted) and all(map(self.sizes.are_equal, given, wanted)):
+        if result.ty.shape is not None:
             return result
-        # No match_cast, which CanonicalizeBindings follows for ever where n is matched with n // 2 * 2.
-        return self.block_builder.emit(relax.op.reshape(result, relax.ShapeExpr(wanted)))
+        return self.block_builder.emit(seen_as(result, [self.sizes(dim) for dim in value.shape]))
 
     def _shared(self, tensor: torch.Tensor) -> tvm.ir.GenericConst:
         """One constant for all tensors of equal values: the masks that each layer makes anew."""
@@ -306,6 +319,13 @@ def _of_node_alone(convert: Callable[[Any], Any]) -> Converter:
         return result
 
     return of_node
+
+
+def _has_open_shape(value: Any) -> bool:
+    """Whether a value is a tensor of known rank and sizes that are open."""
+    if not isinstance(value, relax.Expr) or not isinstance(value.ty, relax.TensorType) or value.ty.shape is None:
+        return False
+    return not all(map(is_number, value.ty.shape))
 
 
 def _is_number(node: torch.fx.Node) -> bool:

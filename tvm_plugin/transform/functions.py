@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax, tirx
@@ -16,16 +16,20 @@ __all__ = [
     "constants",
     "extents",
     "is_empty",
+    "is_seen_as",
     "leaves",
     "map_functions",
     "operator",
     "rewrite_bindings",
     "rewrite_calls",
+    "seen_as",
     "shape_of",
     "substitute",
     "top_level_bindings",
     "use_counts",
 ]
+
+_VIEW = "vm.builtin.reshape"
 
 KERNEL_CALLS = frozenset({"relax.call_tir", "relax.call_tir_inplace"})
 """Operators that call a kernel: its name is their first argument, its inputs the tuple that is the second."""
@@ -60,6 +64,21 @@ def extents(ty: Any) -> list[int]:
 def shape_of(value: relax.Expr) -> list[Any]:
     """The extents of a tensor: ints, but for those that are known only when the model runs."""
     return [int(extent) if isinstance(extent, int | tirx.IntImm) else extent for extent in value.ty.shape]
+
+
+def seen_as(value: relax.Expr, shape: Sequence[Any]) -> relax.Expr:
+    """A tensor as one of a shape that it has, though TVM does not see it: n // 2 * 2 is n. A view.
+
+    No match_cast, which CanonicalizeBindings follows for ever there, nor a reshape, of which TVM sees no more that it is
+    a view.
+    """
+    ty = relax.TensorType(shape, str(value.ty.dtype))
+    return relax.op.call_pure_packed(_VIEW, value, relax.ShapeExpr(shape), ty_args=ty)
+
+
+def is_seen_as(value: Any) -> bool:
+    """Whether a value is such a view; its second argument is what is seen."""
+    return operator(value) == "relax.call_pure_packed" and str(value.args[0].global_symbol) == _VIEW
 
 
 def is_empty(value: relax.Expr) -> bool:

@@ -13,7 +13,17 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
 from .fold_weights import FoldWeights
-from .functions import extents, leaves, map_functions, operator, top_level_bindings, use_counts
+from .functions import (
+    extents,
+    is_seen_as,
+    leaves,
+    map_functions,
+    operator,
+    seen_as,
+    shape_of,
+    top_level_bindings,
+    use_counts,
+)
 from .simplify_shapes import RESHAPES, SimplifyShapes, permutation_of
 
 __all__ = ["ChannelsLast"]
@@ -114,8 +124,12 @@ class _ImageConverter(PyExprMutator):
         if name == "relax.nn.conv2d":
             return self._convolution(call)
         order = next((o for o in map(self._order, leaves(call)) if o is not None), None)
-        if order is None or not is_static_tensor(call.ty):
+        if order is None or not _has_shape(call.ty):
             return call
+        if is_seen_as(call) and len(order) == call.ty.ndim:
+            shape = shape_of(call)
+            unpermuted = [shape[order.index(axis)] for axis in range(len(order))]
+            return self._permuted(seen_as(self._unpermuted(call.args[1], order), unpermuted), order)
         if name in _ELEMENTWISE:
             return self._elementwise(call, order)
         if name == "relax.concat":
@@ -172,6 +186,8 @@ class _ImageConverter(PyExprMutator):
 
         Else it is transposed first, but only where the result is an image: a channel shuffle, a pixel shuffle.
         """
+        if not is_static_tensor(call.ty) or not is_static_tensor(call.args[0].ty):
+            return call
         groups = _regrouped_axes(extents(call.args[0].ty), extents(call.ty))
         if groups is None:
             return call
@@ -248,7 +264,7 @@ class _ImageConverter(PyExprMutator):
         others = [argument for argument, known in zip(arguments, found, strict=True) if known is None]
         if not others:
             return found
-        if order != _IMAGE or any(not is_static_tensor(other.ty) or other.ty.ndim != len(order) for other in others):
+        if order != _IMAGE or any(not _has_shape(other.ty) or other.ty.ndim != len(order) for other in others):
             return None
         permuted = [argument for argument in arguments if self._order(argument) == order]
         if _elements(others) > _elements(permuted):
@@ -274,7 +290,7 @@ class _ImageConverter(PyExprMutator):
 
     def _image(self, data: Any) -> Any:
         """`data`, in NCHW, as NHWC."""
-        known = self._unpermuted(data, _IMAGE) if is_static_tensor(data.ty) else None
+        known = self._unpermuted(data, _IMAGE)
         known = self._images.get(data) if known is None and isinstance(data, relax.Var) else known
         if known is not None:
             return known
@@ -304,8 +320,14 @@ def _regrouped_axes(before: Sequence[int], after: Sequence[int]) -> list[tuple[l
     return groups if whole else None
 
 
+def _has_shape(ty: Any) -> bool:
+    """Whether a type is a tensor of known rank, some of its sizes perhaps open."""
+    return isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
+
+
 def _elements(tensors: Sequence[Any]) -> int:
-    return sum(math.prod(extents(tensor.ty)) for tensor in tensors)
+    """Open sizes do not count: neighbours share them."""
+    return sum(math.prod(size for size in shape_of(tensor) if isinstance(size, int)) for tensor in tensors)
 
 
 def _with_fields(attrs: Any, **changed: Any) -> Any:
