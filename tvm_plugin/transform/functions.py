@@ -69,7 +69,7 @@ def shape_of(value: relax.Expr) -> list[Any]:
 def seen_as(value: relax.Expr, shape: Sequence[Any]) -> relax.Expr:
     """A tensor as one of a shape that it has, though TVM does not see it: n // 2 * 2 is n. A view.
 
-    No match_cast, which CanonicalizeBindings follows for ever there, and no reshape: TVM does not see that it is a view.
+    No match_cast, which CanonicalizeBindings follows for ever there, and no reshape, which TVM would compute.
     """
     ty = relax.TensorType(shape, str(value.ty.dtype))
     return relax.op.call_pure_packed(_VIEW, value, relax.ShapeExpr(shape), ty_args=ty)
