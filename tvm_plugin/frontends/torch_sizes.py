@@ -53,7 +53,8 @@ class OpenSizes:
         `parameters` are what `given` becomes by that, and by the names that a `torch.export.Dim` has.
         """
         sizes = OpenSizes({})
-        open_dims = [dim for value in values.values() for dim in value.shape if isinstance(dim, torch.SymInt)]
+        dims = [dim for value in values.values() for dim in value.shape if isinstance(dim, torch.SymInt)]
+        open_dims = [dim for dim in dims if dim.node.expr.free_symbols]
         for dim in open_dims:
             expression = dim.node.expr
             if isinstance(expression, sympy.Symbol) and str(expression) not in sizes._symbols:
@@ -90,7 +91,7 @@ class OpenSizes:
 
         Raises UnsupportedModelError where that depends on data, or is computed in an unknown way.
         """
-        return self._translated(size.node.expr) if isinstance(size, torch.SymInt) else size
+        return self.of_expression(size.node.expr) if isinstance(size, torch.SymInt) else size
 
     def simplified(self, size: Any) -> Any:
         """An equal size in fewer terms."""
@@ -102,9 +103,6 @@ class OpenSizes:
 
     def of_expression(self, expression: sympy.Basic) -> Any:
         """What one of PyTorch's expressions stands for; raises UnsupportedModelError as a call does."""
-        return self._translated(expression)
-
-    def _translated(self, expression: sympy.Basic) -> Any:
         if isinstance(expression, sympy.Integer):
             return int(expression)
         if str(expression) in self._symbols:
@@ -114,7 +112,7 @@ class OpenSizes:
         compute = _COMPUTED.get(expression.func.__name__)
         if compute is None:
             raise UnsupportedModelError(f"a size is computed as {expression}, in a way that is not known here")
-        return self.simplified(compute(*map(self._translated, expression.args)))
+        return self.simplified(compute(*map(self.of_expression, expression.args)))
 
 
 def _name_of(dim: torch.SymInt) -> str:
