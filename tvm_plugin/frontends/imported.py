@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from tvm import relax
 from ..dtypes import is_floating, numpy_dtype
 from ..errors import InputError, UnsupportedModelError
 from ..transform.bounded_indices import with_bounded_indices
+from ..transform.functions import symbols_of
 from ..transform.known_slices import BOUNDS
 from ..transform.partial_scatters import with_partial_scatters
 from .einsum import with_einsum_products
@@ -111,16 +113,17 @@ class ImportedModel:
     unfused: Reference | None = None
     examples: tuple[NDArray[Any], ...] = ()
 
-    @property
+    @cached_property
     def open_sizes(self) -> dict[str, tuple[int, int | None]]:
         """By name, what inputs leave open, and what that is at least and at most (None: anything), as far as known."""
         low, high = ((self.mod["main"].attrs or {}).get(name, {}) for name in BOUNDS)
-        bounds = {name: (max(1, int(low.get(name, 1))), high.get(name)) for name in map(str, _symbols(self.mod))}
+        names = map(str, symbols_of(self.mod["main"]))
+        bounds = {name: (max(1, int(low.get(name, 1))), high.get(name)) for name in names}
         return {name: (least, None if most is None else int(most)) for name, (least, most) in bounds.items()}
 
     def at(self, sizes: Mapping[str, int]) -> ImportedModel:
         """The same model with its open sizes known."""
-        binding = {symbol: tvm.tirx.IntImm("int64", sizes[str(symbol)]) for symbol in _symbols(self.mod)}
+        binding = {symbol: tvm.tirx.IntImm("int64", sizes[str(symbol)]) for symbol in symbols_of(self.mod["main"])}
         mod = _with_numbers(relax.transform.BindSymbolicVars(binding, "main")(self.mod))
         inputs = tuple(
             replace(info, shape=_shape(parameter.ty))
@@ -188,15 +191,6 @@ def _with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
     simplify = [(kind, analyzer.simplify) for kind in _COMPUTED]
     main = tvm_ffi.structural_map(mod["main"], simplify)
     return tvm.IRModule({**dict(mod.functions_items()), mod.get_global_var("main"): main})
-
-
-def _symbols(mod: tvm.IRModule) -> list[Any]:
-    """The symbols of what "main" takes, in order."""
-    found: list[Any] = []
-    for parameter in mod["main"].params:
-        for extent in parameter.ty.shape:
-            tvm_ffi.structural_walk(extent, (tvm.ir.Var, found.append))
-    return list(dict.fromkeys(found))
 
 
 def _shape(ty: relax.TensorType) -> tuple[int | str, ...]:

@@ -307,7 +307,7 @@ class _Importer(ONNXGraphImporter):
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
         convert = _Plain(super()._convert_operator, opset)
         if self._sizes is not None:
-            value = self._sizes.convert(op_name, list(inputs), attrs, opset)
+            value = self._sizes.convert(op_name, list(inputs), attrs)
             if value is not None:
                 return self.bb.emit(value) if isinstance(value, relax.Call) else value
         own = _CONVERTERS.get(op_name)

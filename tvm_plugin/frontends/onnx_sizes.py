@@ -19,7 +19,7 @@ from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from ..transform.constants import array_of, constant_of
-from ..transform.functions import shape_of
+from ..transform.functions import repeated, shape_of
 from ..transform.open_slices import from_begin, of_positive_sizes, open_slice, within
 from .onnx_nodes import padded
 
@@ -52,7 +52,7 @@ class SizeTensors:
         self._known: dict[Any, Sizes] = {}
         self._analyzer = sym.Analyzer()
 
-    def convert(self, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int) -> relax.Expr | None:
+    def convert(self, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
         """What a node computes; None where it has nothing to do with open sizes."""
         if name == "Shape":
             return self._shape(inputs[0], attrs)
@@ -362,11 +362,8 @@ def _tile(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -
     x, counts = inputs[0], sizes.sizes(inputs[1])
     if counts is None or x.ty.shape is None:
         return None
-    extents = shape_of(x)
-    apart = sizes.emit(op.reshape(x, [part for extent in extents for part in (1, extent)]))
-    pairs = list(zip(counts, extents, strict=True))
-    repeated = sizes.emit(op.broadcast_to(apart, [part for pair in pairs for part in pair]))
-    return op.reshape(repeated, [count * extent for count, extent in pairs])
+    shape = [count * extent for count, extent in zip(counts, shape_of(x), strict=True)]
+    return repeated(sizes.emit, x, list(counts), shape)
 
 
 def _slice_of(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:

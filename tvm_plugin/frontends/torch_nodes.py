@@ -13,7 +13,7 @@ from tvm import relax
 
 from ..dtypes import numpy_dtype
 from ..transform.constants import constant_of
-from .torch_sizes import is_size
+from .torch_sizes import is_size, tensor_of_size
 
 __all__ = [
     "Converter",
@@ -48,9 +48,7 @@ def scalar(value: Any, dtype: str, importer: Any) -> relax.Expr:
     """A number as a tensor without axes; also one that is known only when the model runs."""
     if not is_size(value):
         return relax.const(value, dtype)
-    emit = importer.block_builder.emit
-    vector = emit(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
-    return cast(emit(relax.op.reshape(vector, [])), dtype, importer)
+    return cast(tensor_of_size(importer.block_builder.emit, value), dtype, importer)
 
 
 def dtype_of(node: Any) -> str:

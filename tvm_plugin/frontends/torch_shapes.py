@@ -11,7 +11,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from ..transform.functions import shape_of
+from ..transform.functions import repeated, shape_of
 from ..transform.open_slices import from_begin, open_slice, within
 from .torch_nodes import Converter, arguments, dtype_of, shape_in_torch
 from .torch_sizes import is_size
@@ -65,11 +65,7 @@ def _repeat(node: Any, importer: Any) -> relax.Expr:
     """All of a tensor, so many times along each axis."""
     x, counts = arguments(node, importer, ("input", "repeats"), ())
     emit, counts = importer.block_builder.emit, [importer.env.get(count, count) for count in counts]
-    extents = [1] * (len(counts) - len(shape_of(x))) + shape_of(x)
-    apart = emit(op.reshape(x, [part for extent in extents for part in (1, extent)]))
-    pairs = zip(counts, extents, strict=True)
-    repeated = emit(op.broadcast_to(apart, [part for pair in pairs for part in pair]))
-    return emit(op.reshape(repeated, shape_in_torch(node, importer)))
+    return emit(repeated(emit, x, counts, shape_in_torch(node, importer)))
 
 
 SHAPE_CONVERTERS: dict[str, Converter] = {

@@ -14,7 +14,7 @@ from tvm import ir, relax, sym, tirx
 
 from ..errors import UnsupportedModelError
 
-__all__ = ["OpenSizes", "is_size", "number_of_sizes"]
+__all__ = ["OpenSizes", "is_size", "number_of_sizes", "tensor_of_size"]
 
 
 def is_size(value: Any) -> bool:
@@ -126,6 +126,11 @@ def _name_of(dim: torch.SymInt) -> str:
     return str(dim.node.expr)
 
 
+def tensor_of_size(emit: Callable[[Any], Any], size: Any) -> relax.Expr:
+    """A size as a tensor without axes, of int64."""
+    return emit(relax.op.reshape(emit(relax.op.shape_to_tensor(relax.ShapeExpr([size]))), []))
+
+
 def number_of_sizes(value: torch.SymFloat, sizes: OpenSizes, importer: Any) -> relax.Expr:
     """A fraction that is computed of open sizes, as a tensor without axes.
 
@@ -142,9 +147,7 @@ def number_of_sizes(value: torch.SymFloat, sizes: OpenSizes, importer: Any) -> r
             return functools.reduce(lambda one, other: emit(combine(one, other)), map(translated, expression.args))
         if name in _FRACTIONS and not expression.is_integer:
             return emit(_FRACTIONS[name](*map(translated, expression.args)))
-        size = sizes.of_expression(expression)
-        vector = emit(relax.op.shape_to_tensor(relax.ShapeExpr([size])))
-        return emit(relax.op.astype(emit(relax.op.reshape(vector, [])), "float64"))
+        return emit(relax.op.astype(tensor_of_size(emit, sizes.of_expression(expression)), "float64"))
 
     return translated(value.node.expr)
 

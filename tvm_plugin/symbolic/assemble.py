@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from ..search.space.access import dtype_bytes
 from ..search.space.expressions import substitute
 from ..search.space.statements import looped
 from .blocks import Blocks, blocks_of, packed_in_blocks
-from .kernel import Size, Stage, SymbolicKernel, grouped
-from .part import Part, number
+from .kernel import Size, Stage, SymbolicKernel, grouped, is_common
+from .part import Part, alike, bytes_of, number
 from .schedules import TileSchedules
 from .steps import covered, shared
 from .tile import Tile, sums_parts, tile_of, windows_of
@@ -86,7 +84,7 @@ class _Assembly:
         symbolic = [size for size in sizes if size.symbolic]
         self._outer = {size for place, size in enumerate(symbolic) if self._has_inner(size, symbolic[place + 1 :])}
         known = not any(stage.needs_symbols for stage in kernel.stages)
-        common = known and all(_is_common(size, kernel.stages) for size in symbolic)
+        common = known and all(is_common(size, kernel.stages) for size in symbolic)
         # Rows that are computed alone, of one symbolic size or of several, one around the other.
         self._rows = common and len(symbolic) - len(self._outer) == 1
         self.blocks: Blocks | None = None
@@ -123,7 +121,7 @@ class _Assembly:
         stages, threads = self._kernel.stages, self._schedules.hardware.threads
         if self._rows or threads == 1:
             return None
-        common = [size for size in stages[-1].sizes if _is_common(size, stages)]
+        common = [size for size in stages[-1].sizes if is_common(size, stages)]
         least = threads if any(size.symbolic for size in common) else 2
         taken = {size for weight in self._schedules.free for size in self._kernel.dimensions[weight]}
         taken.add(stages[-1].sizes[-1])
@@ -136,7 +134,7 @@ class _Assembly:
         known = not any(stage.needs_symbols for stage in stages)
         if not left and known:
             return self._tile(stages, part, inside)
-        common = [size for size in left if _is_common(size, stages)]
+        common = [size for size in left if is_common(size, stages)]
         seen = {window.size for window in windows_of(stages).values()}
         if len(common) == len(left) <= 2 and known and seen.issuperset(common):
             return self._images(stages, part, inside, common)
@@ -206,7 +204,7 @@ class _Assembly:
     def _weigh_much(self, stages: Sequence[Stage]) -> bool:
         """Whether weights that can be packed take more than half of the second-level cache."""
         read = [weight for weight in self._schedules.free if any(weight in stage.reads for stage in stages)]
-        return sum(map(_bytes, read)) > self._schedules.hardware.l2_bytes / 2
+        return sum(map(bytes_of, read)) > self._schedules.hardware.l2_bytes / 2
 
     def _spread(self, part: Part, compute: Callable[[Part], Any]) -> Any:
         """What computes a part, for each block of its columns, if there are blocks: threads share them."""
@@ -261,7 +259,7 @@ class _Assembly:
         """Lengths of tiles of rows, of those given: none much longer than one that reads its weights in no time."""
         sizes, bandwidth = self._kernel.dimensions, self._schedules.hardware.bandwidth_bytes_per_s
         given = [one for one in self._kernel.function.params if one in sizes]
-        fixed = sum(_bytes(one) for one in given if not any(each.symbolic for each in sizes[one]))
+        fixed = sum(bytes_of(one) for one in given if not any(each.symbolic for each in sizes[one]))
         enough = max(WORTH_ALL_THREADS, WEIGHTS_IN_NO_TIME * fixed / bandwidth)
         lengths = list(tiles)
         place = len(lengths) - 1
@@ -348,25 +346,24 @@ class _Assembly:
         views, matched = [], []
         for place, (parameter, origin) in enumerate(zip(parameters, tile.buffers, strict=True)):
             if place in scheduled.packed and self.blocks is None:
-                views.append(self._packed.setdefault(origin, _alike(parameter)))
+                views.append(self._packed.setdefault(origin, alike(parameter)))
                 continue
             if place in scheduled.packed and self.blocks is not None:
-                begin = tirx.Var(f"{parameter.name}_begin", "int64")
-                views.append(tirx.decl_buffer(parameter.shape, str(parameter.dtype), elem_offset=begin))
-                packed = self._packed.setdefault(origin, _alike(parameter, self.blocks.count))
-                region = [ir.Range.from_min_extent(self._block, number(1)), *_ranges(parameter)]
-                matched.append(s_tir.MatchBufferRegion(views[-1], tirx.BufferRegion(packed, region)))
-                reads.append(matched[-1].source)
-                continue
-            views.append(_view(parameter))
-            matched.append(s_tir.MatchBufferRegion(views[-1], part.region(origin, windows)))
-            (reads if place < len(parameters) - tile.outputs else writes).append(matched[-1].source)
+                view, source = self._block_of(self.blocks, origin, parameter)
+            else:
+                view, source = _view(parameter), part.region(origin, windows)
+            views.append(view)
+            matched.append(s_tir.MatchBufferRegion(view, source))
+            (reads if place < len(parameters) - tile.outputs else writes).append(source)
         body = substitute(scheduled.function.body, list(zip(parameters, views, strict=True)))
         return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
 
-
-def _is_common(size: Size, stages: Sequence[Stage]) -> bool:
-    return all(size in stage.free for stage in stages)
+    def _block_of(self, blocks: Blocks, weight: Any, packed: Any) -> tuple[Any, Any]:
+        """A buffer like that of a block's packed weights, and where the block at hand is among all of them."""
+        begin = tirx.Var(f"{packed.name}_begin", "int64")
+        view = tirx.decl_buffer(packed.shape, str(packed.dtype), elem_offset=begin)
+        whole = self._packed.setdefault(weight, alike(packed, blocks.count))
+        return view, tirx.BufferRegion(whole, [ir.Range.from_min_extent(self._block, number(1)), *_ranges(packed)])
 
 
 def _is_only_in(buffer: Any, group: Sequence[Stage], stages: Sequence[Stage]) -> bool:
@@ -381,12 +378,6 @@ def _touched(stages: Sequence[Stage]) -> tuple[list[Any], list[Any]]:
     return list(reads), list(writes)
 
 
-def _alike(buffer: Any, *outer: int) -> Any:
-    """Another buffer of the same shape, or with more axes before those."""
-    shape = [number(extent) for extent in (*outer, *buffer.shape)]
-    return tirx.decl_buffer(shape, str(buffer.dtype), str(buffer.name))
-
-
 def _ranges(buffer: Any) -> list[Any]:
     """All of a buffer."""
     return [ir.Range.from_min_extent(number(0), number(extent)) for extent in buffer.shape]
@@ -397,10 +388,6 @@ def _view(buffer: Any) -> Any:
     strides = [tirx.Var(f"{buffer.name}_stride{place}", "int64") for place in range(len(buffer.shape))]
     begin = tirx.Var(f"{buffer.name}_begin", "int64")
     return tirx.decl_buffer(buffer.shape, str(buffer.dtype), str(buffer.name), strides=strides, elem_offset=begin)
-
-
-def _bytes(buffer: Any) -> float:
-    return math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(str(buffer.dtype))
 
 
 def _is_one(extent: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from ..search.space.access import dtype_bytes
 from ..search.space.hardware import Hardware
 from ..search.space.statements import looped
-from .kernel import Size, Stage, SymbolicKernel
-from .part import number
+from .kernel import Size, Stage, SymbolicKernel, is_common
+from .part import alike, bytes_of, number
 
 __all__ = ["Blocks", "NotInBlocks", "blocks_of", "packed_in_blocks"]
 
@@ -64,10 +62,10 @@ def blocks_of(
     """
     size = stages[-1].sizes[-1]
     own = [weight for weight in weights if kernel.dimensions[weight].count(size) == 1]
-    if size.symbolic or not own or not _are_computed_alone(size, stages):
+    if size.symbolic or not own or not is_common(size, stages):
         return None
     extent = int(size.extent)
-    column_bytes = sum(_bytes(weight) for weight in own) / extent
+    column_bytes = sum(bytes_of(weight) for weight in own) / extent
     most = CACHE_SHARE * hardware.l2_bytes / column_bytes
     for count in range(hardware.threads, extent // COLUMNS + 1, hardware.threads):
         if count > 1 and extent % (count * COLUMNS) == 0 and extent // count <= most:
@@ -90,8 +88,8 @@ def packed_in_blocks(packing: tirx.PrimFunc, weights: Sequence[Any], kernel: Sym
     Raises NotInBlocks where it does something else.
     """
     given, packed = packing.params[: len(weights)], packing.params[len(weights) :]
-    sources = {one: _like(weight, weight.shape) for one, weight in zip(given, weights, strict=True)}
-    targets = {one: _like(one, [blocks.count, *one.shape]) for one in packed}
+    sources = {one: alike(weight) for one, weight in zip(given, weights, strict=True)}
+    targets = {one: alike(one, blocks.count) for one in packed}
     places = {one: kernel.dimensions[w].index(blocks.size) for one, w in zip(given, weights, strict=True)}
     axis = tirx.Var("block", "int64")
 
@@ -137,15 +135,3 @@ def packed_in_blocks(packing: tirx.PrimFunc, weights: Sequence[Any], kernel: Sym
     whole = s_tir.SBlock([], [], [], "root", copies[0] if len(copies) == 1 else tirx.SeqStmt(copies))
     parameters = [*sources.values(), *targets.values()]
     return tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, whole)).with_attr(dict(packing.attrs))
-
-
-def _are_computed_alone(size: Size, stages: Sequence[Stage]) -> bool:
-    return all(size in stage.free for stage in stages)
-
-
-def _bytes(buffer: Any) -> float:
-    return math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(str(buffer.dtype))
-
-
-def _like(buffer: Any, shape: Sequence[Any]) -> Any:
-    return tirx.decl_buffer([number(extent) for extent in shape], str(buffer.dtype), str(buffer.name))

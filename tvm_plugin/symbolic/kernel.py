@@ -9,7 +9,17 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-__all__ = ["Size", "Stage", "SymbolicKernel", "Window", "grouped", "is_symbolic", "read_kernel", "with_sizes"]
+__all__ = [
+    "Size",
+    "Stage",
+    "SymbolicKernel",
+    "Window",
+    "grouped",
+    "is_common",
+    "is_symbolic",
+    "read_kernel",
+    "with_sizes",
+]
 
 AXIS = -1
 """The place of an axis, by its variable, where dimensions are known by buffer and place."""
@@ -179,6 +189,11 @@ def _stage(
     elsewhere = any(size.symbolic and size not in own for size in whole)
     reads = {key: Window(sizes[axis, AXIS], stride, reach) for key, (axis, stride, reach) in windows.items()}
     return Stage(block, own, frozenset(whole | twice), computes or elsewhere, reads)
+
+
+def is_common(size: Size, stages: Sequence[Stage]) -> bool:
+    """Whether places of a size can be computed alone, in all stages."""
+    return all(size in stage.free for stage in stages)
 
 
 def grouped(stages: Sequence[Stage]) -> list[list[Stage]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from ..search.space.access import dtype_bytes
 from ..search.space.expressions import substitute
 from .kernel import Size, Stage, SymbolicKernel, Window
 
-__all__ = ["Part", "number"]
+__all__ = ["Part", "alike", "bytes_of", "number"]
 
 
 @dataclass(frozen=True)
@@ -96,3 +98,14 @@ class Part:
 def number(value: Any) -> Any:
     """A 64-bit constant; any other expression as it is."""
     return tirx.IntImm("int64", int(value)) if isinstance(value, int | tirx.IntImm) else value
+
+
+def alike(buffer: Any, *outer: int) -> Any:
+    """Another buffer of the same shape, or with more axes before those."""
+    shape = [number(extent) for extent in (*outer, *buffer.shape)]
+    return tirx.decl_buffer(shape, str(buffer.dtype), str(buffer.name))
+
+
+def bytes_of(buffer: Any) -> float:
+    """Of a buffer of known shape."""
+    return math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(str(buffer.dtype))

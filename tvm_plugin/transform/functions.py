@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -20,11 +21,13 @@ __all__ = [
     "leaves",
     "map_functions",
     "operator",
+    "repeated",
     "rewrite_bindings",
     "rewrite_calls",
     "seen_as",
     "shape_of",
     "substitute",
+    "symbols_of",
     "top_level_bindings",
     "use_counts",
 ]
@@ -64,6 +67,24 @@ def extents(ty: Any) -> list[int]:
 def shape_of(value: relax.Expr) -> list[Any]:
     """The extents of a tensor: ints, but for those that are known only when the model runs."""
     return [int(extent) if isinstance(extent, int | tirx.IntImm) else extent for extent in value.ty.shape]
+
+
+def repeated(emit: Callable[[Any], Any], x: relax.Expr, counts: Sequence[Any], shape: Sequence[Any]) -> relax.Expr:
+    """All of a tensor, so many times along each axis, which is of this `shape`; counts and sizes may be open."""
+    extents = [1] * (len(counts) - len(shape_of(x))) + shape_of(x)
+    apart = emit(relax.op.reshape(x, [part for extent in extents for part in (1, extent)]))
+    pairs = zip(counts, extents, strict=True)
+    wide = emit(relax.op.broadcast_to(apart, [part for pair in pairs for part in pair]))
+    return relax.op.reshape(wide, list(shape))
+
+
+def symbols_of(function: relax.Function) -> list[Any]:
+    """The symbols in the shapes of what a function takes, in order."""
+    found: list[Any] = []
+    for parameter in function.params:
+        for extent in getattr(getattr(parameter.ty, "shape", None), "values", ()):
+            tvm_ffi.structural_walk(extent, (ir.Var, found.append))
+    return list(dict.fromkeys(found))
 
 
 def seen_as(value: relax.Expr, shape: Sequence[Any]) -> relax.Expr:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax, sym, te, tirx, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .functions import operator, top_level_bindings
+from .functions import operator, symbols_of, top_level_bindings
 from .plain_sizes import with_plain_sizes
 
 __all__ = ["BOUNDS", "KnownSlices"]
@@ -49,7 +48,7 @@ class _Slicer(PyExprMutator):
         super().__init__(mod)
         self._analyzer = sym.Analyzer()
         lower, upper = (function.attrs.get(name, {}) for name in BOUNDS)
-        for variable in _symbols(function):
+        for variable in symbols_of(function):
             low = int(lower.get(variable.name, 0))
             high = int(upper.get(variable.name, 2**31))
             self._analyzer.bind(variable, ir.Range(low, high + 1))
@@ -89,11 +88,3 @@ class _Slicer(PyExprMutator):
                 return {}
             found[int(axis) % x.ty.ndim] = begin, length
         return {} if all(isinstance(length, tirx.IntImm) for _, length in found.values()) else found
-
-
-def _symbols(function: relax.Function) -> list[Any]:
-    found: list[Any] = []
-    for parameter in function.params:
-        for extent in getattr(getattr(parameter.ty, "shape", None), "values", ()):
-            tvm_ffi.structural_walk(extent, (ir.Var, found.append))
-    return list(dict.fromkeys(found))

@@ -21,7 +21,7 @@ from ..transform.huge_pages import in_huge_pages
 from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form
 from .accuracy import TOLERANCE, Accuracy
 from .reference import Reference
-from .result import Limit, TaskResult, TuneResult
+from .result import Limit, TaskResult, TuneResult, check_size
 from .session import Session
 from .summarize import summarize
 
@@ -53,10 +53,7 @@ def typical_sizes(imported: ImportedModel, given: Mapping[str, int] | None) -> d
             raise InputError(f"the model has no open size {name!r}; its open sizes are: {known}")
         if not isinstance(size, numbers.Integral) or isinstance(size, bool):
             raise InputError(f"the size {name} is a whole number, not {size!r}")
-        least, most = imported.open_sizes[name]
-        if size < least or (most is not None and size > most):
-            bound = f"at least {least}" if most is None else f"from {least} to {most}"
-            raise InputError(f"the size {name} is {bound}, not {size}")
+        check_size(name, size, *imported.open_sizes[name])
         sizes[name] = int(size)
     return sizes
 
@@ -84,7 +81,7 @@ def tuned_for_any_size(
     MismatchError
         As `tune_model` does.
     """
-    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    at = _text(sizes)
     session.progress.say(f"sizes are open: tuned for any, by estimate; compared and timed at {at}")
     reference = _reference(session, imported, sizes)
     accuracy = Accuracy(session, reference, verify, TOLERANCE)
@@ -155,6 +152,10 @@ def _limits(imported: ImportedModel) -> tuple[Limit, ...]:
     )
 
 
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
 def _reference(session: Session, imported: ImportedModel, sizes: Mapping[str, int]) -> Reference:
     """The model at these sizes, with plain schedules."""
     seed, key = session.settings.seed, session.context_key
@@ -174,7 +175,7 @@ def _with_others(
     session: Session, imported: ImportedModel, sizes: Mapping[str, int], run: Model, known: tuple[float, float]
 ) -> tuple[float, float]:
     """The largest errors so far, and with these sizes, should the model run with them."""
-    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    at = _text(sizes)
     try:
         reference = _reference(session, imported, sizes)
         _ = reference.outputs

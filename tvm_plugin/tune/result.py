@@ -102,6 +102,13 @@ class KernelsResult:
         return {task.workload_hash: task.trace for task in self.tasks if task.tuned}
 
 
+def check_size(name: str, size: int, least: int, most: int | None) -> None:
+    """Raise InputError where an open size is too small or too large."""
+    if size < least or (most is not None and size > most):
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"the size {name} is {allowed}, not {size}")
+
+
 @dataclass(frozen=True)
 class Limit:
     """What an open size of an input is at least, and at most where the model says so."""
@@ -114,12 +121,8 @@ class Limit:
 
     def check(self, shape: Sequence[int]) -> None:
         """Raise InputError where a shape has another size there. Other ranks are the virtual machine's to refuse."""
-        if self.dimension >= len(shape):
-            return
-        size = shape[self.dimension]
-        if size < self.least or (self.most is not None and size > self.most):
-            allowed = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
-            raise InputError(f"the size {self.name} is {allowed}, not {size}")
+        if self.dimension < len(shape):
+            check_size(self.name, shape[self.dimension], self.least, self.most)
 
 
 @dataclass(repr=False)
