@@ -141,9 +141,7 @@ class ModelRunner:
     def __init__(self, executable: Any, device: Any = None, threads: int | None = None) -> None:
         self._device = tvm.cpu() if device is None else device
         self._pool = _thread_with_pool(threads or len(allowed_cores()))
-        # What it allocates for one size is of no use for others, and would be kept for each.
-        memory = "naive" if _has_open_sizes(executable) else "pooled"
-        machine = self._pool.submit(lambda: relax.VirtualMachine(executable, self._device, memory))
+        machine = self._pool.submit(lambda: relax.VirtualMachine(executable, self._device))
         self._main = machine.result()["main"]
 
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
@@ -171,11 +169,6 @@ class ModelRunner:
         self._main(*arguments)
         self._device.sync()
         return time.perf_counter() - started
-
-
-def _has_open_sizes(executable: Any) -> bool:
-    """Whether code computes with sizes when it runs; False of a library, of which nothing is known."""
-    return hasattr(executable, "as_text") and "vm.builtin.alloc_shape_heap" in executable.as_text()
 
 
 def time_side_by_side(

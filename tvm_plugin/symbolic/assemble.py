@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,6 +50,16 @@ FEW_SUMS = (64, 8, 1)
 WORTH_ALL_THREADS = 50e-6
 """Seconds that the longest tile of rows takes one thread, from which on threads compute each tile together: shorter
 ones they share. To start a parallel loop takes 3 to 6 us."""
+
+LONG_PLACE = 10e-6
+"""Seconds that one place takes one thread, from which on it is worth a tile of its own, be it an image of a batch..."""
+
+ENOUGH_USES = 32
+"""... which reads each weight so many times, so that several places at once would hardly be faster."""
+
+HEAVY = 4
+"""Of how many second-level caches the weights are not read for each such place: lighter ones the third level gives in
+time (of 0.5, 1, 2 and 5, all as fast but for the 9 MB of the last convolutions of ResNet-18)."""
 
 WEIGHTS_IN_NO_TIME = 8
 """How many times as long as reading its weights from memory a tile has to take for longer ones not to be worth it."""
@@ -143,7 +154,7 @@ class _Assembly:
             cover = self._single if single else self._covered
             return cover(stages, part, inside, common[0])
         if len(stages) > 1:
-            return self._one_by_one(stages, part, inside)
+            return self._one_by_one(part, inside, grouped(stages))
         (stage,) = stages
         if known and len(left) == 1 and left[0] in stage.reduced and left[0] not in stage.whole and sums_parts(stage):
             return self._summed(stage, part, left[0])
@@ -163,6 +174,8 @@ class _Assembly:
             return self._covering(stages, part, inside, size, SQUARES)(number(0), size.extent)
         alone, threads, cover = replace(part, parallel=True), self._schedules.hardware.threads, self._covering
         lengths: Sequence[int] = SQUARES
+        if self._rows and self._are_long(stages, part, inside, size):
+            return self._long_places(stages, part, inside, size)
         if self._rows:
             rows = ROWS if self._schedules.free else PLAIN_ROWS
             tiles = {n: tile_of(self._kernel, stages, {**part.lengths, size: n}, set(inside)) for n in rows}
@@ -183,6 +196,42 @@ class _Assembly:
         few = cover(stages, alone, inside, size, lengths)(number(0), size.extent)
         return tirx.IfThenElse(size.extent < 2 * lengths[0], few, many)
 
+    def _are_long(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> bool:
+        """Whether a place takes long, and would hardly take less time together with others, as images of a batch do."""
+        sizes = self._kernel.dimensions
+        fixed = [one for one in self._kernel.function.params if not any(each.symbolic for each in sizes.get(one, ()))]
+        for stage in stages:
+            read = max((one for one in fixed if one in stage.reads), key=bytes_of, default=None)
+            if read is not None:
+                uses = (one for one in stage.sizes if one not in (*stage.reduced, *sizes[read]) and not one.symbolic)
+                if math.prod(int(one.extent) for one in uses) < ENOUGH_USES:
+                    return False
+        tile = tile_of(self._kernel, stages, {**part.lengths, size: 1}, set(inside))
+        return self._schedules.seconds(tile) >= LONG_PLACE
+
+    def _long_places(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
+        """One place after another: as many as there are threads at once, each by one, and the rest by all of them.
+
+        With weights that do not fit the cache, one block of their columns after another instead.
+        """
+        alone, threads = replace(part, parallel=True), self._schedules.hardware.threads
+        if self._may_have_blocks and self._weigh_more(stages, HEAVY):
+            columns = stages[-1].sizes[-1]
+            first = next(place for place, stage in enumerate(stages) if columns in stage.sizes)
+            if first:  # padding, which is for all columns
+                return self._one_by_one(part, inside, [stages[:first], stages[first:]])
+            self.blocks = blocks_of(self._kernel, stages, self._schedules.free, self._schedules.hardware)
+        if self.blocks is not None:
+            return self._spread(
+                alone, lambda own: self._covering(stages, own, inside, size, SINGLE)(number(0), size.extent)
+            )
+        each = self._covering(stages, alone, inside, size, SINGLE)
+        if threads == 1:
+            return each(number(0), size.extent)
+        rest = size.extent % number(threads)
+        last = self._covering(stages, part, inside, size, SINGLE)(size.extent - rest, rest)
+        return tirx.SeqStmt([shared(size.extent - rest, threads, 1, each, self._names[size]), last])
+
     def _images(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], common: Sequence[Size]) -> Any:
         """Places of images, which are computed of windows: tiles of some pixels of a row.
 
@@ -193,7 +242,7 @@ class _Assembly:
         if part.parallel:
             return cover(stages, part, inside, size, lengths)(number(0), size.extent)
         alone, threads, name = replace(part, parallel=True), self._schedules.hardware.threads, self._names[size]
-        if self._may_have_blocks and self._weigh_much(stages):
+        if self._may_have_blocks and self._weigh_more(stages, 0.5):
             self.blocks = blocks_of(self._kernel, stages, self._schedules.free, self._schedules.hardware)
         if self.blocks is not None:
             return self._spread(alone, lambda own: cover(stages, own, inside, size, lengths)(number(0), size.extent))
@@ -201,10 +250,10 @@ class _Assembly:
             return cover(stages, alone, inside, size, lengths)(number(0), size.extent)
         return shared(size.extent, threads, lengths[0], cover(stages, alone, inside, size, lengths), name)
 
-    def _weigh_much(self, stages: Sequence[Stage]) -> bool:
-        """Whether weights that can be packed take more than half of the second-level cache."""
+    def _weigh_more(self, stages: Sequence[Stage], caches: float) -> bool:
+        """Whether weights that can be packed take more than so many second-level caches."""
         read = [weight for weight in self._schedules.free if any(weight in stage.reads for stage in stages)]
-        return sum(map(bytes_of, read)) > self._schedules.hardware.l2_bytes / 2
+        return sum(map(bytes_of, read)) > caches * self._schedules.hardware.l2_bytes
 
     def _spread(self, part: Part, compute: Callable[[Part], Any]) -> Any:
         """What computes a part, for each block of its columns, if there are blocks: threads share them."""
@@ -289,9 +338,9 @@ class _Assembly:
         writes = any(buffer in outside for stage in stages for buffer in stage.writes)
         return not self._kernel.overwrites and not (reads and writes)
 
-    def _one_by_one(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
+    def _one_by_one(self, part: Part, inside: Sequence[Any], groups: Sequence[Sequence[Stage]]) -> Any:
         """Groups of stages, each for all of the part before the next one."""
-        groups = grouped(stages)
+        stages = [stage for group in groups for stage in group]
         kept = [[buffer for buffer in inside if _is_only_in(buffer, group, stages)] for group in groups]
         part, made = part.with_buffers([one for one in inside if not any(one in own for own in kept)])
         body = [self._computed(group, part, own) for group, own in zip(groups, kept, strict=True)]

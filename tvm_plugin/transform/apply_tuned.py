@@ -28,6 +28,7 @@ from .fold_weights import FoldWeights
 from .huge_pages import in_huge_pages
 from .pack_weights import pack_weights
 from .plain_schedules import with_plain_schedules
+from .round_storage import RoundStorage
 from .stored_schedules import stored_schedules
 
 __all__ = [
@@ -184,6 +185,7 @@ def after_kernels() -> list[transform.Pass]:
         relax.transform.StaticPlanBlockMemory(),
         relax.transform.RewriteCUDAGraph(),
         relax.transform.LowerAllocTensor(),
+        RoundStorage(),
         relax.transform.KillAfterLastUse(),
         relax.transform.LowerRuntimeBuiltin(),
         relax.transform.ComputePrimValue(),

@@ -120,19 +120,17 @@ def cheapest_form(
     """A model as kernels, rewritten or as it is, with channels first or last: the form that runs fastest, unmeasured.
 
     By records and estimates, with these symbolic sizes, or typical ones. Measured and estimated times do not mix well:
-    with channels first or last, fewer calls that were never measured win; of two graphs, whose numbers of calls differ,
-    the one with the smaller share of them.
+    the form with the smaller share of calls that were never measured wins; of two with about the same, the faster one.
     """
     given, sizes = simplify(mod, machine), sizes or _typical_sizes(mod)
-    best = []
+    forms: list[EstimatedForm] = []
     for name, mod in (_graphs(given, fast_math) if graph else {"as given": given}).items():
         last = transform.Sequential([ChannelsLast()])(mod)
         layouts = {name: mod} if last.same_as(mod) else {name: mod, f"{name}, channels last": last}
         if len(layouts) > 1 and _has_open_images(mod):  # whose tiles would have vectors of few pixels
             del layouts[name]
-        forms = [_scheduled_form(one, layout, machine, stored, fast_math, sizes) for one, layout in layouts.items()]
-        best.append(min(forms, key=lambda form: (form.missing, form.seconds)))
-    return min(best, key=lambda form: (form.missing / max(form.calls, 1), form.seconds))
+        forms += [_scheduled_form(one, layout, machine, stored, fast_math, sizes) for one, layout in layouts.items()]
+    return min(forms, key=lambda form: (round(form.missing / max(form.calls, 1), 1), form.seconds))
 
 
 def _has_open_images(mod: ir.IRModule) -> bool:
