@@ -12,11 +12,13 @@ from tvm import ir, s_tir, tirx
 from ..search.space.expressions import substitute
 from ..search.space.statements import looped
 from .blocks import Blocks, blocks_of, packed_in_blocks
-from .kernel import Size, Stage, SymbolicKernel, grouped, is_common
+from .kernel import Size, Stage, SymbolicKernel, Window, grouped, is_common
 from .part import Part, alike, bytes_of, number
-from .schedules import TileSchedules
+from .schedules import ScheduledTile, TileSchedules
 from .steps import covered, shared
 from .tile import Tile, sums_parts, tile_of, windows_of
+from .unpadded import unpadded_windows
+from .written import as_written
 
 __all__ = ["assemble"]
 
@@ -101,6 +103,8 @@ class _Assembly:
         self.blocks: Blocks | None = None
         self._block: Any = None
         self._may_have_blocks = in_blocks
+        self._by_window: dict[Any, Stage] = {}
+        """What writes a buffer of which a tile computes the window that it reads, as padding."""
 
     def _has_inner(self, size: Size, others: Sequence[Size]) -> bool:
         """Whether another size is along all that a size is along, as the places of a batch are: it is tiled instead."""
@@ -134,8 +138,8 @@ class _Assembly:
             return None
         common = [size for size in stages[-1].sizes if is_common(size, stages)]
         least = threads if any(size.symbolic for size in common) else 2
-        taken = {size for weight in self._schedules.free for size in self._kernel.dimensions[weight]}
-        taken.add(stages[-1].sizes[-1])
+        taken: set[Size | None] = {size for one in self._schedules.free for size in self._kernel.dimensions[one]}
+        taken.add(self._kernel.columns(stages))
         fitting = (size for size in common if not size.symbolic and size not in taken)
         return next((size for size in fitting if int(size.extent) >= least), None)
 
@@ -158,12 +162,12 @@ class _Assembly:
         (stage,) = stages
         if known and len(left) == 1 and left[0] in stage.reduced and left[0] not in stage.whole and sums_parts(stage):
             return self._summed(stage, part, left[0])
-        return self._as_written(stage, part)
+        return as_written(stage, part)
 
     def _single(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
         """One place after another; of rows whose elements are tiled, threads share the places."""
         threads, left = self._schedules.hardware.threads, part.left(stages)
-        if self._rows and not part.parallel and threads > 1 and left == [size, stages[-1].sizes[-1]]:
+        if self._rows and not part.parallel and threads > 1 and left == [size, self._kernel.columns(stages)]:
             cover = self._covering(stages, replace(part, parallel=True), inside, size, SINGLE)
             return shared(size.extent, threads, 1, cover, self._names[size])
         return self._covering(stages, part, inside, size, SINGLE)(number(0), size.extent)
@@ -216,7 +220,7 @@ class _Assembly:
         """
         alone, threads = replace(part, parallel=True), self._schedules.hardware.threads
         if self._may_have_blocks and self._weigh_more(stages, HEAVY):
-            columns = stages[-1].sizes[-1]
+            columns = self._kernel.columns(stages)
             first = next(place for place, stage in enumerate(stages) if columns in stage.sizes)
             if first:  # padding, which is for all columns
                 return self._one_by_one(part, inside, [stages[:first], stages[first:]])
@@ -341,13 +345,42 @@ class _Assembly:
     def _one_by_one(self, part: Part, inside: Sequence[Any], groups: Sequence[Sequence[Stage]]) -> Any:
         """Groups of stages, each for all of the part before the next one."""
         stages = [stage for group in groups for stage in group]
+        by_window = {
+            stage.writes[0]: stage
+            for group in groups
+            for stage in stages
+            if stage not in group and self._fits_windows(stage, group, stages, part, inside)
+        }
+        self._by_window |= by_window
+        inside = [buffer for buffer in inside if buffer not in by_window]
+        groups = [[stage for stage in group if stage not in by_window.values()] for group in groups]
+        groups = [group for group in groups if group]
         kept = [[buffer for buffer in inside if _is_only_in(buffer, group, stages)] for group in groups]
         part, made = part.with_buffers([one for one in inside if not any(one in own for own in kept)])
         body = [self._computed(group, part, own) for group, own in zip(groups, kept, strict=True)]
-        reads, writes = ([b for b in buffers if b not in inside] for buffers in _touched(stages))
+        reads, writes = ([b for b in buffers if b not in (*inside, *by_window)] for buffers in _touched(stages))
         regions = [part.region(buffer) for buffer in reads], [part.region(buffer) for buffer in writes]
-        block = s_tir.SBlock([], *regions, "stages", tirx.SeqStmt(body), alloc_buffers=made)
+        body = body[0] if len(body) == 1 else tirx.SeqStmt(body)
+        block = s_tir.SBlock([], *regions, "stages", body, alloc_buffers=made)
         return s_tir.SBlockRealize([], True, block)
+
+    def _fits_windows(
+        self, stage: Stage, group: Sequence[Stage], stages: Sequence[Stage], part: Part, inside: Sequence[Any]
+    ) -> bool:
+        """Whether only tiles of a group read what a stage writes, in windows that each may compute for itself."""
+        (buffer,), left, windows = stage.writes, part.left(group), windows_of(group)
+        if buffer not in inside or any(buffer in one.reads for one in stages if one not in group) or stage.reduced:
+            return False
+        if any(one.needs_symbols for one in group) or not all(is_common(size, group) for size in left):
+            return False
+        store = stage.block.body
+        if not all(index.same_as(axis.var) for index, axis in zip(store.indices, stage.block.iter_vars, strict=True)):
+            return False
+        sizes = enumerate(self._kernel.dimensions[buffer])
+        open_places = {place: size for place, size in sizes if size.symbolic and size not in part.lengths}
+        if any(size in one.sizes for one in group for size in open_places.values()):
+            return False
+        return bool(open_places) and all((buffer, place) in windows for place in open_places)
 
     def _summed(self, stage: Stage, part: Part, size: Size) -> Any:
         """A stage that sums over a size, tile by tile."""
@@ -365,30 +398,37 @@ class _Assembly:
         lengths = SUMS if len(others) < 2 else FEW_SUMS
         return tirx.SeqStmt([begin, covered(number(0), size.extent, lengths, False, tile, self._names[size])])
 
-    def _as_written(self, stage: Stage, part: Part) -> Any:
-        """The loops of a stage, one element after another; threads share the outermost one."""
-        block = stage.block
-        at: list[tuple[Any, Any]] = []
-        places: tuple[list[Any], list[Any]] = [], []
-        sums: tuple[list[Any], list[Any]] = [], []
-        for axis, size in zip(block.iter_vars, stage.sizes, strict=True):
-            loop = tirx.Var(str(axis.var.name), "int64")
-            at.append((axis.var, loop + part.starts[size] if size in part.starts else loop))
-            loops, extents = sums if size in stage.reduced else places
-            loops.append(loop)
-            extents.append(number(part.lengths.get(size, size.extent)))
-        body = looped(*sums, part.statement(block.body, at))
-        if block.init is not None:
-            body = tirx.SeqStmt([part.statement(block.init, at), body])
-        wide = next((place for place, extent in enumerate(places[1]) if not _is_one(extent)), None)
-        return looped(*places, body, parallel=None if part.parallel else wide)
-
     def _tile(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
         """The scheduled kernel of a part whose sizes are known."""
-        tile = tile_of(
-            self._kernel, stages, part.lengths, set(inside), None if self.blocks is None else self.blocks.size
-        )
-        scheduled, windows = self._schedules(tile, not part.parallel), windows_of(stages)
+        windows = windows_of(stages)
+        own = [stage for buffer, stage in self._by_window.items() if any(buffer in one.reads for one in stages)]
+        for stage in own:
+            part = self._windowed(stage, part, windows)
+        part, made = part.with_buffers([stage.writes[0] for stage in own]) if own else (part, [])
+        columns = None if self.blocks is None else self.blocks.size
+        tile = tile_of(self._kernel, stages, part.lengths, set(inside), columns)
+        scheduled = self._schedules(tile, not part.parallel)
+        computed = self._scheduled(tile, scheduled, part, windows, {})
+        if not own:
+            return computed
+        first = [as_written(stage, replace(part, parallel=True)) for stage in own]
+        block = s_tir.SBlock([], [], [], "windowed", tirx.SeqStmt([*first, computed]), alloc_buffers=made)
+        windowed = s_tir.SBlockRealize([], True, block)
+        unpadded = unpadded_windows(own, part)
+        if unpadded is None or not all(self._kernel.columns(stages) in stage.sizes for stage in own):
+            return windowed
+        inner = self._scheduled(tile, scheduled, part, windows, unpadded.regions)
+        return tirx.IfThenElse(unpadded.condition, inner, windowed)
+
+    def _scheduled(
+        self,
+        tile: Tile,
+        scheduled: ScheduledTile,
+        part: Part,
+        windows: Mapping[tuple[Any, int], Window],
+        regions: Mapping[Any, Any],
+    ) -> Any:
+        """The scheduled kernel of a tile, over a part of the kernel's buffers, or these regions of others."""
         parameters = scheduled.function.params
         reads: list[Any] = []
         writes: list[Any] = []
@@ -400,12 +440,22 @@ class _Assembly:
             if place in scheduled.packed and self.blocks is not None:
                 view, source = self._block_of(self.blocks, origin, parameter)
             else:
-                view, source = _view(parameter), part.region(origin, windows)
+                view, source = _view(parameter), regions.get(origin) or part.region(origin, windows)
             views.append(view)
             matched.append(s_tir.MatchBufferRegion(view, source))
             (reads if place < len(parameters) - tile.outputs else writes).append(source)
         body = substitute(scheduled.function.body, list(zip(parameters, views, strict=True)))
         return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
+
+    def _windowed(self, stage: Stage, part: Part, windows: Mapping[tuple[Any, int], Window]) -> Part:
+        """The part with that of a stage which windows show."""
+        (buffer,) = stage.writes
+        for place, size in enumerate(self._kernel.dimensions[buffer]):
+            window = windows.get((buffer, place))
+            if window is not None:
+                start = part.starts[window.size] * window.stride
+                part = part.at(size, window.extent(part.lengths[window.size]), start)
+        return part
 
     def _block_of(self, blocks: Blocks, weight: Any, packed: Any) -> tuple[Any, Any]:
         """A buffer like that of a block's packed weights, and where the block at hand is among all of them."""
@@ -437,7 +487,3 @@ def _view(buffer: Any) -> Any:
     strides = [tirx.Var(f"{buffer.name}_stride{place}", "int64") for place in range(len(buffer.shape))]
     begin = tirx.Var(f"{buffer.name}_begin", "int64")
     return tirx.decl_buffer(buffer.shape, str(buffer.dtype), str(buffer.name), strides=strides, elem_offset=begin)
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1

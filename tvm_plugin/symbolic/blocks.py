@@ -60,9 +60,9 @@ def blocks_of(
         What can be packed.
     hardware : Hardware
     """
-    size = stages[-1].sizes[-1]
+    size = kernel.columns(stages)
     own = [weight for weight in weights if kernel.dimensions[weight].count(size) == 1]
-    if size.symbolic or not own or not is_common(size, stages):
+    if size is None or size.symbolic or not own or not is_common(size, stages):
         return None
     extent = int(size.extent)
     column_bytes = sum(bytes_of(weight) for weight in own) / extent

@@ -10,10 +10,12 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 __all__ = [
+    "AXIS",
     "Size",
     "Stage",
     "SymbolicKernel",
     "Window",
+    "axes_of",
     "grouped",
     "is_common",
     "is_symbolic",
@@ -131,6 +133,10 @@ class SymbolicKernel:
     function: Any
     stages: tuple[Stage, ...]
     dimensions: Mapping[Any, tuple[Size, ...]]
+
+    def columns(self, stages: Sequence[Stage]) -> Size | None:
+        """The size along which elements of the last stage's result lie side by side; None where it is one number."""
+        return next(reversed(self.dimensions[stages[-1].block.body.buffer]), None)
 
     @property
     def overwrites(self) -> bool:
@@ -271,7 +277,7 @@ def _join(block: Any, groups: _Groups) -> tuple[set[Key], dict[Key, tuple[Any, i
         accesses: list[Any] = []
         if statement is not None:
             tvm_ffi.structural_walk(statement, ((tirx.BufferStore, ir.TensorLoad), accesses.append))
-            inexact |= set(_axes(statement.value))
+            inexact |= set(axes_of(statement.value))
         for access in accesses:
             buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
             groups.add_buffer(buffer)
@@ -283,7 +289,7 @@ def _join(block: Any, groups: _Groups) -> tuple[set[Key], dict[Key, tuple[Any, i
                 window = None if alone else _window(index, buffer.shape[place], block)
                 if window is not None and windows.setdefault(dimension, window) == window:
                     continue
-                inexact |= {dimension, *_axes(index)}
+                inexact |= {dimension, *axes_of(index)}
     return inexact, {key: window for key, window in windows.items() if key not in inexact}
 
 
@@ -320,7 +326,7 @@ def _factors(index: Any) -> dict[Any, int] | None:
     return None
 
 
-def _axes(value: Any) -> list[Key]:
+def axes_of(value: Any) -> list[Key]:
     """The axes and symbols that a value is computed with, besides what is loaded."""
 
     def number(load: Any) -> Any:

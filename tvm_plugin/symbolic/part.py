@@ -69,7 +69,7 @@ class Part:
         for place, size in enumerate(self.kernel.dimensions[buffer]):
             window = (windows or {}).get((buffer, place))
             if window is not None and window.size in self.lengths:
-                begin = self.starts[window.size] * window.stride
+                begin = number(0) if size in local else self.starts[window.size] * window.stride
                 length = number(window.extent(self.lengths[window.size]))
                 ranges.append(ir.Range.from_min_extent(begin, length))
                 continue

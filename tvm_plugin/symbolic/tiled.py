@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, tirx
@@ -13,6 +14,7 @@ from ..transform.pack_weights import SplitKernel, pack_weights
 from .assemble import assemble
 from .blocks import NotInBlocks
 from .inlined import with_cheap_stages_inlined
+from .joined import seen_as_given, with_sizes_joined
 from .kernel import SymbolicKernel, is_symbolic, read_kernel
 from .schedules import CannotShareWeights, TileSchedules
 
@@ -42,9 +44,10 @@ def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
     for variable, function in mod.functions_items():
         if not isinstance(function, tirx.PrimFunc) or not is_symbolic(function):
             continue
-        kernel = read_kernel(with_cheap_stages_inlined(function))
+        joined, given = with_sizes_joined(with_cheap_stages_inlined(function))
+        kernel = read_kernel(joined)
         try:
-            tiled, packing = (None, None) if kernel is None else _tiled(kernel, hardware)
+            tiled, packing = (None, None) if kernel is None else _tiled(kernel, given, hardware)
         except ValueError:  # no schedule applies to one of its tiles
             tiled, packing = None, None
         if tiled is None:
@@ -57,8 +60,11 @@ def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
     return pack_weights(result, split) if split else result
 
 
-def _tiled(kernel: SymbolicKernel, hardware: Hardware) -> tuple[tirx.PrimFunc, SplitKernel | None]:
-    """The kernel as loops over tiles, and where it takes its weights packed, what packs them."""
+def _tiled(
+    kernel: SymbolicKernel, given: Mapping[Any, Any], hardware: Hardware
+) -> tuple[tirx.PrimFunc, SplitKernel | None]:
+    """The kernel as loops over tiles, and where it takes its weights packed, what packs them. `given`: parameters that
+    it has in place of others."""
     function = kernel.function
     positions = function.attrs.get("layout_free_buffers", ())
     weights = frozenset(function.params[int(position)] for position in positions)
@@ -69,7 +75,7 @@ def _tiled(kernel: SymbolicKernel, hardware: Hardware) -> tuple[tirx.PrimFunc, S
             break
         except (CannotShareWeights, NotInBlocks):
             continue
-    tiled = tiled.with_attr(READY, True)
+    tiled = seen_as_given(tiled, given).with_attr(READY, True)
     if packing is None:
         return tiled, None
     places: list[Any] = list(function.params)
