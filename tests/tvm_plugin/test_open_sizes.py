@@ -339,6 +339,86 @@ def test_images_of_any_size(tmp_path: Path, height: int) -> None:
         close(result.run(x)[0], module(x).detach().numpy())
 
 
+class Resized(torch.nn.Module):
+    """An image at a quarter of the size, at that of another one, and twice as large."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+        self.first, self.second = (torch.nn.Conv2d(channels, 8, 3, padding=1, stride=2) for channels in (3, 8))
+        self.twice = torch.nn.Upsample(scale_factor=2, **options)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half = self.first(x)
+        quarter = self.second(half)
+        joined = half + torch.nn.functional.interpolate(quarter, size=half.shape[2:], **self.options)
+        return joined, self.twice(joined)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "nearest"}, *({"mode": "bilinear", "align_corners": corners} for corners in (False, True))],
+    ids=["nearest", "linear", "corners"],
+)
+def test_images_resized_to_open_sizes(tmp_path: Path, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = Resized(**options).eval()
+    pixels = {axis: torch.export.Dim(f"size{axis}", min=16, max=128) for axis in (2, 3)}
+    program = torch.export.export(module, (torch.randn(1, 3, 32, 40),), dynamic_shapes=(pixels,))
+    result = tuned(program, tmp_path)
+    for size in ((16, 16), (23, 37), (61, 18), (100, 103)):
+        x = torch.randn(1, 3, *size)
+        for found, wanted in zip(result.run(x), module(x), strict=True):
+            close(found, wanted.detach().numpy())
+
+
+@pytest.mark.parametrize(
+    "resized", [{"scale_factor": 1.5, "mode": "bilinear"}, {"scale_factor": 2.0, "mode": "bicubic"}]
+)
+def test_what_images_of_open_sizes_are_not_resized_by(tmp_path: Path, resized: dict[str, Any]) -> None:
+    module = torch.nn.Upsample(**resized)
+    pixels = {axis: torch.export.Dim(f"size{axis}", min=16, max=128) for axis in (2, 3)}
+    program = torch.export.export(module, (torch.randn(1, 3, 32, 40),), dynamic_shapes=(pixels,))
+    with pytest.raises(UnsupportedModelError, match=r"resizes images of open sizes by .*shapes="):
+        tuned(program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "place", "rounding"),
+    [
+        ("nearest", "asymmetric", "floor"),
+        ("nearest", "align_corners", "round_prefer_ceil"),
+        ("nearest", "pytorch_half_pixel", "ceil"),
+        ("linear", "half_pixel", "floor"),
+        ("linear", "asymmetric", "floor"),
+        ("linear", "pytorch_half_pixel", "floor"),
+    ],
+)
+def test_an_onnx_image_resized_to_the_size_of_another(tmp_path: Path, mode: str, place: str, rounding: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    options = {"mode": mode, "coordinate_transformation_mode": place, "nearest_mode": rounding}
+    nodes = [
+        onnx.helper.make_node("Shape", ["y"], ["size"], start=2),
+        onnx.helper.make_node("Concat", ["first", "size"], ["sizes"], axis=0),
+        onnx.helper.make_node("Resize", ["x", "", "", "sizes"], ["z"], **options),
+    ]
+    first = onnx.numpy_helper.from_array(np.array([1, 3]), "first")
+    inputs = [("x", [1, 3, "h", "w"]), ("y", [1, 1, "p", "q"])]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "resized",
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in inputs],
+        [onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [1, 3, "p", "q"])],
+        [first],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    result = tuned(model, tmp_path)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for before, after in (((5, 7), (1, 16)), ((9, 4), (9, 31)), ((40, 30), (13, 50)), ((1, 1), (3, 2))):
+        x, y = normal(1, 3, *before), np.zeros((1, 1, *after), np.float32)
+        close(result.run(x, y)[0], session.run(None, {"x": x, "y": y})[0])
+
+
 def test_what_programs_compute_of_sizes(tmp_path: Path) -> None:
     even = 2 * torch.export.Dim("half", min=1, max=32)
     shapes = {"x": {0: even}, "y": {0: torch.export.Dim("m", min=2, max=64)}}
@@ -366,8 +446,8 @@ def test_images_of_any_batch(tmp_path: Path) -> None:
         close(result.run(x)[0], module(x).detach().numpy())
 
 
-def test_memory_of_each_size_is_given_back(tmp_path: Path) -> None:
-    """TVM's virtual machine keeps what it allocates for one size, and has no use for it with another."""
+def test_memory_serves_other_sizes(tmp_path: Path) -> None:
+    """TVM's virtual machine keeps what it allocates by its size in bytes: few sizes of memory serve all."""
     x = relax.Var("x", relax.TensorType((N, 1000), "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):

@@ -16,7 +16,7 @@ from eqtune.machine import describe_machine, detect_target
 from eqtune.search.space.expressions import substitute
 from eqtune.symbolic import READY, tile_symbolic_kernels
 from eqtune.tasks import lower_to_kernels
-from eqtune.transform import ApplyTuned, LowerToKernels
+from eqtune.transform import ApplyTuned, LowerToKernels, pipeline
 from eqtune.transform.open_slices import open_slice
 
 SIZES = (0, 1, 2, 5, 17, 63, 64, 65, 130, 200)
@@ -194,6 +194,93 @@ def test_a_batch_of_images() -> None:
         padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
         close(run(x), np.maximum(np.einsum("nchwij,ocij->nohw", windows, filters), 0))
+
+
+def windows_of(x: np.ndarray, reach: int, stride: int, filled: float = 0.0) -> np.ndarray:
+    """Of padded images, channels first: [batch, channels, rows, columns, reach, reach]."""
+    widths = ((0, 0), (0, 0), (reach // 2, reach // 2), (reach // 2, reach // 2))
+    padded = np.pad(x, widths, constant_values=filled)
+    return np.lib.stride_tricks.sliding_window_view(padded, (reach, reach), axis=(2, 3))[:, :, ::stride, ::stride]
+
+
+@pytest.mark.parametrize("channels", [48, 384], ids=["light", "heavy"])
+def test_a_batch_of_images_that_take_long(channels: int) -> None:
+    """Threads have an image each, and share what is left; the heavy weights (5 MB) come in blocks of channels."""
+    filters, bias = normal(channels, channels, 3, 3) / 30, normal(1, channels, 1, 1)
+
+    def compute(emit: Any, x: Any) -> Any:
+        sums = emit(op.nn.conv2d(x, relax.const(filters), padding=(1, 1)))
+        return emit(op.nn.relu(emit(op.add(emit(op.add(sums, relax.const(bias))), x))))
+
+    run = compiled(module(compute, (N, channels, 10, 11)))
+    for size in (3, 1, 2, 0, 5):
+        x = normal(size, channels, 10, 11)
+        sums = np.einsum("nchwij,ocij->nohw", windows_of(x, 3, 1), filters, optimize=True)
+        close(run(x), np.maximum(sums + bias + x, 0))
+
+
+IMAGES = ((1, 1), (2, 3), (7, 16), (9, 40), (33, 5), (20, 67))
+"""Smaller than a window, and than a tile; some windows inside of the image, all of them, none."""
+
+
+@pytest.mark.parametrize(("reach", "stride"), [(3, 1), (3, 2), (5, 1)])
+def test_channels_of_images_of_any_size_alone(reach: int, stride: int) -> None:
+    """Depthwise convolutions and pooling, whose windows tiles pad for themselves where they leave the image."""
+    filters = normal(16, 1, reach, reach)
+
+    def compute(emit: Any, x: Any) -> Any:
+        settings = {"padding": (reach // 2,) * 2, "strides": (stride,) * 2}
+        alone = emit(op.nn.conv2d(x, relax.const(filters), groups=16, **settings))
+        largest = emit(op.nn.max_pool2d(x, (reach, reach), **settings))
+        return relax.Tuple([emit(op.nn.relu(alone)), largest])
+
+    run = compiled(module(compute, (1, 16, N, M)))
+    for size in IMAGES:
+        x = normal(1, 16, *size)
+        alone, largest = run(x)
+        close(alone, np.maximum(np.einsum("nchwij,cij->nchw", windows_of(x, reach, stride), filters[:, 0]), 0))
+        np.testing.assert_array_equal(largest, windows_of(x, reach, stride, -np.inf).max((4, 5)))
+
+
+def test_pixels_are_one_size() -> None:
+    """Of images of any size, rows and columns: for what is computed of each pixel alone, and for sums over all."""
+    weights = normal(24, 40)
+
+    def compute(emit: Any, x: Any, y: Any) -> Any:
+        product = emit(op.add(emit(op.matmul(x, relax.const(weights))), y))
+        return relax.Tuple([product, emit(op.mean(product, axis=[1, 2])), emit(op.max(x, axis=[1, 2], keepdims=True))])
+
+    mod = module(compute, (2, N, M, 24), (2, N, M, 40))
+    run = compiled(mod)
+    for size in IMAGES:
+        x, y = normal(2, *size, 24), normal(2, *size, 40)
+        product, mean, largest = run(x, y)
+        close(product, x @ weights + y)
+        close(mean, (x @ weights + y).mean((1, 2)))
+        close(largest, x.max((1, 2), keepdims=True))
+
+
+def test_pixels_whose_rows_differ_are_two_sizes() -> None:
+    """Each row has an offset of its own, or the other tensor has rows and columns the other way round."""
+
+    def compute(emit: Any, x: Any, offsets: Any, y: Any) -> Any:
+        shifted = emit(op.add(x, offsets))
+        return relax.Tuple([emit(op.exp(shifted)), emit(op.add(x, emit(op.permute_dims(y, [1, 0, 2]))))])
+
+    run = compiled(module(compute, (N, M, 24), (N, 1, 24), (M, N, 24)))
+    for size in IMAGES:
+        x, offsets, y = normal(*size, 24), normal(size[0], 1, 24), normal(*size[::-1], 24)
+        exponentials, sums = run(x, offsets, y)
+        close(exponentials, np.exp(x + offsets))
+        close(sums, x + y.transpose(1, 0, 2))
+
+
+def test_results_stay_while_others_are_computed() -> None:
+    """Memory is used again for other sizes, once nobody has it."""
+    run = compiled(module(lambda emit, x: emit(op.exp(emit(op.cumsum(x, axis=0)))), (N, 33)))
+    inputs = [normal(rows, 33) / 10 for rows in (5, 64, 0, 6, 1000, 5, 63, 1)]
+    for x, found in [(x, run(x)) for x in inputs]:
+        close(found, np.exp(x.cumsum(0)))
 
 
 def test_rows_of_a_large_table() -> None:
@@ -420,3 +507,26 @@ def test_a_slice_beyond_a_table_is_its_last_row() -> None:
     run = compiled(module(lambda emit, x: emit(op.add(x, open_slice(emit, relax.const(table), 0, 0, N))), (N, 4)))
     x = np.zeros((11, 4), np.float32)
     close(run(x), table[[*range(8), 7, 7, 7]])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "winner"),
+    [
+        ((24, 20, 1.0), (25, 21, 0.9), "last"),
+        ((24, 0, 1.0), (25, 21, 0.9), "first"),
+        ((9, 9, 1.0), (9, 9, 2.0), "first"),
+    ],
+    ids=["little was measured of both", "one was measured", "nothing was"],
+)
+def test_the_form_that_runs_fastest(monkeypatch: Any, first: Any, last: Any, winner: str) -> None:
+    """Of forms with channels first and last: calls, how many of them were never measured, seconds."""
+
+    def form(name: str, *_arguments: Any) -> pipeline.EstimatedForm:
+        calls, missing, seconds = last if name.endswith("channels last") else first
+        return pipeline.EstimatedForm(name, ir.IRModule(), {}, calls, missing, seconds)
+
+    monkeypatch.setattr(pipeline, "_scheduled_form", form)
+    filters = relax.const(normal(8, 8, 3, 3))
+    mod = module(lambda emit, x: emit(op.nn.conv2d(x, filters)), (N, 8, 9, 9))
+    found = pipeline.cheapest_form(mod, detect_target(), {}, graph=False)
+    assert found.name.endswith("channels last") == (winner == "last")

@@ -21,7 +21,8 @@ from ..errors import UnsupportedModelError
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import repeated, shape_of
 from ..transform.open_slices import from_begin, of_positive_sizes, open_slice, within
-from .onnx_nodes import padded
+from .imported import KNOWN_SHAPES
+from .onnx_nodes import padded, text_of
 
 __all__ = ["SizeTensors"]
 
@@ -402,12 +403,44 @@ def _flatten(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]
     return op.reshape(x, [math.prod(extents[:axis]), math.prod(extents[axis:])])
 
 
+def _resize(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    """Images, along height and width: to sizes that are known only when the model runs; from such by whole factors."""
+    x, _, factors, wanted = padded(inputs, 4)
+    shape = [] if x.ty.shape is None else shape_of(x)
+    after = None if wanted is None else sizes.sizes(wanted)
+    if factors is not None and wanted is None and isinstance(factors, ir.GenericConst):
+        whole = [int(factor) for factor in array_of(factors)]
+        after = _objects([n * extent for n, extent in zip(whole, shape, strict=True)]) if shape else None
+        after = after if np.array_equal(whole, array_of(factors)) else None
+    if after is None or len(shape) != 4 or not any(isinstance(one, ir.Expr) for one in (*after, *shape)):
+        return None
+    mode, policy = text_of(attrs.get("mode", "nearest")), text_of(attrs.get("keep_aspect_ratio_policy", "stretch"))
+    unusual = policy != "stretch" or attrs.get("antialias") or attrs.get("exclude_outside") or "axes" in attrs
+    same = all(sizes.is_equal(one, other) for one, other in zip(after[:2], shape[:2], strict=True))
+    if unusual or mode not in _METHODS or not same:
+        raise UnsupportedModelError(
+            f"a Resize of open sizes can be imported where it is nearest or linear, of height and width, not as here "
+            f"({mode}); {KNOWN_SHAPES}"
+        )
+    return op.image.resize2d(
+        x,
+        relax.ShapeExpr(list(after[2:])),
+        layout="NCHW",
+        method=_METHODS[mode],
+        coordinate_transformation_mode=text_of(attrs.get("coordinate_transformation_mode", "half_pixel")),
+        rounding_method=text_of(attrs.get("nearest_mode", "round_prefer_floor")),
+    )
+
+
+_METHODS = {"nearest": "nearest_neighbor", "linear": "linear"}
+
 _BY_SIZES: Mapping[str, Callable[[SizeTensors, Sequence[Any], Mapping[str, Any]], relax.Expr | None]] = {
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,
     "Flatten": _flatten,
     "Range": _range,
     "Reshape": _reshape,
+    "Resize": _resize,
     "Slice": _slice_of,
     "Tile": _tile,
 }

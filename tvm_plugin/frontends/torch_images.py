@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from ..errors import UnsupportedModelError
 from ..transform.bins import max_of_bins
 from ..transform.functions import shape_of
 from .antialiased import cubic, linear, resized
+from .imported import KNOWN_SHAPES
 from .overlap import add_up, fold
-from .torch_nodes import Converter, arguments, shape_in_torch
+from .torch_nodes import Converter, arguments, scalar, shape_in_torch
 from .torch_sizes import is_size
 
 __all__ = ["IMAGE_CONVERTERS"]
@@ -101,7 +102,7 @@ def _upsample_nearest(node: Any, importer: Any) -> relax.Expr:
     """Where each pixel is repeated as often, as TVM's importer does; else pixel by pixel."""
     x, _, factors = arguments(node, importer, ("input", "output_size", "scale_factors"), (None,))
     emit, before, after = importer.block_builder.emit, shape_of(x)[2:], list(node.meta["val"].shape[2:])
-    if any(map(is_size, before)):
+    if any(map(is_size, (*before, *shape_in_torch(node, importer)[-2:]))):
         return _repeated_pixels(node, importer, x, factors)
     pixels = [_nearest(*axis) for axis in zip(before, after, factors or (None, None), strict=True)]
     repeated = [np.repeat(np.arange(i), o // i) for i, o in zip(before, after, strict=True)]
@@ -113,14 +114,40 @@ def _upsample_nearest(node: Any, importer: Any) -> relax.Expr:
 
 
 def _repeated_pixels(node: Any, importer: Any, x: relax.Expr, factors: Any) -> relax.Expr:
-    """Of images of open sizes, as often as whole factors say."""
-    if not factors or any(factor != int(factor) for factor in factors):
-        raise UnsupportedModelError(f"{node.name} resizes images of open sizes by no whole factors")
+    """Of images of open sizes, as often as whole factors say; to other sizes without factors."""
+    if not factors:
+        return _nearest_pixels(node, importer, x)
+    _check_whole(node, factors)
     emit, (batch, channels, *extents) = importer.block_builder.emit, shape_of(x)
     apart = [batch, channels, *(part for extent in extents for part in (extent, 1))]
     repeated = [part for pair in zip(extents, map(int, factors), strict=True) for part in pair]
     pixels = emit(op.broadcast_to(emit(op.reshape(x, apart)), [batch, channels, *repeated]))
     return emit(op.reshape(pixels, shape_in_torch(node, importer)))
+
+
+def _nearest_pixels(node: Any, importer: Any, x: relax.Expr) -> relax.Expr:
+    """Rows and columns floor(i H / O), as `_nearest`, of images of open sizes."""
+    emit, before, after = importer.block_builder.emit, shape_of(x), shape_in_torch(node, importer)
+    for axis in (2, 3):
+        extent, size = (scalar(one, "float32", importer) for one in (before[axis], after[axis]))
+        places = emit(op.astype(emit(op.arange(0, after[axis], 1, "int64")), "float32"))
+        places = emit(op.floor(emit(op.multiply(places, emit(op.divide(extent, size))))))
+        last = scalar(before[axis] - 1, "int64", importer)
+        x = emit(op.take(x, emit(op.minimum(emit(op.astype(places, "int64")), last)), axis=axis))
+    return x
+
+
+def _between_pixels(node: Any, importer: Any, x: relax.Expr, mode: str) -> relax.Expr:
+    """Linear, to sizes that are known only when a model runs, or from such."""
+    size = relax.ShapeExpr(shape_in_torch(node, importer)[-2:])
+    options = {"layout": "NCHW", "method": "linear", "coordinate_transformation_mode": mode}
+    return importer.block_builder.emit(op.image.resize2d(x, size, **options))
+
+
+def _check_whole(node: Any, factors: Sequence[float]) -> None:
+    """Of others, pixels are not as far apart as the quotient of the sizes says."""
+    if any(factor != int(factor) for factor in factors):
+        raise UnsupportedModelError(f"{node.name} resizes images of open sizes by no whole factors; {KNOWN_SHAPES}")
 
 
 def _nearest(extent: int, size: int, factor: float | None) -> Any:
@@ -201,6 +228,13 @@ def _upsample(name: str, weigh: Callable[..., Any], reach: int) -> Converter:
         names = ("input", "output_size", "align_corners", "scale_factors")
         x, _, corners, factors = arguments(node, importer, names, (False, None))
         before, after = shape_of(x)[-2:], list(node.meta["val"].shape[-2:])
+        if any(map(is_size, (*before, *shape_in_torch(node, importer)[-2:]))):
+            if weigh is not linear:
+                raise UnsupportedModelError(
+                    f"{node.name} resizes images of open sizes by cubic weights; {KNOWN_SHAPES}"
+                )
+            _check_whole(node, [] if corners else factors or [])
+            return _between_pixels(node, importer, x, "align_corners" if corners else "half_pixel")
         steps = [1 / f for f in factors or ()]
         if corners or not steps or np.allclose(steps, np.divide(before, after), rtol=1e-6):
             return getattr(importer, name)(node)

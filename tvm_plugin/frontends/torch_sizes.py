@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,10 @@ __all__ = ["OpenSizes", "is_size", "number_of_sizes", "tensor_of_size"]
 def is_size(value: Any) -> bool:
     """Whether a value is a number that is known only when the model runs."""
     return isinstance(value, ir.Expr) and isinstance(value.ty, ir.PrimType)
+
+
+EXACT = 1 << 16
+"""Largest denominator of a factor whose products with sizes are computed exactly with floats (1.5, not 0.7)."""
 
 
 class OpenSizes:
@@ -109,10 +114,30 @@ class OpenSizes:
             return self._symbols[str(expression)]
         if isinstance(expression, sympy.Symbol):
             raise UnsupportedModelError(f"a size ({expression}) depends on data; sizes of inputs can stay open")
-        compute = _COMPUTED.get(expression.func.__name__)
+        name = expression.func.__name__
+        if name in _ROUNDED:
+            fraction = self._fraction(expression.args[0])
+            if fraction is not None:
+                return self.simplified(_ROUNDED[name](*fraction))
+        compute = _COMPUTED.get(name)
         if compute is None:
             raise UnsupportedModelError(f"a size is computed as {expression}, in a way that is not known here")
         return self.simplified(compute(*map(self.of_expression, expression.args)))
+
+    def _fraction(self, expression: sympy.Basic) -> tuple[Any, int] | None:
+        """The numerator and denominator of a size times a number that floats have exactly, as of a scale factor."""
+        if expression.func.__name__ == "ToFloat":
+            return self.of_expression(expression.args[0]), 1
+        if expression.is_Number and expression > 0:
+            numerator, denominator = float(expression).as_integer_ratio()
+            return (numerator, denominator) if denominator <= EXACT else None
+        if expression.func.__name__ != "Mul":
+            return None
+        parts = [self._fraction(part) for part in expression.args]
+        if any(part is None for part in parts):
+            return None
+        numerators, denominators = zip(*filter(None, parts), strict=True)
+        return functools.reduce(operator.mul, numerators), math.prod(denominators)
 
 
 def _name_of(dim: torch.SymInt) -> str:
@@ -174,6 +199,13 @@ def _power(base: Any, exponent: Any) -> Any:
         raise UnsupportedModelError(f"a size is a power with the exponent {exponent}")
     return functools.reduce(operator.mul, [base] * exponent)
 
+
+_ROUNDED: Mapping[str, Callable[[Any, int], Any]] = {
+    "TruncToInt": lambda numerator, denominator: numerator // denominator,
+    "FloorToInt": lambda numerator, denominator: numerator // denominator,
+    "CeilToInt": lambda numerator, denominator: (numerator + denominator - 1) // denominator,
+}
+"""Whole numbers of positive fractions, by name."""
 
 _COMPUTED: Mapping[str, Callable[..., Any]] = {
     "Add": _joined(operator.add),

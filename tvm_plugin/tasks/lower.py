@@ -27,6 +27,7 @@ from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
 from .half_precision import with_float32_arithmetic
 from .norms import legalize_norms
 from .permuted_products import legalize_permuted_products
+from .resize import legalize_resize
 from .routines import write_routines
 from .slices import join_slices
 from .spread import keep_spreads_apart
@@ -79,7 +80,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
         mod = transform.Sequential(
             [
                 *library_dispatch_passes(target),
-                relax.transform.LegalizeOps({"relax.concat": legalize_concat}),
+                relax.transform.LegalizeOps({"relax.concat": legalize_concat, "relax.image.resize2d": legalize_resize}),
                 relax.transform.AnnotateTIROpPattern(),
             ]
         )(mod)

@@ -147,6 +147,8 @@ class _ImageConverter(PyExprMutator):
             return self._pad(call, order)
         if name == "relax.strided_slice":
             return self._slice(call, order)
+        if name == "relax.take" and call.attrs.axis is not None and call.args[1].ty.ndim == 1:
+            return self._changed(call, order, axis=order[int(call.attrs.axis) % len(order)])
         if name in _OF_AN_AXIS:
             return self._changed(call, order, axis=order[int(call.attrs.axis) % len(order)])
         if name in _NORMS:

@@ -101,7 +101,8 @@ class TorchBackend:
         return self._call(torch.cat, list(xs), axis)
 
     def reshape(self, x: Node, shape: Sequence[int]) -> Node:
-        return self._call(torch.reshape, x, tuple(shape))
+        batch, *others = shape
+        return self._call(torch.reshape, x, (-1 if batch == 1 else batch, *others))  # so that it may be exported open
 
     def permute(self, x: Node, axes: Sequence[int]) -> Node:
         return self._call(torch.permute, x, tuple(axes))

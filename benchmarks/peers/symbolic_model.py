@@ -1,21 +1,23 @@
-"""One runtime on an encoder of any number of places: `python -m benchmarks.peers.symbolic_encoder JSON`."""
+"""One runtime on a model with open sizes, at several of them: `python -m benchmarks.peers.symbolic_model JSON`."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.peers.timing import minimum_s
+from eqtune import zoo
 
 SECONDS = 1.5
-"""Of each length, in which calls are repeated."""
+"""Of each size, in which calls are repeated."""
 
 
 class Layer(nn.Module):
@@ -47,43 +49,51 @@ class Encoder(nn.Sequential):
         self.eval().requires_grad_(False)
 
 
-def example(places: int, width: int) -> torch.Tensor:
+def model_of(given: Mapping[str, Any]) -> nn.Module:
+    """The encoder, or a model of the zoo; `given` as this program is."""
+    if given["model"] == "encoder":
+        return Encoder(given["layers"], given["width"], given["heads"], given["seed"])
+    module, _ = zoo.torch(given["model"], given["seed"])
+    return module.eval().requires_grad_(False)
+
+
+def example(shape: Sequence[int]) -> torch.Tensor:
     """Seeded inputs."""
-    return torch.randn(1, places, width, generator=torch.Generator().manual_seed(places))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def of_eqtune(directory: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The library that `relax.build` wrote, as a function."""
+    """The library that eqtune exported, as a function."""
     import tvm
     from tvm import relax
 
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(directory / "encoder.so")), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(directory / "model.so")), tvm.cpu())
     return lambda x: torch.from_dlpack(machine["main"](tvm.runtime.from_dlpack(x)))
 
 
 def main() -> None:
-    """Time one runtime at each length."""
+    """Time one runtime at each shape of its input."""
     given = json.loads(sys.argv[1])
     directory, runtime, threads = Path(given["directory"]), given["runtime"], given["threads"]
     torch.set_num_threads(threads)
-    encoder = Encoder(given["layers"], given["width"], given["heads"], given["seed"])
-    inputs = {length: example(length, given["width"]) for length in given["lengths"]}
+    inputs = {label: example(shape) for label, shape in given["shapes"].items()}
     if runtime == "onnxruntime":
         from benchmarks.peers.onnxruntime_session import timed_s
 
-        path = directory / "encoder.onnx"
+        path = directory / "model.onnx"
         answer = {"latency_s": {n: timed_s(path, {"input": x.numpy()}, threads, SECONDS) for n, x in inputs.items()}}
         print(json.dumps(answer))
         return
-    call = encoder
+    model = model_of(given)
+    call = model
     if runtime == "eqtune":
         call = of_eqtune(directory)
     elif runtime == "torch-compile":
-        call = torch.compile(encoder, dynamic=True)
+        call = torch.compile(model, dynamic=True)
     with torch.inference_mode():
         seconds = {n: minimum_s(partial(call, x), SECONDS) for n, x in inputs.items()}
         # PyTorch's threads would be in the way of what is timed.
-        errors = {n: relative_error(call(x), encoder(x)) for n, x in inputs.items()} if runtime == "eqtune" else {}
+        errors = {n: relative_error(call(x), model(x)) for n, x in inputs.items()} if runtime == "eqtune" else {}
     print(json.dumps({"latency_s": seconds, "rel_err": errors}))
 
 
