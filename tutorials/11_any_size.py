@@ -47,14 +47,44 @@ name = result.mod["main"].params[0].name
 fixed = eqtune.tune_model(program, shapes={name: (64, 256)}, work_dir=work_dir, trials=32, progress=False)
 print(repr(fixed))
 
+# Images may have any height and width: convolutions and pooling are tiled, too, and what is resized to the size of
+# another image is, as segmentation does.
+
+
+class Segmentation(nn.Module):
+    """Which of five kinds each pixel is, of 1/2 and 1/4 of the pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.second = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.kinds = nn.Conv2d(32, 5, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """[1, 3, height, width] -> [1, 5, height, width]."""
+        kinds = self.kinds(self.second(self.first(image).relu()).relu())
+        return nn.functional.interpolate(kinds, size=image.shape[2:], mode="bilinear")
+
+
+pixels = {2: torch.export.Dim("height", min=32, max=2048), 3: torch.export.Dim("width", min=32, max=2048)}
+segmentation, image = Segmentation().eval(), torch.randn(1, 3, 96, 128)
+images = eqtune.tune_model(
+    torch.export.export(segmentation, (image,), dynamic_shapes=(pixels,)), work_dir=work_dir, progress=False
+)
+for size in ((33, 47), (200, 300)):
+    image = torch.randn(1, 3, *size)
+    with torch.no_grad():
+        difference = np.abs(images.run(image)[0] - segmentation(image).numpy()).max()
+    print(f"{size} pixels: largest difference {difference:.1e}")
+    assert difference < 1e-4
+
 # The pipeline "eqtune" does the same in TVM's own way: no comparison, no timing. As everywhere, run what comes out with
-# `TVM_NUM_THREADS=` the threads of the target; and let the virtual machine keep no memory ("naive"), as `result.run`
-# does: it would keep what it has allocated for each size that it meets.
+# `TVM_NUM_THREADS=` the threads of the target.
 
 mod = eqtune.frontends.load_model(program, any_size=True).mod
 target = eqtune.machine.detect_target()
 executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("eqtune"))
-machine = relax.VirtualMachine(executable, tvm.cpu(), memory_cfg="naive")
+machine = relax.VirtualMachine(executable, tvm.cpu())
 print(machine["main"](tvm.runtime.tensor(np.ones((5, 256), np.float32))).shape)
 
 shutil.rmtree(work_dir)

@@ -40,6 +40,10 @@ IMAGE_ROWS = (4, 1)
 PIXELS = (16, 4, 1)
 """... and along the pixels of a row."""
 
+MOST_SEEN = 16
+"""Pixels of a tile's windows for each of its own, up to which the tile pads them for itself. A 3 x 3 convolution with
+the stride 2 sees 4.6, a 7 x 7 one 7.5; one that reads every twelfth pixel sees 36, time and again."""
+
 SINGLE = (1,)
 """Along all others: tiles of so many lengths along three sizes take minutes to compile."""
 
@@ -380,7 +384,12 @@ class _Assembly:
         open_places = {place: size for place, size in sizes if size.symbolic and size not in part.lengths}
         if any(size in one.sizes for one in group for size in open_places.values()):
             return False
-        return bool(open_places) and all((buffer, place) in windows for place in open_places)
+        if not open_places or not all((buffer, place) in windows for place in open_places):
+            return False
+        seen = [windows[buffer, place] for place in open_places]
+        lengths = (IMAGE_ROWS[0], PIXELS[0])[-len(seen) :]
+        shares = (window.extent(length) / length for window, length in zip(seen, lengths, strict=False))
+        return math.prod(shares) <= MOST_SEEN
 
     def _summed(self, stage: Stage, part: Part, size: Size) -> Any:
         """A stage that sums over a size, tile by tile."""
