@@ -431,6 +431,21 @@ def test_what_programs_compute_of_sizes(tmp_path: Path) -> None:
             close(found, wanted.numpy())
 
 
+class Masked(torch.nn.Module):
+    """Some rows of a known number are filled, of a batch that is open."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(torch.arange(x.shape[1])[None, :, None] > 3, -1.0)
+
+
+def test_a_mask_that_is_known_of_a_batch_that_is_not(tmp_path: Path) -> None:
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    result = tuned(torch.export.export(Masked(), (torch.randn(4, 6, 8),), dynamic_shapes=shapes), tmp_path)
+    for batch in (1, 5):
+        x = torch.randn(batch, 6, 8)
+        close(result.run(x)[0], Masked()(x).numpy())
+
+
 def test_images_of_any_batch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     layers = torch.nn.Sequential(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import ir, relax, s_tir, te, tirx
 from tvm.relax import op
 
@@ -240,6 +241,90 @@ def test_channels_of_images_of_any_size_alone(reach: int, stride: int) -> None:
         alone, largest = run(x)
         close(alone, np.maximum(np.einsum("nchwij,cij->nchw", windows_of(x, reach, stride), filters[:, 0]), 0))
         np.testing.assert_array_equal(largest, windows_of(x, reach, stride, -np.inf).max((4, 5)))
+
+
+def test_windows_inside_of_an_image_are_read_there() -> None:
+    """Those that leave it are padded, in a buffer of the tile's; nothing pads the whole image."""
+    filters, target = normal(16, 1, 3, 3), detect_target()
+    mod = module(lambda emit, x: emit(op.nn.conv2d(x, relax.const(filters), padding=(1, 1), groups=16)), (1, 16, N, M))
+    form = pipeline.cheapest_form(mod, target, {}, graph=False)
+    tiled = tile_symbolic_kernels(form.kernels, describe_machine(target, measure=False))
+    (kernel,) = (f for f in tiled.functions.values() if isinstance(f, tirx.PrimFunc) and len(f.params) == 3)
+    blocks: list[Any] = []
+    tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, blocks.append))
+    in_image = [one for one in blocks if one.name_hint == "tile" and one.reads[0].source.same_as(kernel.params[0])]
+    padded = [buffer for one in blocks for buffer in one.alloc_buffers if str(buffer.name) == "pad_temp"]
+    assert len(in_image) == 1
+    assert padded
+    assert all(isinstance(extent, tirx.IntImm) for buffer in padded for extent in buffer.shape)
+
+
+def rows_kernel(compute: Callable[[Any, Any], Any]) -> tirx.PrimFunc:
+    """A kernel over padded rows: `compute(padded, sum_of)`, where sum_of(k) adds up k neighbours."""
+    n, columns, two = te.var("n", "int64"), tirx.IntImm("int64", 32), tirx.IntImm("int64", 2)
+    x = te.placeholder((n, columns), "float32", name="X")
+
+    def inside(i: Any, c: Any) -> Any:
+        return tirx.if_then_else(tirx.And(i >= two, i < n + two), x[i - two, c], tirx.const(0.0, "float32"))
+
+    padded = te.compute((n + 4, columns), inside, name="padded")
+
+    def sum_of(reach: int) -> Any:
+        r = te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", reach)), name="r")
+        return te.compute((n, columns), lambda i, c: te.sum(padded[i + r, c], axis=r), name=f"sum{reach}")
+
+    return te.create_prim_func([x, compute((n, columns), sum_of)]).without_attr("global_symbol")
+
+
+def of_rows(x: np.ndarray, reach: int) -> np.ndarray:
+    padded = np.pad(x, ((2, 2), (0, 0)))
+    return sum(padded[i : i + len(x)] for i in range(reach))
+
+
+@pytest.mark.parametrize("reaches", [(5, 3), (3, 5), (5, 5)])
+def test_windows_of_several_lengths(reaches: tuple[int, int]) -> None:
+    def compute(shape: Any, sum_of: Callable[[int], Any]) -> Any:
+        one, other = map(sum_of, reaches)
+        return te.compute(shape, lambda i, c: one[i, c] * tirx.const(2.0, "float32") + other[i, c], name="both")
+
+    run = compiled(calling(rows_kernel(compute), in_place=False))
+    for size in SIZES[1:]:
+        x = normal(size, 32)
+        close(run(x), 2 * of_rows(x, reaches[0]) + of_rows(x, reaches[1]))
+
+
+def test_rows_that_are_overwritten_by_sums_of_them() -> None:
+    kernel = rows_kernel(lambda shape, sum_of: sum_of(5))
+    given, result = kernel.params
+    body = substitute(kernel.body, [(result, given)])
+    kernel = tirx.PrimFunc([given], body).with_attr({"tirx.noalias": True, "s_tir": True})
+    run = compiled(calling(kernel, in_place=True))
+    for size in SIZES[1:]:
+        x = normal(size, 32)
+        close(run(x), of_rows(x + 1, 5))
+
+
+def calling(kernel: tirx.PrimFunc, in_place: bool) -> tvm.IRModule:
+    """A module that calls a kernel over [n, 32]; on x + 1, which it overwrites, or on x."""
+    builder = relax.BlockBuilder()
+    shape = relax.TensorType((N, 32), "float32")
+    x = relax.Var("x", shape)
+    with builder.function("main", [x]):
+        variable = builder.add_func(kernel, "kernel")
+        with builder.dataflow():
+            if in_place:
+                more = builder.emit(op.add(x, relax.const(np.float32(1))))
+                result = builder.emit_output(op.call_tir_inplace(variable, [more], [0], shape))
+            else:
+                result = builder.emit_output(relax.call_tir(variable, [x], shape))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def test_largest_of_nothing_but_infinities() -> None:
+    run = compiled(module(lambda emit, x: emit(op.max(x, axis=[0, 1])), (N, M, 24)))
+    found = run(np.full((5, 70, 24), -np.inf, np.float32))
+    np.testing.assert_array_equal(found, np.full(24, -np.inf, np.float32))
 
 
 def test_pixels_are_one_size() -> None:

@@ -373,6 +373,8 @@ class _Assembly:
     ) -> bool:
         """Whether only tiles of a group read what a stage writes, in windows that each may compute for itself."""
         (buffer,), left, windows = stage.writes, part.left(group), windows_of(group)
+        if self._kernel.overwrites:  # the image, which later tiles still have to see as it was
+            return False
         if buffer not in inside or any(buffer in one.reads for one in stages if one not in group) or stage.reduced:
             return False
         if any(one.needs_symbols for one in group) or not all(is_common(size, group) for size in left):
@@ -423,11 +425,20 @@ class _Assembly:
         first = [as_written(stage, replace(part, parallel=True)) for stage in own]
         block = s_tir.SBlock([], [], [], "windowed", tirx.SeqStmt([*first, computed]), alloc_buffers=made)
         windowed = s_tir.SBlockRealize([], True, block)
-        unpadded = unpadded_windows(own, part)
-        if unpadded is None or not all(self._kernel.columns(stages) in stage.sizes for stage in own):
+        unpadded = unpadded_windows(own, part) if self._sees_most(stages, part, windows) else None
+        if unpadded is None:
             return windowed
-        inner = self._scheduled(tile, scheduled, part, windows, unpadded.regions)
+        again = ScheduledTile(s_tir.renew_defs(scheduled.function), scheduled.packed)
+        inner = self._scheduled(tile, again, part, windows, unpadded.regions)
         return tirx.IfThenElse(unpadded.condition, inner, windowed)
+
+    def _sees_most(self, stages: Sequence[Stage], part: Part, windows: Mapping[tuple[Any, int], Window]) -> bool:
+        """Whether it is worth compiling a tile again to read its window in the image: of the longest, most lie inside,
+        and where channels are not mixed, padding takes as long as what follows."""
+        seen = list(dict.fromkeys(window.size for window in windows.values()))
+        lengths = (IMAGE_ROWS[0], PIXELS[0])[-len(seen) :]
+        longest = all(part.lengths[size] == length for size, length in zip(seen, lengths, strict=False))
+        return longest and all(self._kernel.columns(stages) in self._kernel.dimensions[one] for one, _ in windows)
 
     def _scheduled(
         self,

@@ -19,16 +19,17 @@ __all__ = ["seen_as_given", "with_sizes_joined"]
 
 def with_sizes_joined(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, Any]]:
     """A kernel in which two symbolic sizes that are always side by side are one, as the height and width of images in a
-    1 x 1 convolution: tiles then are not as long as what is left of a row.
+    1 x 1 convolution: tiles then are not as long as what is left of a row. And without sums over single places, which
+    make a channel of a depthwise convolution look as if it was computed of others.
 
     Returns
     -------
     function : tvm.tirx.PrimFunc
-        The kernel itself where there are none.
     given : dict
         The parameters that it has in place of others, with fewer dimensions: to these, from the former.
     """
-    kernel = read_kernel(_without_single_sums(function))
+    function = _without_single_sums(function)
+    kernel = read_kernel(function)
     pair = None if kernel is None else _side_by_side(kernel)
     given: dict[Any, Any] = {}
     while kernel is not None and pair is not None:

@@ -121,8 +121,18 @@ def _combination(stage: Stage) -> type | None:
 
 
 def windows_of(stages: Sequence[Stage]) -> dict[tuple[Any, int], Window]:
-    """By buffer and place of the dimension, what stages read in windows."""
-    return {key: window for stage in stages for key, window in stage.windows.items()}
+    """By buffer and place of the dimension, what stages read in windows: the longest.
+
+    Raises ValueError where windows of the same dimension move differently.
+    """
+    found: dict[tuple[Any, int], Window] = {}
+    for stage in stages:
+        for key, window in stage.windows.items():
+            known = found.setdefault(key, window)
+            if (known.size, known.stride) != (window.size, window.stride):
+                raise ValueError(f"{key[0].name} is read in windows that move differently")
+            found[key] = max(known, window, key=lambda one: one.reach)
+    return found
 
 
 def _shape(

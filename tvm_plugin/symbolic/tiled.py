@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from ..search.space.extrema import begin_with_infinity
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
 from ..transform.pack_weights import SplitKernel, pack_weights
@@ -44,7 +45,7 @@ def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
     for variable, function in mod.functions_items():
         if not isinstance(function, tirx.PrimFunc) or not is_symbolic(function):
             continue
-        joined, given = with_sizes_joined(with_cheap_stages_inlined(function))
+        joined, given = with_sizes_joined(begin_with_infinity(with_cheap_stages_inlined(function)))
         kernel = read_kernel(joined)
         try:
             tiled, packing = (None, None) if kernel is None else _tiled(kernel, given, hardware)

@@ -72,7 +72,7 @@ def _padding(stage: Stage) -> tuple[Any, Any] | None:
     value, axes = stage.block.body.value, [axis.var for axis in stage.block.iter_vars]
     if isinstance(value, tirx.Select):
         parts = value.condition, value.true_value
-    elif isinstance(value, ir.Call) and getattr(value.op, "name", "") == "tirx.if_then_else":
+    elif isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else":
         parts = value.args[0], value.args[1]
     else:
         return None

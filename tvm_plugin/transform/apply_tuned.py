@@ -52,6 +52,9 @@ _BUILD_CONFIG = {"tirx.disable_assert": True, **ASYNC_COPIES}
 """The virtual machine checks the arguments of the whole model; kernels need not check theirs again. CPU kernels have no
 asynchronous copies."""
 
+_TILED_CONFIG = {"tirx.disable_cse_tir": True}
+"""Of kernels with tiles of many lengths: LLVM finds what they compute twice in a third of the time."""
+
 _GRAPH_CONFIG = {"relax.backend.use_cuda_graph": True}
 """Kernels whose arguments stay where they are become one CUDA graph, which is launched as a whole."""
 
@@ -172,7 +175,9 @@ def build_scheduled(mod: ir.IRModule, target: Any, calls_compiled: bool = False)
     """Compile what `scheduled` made, without fusing it again. `calls_compiled` as in `side_by_side.build`."""
     with target, transform.PassContext(config=_GRAPH_CONFIG) if is_gpu(target) else contextlib.nullcontext():
         mod = transform.Sequential(after_kernels())(mod)
-    return side_by_side.build(mod, target, _BUILD_CONFIG, calls_compiled)
+    is_tiled = any(isinstance(f, tirx.PrimFunc) and READY in (f.attrs or {}) for f in mod.functions.values())
+    config = _BUILD_CONFIG | (_TILED_CONFIG if is_tiled else {})
+    return side_by_side.build(mod, target, config, calls_compiled)
 
 
 def after_kernels() -> list[transform.Pass]:

@@ -184,7 +184,7 @@ def _chosen(function: relax.Function, values: WeightValues) -> dict[relax.Var, A
 
 
 def _same_type(one: Any, other: Any) -> bool:
-    return _is_static(one) and extents(one) == extents(other) and one.dtype == other.dtype
+    return _is_static(one) and _is_static(other) and extents(one) == extents(other) and one.dtype == other.dtype
 
 
 def _choices(call: relax.Call) -> Iterator[tuple[Any, Any, Callable[[Array], bool]]]:

@@ -21,8 +21,8 @@ class RoundStorage:
 
     TVM's virtual machine keeps memory that is free by its exact size: a model that is run with ever other sizes would
     keep some for each. Without keeping any, tensors of megabytes come from the operating system each time, page by
-    page, which may take longer than to compute them. Of powers of two, all that is kept is less than twice as much as
-    the largest run needs, and as pages that nobody writes cost nothing, rounding up costs address space only.
+    page, which may take longer than to compute them. Of powers of two, what is kept is at most two to three times what
+    the largest run needs, and as pages that nobody writes cost nothing, rounding up itself costs address space only.
 
     Use it where storage is allocated (`StaticPlanBlockMemory`, `LowerAllocTensor`), before shapes are lowered.
     """
