@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -142,7 +142,12 @@ def _nest(stage: Stage, one: Size, other: Size, places: Mapping[Any, int], renam
             axes.append(tirx.IterVar(domain, variable, axis.iter_type))
         elif size is not other:
             axes.append(axis)
-    inner = s_tir.SBlock(
+    return _looped(_changed(block, axes, region, rewritten))
+
+
+def _changed(block: Any, axes: Sequence[Any], region: Callable[[Any], Any], rewritten: Callable[[Any], Any]) -> Any:
+    """A block with other axes, each of its regions and statements rewritten."""
+    return s_tir.SBlock(
         axes,
         [region(one) for one in block.reads],
         [region(one) for one in block.writes],
@@ -151,7 +156,6 @@ def _nest(stage: Stage, one: Size, other: Size, places: Mapping[Any, int], renam
         None if block.init is None else rewritten(block.init),
         annotations=block.annotations,
     )
-    return _looped(inner)
 
 
 def _looped(block: Any) -> Any:
@@ -198,12 +202,4 @@ def _without_single_axes(block: Any) -> Any:
         simpler = [ir.Range.from_min_extent(analyzer.simplify(one.min), one.extent) for one in ranges]
         return tirx.BufferRegion(given.source, simpler)
 
-    return s_tir.SBlock(
-        [axis for axis in block.iter_vars if axis not in single],
-        [region(one) for one in block.reads],
-        [region(one) for one in block.writes],
-        block.name_hint,
-        zero(block.body),
-        None if block.init is None else zero(block.init),
-        annotations=block.annotations,
-    )
+    return _changed(block, [axis for axis in block.iter_vars if axis not in single], region, zero)
