@@ -163,7 +163,7 @@ def test_arrays_of_every_dtype_travel(tmp_path: Path, arrays: list[NDArray[Any]]
 
 def test_a_model_in_this_process_runs_on_the_device_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(relax, "VirtualMachine", lambda made, device, _: asked.append(device) or {"main": made})
+    monkeypatch.setattr(relax, "VirtualMachine", lambda made, device: asked.append(device) or {"main": made})
     LocalModels(1, tvm.cuda(1)).load(lambda: None)
     LocalModels(1).load(lambda: None)
     assert asked == [tvm.cuda(1), tvm.cpu()]
