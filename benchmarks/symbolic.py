@@ -41,7 +41,7 @@ def open_model(args: argparse.Namespace) -> tuple[dict[str, list[int]], dict[int
     if args.images:
         sizes = [[int(side) for side in size.split("x")] for size in args.images.split(",")]
         shapes = {f"{height}x{width}": [1, 3, height, width] for height, width in sizes}
-        return shapes, {2: Dim("height", min=32, max=4096), 3: Dim("width", min=32, max=4096)}
+        return shapes, {2: Dim("height", min=64, max=4096), 3: Dim("width", min=64, max=4096)}
     batches = [int(batch) for batch in args.batches.split(",")]
     return {str(n): [n, 3, args.image, args.image] for n in batches}, {0: Dim("batch", min=1, max=1024)}
 
