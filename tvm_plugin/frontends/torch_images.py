@@ -102,7 +102,7 @@ def _upsample_nearest(node: Any, importer: Any) -> relax.Expr:
     """Where each pixel is repeated as often, as TVM's importer does; else pixel by pixel."""
     x, _, factors = arguments(node, importer, ("input", "output_size", "scale_factors"), (None,))
     emit, before, after = importer.block_builder.emit, shape_of(x)[2:], list(node.meta["val"].shape[2:])
-    if any(map(is_size, (*before, *shape_in_torch(node, importer)[-2:]))):
+    if _is_open(node, importer, before):
         return _repeated_pixels(node, importer, x, factors)
     pixels = [_nearest(*axis) for axis in zip(before, after, factors or (None, None), strict=True)]
     repeated = [np.repeat(np.arange(i), o // i) for i, o in zip(before, after, strict=True)]
@@ -123,6 +123,11 @@ def _repeated_pixels(node: Any, importer: Any, x: relax.Expr, factors: Any) -> r
     repeated = [part for pair in zip(extents, map(int, factors), strict=True) for part in pair]
     pixels = emit(op.broadcast_to(emit(op.reshape(x, apart)), [batch, channels, *repeated]))
     return emit(op.reshape(pixels, shape_in_torch(node, importer)))
+
+
+def _is_open(node: Any, importer: Any, before: Sequence[Any]) -> bool:
+    """Whether the height or width of an image, or of what it is resized to, is known only when the model runs."""
+    return any(map(is_size, (*before, *shape_in_torch(node, importer)[-2:])))
 
 
 def _nearest_pixels(node: Any, importer: Any, x: relax.Expr) -> relax.Expr:
@@ -228,7 +233,7 @@ def _upsample(name: str, weigh: Callable[..., Any], reach: int) -> Converter:
         names = ("input", "output_size", "align_corners", "scale_factors")
         x, _, corners, factors = arguments(node, importer, names, (False, None))
         before, after = shape_of(x)[-2:], list(node.meta["val"].shape[-2:])
-        if any(map(is_size, (*before, *shape_in_torch(node, importer)[-2:]))):
+        if _is_open(node, importer, before):
             if weigh is not linear:
                 raise UnsupportedModelError(
                     f"{node.name} resizes images of open sizes by cubic weights; {KNOWN_SHAPES}"

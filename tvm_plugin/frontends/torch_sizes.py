@@ -201,8 +201,8 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 _ROUNDED: Mapping[str, Callable[[Any, int], Any]] = {
-    "TruncToInt": lambda numerator, denominator: numerator // denominator,
-    "FloorToInt": lambda numerator, denominator: numerator // denominator,
+    "TruncToInt": operator.floordiv,
+    "FloorToInt": operator.floordiv,
     "CeilToInt": lambda numerator, denominator: (numerator + denominator - 1) // denominator,
 }
 """Whole numbers of positive fractions, by name."""

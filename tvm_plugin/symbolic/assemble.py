@@ -13,7 +13,7 @@ from ..search.space.expressions import substitute
 from ..search.space.statements import looped
 from .blocks import Blocks, blocks_of, packed_in_blocks
 from .kernel import Size, Stage, SymbolicKernel, Window, grouped, is_common
-from .part import Part, alike, bytes_of, number
+from .part import Part, alike, bytes_of, function_of, in_order, number
 from .schedules import ScheduledTile, TileSchedules
 from .steps import covered, shared
 from .tile import Tile, sums_parts, tile_of, windows_of
@@ -126,11 +126,9 @@ class _Assembly:
             thread = tirx.Var("thread", "int64")
             body = self._computed(stages, replace(part, parallel=True).at(size, 1, thread), inside)
             body = looped([thread], [number(size.extent)], body, parallel=0)
-        root = s_tir.SBlock([], [], [], "root", body)
         parameters = [self._packed.get(parameter, parameter) for parameter in given.params]
-        function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, root))
         attributes = {name: value for name, value in given.attrs.items() if name != "layout_free_buffers"}
-        return function.with_attr(attributes)
+        return function_of(parameters, [body], attributes)
 
     def _shared_size(self) -> Size | None:
         """The known size, if any, of which each thread computes some places: the first one of all stages.
@@ -154,7 +152,7 @@ class _Assembly:
         if not left and known:
             return self._tile(stages, part, inside)
         common = [size for size in left if is_common(size, stages)]
-        seen = {window.size for window in windows_of(stages).values()}
+        seen = {window.size for stage in stages for window in stage.windows.values()}
         if len(common) == len(left) <= 2 and known and seen.issuperset(common):
             return self._images(stages, part, inside, common)
         if common:
@@ -364,8 +362,7 @@ class _Assembly:
         body = [self._computed(group, part, own) for group, own in zip(groups, kept, strict=True)]
         reads, writes = ([b for b in buffers if b not in (*inside, *by_window)] for buffers in _touched(stages))
         regions = [part.region(buffer) for buffer in reads], [part.region(buffer) for buffer in writes]
-        body = body[0] if len(body) == 1 else tirx.SeqStmt(body)
-        block = s_tir.SBlock([], *regions, "stages", body, alloc_buffers=made)
+        block = s_tir.SBlock([], *regions, "stages", in_order(body), alloc_buffers=made)
         return s_tir.SBlockRealize([], True, block)
 
     def _fits_windows(
@@ -389,8 +386,7 @@ class _Assembly:
         if not open_places or not all((buffer, place) in windows for place in open_places):
             return False
         seen = [windows[buffer, place] for place in open_places]
-        lengths = (IMAGE_ROWS[0], PIXELS[0])[-len(seen) :]
-        shares = (window.extent(length) / length for window, length in zip(seen, lengths, strict=False))
+        shares = (window.extent(length) / length for window, length in zip(seen, _longest(seen), strict=False))
         return math.prod(shares) <= MOST_SEEN
 
     def _summed(self, stage: Stage, part: Part, size: Size) -> Any:
@@ -436,8 +432,7 @@ class _Assembly:
         """Whether it is worth compiling a tile again to read its window in the image: of the longest, most lie inside,
         and where channels are not mixed, padding takes as long as what follows."""
         seen = list(dict.fromkeys(window.size for window in windows.values()))
-        lengths = (IMAGE_ROWS[0], PIXELS[0])[-len(seen) :]
-        longest = all(part.lengths[size] == length for size, length in zip(seen, lengths, strict=False))
+        longest = all(part.lengths[size] == length for size, length in zip(seen, _longest(seen), strict=False))
         return longest and all(self._kernel.columns(stages) in self._kernel.dimensions[one] for one, _ in windows)
 
     def _scheduled(
@@ -483,6 +478,11 @@ class _Assembly:
         view = tirx.decl_buffer(packed.shape, str(packed.dtype), elem_offset=begin)
         whole = self._packed.setdefault(weight, alike(packed, blocks.count))
         return view, tirx.BufferRegion(whole, [ir.Range.from_min_extent(self._block, number(1)), *_ranges(packed)])
+
+
+def _longest(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Of the longest tile, along the rows of an image and the pixels of a row, or these alone."""
+    return (IMAGE_ROWS[0], PIXELS[0])[-len(sizes) :]
 
 
 def _is_only_in(buffer: Any, group: Sequence[Stage], stages: Sequence[Stage]) -> bool:

@@ -12,7 +12,7 @@ from tvm import ir, s_tir, tirx
 from ..search.space.hardware import Hardware
 from ..search.space.statements import looped
 from .kernel import Size, Stage, SymbolicKernel, is_common
-from .part import alike, bytes_of, number
+from .part import alike, bytes_of, function_of, number
 
 __all__ = ["Blocks", "NotInBlocks", "blocks_of", "packed_in_blocks"]
 
@@ -132,6 +132,4 @@ def packed_in_blocks(packing: tirx.PrimFunc, weights: Sequence[Any], kernel: Sym
         raise NotInBlocks("blocks of weights are packed in several steps")
     body = root.body
     copies = [in_all(one) for one in (body.seq if isinstance(body, tirx.SeqStmt) else [body])]
-    whole = s_tir.SBlock([], [], [], "root", copies[0] if len(copies) == 1 else tirx.SeqStmt(copies))
-    parameters = [*sources.values(), *targets.values()]
-    return tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, whole)).with_attr(dict(packing.attrs))
+    return function_of([*sources.values(), *targets.values()], copies, packing.attrs)

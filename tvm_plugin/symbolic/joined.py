@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -12,7 +12,7 @@ from tvm import ir, s_tir, sym, tirx
 from ..search.space.expressions import substitute
 from ..search.space.statements import looped
 from .kernel import Size, Stage, SymbolicKernel, read_kernel
-from .part import number
+from .part import changed_block, function_of, number
 
 __all__ = ["seen_as_given", "with_sizes_joined"]
 
@@ -44,15 +44,10 @@ def with_sizes_joined(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any,
 
 def seen_as_given(function: tirx.PrimFunc, given: Mapping[Any, Any]) -> tirx.PrimFunc:
     """A kernel of these parameters, whose body sees them with fewer dimensions."""
-    body = function.body
-    root = body.block
-    inner = root.body
-    for new, old in given.items():
-        if new in function.params:
-            inner = tirx.SeqStmt([tirx.DeclBuffer(new, data=tirx.buffer_data(old)), inner])
-    whole = s_tir.SBlock([], [], [], "root", inner, alloc_buffers=root.alloc_buffers)
+    root = function.body.block
+    views = [tirx.DeclBuffer(new, data=tirx.buffer_data(old)) for new, old in given.items() if new in function.params]
     parameters = [given.get(parameter, parameter) for parameter in function.params]
-    return tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, whole)).with_attr(dict(function.attrs))
+    return function_of(parameters, [*views, root.body], function.attrs, root.alloc_buffers)
 
 
 def _side_by_side(kernel: SymbolicKernel) -> tuple[Size, Size] | None:
@@ -98,13 +93,12 @@ def _joined(kernel: SymbolicKernel, one: Size, other: Size) -> tuple[tirx.PrimFu
         shape[place : place + 2] = [extent]
         renamed[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), str(buffer.name))
     nests = [_nest(stage, one, other, places, renamed) for stage in kernel.stages]
-    root = kernel.function.body.block
-    allocated = [renamed.get(buffer, buffer) for buffer in root.alloc_buffers]
-    body = nests[0] if len(nests) == 1 else tirx.SeqStmt(nests)
-    whole = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
-    parameters = [renamed.get(parameter, parameter) for parameter in kernel.function.params]
-    function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, whole))
-    return function.with_attr(dict(kernel.function.attrs)), renamed
+    given = kernel.function
+    parameters, own = (
+        [renamed.get(buffer, buffer) for buffer in buffers]
+        for buffers in (given.params, given.body.block.alloc_buffers)
+    )
+    return function_of(parameters, nests, given.attrs, own), renamed
 
 
 def _nest(stage: Stage, one: Size, other: Size, places: Mapping[Any, int], renamed: Mapping[Any, Any]) -> Any:
@@ -142,20 +136,7 @@ def _nest(stage: Stage, one: Size, other: Size, places: Mapping[Any, int], renam
             axes.append(tirx.IterVar(domain, variable, axis.iter_type))
         elif size is not other:
             axes.append(axis)
-    return _looped(_changed(block, axes, region, rewritten))
-
-
-def _changed(block: Any, axes: Sequence[Any], region: Callable[[Any], Any], rewritten: Callable[[Any], Any]) -> Any:
-    """A block with other axes, each of its regions and statements rewritten."""
-    return s_tir.SBlock(
-        axes,
-        [region(one) for one in block.reads],
-        [region(one) for one in block.writes],
-        block.name_hint,
-        rewritten(block.body),
-        None if block.init is None else rewritten(block.init),
-        annotations=block.annotations,
-    )
+    return _looped(changed_block(block, axes, region, rewritten))
 
 
 def _looped(block: Any) -> Any:
@@ -171,10 +152,7 @@ def _without_single_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if kernel is None:
         return function
     nests = [_looped(_without_single_axes(stage.block)) for stage in kernel.stages]
-    root = function.body.block
-    body = nests[0] if len(nests) == 1 else tirx.SeqStmt(nests)
-    whole = s_tir.SBlock([], [], [], "root", body, alloc_buffers=root.alloc_buffers)
-    return tirx.PrimFunc(function.params, s_tir.SBlockRealize([], True, whole)).with_attr(dict(function.attrs))
+    return function_of(function.params, nests, function.attrs, function.body.block.alloc_buffers)
 
 
 def _without_single_axes(block: Any) -> Any:
@@ -202,4 +180,4 @@ def _without_single_axes(block: Any) -> Any:
         simpler = [ir.Range.from_min_extent(analyzer.simplify(one.min), one.extent) for one in ranges]
         return tirx.BufferRegion(given.source, simpler)
 
-    return _changed(block, [axis for axis in block.iter_vars if axis not in single], region, zero)
+    return changed_block(block, [axis for axis in block.iter_vars if axis not in single], region, zero)

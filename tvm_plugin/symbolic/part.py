@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
 from ..search.space.access import dtype_bytes
 from ..search.space.expressions import substitute
 from .kernel import Size, Stage, SymbolicKernel, Window
 
-__all__ = ["Part", "alike", "bytes_of", "number"]
+__all__ = ["Part", "alike", "bytes_of", "changed_block", "function_of", "in_order", "number"]
+
+_LAYOUT_FREE = "layout_free_placeholders"
+"""Annotation of TVM's operator library that names tensors of another function."""
 
 
 @dataclass(frozen=True)
@@ -109,3 +112,31 @@ def alike(buffer: Any, *outer: int) -> Any:
 def bytes_of(buffer: Any) -> float:
     """Of a buffer of known shape."""
     return math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(str(buffer.dtype))
+
+
+def in_order(statements: Sequence[Any]) -> Any:
+    """One statement after another."""
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+
+
+def function_of(
+    parameters: Sequence[Any], statements: Sequence[Any], attributes: Mapping[str, Any], own: Sequence[Any] = ()
+) -> tirx.PrimFunc:
+    """A kernel of these statements, with buffers of its own."""
+    root = s_tir.SBlock([], [], [], "root", in_order(statements), alloc_buffers=list(own))
+    return tirx.PrimFunc(list(parameters), s_tir.SBlockRealize([], True, root)).with_attr(dict(attributes))
+
+
+def changed_block(
+    block: Any, axes: Sequence[Any], region: Callable[[Any], Any], statement: Callable[[Any], Any]
+) -> Any:
+    """A block with other axes, each of its regions and statements rewritten."""
+    return s_tir.SBlock(
+        axes,
+        [region(one) for one in block.reads],
+        [region(one) for one in block.writes],
+        block.name_hint,
+        statement(block.body),
+        None if block.init is None else statement(block.init),
+        annotations={name: value for name, value in block.annotations.items() if name != _LAYOUT_FREE},
+    )

@@ -12,9 +12,7 @@ from tvm import ir, s_tir, tirx
 from ..search.space.expressions import substitute
 from ..search.space.statements import looped, point
 from .kernel import Size, Stage, SymbolicKernel, Window
-
-_LAYOUT_FREE = "layout_free_placeholders"
-"""Annotation of TVM's operator library that names tensors of another function."""
+from .part import changed_block, function_of
 
 __all__ = ["Tile", "sums_parts", "tile_of", "windows_of"]
 
@@ -84,11 +82,7 @@ def tile_of(
         parameters.insert(len(read), before)
         origins.insert(len(read), result)
         local.append(partial)
-    body = statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
-    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=local)
-    function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, root)).with_attr(
-        {"tirx.noalias": True, "s_tir": True}
-    )
+    function = function_of(parameters, statements, {"tirx.noalias": True, "s_tir": True}, local)
     cut = [size for size in extents if size is not blocks]
     parts = frozenset(
         one
@@ -168,15 +162,7 @@ def _nest(stage: Stage, extents: Mapping[Size, int], buffers: Mapping[Any, Any])
     def other(part: Any) -> Any:
         return substitute(part, replaced)
 
-    inner = s_tir.SBlock(
-        axes,
-        [other(region) for region in block.reads],
-        [other(region) for region in block.writes],
-        block.name_hint,
-        other(block.body),
-        None if block.init is None else other(block.init),
-        annotations={name: value for name, value in block.annotations.items() if name != _LAYOUT_FREE},
-    )
+    inner = changed_block(block, axes, other, other)
     return looped(loops, [axis.dom.extent for axis in axes], s_tir.SBlockRealize(loops, True, inner))
 
 
