@@ -1,7 +1,7 @@
-"""A model whose sizes are open: compiled once by eqtune, unmeasured, and run at several sizes, as by its peers.
+"""A model whose sizes are open: tuned once by eqtune, and run at several sizes, as by its peers.
 
     python -m benchmarks.symbolic --layers 4 --lengths 1,16,100,128,384,512 --json out.json
-    python -m benchmarks.symbolic --model resnet50 --batches 1,4,16
+    python -m benchmarks.symbolic --model resnet50 --batches 1,4,16 --budget 150
     python -m benchmarks.symbolic --model mobilenetv2 --images 224x224,480x640
 
 An encoder of any number of places, or a network of the zoo for any batch, or for images of any size. PyTorch exports it
@@ -66,7 +66,9 @@ def compile_model(given: Mapping[str, Any], args: argparse.Namespace, open_dimen
     )
     program = torch.export.export(model, (x,), dynamic_shapes=dynamic)
     started = time.monotonic()
-    result = eqtune.tune_model(program, work_dir=directory / "work", threads=args.threads)
+    result = eqtune.tune_model(
+        program, work_dir=directory / "work", threads=args.threads, time_budget_s=args.budget, seed=args.seed
+    )
     compiled_s = time.monotonic() - started
     result.export(directory / "model.so")
     return compiled_s
@@ -109,6 +111,9 @@ def main() -> None:
     parser.add_argument("--batches", default="1,2,4,16", help="of images, where --images is not given")
     parser.add_argument("--image", type=int, default=224, help="height and width of a batch's images (224)")
     parser.add_argument("--images", help="sizes of single images instead, as 224x224,480x640")
+    parser.add_argument(
+        "--budget", type=float, default=1.0, help="seconds of tuning, at the first size; 1 (default) measures nothing"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of every runtime (all cores)")
     parser.add_argument("--rounds", type=int, default=2, help="in which the runtimes take turns (2)")
     parser.add_argument("--seed", type=int, default=0)

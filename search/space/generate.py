@@ -15,7 +15,7 @@ from .base import Sketch, Space
 from .contraction import contraction_sketches
 from .gpu.generate import build_gpu_space
 from .gpu.hardware import GpuHardware
-from .hardware import Hardware
+from .hardware import Hardware, usable_by
 from .memory_bound import masked_window_sketches, memory_bound_sketches
 from .memory_bound.stages import UntouchedSketch
 from .narrow_weights import narrow_weights_sketches
@@ -33,7 +33,8 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     mod : tvm.ir.IRModule
         One fused function named "main".
     hardware : Hardware
-        What the constraints and the analytic estimates read; a `GpuHardware` gives sketches for that GPU.
+        What the constraints and the analytic estimates read; a `GpuHardware` gives sketches for that GPU. Of its
+        threads, a kernel with the attribute `ONE_THREAD` uses one.
 
     Raises
     ------
@@ -42,6 +43,7 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
     """
     if _is_empty(mod["main"]):  # no tile is small enough
         return Space([UntouchedSketch(mod)])
+    hardware = usable_by(mod, hardware)
     if isinstance(hardware, GpuHardware):
         return build_gpu_space(mod, hardware)
     special = (

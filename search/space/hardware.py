@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-__all__ = ["MASKED_BYTES", "MEMORY_BYTES", "Hardware", "known_hardware"]
+__all__ = ["MASKED_BYTES", "MEMORY_BYTES", "ONE_THREAD", "Hardware", "known_hardware", "usable_by"]
 
 MASKED_BYTES = 32
 """Of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512."""
 
 MEMORY_BYTES = 128 * 1024**2
 """Most that is copied to measure the bandwidth of memory; less where twice the last-level cache is less."""
+
+ONE_THREAD = "eqtune.one_thread"
+"""Attribute of kernels that one thread computes: several threads each call one, for a part of something larger."""
 
 READ_ALONE = 0.5
 """Of weights, the share that does not count in a bound by a copy's bandwidth, which is of bytes half of which are
@@ -116,6 +119,11 @@ class Hardware:
 
             return GpuHardware(**fields)
         return Hardware(**fields)
+
+
+def usable_by(mod: Any, hardware: Hardware) -> Hardware:
+    """The machine as the kernel `mod["main"]` may use it: with one thread where it has the attribute `ONE_THREAD`."""
+    return replace(hardware, threads=1) if ONE_THREAD in (mod["main"].attrs or {}) else hardware
 
 
 _MAY_BE_ZERO = ("parallel_overhead_s", "shared_bytes_reserved", "tile_flops_per_s")

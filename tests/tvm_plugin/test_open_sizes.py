@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from tvm.relax import op
 import eqtune
 from eqtune.cli import main
 from eqtune.errors import InputError, MismatchError, UnsupportedModelError
+from eqtune.machine import detect_target
+from eqtune.records import RecordDatabase
+from eqtune.transform.pipeline import cheapest_form
+from eqtune.transform.stored_schedules import stored_schedules
 
 onnx = pytest.importorskip("onnx")
 torch = pytest.importorskip("torch")
@@ -28,8 +33,12 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+WEIGHTS = normal(32, 24)
+
+
 def tuned(model: Any, work_dir: Path, **arguments: Any) -> Any:
-    arguments = {"graph": "off", "threads": 2, "progress": False} | arguments
+    """With no time to measure anything, unless a test gives some."""
+    arguments = {"graph": "off", "threads": 2, "progress": False, "time_budget_s": 0.1} | arguments
     return eqtune.tune_model(model, work_dir=work_dir, **arguments)
 
 
@@ -44,7 +53,7 @@ def rows() -> tvm.IRModule:
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            product = builder.emit(op.matmul(x, relax.const(normal(32, 24))))
+            product = builder.emit(op.matmul(x, relax.const(WEIGHTS)))
             result = builder.emit_output(op.nn.relu(product))
         builder.emit_func_output(result)
     return builder.get()
@@ -100,6 +109,38 @@ def test_a_program_with_open_sizes_runs_at_any(tokens: Any, tmp_path: Path) -> N
             wanted = module(*given)
         for found, one in zip(result.run(*given), wanted, strict=True):
             close(found, one.numpy())
+
+
+def test_tiles_are_measured_once(tmp_path: Path) -> None:
+    """Those that run where the model is timed: of 100 rows 64, 32 and 4. What was found serves passes, too."""
+    mod, sizes = rows(), {"n": 100}
+    result = tuned(mod, tmp_path, sizes=sizes, trials=24, time_budget_s=None)
+    assert {task.name.split(", ")[1] for task in result.tasks} == {"tile of 64", "tile of 32", "tile of 4"}
+    assert all(task.measured and task.trials for task in result.tasks)
+    assert sum(task.trials for task in result.tasks) == result.summary.trials == 24
+    assert "not measured" not in str(result)
+    for size in (1, 7, 100, 133):
+        x = normal(size, 32)
+        close(result.run(x)[0], np.maximum(x @ WEIGHTS, 0))
+    again = tuned(mod, tmp_path, sizes=sizes, trials=24, time_budget_s=None)
+    assert again.summary.trials == 24
+    target = detect_target(threads=2)
+    with target, RecordDatabase(tmp_path / "records.sqlite") as records:
+        form = cheapest_form(mod, target, stored_schedules(records), graph=False)
+        (tiles,) = form.tiled.tiles.values()
+    measured = {task.workload_hash for task in result.tasks}
+    assert measured == form.decisions.keys()
+    assert measured < {tile.workload_hash for tile in tiles}
+    first = form.decisions[tiles[0].workload_hash]
+    assert all(tile.shares == first for tile in tiles[1:])
+
+
+def test_the_budget_is_kept_with_open_sizes(tmp_path: Path) -> None:
+    """With time for some trials, and compiling twice."""
+    started = time.monotonic()
+    result = tuned(rows(), tmp_path, time_budget_s=15.0)
+    assert time.monotonic() - started < 20.0
+    assert any(task.trials for task in result.tasks)
 
 
 def test_a_table_is_not_read_beyond_its_end(tmp_path: Path) -> None:
@@ -182,10 +223,11 @@ def test_an_onnx_model_with_open_sizes_from_the_command_line(tmp_path: Path, cap
     path = tmp_path / "heads.onnx"
     onnx.save(heads(), path)
     arguments = ["--work-dir", str(tmp_path / "work"), "--threads", "1", "--graph", "off", "--quiet"]
+    arguments += ["--budget", "0.1"]
     assert main(["tune", str(path), "--size", "places=5", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "for any size, timed at batch=1, places=5" in printed  # a batch is 1 unless somebody says otherwise
-    assert "tiles of any size are scheduled by estimate" in printed
+    assert "the budget did not reach the kernel's tiles" in printed
     assert main(["tune", str(path), "--size", "places", *arguments]) == 2
     assert "--size 'places': write it as NAME=128" in capsys.readouterr().err
 
@@ -491,7 +533,7 @@ def test_a_relax_module_is_timed_where_its_user_says(tmp_path: Path) -> None:
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
     x = normal(70, 32)
     close(machine["main"](tvm.runtime.tensor(x)).numpy(), result.run(x)[0])
-    fixed = tuned(mod, tmp_path, shapes={"x": (5, 32)}, trials=1)
+    fixed = tuned(mod, tmp_path, shapes={"x": (5, 32)}, trials=1, time_budget_s=None)
     assert not fixed.summary.open_sizes
     assert fixed.mod["main"].params[0].ty.shape.values[0] == 5
 

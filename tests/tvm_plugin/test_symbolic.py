@@ -608,7 +608,7 @@ def test_the_form_that_runs_fastest(monkeypatch: Any, first: Any, last: Any, win
 
     def form(name: str, *_arguments: Any) -> pipeline.EstimatedForm:
         calls, missing, seconds = last if name.endswith("channels last") else first
-        return pipeline.EstimatedForm(name, ir.IRModule(), {}, calls, missing, seconds)
+        return pipeline.EstimatedForm(name, None, ir.IRModule(), {}, {}, calls, missing, seconds)
 
     monkeypatch.setattr(pipeline, "_scheduled_form", form)
     filters = relax.const(normal(8, 8, 3, 3))

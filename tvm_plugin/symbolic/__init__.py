@@ -1,6 +1,18 @@
 """Kernels whose sizes are known only when they run: loops over tiles of known sizes, each with its schedule."""
 
 from .kernel import is_symbolic, with_sizes
-from .tiled import READY, tile_symbolic_kernels
+from .schedules import UsedTile, sharing
+from .tiled import READY, TiledKernels, tile_symbolic_kernels, tiled_kernels
+from .usage import runs_at
 
-__all__ = ["READY", "is_symbolic", "tile_symbolic_kernels", "with_sizes"]
+__all__ = [
+    "READY",
+    "TiledKernels",
+    "UsedTile",
+    "is_symbolic",
+    "runs_at",
+    "sharing",
+    "tile_symbolic_kernels",
+    "tiled_kernels",
+    "with_sizes",
+]

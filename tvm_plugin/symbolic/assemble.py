@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 
-from ..search.space.expressions import substitute
 from ..search.space.statements import looped
 from .blocks import Blocks, blocks_of, packed_in_blocks
-from .kernel import Size, Stage, SymbolicKernel, Window, grouped, is_common
-from .part import Part, alike, bytes_of, function_of, in_order, number
-from .schedules import ScheduledTile, TileSchedules
+from .kernel import Size, Stage, SymbolicKernel, grouped, is_common
+from .part import Part, bytes_of, function_of, in_order, number
+from .placed import IMAGE_ROWS, PIXELS, PlacedTiles, longest
+from .schedules import TileSchedules
 from .steps import covered, shared
 from .tile import Tile, sums_parts, tile_of, windows_of
-from .unpadded import unpadded_windows
 from .written import as_written
 
 __all__ = ["assemble"]
@@ -33,12 +32,6 @@ LEAST_ROWS = 16
 
 SQUARES = (64, 16, 1)
 """Lengths of tiles, where two are."""
-
-IMAGE_ROWS = (4, 1)
-"""Lengths of tiles along the rows of images, where what is computed reads windows of them..."""
-
-PIXELS = (16, 4, 1)
-"""... and along the pixels of a row."""
 
 MOST_SEEN = 16
 """Pixels of a tile's windows for each of its own, up to which the tile pads them for itself. A 3 x 3 convolution with
@@ -95,7 +88,7 @@ class _Assembly:
     def __init__(self, kernel: SymbolicKernel, schedules: TileSchedules, in_blocks: bool) -> None:
         self._kernel = kernel
         self._schedules = schedules
-        self._packed: dict[Any, Any] = {}
+        self._tiles = PlacedTiles(kernel, schedules)
         sizes = dict.fromkeys(size for stage in kernel.stages for size in stage.sizes)
         self._names = {size: f"n{place}" for place, size in enumerate(sizes)}
         symbolic = [size for size in sizes if size.symbolic]
@@ -104,11 +97,16 @@ class _Assembly:
         common = known and all(is_common(size, kernel.stages) for size in symbolic)
         # Rows that are computed alone, of one symbolic size or of several, one around the other.
         self._rows = common and len(symbolic) - len(self._outer) == 1
-        self.blocks: Blocks | None = None
-        self._block: Any = None
         self._may_have_blocks = in_blocks
-        self._by_window: dict[Any, Stage] = {}
-        """What writes a buffer of which a tile computes the window that it reads, as padding."""
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """Of columns, in which the weights are packed, if they are."""
+        return self._tiles.blocks
+
+    def _choose_blocks(self, stages: Sequence[Stage]) -> None:
+        """From now on, weights are packed in blocks, if these stages have any."""
+        self._tiles.blocks = blocks_of(self._kernel, stages, self._schedules.free, self._schedules.hardware)
 
     def _has_inner(self, size: Size, others: Sequence[Size]) -> bool:
         """Whether another size is along all that a size is along, as the places of a batch are: it is tiled instead."""
@@ -126,7 +124,7 @@ class _Assembly:
             thread = tirx.Var("thread", "int64")
             body = self._computed(stages, replace(part, parallel=True).at(size, 1, thread), inside)
             body = looped([thread], [number(size.extent)], body, parallel=0)
-        parameters = [self._packed.get(parameter, parameter) for parameter in given.params]
+        parameters = [self._tiles.packed.get(parameter, parameter) for parameter in given.params]
         attributes = {name: value for name, value in given.attrs.items() if name != "layout_free_buffers"}
         return function_of(parameters, [body], attributes)
 
@@ -150,7 +148,7 @@ class _Assembly:
         left = part.left(stages)
         known = not any(stage.needs_symbols for stage in stages)
         if not left and known:
-            return self._tile(stages, part, inside)
+            return self._tiles(stages, part, inside)
         common = [size for size in left if is_common(size, stages)]
         seen = {window.size for stage in stages for window in stage.windows.values()}
         if len(common) == len(left) <= 2 and known and seen.issuperset(common):
@@ -188,7 +186,7 @@ class _Assembly:
             lengths = self._row_lengths(tiles)
             if self._schedules.seconds(tiles[lengths[0]]) >= WORTH_ALL_THREADS:
                 if self._may_have_blocks:
-                    self.blocks = blocks_of(self._kernel, stages, self._schedules.free, self._schedules.hardware)
+                    self._choose_blocks(stages)
                 if self.blocks is not None:
                     part, lengths = alone, ROWS
                 if rows is ROWS and lengths[0] > LEAST_ROWS and self._repeatable(stages, inside):
@@ -226,7 +224,7 @@ class _Assembly:
             first = next(place for place, stage in enumerate(stages) if columns in stage.sizes)
             if first:  # padding, which is for all columns
                 return self._one_by_one(part, inside, [stages[:first], stages[first:]])
-            self.blocks = blocks_of(self._kernel, stages, self._schedules.free, self._schedules.hardware)
+            self._choose_blocks(stages)
         if self.blocks is not None:
             return self._spread(
                 alone, lambda own: self._covering(stages, own, inside, size, SINGLE)(number(0), size.extent)
@@ -249,7 +247,7 @@ class _Assembly:
             return cover(stages, part, inside, size, lengths)(number(0), size.extent)
         alone, threads, name = replace(part, parallel=True), self._schedules.hardware.threads, self._names[size]
         if self._may_have_blocks and self._weigh_more(stages, 0.5):
-            self.blocks = blocks_of(self._kernel, stages, self._schedules.free, self._schedules.hardware)
+            self._choose_blocks(stages)
         if self.blocks is not None:
             return self._spread(alone, lambda own: cover(stages, own, inside, size, lengths)(number(0), size.extent))
         if threads == 1:
@@ -265,10 +263,10 @@ class _Assembly:
         """What computes a part, for each block of its columns, if there are blocks: threads share them."""
         if self.blocks is None:
             return compute(part)
-        self._block = tirx.Var("block", "int64")
-        body = compute(part.at(self.blocks.size, self.blocks.length, self._block * self.blocks.length))
+        self._tiles.block = tirx.Var("block", "int64")
+        body = compute(part.at(self.blocks.size, self.blocks.length, self._tiles.block * self.blocks.length))
         parallel = 0 if self._schedules.hardware.threads > 1 else None
-        return looped([self._block], [number(self.blocks.count)], body, parallel)
+        return looped([self._tiles.block], [number(self.blocks.count)], body, parallel)
 
     def _long_rows(
         self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size, lengths: Sequence[int]
@@ -277,7 +275,7 @@ class _Assembly:
         # Another tile reads all weights again, or those of a block from the cache.
         enough = [length for length in lengths if self.blocks is not None or 2 * length >= LEAST_ROWS]
         many = self._spread(part, lambda own: self._covering(stages, own, inside, size, enough)(number(0), size.extent))
-        few = self._spread(part.at(size, 1, number(0)), lambda own: self._tile(stages, own, inside))
+        few = self._spread(part.at(size, 1, number(0)), lambda own: self._tiles(stages, own, inside))
         statement = tirx.IfThenElse(size.extent > 0, few, None)
         for length in reversed([length for length in lengths if 1 < length <= LEAST_ROWS]):
             filled = self._filled_up(stages, part.at(size, length, number(0)), inside, size)
@@ -307,7 +305,7 @@ class _Assembly:
                 ]
                 copy = tirx.BufferStore(region.source, tirx.BufferLoad(local, loops), there)
                 copies[1].append(looped(loops, extents, copy))
-        body = tirx.SeqStmt([*copies[0], self._spread(own, lambda one: self._tile(stages, one, inside)), *copies[1]])
+        body = tirx.SeqStmt([*copies[0], self._spread(own, lambda one: self._tiles(stages, one, inside)), *copies[1]])
         return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "filled", body, alloc_buffers=made))
 
     def _row_lengths(self, tiles: Mapping[int, Tile]) -> Sequence[int]:
@@ -353,7 +351,7 @@ class _Assembly:
             for stage in stages
             if stage not in group and self._fits_windows(stage, group, stages, part, inside)
         }
-        self._by_window |= by_window
+        self._tiles.by_window |= by_window
         inside = [buffer for buffer in inside if buffer not in by_window]
         groups = [[stage for stage in group if stage not in by_window.values()] for group in groups]
         groups = [group for group in groups if group]
@@ -386,7 +384,7 @@ class _Assembly:
         if not open_places or not all((buffer, place) in windows for place in open_places):
             return False
         seen = [windows[buffer, place] for place in open_places]
-        shares = (window.extent(length) / length for window, length in zip(seen, _longest(seen), strict=False))
+        shares = (window.extent(length) / length for window, length in zip(seen, longest(seen), strict=False))
         return math.prod(shares) <= MOST_SEEN
 
     def _summed(self, stage: Stage, part: Part, size: Size) -> Any:
@@ -399,90 +397,11 @@ class _Assembly:
         begin = looped(loops, [one.extent for one in region.region], first)
 
         def tile(length: int, start: Any) -> Any:
-            return self._tile([stage], part.at(size, length, start), [])
+            return self._tiles([stage], part.at(size, length, start), [])
 
         others = [other for other in part.lengths if other.symbolic and other not in self._outer]
         lengths = SUMS if len(others) < 2 else FEW_SUMS
         return tirx.SeqStmt([begin, covered(number(0), size.extent, lengths, False, tile, self._names[size])])
-
-    def _tile(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
-        """The scheduled kernel of a part whose sizes are known."""
-        windows = windows_of(stages)
-        own = [stage for buffer, stage in self._by_window.items() if any(buffer in one.reads for one in stages)]
-        for stage in own:
-            part = self._windowed(stage, part, windows)
-        part, made = part.with_buffers([stage.writes[0] for stage in own]) if own else (part, [])
-        columns = None if self.blocks is None else self.blocks.size
-        tile = tile_of(self._kernel, stages, part.lengths, set(inside), columns)
-        scheduled = self._schedules(tile, not part.parallel)
-        computed = self._scheduled(tile, scheduled, part, windows, {})
-        if not own:
-            return computed
-        first = [as_written(stage, replace(part, parallel=True)) for stage in own]
-        block = s_tir.SBlock([], [], [], "windowed", tirx.SeqStmt([*first, computed]), alloc_buffers=made)
-        windowed = s_tir.SBlockRealize([], True, block)
-        unpadded = unpadded_windows(own, part) if self._sees_most(stages, part, windows) else None
-        if unpadded is None:
-            return windowed
-        again = ScheduledTile(s_tir.renew_defs(scheduled.function), scheduled.packed)
-        inner = self._scheduled(tile, again, part, windows, unpadded.regions)
-        return tirx.IfThenElse(unpadded.condition, inner, windowed)
-
-    def _sees_most(self, stages: Sequence[Stage], part: Part, windows: Mapping[tuple[Any, int], Window]) -> bool:
-        """Whether it is worth compiling a tile again to read its window in the image: of the longest, most lie inside,
-        and where channels are not mixed, padding takes as long as what follows."""
-        seen = list(dict.fromkeys(window.size for window in windows.values()))
-        longest = all(part.lengths[size] == length for size, length in zip(seen, _longest(seen), strict=False))
-        return longest and all(self._kernel.columns(stages) in self._kernel.dimensions[one] for one, _ in windows)
-
-    def _scheduled(
-        self,
-        tile: Tile,
-        scheduled: ScheduledTile,
-        part: Part,
-        windows: Mapping[tuple[Any, int], Window],
-        regions: Mapping[Any, Any],
-    ) -> Any:
-        """The scheduled kernel of a tile, over a part of the kernel's buffers, or these regions of others."""
-        parameters = scheduled.function.params
-        reads: list[Any] = []
-        writes: list[Any] = []
-        views, matched = [], []
-        for place, (parameter, origin) in enumerate(zip(parameters, tile.buffers, strict=True)):
-            if place in scheduled.packed and self.blocks is None:
-                views.append(self._packed.setdefault(origin, alike(parameter)))
-                continue
-            if place in scheduled.packed and self.blocks is not None:
-                view, source = self._block_of(self.blocks, origin, parameter)
-            else:
-                view, source = _view(parameter), regions.get(origin) or part.region(origin, windows)
-            views.append(view)
-            matched.append(s_tir.MatchBufferRegion(view, source))
-            (reads if place < len(parameters) - tile.outputs else writes).append(source)
-        body = substitute(scheduled.function.body, list(zip(parameters, views, strict=True)))
-        return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
-
-    def _windowed(self, stage: Stage, part: Part, windows: Mapping[tuple[Any, int], Window]) -> Part:
-        """The part with that of a stage which windows show."""
-        (buffer,) = stage.writes
-        for place, size in enumerate(self._kernel.dimensions[buffer]):
-            window = windows.get((buffer, place))
-            if window is not None:
-                start = part.starts[window.size] * window.stride
-                part = part.at(size, window.extent(part.lengths[window.size]), start)
-        return part
-
-    def _block_of(self, blocks: Blocks, weight: Any, packed: Any) -> tuple[Any, Any]:
-        """A buffer like that of a block's packed weights, and where the block at hand is among all of them."""
-        begin = tirx.Var(f"{packed.name}_begin", "int64")
-        view = tirx.decl_buffer(packed.shape, str(packed.dtype), elem_offset=begin)
-        whole = self._packed.setdefault(weight, alike(packed, blocks.count))
-        return view, tirx.BufferRegion(whole, [ir.Range.from_min_extent(self._block, number(1)), *_ranges(packed)])
-
-
-def _longest(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Of the longest tile, along the rows of an image and the pixels of a row, or these alone."""
-    return (IMAGE_ROWS[0], PIXELS[0])[-len(sizes) :]
 
 
 def _is_only_in(buffer: Any, group: Sequence[Stage], stages: Sequence[Stage]) -> bool:
@@ -495,15 +414,3 @@ def _touched(stages: Sequence[Stage]) -> tuple[list[Any], list[Any]]:
     reads = dict.fromkeys(buffer for stage in stages for buffer in stage.reads)
     writes = dict.fromkeys(buffer for stage in stages for buffer in stage.writes)
     return list(reads), list(writes)
-
-
-def _ranges(buffer: Any) -> list[Any]:
-    """All of a buffer."""
-    return [ir.Range.from_min_extent(number(0), number(extent)) for extent in buffer.shape]
-
-
-def _view(buffer: Any) -> Any:
-    """A buffer that may begin anywhere, with rows that lie apart."""
-    strides = [tirx.Var(f"{buffer.name}_stride{place}", "int64") for place in range(len(buffer.shape))]
-    begin = tirx.Var(f"{buffer.name}_begin", "int64")
-    return tirx.decl_buffer(buffer.shape, str(buffer.dtype), str(buffer.name), strides=strides, elem_offset=begin)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
@@ -13,13 +14,13 @@ from eqtune.records.workload import as_workload, workload_hash
 
 from ..search.space.base import Decision, Knob, Space
 from ..search.space.generate import build_space
-from ..search.space.hardware import Hardware
-from ..search.space.lowering import prepare_for_lowering
+from ..search.space.hardware import ONE_THREAD, Hardware
+from ..search.space.lowering import lowerable_schedule, prepare_for_lowering
 from ..transform.best_schedule import best_schedule
 from ..transform.pack_weights import SplitKernel, split_packing
 from .tile import Tile
 
-__all__ = ["CannotShareWeights", "ScheduledTile", "TileSchedules"]
+__all__ = ["CannotShareWeights", "ScheduledTile", "TileSchedules", "UsedTile", "sharing"]
 
 _LAYOUT_KNOBS = ("nr", "pack")
 """What the layout of packed weights depends on."""
@@ -45,8 +46,28 @@ class ScheduledTile:
     packed: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class UsedTile:
+    """A tile that a kernel is made of.
+
+    Attributes
+    ----------
+    tile : Tile
+    workload : tvm.ir.IRModule
+        It alone, not scheduled; with the attribute `ONE_THREAD` where one thread computes it.
+    workload_hash : str
+    shares : Decision or None
+        Of the tile before whose packed weights it reads.
+    """
+
+    tile: Tile
+    workload: Any
+    workload_hash: str
+    shares: Decision | None
+
+
 class TileSchedules:
-    """The schedules that the analytic model likes best, for the tiles of one kernel.
+    """The schedules of the tiles of one kernel: those given, or what the analytic model likes best.
 
     Parameters
     ----------
@@ -54,6 +75,9 @@ class TileSchedules:
         A CPU.
     weights : frozenset of Buffer
         Arguments of the symbolic kernel that may be packed ahead of time.
+    decisions : mapping, optional
+        By workload hash, of tiles that were measured. One that packs weights otherwise than the tiles before, or that
+        its tile no longer has, counts for nothing.
 
     Attributes
     ----------
@@ -61,20 +85,29 @@ class TileSchedules:
         What packs the weights, if they are.
     weights : tuple of Buffer
         Which weights it packs, in the order of its parameters.
+    used : list of UsedTile
+        What was scheduled, each tile once, in order.
     """
 
-    def __init__(self, hardware: Hardware, weights: frozenset[Any] = frozenset()) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        weights: frozenset[Any] = frozenset(),
+        decisions: Mapping[str, Decision] | None = None,
+    ) -> None:
         self.hardware = hardware
         self.free = weights
+        self._decisions = decisions or {}
         self._first: Decision | None = None
-        self._found: dict[tuple[str, int, bool], tuple[Decision, float]] = {}
+        self._found: dict[tuple[str, bool], tuple[Decision, float]] = {}
         self.split: SplitKernel | None = None
         self.weights: tuple[Any, ...] = ()
+        self.used: list[UsedTile] = []
 
     def seconds(self, tile: Tile) -> float:
         """Estimated, of a tile that one thread computes, with weights in whatever layout it likes best."""
-        workload = as_workload(self._function(tile))
-        _, (_, seconds) = self._best(workload, replace(self.hardware, threads=1), shares=False)
+        workload = self._workload(tile, alone=False)
+        _, (_, seconds) = self._best(workload, workload_hash(workload), shares=False)
         return seconds
 
     def __call__(self, tile: Tile, alone: bool) -> ScheduledTile:
@@ -87,28 +120,33 @@ class TileSchedules:
         ValueError
             When no schedule applies.
         """
-        function = self._function(tile)
-        is_free = "layout_free_buffers" in function.attrs
-        hardware = self.hardware if alone else replace(self.hardware, threads=1)
-        shares = is_free and self._first is not None
-        schedule, (decision, _) = self._best(as_workload(function), hardware, shares)
-        return self._with_weights_packed(tile, schedule.mod["main"], decision if is_free else None)
+        workload = self._workload(tile, alone)
+        is_free = "layout_free_buffers" in workload["main"].attrs
+        shares = self._first if is_free else None
+        used = UsedTile(tile, workload, workload_hash(workload), shares)
+        schedule, (decision, _) = self._best(workload, used.workload_hash, shares is not None)
+        scheduled = self._with_weights_packed(tile, schedule.mod["main"], decision if is_free else None)
+        if all(one.workload_hash != used.workload_hash for one in self.used):
+            self.used.append(used)
+        return scheduled
 
-    def _function(self, tile: Tile) -> tirx.PrimFunc:
+    def _workload(self, tile: Tile, alone: bool) -> Any:
         """The kernel of a tile, with what may be packed: all of it, for all tiles alike."""
-        whole = self.free - tile.parts
+        whole, function = self.free - tile.parts, tile.function
         free = [place for place, buffer in enumerate(tile.buffers) if buffer in whole]
-        return tile.function.with_attr("layout_free_buffers", free) if free else tile.function
+        function = function.with_attr("layout_free_buffers", free) if free else function
+        return as_workload(function if alone else function.with_attr(ONE_THREAD, 1))
 
-    def _best(self, workload: Any, hardware: Hardware, shares: bool) -> tuple[Any, tuple[Decision, float]]:
-        """The schedule that the analytic model likes best, what it is, and how many seconds it is said to take."""
-        space = build_space(workload, hardware)
+    def _best(self, workload: Any, workload_hash: str, shares: bool) -> tuple[Any, tuple[Decision, float]]:
+        """The schedule that was measured, or that the analytic model likes best, what it is, and how many seconds it is
+        said to take."""
+        space = build_space(workload, self.hardware)
         if shares and self._first is not None:
-            space = _sharing(space, self._first)
-        key = workload_hash(workload), hardware.threads, shares
+            space = sharing(space, self._first)
+        key = workload_hash, shares
         if key in self._found:
             return space.apply(self._found[key][0]), self._found[key]
-        best = best_schedule(space)
+        best = _measured(space, self._decisions.get(workload_hash)) or best_schedule(space)
         if best is None:
             raise ValueError("no schedule applies to the tile")
         schedule, decision, seconds = best
@@ -129,8 +167,20 @@ class TileSchedules:
         return ScheduledTile(prepare_for_lowering(split.kernel), split.positions)
 
 
-def _sharing(space: Space, first: Decision) -> Space:
-    """The part of a space that packs weights as a decision for another length does."""
+def _measured(space: Space, decision: Decision | None) -> tuple[Any, Decision, float] | None:
+    """The schedule of a decision, and its estimated seconds; None where the space does not have it any more."""
+    point = None if decision is None else space.point(decision)
+    if decision is None or point is None:
+        return None
+    schedule = lowerable_schedule(space, decision)
+    return None if schedule is None else (schedule, decision, float(space.latency_s(point[None])[0]))
+
+
+def sharing(space: Space, first: Decision) -> Space:
+    """The part of a space that packs weights as a decision for another length does.
+
+    Raises CannotShareWeights where there is none.
+    """
     for sketch in space.sketches:
         if sketch.name == first.sketch:
             narrowed = copy.copy(sketch)

@@ -31,12 +31,15 @@ class Tile:
         How many parameters, the last ones, are written.
     parts : frozenset of Buffer
         Of these buffers, those that are not whole in the tile.
+    extents : mapping
+        Of the sizes along which it is not the whole, how long it is.
     """
 
     function: tirx.PrimFunc
     buffers: tuple[Any, ...]
     outputs: int
     parts: frozenset[Any]
+    extents: Mapping[Size, int]
 
 
 def tile_of(
@@ -89,7 +92,9 @@ def tile_of(
         for one in origins
         if any(size in cut for size in kernel.dimensions[one]) or any(buffer is one for buffer, _ in windows)
     )
-    return Tile(function, tuple(origins), len(written), parts)
+    own = {size for stage in stages for size in stage.sizes}
+    along = {size: extent for size, extent in extents.items() if size in own}
+    return Tile(function, tuple(origins), len(written), parts, along)
 
 
 def sums_parts(stage: Stage) -> bool:

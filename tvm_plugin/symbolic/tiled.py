@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, tirx
 
+from ..search.space.base import Decision
 from ..search.space.extrema import begin_with_infinity
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
@@ -17,9 +19,9 @@ from .blocks import NotInBlocks
 from .inlined import with_cheap_stages_inlined
 from .joined import seen_as_given, with_sizes_joined
 from .kernel import SymbolicKernel, is_symbolic, read_kernel
-from .schedules import CannotShareWeights, TileSchedules
+from .schedules import CannotShareWeights, TileSchedules, UsedTile
 
-__all__ = ["READY", "tile_symbolic_kernels"]
+__all__ = ["READY", "TiledKernels", "tile_symbolic_kernels", "tiled_kernels"]
 
 LOGGER = logging.getLogger("eqtune")
 
@@ -27,7 +29,31 @@ READY = "eqtune.ready"
 """Attribute of kernels that are scheduled and need nothing else before TVM lowers them."""
 
 
-def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
+@dataclass(frozen=True)
+class TiledKernels:
+    """A module whose kernels with symbolic sizes are loops over tiles.
+
+    Attributes
+    ----------
+    mod : tvm.ir.IRModule
+    tiles : mapping of str to tuple of UsedTile
+        By kernel, what it is made of.
+    """
+
+    mod: ir.IRModule
+    tiles: Mapping[str, tuple[UsedTile, ...]]
+
+
+def tile_symbolic_kernels(
+    mod: ir.IRModule, hardware: Hardware, decisions: Mapping[str, Decision] | None = None
+) -> ir.IRModule:
+    """`tiled_kernels`, the module alone."""
+    return tiled_kernels(mod, hardware, decisions).mod
+
+
+def tiled_kernels(
+    mod: ir.IRModule, hardware: Hardware, decisions: Mapping[str, Decision] | None = None
+) -> TiledKernels:
     """Replace the kernels that have symbolic sizes by loops over tiles, and pack their constant weights.
 
     Parameters
@@ -37,47 +63,52 @@ def tile_symbolic_kernels(mod: ir.IRModule, hardware: Hardware) -> ir.IRModule:
         loop nests around one statement each (cumulative sums, sorting), which TVM compiles as they are written.
     hardware : Hardware
         For a GPU, all of them stay.
+    decisions : mapping of str to Decision, optional
+        By workload hash, of tiles that were measured; others are scheduled by the analytic model.
     """
     if isinstance(hardware, GpuHardware):
-        return mod
+        return TiledKernels(mod, {})
     result = mod.clone()
     split: dict[str, SplitKernel] = {}
+    tiles: dict[str, tuple[UsedTile, ...]] = {}
     for variable, function in mod.functions_items():
         if not isinstance(function, tirx.PrimFunc) or not is_symbolic(function):
             continue
         joined, given = with_sizes_joined(begin_with_infinity(with_cheap_stages_inlined(function)))
-        kernel = read_kernel(joined)
+        kernel, name = read_kernel(joined), variable.name_hint
         try:
-            tiled, packing = (None, None) if kernel is None else _tiled(kernel, given, hardware)
+            found = None if kernel is None else _tiled(kernel, given, hardware, decisions)
         except ValueError:  # no schedule applies to one of its tiles
-            tiled, packing = None, None
-        if tiled is None:
-            LOGGER.info("%s has symbolic sizes and stays as TVM compiles it", variable.name_hint)
+            found = None
+        if found is None:
+            LOGGER.info("%s has symbolic sizes and stays as TVM compiles it", name)
             continue
+        tiled, packing, tiles[name] = found
         if packing is None:
             result.update_func(variable, tiled)
         else:
-            split[variable.name_hint] = packing
-    return pack_weights(result, split) if split else result
+            split[name] = packing
+    return TiledKernels(pack_weights(result, split) if split else result, tiles)
 
 
 def _tiled(
-    kernel: SymbolicKernel, given: Mapping[Any, Any], hardware: Hardware
-) -> tuple[tirx.PrimFunc, SplitKernel | None]:
-    """The kernel as loops over tiles, and where it takes its weights packed, what packs them. `given`: parameters that
-    it has in place of others."""
+    kernel: SymbolicKernel, given: Mapping[Any, Any], hardware: Hardware, decisions: Mapping[str, Decision] | None
+) -> tuple[tirx.PrimFunc, SplitKernel | None, tuple[UsedTile, ...]]:
+    """The kernel as loops over tiles, where it takes its weights packed what packs them, and its tiles. `given`:
+    parameters that it has in place of others."""
     function = kernel.function
     positions = function.attrs.get("layout_free_buffers", ())
     weights = frozenset(function.params[int(position)] for position in positions)
     for free, in_blocks in ((weights, True), (weights, False), (frozenset(), False)):
-        schedules = TileSchedules(hardware, free)
+        schedules = TileSchedules(hardware, free, decisions)
         try:
             tiled, packing = assemble(kernel, schedules, in_blocks)
             break
         except (CannotShareWeights, NotInBlocks):
             continue
     tiled = seen_as_given(tiled, given).with_attr(READY, True)
+    used = tuple(schedules.used)
     if packing is None:
-        return tiled, None
+        return tiled, None, used
     places: list[Any] = list(function.params)
-    return tiled, SplitKernel(packing, tiled, tuple(places.index(weight) for weight in schedules.weights))
+    return tiled, SplitKernel(packing, tiled, tuple(places.index(weight) for weight in schedules.weights)), used

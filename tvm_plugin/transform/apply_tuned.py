@@ -29,7 +29,7 @@ from .huge_pages import in_huge_pages
 from .pack_weights import pack_weights
 from .plain_schedules import with_plain_schedules
 from .round_storage import RoundStorage
-from .stored_schedules import stored_schedules
+from .stored_schedules import stored_decisions, stored_schedules
 
 __all__ = [
     "ApplyTuned",
@@ -100,7 +100,7 @@ class ApplyTuned:
         if missing and self._estimate:
             hardware = describe_machine(Target.current(allow_none=False), measure=False)
             known |= analytic_schedules(missing, hardware)
-            mod = tile_symbolic_kernels(mod, hardware)
+            mod = tile_symbolic_kernels(mod, hardware, stored_decisions(stored))
         elif missing:
             LOGGER.warning(
                 "%d of %d kernels have no schedule and stay as TVM compiles them, among them %s: tune this form of the "

@@ -6,13 +6,15 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tvm import ir, relax, target, transform
 
 from ..graph_result import GraphConfig
 from ..machine import describe_machine
-from ..symbolic import is_symbolic, tile_symbolic_kernels, with_sizes
+from ..search.space.base import Decision
+from ..symbolic import TiledKernels, is_symbolic, tiled_kernels, with_sizes
 from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
 from .apply_tuned import after_kernels, schedule_kernels
@@ -23,7 +25,7 @@ from .functions import operator, shape_of, top_level_bindings
 from .known_slices import BOUNDS
 from .layout import ChannelsLast
 from .simplify import simplify
-from .stored_schedules import stored_schedules
+from .stored_schedules import stored_decisions, stored_schedules
 
 __all__ = ["TYPICAL_SIZE", "EstimatedForm", "cheapest_form", "eqtune_pipeline"]
 
@@ -63,7 +65,7 @@ def eqtune_pipeline(
         machine = target.Target.current(allow_none=False)
         stored = stored_schedules(records, context) if records else {}
         form = cheapest_form(mod, machine, stored, graph, fast_math)
-        return transform.Sequential(after_kernels())(form.scheduled(machine))
+        return transform.Sequential(after_kernels())(form.scheduled())
 
     return transform.module_pass(pipeline, opt_level=0, name="EqtunePipeline")
 
@@ -86,10 +88,13 @@ class EstimatedForm:
     ----------
     name : str
         For example "exact, channels last".
+    machine : tvm.target.Target
     kernels : tvm.ir.IRModule
         Not scheduled.
     schedules : dict
         By workload hash, of kernels whose sizes are known.
+    decisions : mapping
+        By workload hash, of tiles of the others that were measured.
     calls, missing : int
         Of kernels, and of those that were never measured.
     seconds : float
@@ -97,16 +102,22 @@ class EstimatedForm:
     """
 
     name: str
+    machine: Any
     kernels: ir.IRModule
     schedules: dict[str, Any]
+    decisions: Mapping[str, Decision]
     calls: int
     missing: int
     seconds: float
 
-    def scheduled(self, machine: Any) -> ir.IRModule:
-        """The kernels with their schedules, weights packed; those with symbolic sizes as loops over tiles."""
-        tiled = tile_symbolic_kernels(self.kernels, describe_machine(machine, measure=False))
-        return schedule_kernels(tiled, self.schedules)
+    @cached_property
+    def tiled(self) -> TiledKernels:
+        """Kernels with symbolic sizes as loops over tiles; the others are not scheduled yet."""
+        return tiled_kernels(self.kernels, describe_machine(self.machine, measure=False), self.decisions)
+
+    def scheduled(self) -> ir.IRModule:
+        """All kernels with their schedules, weights packed."""
+        return schedule_kernels(self.tiled.mod, self.schedules)
 
 
 def cheapest_form(
@@ -166,7 +177,7 @@ def _scheduled_form(
     calls, missing = sum(task.calls for task in tasks), sum(task.calls for task in unknown)
     seconds = _seconds(tasks, schedules) + _symbolic_seconds(unknown, hardware, sizes)
     LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), missing, seconds * 1e3)
-    return EstimatedForm(name, lowered, schedules, calls, missing, seconds)
+    return EstimatedForm(name, machine, lowered, schedules, stored_decisions(stored), calls, missing, seconds)
 
 
 def _symbolic_seconds(tasks: list[Task], hardware: Any, sizes: Mapping[str, int]) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from eqtune.records import Context, Record, RecordDatabase
 from ..errors import InputError
 from ..gpu_machine import is_gpu
 from ..machine import device_name, is_host, target_json
+from ..search.space.base import Decision
 from ..search.space.replay import replay_schedule
 
-__all__ = ["StoredSchedule", "stored_schedules"]
+__all__ = ["StoredSchedule", "stored_decisions", "stored_schedules"]
 
 LOGGER = logging.getLogger("eqtune")
 
@@ -35,10 +38,13 @@ class StoredSchedule:
         As it is stored.
     latency_s : float
         Measured seconds of one call.
+    decision : Decision or None
+        What made the trace, where the records say so.
     """
 
     trace: str
     latency_s: float
+    decision: Decision | None = None
 
     def __call__(self, mod: ir.IRModule) -> Any:
         """The scheduled workload, a `tvm.s_tir.Schedule`. Raises RecordError when the trace does not fit."""
@@ -80,7 +86,17 @@ def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, S
     best: dict[str, Record] = {}
     for one in _matching_contexts(database) if context is None else [context]:
         best |= database.best_by_workload(one)
-    return {key: StoredSchedule(record.trace, record.latency_s) for key, record in best.items() if record.trace}
+    return {key: _stored(record) for key, record in best.items() if record.trace}
+
+
+def _stored(record: Record) -> StoredSchedule:
+    decision = Decision.from_json(json.loads(record.decision)) if record.decision else None
+    return StoredSchedule(record.trace, record.latency_s, decision)
+
+
+def stored_decisions(stored: Mapping[str, Any]) -> dict[str, Decision]:
+    """Of stored schedules, what was decided, by workload hash: tiles of kernels with symbolic sizes need that."""
+    return {key: one.decision for key, one in stored.items() if getattr(one, "decision", None) is not None}
 
 
 def _matching_contexts(database: RecordDatabase) -> list[Context]:

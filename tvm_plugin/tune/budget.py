@@ -23,6 +23,8 @@ class Budget:
         Seconds in all, from the start of tuning to its result; None for no limit.
     reserve_s : float
         Seconds kept back for what follows the search: re-timing, compiling, checking.
+    reserve_trials : int
+        Measurements kept back for a later search.
     spent_trials, spent_s : int, float
         What earlier runs used.
     """
@@ -30,6 +32,7 @@ class Budget:
     trials: int | None = None
     time_s: float | None = None
     reserve_s: float = 0.0
+    reserve_trials: int = 0
     spent_trials: int = 0
     spent_s: float = 0.0
     _started: float = field(default_factory=time.monotonic)
@@ -62,8 +65,8 @@ class Budget:
 
     @property
     def trials_left(self) -> int | None:
-        """Measurements that are still allowed; None without a limit."""
-        return None if self.trials is None else max(0, self.trials - self.spent_trials)
+        """Measurements until the search must stop; None without a limit."""
+        return None if self.trials is None else max(0, self.trials - self.reserve_trials - self.spent_trials)
 
     def allows(self, round_s: float = 0.0) -> bool:
         """Whether another round, expected to take `round_s` seconds, still fits."""

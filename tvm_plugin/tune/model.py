@@ -113,8 +113,9 @@ def tune_model(
     shapes : mapping of str to sequence of int, optional
         Concrete shapes of inputs that the model leaves symbolic. Without them, on a CPU, Relax modules, programs of
         torch.export and ONNX models stay open: the result runs at any size. Its kernels are tiles of 64, 32, ..., 1
-        places, scheduled by estimate, not measured; the whole is compared and timed at `sizes`, beside plain schedules
-        for these sizes alone, and compared at two others. A model tuned for the one size that is needed is faster.
+        places. Those that run at `sizes` are measured, the others scheduled by estimate, or all where the budget is
+        over once the model is compiled; of both, what is faster at `sizes` is kept. It is compared there, and at two
+        others. A model tuned for the one size that is needed is a little faster.
     fast_math : bool
         Permit the graph search rules that are equal over the reals but round differently: Winograd's convolutions, off
         by up to 1e-5 of the largest value of a layer where direct ones are off by 5e-7. On a GPU, permit three products
@@ -127,8 +128,8 @@ def tune_model(
         Which function of a Relax module, where it has several; unless given "main", or the only one. The result's is
         "main".
     sizes : mapping of str to int, optional
-        What open sizes are where the model is compared and timed, by the names that the model gives them. Unless given,
-        those of torch.export's example, or 1 for what is called a batch and 16 for others.
+        What open sizes are where the model is tuned, compared and timed, by the names that the model gives them. Unless
+        given, those of torch.export's example, or 1 for what is called a batch and 16 for others.
 
     Returns
     -------

@@ -1,12 +1,14 @@
-"""Models with open sizes: compiled once for all of them, compared and timed at some. Kernels are not measured."""
+"""Models with open sizes: compiled once for all of them; tuned, compared and timed at some."""
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import InputError, MismatchError, UnsupportedModelError
 from ..frontends import ImportedModel
@@ -24,8 +26,11 @@ from .reference import Reference
 from .result import Limit, TaskResult, TuneResult, check_size
 from .session import Session
 from .summarize import summarize
+from .tiles import TunedTiles, tuned_tiles
 
 __all__ = ["tuned_for_any_size", "typical_sizes"]
+
+LOGGER = logging.getLogger(__name__)
 
 SINGLE = "batch"
 """A size of this name is 1 unless somebody says otherwise."""
@@ -67,10 +72,11 @@ def tuned_for_any_size(
     started_s: float,
     command: str,
 ) -> TuneResult:
-    """The model compiled for any size, compared at `sizes` and others, timed at `sizes`.
+    """The model compiled for any size, with the tiles tuned that run at `sizes`; compared there and at others.
 
-    The baseline is the model for these sizes alone, with plain schedules. Arguments are as those of `tune_model`, or as
-    `estimated_result` has them.
+    Tiles are measured if there is time, after the model was compiled with schedules by estimate: it stays so unless it
+    is faster then. The baseline is the model for these sizes alone, with plain schedules. Arguments are as those of
+    `tune_model`, or as `estimated_result` has them.
 
     Raises
     ------
@@ -82,34 +88,37 @@ def tuned_for_any_size(
         As `tune_model` does.
     """
     at = _text(sizes)
-    session.progress.say(f"sizes are open: tuned for any, by estimate; compared and timed at {at}")
+    session.progress.say(f"sizes are open: tuned, compared and timed at {at}, for any")
     reference = _reference(session, imported, sizes)
-    accuracy = Accuracy(session, reference, verify, TOLERANCE)
-    if verify:
-        try:
-            _ = reference.outputs
-        except Exception as error:
-            raise InputError(
-                f"the model does not run at {at} ({first_line(error)}); say where it does: sizes={{NAME: 8}}, or "
-                "--size NAME=8"
-            ) from error
+    accuracies = _accuracies(session, imported, sizes, reference) if verify else {}
+    built_s = time.monotonic()
     try:
         with session.target:
             form = cheapest_form(imported.mod, session.target, {}, graph, sizes=sizes)
-            mod = in_huge_pages(form.scheduled(session.target))
-        executable = build_scheduled(mod, session.target)
+        built = _built(session, form)
     except Exception as error:  # of TVM, which was not made for it
         raise UnsupportedModelError(
             f"{imported.name} cannot be compiled for any size ({first_line(error)}): {KNOWN_SHAPES}"
         ) from error
+    errors = _checked(built, accuracies)
+    session.keep_back(time.monotonic() - built_s + session.timing_s, len(form.kernels.functions))
+    tuned = tuned_tiles(session, form, sizes)
     session.rest()
-    run: Model = session.models.load(executable)
-    absolute, relative = accuracy.errors(run) if verify else (math.nan, math.nan)
-    _refuse(relative, accuracy, at) if verify else None
-    for others in _others(imported, sizes) if verify else ():
-        absolute, relative = _with_others(session, imported, others, run, (absolute, relative))
-    latency_s, baseline_s = session.models.time_s([run, reference.run], reference.inputs, session.timing_s)
-    tasks = _estimates(session, form, sizes, baseline_s)
+    measured = _measured(session, tuned, accuracies)
+    runs: list[Model] = [reference.run, built.run]
+    baseline_s, *latencies_s = session.models.time_s(
+        runs if measured is None else [*runs, measured[0].run], reference.inputs, session.timing_s
+    )
+    latency_s = min(latencies_s)
+    LOGGER.info("by estimate, and with measured tiles: %s s", latencies_s)
+    if measured is not None and latencies_s[1] == latency_s:
+        built, errors = measured
+    elif measured is not None:
+        session.progress.say(
+            f"{latencies_s[1]:.3g} s with measured tiles, {latency_s:.3g} s by estimate, which is kept"
+        )
+    session.save_spent()
+    tasks = _kernels(session, tuned, sizes, baseline_s)
     summary = summarize(
         session,
         imported.name,
@@ -118,28 +127,105 @@ def tuned_for_any_size(
         baseline_s=baseline_s,
         plain_baseline=reference.plain,
         tuned_s=latency_s,
-        max_abs_error=absolute,
-        max_rel_error=relative,
-        tolerance=accuracy.tolerance if verify else None,
+        max_abs_error=errors[0],
+        max_rel_error=errors[1],
+        tolerance=accuracies[at].tolerance if verify else None,
         graph={"form": form.name, "sizes": at},
         command=command,
+        interrupted=tuned.interrupted,
     )
     session.work.write_json("summary.json", summary.to_json())
     return TuneResult(
-        mod=mod,
+        mod=built.mod,
         latency_s=latency_s,
         baseline_latency_s=baseline_s,
         tasks=tasks,
         graph=None,
-        max_abs_error=absolute,
-        max_rel_error=relative,
-        interrupted=False,
+        max_abs_error=errors[0],
+        max_rel_error=errors[1],
+        interrupted=tuned.interrupted,
         summary=summary,
         _target=session.target,
-        _executable=executable,
-        _run=run if isinstance(run, ModelRunner) else None,
+        _executable=built.executable,
+        _run=built.run if isinstance(built.run, ModelRunner) else None,
         _limits=_limits(imported),
     )
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The model for any size, compiled."""
+
+    mod: Any
+    executable: Any
+    run: Model
+
+
+def _built(session: Session, form: EstimatedForm) -> _Built:
+    with session.target:
+        mod = in_huge_pages(form.scheduled())
+    executable = build_scheduled(mod, session.target)
+    return _Built(mod, executable, session.models.load(executable))
+
+
+def _measured(
+    session: Session, tuned: TunedTiles, accuracies: Mapping[str, Accuracy]
+) -> tuple[_Built, tuple[float, float]] | None:
+    """The model with what was measured, and its errors; None where nothing was, or the model is wrong with it."""
+    if not tuned.measured:
+        return None
+    built = _built(session, tuned.form)
+    try:
+        return built, _checked(built, accuracies)
+    except MismatchError as error:
+        LOGGER.warning("measured tiles are left out: %s", error)
+        return None
+
+
+def _accuracies(
+    session: Session, imported: ImportedModel, sizes: Mapping[str, int], reference: Reference
+) -> dict[str, Accuracy]:
+    """What outputs have to be at these sizes, and at others where the model runs, by what the sizes are.
+
+    Raises InputError where it does not run at these.
+    """
+    at = _text(sizes)
+    try:
+        _ = reference.outputs
+    except Exception as error:
+        raise InputError(
+            f"the model does not run at {at} ({first_line(error)}); say where it does: sizes={{NAME: 8}}, or "
+            "--size NAME=8"
+        ) from error
+    accuracies = {at: Accuracy(session, reference, True, TOLERANCE)}
+    for others in _others(imported, sizes):
+        try:
+            reference = _reference(session, imported, others)
+            _ = reference.outputs
+        except Exception as error:  # noqa: BLE001 - of any framework: more places than the model knows, say
+            session.progress.say(
+                f"not compared at {_text(others)}, where the model itself does not run: {first_line(error)}"
+            )
+            continue
+        accuracies[_text(others)] = Accuracy(session, reference, True, TOLERANCE)
+    return accuracies
+
+
+def _checked(built: _Built, accuracies: Mapping[str, Accuracy]) -> tuple[float, float]:
+    """The largest absolute and relative error at any of these sizes; NaN without any.
+
+    Raises MismatchError where it is too large.
+    """
+    largest = math.nan, math.nan
+    for at, accuracy in accuracies.items():
+        absolute, relative = accuracy.errors(built.run)
+        if not relative <= accuracy.tolerance:
+            raise MismatchError(
+                f"at {at}, the tuned model's outputs differ from the reference by {relative:.2e} relative, where "
+                f"{accuracy.tolerance:.0e} is allowed; nothing is returned. {accuracy.excuse()}"
+            )
+        largest = max(absolute, largest[0]), max(relative, largest[1])
+    return largest
 
 
 def _limits(imported: ImportedModel) -> tuple[Limit, ...]:
@@ -171,57 +257,36 @@ def _others(imported: ImportedModel, sizes: Mapping[str, int]) -> Iterator[dict[
             yield others
 
 
-def _with_others(
-    session: Session, imported: ImportedModel, sizes: Mapping[str, int], run: Model, known: tuple[float, float]
-) -> tuple[float, float]:
-    """The largest errors so far, and with these sizes, should the model run with them."""
-    at = _text(sizes)
-    try:
-        reference = _reference(session, imported, sizes)
-        _ = reference.outputs
-    except Exception as error:  # noqa: BLE001 - of any framework: more places than the model knows, say
-        session.progress.say(f"not compared at {at}, where the model itself does not run: {first_line(error)}")
-        return known
-    accuracy = Accuracy(session, reference, verify=True)
-    found = accuracy.errors(run)
-    _refuse(found[1], accuracy, at)
-    return max(known[0], found[0]), max(known[1], found[1])
-
-
-def _refuse(relative: float, accuracy: Accuracy, at: str) -> None:
-    if not relative <= accuracy.tolerance:
-        raise MismatchError(
-            f"at {at}, the tuned model's outputs differ from the reference by {relative:.2e} relative, where "
-            f"{accuracy.tolerance:.0e} is allowed; nothing is returned. {accuracy.excuse()}"
-        )
-
-
-def _estimates(session: Session, form: EstimatedForm, sizes: Mapping[str, int], baseline_s: float) -> list[TaskResult]:
-    """The kernels as they are at these sizes, and what they are estimated to take."""
-    tasks = [_at(task, sizes) for task in extract_tasks(form.kernels)]
+def _kernels(session: Session, tuned: TunedTiles, sizes: Mapping[str, int], baseline_s: float) -> list[TaskResult]:
+    """The kernels as they are at these sizes, and what they are estimated to take; where they were measured, the tiles
+    that they run."""
+    tasks = [_at(task, sizes) for task in extract_tasks(tuned.form.kernels)]
     schedules = analytic_schedules(tasks, session.hardware)
     baseline_s_per_operation = baseline_s / max(1.0, sum(task.calls * task.operations for task in tasks))
-    results = []
+    results: dict[str, TaskResult] = {}
     for task in tasks:
+        alone = tuned.results.get(task.workload_hash)  # its sizes are known
+        measured = tuned.of_kernel(task.functions[0], sizes, session.hardware.threads) if alone is None else [alone]
+        if measured:
+            results |= {one.workload_hash: one for one in measured}
+            continue
         roofline_s = session.hardware.least_latency_s(task.flops, task.bytes_moved, task.weight_bytes)
         known = schedules.get(task.workload_hash)
         latency_s = roofline_s if known is None else known.latency_s
-        results.append(
-            TaskResult(
-                name=task.name,
-                workload_hash=task.workload_hash,
-                calls=task.calls,
-                flops=task.operations,
-                bytes_moved=task.bytes_moved,
-                baseline_latency_s=max(latency_s, baseline_s_per_operation * task.operations),
-                latency_s=latency_s,
-                trials=0,
-                failed=0,
-                trace="",
-                measured=False,
-            )
+        results[task.workload_hash] = TaskResult(
+            name=task.name,
+            workload_hash=task.workload_hash,
+            calls=task.calls,
+            flops=task.operations,
+            bytes_moved=task.bytes_moved,
+            baseline_latency_s=max(latency_s, baseline_s_per_operation * task.operations),
+            latency_s=latency_s,
+            trials=0,
+            failed=0,
+            trace="",
+            measured=False,
         )
-    return results
+    return list(results.values())
 
 
 def _at(task: Task, sizes: Mapping[str, int]) -> Task:

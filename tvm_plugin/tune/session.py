@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
@@ -31,7 +31,7 @@ from ..search.allocation.base import TaskStatus
 from ..search.space import Hardware, Space, build_space
 from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
-from ..search.space.hardware import known_hardware
+from ..search.space.hardware import known_hardware, usable_by
 from ..tasks.task import Task
 from ..transform.functions import constant_bytes
 from .acceptance import Acceptance, looks_s
@@ -230,11 +230,23 @@ class Session:
         self.budget.spent_s = self.work.database.get_number(self.run_key, "seconds") or 0.0
         self.budget.spent_trials = int(self.work.database.get_number(self.run_key, "trials") or 0)
 
-    def search(self, tasks: Sequence[Task], variants: Sequence[Variant], guess: bool = False) -> TuningLoop:
+    def has_measured(self, task: Task) -> bool:
+        """Whether an earlier run measured a candidate of it here."""
+        return self.work.database.best(task.workload_hash, self.context, searched=True) is not None
+
+    def search(
+        self,
+        tasks: Sequence[Task],
+        variants: Sequence[Variant],
+        guess: bool = False,
+        spaces: Mapping[str, Space] | None = None,
+    ) -> TuningLoop:
         """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records.
 
-        With `guess`, variants are compared by estimates of the kernels that were not reached; see `accept`.
+        With `guess`, variants are compared by estimates of the kernels that were not reached; see `accept`. `spaces`:
+        by workload hash, what is searched in place of all schedules.
         """
+        self._spaces |= spaces or {}
         if not self.run_key:
             self.identify(variants[0])
         kernels = [self._kernel(task) for task in tasks]
@@ -433,7 +445,8 @@ class Session:
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
         flops = (1.0 - space.skipped_share) * task.flops / space.product_rate
-        roofline_s = self.hardware.least_latency_s(flops, task.bytes_moved, task.weight_bytes)
+        hardware = usable_by(task.mod, self.hardware)
+        roofline_s = hardware.least_latency_s(flops, task.bytes_moved, task.weight_bytes)
         status = TaskStatus(task.name, task.calls, task.operations, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)

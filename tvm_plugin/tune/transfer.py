@@ -14,6 +14,7 @@ from ..errors import RecordError
 from ..records import Context, RecordDatabase
 from ..records.workload import deserialize_workload
 from ..search.space.base import Decision, Points
+from ..search.space.hardware import ONE_THREAD
 from ..search.strategies.transfer import nearest_point
 from .kernel_search import KernelSearch
 
@@ -82,11 +83,15 @@ class Transfer:
 
 
 def shapes_of(mod: Any) -> Shapes:
-    """The shapes of a workload's arguments; an extent that is not a constant counts as 1."""
-    return [
+    """The shapes of a workload's arguments; an extent that is not a constant counts as 1.
+
+    Before them comes an empty one where one thread computes the workload: those are like each other alone.
+    """
+    shapes = [
         [int(extent) if hasattr(extent, "value") or isinstance(extent, int) else 1 for extent in parameter.shape]
         for parameter in mod["main"].params
     ]
+    return [[], *shapes] if ONE_THREAD in (mod["main"].attrs or {}) else shapes
 
 
 def shape_distance(left: Shapes, right: Shapes) -> float:

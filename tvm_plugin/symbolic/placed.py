@@ -1,0 +1,146 @@
+"""The scheduled kernels of tiles, put where a kernel computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+from ..search.space.expressions import substitute
+from .blocks import Blocks
+from .kernel import Stage, SymbolicKernel, Window
+from .part import Part, alike, number
+from .schedules import ScheduledTile, TileSchedules
+from .tile import Tile, tile_of, windows_of
+from .unpadded import unpadded_windows
+from .written import as_written
+
+__all__ = ["IMAGE_ROWS", "PIXELS", "PlacedTiles", "longest"]
+
+IMAGE_ROWS = (4, 1)
+"""Lengths of tiles along the rows of images, where what is computed reads windows of them..."""
+
+PIXELS = (16, 4, 1)
+"""... and along the pixels of a row."""
+
+
+class PlacedTiles:
+    """Called with a part of a kernel whose sizes are known, gives the statement that computes it.
+
+    Parameters
+    ----------
+    kernel : SymbolicKernel
+    schedules : TileSchedules
+
+    Attributes
+    ----------
+    blocks : Blocks or None
+        Of columns, where the weights are packed in such...
+    block : tirx.Var
+        ... and which one is at hand.
+    by_window : dict
+        By buffer, the stages of which a tile computes the window that it reads, as padding.
+    packed : dict
+        By weight, the parameter that takes it packed.
+    """
+
+    def __init__(self, kernel: SymbolicKernel, schedules: TileSchedules) -> None:
+        self.blocks: Blocks | None = None
+        self.block: Any = None
+        self.by_window: dict[Any, Stage] = {}
+        self.packed: dict[Any, Any] = {}
+        self._kernel = kernel
+        self._schedules = schedules
+
+    def __call__(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
+        """The scheduled kernel of a part whose sizes are known."""
+        windows = windows_of(stages)
+        own = [stage for buffer, stage in self.by_window.items() if any(buffer in one.reads for one in stages)]
+        for stage in own:
+            part = self._windowed(stage, part, windows)
+        part, made = part.with_buffers([stage.writes[0] for stage in own]) if own else (part, [])
+        columns = None if self.blocks is None else self.blocks.size
+        tile = tile_of(self._kernel, stages, part.lengths, set(inside), columns)
+        scheduled = self._schedules(tile, not part.parallel)
+        computed = self._scheduled(tile, scheduled, part, windows, {})
+        if not own:
+            return computed
+        first = [as_written(stage, replace(part, parallel=True)) for stage in own]
+        block = s_tir.SBlock([], [], [], "windowed", tirx.SeqStmt([*first, computed]), alloc_buffers=made)
+        windowed = s_tir.SBlockRealize([], True, block)
+        unpadded = unpadded_windows(own, part) if self._sees_most(stages, part, windows) else None
+        if unpadded is None:
+            return windowed
+        again = ScheduledTile(s_tir.renew_defs(scheduled.function), scheduled.packed)
+        inner = self._scheduled(tile, again, part, windows, unpadded.regions)
+        return tirx.IfThenElse(unpadded.condition, inner, windowed)
+
+    def _sees_most(self, stages: Sequence[Stage], part: Part, windows: Mapping[tuple[Any, int], Window]) -> bool:
+        """Whether it is worth compiling a tile again to read its window in the image: of the longest, most lie inside,
+        and where channels are not mixed, padding takes as long as what follows."""
+        seen = list(dict.fromkeys(window.size for window in windows.values()))
+        is_longest = all(part.lengths[size] == length for size, length in zip(seen, longest(seen), strict=False))
+        return is_longest and all(self._kernel.columns(stages) in self._kernel.dimensions[one] for one, _ in windows)
+
+    def _scheduled(
+        self,
+        tile: Tile,
+        scheduled: ScheduledTile,
+        part: Part,
+        windows: Mapping[tuple[Any, int], Window],
+        regions: Mapping[Any, Any],
+    ) -> Any:
+        """The scheduled kernel of a tile, over a part of the kernel's buffers, or these regions of others."""
+        parameters = scheduled.function.params
+        reads: list[Any] = []
+        writes: list[Any] = []
+        views, matched = [], []
+        for place, (parameter, origin) in enumerate(zip(parameters, tile.buffers, strict=True)):
+            if place in scheduled.packed and self.blocks is None:
+                views.append(self.packed.setdefault(origin, alike(parameter)))
+                continue
+            if place in scheduled.packed and self.blocks is not None:
+                view, source = self._block_of(self.blocks, origin, parameter)
+            else:
+                view, source = _view(parameter), regions.get(origin) or part.region(origin, windows)
+            views.append(view)
+            matched.append(s_tir.MatchBufferRegion(view, source))
+            (reads if place < len(parameters) - tile.outputs else writes).append(source)
+        body = substitute(scheduled.function.body, list(zip(parameters, views, strict=True)))
+        return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
+
+    def _windowed(self, stage: Stage, part: Part, windows: Mapping[tuple[Any, int], Window]) -> Part:
+        """The part with that of a stage which windows show."""
+        (buffer,) = stage.writes
+        for place, size in enumerate(self._kernel.dimensions[buffer]):
+            window = windows.get((buffer, place))
+            if window is not None:
+                start = part.starts[window.size] * window.stride
+                part = part.at(size, window.extent(part.lengths[window.size]), start)
+        return part
+
+    def _block_of(self, blocks: Blocks, weight: Any, packed: Any) -> tuple[Any, Any]:
+        """A buffer like that of a block's packed weights, and where the block at hand is among all of them."""
+        begin = tirx.Var(f"{packed.name}_begin", "int64")
+        view = tirx.decl_buffer(packed.shape, str(packed.dtype), elem_offset=begin)
+        whole = self.packed.setdefault(weight, alike(packed, blocks.count))
+        return view, tirx.BufferRegion(whole, [ir.Range.from_min_extent(self.block, number(1)), *_ranges(packed)])
+
+
+def longest(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Of the longest tile, along the rows of an image and the pixels of a row, or these alone."""
+    return (IMAGE_ROWS[0], PIXELS[0])[-len(sizes) :]
+
+
+def _ranges(buffer: Any) -> list[Any]:
+    """All of a buffer."""
+    return [ir.Range.from_min_extent(number(0), number(extent)) for extent in buffer.shape]
+
+
+def _view(buffer: Any) -> Any:
+    """A buffer that may begin anywhere, with rows that lie apart."""
+    strides = [tirx.Var(f"{buffer.name}_stride{place}", "int64") for place in range(len(buffer.shape))]
+    begin = tirx.Var(f"{buffer.name}_begin", "int64")
+    return tirx.decl_buffer(buffer.shape, str(buffer.dtype), str(buffer.name), strides=strides, elem_offset=begin)
