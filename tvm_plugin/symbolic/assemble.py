@@ -10,6 +10,7 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from ..search.space.statements import looped
+from ..transform.in_place import OVERWRITABLE
 from .blocks import Blocks, blocks_of, packed_in_blocks
 from .kernel import Size, Stage, SymbolicKernel, grouped, is_common
 from .part import Part, bytes_of, function_of, in_order, number
@@ -126,6 +127,8 @@ class _Assembly:
             body = looped([thread], [number(size.extent)], body, parallel=0)
         parameters = [self._tiles.packed.get(parameter, parameter) for parameter in given.params]
         attributes = {name: value for name, value in given.attrs.items() if name != "layout_free_buffers"}
+        if self._tiles.overwritable:
+            attributes[OVERWRITABLE] = self._tiles.overwritable
         return function_of(parameters, [body], attributes)
 
     def _shared_size(self) -> Size | None:
@@ -162,6 +165,7 @@ class _Assembly:
         (stage,) = stages
         if known and len(left) == 1 and left[0] in stage.reduced and left[0] not in stage.whole and sums_parts(stage):
             return self._summed(stage, part, left[0])
+        self._tiles.kept |= {*stage.reads, *(self._kernel.function.params if stage is self._kernel.stages[-1] else ())}
         return as_written(stage, part)
 
     def _single(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
@@ -329,6 +333,8 @@ class _Assembly:
             return self._computed(stages, part.at(size, length, start), inside)
 
         twice, name = self._repeatable(stages, inside), self._names[size]
+        if twice and lengths != SINGLE:
+            self._tiles.kept |= {*self._kernel.function.params}
         return lambda begin, extent: covered(begin, extent, lengths, twice, tile, name)
 
     def _repeatable(self, stages: Sequence[Stage], inside: Sequence[Any]) -> bool:

@@ -44,6 +44,8 @@ class PlacedTiles:
         By buffer, the stages of which a tile computes the window that it reads, as padding.
     packed : dict
         By weight, the parameter that takes it packed.
+    kept : set of Buffer
+        What may not be overwritten.
     """
 
     def __init__(self, kernel: SymbolicKernel, schedules: TileSchedules) -> None:
@@ -51,8 +53,17 @@ class PlacedTiles:
         self.block: Any = None
         self.by_window: dict[Any, Stage] = {}
         self.packed: dict[Any, Any] = {}
+        self.kept: set[Any] = set()
+        self._overwritten: set[Any] | None = None
         self._kernel = kernel
         self._schedules = schedules
+
+    @property
+    def overwritable(self) -> list[int]:
+        """In the memory of which parameters the kernel may write its result, the last one, if no place is computed
+        twice: each element is read for the one that is stored in its place alone, by all tiles that store some."""
+        found = (self._overwritten or set()) - self.kept
+        return [place for place, parameter in enumerate(self._kernel.function.params) if parameter in found]
 
     def __call__(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any]) -> Any:
         """The scheduled kernel of a part whose sizes are known."""
@@ -64,6 +75,8 @@ class PlacedTiles:
         columns = None if self.blocks is None else self.blocks.size
         tile = tile_of(self._kernel, stages, part.lengths, set(inside), columns)
         scheduled = self._schedules(tile, not part.parallel)
+        self._note_overwritable(tile, scheduled)
+        self.kept |= {buffer for stage in own for buffer in stage.reads}
         computed = self._scheduled(tile, scheduled, part, windows, {})
         if not own:
             return computed
@@ -73,9 +86,16 @@ class PlacedTiles:
         unpadded = unpadded_windows(own, part) if self._sees_most(stages, part, windows) else None
         if unpadded is None:
             return windowed
-        again = ScheduledTile(s_tir.renew_defs(scheduled.function), scheduled.packed)
+        again = replace(scheduled, function=s_tir.renew_defs(scheduled.function))
         inner = self._scheduled(tile, again, part, windows, unpadded.regions)
         return tirx.IfThenElse(unpadded.condition, inner, windowed)
+
+    def _note_overwritable(self, tile: Tile, scheduled: ScheduledTile) -> None:
+        own = {tile.buffers[place] for place in scheduled.overwritable}
+        if tile.outputs == 1 and tile.buffers[-1].same_as(self._kernel.function.params[-1]):
+            self._overwritten = own if self._overwritten is None else self._overwritten & own
+        else:
+            self.kept |= {*tile.buffers}
 
     def _sees_most(self, stages: Sequence[Stage], part: Part, windows: Mapping[tuple[Any, int], Window]) -> bool:
         """Whether it is worth compiling a tile again to read its window in the image: of the longest, most lie inside,

@@ -17,6 +17,7 @@ from ..search.space.generate import build_space
 from ..search.space.hardware import ONE_THREAD, Hardware
 from ..search.space.lowering import lowerable_schedule, prepare_for_lowering
 from ..transform.best_schedule import best_schedule
+from ..transform.in_place import overwritable
 from ..transform.pack_weights import SplitKernel, split_packing
 from .tile import Tile
 
@@ -40,10 +41,13 @@ class ScheduledTile:
         Ready to be lowered; takes its weights packed.
     packed : tuple of int
         Which of its parameters those are.
+    overwritable : tuple of int
+        In the memory of which parameters it may write its result.
     """
 
     function: tirx.PrimFunc
     packed: tuple[int, ...]
+    overwritable: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +158,9 @@ class TileSchedules:
         return schedule, self._found[key]
 
     def _with_weights_packed(self, tile: Tile, function: tirx.PrimFunc, decision: Decision | None) -> ScheduledTile:
+        may_go = tuple(overwritable(function))
         if decision is None:
-            return ScheduledTile(prepare_for_lowering(function), ())
+            return ScheduledTile(prepare_for_lowering(function), (), may_go)
         split = split_packing(function, len(tile.buffers) - tile.outputs)
         weights = () if split is None else tuple(tile.buffers[place] for place in split.positions)
         if self._first is None:
@@ -163,8 +168,8 @@ class TileSchedules:
         elif weights != self.weights or not _equal_packing(split, self.split):
             raise CannotShareWeights("tiles of two lengths pack their weights in two ways")
         if split is None:
-            return ScheduledTile(prepare_for_lowering(function), ())
-        return ScheduledTile(prepare_for_lowering(split.kernel), split.positions)
+            return ScheduledTile(prepare_for_lowering(function), (), may_go)
+        return ScheduledTile(prepare_for_lowering(split.kernel), split.positions, may_go)
 
 
 def _measured(space: Space, decision: Decision | None) -> tuple[Any, Decision, float] | None:

@@ -26,6 +26,7 @@ from .analytic_schedules import analytic_schedules
 from .default_schedules import as_dlight_expects
 from .fold_weights import FoldWeights
 from .huge_pages import in_huge_pages
+from .in_place import WriteInPlace, with_overwritable
 from .pack_weights import pack_weights
 from .plain_schedules import with_plain_schedules
 from .round_storage import RoundStorage
@@ -142,7 +143,8 @@ def schedule_kernels(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
     for variable, function in result.functions_items():
         if isinstance(function, tirx.PrimFunc) and not (function.attrs and READY in function.attrs):
             is_scheduled = function.attrs and "tirx.is_scheduled" in function.attrs
-            result.update_func(variable, (prepare_for_lowering if is_scheduled else as_written)(function))
+            ready = prepare_for_lowering(with_overwritable(function)) if is_scheduled else as_written(function)
+            result.update_func(variable, ready)
     return result
 
 
@@ -187,6 +189,7 @@ def after_kernels() -> list[transform.Pass]:
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
+        WriteInPlace(),
         relax.transform.StaticPlanBlockMemory(),
         relax.transform.RewriteCUDAGraph(),
         relax.transform.LowerAllocTensor(),

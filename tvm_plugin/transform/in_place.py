@@ -1,0 +1,188 @@
+"""WriteInPlace: results in the memory of an operand that nobody reads again, as a residual's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax, s_tir, tirx, transform
+
+from ..search.space.access import dtype_bytes
+from ..search.space.memory_bound.tails import OVERLAPPING_TAIL
+from .functions import map_functions, operator, rewrite_bindings, shape_of, top_level_bindings
+
+__all__ = ["OVERWRITABLE", "WriteInPlace", "overwritable", "with_overwritable"]
+
+OVERWRITABLE = "eqtune.overwritable"
+"""Attribute of scheduled kernels: the places of parameters in whose memory they may write their result."""
+
+LEAST_BYTES = 1 << 20
+"""Of a result that is worth it: less stays in the second-level cache anyhow."""
+
+_ALLOCATION = "relax.builtin.alloc_tensor"
+
+
+def with_overwritable(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A scheduled kernel with what it may overwrite as an attribute; see `overwritable`."""
+    found = overwritable(function)
+    return function.with_attr(OVERWRITABLE, found) if found else function
+
+
+def overwritable(function: tirx.PrimFunc) -> list[int]:
+    """In the memory of which parameters a scheduled kernel may write its result, the last parameter: their places.
+
+    Each element of such a parameter is read only for the element of the result that is stored in its place, and for
+    every one of those; nothing else is stored there before, and nothing twice. Ask before the kernel is prepared for
+    lowering. None of a kernel for a GPU.
+    """
+    stores: list[Any] = []
+    loads: list[Any] = []
+    special: list[Any] = []
+
+    def visit_block(block: Any) -> None:
+        special.extend(block.match_buffers)
+
+    def visit_loop(loop: Any) -> None:
+        if loop.thread_binding is not None or OVERLAPPING_TAIL in loop.annotations:
+            special.append(loop)
+
+    visitors = [
+        (tirx.BufferStore, stores.append),
+        (ir.TensorLoad, loads.append),
+        (s_tir.SBlock, visit_block),
+        (tirx.For, visit_loop),
+        (tirx.DeclBuffer, special.append),
+    ]
+    tvm_ffi.structural_walk(function.body, visitors)
+    *operands, result = function.params
+    own = [store for store in stores if store.buffer.same_as(result)]
+    if special or not own or any(load.source.same_as(result) for load in loads):
+        return []
+    return [
+        place
+        for place, operand in enumerate(operands)
+        if _are_alike(operand, result)
+        and all(_reads(store, operand) for store in own)
+        and sum(load.source.same_as(operand) for load in loads) == sum(_reads(store, operand) for store in own)
+    ]
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    return str(one.dtype) == str(other.dtype) and bool(tvm_ffi.structural_equal(one.ty.shape, other.ty.shape))
+
+
+def _reads(store: Any, buffer: Any) -> int:
+    """How often a store's value reads the buffer, all in the place of what is stored; 0 where it reads another place,
+    too."""
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
+    own = [load for load in loads if load.source.same_as(buffer)]
+    here = [load for load in own if tvm_ffi.structural_equal(load.indices, store.indices, map_free_vars=False)]
+    return len(here) if len(here) == len(own) else 0
+
+
+@transform.module_pass(opt_level=0, name="WriteInPlace")
+class WriteInPlace:
+    """Let kernels write their results in the memory of an operand that they read for the last time.
+
+    The lines of the cache that hold a residual then become those of the sum, instead of being read, and those of other
+    memory fetched to be written. Use it where results are allocated, after `CallTIRRewrite`, before their memory is
+    planned. Kernels say by an attribute (`with_overwritable`) which operands may be overwritten.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Rewrite every Relax function of plain bindings."""
+        places = {
+            variable: [int(place) for place in function.attrs[OVERWRITABLE]]
+            for variable, function in mod.functions_items()
+            if isinstance(function, tirx.PrimFunc) and OVERWRITABLE in (function.attrs or {})
+        }
+        return map_functions(mod, lambda function: _rewritten(function, places)) if places else mod
+
+
+def _rewritten(function: relax.Function, places: Mapping[Any, Sequence[int]]) -> relax.Function:
+    if not isinstance(function.body, relax.SeqExpr):
+        return function
+    memory = _Memory(function)
+    instead: dict[Any, Any] = {}
+    for number, binding in enumerate(top_level_bindings(function)):
+        for place in places.get(_kernel(binding.value), ()):
+            *operands, result = binding.value.args
+            operand = operands[place]
+            if memory.ends_at(operand, number, operands) and memory.is_alike(operand, result) and _is_large(operand):
+                instead[result] = operand
+                memory.unite(operand, result)
+                break
+    return rewrite_bindings(function, lambda binding: _with_others(binding, instead)) if instead else function
+
+
+def _is_large(tensor: relax.Var) -> bool:
+    """Whether it is, or may be."""
+    extents = shape_of(tensor)
+    known = all(isinstance(extent, int) for extent in extents)
+    return not known or math.prod(extents) * dtype_bytes(str(tensor.ty.dtype)) >= LEAST_BYTES
+
+
+def _kernel(value: Any) -> Any:
+    """The variable of what a value calls; None where it is no such call."""
+    return value.op if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar) else None
+
+
+def _with_others(binding: Any, instead: Mapping[Any, Any]) -> list[Any]:
+    """A binding that names other variables; none for one of these."""
+    value = binding.value
+    if binding.var in instead:
+        return []
+    if isinstance(value, relax.Var) and value in instead:
+        return [relax.VarBinding(binding.var, instead[value])]
+    if _kernel(value) is not None and value.args[-1] in instead:
+        call = relax.Call(value.op, [*value.args[:-1], instead[value.args[-1]]], value.attrs, value.ty_args)
+        return [relax.VarBinding(binding.var, relax.BlockBuilder().normalize(call))]
+    return [binding]
+
+
+class _Memory:
+    """Which variables of a function are the same memory, and which binding uses it last."""
+
+    def __init__(self, function: relax.Function) -> None:
+        self._allocated: dict[Any, Any] = {}
+        """By variable, the one that it is another name of."""
+        self._types: dict[Any, Any] = {}
+        self._last: dict[Any, float] = {}
+        number = 0
+        for number, binding in enumerate(top_level_bindings(function)):
+            value = binding.value
+            if operator(value) == _ALLOCATION:
+                self._allocated[binding.var], self._types[binding.var] = binding.var, value.args
+            elif isinstance(value, relax.Var):
+                if value in self._allocated:
+                    self._allocated[binding.var] = self._allocated[value]
+            else:
+                # What is seen in other ways, as views and parts of tuples are, is never overwritten.
+                self._use(value, number if _kernel(value) is not None else math.inf)
+        self._use(function.body.body, math.inf)
+
+    def _use(self, value: Any, number: float) -> None:
+        for variable in relax.analysis.free_vars(value):
+            own = self._allocated.get(variable)
+            if own is not None:
+                self._last[own] = max(number, self._last.get(own, number))
+
+    def ends_at(self, operand: Any, number: int, operands: Sequence[Any]) -> bool:
+        """Whether what an operand holds is read by this binding last, and as this operand only."""
+        own = self._allocated.get(operand)
+        once = [self._allocated.get(other) for other in operands if isinstance(other, relax.Var)].count(own) == 1
+        return own is not None and once and self._last[own] == number
+
+    def is_alike(self, one: Any, other: Any) -> bool:
+        """Whether both have the same shape and type, on the same device."""
+        types = [self._types.get(self._allocated.get(variable)) for variable in (one, other)]
+        return None not in types and all(map(tvm_ffi.structural_equal, *types))
+
+    def unite(self, operand: Any, result: Any) -> None:
+        """From now on, the result is in the operand's memory."""
+        own, other = self._allocated[operand], self._allocated[result]
+        self._last[own] = self._last.get(other, self._last[own])
+        self._allocated |= {variable: own for variable, known in self._allocated.items() if known is other}
