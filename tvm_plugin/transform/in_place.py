@@ -178,8 +178,8 @@ class _Memory:
 
     def is_alike(self, one: Any, other: Any) -> bool:
         """Whether both have the same shape and type, on the same device."""
-        types = [self._types.get(self._allocated.get(variable)) for variable in (one, other)]
-        return None not in types and all(map(tvm_ffi.structural_equal, *types))
+        first, second = (self._types.get(self._allocated.get(variable)) for variable in (one, other))
+        return first is not None and second is not None and all(map(tvm_ffi.structural_equal, first, second))
 
     def unite(self, operand: Any, result: Any) -> None:
         """From now on, the result is in the operand's memory."""
