@@ -91,11 +91,14 @@ class PlacedTiles:
         return tirx.IfThenElse(unpadded.condition, inner, windowed)
 
     def _note_overwritable(self, tile: Tile, scheduled: ScheduledTile) -> None:
-        own = {tile.buffers[place] for place in scheduled.overwritable}
-        if tile.outputs == 1 and tile.buffers[-1].same_as(self._kernel.function.params[-1]):
-            self._overwritten = own if self._overwritten is None else self._overwritten & own
-        else:
+        *read, written = tile.buffers
+        if tile.outputs > 1 or not written.same_as(self._kernel.function.params[-1]):
             self.kept |= {*tile.buffers}
+            return
+        own = {tile.buffers[place] for place in scheduled.overwritable}
+        if any(one.same_as(written) for one in read):  # which adds to what tiles before have stored there
+            own = set()
+        self._overwritten = own if self._overwritten is None else self._overwritten & own
 
     def _sees_most(self, stages: Sequence[Stage], part: Part, windows: Mapping[tuple[Any, int], Window]) -> bool:
         """Whether it is worth compiling a tile again to read its window in the image: of the longest, most lie inside,
