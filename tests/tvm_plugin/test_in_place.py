@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 from eqtune.machine import detect_target
@@ -60,6 +60,14 @@ def returned(emit: Emit, x: Any) -> Any:
     return relax.Tuple([first, emit(op.add(times(emit, times(emit, first, 1), 2), first))])
 
 
+def joined_in_place(emit: Emit, x: Any) -> Any:
+    """Two kernels write their half of the result each; the first one reads something of the shape of the whole."""
+    whole = emit(op.concat([times(emit, x, 0), times(emit, x, 1)], 1))
+    second = times(emit, emit(op.nn.softmax(emit(op.strided_slice(whole, [1], [WIDTH], [2 * WIDTH])))), 2)
+    first = emit(op.add(times(emit, emit(op.nn.softmax(x)), 3), emit(op.strided_slice(whole, [1], [0], [WIDTH]))))
+    return emit(op.concat([first, second], 1))
+
+
 def module(compute: Callable[[Emit, Any], Any], rows: Any = ROWS) -> tvm.IRModule:
     x = relax.Var("x", relax.TensorType((rows, WIDTH), "float32"))
     builder = relax.BlockBuilder()
@@ -98,6 +106,7 @@ def outputs(mod: tvm.IRModule, target: Any, x: np.ndarray) -> list[np.ndarray]:
         (an_input, 0),
         (seen_as_another_shape, 0),
         (returned, 0),
+        (joined_in_place, 0),
     ],
 )
 def test_what_is_read_for_the_last_time_is_overwritten(
@@ -111,6 +120,45 @@ def test_what_is_read_for_the_last_time_is_overwritten(
     assert allocated(mod, target) - tensors == overwritten
     for one, other in zip(found, outputs(mod, target, X), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_what_a_function_returns_is_not_overwritten() -> None:
+    """Its argument, perhaps."""
+    builder, target = relax.BlockBuilder(), detect_target(threads=2)
+    ty = relax.TensorType((ROWS, WIDTH), "float32")
+    given, x = relax.Var("given", ty), relax.Var("x", ty)
+    with builder.function("same", [given], private=True):
+        builder.emit_func_output(relax.Tuple([given, builder.emit(op.nn.softmax(given))]))
+    with builder.function("main", [x]):
+        first = builder.emit(op.nn.softmax(x))
+        both = builder.emit(relax.Call(builder.get().get_global_var("same"), [first]))
+        total = builder.emit(op.add(builder.emit(op.nn.softmax(builder.emit(op.multiply(x, x)))), first))
+        builder.emit_func_output(relax.Tuple([total, builder.emit(op.nn.softmax(relax.TupleGetItem(both, 0)))]))
+    _, found = outputs(scheduled(builder.get(), target), target, X)
+    np.testing.assert_allclose(found, softmax(softmax(X)), rtol=1e-4)
+
+
+def test_of_several_results_none_is_written_in_place() -> None:
+    rows, columns = (tirx.IntImm("int64", extent) for extent in (ROWS, WIDTH))
+
+    def twice(a: Any) -> list[Any]:
+        single = te.compute((rows,), lambda i: tirx.const(1.0, "float32"))
+        return [single, te.compute((rows, columns), lambda i, j: a[i, j] * tirx.const(2.0, "float32"))]
+
+    builder, target = relax.BlockBuilder(), detect_target(threads=2)
+    x = relax.Var("x", relax.TensorType((ROWS, WIDTH), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            both = builder.emit_te(twice, builder.emit(op.nn.softmax(x)))
+            result = builder.emit_output(relax.TupleGetItem(both, 1))
+        builder.emit_func_output(result)
+    (found,) = outputs(scheduled(builder.get(), target), target, X)
+    np.testing.assert_allclose(found, 2 * softmax(X), rtol=1e-4)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def test_small_results_stay_where_they_are() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -95,20 +95,23 @@ class WriteInPlace:
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Rewrite every Relax function of plain bindings."""
         places = {
-            variable: [int(place) for place in function.attrs[OVERWRITABLE]]
+            variable: [int(place) for place in (function.attrs or {}).get(OVERWRITABLE, ())]
             for variable, function in mod.functions_items()
-            if isinstance(function, tirx.PrimFunc) and OVERWRITABLE in (function.attrs or {})
+            if isinstance(function, tirx.PrimFunc)
         }
-        return map_functions(mod, lambda function: _rewritten(function, places)) if places else mod
+        return map_functions(mod, lambda function: _rewritten(function, places)) if any(places.values()) else mod
 
 
 def _rewritten(function: relax.Function, places: Mapping[Any, Sequence[int]]) -> relax.Function:
+    """`places`: of each kernel, which operands may be overwritten."""
     if not isinstance(function.body, relax.SeqExpr):
         return function
-    memory = _Memory(function)
+    memory = _Memory(function, places.keys())
     instead: dict[Any, Any] = {}
     for number, binding in enumerate(top_level_bindings(function)):
-        for place in places.get(_kernel(binding.value), ()):
+        if not memory.begins_at(binding.value, number):
+            continue
+        for place in places.get(_callee(binding.value), ()):
             *operands, result = binding.value.args
             operand = operands[place]
             if memory.ends_at(operand, number, operands) and memory.is_alike(operand, result) and _is_large(operand):
@@ -125,8 +128,8 @@ def _is_large(tensor: relax.Var) -> bool:
     return not known or math.prod(extents) * dtype_bytes(str(tensor.ty.dtype)) >= LEAST_BYTES
 
 
-def _kernel(value: Any) -> Any:
-    """The variable of what a value calls; None where it is no such call."""
+def _callee(value: Any) -> Any:
+    """The variable of the function that a value calls; None where it is no such call."""
     return value.op if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar) else None
 
 
@@ -137,21 +140,22 @@ def _with_others(binding: Any, instead: Mapping[Any, Any]) -> list[Any]:
         return []
     if isinstance(value, relax.Var) and value in instead:
         return [relax.VarBinding(binding.var, instead[value])]
-    if _kernel(value) is not None and value.args[-1] in instead:
-        call = relax.Call(value.op, [*value.args[:-1], instead[value.args[-1]]], value.attrs, value.ty_args)
+    if isinstance(value, relax.Call) and any(isinstance(one, relax.Var) and one in instead for one in value.args):
+        arguments = [instead.get(one, one) if isinstance(one, relax.Var) else one for one in value.args]
+        call = relax.Call(value.op, arguments, value.attrs, value.ty_args)
         return [relax.VarBinding(binding.var, relax.BlockBuilder().normalize(call))]
     return [binding]
 
 
 class _Memory:
-    """Which variables of a function are the same memory, and which binding uses it last."""
+    """Which variables of a function are the same memory, and which bindings use it first and last."""
 
-    def __init__(self, function: relax.Function) -> None:
+    def __init__(self, function: relax.Function, kernels: Collection[Any]) -> None:
         self._allocated: dict[Any, Any] = {}
         """By variable, the one that it is another name of."""
         self._types: dict[Any, Any] = {}
+        self._first: dict[Any, float] = {}
         self._last: dict[Any, float] = {}
-        number = 0
         for number, binding in enumerate(top_level_bindings(function)):
             value = binding.value
             if operator(value) == _ALLOCATION:
@@ -161,14 +165,26 @@ class _Memory:
                     self._allocated[binding.var] = self._allocated[value]
             else:
                 # What is seen in other ways, as views and parts of tuples are, is never overwritten.
-                self._use(value, number if _kernel(value) is not None else math.inf)
-        self._use(function.body.body, math.inf)
+                self._use(value, number, number if _callee(value) in kernels else math.inf)
+        self._use(function.body.body, math.inf, math.inf)
 
-    def _use(self, value: Any, number: float) -> None:
+    def _use(self, value: Any, first: float, last: float) -> None:
         for variable in relax.analysis.free_vars(value):
             own = self._allocated.get(variable)
             if own is not None:
-                self._last[own] = max(number, self._last.get(own, number))
+                self._first.setdefault(own, first)
+                self._last[own] = max(last, self._last.get(own, last))
+
+    def begins_at(self, call: Any, number: int) -> bool:
+        """Whether a call is the first use of the memory of one argument, the last one: that is its only result, and
+        nobody has written a part of it. What is written in place already, and several results, are left alone."""
+        if _callee(call) is None:
+            return False
+        known = [
+            (one, self._allocated[one]) for one in call.args if isinstance(one, relax.Var) and one in self._allocated
+        ]
+        fresh = [one for one, own in known if self._first[own] == number]
+        return len(fresh) == 1 and fresh[0].same_as(call.args[-1]) and fresh[0] in self._types
 
     def ends_at(self, operand: Any, number: int, operands: Sequence[Any]) -> bool:
         """Whether what an operand holds is read by this binding last, and as this operand only."""
