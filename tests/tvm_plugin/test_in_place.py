@@ -132,7 +132,7 @@ def test_what_a_function_returns_is_not_overwritten() -> None:
     with builder.function("main", [x]):
         first = builder.emit(op.nn.softmax(x))
         both = builder.emit(relax.Call(builder.get().get_global_var("same"), [first]))
-        total = builder.emit(op.add(builder.emit(op.nn.softmax(builder.emit(op.multiply(x, x)))), first))
+        total = builder.emit(op.add(first, builder.emit(op.nn.softmax(builder.emit(op.multiply(x, x))))))
         builder.emit_func_output(relax.Tuple([total, builder.emit(op.nn.softmax(relax.TupleGetItem(both, 0)))]))
     _, found = outputs(scheduled(builder.get(), target), target, X)
     np.testing.assert_allclose(found, softmax(softmax(X)), rtol=1e-4)
@@ -149,10 +149,14 @@ def test_of_several_results_none_is_written_in_place() -> None:
     x = relax.Var("x", relax.TensorType((ROWS, WIDTH), "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            both = builder.emit_te(twice, builder.emit(op.nn.softmax(x)))
-            result = builder.emit_output(relax.TupleGetItem(both, 1))
+            first = builder.emit(op.nn.softmax(x))
+            again = builder.emit(op.nn.softmax(first))
+            both = builder.emit_te(twice, first)
+            parts = [builder.emit(relax.TupleGetItem(both, place)) for place in range(2)]
+            result = builder.emit_output(relax.Tuple([*parts, again]))
         builder.emit_func_output(result)
-    (found,) = outputs(scheduled(builder.get(), target), target, X)
+    single, found, _ = outputs(scheduled(builder.get(), target), target, X)
+    np.testing.assert_array_equal(single, np.ones(ROWS, np.float32))
     np.testing.assert_allclose(found, 2 * softmax(X), rtol=1e-4)
 
 

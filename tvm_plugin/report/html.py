@@ -70,7 +70,7 @@ def _head(summary: RunSummary) -> str:
         permitted = "" if summary.tolerance is None else f"; {summary.tolerance:.1e} permitted"
         note = f"relative to the reference{permitted}"
         tiles.append(_tile("Largest difference", f"{summary.max_rel_error:.1e}", note=note))
-    elsewhere = f", {summary.other_trials} more of other forms" if summary.other_trials else ""
+    elsewhere = f", {summary.other_trials} more of kernels that are not in use" if summary.other_trials else ""
     tiles.append(_tile("Trials", str(summary.trials), note=f"{summary.failed} failed{elsewhere}"))
     if summary.wall_s:
         tiles.append(_tile("Tuning took", duration(summary.wall_s)))

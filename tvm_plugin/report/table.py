@@ -90,7 +90,7 @@ def closing_lines(summary: RunSummary) -> list[str]:
         lines.append(
             f"trials: {summary.trials}, of which {summary.failed} failed"
             + (f" ({kinds})" if kinds else "")
-            + (f"; {summary.other_trials} more of kernels of other forms" if summary.other_trials else "")
+            + (f"; {summary.other_trials} more of kernels that are not in use" if summary.other_trials else "")
         )
     if summary.wall_s:
         parts = [f"{printable(name)} {duration(seconds)}" for name, seconds in summary.overheads_s.items()]

@@ -123,13 +123,19 @@ class _Assembly:
             body = self._computed(stages, part, inside)
         else:
             thread = tirx.Var("thread", "int64")
-            body = self._computed(stages, replace(part, parallel=True).at(size, 1, thread), inside)
+            part = replace(part, parallel=True).at(size, 1, thread, self._share(size.extent))
+            body = self._computed(stages, part, inside)
             body = looped([thread], [number(size.extent)], body, parallel=0)
         parameters = [self._tiles.packed.get(parameter, parameter) for parameter in given.params]
         attributes = {name: value for name, value in given.attrs.items() if name != "layout_free_buffers"}
         if self._tiles.overwritable:
             attributes[OVERWRITABLE] = self._tiles.overwritable
         return function_of(parameters, [body], attributes)
+
+    def _share(self, count: Any) -> Any:
+        """Of so many, how many a thread has."""
+        threads = self._schedules.hardware.threads
+        return tirx.floordiv(number(count) + (threads - 1), number(threads))
 
     def _shared_size(self) -> Size | None:
         """The known size, if any, of which each thread computes some places: the first one of all stages.
@@ -165,7 +171,9 @@ class _Assembly:
         (stage,) = stages
         if known and len(left) == 1 and left[0] in stage.reduced and left[0] not in stage.whole and sums_parts(stage):
             return self._summed(stage, part, left[0])
-        self._tiles.kept |= {*stage.reads, *(self._kernel.function.params if stage is self._kernel.stages[-1] else ())}
+        self._tiles.kept |= {*stage.reads}
+        if stage is self._kernel.stages[-1]:
+            self._tiles.keep_all()
         return as_written(stage, part)
 
     def _single(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
@@ -198,11 +206,13 @@ class _Assembly:
                 return self._spread(part, lambda own: cover(stages, own, inside, size, lengths)(number(0), size.extent))
         if threads == 1:
             return cover(stages, alone, inside, size, lengths)(number(0), size.extent)
-        many = shared(size.extent, threads, lengths[0], cover(stages, alone, inside, size, SQUARES), self._names[size])
+        is_short = size.extent < 2 * lengths[0]
+        long = alone.where(tirx.Not(is_short)) if self._rows else alone
+        many = shared(size.extent, threads, lengths[0], cover(stages, long, inside, size, SQUARES), self._names[size])
         if not self._rows:
             return many
-        few = cover(stages, alone, inside, size, lengths)(number(0), size.extent)
-        return tirx.IfThenElse(size.extent < 2 * lengths[0], few, many)
+        few = cover(stages, alone.where(is_short), inside, size, lengths)(number(0), size.extent)
+        return tirx.IfThenElse(is_short, few, many)
 
     def _are_long(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> bool:
         """Whether a place takes long, and would hardly take less time together with others, as images of a batch do."""
@@ -268,7 +278,8 @@ class _Assembly:
         if self.blocks is None:
             return compute(part)
         self._tiles.block = tirx.Var("block", "int64")
-        body = compute(part.at(self.blocks.size, self.blocks.length, self._tiles.block * self.blocks.length))
+        start, runs = self._tiles.block * self.blocks.length, self._share(self.blocks.count)
+        body = compute(part.at(self.blocks.size, self.blocks.length, start, runs))
         parallel = 0 if self._schedules.hardware.threads > 1 else None
         return looped([self._tiles.block], [number(self.blocks.count)], body, parallel)
 
@@ -278,13 +289,20 @@ class _Assembly:
         """Rows whose weights take long to read: as few tiles as possible."""
         # Another tile reads all weights again, or those of a block from the cache.
         enough = [length for length in lengths if self.blocks is not None or 2 * length >= LEAST_ROWS]
-        many = self._spread(part, lambda own: self._covering(stages, own, inside, size, enough)(number(0), size.extent))
-        few = self._spread(part.at(size, 1, number(0)), lambda own: self._tiles(stages, own, inside))
+        are_many = size.extent >= LEAST_ROWS
+
+        def cover(own: Part) -> Any:
+            return self._covering(stages, own, inside, size, enough)(number(0), size.extent)
+
+        many = self._spread(part.where(are_many), cover)
+        single = part.at(size, 1, number(0)).where(size.extent < 2)
+        few = self._spread(single, lambda own: self._tiles(stages, own, inside))
         statement = tirx.IfThenElse(size.extent > 0, few, None)
         for length in reversed([length for length in lengths if 1 < length <= LEAST_ROWS]):
-            filled = self._filled_up(stages, part.at(size, length, number(0)), inside, size)
-            statement = tirx.IfThenElse(size.extent > length // 2, filled, statement)
-        return tirx.IfThenElse(size.extent >= LEAST_ROWS, many, statement)
+            is_longer = size.extent > length // 2
+            filled = part.at(size, length, number(0)).where(tirx.And(is_longer, size.extent <= length))
+            statement = tirx.IfThenElse(is_longer, self._filled_up(stages, filled, inside, size), statement)
+        return tirx.IfThenElse(are_many, many, statement)
 
     def _filled_up(self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size) -> Any:
         """A tile of more places than there are: the last one again and again."""
@@ -326,16 +344,17 @@ class _Assembly:
 
     def _covering(
         self, stages: Sequence[Stage], part: Part, inside: Sequence[Any], size: Size, lengths: Sequence[int]
-    ) -> Callable[[Any, Any], Any]:
-        """What covers places along a size, of a beginning and an extent, by tiles of these lengths."""
+    ) -> Callable[..., Any]:
+        """What covers places along a size, of a beginning and an extent (`covered` says what else), by tiles of these
+        lengths."""
 
-        def tile(length: int, start: Any) -> Any:
-            return self._computed(stages, part.at(size, length, start), inside)
+        def tile(length: int, start: Any, runs: Any) -> Any:
+            return self._computed(stages, part.at(size, length, start, runs), inside)
 
         twice, name = self._repeatable(stages, inside), self._names[size]
         if twice and lengths != SINGLE:
-            self._tiles.kept |= {*self._kernel.function.params}
-        return lambda begin, extent: covered(begin, extent, lengths, twice, tile, name)
+            self._tiles.keep_all()
+        return lambda begin, extent, usual=None: covered(begin, extent, lengths, twice, tile, name, usual)
 
     def _repeatable(self, stages: Sequence[Stage], inside: Sequence[Any]) -> bool:
         """Whether the same places may be computed twice.
@@ -402,8 +421,8 @@ class _Assembly:
         first = tirx.BufferStore(region.source, stage.block.init.value, at)
         begin = looped(loops, [one.extent for one in region.region], first)
 
-        def tile(length: int, start: Any) -> Any:
-            return self._tiles([stage], part.at(size, length, start), [])
+        def tile(length: int, start: Any, runs: Any) -> Any:
+            return self._tiles([stage], part.at(size, length, start, runs), [])
 
         others = [other for other in part.lengths if other.symbolic and other not in self._outer]
         lengths = SUMS if len(others) < 2 else FEW_SUMS

@@ -33,6 +33,8 @@ class Part:
         Of sizes: how long the part is, and where it begins. Along others it is the whole.
     parallel : bool
         Whether threads share such parts, so that each is computed by one.
+    runs : tvm.ir.Expr
+        How often it is computed, one after another, about.
     """
 
     kernel: SymbolicKernel
@@ -40,15 +42,21 @@ class Part:
     lengths: Mapping[Size, int] = field(default_factory=dict)
     starts: Mapping[Size, Any] = field(default_factory=dict)
     parallel: bool = False
+    runs: Any = 1
 
     @staticmethod
     def whole(kernel: SymbolicKernel) -> Part:
         """All of the kernel, with the buffers that it is given."""
         return Part(kernel, {one: (one, frozenset()) for one in kernel.function.params if hasattr(one.ty, "shape")})
 
-    def at(self, size: Size, length: int, start: Any) -> Part:
-        """A part of it."""
-        return replace(self, lengths={**self.lengths, size: length}, starts={**self.starts, size: start})
+    def at(self, size: Size, length: int, start: Any, runs: Any = 1) -> Part:
+        """A part of it, one of so many."""
+        lengths, starts = {**self.lengths, size: length}, {**self.starts, size: start}
+        return replace(self, lengths=lengths, starts=starts, runs=self.runs * runs)
+
+    def where(self, condition: Any) -> Part:
+        """The same, where it is computed under a condition only."""
+        return replace(self, runs=self.runs * tirx.Select(condition, number(1), number(0)))
 
     def with_buffers(self, buffers: Sequence[Any]) -> tuple[Part, list[Any]]:
         """The same with buffers that hold this part only; these."""

@@ -58,6 +58,10 @@ class PlacedTiles:
         self._kernel = kernel
         self._schedules = schedules
 
+    def keep_all(self) -> None:
+        """Nothing may be overwritten."""
+        self.kept |= {*self._kernel.function.params}
+
     @property
     def overwritable(self) -> list[int]:
         """In the memory of which parameters the kernel may write its result, the last one, if no place is computed
@@ -74,7 +78,7 @@ class PlacedTiles:
         part, made = part.with_buffers([stage.writes[0] for stage in own]) if own else (part, [])
         columns = None if self.blocks is None else self.blocks.size
         tile = tile_of(self._kernel, stages, part.lengths, set(inside), columns)
-        scheduled = self._schedules(tile, not part.parallel)
+        scheduled = self._schedules(tile, not part.parallel, part.runs)
         self._note_overwritable(tile, scheduled)
         self.kept |= {buffer for stage in own for buffer in stage.reads}
         computed = self._scheduled(tile, scheduled, part, windows, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
@@ -62,12 +62,15 @@ class UsedTile:
     workload_hash : str
     shares : Decision or None
         Of the tile before whose packed weights it reads.
+    runs : tvm.ir.Expr or int
+        How often the kernel runs it, one after another, in terms of its symbols; about.
     """
 
     tile: Tile
     workload: Any
     workload_hash: str
     shares: Decision | None
+    runs: Any
 
 
 class TileSchedules:
@@ -114,8 +117,8 @@ class TileSchedules:
         _, (_, seconds) = self._best(workload, workload_hash(workload), shares=False)
         return seconds
 
-    def __call__(self, tile: Tile, alone: bool) -> ScheduledTile:
-        """Schedule a tile; `alone`: all threads are its own.
+    def __call__(self, tile: Tile, alone: bool, runs: Any) -> ScheduledTile:
+        """Schedule a tile; `alone`: all threads are its own. It runs so often.
 
         Raises
         ------
@@ -127,11 +130,14 @@ class TileSchedules:
         workload = self._workload(tile, alone)
         is_free = "layout_free_buffers" in workload["main"].attrs
         shares = self._first if is_free else None
-        used = UsedTile(tile, workload, workload_hash(workload), shares)
+        used = UsedTile(tile, workload, workload_hash(workload), shares, runs)
         schedule, (decision, _) = self._best(workload, used.workload_hash, shares is not None)
         scheduled = self._with_weights_packed(tile, schedule.mod["main"], decision if is_free else None)
-        if all(one.workload_hash != used.workload_hash for one in self.used):
+        known = next((place for place, one in enumerate(self.used) if one.workload_hash == used.workload_hash), None)
+        if known is None:
             self.used.append(used)
+        else:
+            self.used[known] = replace(self.used[known], runs=self.used[known].runs + runs)
         return scheduled
 
     def _workload(self, tile: Tile, alone: bool) -> Any:

@@ -11,7 +11,13 @@ __all__ = ["covered", "shared"]
 
 
 def covered(
-    begin: Any, extent: Any, lengths: Sequence[int], twice: bool, tile: Callable[[int, Any], Any], name: str
+    begin: Any,
+    extent: Any,
+    lengths: Sequence[int],
+    twice: bool,
+    tile: Callable[[int, Any, Any], Any],
+    name: str,
+    usual: Any = None,
 ) -> Any:
     """A statement with loops over tiles, the longest ones first.
 
@@ -25,31 +31,48 @@ def covered(
         Whether places may be computed twice. A rest that is most of a tile then is a whole one that begins earlier, and
         any rest one of the last length.
     tile : callable
-        What one tile of a length does, from where it begins. Asked for the longest one first.
+        What one tile of a length does, from where it begins, and how often it runs. Asked for the longest one first.
     name : str
         Of what is covered, for the names of variables.
+    usual : tvm.ir.Expr, optional
+        The extent in terms of the kernel's symbols alone, about, for saying how often tiles run.
     """
     loops = []
+    runs_left = _number(1)
     for place, length in enumerate(lengths):
-        # In terms of the extent alone, at every length: TVM would write one's rest into the next one's, and so on.
-        rest = extent % _number(lengths[place - 1]) if place else extent
-        count = tirx.floordiv(rest, _number(length))
+        usual_count, usual_ends = _count(extent if usual is None else usual, lengths, place, twice)
+        count, ends = _count(extent, lengths, place, twice)
         index = tirx.Var(f"{name}_tile{length}", "int64")
-        start = extent - rest + index * length
-        ends = None
-        if twice and length > 1:
-            most = _most(length) if place + 1 < len(lengths) else 0
-            ends = tirx.And(extent % _number(length) > most, extent >= length)
-            count = count + tirx.Select(ends, _number(1), _number(0))
+        start = extent - _rest(extent, lengths, place) + index * length
+        if ends is not None:
             start = tirx.min(start, extent - length)
         at = tirx.Var(f"{name}_at{length}", "int64")
-        body = tirx.SeqStmt([tirx.Bind(at, begin + start), tile(length, at)])
+        body = tirx.SeqStmt([tirx.Bind(at, begin + start), tile(length, at, runs_left * usual_count)])
         loops.append((tirx.For(index, _number(0), count, tirx.ForKind.SERIAL, body), ends))
+        if usual_ends is not None:
+            runs_left = runs_left * tirx.Select(usual_ends, _number(0), _number(1))
     statement, _ = loops.pop()
     for loop, ends in reversed(loops):
         shorter = statement if ends is None else tirx.IfThenElse(tirx.Not(ends), statement, None)
         statement = tirx.SeqStmt([loop, shorter])
     return statement
+
+
+def _rest(extent: Any, lengths: Sequence[int], place: int) -> Any:
+    """What longer tiles leave, in terms of the extent alone: TVM would write one's rest into the next one's, and so
+    on."""
+    return extent % _number(lengths[place - 1]) if place else extent
+
+
+def _count(extent: Any, lengths: Sequence[int], place: int, twice: bool) -> tuple[Any, Any]:
+    """How many tiles of a length there are, and whether the last one of them is the end; None where it never is."""
+    length = lengths[place]
+    count = tirx.floordiv(_rest(extent, lengths, place), _number(length))
+    if not twice or length == 1:
+        return count, None
+    most = _most(length) if place + 1 < len(lengths) else 0
+    ends = tirx.And(extent % _number(length) > most, extent >= length)
+    return count + tirx.Select(ends, _number(1), _number(0)), ends
 
 
 def _most(length: int) -> int:
@@ -61,7 +84,7 @@ def _most(length: int) -> int:
     return length * 3 // 4 if length > 16 else length // 2
 
 
-def shared(extent: Any, threads: int, least: int, part: Callable[[Any, Any], Any], name: str) -> Any:
+def shared(extent: Any, threads: int, least: int, part: Callable[[Any, Any, Any], Any], name: str) -> Any:
     """A statement in which threads compute a part each, next to each other, of at least so many places.
 
     Parameters
@@ -72,7 +95,7 @@ def shared(extent: Any, threads: int, least: int, part: Callable[[Any, Any], Any
     least : int
         Of a part, but for the last one.
     part : callable
-        What covers a part, of a beginning and an extent.
+        What covers a part, of a beginning, an extent, and the extent of the first part.
     name : str
         Of what is covered, for the names of variables.
     """
@@ -80,7 +103,9 @@ def shared(extent: Any, threads: int, least: int, part: Callable[[Any, Any], Any
     # Divided by constants only: TVM computes quotients earlier than where they are known not to be by zero.
     share = tirx.max(tirx.floordiv(extent + (threads - 1), _number(threads)), _number(least))
     rest = tirx.max(tirx.min(share, extent - thread * share), _number(0))
-    body = tirx.SeqStmt([tirx.Bind(begin, thread * share), tirx.Bind(own, rest), part(begin, own)])
+    body = tirx.SeqStmt(
+        [tirx.Bind(begin, thread * share), tirx.Bind(own, rest), part(begin, own, tirx.min(share, extent))]
+    )
     return tirx.For(thread, _number(0), _number(threads), tirx.ForKind.PARALLEL, body)
 
 

@@ -113,7 +113,8 @@ class EstimatedForm:
     @cached_property
     def tiled(self) -> TiledKernels:
         """Kernels with symbolic sizes as loops over tiles; the others are not scheduled yet."""
-        return tiled_kernels(self.kernels, describe_machine(self.machine, measure=False), self.decisions)
+        with self.machine:
+            return tiled_kernels(self.kernels, describe_machine(self.machine, measure=False), self.decisions)
 
     def scheduled(self) -> ir.IRModule:
         """All kernels with their schedules, weights packed."""

@@ -113,11 +113,14 @@ def tuned_for_any_size(
     LOGGER.info("by estimate, and with measured tiles: %s s", latencies_s)
     if measured is not None and latencies_s[1] == latency_s:
         built, errors = measured
-    elif measured is not None:
+    else:
+        tuned = TunedTiles(form, {}, tuned.interrupted)
+    if measured is not None and built is not measured[0]:
         session.progress.say(
             f"{latencies_s[1]:.3g} s with measured tiles, {latency_s:.3g} s by estimate, which is kept"
         )
-    session.save_spent()
+    if session.run_key:
+        session.save_spent()
     tasks = _kernels(session, tuned, sizes, baseline_s)
     summary = summarize(
         session,
@@ -174,11 +177,11 @@ def _measured(
     """The model with what was measured, and its errors; None where nothing was, or the model is wrong with it."""
     if not tuned.measured:
         return None
-    built = _built(session, tuned.form)
     try:
+        built = _built(session, tuned.form)
         return built, _checked(built, accuracies)
-    except MismatchError as error:
-        LOGGER.warning("measured tiles are left out: %s", error)
+    except Exception as error:  # noqa: BLE001 - of TVM, or a mismatch: there is the model by estimate
+        LOGGER.warning("measured tiles are left out: %s", first_line(error))
         return None
 
 
@@ -250,10 +253,12 @@ def _reference(session: Session, imported: ImportedModel, sizes: Mapping[str, in
 
 def _others(imported: ImportedModel, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """One more of each size, and twice as much: as far as the model allows."""
+    known = [dict(sizes)]
     for factor, more in ((1, 1), (2, 0)):
         limits = {name: imported.open_sizes[name][1] or math.inf for name in sizes}
         others = {name: int(min(size * factor + more, limits[name])) for name, size in sizes.items()}
-        if others != sizes:
+        if others not in known:
+            known.append(others)
             yield others
 
 
@@ -266,7 +271,7 @@ def _kernels(session: Session, tuned: TunedTiles, sizes: Mapping[str, int], base
     results: dict[str, TaskResult] = {}
     for task in tasks:
         alone = tuned.results.get(task.workload_hash)  # its sizes are known
-        measured = tuned.of_kernel(task.functions[0], sizes, session.hardware.threads) if alone is None else [alone]
+        measured = tuned.of_kernel(task.functions[0], sizes) if alone is None else [alone]
         if measured:
             results |= {one.workload_hash: one for one in measured}
             continue

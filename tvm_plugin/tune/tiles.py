@@ -18,9 +18,6 @@ from .session import Session
 
 __all__ = ["TunedTiles", "tuned_tiles"]
 
-LATER_SHARE = 0.4
-"""Of the search's budget, what is kept for tiles that read weights as the first tile of their kernel packs them."""
-
 
 @dataclass(frozen=True)
 class TunedTiles:
@@ -45,10 +42,9 @@ class TunedTiles:
         """Whether there is anything that was not known by estimate."""
         return any(one.trials for one in self.results.values())
 
-    def of_kernel(self, name: str, sizes: Mapping[str, int], threads: int) -> list[TaskResult]:
+    def of_kernel(self, name: str, sizes: Mapping[str, int]) -> list[TaskResult]:
         """The tiles that a kernel with symbolic sizes runs; none where some were not measured."""
-        used: Sequence[UsedTile] = self.form.tiled.tiles.get(name, ())
-        run = [tile.workload_hash for tile, calls in zip(used, _calls(used, sizes, threads), strict=True) if calls]
+        run = [tile.workload_hash for tile, _ in _run(self.form, name, sizes)]
         known = [self.results[key] for key in run if key in self.results and self.results[key].trials]
         return known if len(known) == len(run) else []
 
@@ -56,23 +52,34 @@ class TunedTiles:
 def tuned_tiles(session: Session, form: EstimatedForm, sizes: Mapping[str, int]) -> TunedTiles:
     """Measure the tiles that run at these sizes, and kernels whose sizes are known, while the session's budget lasts.
 
-    First the tiles that decide how a kernel's weights are packed, then those that read them so. Goes on from what
-    earlier runs measured.
+    First the tiles that decide how a kernel's weights are packed, then those that read them so, each with the share of
+    the budget that is theirs of the work. Goes on from what earlier runs measured.
     """
     tuned, budget = TunedTiles(form, {}), session.budget
+    tasks = [_tasks(session, tuned, sizes, shares)[0] for shares in (False, True)]
+    if not any(tasks):
+        return tuned
+    session.identify(Variant("tiles", {task.workload_hash: task.calls for part in tasks for task in part}))
+    first, later = (sum(task.calls * (task.operations + task.bytes_moved) for task in part) for part in tasks)
     reserve_s, left_s, left = budget.reserve_s, budget.seconds_left, budget.trials_left
     for shares in (False, True):
-        tasks, spaces = _tasks(session, tuned, sizes, shares)
-        share = 0.0 if shares else LATER_SHARE
-        budget.reserve_s = reserve_s + share * (left_s or 0.0)
+        share = 0.0 if shares else later / (first + later)
+        budget.reserve_s = reserve_s + share * max(0.0, left_s or 0.0)
         budget.reserve_trials = int(share * (left or 0))
-        if not tuned.interrupted and (budget.allows() or any(session.has_measured(task) for task in tasks)) and tasks:
-            session.baselines.choose(sum(task.operations for task in tasks), budget)
-            calls = {task.workload_hash: task.calls for task in tasks}
-            loop = session.search(tasks, [Variant("tiles", calls)], spaces=spaces)
-            found = session.accept(loop.kernels, look=not loop.interrupted)
-            tuned = _with_results(tuned, found, loop.interrupted)
+        tuned = _searched(session, tuned, sizes, shares)
     return tuned
+
+
+def _searched(session: Session, tuned: TunedTiles, sizes: Mapping[str, int], shares: bool) -> TunedTiles:
+    """One of both searches, if there is anything to measure, or was in an earlier run."""
+    tasks, spaces = _tasks(session, tuned, sizes, shares)
+    may_go_on = session.budget.allows() or any(session.has_measured(task) for task in tasks)
+    if tuned.interrupted or not tasks or not may_go_on:
+        return tuned
+    session.baselines.choose(sum(task.operations for task in tasks), session.budget)
+    calls = {task.workload_hash: task.calls for task in tasks}
+    loop = session.search(tasks, [Variant("tiles", calls)], spaces=spaces)
+    return _with_results(tuned, session.accept(loop.kernels, look=not loop.interrupted), loop.interrupted)
 
 
 def _with_results(tuned: TunedTiles, found: Sequence[TaskResult], interrupted: bool) -> TunedTiles:
@@ -92,19 +99,15 @@ def _tasks(
     kernels = extract_tasks(tuned.form.kernels)
     tasks = {} if shares else {one.workload_hash: one for one in kernels if not is_symbolic(one.mod["main"])}
     spaces: dict[str, Space] = {}
-    with session.target:
-        tiles = tuned.form.tiled.tiles
     for kernel in kernels:
-        used: Sequence[UsedTile] = tiles.get(kernel.functions[0], ())
-        for tile, of_one in zip(used, _calls(used, sizes, session.hardware.threads), strict=True):
-            key = tile.workload_hash
-            if not of_one or (tile.shares is not None) is not shares or key in tuned.results:
+        for tile, runs in _run(tuned.form, kernel.functions[0], sizes):
+            key, calls = tile.workload_hash, kernel.calls * runs
+            if (tile.shares is not None) is not shares or key in tuned.results:
                 continue
-            calls = max(1, round(kernel.calls * of_one))
             if key in tasks:
                 tasks[key] = replace(tasks[key], calls=tasks[key].calls + calls)
                 continue
-            task = task_of(f"{kernel.name}, tile of {_lengths(tile)}", tile.workload["main"], calls)
+            task = task_of(f"{kernel.name}, {_what(tile)}", tile.workload["main"], calls)
             if tile.shares is not None:
                 try:
                     spaces[key] = sharing(session.space(task), tile.shares)
@@ -114,11 +117,14 @@ def _tasks(
     return list(tasks.values()), spaces
 
 
-def _calls(used: Sequence[UsedTile], sizes: Mapping[str, int], threads: int) -> list[float]:
-    """How often a kernel runs each tile, one after another: threads run those that each computes alone side by side."""
-    runs = zip(used, runs_at(used, sizes, TYPICAL_SIZE), strict=True)
-    return [count / threads if ONE_THREAD in tile.workload["main"].attrs else count for tile, count in runs]
+def _run(form: EstimatedForm, name: str, sizes: Mapping[str, int]) -> list[tuple[UsedTile, int]]:
+    """The tiles that a kernel runs at these sizes, and how often."""
+    used = form.tiled.tiles.get(name, ())
+    runs = [runs_at(tile, sizes, TYPICAL_SIZE) for tile in used]
+    return [(tile, count) for tile, count in zip(used, runs, strict=True) if count]
 
 
-def _lengths(tile: UsedTile) -> str:
-    return " x ".join(str(length) for length in tile.tile.extents.values())
+def _what(used: UsedTile) -> str:
+    """A tile's lengths, and whether all threads compute it together: for people."""
+    lengths = " x ".join(str(length) for length in used.tile.extents.values()) or "all"
+    return f"tile of {lengths}" + ("" if ONE_THREAD in used.workload["main"].attrs else " by all")
