@@ -169,7 +169,7 @@ class RunSummary:
 
     @property
     def other_trials(self) -> int:
-        """Candidates measured of kernels that only other forms of the model have."""
+        """Candidates measured of kernels that the model does not have in the end, but other forms of it."""
         return max(0, self.spent_trials - self.trials)
 
     @property

@@ -3,14 +3,12 @@
 from .kernel import is_symbolic, with_sizes
 from .schedules import UsedTile, sharing
 from .tiled import READY, TiledKernels, tile_symbolic_kernels, tiled_kernels
-from .usage import runs_at
 
 __all__ = [
     "READY",
     "TiledKernels",
     "UsedTile",
     "is_symbolic",
-    "runs_at",
     "sharing",
     "tile_symbolic_kernels",
     "tiled_kernels",

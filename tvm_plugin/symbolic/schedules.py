@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, sym, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
 from ..search.space.base import Decision, Knob, Space
+from ..search.space.expressions import substitute
 from ..search.space.generate import build_space
 from ..search.space.hardware import ONE_THREAD, Hardware
 from ..search.space.lowering import lowerable_schedule, prepare_for_lowering
@@ -71,6 +72,15 @@ class UsedTile:
     workload_hash: str
     shares: Decision | None
     runs: Any
+
+    def runs_at(self, sizes: Mapping[str, int], usual: int) -> int:
+        """How often it runs in one call with these sizes, by the names of symbols; `usual` of those without one."""
+        if isinstance(self.runs, int):
+            return self.runs
+        symbols: list[Any] = []
+        tvm_ffi.structural_walk(self.runs, (ir.Var, symbols.append))
+        values = [(s, tirx.IntImm(str(s.ty.dtype), sizes.get(str(s.name), usual))) for s in dict.fromkeys(symbols)]
+        return int(sym.Analyzer().simplify(substitute(self.runs, values)))
 
 
 class TileSchedules:

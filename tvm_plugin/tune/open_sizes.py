@@ -115,10 +115,10 @@ def tuned_for_any_size(
         built, errors = measured
     else:
         tuned = TunedTiles(form, {}, tuned.interrupted)
-    if measured is not None and built is not measured[0]:
-        session.progress.say(
-            f"{latencies_s[1]:.3g} s with measured tiles, {latency_s:.3g} s by estimate, which is kept"
-        )
+        if measured is not None:
+            session.progress.say(
+                f"{latencies_s[1]:.3g} s with measured tiles, {latency_s:.3g} s by estimate, which is kept"
+            )
     if session.run_key:
         session.save_spent()
     tasks = _kernels(session, tuned, sizes, baseline_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..search.space import Space
 from ..search.space.base import Decision
 from ..search.space.hardware import ONE_THREAD
-from ..symbolic import UsedTile, is_symbolic, runs_at, sharing
+from ..symbolic import UsedTile, is_symbolic, sharing
 from ..tasks import Task, extract_tasks
 from ..tasks.extract import task_of
 from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm
@@ -63,7 +63,7 @@ def tuned_tiles(session: Session, form: EstimatedForm, sizes: Mapping[str, int])
     first, later = (sum(task.calls * (task.operations + task.bytes_moved) for task in part) for part in tasks)
     reserve_s, left_s, left = budget.reserve_s, budget.seconds_left, budget.trials_left
     for shares in (False, True):
-        share = 0.0 if shares else later / (first + later)
+        share = 0.0 if shares else later / max(1.0, first + later)
         budget.reserve_s = reserve_s + share * max(0.0, left_s or 0.0)
         budget.reserve_trials = int(share * (left or 0))
         tuned = _searched(session, tuned, sizes, shares)
@@ -119,9 +119,8 @@ def _tasks(
 
 def _run(form: EstimatedForm, name: str, sizes: Mapping[str, int]) -> list[tuple[UsedTile, int]]:
     """The tiles that a kernel runs at these sizes, and how often."""
-    used = form.tiled.tiles.get(name, ())
-    runs = [runs_at(tile, sizes, TYPICAL_SIZE) for tile in used]
-    return [(tile, count) for tile, count in zip(used, runs, strict=True) if count]
+    used = [(tile, tile.runs_at(sizes, TYPICAL_SIZE)) for tile in form.tiled.tiles.get(name, ())]
+    return [(tile, count) for tile, count in used if count]
 
 
 def _what(used: UsedTile) -> str:
