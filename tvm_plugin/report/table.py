@@ -43,7 +43,7 @@ def kernel_table(summary: RunSummary) -> str:
 NOT_REACHED = "the budget did not reach the kernel; its time is a price or an estimate, its baseline a guess"
 """What a tilde before a kernel's numbers means..."""
 
-OF_OPEN_SIZES = "the budget did not reach the kernel's tiles; its time is an estimate, its baseline a guess"
+OF_OPEN_SIZES = "the kernel's tiles are scheduled by estimate; its time is one, its baseline a guess"
 """... and where sizes are open."""
 
 DISTURBED = 1.5

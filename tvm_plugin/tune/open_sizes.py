@@ -88,7 +88,7 @@ def tuned_for_any_size(
         As `tune_model` does.
     """
     at = _text(sizes)
-    session.progress.say(f"sizes are open: tuned, compared and timed at {at}, for any")
+    session.progress.say(f"sizes are open: tuned for any, at {at}, and compared there and at others")
     reference = _reference(session, imported, sizes)
     accuracies = _accuracies(session, imported, sizes, reference) if verify else {}
     built_s = time.monotonic()
