@@ -137,6 +137,7 @@ def test_tiles_are_measured_once(tmp_path: Path) -> None:
     assert all(tile.shares == first for tile in tiles[1:])
 
 
+@pytest.mark.alone
 def test_the_budget_is_kept_with_open_sizes(tmp_path: Path) -> None:
     """With time for some trials, and compiling twice."""
     started = time.monotonic()
