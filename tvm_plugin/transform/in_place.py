@@ -180,10 +180,8 @@ class _Memory:
         nobody has written a part of it. What is written in place already, and several results, are left alone."""
         if _callee(call) is None:
             return False
-        known = [
-            (one, self._allocated[one]) for one in call.args if isinstance(one, relax.Var) and one in self._allocated
-        ]
-        fresh = [one for one, own in known if self._first[own] == number]
+        variables = [one for one in call.args if isinstance(one, relax.Var)]
+        fresh = [one for one in variables if self._first.get(self._allocated.get(one)) == number]
         return len(fresh) == 1 and fresh[0].same_as(call.args[-1]) and fresh[0] in self._types
 
     def ends_at(self, operand: Any, number: int, operands: Sequence[Any]) -> bool:

@@ -56,23 +56,28 @@ def tuned_tiles(session: Session, form: EstimatedForm, sizes: Mapping[str, int])
     the budget that is theirs of the work. Goes on from what earlier runs measured.
     """
     tuned, budget = TunedTiles(form, {}), session.budget
-    tasks = [_tasks(session, tuned, sizes, shares)[0] for shares in (False, True)]
-    if not any(tasks):
+    first, later = (_tasks(session, tuned, sizes, shares) for shares in (False, True))
+    tasks = [*first[0], *later[0]]
+    if not tasks:
         return tuned
-    session.identify(Variant("tiles", {task.workload_hash: task.calls for part in tasks for task in part}))
-    first, later = (sum(task.calls * (task.operations + task.bytes_moved) for task in part) for part in tasks)
-    reserve_s, left_s, left = budget.reserve_s, budget.seconds_left, budget.trials_left
-    for shares in (False, True):
-        share = 0.0 if shares else later / max(1.0, first + later)
-        budget.reserve_s = reserve_s + share * max(0.0, left_s or 0.0)
-        budget.reserve_trials = int(share * (left or 0))
-        tuned = _searched(session, tuned, sizes, shares)
-    return tuned
+    session.identify(Variant("tiles", {task.workload_hash: task.calls for task in tasks}))
+    share = _work(later[0]) / max(1.0, _work(tasks))
+    reserve_s = budget.reserve_s
+    budget.reserve_s += share * max(0.0, budget.seconds_left or 0.0)
+    budget.reserve_trials = int(share * (budget.trials_left or 0))
+    tuned = _searched(session, tuned, *first)
+    budget.reserve_s, budget.reserve_trials = reserve_s, 0
+    if tuned.form is not form:  # which weights are packed how was decided
+        later = _tasks(session, tuned, sizes, shares=True)
+    return _searched(session, tuned, *later)
 
 
-def _searched(session: Session, tuned: TunedTiles, sizes: Mapping[str, int], shares: bool) -> TunedTiles:
+def _work(tasks: Sequence[Task]) -> float:
+    return sum(task.calls * (task.operations + task.bytes_moved) for task in tasks)
+
+
+def _searched(session: Session, tuned: TunedTiles, tasks: Sequence[Task], spaces: Mapping[str, Space]) -> TunedTiles:
     """One of both searches, if there is anything to measure, or was in an earlier run."""
-    tasks, spaces = _tasks(session, tuned, sizes, shares)
     may_go_on = session.budget.allows() or any(session.has_measured(task) for task in tasks)
     if tuned.interrupted or not tasks or not may_go_on:
         return tuned
