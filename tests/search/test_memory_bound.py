@@ -379,6 +379,41 @@ def test_tiles_transposed_in_registers_are_right(name: str) -> None:
         np.testing.assert_array_equal(result, reference(*inputs), err_msg=str(space.decision(point)))
 
 
+CROWDED: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray], set[int]]] = {
+    "rows": (
+        lambda builder, x, y: builder.emit(op.add(builder.emit(op.permute_dims(x, [1, 0])), y)),
+        [(512, 32), (32, 1)],
+        lambda x, y: x.T + y,
+        {16, 32, 64, 128},
+    ),
+    "channels first": (  # its blocks are rows of the image together, too
+        emit(op.permute_dims, [0, 3, 1, 2]),
+        [(2, 16, 32, 48)],
+        lambda x: x.transpose(0, 3, 1, 2),
+        {16, 32, 64, 128},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CROWDED)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_a_multiple_of_a_page_apart_are_written_in_blocks(name: str, threads: int) -> None:
+    build, shapes, reference, runs = CROWDED[name]
+    mod = kernel(build, shapes)
+    space = Space([s for s in memory_bound_sketches(mod, Hardware(threads=threads)) if s.name == "transpose"])
+    points = legal_points(space, 1000, seed=0)
+    values = [space.decision(point).values for point in points]
+    points = points[[one["write_block"] > 1 and one["workers"] == threads for one in values]]
+    assert {space.decision(point).values["write_block"] for point in points} == runs
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    for point, result in zip(points, run_points(mod, space, points, inputs), strict=True):
+        np.testing.assert_array_equal(result, reference(*inputs), err_msg=str(space.decision(point)))
+    fastest = space.decision(min(points, key=lambda one: float(space.latency_s(one[None])[0])))
+    lowered = prepare_for_lowering(space.apply(fastest).mod["main"])
+    assert '"buffer_dim_align"' in lowered.script()  # where the rows of a block are padded
+
+
 def test_tiles_do_not_reach_beyond_what_is_padded_on_another_axis() -> None:
     def build(b: Any, x: Any) -> Any:
         return b.emit(op.permute_dims(b.emit(op.nn.pad(x, [0, 0, 0, 0, 1, 1, 0, 0])), [0, 2, 3, 1]))

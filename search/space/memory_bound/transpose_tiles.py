@@ -11,13 +11,14 @@ tile becomes `n` vector loads, log2(n) rounds of shuffles on pairs of vectors, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, substitute
+from ..expressions import binding_of, substitute, uses
 
 __all__ = ["TRANSPOSE_TILE", "transpose_in_registers"]
 
@@ -87,4 +88,22 @@ def _rewritten(along_read: Any) -> Any | None:
         shuffled = tirx.BufferLoad(row, [along_write.loop_var])
         value = tvm_ffi.structural_map(store.value, (TensorLoad, lambda x, y=shuffled: y if x.same_as(source) else x))
         vector_loop(along_write, along_read, place, store.buffer, store.indices, value)
-    return tirx.SeqStmt(statements)
+    tile = tirx.SeqStmt(statements)
+    if not realize.block.annotations:  # such as how the rows of a buffer are padded
+        return tile
+    loops = (along_read.loop_var, along_write.loop_var)
+    regions = [_tile_of(regions, binding, loops, size) for regions in (realize.block.reads, realize.block.writes)]
+    block = s_tir.SBlock([], *regions, realize.block.name_hint, tile, annotations=realize.block.annotations)
+    return s_tir.SBlockRealize([], True, block)
+
+
+def _tile_of(regions: Any, binding: Any, loops: Sequence[Any], size: int) -> list[Any]:
+    """What the whole tile reads or writes: `regions` of one element, widened along the loops."""
+
+    def widened(part: Any) -> Any:
+        index = substitute(part.min, binding)
+        first = substitute(index, [(loop, tirx.IntImm(str(loop.ty.dtype), 0)) for loop in loops])
+        extent = size if uses(index, *loops) else 1
+        return ir.Range.from_min_extent(first, tirx.IntImm(str(first.ty.dtype), extent))
+
+    return [tirx.BufferRegion(region.source, [widened(part) for part in region.region]) for region in regions]
