@@ -440,6 +440,20 @@ def test_lanes_are_combined_as_a_tree_and_rows_multiplied_by_one_reciprocal() ->
     assert 'scope="local"' not in script  # TVM would allocate it in every call
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_next_rows_are_asked_for_while_functions_are_computed(threads: int) -> None:
+    mod = kernel(lambda b, x: b.emit(op.nn.softmax(x)), [(3, 24, 128)])
+    hardware = Hardware(threads=threads, l2_bytes=32 * 1024)
+    space = Space([s for s in memory_bound_sketches(mod, hardware) if s.name.startswith("rows")])
+    points = legal_points(space, 1000, seed=0)
+    points = points[[space.decision(point).values["fetch"] == 1 for point in points]]
+    script = prepare_for_lowering(space.apply(space.decision(points[0])).mod["main"]).script()
+    assert "eqtune_fetch_near_1" in script
+    x = np.random.default_rng(0).standard_normal((3, 24, 128)).astype(np.float32)
+    for point, result in zip(points[::5], run_points(mod, space, points[::5], [x]), strict=True):
+        np.testing.assert_allclose(result, softmax(x, -1), rtol=1e-5, err_msg=str(space.decision(point)))
+
+
 @pytest.mark.parametrize("count_pad", [False, True])
 def test_windows_of_ragged_rows_are_whole_vectors_that_overlap(count_pad: bool) -> None:
     def build(b: Any, x: Any) -> Any:
