@@ -23,6 +23,7 @@ from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_tr
 from .memory_bound.masked_lanes import mask_lanes
 from .memory_bound.maxima import exp_of_differences_from_maxima
 from .memory_bound.moments import sum_moments_together
+from .memory_bound.next_rows import fetch_next_rows
 from .memory_bound.picked_lanes import pick_lanes
 from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
@@ -73,7 +74,7 @@ def prepare_for_lowering(function: Any) -> Any:
     else:
         function = begin_with_infinity(multiply_tiles(function))
         function = exp_of_differences_from_maxima(sum_moments_together(function))
-        function = pick_lanes(mask_lanes(function))
+        function = fetch_next_rows(pick_lanes(mask_lanes(function)))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = separate_steps(prefetch_operands(sums_on_stack(vectorizable_math(round_in_vectors(function)))))
         function = spread_groups(skip_padding(function))

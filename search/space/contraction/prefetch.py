@@ -149,12 +149,11 @@ def _vectorised_operand(loop: Any) -> Operand:
     lanes = [inner.loop_var for inner in inside if inner.kind == tirx.ForKind.VECTORIZED]
     for realize in realized:
         loads: list[Any] = []
-        stores: list[Any] = []
-        tvm_ffi.structural_walk(realize.block.body, [(TensorLoad, loads.append), (tirx.BufferStore, stores.append)])
-        written = [store.buffer for store in stores]
+        store = realize.block.body
+        tvm_ffi.structural_walk(getattr(store, "value", store), (TensorLoad, loads.append))
         for load in loads:
             index = [substitute(part, binding_of(realize)) for part in load.indices]
-            if uses(index[-1], *lanes) and not any(load.source.same_as(buffer) for buffer in written):
+            if uses(index[-1], *lanes) and not load.source.same_as(store.buffer):
                 return Operand(load.source, index, inside)
     raise ValueError("a loop that is to fetch an operand multiplies none by vectors")
 
