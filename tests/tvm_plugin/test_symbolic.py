@@ -345,6 +345,38 @@ def test_pixels_are_one_size() -> None:
         close(largest, x.max((1, 2), keepdims=True))
 
 
+def test_planes_of_images_are_one_size() -> None:
+    """Threads start once for an image, not once for each of its rows."""
+
+    def compute(emit: Any, x: Any) -> Any:
+        return relax.Tuple([emit(op.permute_dims(x, [0, 2, 3, 1])), emit(op.nn.relu(x))])
+
+    mod = module(compute, (2, 3, N, M))
+    target = detect_target(threads=2)
+    with target:
+        kernels = tile_symbolic_kernels(lower_to_kernels(mod, target), describe_machine(target, measure=False))
+    for kernel in (function for function in kernels.functions.values() if isinstance(function, tirx.PrimFunc)):
+        loops = _loops(kernel.body)
+        assert _starts_threads(kernel.body)
+        assert all(isinstance(loop.extent, tirx.IntImm) for loop in loops if _starts_threads(loop.body))
+    run = compiled(mod)
+    for size in IMAGES:
+        x = normal(2, 3, *size)
+        last, positive = run(x)
+        np.testing.assert_array_equal(last, x.transpose(0, 2, 3, 1))
+        np.testing.assert_array_equal(positive, np.maximum(x, 0))
+
+
+def _loops(statement: Any) -> list[Any]:
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(statement, (tirx.For, loops.append))
+    return loops
+
+
+def _starts_threads(statement: Any) -> bool:
+    return any(loop.kind == tirx.ForKind.PARALLEL for loop in _loops(statement))
+
+
 def test_pixels_whose_rows_differ_are_two_sizes() -> None:
     """Each row has an offset of its own, or the other tensor has rows and columns the other way round."""
 
@@ -376,6 +408,24 @@ def test_rows_of_a_large_table() -> None:
     for size in (*range(0, 18), 33, 64, 70):
         places = RNG.integers(0, 2048, size).astype(np.int32)
         close(run(places), table[places])
+
+
+@pytest.mark.parametrize("mode", ["fast", "clip"])
+def test_rows_of_a_table_for_a_batch(mode: str) -> None:
+    """Of words whose number is open in two ways, which are one: with what is computed of each row."""
+    table = normal(50, 24)
+
+    def compute(emit: Any, places: Any) -> Any:
+        rows = emit(op.take(relax.const(table), places, axis=0, mode=mode))
+        return relax.Tuple([rows, emit(op.nn.relu(rows)), emit(op.add(places, relax.const(1, "int64")))])
+
+    run = compiled(module(compute, (N, M), dtype="int64"))
+    for size in IMAGES:
+        places = RNG.integers(0, 50, size).astype(np.int64)
+        rows, positive, next_ones = run(places)
+        np.testing.assert_array_equal(rows, table[places])
+        np.testing.assert_array_equal(positive, np.maximum(table[places], 0))
+        np.testing.assert_array_equal(next_ones, places + 1)
 
 
 def test_rows_of_a_table_and_norms() -> None:

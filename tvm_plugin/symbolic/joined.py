@@ -61,7 +61,7 @@ def _can_be_joined(kernel: SymbolicKernel, one: Size, other: Size) -> bool:
         if one not in sizes and other not in sizes:
             return True
         there = [place for place, size in enumerate(sizes) if size in (one, other)]
-        return len(there) == 2 and sizes[there[0]] is one and there[1] == there[0] + 1 < len(sizes) - 1
+        return len(there) == 2 and sizes[there[0]] is one and there[1] == there[0] + 1
 
     def are_free(stage: Stage) -> bool:
         touched = [size for buffer in (*stage.reads, *stage.writes) for size in kernel.dimensions[buffer]]
@@ -119,15 +119,15 @@ def _nest(stage: Stage, one: Size, other: Size, places: Mapping[Any, int], renam
             return node
         return tirx.BufferStore(renamed[node.buffer], node.value, indices(node.buffer, list(node.indices)))
 
+    def rewritten(part: Any) -> Any:
+        return tvm_ffi.structural_map(part, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+
     def region(given: Any) -> Any:
-        if given.source not in places:
-            return given
+        if given.source not in places:  # a table, perhaps, at places that a tensor over both sizes tells
+            return tirx.BufferRegion(given.source, [rewritten(one) for one in given.region])
         ranges, place = list(given.region), places[given.source]
         ranges[place : place + 2] = [ir.Range.from_min_extent(variable, number(1))]
         return tirx.BufferRegion(renamed[given.source], ranges)
-
-    def rewritten(statement: Any) -> Any:
-        return tvm_ffi.structural_map(statement, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
 
     axes = []
     for axis, size in zip(block.iter_vars, stage.sizes, strict=True):
