@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-__all__ = ["MASKED_BYTES", "MEMORY_BYTES", "ONE_THREAD", "Hardware", "known_hardware", "usable_by"]
+__all__ = ["MASKED_BYTES", "MEMORY_BYTES", "ONE_THREAD", "Hardware", "known_hardware", "usable_by", "with_weights"]
 
 MASKED_BYTES = 32
 """Of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512."""
@@ -59,6 +59,9 @@ class Hardware:
         "amx-int8" and "amx-bf16" for matrix tiles of both.
     tile_flops_per_s : float
         Measured peak of one thread's products of bfloat16 tiles (a product and a sum count two); 0 without such tiles.
+    weights_in_memory : bool
+        Whether a kernel's weights come from memory in each call, as those of models do that have more of them than the
+        last-level cache holds: not of the device, but of what it runs (`with_weights`).
     """
 
     name: str = "generic x86-64 with AVX-512"
@@ -77,6 +80,12 @@ class Hardware:
     half_vector_rate: float = 2.0
     dot_products: tuple[str, ...] = ()
     tile_flops_per_s: float = 0.0
+    weights_in_memory: bool = False
+
+    @property
+    def weights_are_far(self) -> bool:
+        """Whether kernels do better to ask for their weights ahead (contraction/prefetch.py)."""
+        return self.weights_in_memory or self.last_cache_is_far
 
     @property
     def last_cache_is_far(self) -> bool:
@@ -126,7 +135,12 @@ def usable_by(mod: Any, hardware: Hardware) -> Hardware:
     return replace(hardware, threads=1) if ONE_THREAD in (mod["main"].attrs or {}) else hardware
 
 
-_MAY_BE_ZERO = ("parallel_overhead_s", "shared_bytes_reserved", "tile_flops_per_s")
+def with_weights(hardware: Hardware, weight_bytes: int) -> Hardware:
+    """The machine as the kernels of a model with so many bytes of weights find it."""
+    return replace(hardware, weights_in_memory=weight_bytes > hardware.near_bytes)
+
+
+_MAY_BE_ZERO = ("parallel_overhead_s", "shared_bytes_reserved", "tile_flops_per_s", "weights_in_memory")
 
 
 def known_hardware(fields: Mapping[str, Any]) -> Hardware | None:

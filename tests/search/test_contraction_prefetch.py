@@ -19,6 +19,7 @@ from tvm import tirx
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.contraction.prefetch import FAR, FETCH_AHEAD, NEAR, NEXT_PANEL, prefetch_operands
 from eqtune.search.space.expressions import evaluate
+from eqtune.search.space.hardware import with_weights
 from eqtune.search.space.lowering import prepare_for_lowering
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,6 +30,7 @@ WIDE = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
 
 SLOW_CACHE = Hardware(threads=2, l2_bytes=2 * 1024**2, l3_bytes=480 * 1024**2)
 FAST_CACHE = replace(SLOW_CACHE, l3_bytes=32 * 1024**2)
+MANY_WEIGHTS, FEW_WEIGHTS = with_weights(FAST_CACHE, 33 * 1024**2), with_weights(FAST_CACHE, 32 * 1024**2)
 
 VALUES = {"mr": 7, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "order": 0, "depth": 1, "pack": 3, "pad": 0}
 PRODUCT = (35, 128, 512)
@@ -44,7 +46,8 @@ def convolution(size: int, channels: int, filters: int) -> Any:
 
 
 def scheduled(mod: Any, hardware: Hardware, **values: int) -> Any:
-    return build_space(mod, hardware).apply(Decision("tiled_columns", VALUES | values)).mod["main"]
+    decision = Decision("tiled_columns", VALUES | {"fetch": int(hardware.weights_are_far)} | values)
+    return build_space(mod, hardware).apply(decision).mod["main"]
 
 
 def fetches(function: Any, level: str) -> list[tuple[int, Any]]:
@@ -70,12 +73,15 @@ def run(function: Any, seed: int = 0) -> Any:
     return arrays[-1].numpy()
 
 
-@pytest.mark.parametrize("hardware", [SLOW_CACHE, FAST_CACHE], ids=["slow", "fast"])
-def test_only_weights_behind_a_slow_cache_are_asked_for(hardware: Hardware) -> None:
+@pytest.mark.parametrize(
+    ("hardware", "far"),
+    [(SLOW_CACHE, True), (FAST_CACHE, False), (MANY_WEIGHTS, True), (FEW_WEIGHTS, False)],
+    ids=["slow", "fast", "many weights", "few weights"],
+)
+def test_only_weights_that_are_far_are_asked_for(hardware: Hardware, far: bool) -> None:
     function = prepare_for_lowering(scheduled(product(*PRODUCT), hardware))
-    slow = hardware is SLOW_CACHE
-    assert len(fetches(function, NEAR)) == slow * VALUES["ku"] * VALUES["nr"] // 16
-    assert len(fetches(function, FAR)) == slow
+    assert len(fetches(function, NEAR)) == far * VALUES["ku"] * VALUES["nr"] // 16
+    assert len(fetches(function, FAR)) == far
     assert not fetches(prepare_for_lowering(scheduled(product(*PRODUCT), hardware, pack=0)), NEAR)
     assert not fetches(prepare_for_lowering(scheduled(product(35, 64, 64), hardware)), FAR), "16 KiB of weights"
 

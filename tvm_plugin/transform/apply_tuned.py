@@ -15,6 +15,7 @@ from eqtune.records.workload import as_workload, workload_hash
 
 from ..gpu_machine import is_gpu
 from ..machine import describe_machine
+from ..search.space.hardware import Hardware, with_weights
 from ..search.space.lowering import ASYNC_COPIES, as_written, prepare_for_lowering
 from ..search.space.replay import replay_schedule
 from ..symbolic import READY, tile_symbolic_kernels
@@ -25,6 +26,7 @@ from . import side_by_side
 from .analytic_schedules import analytic_schedules
 from .default_schedules import as_dlight_expects
 from .fold_weights import FoldWeights
+from .functions import constant_bytes
 from .huge_pages import in_huge_pages
 from .in_place import WriteInPlace, with_overwritable
 from .pack_weights import pack_weights
@@ -38,6 +40,7 @@ __all__ = [
     "apply_schedules",
     "build_executable",
     "build_scheduled",
+    "machine_running",
     "schedule_kernels",
     "scheduled",
     "untuned_executable",
@@ -99,7 +102,7 @@ class ApplyTuned:
         tasks = extract_tasks(mod)
         missing = [task for task in tasks if task.workload_hash not in known]
         if missing and self._estimate:
-            hardware = describe_machine(Target.current(allow_none=False), measure=False)
+            hardware = machine_running(mod, Target.current(allow_none=False))
             known |= analytic_schedules(missing, hardware)
             mod = tile_symbolic_kernels(mod, hardware, stored_decisions(stored))
         elif missing:
@@ -111,6 +114,11 @@ class ApplyTuned:
                 ", ".join(task.name for task in missing[:3]),
             )
         return schedule_kernels(mod, known)
+
+
+def machine_running(mod: ir.IRModule, target: Any) -> Hardware:
+    """What is known of a target without measuring, and of where it has the weights of a module, which are constants."""
+    return with_weights(describe_machine(target, measure=False), constant_bytes(mod))
 
 
 def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:

@@ -12,12 +12,11 @@ from typing import Any
 from tvm import ir, relax, target, transform
 
 from ..graph_result import GraphConfig
-from ..machine import describe_machine
 from ..search.space.base import Decision
 from ..symbolic import TiledKernels, is_symbolic, tiled_kernels, with_sizes
 from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
-from .apply_tuned import after_kernels, schedule_kernels
+from .apply_tuned import after_kernels, machine_running, schedule_kernels
 from .batch_norm import FoldBatchNorm
 from .equality_saturation import EqualitySaturation
 from .fold_weights import FoldWeights
@@ -114,7 +113,7 @@ class EstimatedForm:
     def tiled(self) -> TiledKernels:
         """Kernels with symbolic sizes as loops over tiles; the others are not scheduled yet."""
         with self.machine:
-            return tiled_kernels(self.kernels, describe_machine(self.machine, measure=False), self.decisions)
+            return tiled_kernels(self.kernels, machine_running(self.kernels, self.machine), self.decisions)
 
     def scheduled(self) -> ir.IRModule:
         """All kernels with their schedules, weights packed."""
@@ -167,7 +166,7 @@ def _typical_sizes(mod: ir.IRModule) -> dict[str, int]:
 def _scheduled_form(
     name: str, mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool, sizes: Mapping[str, int]
 ) -> EstimatedForm:
-    hardware = describe_machine(machine, measure=False)
+    hardware = machine_running(mod, machine)
     lowered = lower_to_kernels(mod, machine)
     if fast_math:
         lowered = permit_lossy_products(lowered, hardware)

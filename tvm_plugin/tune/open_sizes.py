@@ -89,6 +89,7 @@ def tuned_for_any_size(
     """
     at = _text(sizes)
     session.progress.say(f"sizes are open: tuned for any, at {at}, and compared there and at others")
+    session.expect(imported.mod)
     reference = _reference(session, imported, sizes)
     accuracies = _accuracies(session, imported, sizes, reference) if verify else {}
     built_s = time.monotonic()

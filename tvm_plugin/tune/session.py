@@ -31,7 +31,7 @@ from ..search.allocation.base import TaskStatus
 from ..search.space import Hardware, Space, build_space
 from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
-from ..search.space.hardware import known_hardware, usable_by
+from ..search.space.hardware import known_hardware, usable_by, with_weights
 from ..tasks.task import Task
 from ..transform.functions import constant_bytes
 from .acceptance import Acceptance, looks_s
@@ -179,16 +179,23 @@ class Session:
             budget_s=self.graph_s,
         )
 
-    def graph_prices(self, mod: Any, fast_math: bool = False) -> GraphPrices:
-        """What the graph search of a module goes by; its weights are constants.
+    def expect(self, mod: Any) -> None:
+        """From now on, kernels are scheduled and timed as a run of this model leaves the caches.
 
-        Half of the search's time may go into terms, the rest is for whole graphs. From now on, kernels are timed as a
-        run of this model leaves the caches: with many weights, no call finds its own there, and records are others.
+        With many weights, which are constants, no call finds its own there, and records are others.
         """
         if isinstance(self.measurer, TimesColdWeights) and not is_gpu(self.target):
             weights = constant_bytes(mod)
-            self.measurer.model_bytes = weights if weights > self.hardware.near_bytes else 0
+            self.hardware = with_weights(self.hardware, weights)
+            self.measurer.model_bytes = weights if self.hardware.weights_in_memory else 0
             self.context = self._context()
+
+    def graph_prices(self, mod: Any, fast_math: bool = False) -> GraphPrices:
+        """What the graph search of a module goes by, after `expect`.
+
+        Half of the search's time may go into terms, the rest is for whole graphs.
+        """
+        self.expect(mod)
         terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
         guess = None if self.budget.time_s is None else self.prices.guess_s
         return GraphPrices(self.prices, self.target, self.hardware, terms, guess, fast_math)

@@ -184,6 +184,7 @@ class TiledContraction(Sketch):
                 ("depth", depths),
                 ("pack", packs),
                 ("pad", pads),
+                ("fetch", [int(AHEAD in packs and self._hardware.weights_are_far)]),
             )
         )
 
