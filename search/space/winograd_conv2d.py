@@ -23,6 +23,8 @@ from tvm import tirx
 from tvm.s_tir import ScheduleError
 
 from .base import Knob, Sketch
+from .contraction.prefetch import FETCH_AHEAD, NEXT_PANEL
+from .contraction.tiled import AHEAD_BYTES
 from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names, inlined
@@ -75,7 +77,8 @@ def winograd_conv2d_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
 class WinogradConv2dSketch(Sketch):
     """Knobs: `down` and `across` (tiles of a block), `mr` x `nr` (sums in registers: tiles, channels), `ku` (steps of
     the reduction unrolled), `order` (0: for each panel of weights all tiles; 1: for each run of tiles all panels),
-    `chunks` (of the outputs; each transforms the data for itself, so that threads share few tiles and many channels).
+    `chunks` (of the outputs; each transforms the data for itself, so that threads share few tiles and many channels),
+    `fetch` (1: weights are asked for ahead).
 
     Parameters
     ----------
@@ -117,11 +120,12 @@ class WinogradConv2dSketch(Sketch):
             Knob("ku", tuple(steps for steps in (1, 2, 4) if self.inputs % steps == 0)),
             Knob("order", (0, 1)),
             Knob("chunks", tuple(n for n in _divisors(hardware.threads) if self.outputs % (n * self.lanes) == 0)),
+            Knob("fetch", (int(hardware.weights_are_far),)),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See `Sketch.legal`: a block is whole runs of tiles, its sums fit the registers, the body stays small."""
-        down, across, mr, nr, ku, _, chunks = values.T
+        down, across, mr, nr, ku, _, chunks, _ = values.T
         vectors = nr // self.lanes
         fits = tile_fits(mr, vectors, ku, self.hardware.vector_registers)
         whole = (across == self.across) | (down == 1)
@@ -135,7 +139,7 @@ class WinogradConv2dSketch(Sketch):
         by vectors, and what a block writes and reads again.
         """
         machine, tiles = self.hardware, self.batch * self.down * self.across
-        down, across, mr, nr, ku, order, chunks = values.astype(np.float64).T
+        down, across, mr, nr, ku, order, chunks, _ = values.astype(np.float64).T
         block = down * across
         blocks = tiles / block * chunks
         used = np.minimum(machine.threads, blocks)
@@ -164,7 +168,7 @@ class WinogradConv2dSketch(Sketch):
 
     def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `Sketch.features`."""
-        down, across, mr, nr, ku, order, chunks = values.astype(np.float64).T
+        down, across, mr, nr, ku, order, chunks, _ = values.astype(np.float64).T
         scratch = 4.0 * self.matrices * down * across * (self.inputs + self.outputs / chunks)
         flops = 2.0 * self.matrices * self.batch * self.down * self.across * self.inputs * self.outputs
         known = {
@@ -267,6 +271,9 @@ class WinogradConv2dSketch(Sketch):
         schedule.vectorize(lane)
         for loop in (step, tile, vectors):
             schedule.unroll(loop)
+        if values["fetch"]:
+            schedule.annotate(steps, FETCH_AHEAD, max(1, AHEAD_BYTES // (4 * values["ku"] * nr)))
+            schedule.annotate(steps, NEXT_PANEL, [0, 1, 1])
         schedule.reverse_compute_at(writer, outer[1], preserve_unit_loops=True)
         *rows, columns = schedule.get_loops(writer)[-5:]
         vectors, lane = schedule.split(columns, [None, self.lanes])

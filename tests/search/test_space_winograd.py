@@ -17,6 +17,7 @@ from eqtune.search.graph.attributes import WinogradData, WinogradResult
 from eqtune.search.graph.minimal_filtering import matrices
 from eqtune.search.graph.winograd_ops import winograd_conv2d, winograd_data, winograd_result
 from eqtune.search.space import Hardware, build_space
+from eqtune.search.space.contraction.prefetch import FAR, NEAR
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.tasks import Task, extract_tasks, lower_to_kernels
 
@@ -117,11 +118,14 @@ def test_one_kernel_is_the_convolution(
     values = values[sketch.legal(values)]
     assert np.isfinite(sketch.latency_s(values)).all()
     assert np.isfinite(sketch.features(values)).any(axis=0).sum() > 10
-    for row in values[rng.permutation(len(values))[:8]]:
-        schedule = sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
+    for place, row in enumerate(values[rng.permutation(len(values))[:8]]):
+        chosen = {knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)}
+        schedule = sketch.apply(chosen | {"fetch": place % 2})
         function, packing = split_packing(schedule.mod["main"], Interface.of(task.mod["main"]))
         assert packing is not None
         nr = int(row[3])
         panels = np.ascontiguousarray(weight.reshape(-1, inputs, outputs // nr, nr).transpose(0, 2, 1, 3))
-        actual = run(prepare_for_lowering(function), [image, panels], expected.shape)
+        lowered = prepare_for_lowering(function)
+        assert [name in lowered.script() for name in (NEAR, FAR)] == [bool(place % 2)] * 2
+        actual = run(lowered, [image, panels], expected.shape)
         np.testing.assert_allclose(actual, expected, atol=3e-5 * np.abs(expected).max())

@@ -19,9 +19,11 @@ from eqtune.measure.build import Program
 from eqtune.records import RecordDatabase
 from eqtune.records.record import COLD_WEIGHTS
 from eqtune.search.space import build_space
+from eqtune.search.space.contraction.prefetch import FAR
 from eqtune.search.space.hardware import Hardware
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.tasks.task import Task
+from eqtune.transform.apply_tuned import machine_running
 from eqtune.transform.stored_schedules import stored_schedules
 from eqtune.tune.prices import defaults
 
@@ -117,6 +119,8 @@ def test_a_model_with_more_weights_than_the_caches_hold(tmp_path: Path, monkeypa
     monkeypatch.setattr(Hardware, "near_bytes", 1024)
     result = eqtune.tune_model(product(512), trials=6, **arguments)  # type: ignore[arg-type]
     assert result.tasks[0].trials == 6, "what was timed otherwise does not count"
+    assert result.tasks[0].decision["values"]["fetch"] == 1
+    assert FAR in result.mod.script()
     assert COLD_WEIGHTS not in str(result)
     with RecordDatabase(tmp_path / "records.sqlite") as database:
         warm, cold = sorted(database.contexts(), key=lambda context: len(context.device))
@@ -126,3 +130,17 @@ def test_a_model_with_more_weights_than_the_caches_hold(tmp_path: Path, monkeypa
         (found,) = stored_schedules(tmp_path).values()
     assert best[cold] is not None
     assert found.latency_s == best[cold].latency_s, "a large model's records are worth more"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_weights_that_come_from_memory_are_asked_for(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels without records, which are scheduled by estimate, and of those with open sizes."""
+    if many:
+        monkeypatch.setattr(Hardware, "near_bytes", 1024)
+    rows = tvm.tirx.Var("rows", "int64")
+    open_sizes = module((rows, 64), lambda builder, x: relax.op.matmul(x, weight(64, 512)))
+    target = detect_target(1)
+    for mod in (product(512), open_sizes):
+        assert machine_running(mod, target).weights_in_memory == many
+        with target:
+            assert (FAR in relax.get_pipeline("eqtune", graph=False)(mod).script()) == many

@@ -21,7 +21,8 @@ One thread of a Xeon with 480 MiB of L3, tiles of 14 x 32 (us):
     49 x 512 x 4608, not in L2         2021     1480      1528    1292
     14 x 1024 x 1024, not in L2         515      281       413     230
 
-Where L3 is fast, the second costs more than it gains (Zen 4: 1 to 15 %).
+Where L3 is fast, the weights of models that it holds are not asked for: that would cost 1 to 4 %. Those of models with
+more are (`Hardware.weights_in_memory`).
 """
 
 from __future__ import annotations
