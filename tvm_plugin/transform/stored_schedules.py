@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ from ..machine import device_name, is_host, target_json
 from ..search.space.base import Decision
 from ..search.space.replay import replay_schedule
 
-__all__ = ["StoredSchedule", "stored_decisions", "stored_schedules"]
+__all__ = ["StoredSchedule", "keep_tiles", "stored_decisions", "stored_schedules"]
+
+_LEFT_OUT = "tiles_left_out"
+"""Key of the tiles, by workload hash, with which a model of open sizes was no faster than by estimate."""
 
 LOGGER = logging.getLogger("eqtune")
 
@@ -39,7 +42,7 @@ class StoredSchedule:
     latency_s : float
         Measured seconds of one call.
     decision : Decision or None
-        What made the trace, where the records say so.
+        What made the trace, where the records say so; None of tiles that are left out (`keep_tiles`).
     """
 
     trace: str
@@ -86,12 +89,24 @@ def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, S
     best: dict[str, Record] = {}
     for one in _matching_contexts(database) if context is None else [context]:
         best |= database.best_by_workload(one)
-    return {key: _stored(record) for key, record in best.items() if record.trace}
+    left_out = database.get_object(_LEFT_OUT)
+    return {key: _stored(record, key in left_out) for key, record in best.items() if record.trace}
 
 
-def _stored(record: Record) -> StoredSchedule:
-    decision = Decision.from_json(json.loads(record.decision)) if record.decision else None
+def _stored(record: Record, left_out: bool) -> StoredSchedule:
+    decision = Decision.from_json(json.loads(record.decision)) if record.decision and not left_out else None
     return StoredSchedule(record.trace, record.latency_s, decision)
+
+
+def keep_tiles(database: RecordDatabase, tiles: Iterable[str], keep: bool) -> None:
+    """Whether models with open sizes use what was measured of tiles, by workload hash, from now on.
+
+    As a whole, a model may be slower with them than by estimate; what it was found to be is what passes build.
+    """
+    left_out = dict.fromkeys(tiles, True)
+    known = {key: True for key in database.get_object(_LEFT_OUT) if key not in left_out}
+    if known or left_out:
+        database.put_json(_LEFT_OUT, known if keep else known | left_out)
 
 
 def stored_decisions(stored: Mapping[str, Any]) -> dict[str, Decision]:

@@ -21,6 +21,7 @@ from ..transform.analytic_schedules import analytic_schedules
 from ..transform.apply_tuned import build_scheduled
 from ..transform.huge_pages import in_huge_pages
 from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form
+from ..transform.stored_schedules import keep_tiles
 from .accuracy import TOLERANCE, Accuracy
 from .reference import Reference
 from .result import Limit, TaskResult, TuneResult, check_size
@@ -112,7 +113,9 @@ def tuned_for_any_size(
     )
     latency_s = min(latencies_s)
     LOGGER.info("by estimate, and with measured tiles: %s s", latencies_s)
-    if measured is not None and latencies_s[1] == latency_s:
+    keeps_measured = measured is not None and latencies_s[1] == latency_s
+    keep_tiles(session.work.database, tuned.results, keeps_measured)
+    if measured is not None and keeps_measured:
         built, errors = measured
     else:
         tuned = TunedTiles(form, {}, tuned.interrupted)
