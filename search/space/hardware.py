@@ -6,13 +6,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-__all__ = ["MASKED_BYTES", "MEMORY_BYTES", "ONE_THREAD", "Hardware", "known_hardware", "usable_by", "with_weights"]
+__all__ = [
+    "FAR_WEIGHTS",
+    "MASKED_BYTES",
+    "MEMORY_BYTES",
+    "ONE_THREAD",
+    "Hardware",
+    "known_hardware",
+    "usable_by",
+    "with_weights",
+]
 
 MASKED_BYTES = 32
 """Of a vector, from which CPUs load parts of one under a mask: AVX2, AVX-512."""
 
 MEMORY_BYTES = 128 * 1024**2
 """Most that is copied to measure the bandwidth of memory; less where twice the last-level cache is less."""
+
+FAR_WEIGHTS = "far_weights"
+"""Knob, without a choice: 1 where `Hardware.weights_are_far`, so that those that are packed are asked for ahead."""
 
 ONE_THREAD = "eqtune.one_thread"
 """Attribute of kernels that one thread computes: several threads each call one, for a part of something larger."""
@@ -160,9 +172,11 @@ def known_hardware(fields: Mapping[str, Any]) -> Hardware | None:
 
 
 def _is_like(value: Any, default: Any) -> bool:
-    """Whether it is a text, a finite number from 0, or a list of such, as the default is."""
+    """Whether it is a text, a finite number from 0, or a list of such, as the default is, or the same truth."""
     if isinstance(default, tuple):
         return isinstance(value, list) and all(_is_like(item, default[0] if default else "") for item in value)
     if isinstance(default, str):
         return isinstance(value, str)
+    if isinstance(default, bool):  # of what runs on the device
+        return value is default
     return type(value) in (int, type(default)) and 0 <= value < 1e300

@@ -26,7 +26,7 @@ from .base import Knob, Sketch
 from .contraction.prefetch import FETCH_AHEAD, NEXT_PANEL
 from .contraction.tiled import AHEAD_BYTES
 from .features import feature_table
-from .hardware import Hardware
+from .hardware import FAR_WEIGHTS, Hardware
 from .memory_bound.kernel import block_names, inlined
 from .register_tiles import tile_efficiency, tile_fits
 from .winograd import DATA, PRODUCTS, ROWS
@@ -78,7 +78,7 @@ class WinogradConv2dSketch(Sketch):
     """Knobs: `down` and `across` (tiles of a block), `mr` x `nr` (sums in registers: tiles, channels), `ku` (steps of
     the reduction unrolled), `order` (0: for each panel of weights all tiles; 1: for each run of tiles all panels),
     `chunks` (of the outputs; each transforms the data for itself, so that threads share few tiles and many channels),
-    `fetch` (1: weights are asked for ahead).
+    `far_weights` (1: they are asked for ahead).
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class WinogradConv2dSketch(Sketch):
             Knob("ku", tuple(steps for steps in (1, 2, 4) if self.inputs % steps == 0)),
             Knob("order", (0, 1)),
             Knob("chunks", tuple(n for n in _divisors(hardware.threads) if self.outputs % (n * self.lanes) == 0)),
-            Knob("fetch", (int(hardware.weights_are_far),)),
+            Knob(FAR_WEIGHTS, (int(hardware.weights_are_far),)),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -271,7 +271,7 @@ class WinogradConv2dSketch(Sketch):
         schedule.vectorize(lane)
         for loop in (step, tile, vectors):
             schedule.unroll(loop)
-        if values["fetch"]:
+        if values[FAR_WEIGHTS]:
             schedule.annotate(steps, FETCH_AHEAD, max(1, AHEAD_BYTES // (4 * values["ku"] * nr)))
             schedule.annotate(steps, NEXT_PANEL, [0, 1, 1])
         schedule.reverse_compute_at(writer, outer[1], preserve_unit_loops=True)

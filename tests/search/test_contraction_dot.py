@@ -296,7 +296,7 @@ def test_first_candidates_share_what_a_row_costs_among_vectors(dtypes: tuple[str
 def test_rows_of_bytes_lie_in_other_sets_of_the_cache_than_rows_of_floats() -> None:
     def best_s(rows: int) -> float:
         space = build_space(dense(960, 512, 1024, "uint8", "int8"), Hardware(threads=1, dot_products=FEATURES))
-        knobs = {"m2": 1, "nr": 16, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0, "fetch": 0}
+        knobs = {"m2": 1, "nr": 16, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0, "far_weights": 0}
         point = space.point(Decision("dot_4", {"mr": rows, **knobs}))
         assert point is not None
         return float(space.latency_s(point[None])[0])

@@ -36,7 +36,7 @@ def point_of(space: Space, **values: int) -> Any:
     """One row of points: packed ahead of time, serial, columns outermost, or what `values` say."""
     common = {"m2": 1, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0}
     (sketch,) = (sketch for sketch in space.sketches if sketch.name == "tiled_columns")
-    common |= {knob.name: knob.values[0] for knob in sketch.knobs if knob.name == "fetch"}
+    common |= {knob.name: knob.values[0] for knob in sketch.knobs if knob.name == "far_weights"}
     point = space.point(Decision("tiled_columns", common | values))
     assert point is not None
     return point[None]
@@ -104,7 +104,7 @@ def test_threads_share_no_image_that_vectors_run_over() -> None:
     """Parallel over weights, both read all of it: 64 x 3136 x 256 takes 373 us, 257 where each has its own columns."""
     far = product(64, 3136, 256, weights="left", **FAR)
     near = product(64, 3136, 256, weights="left", **(FAR | {"l3_bytes": 32 * 2**20}))
-    common = {"mr": 8, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "pack": 0, "pad": 0, "fetch": 0}
+    common = {"mr": 8, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "pack": 0, "pad": 0, "far_weights": 0}
     by_weights, by_image = (
         far.point(Decision("tiled_rows", common | loops))[None]
         for loops in ({"order": 1, "depth": 2}, {"order": 0, "depth": 1})
@@ -117,7 +117,7 @@ def test_threads_share_no_image_that_vectors_run_over() -> None:
 def test_more_threads_than_parts_of_an_image_share_its_weights() -> None:
     """196 pixels are seven tiles of 32: sixteen threads take these, and chunks of weights beside them."""
     space = product(64, 196, 512, weights="left", **(FAR | {"threads": 16}))
-    common = {"mr": 8, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "pack": 0, "pad": 0, "fetch": 0}
+    common = {"mr": 8, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "pack": 0, "pad": 0, "far_weights": 0}
     point = space.point(Decision("tiled_rows", common | {"order": 0, "depth": 1}))[None]
     assert space.legal(point).all()
 

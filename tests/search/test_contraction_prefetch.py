@@ -46,7 +46,7 @@ def convolution(size: int, channels: int, filters: int) -> Any:
 
 
 def scheduled(mod: Any, hardware: Hardware, **values: int) -> Any:
-    decision = Decision("tiled_columns", VALUES | {"fetch": int(hardware.weights_are_far)} | values)
+    decision = Decision("tiled_columns", VALUES | {"far_weights": int(hardware.weights_are_far)} | values)
     return build_space(mod, hardware).apply(decision).mod["main"]
 
 

@@ -22,7 +22,7 @@ from test_space_contraction import conv, matmul
 WIDE = tvm.target.Target({"kind": "llvm", "mcpu": "znver4"})
 """Has the 32 registers that the tiles need; nothing runs on it."""
 
-VALUES = {"m2": 1, "nr": 32, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0, "fetch": 0}
+VALUES = {"m2": 1, "nr": 32, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 3, "pad": 0, "far_weights": 0}
 
 
 def scheduled(mr: int, layout: str = "NCHW", weights: str = "OIHW") -> Any:
@@ -58,7 +58,7 @@ def test_two_steps_around_requests_for_weights_do_not_spill() -> None:
     """Beside 28 sums there is room for the vectors of one step, beside 24 of both: 609 instead of 251 us."""
     far = Hardware(threads=2, l2_bytes=2 * 1024**2, l3_bytes=480 * 1024**2)
     space = build_space(matmul((784, 512), (512, 128), weights=[1]), far)
-    outside = {"order": 1, "depth": 2, "fetch": 1}
+    outside = {"order": 1, "depth": 2, "far_weights": 1}
     large, small = (
         space.apply(Decision("tiled_columns", VALUES | {"mr": mr, "ku": 2, **outside})).mod["main"] for mr in (14, 12)
     )

@@ -34,7 +34,7 @@ def product() -> Any:
 def product_with_ragged_rows(mr: int = 10) -> Any:
     """Scheduled with tiles of two vectors: the last one of 9 rows needs nearly as many registers as those of 10."""
     space = build_space(product(), Hardware(threads=1))
-    values = {"mr": mr, "m2": 1, "nr": 32, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 0, "pad": 0, "fetch": 0}
+    values = {"mr": mr, "m2": 1, "nr": 32, "ku": 1, "chunk": 1, "order": 0, "depth": 0, "pack": 0, "pad": 0}
     return space.apply(Decision("tiled_columns", values)).mod["main"]
 
 

@@ -120,7 +120,7 @@ def test_one_kernel_is_the_convolution(
     assert np.isfinite(sketch.features(values)).any(axis=0).sum() > 10
     for place, row in enumerate(values[rng.permutation(len(values))[:8]]):
         chosen = {knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)}
-        schedule = sketch.apply(chosen | {"fetch": place % 2})
+        schedule = sketch.apply(chosen | {"far_weights": place % 2})
         function, packing = split_packing(schedule.mod["main"], Interface.of(task.mod["main"]))
         assert packing is not None
         nr = int(row[3])

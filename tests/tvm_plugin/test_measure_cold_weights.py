@@ -20,10 +20,13 @@ from eqtune.records import RecordDatabase
 from eqtune.records.record import COLD_WEIGHTS
 from eqtune.search.space import build_space
 from eqtune.search.space.contraction.prefetch import FAR
-from eqtune.search.space.hardware import Hardware
+from eqtune.search.space.hardware import Hardware, with_weights
+from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.symbolic.schedules import _measured
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.tasks.task import Task
 from eqtune.transform.apply_tuned import machine_running
+from eqtune.transform.best_schedule import best_schedule
 from eqtune.transform.stored_schedules import stored_schedules
 from eqtune.tune.prices import defaults
 
@@ -119,7 +122,7 @@ def test_a_model_with_more_weights_than_the_caches_hold(tmp_path: Path, monkeypa
     monkeypatch.setattr(Hardware, "near_bytes", 1024)
     result = eqtune.tune_model(product(512), trials=6, **arguments)  # type: ignore[arg-type]
     assert result.tasks[0].trials == 6, "what was timed otherwise does not count"
-    assert result.tasks[0].decision["values"]["fetch"] == 1
+    assert result.tasks[0].decision["values"]["far_weights"] == 1
     assert FAR in result.mod.script()
     assert COLD_WEIGHTS not in str(result)
     with RecordDatabase(tmp_path / "records.sqlite") as database:
@@ -130,6 +133,21 @@ def test_a_model_with_more_weights_than_the_caches_hold(tmp_path: Path, monkeypa
         (found,) = stored_schedules(tmp_path).values()
     assert best[cold] is not None
     assert found.latency_s == best[cold].latency_s, "a large model's records are worth more"
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_tiles_measured_with_weights_elsewhere_are_used(far: bool) -> None:
+    """On a device of a cluster, say: nobody is told there what the model holds."""
+    hardware = Hardware(threads=1, l3_bytes=32 << 20)
+    there, here = (with_weights(hardware, (64 << 20) * many) for many in (not far, far))
+    mod = kernel(product(512)).mod
+    best = best_schedule(build_space(mod, there))
+    assert best is not None
+    assert best[1].values["far_weights"] != far
+    found = _measured(build_space(mod, here), best[1])
+    assert found is not None
+    assert found[1].values == {**best[1].values, "far_weights": int(far)}
+    assert (FAR in prepare_for_lowering(found[0].mod["main"]).script()) == far
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -15,6 +15,7 @@ from tvm.relax import op
 import eqtune  # noqa: F401  registers the pipeline
 from eqtune.machine import describe_machine, detect_target
 from eqtune.search.space.expressions import substitute
+from eqtune.search.space.hardware import Hardware
 from eqtune.symbolic import READY, tile_symbolic_kernels
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels, pipeline
@@ -658,7 +659,7 @@ def test_the_form_that_runs_fastest(monkeypatch: Any, first: Any, last: Any, win
 
     def form(name: str, *_arguments: Any) -> pipeline.EstimatedForm:
         calls, missing, seconds = last if name.endswith("channels last") else first
-        return pipeline.EstimatedForm(name, None, ir.IRModule(), {}, {}, calls, missing, seconds)
+        return pipeline.EstimatedForm(name, None, Hardware(), ir.IRModule(), {}, {}, calls, missing, seconds)
 
     monkeypatch.setattr(pipeline, "_scheduled_form", form)
     filters = relax.const(normal(8, 8, 3, 3))

@@ -124,7 +124,7 @@ def _nest(stage: Stage, one: Size, other: Size, places: Mapping[Any, int], renam
 
     def region(given: Any) -> Any:
         if given.source not in places:  # a table, perhaps, at places that a tensor over both sizes tells
-            return tirx.BufferRegion(given.source, [rewritten(one) for one in given.region])
+            return tirx.BufferRegion(given.source, [rewritten(span) for span in given.region])
         ranges, place = list(given.region), places[given.source]
         ranges[place : place + 2] = [ir.Range.from_min_extent(variable, number(1))]
         return tirx.BufferRegion(renamed[given.source], ranges)

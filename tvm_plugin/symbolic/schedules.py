@@ -15,7 +15,7 @@ from eqtune.records.workload import as_workload, workload_hash
 from ..search.space.base import Decision, Knob, Space
 from ..search.space.expressions import substitute
 from ..search.space.generate import build_space
-from ..search.space.hardware import ONE_THREAD, Hardware
+from ..search.space.hardware import FAR_WEIGHTS, ONE_THREAD, Hardware
 from ..search.space.lowering import lowerable_schedule, prepare_for_lowering
 from ..transform.best_schedule import best_schedule
 from ..transform.in_place import overwritable
@@ -189,9 +189,17 @@ class TileSchedules:
 
 
 def _measured(space: Space, decision: Decision | None) -> tuple[Any, Decision, float] | None:
-    """The schedule of a decision, and its estimated seconds; None where the space does not have it any more."""
-    point = None if decision is None else space.point(decision)
-    if decision is None or point is None:
+    """The schedule of a decision, and its estimated seconds; None where the space does not have it any more.
+
+    Its weights may have been elsewhere when it was measured.
+    """
+    if decision is None:
+        return None
+    knobs = (knob for sketch in space.sketches if sketch.name == decision.sketch for knob in sketch.knobs)
+    here = {knob.name: knob.values[0] for knob in knobs if knob.name == FAR_WEIGHTS}
+    decision = Decision(decision.sketch, {**decision.values, **here})
+    point = space.point(decision)
+    if point is None:
         return None
     schedule = lowerable_schedule(space, decision)
     return None if schedule is None else (schedule, decision, float(space.latency_s(point[None])[0]))

@@ -13,6 +13,7 @@ from tvm import ir, relax, target, transform
 
 from ..graph_result import GraphConfig
 from ..search.space.base import Decision
+from ..search.space.hardware import Hardware
 from ..symbolic import TiledKernels, is_symbolic, tiled_kernels, with_sizes
 from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
@@ -88,6 +89,8 @@ class EstimatedForm:
     name : str
         For example "exact, channels last".
     machine : tvm.target.Target
+    hardware : Hardware
+        What is known of it, and of where it has the weights.
     kernels : tvm.ir.IRModule
         Not scheduled.
     schedules : dict
@@ -102,6 +105,7 @@ class EstimatedForm:
 
     name: str
     machine: Any
+    hardware: Hardware
     kernels: ir.IRModule
     schedules: dict[str, Any]
     decisions: Mapping[str, Decision]
@@ -113,7 +117,7 @@ class EstimatedForm:
     def tiled(self) -> TiledKernels:
         """Kernels with symbolic sizes as loops over tiles; the others are not scheduled yet."""
         with self.machine:
-            return tiled_kernels(self.kernels, machine_running(self.kernels, self.machine), self.decisions)
+            return tiled_kernels(self.kernels, self.hardware, self.decisions)
 
     def scheduled(self) -> ir.IRModule:
         """All kernels with their schedules, weights packed."""
@@ -177,7 +181,8 @@ def _scheduled_form(
     calls, missing = sum(task.calls for task in tasks), sum(task.calls for task in unknown)
     seconds = _seconds(tasks, schedules) + _symbolic_seconds(unknown, hardware, sizes)
     LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), missing, seconds * 1e3)
-    return EstimatedForm(name, machine, lowered, schedules, stored_decisions(stored), calls, missing, seconds)
+    decisions = stored_decisions(stored)
+    return EstimatedForm(name, machine, hardware, lowered, schedules, decisions, calls, missing, seconds)
 
 
 def _symbolic_seconds(tasks: list[Task], hardware: Any, sizes: Mapping[str, int]) -> float:

@@ -180,13 +180,16 @@ class Session:
         )
 
     def expect(self, mod: Any) -> None:
-        """From now on, kernels are scheduled and timed as a run of this model leaves the caches.
+        """From now on, kernels are scheduled, and where possible timed, as a run of this model leaves the caches.
 
         With many weights, which are constants, no call finds its own there, and records are others.
         """
-        if isinstance(self.measurer, TimesColdWeights) and not is_gpu(self.target):
-            weights = constant_bytes(mod)
-            self.hardware = with_weights(self.hardware, weights)
+        if is_gpu(self.target):
+            return
+        weights = constant_bytes(mod)
+        self.hardware = with_weights(self.hardware, weights)
+        self._spaces.clear()
+        if isinstance(self.measurer, TimesColdWeights):
             self.measurer.model_bytes = weights if self.hardware.weights_in_memory else 0
             self.context = self._context()
 

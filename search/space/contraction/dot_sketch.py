@@ -14,7 +14,7 @@ from ..access import Access
 from ..analysis import Kernel
 from ..base import Knob, Sketch
 from ..features import FEATURES
-from ..hardware import Hardware
+from ..hardware import FAR_WEIGHTS, Hardware
 from .dot import DotPlan, dot_plan, schedule_dots
 from .dot_intrinsics import find_dot_product
 from .planning import make_plans
@@ -95,7 +95,7 @@ class DotContraction(TiledContraction):
         plan = self.plan
         inside = plan.staged and not plan.copies_left and not has_strides(plan.contraction.left.access)
         pads = (PAD_AT_ROOT, PAD_AT_OUTER) if inside else (PAD_AT_ROOT,)
-        fixed = {"m2": (1,), "pack": packs, "pad": pads, "fetch": (0,)}
+        fixed = {"m2": (1,), "pack": packs, "pad": pads, FAR_WEIGHTS: (0,)}
         return tuple(replace(knob, values=fixed.get(knob.name, knob.values)) for knob in super()._make_knobs())
 
     def _vector_tiles(self) -> list[int]:

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
-from ..hardware import Hardware
+from ..hardware import FAR_WEIGHTS, Hardware
 from .estimate import columns_of_features, latency_s
 from .plan import Plan
 from .tile_counts import tiles
@@ -184,7 +184,7 @@ class TiledContraction(Sketch):
                 ("depth", depths),
                 ("pack", packs),
                 ("pad", pads),
-                ("fetch", [int(AHEAD in packs and self._hardware.weights_are_far)]),
+                (FAR_WEIGHTS, [int(AHEAD in packs and self._hardware.weights_are_far)]),
             )
         )
 

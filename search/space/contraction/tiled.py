@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from ..access import Access
-from ..hardware import MASKED_BYTES, Hardware
+from ..hardware import FAR_WEIGHTS, MASKED_BYTES, Hardware
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
 from .padding import IMAGE_ROWS, image_rows
@@ -82,7 +82,7 @@ def schedule_tiles(sch: Any, plan: Plan, lanes: int, values: Mapping[str, int], 
     lanes : int
         Elements of a full vector register.
     values : mapping
-        Every knob's value: mr, m2, nr, ku, chunk, order, depth, pack, pad, fetch.
+        Every knob's value: mr, m2, nr, ku, chunk, order, depth, pack, pad, far_weights.
     hardware : Hardware
         With more than one thread, fused outer loops are spread over them.
 
@@ -357,7 +357,7 @@ def _tile_loops(
     if plan.rows_share_taps and crowded and 1 < int(sch.get(steps).extent) <= MOST_TAPS:
         sch.annotate(steps, SEPARATE_STEPS, 1)
     depth = min(values["depth"], len(order))
-    if values["pack"] == AHEAD and values["fetch"]:
+    if values["pack"] == AHEAD and values[FAR_WEIGHTS]:
         if values["ku"] > 1 and sums + 2 * count + 1 > hardware.vector_registers and plan.spread is None:
             sch.annotate(step, SEPARATE_STEPS, 1)
         _ask_for_weights(sch, steps, plan, values, hardware, readers_of_panel(sch, order, depth, values))

@@ -80,6 +80,7 @@ class RowsSketch(MemoryBoundSketch):
             if p > 1 and longest % p == 0 and longest // p >= full
         ]
         self.tail = tail = self._tail()
+        self.evaluating = self._evaluating()
         return (
             Knob("lanes", (1, *lanes)),
             Knob(
@@ -89,10 +90,10 @@ class RowsSketch(MemoryBoundSketch):
             Knob("workers", worker_counts(self.hardware, self.rows * (max(parts) if alone and parts else 1))),
             Knob("parts", (1, *parts) if alone else (1,)),
             Knob("together", tuple(t for t in (1, 2, 4) if self._last_row_axis() % t == 0)),
-            Knob("fetch", (0, 1) if self._busy() else (0,)),
+            Knob("fetch", (0, 1) if self.evaluating else (0,)),
         )
 
-    def _busy(self) -> str:
+    def _evaluating(self) -> str:
         """The block that evaluates functions of a row, where rows come from beyond the second-level cache; "" if none.
 
         Norms gain nothing from `fetch`, and nothing does where rows are nearer.
@@ -212,7 +213,7 @@ class RowsSketch(MemoryBoundSketch):
             if inner:
                 count = min(len(inner), stage.run(tuple(range(len(stage.extents)))))
                 run = _vectorize_run(schedule, rows, inner[len(inner) - count :], lanes, values["unroll"])
-                if values["fetch"] and self._busy() == stage.name:
+                if values["fetch"] and self.evaluating == stage.name:
                     _fetch_next(schedule, run, values["together"])
         written: dict[str, Any] = {}
         for block in blocks[:own]:
@@ -228,7 +229,7 @@ class RowsSketch(MemoryBoundSketch):
                 rows, inner = _rows_and_rest(schedule, block, depth, values["together"])
                 if inner:
                     run = _vectorize_run(schedule, rows, inner[-1:], lanes, values["unroll"])
-                    if values["fetch"] and self._busy() == schedule.get(block).name_hint:
+                    if values["fetch"] and self.evaluating == schedule.get(block).name_hint:
                         _fetch_next(schedule, run, values["together"])
                 if len(inner) == 1 and values["parts"] == 1 and _lanes_of(schedule, block) == lanes:
                     written[str(schedule.get(block).writes[0].source.name)] = block

@@ -57,6 +57,8 @@ class TransposeSketch(MemoryBoundSketch):
         self.stage = self.kernel.stages[0]
         self.read_axis, self.write_axis = _axes(self.stage) or (0, 0)
         self.fused = _fused(self.stage, self.read_axis, self.write_axis)
+        step = (self.stage.writes[0].strides[self.read_axis] or 0) * self.stage.writes[0].item_bytes
+        self.crowded = step > 0 and step % _CROWDED_BYTES == 0
         read, write = self.stage.extents[self.read_axis], self.stage.extents[self.write_axis]
         read *= math.prod(self.stage.extents[self.read_axis - self.fused : self.read_axis])
         # A tile is loaded whole before any condition is looked at, also one on another axis.
@@ -75,12 +77,11 @@ class TransposeSketch(MemoryBoundSketch):
     def _blocks(self, vectors: Sequence[int]) -> tuple[Knob, Knob]:
         stage = self.stage
         write, read = stage.extents[self.write_axis], stage.extents[self.read_axis]
-        step = (stage.writes[0].strides[self.read_axis] or 0) * stage.writes[0].item_bytes
-        self.crowded = step % _CROWDED_BYTES == 0
         blocks = _BLOCKS if self.crowded and 2 in vectors and not self.fused and _in_order(stage) else ()
         # Several rows of an image, say, are one run of the output.
         several = stage.extents[self.write_axis - 1] if self.write_axis > self.read_axis + 1 else 1
-        runs = [b for b in blocks if write % b == 0 or (b % write == 0 and several * write % b == 0)]
+        long = [b for b in blocks if b > _PADDING]
+        runs = [b for b in long if write % b == 0 or (b % write == 0 and several * write % b == 0)]
         return Knob("write_block", (1, *runs)), Knob("read_block", (1, *(b for b in blocks if read % b == 0)))
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
