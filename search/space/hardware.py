@@ -172,7 +172,7 @@ def known_hardware(fields: Mapping[str, Any]) -> Hardware | None:
 
 
 def _is_like(value: Any, default: Any) -> bool:
-    """Whether it is a text, a finite number from 0, or a list of such, as the default is, or the same truth."""
+    """Whether it is a text, a finite number from 0, or a list of such, as the default is; of a truth, the default."""
     if isinstance(default, tuple):
         return isinstance(value, list) and all(_is_like(item, default[0] if default else "") for item in value)
     if isinstance(default, str):
