@@ -41,7 +41,15 @@ from ..access import dtype_bytes
 from ..expressions import binding_of, substitute, uses
 from ..statements import with_body, with_code
 
-__all__ = ["FETCH_AHEAD", "NEXT_PANEL", "Operand", "loops_around", "prefetch_operands", "with_fetches"]
+__all__ = [
+    "FETCH_AHEAD",
+    "NEXT_PANEL",
+    "Operand",
+    "loops_around",
+    "prefetch_operands",
+    "vectorised_operands",
+    "with_fetches",
+]
 
 FETCH_AHEAD = "eqtune.fetch_ahead"
 """Annotation of the innermost loop of a reduction that is not unrolled: how many of its steps ahead to ask."""
@@ -144,19 +152,26 @@ def _contains(loop: Any, marked: Any) -> bool:
 
 def _vectorised_operand(loop: Any) -> Operand:
     """What a loop reads by vectors: the first such operand of its products."""
+    operand = next(vectorised_operands(loop), None)
+    if operand is None:
+        raise ValueError("a loop that is to fetch an operand multiplies none by vectors")
+    return operand
+
+
+def vectorised_operands(loop: Any) -> Iterator[Operand]:
+    """What a loop reads by vectors, in the order of its blocks, but not what a block writes itself."""
     inside: list[Any] = []
     realized: list[Any] = []
     tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
     lanes = [inner.loop_var for inner in inside if inner.kind == tirx.ForKind.VECTORIZED]
     for realize in realized:
         loads: list[Any] = []
-        store = realize.block.body
-        tvm_ffi.structural_walk(getattr(store, "value", store), (TensorLoad, loads.append))
+        stores: list[Any] = []
+        tvm_ffi.structural_walk(realize.block.body, [(TensorLoad, loads.append), (tirx.BufferStore, stores.append)])
         for load in loads:
             index = [substitute(part, binding_of(realize)) for part in load.indices]
-            if uses(index[-1], *lanes) and not load.source.same_as(store.buffer):
-                return Operand(load.source, index, inside)
-    raise ValueError("a loop that is to fetch an operand multiplies none by vectors")
+            if uses(index[-1], *lanes) and not any(load.source.same_as(store.buffer) for store in stores):
+                yield Operand(load.source, index, inside)
 
 
 @dataclass(frozen=True)

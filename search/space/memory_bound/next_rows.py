@@ -13,14 +13,13 @@ of the output as well would make it 123 (in C).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
-from tvm.ir.expr import TensorLoad
+from tvm import ir, tirx
 
-from ..contraction.prefetch import Operand, with_fetches
-from ..expressions import binding_of, substitute, uses
+from ..contraction.prefetch import Operand, vectorised_operands, with_fetches
 from ..statements import with_body
 
 __all__ = ["NEXT_ROWS", "fetch_next_rows"]
@@ -48,27 +47,16 @@ def fetch_next_rows(func: Any) -> Any:
 
 def _rows(loop: Any, arguments: Any) -> list[Operand]:
     """Each argument that the loop reads by vectors, at a place that depends on what is around it."""
-    inside: list[Any] = []
-    realized: list[Any] = []
-    tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
-    lanes = [inner.loop_var for inner in inside if inner.kind == tirx.ForKind.VECTORIZED]
     found: list[Operand] = []
-    for realize in realized:
-        loads: list[Any] = []
-        tvm_ffi.structural_walk(realize.block.body, (TensorLoad, loads.append))
-        for load in loads:
-            index = [substitute(part, binding_of(realize)) for part in load.indices]
-            if (
-                any(load.source.same_as(argument) for argument in arguments)
-                and uses(index[-1], *lanes)
-                and _depends_on_others(index, [loop, *inside])
-                and not any(load.source.same_as(other.source) for other in found)
-            ):
-                found.append(Operand(load.source, index, inside))
+    for operand in vectorised_operands(loop):
+        is_argument = any(operand.source.same_as(argument) for argument in arguments)
+        is_known = any(operand.source.same_as(other.source) for other in found)
+        if is_argument and not is_known and _depends_on_others(operand.index, [loop, *operand.inside]):
+            found.append(operand)
     return found
 
 
-def _depends_on_others(index: list[Any], loops: list[Any]) -> bool:
+def _depends_on_others(index: Sequence[Any], loops: Sequence[Any]) -> bool:
     used: list[Any] = []
     for part in index:
         tvm_ffi.structural_walk(part, (ir.Var, used.append))

@@ -212,9 +212,7 @@ class RowsSketch(MemoryBoundSketch):
             rows, inner = _rows_and_rest(schedule, output, depth, values["together"])
             if inner:
                 count = min(len(inner), stage.run(tuple(range(len(stage.extents)))))
-                run = _vectorize_run(schedule, rows, inner[len(inner) - count :], lanes, values["unroll"])
-                if values["fetch"] and self.evaluating == stage.name:
-                    _fetch_next(schedule, run, values["together"])
+                self._vectorize(schedule, output, rows, inner[len(inner) - count :], values)
         written: dict[str, Any] = {}
         for block in blocks[:own]:
             if any(int(v.iter_type) == _REDUCTION for v in schedule.get(block).iter_vars):
@@ -228,11 +226,24 @@ class RowsSketch(MemoryBoundSketch):
             elif lanes > 1:
                 rows, inner = _rows_and_rest(schedule, block, depth, values["together"])
                 if inner:
-                    run = _vectorize_run(schedule, rows, inner[-1:], lanes, values["unroll"])
-                    if values["fetch"] and self.evaluating == schedule.get(block).name_hint:
-                        _fetch_next(schedule, run, values["together"])
+                    self._vectorize(schedule, block, rows, inner[-1:], values)
                 if len(inner) == 1 and values["parts"] == 1 and _lanes_of(schedule, block) == lanes:
                     written[str(schedule.get(block).writes[0].source.name)] = block
+
+    def _vectorize(
+        self, schedule: Any, block: Any, rows: list[Any], loops: Sequence[Any], values: Mapping[str, int]
+    ) -> None:
+        """Vectors along the fused `loops` of a block, `rows` unrolled around each; perhaps the next rows asked for."""
+        lanes, run = values["lanes"], fuse(schedule, loops)
+        extent = extent_of(schedule, run)
+        if extent < lanes:
+            return
+        outer = vectorize(schedule, run, lanes, fitting(values["unroll"], lanes, extent), len(loops))
+        if rows:
+            schedule.reorder(outer, *rows)
+            schedule.unroll(rows[0])
+        if values["fetch"] and schedule.get(block).name_hint == self.evaluating:
+            schedule.annotate(outer, NEXT_ROWS, extent_of(schedule, outer) * values["together"])
 
     def _row_loop(self, schedule: Any, output: Any, stage: Stage, values: Mapping[str, int]) -> tuple[Any, int]:
         """Fuse the output's loops over rows and share them among the workers; the loop over rows, and its depth."""
@@ -299,25 +310,6 @@ def _rows_and_rest(schedule: Any, block: Any, depth: int, together: int) -> tupl
     """The loop over the rows of one iteration, where there are several, and the loops inside a row."""
     loops = [x for x in schedule.get_loops(block)[depth:] if extent_of(schedule, x) > 1]
     return (loops[:1], loops[1:]) if together > 1 else ([], loops)
-
-
-def _fetch_next(schedule: Any, run: Any, together: int) -> None:
-    """Ask for the next rows, as many as there are in an iteration, while these are computed."""
-    if run is not None:
-        schedule.annotate(run, NEXT_ROWS, extent_of(schedule, run) * together)
-
-
-def _vectorize_run(schedule: Any, rows: list[Any], loops: Sequence[Any], lanes: int, unroll: int) -> Any | None:
-    """Vectors along the fused `loops`, `rows` unrolled around each; the outer loop."""
-    run = fuse(schedule, loops)
-    extent = extent_of(schedule, run)
-    if extent < lanes:
-        return None
-    outer = vectorize(schedule, run, lanes, fitting(unroll, lanes, extent), len(loops))
-    if rows:
-        schedule.reorder(outer, *rows)
-        schedule.unroll(rows[0])
-    return outer
 
 
 def _lanes_of(schedule: Any, block: Any) -> int:
