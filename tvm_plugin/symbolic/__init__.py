@@ -3,14 +3,18 @@
 from .kernel import is_symbolic, with_sizes
 from .schedules import UsedTile, sharing
 from .tiled import READY, TiledKernels, tile_symbolic_kernels, tiled_kernels
+from .winograd_choice import WINOGRAD, permit_winograd, winograd_gain
 
 __all__ = [
     "READY",
+    "WINOGRAD",
     "TiledKernels",
     "UsedTile",
     "is_symbolic",
+    "permit_winograd",
     "sharing",
     "tile_symbolic_kernels",
     "tiled_kernels",
+    "winograd_gain",
     "with_sizes",
 ]

@@ -20,6 +20,7 @@ __all__ = [
     "is_common",
     "is_symbolic",
     "read_kernel",
+    "symbols_of",
     "with_sizes",
 ]
 
@@ -152,15 +153,20 @@ def is_symbolic(function: tirx.PrimFunc) -> bool:
     return any(shape is None or not all(isinstance(extent, tirx.IntImm) for extent in shape) for shape in shapes)
 
 
+def symbols_of(function: tirx.PrimFunc) -> list[Any]:
+    """The variables that a kernel's sizes, and numbers that are known only when it runs, are made of."""
+    symbols = [parameter for parameter in function.params if not hasattr(parameter.ty, "shape")]
+    for parameter in function.params:
+        for extent in getattr(parameter.ty, "shape", ()):
+            tvm_ffi.structural_walk(extent, (ir.Var, symbols.append))
+    return list(dict.fromkeys(symbols))
+
+
 def with_sizes(mod: ir.IRModule, size: int, sizes: Mapping[str, int] | None = None) -> ir.IRModule:
     """A module of one kernel, "main", in which each symbol is this number, or what `sizes` has of its name."""
-    given = mod["main"]
+    given, symbols = mod["main"], symbols_of(mod["main"])
     buffers = [parameter for parameter in given.params if hasattr(parameter.ty, "shape")]
     function = tirx.PrimFunc(buffers, given.body).with_attr(dict(given.attrs))
-    symbols = [parameter for parameter in given.params if not hasattr(parameter.ty, "shape")]
-    for buffer in buffers:
-        for extent in buffer.shape:
-            tvm_ffi.structural_walk(extent, (ir.Var, symbols.append))
 
     def value_of(variable: Any) -> Any:
         value = (sizes or {}).get(str(variable.name), size)

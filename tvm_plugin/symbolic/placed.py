@@ -17,7 +17,7 @@ from .tile import Tile, tile_of, windows_of
 from .unpadded import unpadded_windows
 from .written import as_written
 
-__all__ = ["IMAGE_ROWS", "PIXELS", "PlacedTiles", "longest"]
+__all__ = ["IMAGE_ROWS", "PIXELS", "PlacedTiles", "computed_over", "longest"]
 
 IMAGE_ROWS = (4, 1)
 """Lengths of tiles along the rows of images, where what is computed reads windows of them..."""
@@ -90,8 +90,7 @@ class PlacedTiles:
         unpadded = unpadded_windows(own, part) if self._sees_most(stages, part, windows) else None
         if unpadded is None:
             return windowed
-        again = replace(scheduled, function=s_tir.renew_defs(scheduled.function))
-        inner = self._scheduled(tile, again, part, windows, unpadded.regions)
+        inner = self._scheduled(tile, scheduled.renewed(), part, windows, unpadded.regions)
         return tirx.IfThenElse(unpadded.condition, inner, windowed)
 
     def _note_overwritable(self, tile: Tile, scheduled: ScheduledTile) -> None:
@@ -150,10 +149,27 @@ class PlacedTiles:
 
     def _block_of(self, blocks: Blocks, weight: Any, packed: Any) -> tuple[Any, Any]:
         """A buffer like that of a block's packed weights, and where the block at hand is among all of them."""
-        begin = tirx.Var(f"{packed.name}_begin", "int64")
-        view = tirx.decl_buffer(packed.shape, str(packed.dtype), elem_offset=begin)
+        view = _compact_view(packed)
         whole = self.packed.setdefault(weight, alike(packed, blocks.count))
         return view, tirx.BufferRegion(whole, [ir.Range.from_min_extent(self.block, number(1)), *_ranges(packed)])
+
+
+def computed_over(scheduled: ScheduledTile | tirx.PrimFunc, regions: Sequence[Any], outputs: int) -> Any:
+    """A kernel over a region of another buffer for each of its parameters, of which the last so many are written.
+
+    Packed weights and what packs them are whole in their regions; of others, rows may lie apart.
+    """
+    packed: Sequence[int] = range(len(regions))
+    if isinstance(scheduled, ScheduledTile):
+        packed, scheduled = scheduled.packed, scheduled.function
+    views = [
+        _compact_view(parameter) if place in packed else _view(parameter)
+        for place, parameter in enumerate(scheduled.params)
+    ]
+    matched = [s_tir.MatchBufferRegion(view, region) for view, region in zip(views, regions, strict=True)]
+    body = substitute(scheduled.body, list(zip(scheduled.params, views, strict=True)))
+    reads, writes = list(regions[:-outputs]), list(regions[-outputs:])
+    return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
 
 
 def longest(sizes: Sequence[Any]) -> tuple[int, ...]:
@@ -164,6 +180,12 @@ def longest(sizes: Sequence[Any]) -> tuple[int, ...]:
 def _ranges(buffer: Any) -> list[Any]:
     """All of a buffer."""
     return [ir.Range.from_min_extent(number(0), number(extent)) for extent in buffer.shape]
+
+
+def _compact_view(buffer: Any) -> Any:
+    """A buffer that may begin anywhere."""
+    begin = tirx.Var(f"{buffer.name}_begin", "int64")
+    return tirx.decl_buffer(buffer.shape, str(buffer.dtype), str(buffer.name), elem_offset=begin)
 
 
 def _view(buffer: Any) -> Any:

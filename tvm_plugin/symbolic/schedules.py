@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, s_tir, sym, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
@@ -49,6 +49,10 @@ class ScheduledTile:
     function: tirx.PrimFunc
     packed: tuple[int, ...]
     overwritable: tuple[int, ...]
+
+    def renewed(self) -> ScheduledTile:
+        """The same with variables of its own, to be computed in a second place."""
+        return replace(self, function=s_tir.renew_defs(self.function))
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,13 +33,16 @@ class Tile:
         Of these buffers, those that are not whole in the tile.
     extents : mapping
         Of the sizes along which it is not the whole, how long it is.
+    name : str
+        For people.
     """
 
     function: tirx.PrimFunc
     buffers: tuple[Any, ...]
     outputs: int
     parts: frozenset[Any]
-    extents: Mapping[Size, int]
+    extents: Mapping[Any, int]
+    name: str = "tile"
 
 
 def tile_of(

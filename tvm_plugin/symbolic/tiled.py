@@ -20,8 +20,12 @@ from .inlined import with_cheap_stages_inlined
 from .joined import seen_as_given, with_sizes_joined
 from .kernel import SymbolicKernel, is_symbolic, read_kernel
 from .schedules import CannotShareWeights, TileSchedules, UsedTile
+from .winograd import read_convolution, winograd_kernel
+from .winograd_choice import winograd_form
 
 __all__ = ["READY", "TiledKernels", "tile_symbolic_kernels", "tiled_kernels"]
+
+_Tiled = tuple[tirx.PrimFunc, SplitKernel | None, tuple[UsedTile, ...]]
 
 LOGGER = logging.getLogger("eqtune")
 
@@ -77,7 +81,9 @@ def tiled_kernels(
         joined, given = with_sizes_joined(begin_with_infinity(with_cheap_stages_inlined(function)))
         kernel, name = read_kernel(joined), variable.name_hint
         try:
-            found = None if kernel is None else _tiled(kernel, given, hardware, decisions)
+            found = None if kernel is None else _by_winograd(kernel, given, hardware, decisions)
+            if found is None and kernel is not None:
+                found = _tiled(kernel, given, hardware, decisions)
         except ValueError:  # no schedule applies to one of its tiles
             found = None
         if found is None:
@@ -91,9 +97,25 @@ def tiled_kernels(
     return TiledKernels(pack_weights(result, split) if split else result, tiles)
 
 
+def _by_winograd(
+    kernel: SymbolicKernel, given: Mapping[Any, Any], hardware: Hardware, decisions: Mapping[str, Decision] | None
+) -> _Tiled | None:
+    """The same by Winograd's minimal filtering, where that is permitted and possible."""
+    convolution = read_convolution(kernel)
+    form = None if convolution is None else winograd_form(convolution, hardware)
+    if convolution is None or form is None:
+        return None
+    try:
+        split, used = winograd_kernel(convolution, form.outputs, form.rows, form.shared, hardware, decisions)
+    except ValueError:  # no schedule applies to one of its stages
+        return None
+    tiled = seen_as_given(split.kernel, given).with_attr(READY, True)
+    return tiled, SplitKernel(split.packing, tiled, split.positions), used
+
+
 def _tiled(
     kernel: SymbolicKernel, given: Mapping[Any, Any], hardware: Hardware, decisions: Mapping[str, Decision] | None
-) -> tuple[tirx.PrimFunc, SplitKernel | None, tuple[UsedTile, ...]]:
+) -> _Tiled:
     """The kernel as loops over tiles, where it takes its weights packed what packs them, and its tiles. `given`:
     parameters that it has in place of others."""
     function = kernel.function

@@ -12,9 +12,18 @@ from typing import Any
 from tvm import ir, relax, target, transform
 
 from ..graph_result import GraphConfig
+from ..search.space.amx.halves import HALVES_PERMITTED
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
-from ..symbolic import TiledKernels, is_symbolic, tiled_kernels, with_sizes
+from ..symbolic import (
+    WINOGRAD,
+    TiledKernels,
+    is_symbolic,
+    permit_winograd,
+    tiled_kernels,
+    winograd_gain,
+    with_sizes,
+)
 from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
 from .apply_tuned import after_kernels, machine_running, schedule_kernels
@@ -33,6 +42,8 @@ LOGGER = logging.getLogger("eqtune")
 
 TYPICAL_SIZE = 16
 """Of symbolic sizes, where forms of a model are compared."""
+
+_FAST_MATH = "fast math"
 
 _WORK_DIR_VARIABLE = "EQTUNE_WORK_DIR"
 
@@ -75,7 +86,7 @@ def _graphs(mod: ir.IRModule, fast_math: bool) -> dict[str, ir.IRModule]:
     graphs = {"exact": transform.Sequential([EqualitySaturation()])(mod)}  # alone, a pass cannot be switched off
     if fast_math:
         lossy = transform.Sequential([EqualitySaturation(GraphConfig(fast_math=True))])(mod)
-        graphs |= {} if lossy.same_as(mod) else {"fast math": lossy}
+        graphs |= {} if lossy.same_as(mod) else {_FAST_MATH: lossy}
     fold = transform.Sequential([FoldBatchNorm(), FoldWeights()])
     return {name: fold(found) for name, found in graphs.items()}
 
@@ -101,6 +112,8 @@ class EstimatedForm:
         Of kernels, and of those that were never measured.
     seconds : float
         Of one run, about.
+    lossy : bool
+        Whether it uses what fast math permits.
     """
 
     name: str
@@ -112,6 +125,7 @@ class EstimatedForm:
     calls: int
     missing: int
     seconds: float
+    lossy: bool
 
     @cached_property
     def tiled(self) -> TiledKernels:
@@ -173,7 +187,9 @@ def _scheduled_form(
     hardware = machine_running(mod, machine)
     lowered = lower_to_kernels(mod, machine)
     if fast_math:
-        lowered = permit_lossy_products(lowered, hardware)
+        lowered = permit_winograd(permit_lossy_products(lowered, hardware), hardware, sizes, TYPICAL_SIZE)
+        name += ", Winograd" if _any_has(lowered, WINOGRAD) else ""
+    lossy = name.startswith(_FAST_MATH) or _any_has(lowered, WINOGRAD, HALVES_PERMITTED)
     tasks = extract_tasks(lowered)
     schedules = {task.workload_hash: stored[task.workload_hash] for task in tasks if task.workload_hash in stored}
     unknown = [task for task in tasks if task.workload_hash not in schedules]
@@ -182,14 +198,20 @@ def _scheduled_form(
     seconds = _seconds(tasks, schedules) + _symbolic_seconds(unknown, hardware, sizes)
     LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), missing, seconds * 1e3)
     decisions = stored_decisions(stored)
-    return EstimatedForm(name, machine, hardware, lowered, schedules, decisions, calls, missing, seconds)
+    return EstimatedForm(name, machine, hardware, lowered, schedules, decisions, calls, missing, seconds, lossy)
+
+
+def _any_has(mod: ir.IRModule, *attributes: str) -> bool:
+    return any(name in (function.attrs or {}) for function in mod.functions.values() for name in attributes)
 
 
 def _symbolic_seconds(tasks: list[Task], hardware: Any, sizes: Mapping[str, int]) -> float:
     """Of kernels with symbolic sizes, as if those were these, or `TYPICAL_SIZE`."""
     symbolic = [task for task in tasks if is_symbolic(task.mod["main"])]
     known = [replace(task, mod=with_sizes(task.mod, TYPICAL_SIZE, sizes)) for task in symbolic]
-    return _seconds(known, analytic_schedules(known, hardware))
+    schedules = analytic_schedules(known, hardware)
+    gains = [winograd_gain(task.mod["main"], hardware, sizes, TYPICAL_SIZE) for task in symbolic]
+    return sum(_seconds([task], schedules) / gain for task, gain in zip(known, gains, strict=True))
 
 
 def _seconds(tasks: list[Task], schedules: dict[str, Any]) -> float:

@@ -167,13 +167,9 @@ def tune_model(
         imported = load_model(model, example_inputs, params, shapes, function, any_size)
         typical = typical_sizes(imported, sizes)
         if typical:
-            if fast_math:
-                raise InputError(
-                    f"fast math needs known sizes, and {', '.join(typical)} are open: give the shapes of all inputs "
-                    "(shapes, --shape), or leave out fast math"
-                )
             session.progress.say(session.describe())
-            return tuned_for_any_size(session, imported, typical, config is not None, verify, started, command)
+            with_graph = config is not None
+            return tuned_for_any_size(session, imported, typical, with_graph, fast_math, verify, started, command)
         if imported.reference is not None and not is_gpu(session.target):
             # Untuned, too: to make floats of all weights takes longer than to tune. What they compute is known.
             imported = replace(imported, mod=transform.Sequential([KeepNarrowWeights()])(imported.mod))

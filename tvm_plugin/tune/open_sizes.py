@@ -23,6 +23,7 @@ from ..transform.huge_pages import in_huge_pages
 from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form
 from ..transform.stored_schedules import keep_tiles
 from .accuracy import TOLERANCE, Accuracy
+from .advice import fast_math_advice
 from .reference import Reference
 from .result import Limit, TaskResult, TuneResult, check_size
 from .session import Session
@@ -69,6 +70,7 @@ def tuned_for_any_size(
     imported: ImportedModel,
     sizes: Mapping[str, int],
     graph: bool,
+    fast_math: bool,
     verify: bool,
     started_s: float,
     command: str,
@@ -94,15 +96,18 @@ def tuned_for_any_size(
     reference = _reference(session, imported, sizes)
     accuracies = _accuracies(session, imported, sizes, reference) if verify else {}
     built_s = time.monotonic()
+    form, built = _by_estimate(session, imported, graph, fast_math, sizes)
+    verdict = _advice(imported, sizes, form, session) if graph and not fast_math else ""
+    if fast_math:
+        verdict = "used" if form.lossy else "not faster"
     try:
-        with session.target:
-            form = cheapest_form(imported.mod, session.target, {}, graph, sizes=sizes)
-        built = _built(session, form)
-    except Exception as error:  # of TVM, which was not made for it
-        raise UnsupportedModelError(
-            f"{imported.name} cannot be compiled for any size ({first_line(error)}): {KNOWN_SHAPES}"
-        ) from error
-    errors = _checked(built, accuracies)
+        errors = _checked(built, accuracies)
+    except MismatchError as error:
+        if not form.lossy:
+            raise
+        verdict, built_s = f"refused: {error}", time.monotonic()
+        form, built = _by_estimate(session, imported, graph, False, sizes)
+        errors = _checked(built, accuracies)
     session.keep_back(time.monotonic() - built_s + session.timing_s, len(form.kernels.functions))
     tuned = tuned_tiles(session, form, sizes)
     session.rest()
@@ -137,7 +142,7 @@ def tuned_for_any_size(
         max_abs_error=errors[0],
         max_rel_error=errors[1],
         tolerance=accuracies[at].tolerance if verify else None,
-        graph={"form": form.name, "sizes": at},
+        graph={"form": form.name, "sizes": at, **({"fast math": verdict} if verdict else {})},
         command=command,
         interrupted=tuned.interrupted,
     )
@@ -157,6 +162,26 @@ def tuned_for_any_size(
         _run=built.run if isinstance(built.run, ModelRunner) else None,
         _limits=_limits(imported),
     )
+
+
+def _advice(imported: ImportedModel, sizes: Mapping[str, int], form: EstimatedForm, session: Session) -> str:
+    """Of the model at these sizes; see `fast_math_advice`."""
+    operations = sum(task.calls * _at(task, sizes).operations for task in extract_tasks(form.kernels))
+    return fast_math_advice(imported.at(sizes).mod, operations, session.hardware)
+
+
+def _by_estimate(
+    session: Session, imported: ImportedModel, graph: bool, fast_math: bool, sizes: Mapping[str, int]
+) -> tuple[EstimatedForm, _Built]:
+    """The form that is said to be fastest at these sizes, compiled. Raises UnsupportedModelError."""
+    try:
+        with session.target:
+            form = cheapest_form(imported.mod, session.target, {}, graph, fast_math, sizes)
+        return form, _built(session, form)
+    except Exception as error:  # of TVM, which was not made for it
+        raise UnsupportedModelError(
+            f"{imported.name} cannot be compiled for any size ({first_line(error)}): {KNOWN_SHAPES}"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -131,4 +131,4 @@ def _run(form: EstimatedForm, name: str, sizes: Mapping[str, int]) -> list[tuple
 def _what(used: UsedTile) -> str:
     """A tile's lengths, and whether all threads compute it together: for people."""
     lengths = " x ".join(str(length) for length in used.tile.extents.values()) or "all"
-    return f"tile of {lengths}" + ("" if ONE_THREAD in used.workload["main"].attrs else " by all")
+    return f"{used.tile.name} of {lengths}" + ("" if ONE_THREAD in used.workload["main"].attrs else " by all")
