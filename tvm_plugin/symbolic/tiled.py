@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, tirx
 
 from ..search.space.base import Decision
+from ..search.space.expressions import substitute
 from ..search.space.extrema import begin_with_infinity
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
@@ -19,6 +20,7 @@ from .blocks import NotInBlocks
 from .inlined import with_cheap_stages_inlined
 from .joined import seen_as_given, with_sizes_joined
 from .kernel import SymbolicKernel, is_symbolic, read_kernel
+from .named_sizes import with_sizes_named
 from .schedules import CannotShareWeights, TileSchedules, UsedTile
 from .winograd import read_convolution, winograd_kernel
 from .winograd_choice import winograd_form
@@ -78,6 +80,7 @@ def tiled_kernels(
     for variable, function in mod.functions_items():
         if not isinstance(function, tirx.PrimFunc) or not is_symbolic(function):
             continue
+        function, named = with_sizes_named(function)
         joined, given = with_sizes_joined(begin_with_infinity(with_cheap_stages_inlined(function)))
         kernel, name = read_kernel(joined), variable.name_hint
         try:
@@ -89,7 +92,8 @@ def tiled_kernels(
         if found is None:
             LOGGER.info("%s has symbolic sizes and stays as TVM compiles it", name)
             continue
-        tiled, packing, tiles[name] = found
+        tiled, packing, used = found
+        tiles[name] = tuple(replace(tile, runs=substitute(tile.runs, named)) for tile in used)
         if packing is None:
             result.update_func(variable, tiled)
         else:
