@@ -141,9 +141,7 @@ def test_some_sizes_are_open(sizes: tuple[Any, ...], kernel: int, padding: int) 
     layer = Layer(16, 32, kernel, padding)
     run = compiled(layer.module(*sizes), 4)
     for given in ((1, 9, 14), (3, 20, 7)):
-        x = normal(
-            *(size if isinstance(size, int) else known for size, known in zip(sizes, given, strict=True)), 16
-        )
+        x = normal(*(size if isinstance(size, int) else known for size, known in zip(sizes, given, strict=True)), 16)
         close(run(x)[0], layer(x))
 
 

@@ -16,6 +16,7 @@ from .fold_weights import FoldWeights
 from .known_slices import KnownSlices
 from .narrow_products import NarrowProducts, product_bits
 from .narrow_weights import KeepNarrowWeights
+from .pad_pooling import PadPooling
 from .scales import ScaleSmallerOperand
 from .shared_heads import JoinSharedHeads
 from .sub_pixel import SubPixelConvolution
@@ -38,4 +39,4 @@ def simplify(mod: Any, target: Any = None) -> Any:
     # Parameters of quantisation are constants only once they are folded.
     integers = [FoldWeights(), FakeQuantizationToInteger(products=bits > 0)]
     stored = [] if target is None or on_gpu else [KeepNarrowWeights()]
-    return transform.Sequential([KnownSlices(), *stored, *integers, *fold, *products, *narrow])(mod)
+    return transform.Sequential([KnownSlices(), PadPooling(), *stored, *integers, *fold, *products, *narrow])(mod)
