@@ -95,7 +95,8 @@ class PlacedTiles:
 
     def _note_overwritable(self, tile: Tile, scheduled: ScheduledTile) -> None:
         *read, written = tile.buffers
-        if tile.outputs > 1 or not written.same_as(self._kernel.function.params[-1]):
+        is_slice = len(written.strides) > 0  # of something larger than what it would overwrite
+        if tile.outputs > 1 or is_slice or not written.same_as(self._kernel.function.params[-1]):
             self.kept |= {*tile.buffers}
             return
         own = {tile.buffers[place] for place in scheduled.overwritable}

@@ -22,6 +22,7 @@ from .joined import seen_as_given, with_sizes_joined
 from .kernel import SymbolicKernel, is_symbolic, read_kernel
 from .named_sizes import with_sizes_named
 from .schedules import CannotShareWeights, TileSchedules, UsedTile
+from .slices import with_slice_apart
 from .winograd import read_convolution, winograd_kernel
 from .winograd_choice import winograd_form
 
@@ -82,7 +83,10 @@ def tiled_kernels(
             continue
         function, named = with_sizes_named(function)
         joined, given = with_sizes_joined(begin_with_infinity(with_cheap_stages_inlined(function)))
-        kernel, name = read_kernel(joined), variable.name_hint
+        sliced, whole = with_slice_apart(joined)
+        if whole is not None:
+            given[sliced.params[-1]] = given.get(whole, whole)
+        kernel, name = read_kernel(sliced), variable.name_hint
         try:
             found = None if kernel is None else _by_winograd(kernel, given, hardware, decisions)
             if found is None and kernel is not None:

@@ -430,7 +430,8 @@ class _Winograd:
         given, parameters = self._given, list(self._kernel.function.params)
         seen = [given.image] if given.padding is None else given.padding.reads
         own = [result.buffers[place] for place in scheduled.overwritable]
-        if parameters[-1].same_as(result.buffers[-1]):
+        is_slice = len(parameters[-1].strides) > 0  # of something larger than what it would overwrite
+        if not is_slice and parameters[-1].same_as(result.buffers[-1]):
             self._overwritable = [parameters.index(one) for one in own if one in parameters and one not in seen]
 
     # ------------------------------------------------------------------ weights

@@ -16,6 +16,7 @@ from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import READ_ALONE, Hardware
 from .inlined import with_cheap_stages_inlined
 from .kernel import is_symbolic, read_kernel, symbols_of
+from .slices import with_slice_apart
 from .winograd import Convolution, Pair, read_convolution
 
 __all__ = ["WINOGRAD", "WinogradForm", "permit_winograd", "winograd_form", "winograd_gain"]
@@ -101,7 +102,8 @@ def _permitted(function: tirx.PrimFunc) -> Pair | None:
 
 
 def _read(function: tirx.PrimFunc) -> Convolution | None:
-    kernel = read_kernel(with_cheap_stages_inlined(function))
+    sliced, _ = with_slice_apart(with_cheap_stages_inlined(function))
+    kernel = read_kernel(sliced)
     return None if kernel is None else read_convolution(kernel)
 
 

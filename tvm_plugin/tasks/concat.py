@@ -8,14 +8,13 @@ comes before into it, so that nothing is written twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax, s_tir, tirx
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, top_level_bindings, use_counts
+from ..transform.functions import operator, shape_of, top_level_bindings, use_counts
 from .copies import copy_block
 
 __all__ = ["CONCAT_AXIS", "legalize_concat", "write_concats_in_place"]
@@ -108,22 +107,26 @@ def _parts(
     binding: Any, bound: Mapping[relax.Var, Any], uses: Mapping[relax.Var, int], mod: ir.IRModule
 ) -> list[_Part]:
     """The parts of a binding that only concatenates, in order; none for any other binding."""
-    if operator(binding.value) != "relax.call_tir" or not is_static_tensor(binding.var.ty):
+    if operator(binding.value) != "relax.call_tir":
         return []
     attributes = mod[binding.value.args[0]].attrs
     if CONCAT_AXIS not in attributes:
         return []
     axis = int(attributes[CONCAT_AXIS])
     parts, begin = [], 0
-    for value in binding.value.args[1].fields:
+    # Behind the tensors may be numbers that the kernel's sizes are made of.
+    values = [value for value in binding.value.args[1].fields if isinstance(value.ty, relax.TensorType)]
+    if not all(isinstance(shape_of(value)[axis], int) for value in values):
+        return []
+    for value in values:
         producer = bound.get(value) if isinstance(value, relax.DataflowVar) and uses.get(value) == 1 else None
         parts.append(_Part(value, begin, producer if _can_write_slice(producer, mod) else None))
-        begin += extents(value.ty)[axis]
+        begin += shape_of(value)[axis]
     return parts
 
 
 def _can_write_slice(producer: Any, mod: ir.IRModule) -> bool:
-    if producer is None or operator(producer.value) != "relax.call_tir" or not is_static_tensor(producer.var.ty):
+    if producer is None or operator(producer.value) != "relax.call_tir":
         return False
     kernel = mod[producer.value.args[0]]
     return isinstance(kernel.body, s_tir.SBlockRealize) and CONCAT_AXIS not in kernel.attrs
@@ -134,14 +137,14 @@ def _write_slice(
 ) -> relax.Call:
     """The call that writes one part: it allocates the whole, or goes on with the `whole` that earlier calls began."""
     axis = int(mod[concat.value.args[0]].attrs[CONCAT_AXIS])
-    shape = extents(concat.var.ty)
+    extent = shape_of(concat.var)[axis]
     if part.producer is None:
         name, arguments = "copy", [part.value]
-        kernel = _slice_kernel(None, part.value.ty, shape, axis, part.begin)
+        kernel = _slice_kernel(None, part.value, extent, axis, part.begin)
     else:
         call = part.producer.value
         name, arguments = call.args[0].name_hint, list(call.args[1].fields)
-        kernel = _slice_kernel(mod[call.args[0]], part.value.ty, shape, axis, part.begin)
+        kernel = _slice_kernel(mod[call.args[0]], part.value, extent, axis, part.begin)
     variable = builder.add_func(kernel, f"{name}_concat")
     if whole is None:
         written = relax.call_tir(variable, arguments, concat.var.ty)
@@ -150,31 +153,36 @@ def _write_slice(
     return builder.normalize(written)
 
 
-def _slice_kernel(
-    kernel: tirx.PrimFunc | None, part: relax.TensorType, shape: Sequence[int], axis: int, begin: int
-) -> tirx.PrimFunc:
-    """`kernel` with its output written into a slice of a larger one; a copy kernel without one."""
+def _slice_kernel(kernel: tirx.PrimFunc | None, part: relax.Expr, extent: int, axis: int, begin: int) -> tirx.PrimFunc:
+    """`kernel` with its output written into a slice of one with this extent; a copy kernel without one."""
 
     def shifted(indices: list[Any]) -> list[Any]:
         return [var + begin if i == axis and begin else var for i, var in enumerate(indices)]
 
-    dtype = str(part.dtype)
-    whole = tirx.decl_buffer([tirx.IntImm("int64", extent) for extent in shape], dtype, "T_concat")
     if kernel is None:
-        source = tirx.decl_buffer([tirx.IntImm("int64", extent) for extent in extents(part)], dtype, "part")
+        shape = [
+            tirx.IntImm("int64", size) if isinstance(size, int) else tirx.Var(f"size{place}", "int64")
+            for place, size in enumerate(shape_of(part))
+        ]
+        source = tirx.decl_buffer(shape, str(part.ty.dtype), "part")
+    else:
+        source = kernel.params[-1]
+    sizes = [tirx.IntImm("int64", extent) if place == axis else size for place, size in enumerate(source.shape)]
+    whole = tirx.decl_buffer(sizes, str(source.dtype), "T_concat")
+    if kernel is None:
         parameters, statements, allocated = [source, whole], [], []
         attributes = {"tirx.noalias": True}
     else:
-        source = kernel.params[-1]
         root = kernel.body.block
         parameters = [*list(kernel.params)[:-1], whole]
         statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
         allocated = [*root.alloc_buffers, source]
         attributes = {key: value for key, value in kernel.attrs.items() if key != "op_pattern"}
-    statements.append(copy_block(source, whole, extents(part), shifted, "T_concat"))
+    statements.append(copy_block(source, whole, list(source.shape), shifted, "T_concat"))
     body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
     block = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
     function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, block))
     for key, value in attributes.items():
         function = function.with_attr(key, value)
-    return s_tir.renew_defs(function)
+    is_open = any(not isinstance(size, tirx.IntImm) for size in source.shape)
+    return function if is_open else s_tir.renew_defs(function)  # which loses symbols in the layouts of buffers

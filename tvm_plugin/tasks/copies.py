@@ -13,21 +13,22 @@ __all__ = ["copy_block"]
 
 
 def copy_block(
-    source: Any, target: Any, shape: Sequence[int], place: Callable[[list[Any]], list[Any]], name: str
+    source: Any, target: Any, shape: Sequence[Any], place: Callable[[list[Any]], list[Any]], name: str
 ) -> Any:
     """Loops over a block that copies a buffer.
 
     Parameters
     ----------
     source, target : Buffer
-    shape : sequence of int
+    shape : sequence of int or tvm.ir.Expr
         Of `source`.
     place : callable
         Takes the indices of an element in `source`, returns those in `target`.
     name : str
         Of the block.
     """
-    zero, lengths = tirx.IntImm("int64", 0), [tirx.IntImm("int64", extent) for extent in shape]
+    zero = tirx.IntImm("int64", 0)
+    lengths = [tirx.IntImm("int64", extent) if isinstance(extent, int) else extent for extent in shape]
     ranges = [ir.Range.from_min_extent(zero, length) for length in lengths]
     axes = [tirx.IterVar(r, tirx.Var(f"v_ax{i}", "int64"), tirx.IterVar.DataPar) for i, r in enumerate(ranges)]
     inside = [iteration.var for iteration in axes]

@@ -165,12 +165,13 @@ def _attach_layout_free(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _tidy(mod: ir.IRModule) -> ir.IRModule:
-    """Merge equal kernels and name each after what it does: fused_conv2d12_add5_relu51 -> conv2d_add_relu3."""
-    builder = relax.BlockBuilder()
+    """Merge equal kernels, drop those that nothing calls any more (concat.py), and name each after what it does:
+    fused_conv2d12_add5_relu51 -> conv2d_add_relu3."""
+    builder, called = relax.BlockBuilder(), _called(mod)
     kernels = {
         variable.name_hint: builder.add_func(_without_leftovers(function), _plain_name(variable.name_hint))
         for variable, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc)
+        if isinstance(function, tirx.PrimFunc) and (not called or variable.name_hint in called)
     }
     rename = _Rename(kernels)
     functions = dict(builder.get().functions_items())
@@ -180,6 +181,15 @@ def _tidy(mod: ir.IRModule) -> ir.IRModule:
         elif not isinstance(function, tirx.PrimFunc):
             functions[variable] = function
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _called(mod: ir.IRModule) -> set[str]:
+    """Names of what the functions of a module call; none in a module of kernels alone."""
+    names: set[str] = set()
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            tvm_ffi.structural_walk(function.body, (ir.GlobalVar, lambda variable: names.add(variable.name_hint)))
+    return names
 
 
 def _without_leftovers(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
