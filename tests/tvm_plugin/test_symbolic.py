@@ -17,6 +17,7 @@ from eqtune.machine import describe_machine, detect_target
 from eqtune.search.space.expressions import substitute
 from eqtune.search.space.hardware import Hardware
 from eqtune.symbolic import READY, tile_symbolic_kernels
+from eqtune.symbolic.named_sizes import with_sizes_named
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels, pipeline
 from eqtune.transform.open_slices import open_slice
@@ -41,10 +42,10 @@ def module(compute: Callable[..., Any], *shapes: tuple[Any, ...], dtype: str = "
     return builder.get()
 
 
-def compiled(mod: tvm.IRModule) -> Callable[..., Any]:
+def compiled(mod: tvm.IRModule, **options: Any) -> Callable[..., Any]:
     """The module through the pipeline, as a function of arrays."""
     target = detect_target()
-    executable = tvm.compile(mod, target=target, relax_pipeline=relax.get_pipeline("eqtune"))
+    executable = tvm.compile(mod, target=target, relax_pipeline=relax.get_pipeline("eqtune", **options))
     machine = relax.VirtualMachine(executable, tvm.cpu())
 
     def run(*arrays: np.ndarray) -> Any:
@@ -666,3 +667,54 @@ def test_the_form_that_runs_fastest(monkeypatch: Any, first: Any, last: Any, win
     mod = module(lambda emit, x: emit(op.nn.conv2d(x, filters)), (N, 8, 9, 9))
     found = pipeline.cheapest_form(mod, detect_target(), {}, graph=False)
     assert found.name.endswith("channels last") == (winner == "last")
+
+
+def branches(n: Any, h: Any, w: Any) -> tvm.IRModule:
+    """A convolution that halves an image, of whose result four parts are concatenated, among them itself."""
+    rng = np.random.default_rng(2)
+
+    def layer(emit: Any, x: Any, outputs: int, kernel: int, stride: int = 1) -> Any:
+        shape = outputs, int(x.ty.shape[1]), kernel, kernel
+        weight = rng.standard_normal(shape).astype(np.float32) / np.float32((shape[1] * kernel * kernel) ** 0.5)
+        padding = (kernel // 2, kernel // 2)
+        return emit(op.nn.relu(emit(op.nn.conv2d(x, relax.const(weight), (stride, stride), padding))))
+
+    def compute(emit: Any, x: Any) -> Any:
+        half = layer(emit, x, 16, 3, stride=2)
+        parts = [
+            layer(emit, half, 16, 1),
+            layer(emit, half, 32, 3),
+            emit(op.nn.max_pool2d(half, (3, 3), padding=(1, 1))),
+        ]
+        return layer(emit, emit(op.concat([*parts, half], 1)), 16, 1)
+
+    return module(compute, (n, 8, h, w))
+
+
+@pytest.mark.parametrize("sizes", [(N, tirx.Var("h", "int64"), M), (N, 12, 10)])
+def test_parts_of_concatenations_are_written_in_place(sizes: tuple[Any, ...]) -> None:
+    mod, target = branches(*sizes), detect_target()
+    names = {variable.name_hint for variable in lower_to_kernels(mod, target).functions}
+    assert {"conv2d_relu_concat", "conv2d_relu_concat1", "max_pool2d_concat", "copy_concat"} <= names
+    assert not any(name.startswith("concatenate") for name in names), "nothing calls it any more"
+    for fast_math in (False, True):
+        run = compiled(mod, fast_math=fast_math)
+        plain = relax.VirtualMachine(tvm.compile(mod, target=target), tvm.cpu())["main"]
+        for given in ((1, 12, 10), (3, 12, 10), (2, 5, 9), (1, 33, 40)):
+            shape = [size if isinstance(size, int) else known for size, known in zip(sizes, given, strict=True)]
+            x = normal(shape[0], 8, *shape[1:])
+            close(run(x), plain(tvm.runtime.tensor(x)).numpy())
+
+
+def test_sizes_that_are_expressions_get_names() -> None:
+    """Behind each stride, sizes are quotients of quotients: kernels ask their tensors instead."""
+    lowered = lower_to_kernels(branches(N, tirx.Var("h", "int64"), M), detect_target())
+    for function in lowered.functions.values():
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        named, sizes = with_sizes_named(function)
+        extents = [extent for parameter in named.params for extent in getattr(parameter.ty, "shape", ())]
+        assert all(isinstance(extent, ir.Var | tirx.IntImm) for extent in extents)
+        text = "".join(str(buffer.shape) for buffer in named.body.block.alloc_buffers)
+        assert "//" not in text
+        assert all(not isinstance(expression, ir.Var) for _, expression in sizes)

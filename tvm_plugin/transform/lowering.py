@@ -22,7 +22,8 @@ class LowerToKernels:
         The current target unless given.
     fast_math : bool
         Whether products of float32 may be made of smaller numbers, where the machine is faster at that: those kernels
-        have other records than exact ones.
+        have other records than exact ones. And whether convolutions of open images may be Winograd's, where that is
+        said to be faster with images of typical sizes.
     """
 
     def __init__(self, target: Any = None, fast_math: bool = False) -> None:
@@ -31,7 +32,10 @@ class LowerToKernels:
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Lower. Raises InputError when there is no target."""
-        from ..tasks import lower_to_kernels, permit_lossy_products  # which import this package's passes
+        # These import this package's passes.
+        from ..symbolic import permit_winograd
+        from ..tasks import lower_to_kernels, permit_lossy_products
+        from .pipeline import TYPICAL_SIZE, typical_sizes
 
         chosen = self._target or target.Target.current(allow_none=True)
         if not isinstance(chosen, target.Target):
@@ -40,4 +44,7 @@ class LowerToKernels:
                 "run it within `with target:`"
             )
         kernels = lower_to_kernels(mod, chosen)
-        return permit_lossy_products(kernels, describe_machine(chosen, measure=False)) if self._fast_math else kernels
+        if not self._fast_math:
+            return kernels
+        hardware = describe_machine(chosen, measure=False)
+        return permit_winograd(permit_lossy_products(kernels, hardware), hardware, typical_sizes(mod), TYPICAL_SIZE)

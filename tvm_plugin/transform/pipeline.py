@@ -36,7 +36,7 @@ from .layout import ChannelsLast
 from .simplify import simplify
 from .stored_schedules import stored_decisions, stored_schedules
 
-__all__ = ["TYPICAL_SIZE", "EstimatedForm", "cheapest_form", "eqtune_pipeline"]
+__all__ = ["TYPICAL_SIZE", "EstimatedForm", "cheapest_form", "eqtune_pipeline", "typical_sizes"]
 
 LOGGER = logging.getLogger("eqtune")
 
@@ -125,7 +125,7 @@ class EstimatedForm:
     calls: int
     missing: int
     seconds: float
-    lossy: bool
+    lossy: bool = False
 
     @cached_property
     def tiled(self) -> TiledKernels:
@@ -151,7 +151,7 @@ def cheapest_form(
     By records and estimates, with these symbolic sizes, or typical ones. Measured and estimated times do not mix well:
     the form with the smaller share of calls that were never measured wins; of two with about the same, the faster one.
     """
-    given, sizes = simplify(mod, machine), sizes or _typical_sizes(mod)
+    given, sizes = simplify(mod, machine), sizes or typical_sizes(mod)
     forms: list[EstimatedForm] = []
     for name, mod in (_graphs(given, fast_math) if graph else {"as given": given}).items():
         last = transform.Sequential([ChannelsLast()])(mod)
@@ -174,7 +174,7 @@ def _has_open_images(mod: ir.IRModule) -> bool:
     return any(not isinstance(extent, int) for image in images for extent in shape_of(image)[2:])
 
 
-def _typical_sizes(mod: ir.IRModule) -> dict[str, int]:
+def typical_sizes(mod: ir.IRModule) -> dict[str, int]:
     """Of symbols that have bounds, by name."""
     low, high = ((mod["main"].attrs or {}).get(name, {}) for name in BOUNDS) if "main" in mod else ({}, {})
     sizes = {str(name): max(TYPICAL_SIZE, int(least)) for name, least in low.items()}
