@@ -3,6 +3,7 @@
     python -m benchmarks.symbolic --layers 4 --lengths 1,16,100,128,384,512 --json out.json
     python -m benchmarks.symbolic --model resnet50 --batches 1,4,16 --budget 150
     python -m benchmarks.symbolic --model mobilenetv2 --images 224x224,480x640
+    python -m benchmarks.symbolic --model vgg19 --batches 4,1,16 --fast-math
 
 An encoder of any number of places, or a network of the zoo for any batch, or for images of any size. PyTorch exports it
 with that size open, and `eqtune.tune_model` makes a library of it. ONNX Runtime gets the same model as a file with that
@@ -67,7 +68,12 @@ def compile_model(given: Mapping[str, Any], args: argparse.Namespace, open_dimen
     program = torch.export.export(model, (x,), dynamic_shapes=dynamic)
     started = time.monotonic()
     result = eqtune.tune_model(
-        program, work_dir=directory / "work", threads=args.threads, time_budget_s=args.budget, seed=args.seed
+        program,
+        work_dir=directory / "work",
+        threads=args.threads,
+        time_budget_s=args.budget,
+        seed=args.seed,
+        fast_math=args.fast_math,
     )
     compiled_s = time.monotonic() - started
     result.export(directory / "model.so")
@@ -114,6 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--budget", type=float, default=1.0, help="seconds of tuning, at the first size; 1 (default) measures nothing"
     )
+    parser.add_argument("--fast-math", action="store_true", help="permit eqtune Winograd's convolutions")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of every runtime (all cores)")
     parser.add_argument("--rounds", type=int, default=2, help="in which the runtimes take turns (2)")
     parser.add_argument("--seed", type=int, default=0)

@@ -61,7 +61,9 @@ def test_results_stay_and_what_follows_is_joined(module: tvm.IRModule, function:
 @pytest.mark.parametrize(
     "module",
     [
-        pooling(window=1),  # the last window might see padding alone
+        pooling(window=1),  # the last window might see padding alone,
+        pooling(window=2, padding=(1, 1)),  # as might this one
+        pooling(padding=(0, 0, 2, 2)),
         pooling(op.nn.avg_pool2d, count_include_pad=True, padding=(1, 1)),
         pooling(ceil_mode=False),
     ],

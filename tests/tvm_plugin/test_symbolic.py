@@ -718,3 +718,19 @@ def test_sizes_that_are_expressions_get_names() -> None:
         text = "".join(str(buffer.shape) for buffer in named.body.block.alloc_buffers)
         assert "//" not in text
         assert all(not isinstance(expression, ir.Var) for _, expression in sizes)
+
+
+@pytest.mark.parametrize("height", [tirx.Var("h", "int64"), 4])
+@pytest.mark.parametrize(("outputs", "kept"), [(7, 3), (12, 4), (7, 6), (32, 16)])
+def test_a_slice_of_what_is_computed(height: Any, outputs: int, kept: int) -> None:
+    """Of fewer columns than a tile has: its tail would begin before the result does."""
+    weight = normal(3, 3, 16, outputs)
+
+    def compute(emit: Any, x: Any) -> Any:
+        layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+        return op.strided_slice(emit(op.nn.conv2d(x, relax.const(weight), padding=(1, 1), **layouts)), [3], [0], [kept])
+
+    mod = module(compute, (1, height, 8, 16))
+    x = normal(1, 4, 8, 16)
+    plain = relax.VirtualMachine(tvm.compile(mod, target=detect_target()), tvm.cpu())["main"]
+    close(compiled(mod)(x), plain(tvm.runtime.tensor(x)).numpy())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
 from eqtune import zoo
 from eqtune.runtime import ModelRunner
@@ -327,6 +327,19 @@ def test_kernels_of_the_users_own_stay_beside_a_transposed_weight():
     mod, kernels = lower(builder.get())
     assert "matmul" in " ".join(names(kernels))
     assert_same_outputs(mod, kernels)
+
+
+def test_kernels_of_the_users_own_stay_where_nothing_calls_them():
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    builder = relax.BlockBuilder()
+    data = te.placeholder((4,), "float32")
+    for name, compute in (("for_others", topi.exp), ("private", topi.tanh)):
+        kernel = te.create_prim_func([data, compute(data)])
+        builder.add_func(kernel.with_attr("global_symbol", name) if name == "for_others" else kernel, name)
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(op.nn.relu(x)))
+    names = {variable.name_hint for variable in lower_to_kernels(builder.get(), TARGET).functions}
+    assert names == {"main", "relu", "for_others"}
 
 
 def test_kernels_of_the_users_own_in_plain_loops_are_no_tasks():

@@ -3,7 +3,7 @@
 from .kernel import is_symbolic, with_sizes
 from .schedules import UsedTile, sharing
 from .tiled import READY, TiledKernels, tile_symbolic_kernels, tiled_kernels
-from .winograd_choice import WINOGRAD, permit_winograd, winograd_gain
+from .winograd_choice import WINOGRAD, permit_winograd, winograd_gain, winograd_weight_bytes
 
 __all__ = [
     "READY",
@@ -16,5 +16,6 @@ __all__ = [
     "tile_symbolic_kernels",
     "tiled_kernels",
     "winograd_gain",
+    "winograd_weight_bytes",
     "with_sizes",
 ]

@@ -13,8 +13,9 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from ..search.space.expressions import uses
+from .kernel import symbols_of
 
-__all__ = ["with_sizes_named"]
+__all__ = ["with_sizes_named", "with_sizes_simplified"]
 
 
 def with_sizes_named(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tuple[Any, Any]]]:
@@ -38,7 +39,17 @@ def with_sizes_named(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tuple
         less = sym.Analyzer().simplify(extent - core)
         function = _with_expression(function, core, variable - less)
         named.append((variable, extent))
-    return (_simplified(function, [variable for variable, _ in named]) if named else function), named
+    return with_sizes_simplified(function), named
+
+
+def with_sizes_simplified(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A kernel in which sums with its symbols are spelled alike, as h + 1 + 1 - 3 + 1 and h are not."""
+    analyzer, symbols = sym.Analyzer(), symbols_of(function)
+
+    def simplified(node: Any) -> Any:
+        return analyzer.simplify(node) if uses(node, *symbols) else node
+
+    return tvm_ffi.structural_map(function, ((tirx.Add, tirx.Sub), simplified))
 
 
 def _core(extent: Any) -> Any | None:
@@ -59,12 +70,3 @@ def _with_expression(function: tirx.PrimFunc, known: Any, other: Any) -> tirx.Pr
         return other if tvm_ffi.structural_equal(node, known) else node
 
     return tvm_ffi.structural_map(function, (type(known), replaced))
-
-
-def _simplified(function: tirx.PrimFunc, variables: list[Any]) -> tirx.PrimFunc:
-    analyzer = sym.Analyzer()
-
-    def simplified(node: Any) -> Any:
-        return analyzer.simplify(node) if uses(node, *variables) else node
-
-    return tvm_ffi.structural_map(function, ((tirx.Add, tirx.Sub), simplified))

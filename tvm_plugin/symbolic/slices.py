@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from ..search.space.expressions import substitute
+from ..search.space.expressions import substitute, uses
 from .part import function_of, number
 
 __all__ = ["with_slice_apart"]
@@ -31,7 +32,8 @@ def with_slice_apart(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, Any | None
     if not isinstance(last, s_tir.SBlockRealize) or not isinstance(last.block.body, tirx.BufferStore):
         return function, None
     part = _copied(last.block, whole)
-    if part is None or part not in root.block.alloc_buffers:
+    others = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+    if part is None or part not in root.block.alloc_buffers or uses(others, whole):
         return function, None
     strides = [number(1)]
     for extent in reversed(whole.shape[1:]):
@@ -46,12 +48,15 @@ def with_slice_apart(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, Any | None
 
 
 def _copied(block: Any, whole: Any) -> Any | None:
-    """What a block copies, element by element, into a slice of a buffer; None where it does something else."""
+    """What a block copies, as a whole, into a slice of a buffer; None where it does something else."""
     store, axes = block.body, [axis.var for axis in block.iter_vars]
     if not store.buffer.same_as(whole) or not isinstance(store.value, ir.TensorLoad) or len(axes) != len(whole.shape):
         return None
     if not all(index.same_as(axis) for index, axis in zip(store.value.indices, axes, strict=True)):
         return None
+    extents = [axis.dom.extent for axis in block.iter_vars]
+    if not all(map(tvm_ffi.structural_equal, extents, store.value.source.shape)):
+        return None  # a slice of what it reads
     begins = [_beyond(index, axis) for index, axis in zip(store.indices, axes, strict=True)]
     return None if any(begin is None for begin in begins) else store.value.source
 

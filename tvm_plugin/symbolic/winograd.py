@@ -117,7 +117,7 @@ def read_convolution(kernel: SymbolicKernel) -> Convolution | None:
         return None
     if kernel.stages[-1].writes != written or len(kernel.dimensions[written[0]]) != 4:
         return None
-    if any(weight in stage.reads or image in stage.reads for stage in after if padding is not None):
+    if any(weight in stage.reads or image in stage.reads for stage in after):
         return None
     return Convolution(kernel, padding, sums, tuple(after), image, weight, (sizes[0], sizes[1], sizes[2]))
 

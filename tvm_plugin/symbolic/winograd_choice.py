@@ -16,10 +16,11 @@ from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import READ_ALONE, Hardware
 from .inlined import with_cheap_stages_inlined
 from .kernel import is_symbolic, read_kernel, symbols_of
+from .named_sizes import with_sizes_simplified
 from .slices import with_slice_apart
 from .winograd import Convolution, Pair, read_convolution
 
-__all__ = ["WINOGRAD", "WinogradForm", "permit_winograd", "winograd_form", "winograd_gain"]
+__all__ = ["WINOGRAD", "WinogradForm", "permit_winograd", "winograd_form", "winograd_gain", "winograd_weight_bytes"]
 
 WINOGRAD = "eqtune.winograd_outputs"
 """Attribute of a kernel: rows and columns of the result that a tile gives."""
@@ -83,6 +84,15 @@ def winograd_form(convolution: Convolution, hardware: Hardware) -> WinogradForm 
     return WinogradForm(permitted, SHORT_ROWS if weight_bytes <= hardware.l2_bytes else LONG_ROWS, False)
 
 
+def winograd_weight_bytes(function: tirx.PrimFunc) -> float:
+    """How much more the weights of a kernel with the attribute take than the direct one's; 0 without it."""
+    permitted = _permitted(function)
+    convolution = None if permitted is None else _read(function)
+    if permitted is None or convolution is None:
+        return 0.0
+    return _weight_bytes(convolution, permitted) - 4.0 * prod(convolution.taps) * prod(convolution.channels)
+
+
 def winograd_gain(function: tirx.PrimFunc, hardware: Hardware, sizes: Mapping[str, int], usual: int) -> float:
     """How many times as long the direct kernel takes, about; 1 without the attribute."""
     permitted = _permitted(function)
@@ -102,7 +112,7 @@ def _permitted(function: tirx.PrimFunc) -> Pair | None:
 
 
 def _read(function: tirx.PrimFunc) -> Convolution | None:
-    sliced, _ = with_slice_apart(with_cheap_stages_inlined(function))
+    sliced, _ = with_slice_apart(with_cheap_stages_inlined(with_sizes_simplified(function)))
     kernel = read_kernel(sliced)
     return None if kernel is None else read_convolution(kernel)
 

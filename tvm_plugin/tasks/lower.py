@@ -171,7 +171,7 @@ def _tidy(mod: ir.IRModule) -> ir.IRModule:
     kernels = {
         variable.name_hint: builder.add_func(_without_leftovers(function), _plain_name(variable.name_hint))
         for variable, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and (not called or variable.name_hint in called)
+        if isinstance(function, tirx.PrimFunc) and (variable.name_hint in called or _is_public(function))
     }
     rename = _Rename(kernels)
     functions = dict(builder.get().functions_items())
@@ -184,12 +184,17 @@ def _tidy(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _called(mod: ir.IRModule) -> set[str]:
-    """Names of what the functions of a module call; none in a module of kernels alone."""
+    """Names of what the functions of a module call."""
     names: set[str] = set()
     for function in mod.functions.values():
-        if isinstance(function, relax.Function):
+        if isinstance(function, relax.Function | tirx.PrimFunc):
             tvm_ffi.structural_walk(function.body, (ir.GlobalVar, lambda variable: names.add(variable.name_hint)))
     return names
+
+
+def _is_public(function: tirx.PrimFunc) -> bool:
+    """Whether others may call it by its name."""
+    return "global_symbol" in (function.attrs or {})
 
 
 def _without_leftovers(kernel: tirx.PrimFunc) -> tirx.PrimFunc:

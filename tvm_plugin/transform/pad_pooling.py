@@ -21,7 +21,8 @@ class PadPooling:
 
     In ceil_mode, TVM writes the size of the result as one of two numbers, which joins no kernels, and makes minutes of
     simplifying the indices of all kernels behind (SqueezeNet). Padding counts for no maximum, nor for a mean without
-    count_include_pad. Only where windows reach as far as they slide: of others, the last one may see padding alone.
+    count_include_pad. Only where windows reach as far as they slide and are padded behind, together: of others, TVM
+    drops the last one if it sees that padding alone.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
@@ -39,8 +40,10 @@ def _is_open(value: Any) -> bool:
     if operator(value) not in _POOLS or not value.attrs.ceil_mode or is_static_tensor(value.ty):
         return False
     attrs = value.attrs
-    reaches = zip(attrs.pool_size, attrs.dilation, attrs.strides, strict=True)
-    if any(int(dilation) * (int(size) - 1) + 1 < int(stride) for size, dilation, stride in reaches):
+    windows = zip(attrs.pool_size, attrs.dilation, attrs.strides, list(attrs.padding)[2:], strict=True)
+    if any(
+        int(dilation) * (int(size) - 1) + 1 < int(stride) + int(behind) for size, dilation, stride, behind in windows
+    ):
         return False
     return operator(value) == "relax.nn.max_pool2d" or not attrs.count_include_pad
 

@@ -14,7 +14,7 @@ from tvm import ir, relax, target, transform
 from ..graph_result import GraphConfig
 from ..search.space.amx.halves import HALVES_PERMITTED
 from ..search.space.base import Decision
-from ..search.space.hardware import Hardware
+from ..search.space.hardware import Hardware, with_weights
 from ..symbolic import (
     WINOGRAD,
     TiledKernels,
@@ -22,6 +22,7 @@ from ..symbolic import (
     permit_winograd,
     tiled_kernels,
     winograd_gain,
+    winograd_weight_bytes,
     with_sizes,
 )
 from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
@@ -30,7 +31,7 @@ from .apply_tuned import after_kernels, machine_running, schedule_kernels
 from .batch_norm import FoldBatchNorm
 from .equality_saturation import EqualitySaturation
 from .fold_weights import FoldWeights
-from .functions import operator, shape_of, top_level_bindings
+from .functions import constant_bytes, operator, shape_of, top_level_bindings
 from .known_slices import BOUNDS
 from .layout import ChannelsLast
 from .simplify import simplify
@@ -191,6 +192,11 @@ def _scheduled_form(
         name += ", Winograd" if _any_has(lowered, WINOGRAD) else ""
     lossy = name.startswith(_FAST_MATH) or _any_has(lowered, WINOGRAD, HALVES_PERMITTED)
     tasks = extract_tasks(lowered)
+    if lossy:
+        more = sum(
+            task.calls * winograd_weight_bytes(task.mod["main"]) for task in tasks if is_symbolic(task.mod["main"])
+        )
+        hardware = with_weights(hardware, constant_bytes(mod) + int(more))
     schedules = {task.workload_hash: stored[task.workload_hash] for task in tasks if task.workload_hash in stored}
     unknown = [task for task in tasks if task.workload_hash not in schedules]
     schedules |= analytic_schedules(unknown, hardware)

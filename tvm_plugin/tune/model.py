@@ -122,7 +122,8 @@ def tune_model(
         of tfloat32 on tensor cores for one of float32, about as exact (5e-7 against 2e-7); on a CPU with AMX, three of
         bfloat16 (5e-6; infinities become NaN). What they make is used only
         where it is faster and the whole model's outputs still equal the reference's within 1e-4 (unless `verify` is
-        False); else the form without them is. Such runs have a budget of their own and share all records. Needs
+        False); else the form without them is. Such runs have a budget of their own and share all records. Where sizes
+        are open, estimates decide which convolutions are Winograd's, at `sizes`: say those that matter. Needs
         `graph="saturate"` or a GraphConfig.
     function : str, optional
         Which function of a Relax module, where it has several; unless given "main", or the only one. The result's is

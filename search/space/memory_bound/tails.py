@@ -65,7 +65,9 @@ def _overlapping(loop: Any) -> Any:
         ]
         return s_tir.SBlockRealize(values, functools.reduce(tirx.And, kept, tirx.IntImm("bool", 1)), realize.block)
 
-    body = tvm_ffi.structural_map(loop.body, (s_tir.SBlockRealize, unconditional))
+    body = loop.body
+    if length >= lanes:  # else the result, a slice of what is computed, is shorter than one tile: conditions stay
+        body = tvm_ffi.structural_map(body, (s_tir.SBlockRealize, unconditional))
     annotations = {key: value for key, value in loop.annotations.items() if key != OVERLAPPING_TAIL}
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=annotations, step=loop.step)
 
