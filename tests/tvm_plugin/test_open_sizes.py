@@ -17,11 +17,14 @@ from tvm.relax import op
 import eqtune
 from eqtune.cli import main
 from eqtune.errors import InputError, MismatchError, UnsupportedModelError
+from eqtune.frontends import load_model
 from eqtune.machine import detect_target
 from eqtune.records import RecordDatabase
 from eqtune.runtime import LocalModels
+from eqtune.transform import pipeline
 from eqtune.transform.pipeline import cheapest_form
 from eqtune.transform.stored_schedules import stored_schedules
+from eqtune.tune import open_sizes
 
 onnx = pytest.importorskip("onnx")
 torch = pytest.importorskip("torch")
@@ -567,6 +570,22 @@ def test_a_relax_module_is_timed_where_its_user_says(tmp_path: Path) -> None:
 def test_sizes_that_cannot_be(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         tuned(rows(), tmp_path, **arguments)
+
+
+def test_typical_sizes_of_images() -> None:
+    n, h, w = (tirx.Var(name, "int64") for name in ("batch", "h", "w"))
+    builder = relax.BlockBuilder()
+    image = relax.Var("image", relax.TensorType((n, 3, h, w), "float32"))
+    with builder.function("main", [image]):
+        builder.emit_func_output(builder.emit(op.nn.relu(image)))
+    mod = builder.get()
+    imported = load_model(mod, any_size=True)
+    assert open_sizes.typical_sizes(imported, None) == {"batch": 1, "h": 224, "w": 224}
+    assert open_sizes.typical_sizes(imported, {"h": 480}) == {"batch": 1, "h": 480, "w": 224}
+    assert open_sizes.typical_sizes(load_model(rows(), any_size=True), None) == {"n": 16}
+    assert pipeline.typical_sizes(mod) == {"h": 224, "w": 224}
+    bounded = mod["main"].with_attr("tir_var_upper_bound", {"h": 96}).with_attr("tir_var_lower_bound", {"h": 2})
+    assert pipeline.typical_sizes(tvm.IRModule({"main": bounded})) == {"h": 96, "w": 224}
 
 
 def test_sizes_beyond_what_a_program_allows(tokens: Any, tmp_path: Path) -> None:

@@ -111,13 +111,10 @@ def read_convolution(kernel: SymbolicKernel) -> Convolution | None:
     sizes = kernel.dimensions[sums.writes[0]][:3]
     if len({*sizes}) < 3 or any(size not in stage.free for stage in after for size in sizes):
         return None
+    if any(stage.needs_symbols or weight in stage.reads or image in stage.reads for stage in after):
+        return None
     written = [buffer for stage in kernel.stages for buffer in stage.writes if buffer in parameters]
-    whole = (*after, *([] if padding is None else [padding]))
-    if len(written) != 1 or any(stage.needs_symbols or stage.reduced for stage in whole if stage is not padding):
-        return None
-    if kernel.stages[-1].writes != written or len(kernel.dimensions[written[0]]) != 4:
-        return None
-    if any(weight in stage.reads or image in stage.reads for stage in after):
+    if len(written) != 1 or kernel.stages[-1].writes != written or len(kernel.dimensions[written[0]]) != 4:
         return None
     return Convolution(kernel, padding, sums, tuple(after), image, weight, (sizes[0], sizes[1], sizes[2]))
 
@@ -204,8 +201,6 @@ class _Winograd:
         place = next(place for place, one in enumerate(function.params) if one.same_as(weight))
         return SplitKernel(self._packing(), kernel, (place,))
 
-    # ------------------------------------------------------------------ blocks
-
     def _blocks_apart(self, tiles: Any) -> Any:
         """Each thread has a part of the tiles."""
         thread, begin, own = (tirx.Var(name, "int64") for name in ("thread", "begin", "own"))
@@ -263,8 +258,6 @@ class _Winograd:
         stores = [tirx.BufferStore(kept, value, [number(at)]) for at, value in enumerate(values)]
         n, y, x = (tirx.BufferLoad(kept, [number(at)]) for at in range(3))
         return _allocating([kept], [*stores, compute(number(0) if single else n, y, x)])
-
-    # ------------------------------------------------------------------ stages
 
     def _transformed(self, row: Any, tile: Any, runs: Any) -> Any:
         """What a tile sees, transformed."""
@@ -433,8 +426,6 @@ class _Winograd:
         is_slice = len(parameters[-1].strides) > 0  # of something larger than what it would overwrite
         if not is_slice and parameters[-1].same_as(result.buffers[-1]):
             self._overwritable = [parameters.index(one) for one in own if one in parameters and one not in seen]
-
-    # ------------------------------------------------------------------ weights
 
     def _packing(self) -> tirx.PrimFunc:
         """The weight transformed, each of its matrices packed, if they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,12 +37,19 @@ from .layout import ChannelsLast
 from .simplify import simplify
 from .stored_schedules import stored_decisions, stored_schedules
 
-__all__ = ["TYPICAL_SIZE", "EstimatedForm", "cheapest_form", "eqtune_pipeline", "typical_sizes"]
+__all__ = [
+    "TYPICAL_SIZE",
+    "EstimatedForm",
+    "cheapest_form",
+    "eqtune_pipeline",
+    "typical_size",
+    "typical_sizes",
+]
 
 LOGGER = logging.getLogger("eqtune")
 
-TYPICAL_SIZE = 16
-"""Of symbolic sizes, where forms of a model are compared."""
+TYPICAL_SIZE, TYPICAL_IMAGE = 16, 224
+"""Of symbolic sizes, where forms of a model are compared; the second of the height and width of images."""
 
 _FAST_MATH = "fast math"
 
@@ -175,10 +182,26 @@ def _has_open_images(mod: ir.IRModule) -> bool:
     return any(not isinstance(extent, int) for image in images for extent in shape_of(image)[2:])
 
 
+def typical_size(shape: Sequence[Any], place: int) -> int:
+    """Of a size that is open in an input of this shape: an image's, if that has three channels, or another."""
+    is_image = len(shape) == 4 and shape[1] == 3 and not any(isinstance(extent, int) for extent in shape[2:])
+    return TYPICAL_IMAGE if is_image and place >= 2 else TYPICAL_SIZE
+
+
 def typical_sizes(mod: ir.IRModule) -> dict[str, int]:
-    """Of symbols that have bounds, by name."""
-    low, high = ((mod["main"].attrs or {}).get(name, {}) for name in BOUNDS) if "main" in mod else ({}, {})
-    sizes = {str(name): max(TYPICAL_SIZE, int(least)) for name, least in low.items()}
+    """Of symbols that have bounds, or are sizes of images, by name."""
+    if "main" not in mod:
+        return {}
+    main = mod["main"]
+    low, high = ((main.attrs or {}).get(name, {}) for name in BOUNDS)
+    sizes = {str(name): TYPICAL_SIZE for name in low}
+    for parameter in main.params:
+        is_known = isinstance(parameter.ty, relax.TensorType) and isinstance(parameter.ty.shape, relax.ShapeExpr)
+        shape = shape_of(parameter) if is_known else []
+        for place, extent in enumerate(shape):
+            if isinstance(extent, ir.Var) and typical_size(shape, place) != TYPICAL_SIZE:
+                sizes[str(extent.name)] = typical_size(shape, place)
+    sizes = {name: max(size, int(low.get(name, size))) for name, size in sizes.items()}
     return {name: min(size, int(high.get(name, size))) for name, size in sizes.items()}
 
 

@@ -130,7 +130,8 @@ def tune_model(
         "main".
     sizes : mapping of str to int, optional
         What open sizes are where the model is tuned, compared and timed, by the names that the model gives them. Unless
-        given, those of torch.export's example, or 1 for what is called a batch and 16 for others.
+        given, those of torch.export's example, 1 for what is called a batch, 224 for the height and width of images
+        with three channels, or 16 for others.
 
     Returns
     -------

@@ -20,7 +20,7 @@ from ..tasks.extract import task_of
 from ..transform.analytic_schedules import analytic_schedules
 from ..transform.apply_tuned import build_scheduled
 from ..transform.huge_pages import in_huge_pages
-from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form
+from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form, typical_size
 from ..transform.stored_schedules import keep_tiles
 from .accuracy import TOLERANCE, Accuracy
 from .advice import fast_math_advice
@@ -39,21 +39,25 @@ SINGLE = "batch"
 
 
 def typical_sizes(imported: ImportedModel, given: Mapping[str, int] | None) -> dict[str, int]:
-    """At which sizes a model is compared and timed: those given, those of its example, or 16.
+    """At which sizes a model is compared and timed: those given, those of its example, or typical ones.
 
     Raises InputError for names that the model does not have, and for sizes that it does not allow.
     """
     if given is not None and not isinstance(given, Mapping):
         raise InputError(f'sizes are a mapping of names to whole numbers, as {{"batch": 4}}, not {given!r}')
     sizes: dict[str, int] = {}
+    usual: dict[str, int] = {}
     examples = imported.examples or [None] * len(imported.inputs)
     for info, example in zip(imported.inputs, examples, strict=True):
         for place, extent in enumerate(info.shape):
-            if isinstance(extent, str) and example is not None and extent in imported.open_sizes:
+            if not isinstance(extent, str) or extent not in imported.open_sizes:
+                continue
+            usual.setdefault(extent, typical_size(info.shape, place))
+            if example is not None:
                 sizes.setdefault(extent, example.shape[place])
     for name, (least, most) in imported.open_sizes.items():
-        usual = 1 if SINGLE in name.lower() else TYPICAL_SIZE
-        sizes.setdefault(name, max(least, usual if most is None else min(usual, most)))
+        size = 1 if SINGLE in name.lower() else usual.get(name, TYPICAL_SIZE)
+        sizes.setdefault(name, max(least, size if most is None else min(size, most)))
     for name, size in (given or {}).items():
         if name not in sizes:
             known = ", ".join(sizes) or "none (shapes that are given are not open)"
