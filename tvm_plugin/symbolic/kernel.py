@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
+
+from ..search.space.expressions import substitute
 
 __all__ = [
     "AXIS",
@@ -19,6 +21,7 @@ __all__ = [
     "grouped",
     "is_common",
     "is_symbolic",
+    "number_at",
     "read_kernel",
     "symbols_of",
     "with_sizes",
@@ -160,6 +163,14 @@ def symbols_of(function: tirx.PrimFunc) -> list[Any]:
         for extent in getattr(parameter.ty, "shape", ()):
             tvm_ffi.structural_walk(extent, (ir.Var, symbols.append))
     return list(dict.fromkeys(symbols))
+
+
+def number_at(expression: Any, sizes: Mapping[str, int], usual: int) -> int:
+    """An expression where its symbols are these numbers, by their names; `usual` those without one."""
+    symbols: list[Any] = []
+    tvm_ffi.structural_walk(expression, (ir.Var, symbols.append))
+    values = [(s, tirx.IntImm(str(s.ty.dtype), sizes.get(str(s.name), usual))) for s in dict.fromkeys(symbols)]
+    return int(sym.Analyzer().simplify(substitute(expression, values)))
 
 
 def with_sizes(mod: ir.IRModule, size: int, sizes: Mapping[str, int] | None = None) -> ir.IRModule:

@@ -13,6 +13,7 @@ from .blocks import Blocks
 from .kernel import Stage, SymbolicKernel, Window
 from .part import Part, alike, number
 from .schedules import ScheduledTile, TileSchedules
+from .slices import is_slice
 from .tile import Tile, tile_of, windows_of
 from .unpadded import unpadded_windows
 from .written import as_written
@@ -95,8 +96,7 @@ class PlacedTiles:
 
     def _note_overwritable(self, tile: Tile, scheduled: ScheduledTile) -> None:
         *read, written = tile.buffers
-        is_slice = len(written.strides) > 0  # of something larger than what it would overwrite
-        if tile.outputs > 1 or is_slice or not written.same_as(self._kernel.function.params[-1]):
+        if tile.outputs > 1 or is_slice(written) or not written.same_as(self._kernel.function.params[-1]):
             self.kept |= {*tile.buffers}
             return
         own = {tile.buffers[place] for place in scheduled.overwritable}
@@ -120,23 +120,15 @@ class PlacedTiles:
         regions: Mapping[Any, Any],
     ) -> Any:
         """The scheduled kernel of a tile, over a part of the kernel's buffers, or these regions of others."""
-        parameters = scheduled.function.params
-        reads: list[Any] = []
-        writes: list[Any] = []
-        views, matched = [], []
-        for place, (parameter, origin) in enumerate(zip(parameters, tile.buffers, strict=True)):
-            if place in scheduled.packed and self.blocks is None:
-                views.append(self.packed.setdefault(origin, alike(parameter)))
-                continue
-            if place in scheduled.packed and self.blocks is not None:
-                view, source = self._block_of(self.blocks, origin, parameter)
+        there: list[Any] = []
+        for place, (parameter, origin) in enumerate(zip(scheduled.function.params, tile.buffers, strict=True)):
+            if place not in scheduled.packed:
+                there.append(regions.get(origin) or part.region(origin, windows))
+            elif self.blocks is None:
+                there.append(self.packed.setdefault(origin, alike(parameter)))
             else:
-                view, source = _view(parameter), regions.get(origin) or part.region(origin, windows)
-            views.append(view)
-            matched.append(s_tir.MatchBufferRegion(view, source))
-            (reads if place < len(parameters) - tile.outputs else writes).append(source)
-        body = substitute(scheduled.function.body, list(zip(parameters, views, strict=True)))
-        return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
+                there.append(self._block_of(self.blocks, origin, parameter))
+        return computed_over(scheduled, there, tile.outputs)
 
     def _windowed(self, stage: Stage, part: Part, windows: Mapping[tuple[Any, int], Window]) -> Part:
         """The part with that of a stage which windows show."""
@@ -148,28 +140,31 @@ class PlacedTiles:
                 part = part.at(size, window.extent(part.lengths[window.size]), start)
         return part
 
-    def _block_of(self, blocks: Blocks, weight: Any, packed: Any) -> tuple[Any, Any]:
-        """A buffer like that of a block's packed weights, and where the block at hand is among all of them."""
-        view = _compact_view(packed)
+    def _block_of(self, blocks: Blocks, weight: Any, packed: Any) -> Any:
+        """Where the packed weights of the block at hand are among those of all."""
         whole = self.packed.setdefault(weight, alike(packed, blocks.count))
-        return view, tirx.BufferRegion(whole, [ir.Range.from_min_extent(self.block, number(1)), *_ranges(packed)])
+        return tirx.BufferRegion(whole, [ir.Range.from_min_extent(self.block, number(1)), *_ranges(packed)])
 
 
 def computed_over(scheduled: ScheduledTile | tirx.PrimFunc, regions: Sequence[Any], outputs: int) -> Any:
-    """A kernel over a region of another buffer for each of its parameters, of which the last so many are written.
+    """A kernel over a region of another buffer, or a buffer like it, for each of its parameters, of which the last so
+    many are written.
 
     Packed weights and what packs them are whole in their regions; of others, rows may lie apart.
     """
     packed: Sequence[int] = range(len(regions))
     if isinstance(scheduled, ScheduledTile):
         packed, scheduled = scheduled.packed, scheduled.function
-    views = [
-        _compact_view(parameter) if place in packed else _view(parameter)
-        for place, parameter in enumerate(scheduled.params)
-    ]
-    matched = [s_tir.MatchBufferRegion(view, region) for view, region in zip(views, regions, strict=True)]
+    views, matched = list(regions), []
+    for place, (parameter, region) in enumerate(zip(scheduled.params, regions, strict=True)):
+        if not isinstance(region, ir.Var):
+            views[place] = _compact_view(parameter) if place in packed else _view(parameter)
+            matched.append(s_tir.MatchBufferRegion(views[place], region))
     body = substitute(scheduled.body, list(zip(scheduled.params, views, strict=True)))
-    reads, writes = list(regions[:-outputs]), list(regions[-outputs:])
+    reads, writes = (
+        [region for region in some if not isinstance(region, ir.Var)]
+        for some in (regions[:-outputs], regions[-outputs:])
+    )
     return s_tir.SBlockRealize([], True, s_tir.SBlock([], reads, writes, "tile", body, match_buffers=matched))
 
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import s_tir, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
 from ..search.space.base import Decision, Knob, Space
-from ..search.space.expressions import substitute
 from ..search.space.generate import build_space
 from ..search.space.hardware import FAR_WEIGHTS, ONE_THREAD, Hardware
 from ..search.space.lowering import lowerable_schedule, prepare_for_lowering
 from ..transform.best_schedule import best_schedule
 from ..transform.in_place import overwritable
 from ..transform.pack_weights import SplitKernel, split_packing
+from .kernel import number_at
 from .tile import Tile
 
 __all__ = ["CannotShareWeights", "ScheduledTile", "TileSchedules", "UsedTile", "sharing"]
@@ -79,12 +79,7 @@ class UsedTile:
 
     def runs_at(self, sizes: Mapping[str, int], usual: int) -> int:
         """How often it runs in one call with these sizes, by the names of symbols; `usual` of those without one."""
-        if isinstance(self.runs, int):
-            return self.runs
-        symbols: list[Any] = []
-        tvm_ffi.structural_walk(self.runs, (ir.Var, symbols.append))
-        values = [(s, tirx.IntImm(str(s.ty.dtype), sizes.get(str(s.name), usual))) for s in dict.fromkeys(symbols)]
-        return int(sym.Analyzer().simplify(substitute(self.runs, values)))
+        return self.runs if isinstance(self.runs, int) else number_at(self.runs, sizes, usual)
 
 
 class TileSchedules:

@@ -10,7 +10,7 @@ from tvm import ir, s_tir, tirx
 from ..search.space.expressions import substitute, uses
 from .part import function_of, number
 
-__all__ = ["with_slice_apart"]
+__all__ = ["is_slice", "with_slice_apart"]
 
 
 def with_slice_apart(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, Any | None]:
@@ -45,6 +45,11 @@ def with_slice_apart(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, Any | None
     own = [buffer for buffer in root.block.alloc_buffers if not buffer.same_as(part)]
     statements = [substitute(statement, [(part, view)]) for statement in statements]
     return function_of([*list(function.params)[:-1], view], statements, function.attrs, own), whole
+
+
+def is_slice(buffer: Any) -> bool:
+    """Whether a parameter is such a slice: what it is written in is larger than itself."""
+    return len(buffer.strides) > 0
 
 
 def _copied(block: Any, whole: Any) -> Any | None:

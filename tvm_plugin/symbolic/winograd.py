@@ -34,6 +34,7 @@ from .kernel import Size, Stage, SymbolicKernel
 from .part import Part, alike, function_of, in_order, number
 from .placed import computed_over
 from .schedules import ScheduledTile, TileSchedules, UsedTile
+from .slices import is_slice
 from .tile import Tile, tile_of
 from .unpadded import unpadded_windows
 
@@ -423,8 +424,7 @@ class _Winograd:
         given, parameters = self._given, list(self._kernel.function.params)
         seen = [given.image] if given.padding is None else given.padding.reads
         own = [result.buffers[place] for place in scheduled.overwritable]
-        is_slice = len(parameters[-1].strides) > 0  # of something larger than what it would overwrite
-        if not is_slice and parameters[-1].same_as(result.buffers[-1]):
+        if not is_slice(parameters[-1]) and parameters[-1].same_as(result.buffers[-1]):
             self._overwritable = [parameters.index(one) for one in own if one in parameters and one not in seen]
 
     def _packing(self) -> tirx.PrimFunc:

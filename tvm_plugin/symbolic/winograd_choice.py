@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 
 from ..search.graph.attributes import WinogradData
 from ..search.space.amx.halves import halves_permitted
-from ..search.space.expressions import substitute
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import READ_ALONE, Hardware
 from .inlined import with_cheap_stages_inlined
-from .kernel import is_symbolic, read_kernel, symbols_of
+from .kernel import is_symbolic, number_at, read_kernel
 from .named_sizes import with_sizes_simplified
+from .part import bytes_of
 from .slices import with_slice_apart
 from .winograd import Convolution, Pair, read_convolution
 
@@ -90,7 +90,7 @@ def winograd_weight_bytes(function: tirx.PrimFunc) -> float:
     convolution = None if permitted is None else _read(function)
     if permitted is None or convolution is None:
         return 0.0
-    return _weight_bytes(convolution, permitted) - 4.0 * prod(convolution.taps) * prod(convolution.channels)
+    return _weight_bytes(convolution, permitted) - bytes_of(convolution.weight)
 
 
 def winograd_gain(function: tirx.PrimFunc, hardware: Hardware, sizes: Mapping[str, int], usual: int) -> float:
@@ -137,12 +137,8 @@ class _Images:
     """The images of a convolution at given sizes."""
 
     def __init__(self, convolution: Convolution, sizes: Mapping[str, int], usual: int) -> None:
-        known = [
-            (symbol, tirx.IntImm(str(symbol.ty.dtype), sizes.get(str(symbol.name), usual)))
-            for symbol in symbols_of(convolution.kernel.function)
-        ]
         self._convolution = convolution
-        self._count, *self._extents = (_value(size.extent, known) for size in convolution.places)
+        self._count, *self._extents = (number_at(size.extent, sizes, usual) for size in convolution.places)
 
     def direct_s(self, hardware: Hardware, halves: bool) -> float:
         """Seconds of the convolution as it is; of three products of bfloat16 for each, if so permitted."""
@@ -150,8 +146,7 @@ class _Images:
         peak = hardware.peak_flops_per_s * hardware.threads
         peak = max(peak, hardware.tile_flops_per_s * hardware.threads / 3) if halves else peak
         flops = 2.0 * self._count * prod(self._extents) * prod(convolution.taps) * prod(convolution.channels)
-        weight_bytes = 4.0 * prod(convolution.taps) * prod(convolution.channels)
-        return max(flops / peak / EFFICIENCY, _read_s(weight_bytes, hardware))
+        return max(flops / peak / EFFICIENCY, _read_s(bytes_of(convolution.weight), hardware))
 
     def winograd_s(self, outputs: Pair, hardware: Hardware) -> float:
         """Seconds by tiles of so many outputs: products, transforms, and what crosses the caches between them."""
@@ -173,7 +168,3 @@ def _read_s(weight_bytes: float, hardware: Hardware) -> float:
     is_far = hardware.weights_in_memory or weight_bytes > hardware.near_bytes / 2
     near = hardware.cache_bandwidth_bytes_per_s * hardware.threads / 4
     return weight_bytes * READ_ALONE / hardware.bandwidth_bytes_per_s if is_far else weight_bytes / near
-
-
-def _value(extent: Any, known: list[tuple[Any, Any]]) -> int:
-    return int(sym.Analyzer().simplify(substitute(extent, known)))
