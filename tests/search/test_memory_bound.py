@@ -132,7 +132,9 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray]]] =
     "group_norm": (
         emit(op.nn.group_norm, num_groups=2, channel_axis=1, axes=[2, 3]),
         [(1, 4, 6, 8), (4,), (4,)],
-        lambda x, g, b: layer_norm(x.reshape(1, 2, -1), 1, 0).reshape(x.shape) * g[:, None, None] + b[:, None, None],
+        lambda x, g, b: (
+            layer_norm(x.reshape(len(x), 2, -1), 1, 0).reshape(x.shape) * g[:, None, None] + b[:, None, None]
+        ),
     ),
     "max pool": (
         emit(op.nn.max_pool2d, (3, 3), (2, 2), (1, 1)),
@@ -507,10 +509,15 @@ def test_softmax_of_rows_that_no_vector_divides_runs_in_vectors() -> None:
     ("name", "shapes"),
     [
         ("softmax", [(3, 4, 48)]),
+        ("softmax", [(2, 3, 4, 48)]),
+        ("softmax", [(2, 3, 8, 1, 48)]),
         ("log_softmax", [(4, 40)]),
         ("layer_norm", [(8, 96), (96,), (96,)]),
+        ("layer_norm", [(2, 3, 8, 96), (96,), (96,)]),
         ("group_norm", [(1, 4, 6, 8), (4,), (4,)]),
+        ("group_norm", [(3, 4, 6, 8), (4,), (4,)]),
         ("global pool", [(1, 12, 7, 7)]),
+        ("global pool", [(3, 12, 7, 7)]),
     ],
 )
 def test_rows_together_are_right_and_come_first(name: str, shapes: Shapes) -> None:

@@ -256,9 +256,13 @@ class RowsSketch(MemoryBoundSketch):
             if inner > 1:
                 outer, _ = schedule.split(loops[count], [inner, None])
                 rows.append(outer)
-        row = fuse(schedule, rows) if rows else schedule.add_unit_loop(loops[0] if loops else output)
         if values["together"] > 1:
-            row, _ = schedule.split(row, [None, values["together"]])
+            # Of the last axis before it is fused with others: what is left of indices that were divided, TVM finds not
+            # to be affine where rows have three axes (softmax of 2 x 8 x 512 x 512).
+            last = max(i for i, loop in enumerate(rows) if extent_of(schedule, loop) > 1)
+            rows[last], inside = schedule.split(rows[last], [None, values["together"]])
+            schedule.reorder(*rows, inside)
+        row = fuse(schedule, rows) if rows else schedule.add_unit_loop(loops[0] if loops else output)
         workers, threads = values["workers"], self.hardware.threads
         if workers == 1:
             return row, 1
