@@ -7,8 +7,9 @@
 
 It is FlashAttention's fusion (Dao et al., 2022) without its running maxima: a block has whole rows. Both products run
 in register tiles; key and value may be copied into panels for each block, where their rows lie so far apart that they
-share the cache's sets. Where rows or places do not come out even, panels have zeros for the places that are missing,
-whose scores are minus infinity, and rows that are missing are computed like the last one, and not written.
+share the cache's sets. Where rows, places or columns do not come out even, panels have zeros for the places that are
+missing, whose scores are minus infinity, and for the columns, and rows that are missing are computed like the last one;
+neither rows nor columns are written.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir import Schedule, ScheduleError
 
 from .base import Knob, Sketch
+from .contraction.plan import whole_width
 from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
@@ -54,13 +56,13 @@ EXPONENTIALS, SUMS, VALUES = "attention_exponentials", "attention_sums", "attent
 STAGES = (PRODUCTS, SCORES, MAXIMA, EXPONENTIALS, SUMS, VALUES)
 
 KEYS, WEIGHTED, ROWS_OF_BLOCKS = "attention_keys", "attention_weighted", "attention_rows"
-"""Stages of a ragged attention: keys and values (those that are weighted) with zeros for the places that are missing,
-and the result with the rows that are."""
+"""Stages of a ragged attention: keys and values (those that are weighted) with zeros for the places and columns that are
+missing, and the result with the rows and columns that are."""
 
 FAMILY_INDEX = 32
 
 VECTOR = 16
-"""Places, and columns of the values, come in multiples of this: whole vectors on every machine."""
+"""Places, and columns of the values, are computed in multiples of this: whole vectors on every machine."""
 
 ROWS = tuple(range(4, 257, 4))
 """Rows of a block: divisors of all rows that are among these."""
@@ -75,16 +77,20 @@ PANEL_INSTRUCTIONS = 1.0
 MOST_FILLING = 1.1
 """Products may be this many times as many where rows and places are filled up."""
 
+MOST_COLUMNS = 4 / 3
+"""Columns may be; of the products with values, which are half of all."""
+
 ROWS_ARE_WORTH = 6.4
 """A block of n rows takes (1 + this / n) times as long as a large one: 128 rows win over 32 by 14 %."""
 
 
-def filled_up(rows: int, places: int, columns: int) -> tuple[int, int] | None:
-    """Rows and places of the attention that blocks of rows and vectors of places compute; None where it does not pay.
+def filled_up(rows: int, places: int, columns: int) -> tuple[int, int, int] | None:
+    """Rows, places and columns of the attention that blocks of rows and vectors compute; None where it does not pay.
 
     The same numbers where they come out even. Else places fill two vectors, and rows the blocks that cost least.
     """
-    if columns % VECTOR:
+    more_columns = -(-columns // VECTOR) * VECTOR
+    if more_columns > MOST_COLUMNS * columns:
         return None
     more_places = places if places % VECTOR == 0 else -(-places // (2 * VECTOR)) * 2 * VECTOR
     most_rows = int(rows * MOST_FILLING * places / more_places)
@@ -93,7 +99,8 @@ def filled_up(rows: int, places: int, columns: int) -> tuple[int, int] | None:
         choices = [rows]
     if not choices:
         return None
-    return min(choices, key=lambda count: count * (1 + ROWS_ARE_WORTH / _block(count))), more_places
+    best = min(choices, key=lambda count: count * (1 + ROWS_ARE_WORTH / _block(count)))
+    return best, more_places, more_columns
 
 
 def _block(rows: int) -> int:
@@ -133,18 +140,17 @@ class AttentionSketch(Sketch):
         self.mod, self.hardware = mod, hardware
         self.stages = (*block_names(mod)[:-1], result)
         self.output = ROWS_OF_BLOCKS if ROWS_OF_BLOCKS in self.stages else result
-        self.lacks_places = KEYS in self.stages
         schedule = Schedule(mod, error_render_level="none")
         products, values = (_extents(schedule, name) for name in (PRODUCTS, VALUES))
         *batch, self.all_rows, self.places, self.depth = products
         self.heads = prod(batch)
         self.columns = values[-2]
+        self.all_columns = _extents(schedule, result)[-1]
         self.row_axis = _row_axis(schedule, self.output)
         self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
         self.lanes = hardware.lanes(4)
         rows = tuple(count for count in ROWS if self.all_rows % count == 0)
         tiles = tuple(count for count in range(1, 29) if any(block % count == 0 for block in rows))
-        panels = (1,) if self.lacks_places else (0, 1)
         self.knobs = (
             Knob("rows", rows),
             Knob("score_mr", tiles),
@@ -153,8 +159,8 @@ class AttentionSketch(Sketch):
             Knob("value_mr", tiles),
             Knob("value_nr", self._widths(self.columns)),
             Knob("value_ku", (1, 2, 4)),
-            Knob("key_panels", panels),
-            Knob("value_panels", panels),
+            Knob("key_panels", (1,) if KEYS in self.stages else (0, 1)),
+            Knob("value_panels", (1,) if WEIGHTED in self.stages else (0, 1)),
         )
 
     def _widths(self, extent: int) -> tuple[int, ...]:
@@ -231,17 +237,19 @@ class AttentionSketch(Sketch):
         finish = [self._product(schedule, blocks[VALUES], row, loops[-1], values, "value")]
         panels = []
         if values["value_panels"]:
-            panels.append(self._panels(schedule, blocks[VALUES], blocks.get(WEIGHTED), values["value_nr"]))
+            copy = self._panels(schedule, blocks[VALUES], blocks.get(WEIGHTED), values["value_nr"])
+            panels.append((copy, WEIGHTED, self.all_columns))
         self._softmax(schedule, blocks, outer)
         schedule.compute_at(blocks[SCORES], outer, preserve_unit_loops=True)
         *_, row, place = schedule.get_loops(blocks[SCORES])
         finish.append(self._product(schedule, blocks[PRODUCTS], row, place, values, "score"))
         if values["key_panels"]:
-            panels.append(self._panels(schedule, blocks[PRODUCTS], blocks.get(KEYS), values["score_nr"]))
-        for panel in panels:
-            schedule.compute_at(panel, outer, preserve_unit_loops=True)
-            vectors = self._vectorize(schedule, schedule.get_loops(panel)[-1])
-            if self.lacks_places:
+            copy = self._panels(schedule, blocks[PRODUCTS], blocks.get(KEYS), values["score_nr"])
+            panels.append((copy, KEYS, self.places))
+        for copy, filled, columns in panels:
+            schedule.compute_at(copy, outer, preserve_unit_loops=True)
+            vectors = self._vectorize(schedule, schedule.get_loops(copy)[-1], columns)
+            if filled in self.stages:
                 partition(schedule, vectors)
         for block, step in finish:
             schedule.decompose_reduction(block, step)
@@ -250,9 +258,9 @@ class AttentionSketch(Sketch):
         return schedule
 
     def _write_rows(self, schedule: Any, result: Any, outer: Any) -> None:
-        """The rows of a block that there are, after the block."""
+        """The rows and columns of a block that there are, after the block."""
         schedule.reverse_compute_at(result, outer, preserve_unit_loops=True)
-        self._vectorize(schedule, schedule.get_loops(result)[-1])
+        self._vectorize(schedule, schedule.get_loops(result)[-1], self.all_columns)
 
     def _product(
         self, schedule: Any, product: Any, row: Any, column: Any, values: Mapping[str, int], name: str
@@ -324,9 +332,9 @@ class AttentionSketch(Sketch):
         schedule.transform_layout(copy, ("write", 0), index_map)
         return copy
 
-    def _vectorize(self, schedule: Any, loop: Any) -> Any:
-        """Vectors along a loop; returns the loop over them."""
-        vectors, lane = schedule.split(loop, [None, self.lanes])
+    def _vectorize(self, schedule: Any, loop: Any, extent: int = VECTOR) -> Any:
+        """Vectors along a loop, the widest of which `extent` has a whole number; returns the loop over them."""
+        vectors, lane = schedule.split(loop, [None, whole_width(extent, self.lanes)])
         schedule.vectorize(lane)
         return vectors
 

@@ -79,8 +79,8 @@ class _Attention:
     depth: int
     places: int
     order: tuple[int, ...]
-    filled: tuple[int, int]
-    """Rows and places that are computed (`filled_up`)."""
+    filled: tuple[int, int, int]
+    """Rows, places and columns that are computed (`filled_up`)."""
 
     @property
     def arguments(self) -> list[Any]:
@@ -92,25 +92,27 @@ class _Attention:
         """The stages by the names that the sketch knows; rows are divided by their sums last."""
         query, key, value, *given = arguments
         *batch, all_rows, all_columns = self.shape
-        rows, places = self.filled
+        rows, places, columns = self.filled
         depth = te.reduce_axis((0, self.depth), name="d")
         p, q, r = (te.reduce_axis((0, places), name=name) for name in "pqr")
 
-        def there(place: Any, value: Any, missing: float) -> Any:
-            """The value at a place that there is."""
-            return value if places == self.places else tirx.if_then_else(place < self.places, value, missing)
+        def zeros_beyond(index: Any, there: int, computed: int, value: Any) -> Any:
+            """The value at an index of which there are so many."""
+            return value if there == computed else tirx.if_then_else(index < there, value, 0.0)
 
         def key_at(*at: Any) -> Any:
-            return there(at[-1], element(key, self.key.order, at), 0.0)
+            return zeros_beyond(at[-1], self.places, places, element(key, self.key.order, at))
 
         def value_at(*at: Any) -> Any:
-            return there(at[-2], element(value, self.value.order, at), 0.0)
+            of_column = zeros_beyond(at[-1], all_columns, columns, element(value, self.value.order, at))
+            return zeros_beyond(at[-2], self.places, places, of_column)
 
+        keys: Any = key_at
         if places != self.places:
             keys = te.compute([*batch, self.depth, places], key_at, name=KEYS)
-            weighted = te.compute([*batch, places, all_columns], value_at, name=WEIGHTED)
-        else:
-            keys, weighted = key_at, value_at
+        weighted: Any = value_at
+        if (places, columns) != (self.places, all_columns):
+            weighted = te.compute([*batch, places, columns], value_at, name=WEIGHTED)
 
         def product(*at: Any) -> Any:
             *outer, row, place = at
@@ -136,9 +138,9 @@ class _Attention:
             return result if places == self.places else tirx.Select(at[-1] < self.places, result, missing)
 
         shape = [*batch, rows, places]
-        needed = all_rows * self.places / (rows * places)
 
-        def stage(name: str, shape: Sequence[int], value: Callable[..., Any]) -> te.Tensor:
+        def stage(name: str, shape: Sequence[int], value: Callable[..., Any], more: float = 1.0) -> te.Tensor:
+            needed = all_rows * self.places / (rows * places * more)
             attributes = {} if needed == 1 else {NEEDED: needed}
             return te.compute(shape, value, name=name, attrs=attributes)
 
@@ -156,13 +158,13 @@ class _Attention:
             return te.sum(powers(*outer, row, r) * weighted(*outer, r, column), axis=r)
 
         result_shape = [self.shape[axis] for axis in self.order]
-        computed = [(*batch, rows, all_columns)[axis] for axis in self.order]
-        values = stage(VALUES, computed, mixed)
+        computed = [(*batch, rows, columns)[axis] for axis in self.order]
+        values = stage(VALUES, computed, mixed, columns / all_columns)
 
         def divided(*at: Any) -> Any:
             return values(*at) / sums(*logical(at)[:-1])
 
-        if rows == all_rows:
+        if (rows, columns) == (all_rows, all_columns):
             return te.compute(result_shape, divided, name="attention")
         blocks = te.compute(computed, divided, name=ROWS_OF_BLOCKS)
         return te.compute(result_shape, lambda *at: blocks(*at), name="attention")
@@ -228,7 +230,7 @@ def _attention(
         return None
     rows, places, columns = shapes[3][-2], shapes[3][-1], shapes[4][-1]
     filled = filled_up(rows, places, columns) if places >= LEAST_PLACES else None
-    if filled is None or not all(_can_be_filled(tensor, (rows, places), filled) for tensor in others):
+    if filled is None or not all(_can_be_filled(tensor, (rows, places), filled[:2]) for tensor in others):
         return None
     query, key, value = (permuted.get(operand) or Permuted.not_at_all(operand) for operand in operands)
     # Weights may be stored with their columns as rows, for kernels of products alone.
@@ -280,7 +282,7 @@ def _filled_steps(attention: _Attention, fillings: dict[Any, Any]) -> tuple[_Ste
     given = (attention.shape[-2], attention.places)
 
     def filled(tensor: Any) -> Any:
-        missing = [] if tensor is None else _missing(tensor, given, attention.filled)
+        missing = [] if tensor is None else _missing(tensor, given, attention.filled[:2])
         if not any(missing):
             return tensor
         array = array_of(tensor)
