@@ -56,8 +56,8 @@ EXPONENTIALS, SUMS, VALUES = "attention_exponentials", "attention_sums", "attent
 STAGES = (PRODUCTS, SCORES, MAXIMA, EXPONENTIALS, SUMS, VALUES)
 
 KEYS, WEIGHTED, ROWS_OF_BLOCKS = "attention_keys", "attention_weighted", "attention_rows"
-"""Stages of a ragged attention: keys and values (those that are weighted) with zeros for the places and columns that are
-missing, and the result with the rows and columns that are."""
+"""Stages of a ragged attention: keys and values (those that are weighted) with zeros for what is missing of their
+places and columns, and the result with the rows and columns that there are."""
 
 FAMILY_INDEX = 32
 
