@@ -12,7 +12,9 @@ tests/search/test_memory_bound_math.py.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,7 +77,7 @@ _LOG = (
 def math_form(call: Any) -> Any | None:
     """The vectorising form of one call, its arguments as they are; None where there is none.
 
-    Covers float32 `exp`, `tanh`, `sigmoid`, `erf`, `log` and whole powers up to 4.
+    Covers float32 `exp`, `tanh`, `sigmoid`, `erf`, `log`, and powers that are products or square roots.
     """
     form = _FORMS.get(getattr(call.op, "name", ""))
     return None if form is None or str(call.ty.dtype) != _FLOAT else form(*call.args)
@@ -218,18 +220,23 @@ def _log(x: Any) -> Any:
 
 
 def _pow(x: Any, exponent: Any) -> Any | None:
-    """x * x, x * x * x and so on for a constant whole exponent up to 4."""
+    """Products, and roots as PyTorch takes them, for a constant exponent: whole up to 4, a half, quarters below 1, or
+    one of these below zero."""
     value = float(exponent.value) if isinstance(exponent, tirx.FloatImm) else math.nan
-    if value not in (1.0, 2.0, 3.0, 4.0):
+    if abs(value) in _ROOTS:
+        power = _let(x, _ROOTS[abs(value)])
+    elif abs(value) in (1.0, 2.0, 3.0, 4.0):
+        power = _let(x, lambda v: functools.reduce(operator.mul, [v] * int(abs(value))))
+    else:
         return None
+    return power if value > 0 else _f(1.0) / power
 
-    def product(v: Any) -> Any:
-        result = v
-        for _ in range(int(value) - 1):
-            result = result * v
-        return result
 
-    return _let(x, product)
+_ROOTS: dict[float, Callable[[Any], Any]] = {
+    0.25: lambda x: tirx.sqrt(tirx.sqrt(x)),
+    0.5: tirx.sqrt,
+    0.75: lambda x: _let(tirx.sqrt(x), lambda root: root * tirx.sqrt(root)),
+}
 
 
 _FORMS: dict[str, Callable[..., Any]] = {

@@ -29,7 +29,7 @@ __all__ = ["vectorizable_math"]
 
 
 def vectorizable_math(func: Any) -> Any:
-    """Replace float32 `exp`, `tanh`, `sigmoid`, `erf`, `log` and small integer powers by forms that vectorise.
+    """Replace float32 `exp`, `tanh`, `sigmoid`, `erf`, `log` and simple powers by forms that vectorise.
 
     Results differ from libm's by a few units in the last place; infinities and NaN are kept. Results of `exp` below
     2^-125 (1.7e-38 at most) become zero. Calls of other types stay as they are. Where a condition guards a load
