@@ -10,6 +10,7 @@ from tvm import IRModule, tirx
 from tvm.s_tir import SBlock, ScheduleError
 
 from .amx.tiles import multiply_tiles
+from .contraction.join_vectors import join_vectors
 from .contraction.padding import skip_padding
 from .contraction.prefetch import prefetch_operands
 from .contraction.separate_steps import separate_steps
@@ -72,7 +73,7 @@ def prepare_for_lowering(function: Any) -> Any:
     if _has_threads(function):
         function = lower_warpgroups(keep_guards(function))
     else:
-        function = begin_with_infinity(multiply_tiles(function))
+        function = begin_with_infinity(multiply_tiles(join_vectors(function)))
         function = exp_of_differences_from_maxima(sum_moments_together(function))
         function = fetch_next_rows(pick_lanes(mask_lanes(function)))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, s_tir
 from tvm.script import tirx as T
 from tvm.tirx import ForKind
 
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import Decision, Hardware, Space, build_space
+from eqtune.search.space.contraction.join_vectors import JOIN_VECTORS
 from eqtune.search.space.contraction.tile_counts import tiles
 from eqtune.search.space.contraction.tiled import PAD_INLINE
 from eqtune.search.space.expressions import is_conditional
@@ -321,6 +322,31 @@ def test_vectors_span_groups_smaller_than_themselves(name: str) -> None:
     for decision in chosen:
         assert "T.Shuffle" in str(prepare_for_lowering(space.apply(decision).mod["main"]))
     check(mod, space, chosen, TOLERANCES.get(name, 1e-4))
+
+
+@pytest.mark.parametrize(("group", "widths"), [(24, [16, 8]), (40, [16, 16, 8]), (28, [16, 8, 4])])
+def test_columns_of_a_group_are_full_vectors_and_a_rest(group: int, widths: list[int]) -> None:
+    mod = conv(6, 7, 2 * group, 3, "NHWC", "HWIO", groups=2, padding=(1, 1))
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 5000)]
+    joined = [d for d in decisions if d.sketch == "tiled_columns" and d.values["nr"] == group]
+    found: list[int] = []
+
+    def visit(loop: Any) -> None:
+        if loop.kind == ForKind.VECTORIZED and loop.body.block.name_hint.endswith("_update"):
+            found.append(int(loop.extent))
+
+    function = prepare_for_lowering(space.apply(joined[0]).mod["main"])
+    tvm_ffi.structural_walk(function.body, (tvm.tirx.For, visit))
+    assert found == widths
+    check(mod, space, joined[:6], 1e-4)
+
+
+def test_marks_that_join_no_vectors_are_refused() -> None:
+    schedule = s_tir.Schedule(matmul((8, 8), (8, 8)))
+    schedule.annotate(schedule.get_loops(schedule.get_sblock("matmul"))[0], JOIN_VECTORS, 16)
+    with pytest.raises(ValueError, match="to join vectors"):
+        prepare_for_lowering(schedule.mod["main"])
 
 
 @pytest.mark.parametrize("pad", [0, 1, 3])

@@ -139,6 +139,13 @@ class Plan:
             narrow //= 2
         return (narrow, False) if 4 * narrow >= lanes else (width, True)
 
+    def joins_vectors(self, nr: int, lanes: int) -> bool:
+        """Whether tiles of `nr` have full vectors and a narrower rest (`join_vectors`): the columns of one group, which
+        nothing may be computed beyond.
+        """
+        grouped = self.groups > 1 and self.vector in self.contraction.columns and not self.scattered
+        return grouped and nr > lanes > self.vector_width(nr, lanes)[0]
+
     def pads_columns(self, nr: int, lanes: int) -> bool:
         """Whether packed tiles of `nr` compute the ragged last one whole: else all vectors would have to be narrower.
 

@@ -49,6 +49,11 @@ class Tiles:
     """Whether the last fused loop has one iteration: the same program as without it."""
 
 
+def _rest(columns: Column) -> Column:
+    """Vectors that hold what is left of a row: one for each power of two."""
+    return np.array([int(count).bit_count() for count in columns], dtype=np.float64)
+
+
 def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     """Count tiles, vectors and registers."""
     mr, m2, nr = v["mr"], v["m2"], v["nr"]
@@ -62,7 +67,9 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     overlapping = overlapping_columns(plan, v)
     width = np.where(padded | overlapping, whole, width)
     scalar_tail &= ~overlapping
-    vectors = nr // width
+    joined = np.array([plan.joins_vectors(int(choice), lanes) for choice in choices])[which]
+    vectors = np.where(joined, nr // lanes + _rest(nr % lanes), nr // width)
+    width = np.where(joined, lanes, width)
     sums = m2 * mr * vectors
     operands = np.where(m2 * mr > 1, vectors, 1) + 1
     if plan.left_vectorised and plan.right_vectorised:

@@ -20,6 +20,7 @@ from ..access import Access
 from ..hardware import FAR_WEIGHTS, MASKED_BYTES, Hardware
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
+from .join_vectors import JOIN_VECTORS
 from .padding import IMAGE_ROWS, image_rows
 from .plan import Plan, dimension_of, whole_width
 from .prefetch import FETCH_AHEAD, NEXT_PANEL
@@ -260,7 +261,10 @@ def _write_vectors(sch: Any, writer: Any, plan: Plan, lanes: int, values: Mappin
     width = whole_width(values["nr"], lanes) if overlapping else plan.vector_width(values["nr"], lanes)[0]
     vectors, lane = sch.split(columns, [None, width])
     sch.vectorize(lane)
-    if not overlapping and not _padded(plan, lanes, values):
+    joined = plan.joins_vectors(values["nr"], lanes)
+    if joined:
+        sch.annotate(vectors, JOIN_VECTORS, lanes)
+    elif not overlapping and not _padded(plan, lanes, values):
         sch.annotate(vectors, "pragma_loop_partition_hint", 1)
     operations = 0 if plan.scattered else sum(block.operations for block in plan.kernel.epilogue)
     if operations <= UNROLLED_EPILOGUE:
@@ -343,6 +347,8 @@ def _tile_loops(
     else:
         width, _ = plan.vector_width(values["nr"], lanes)
         vectors, lane = sch.split(column, [None, width])
+    if plan.joins_vectors(values["nr"], lanes):
+        sch.annotate(vectors, JOIN_VECTORS, lanes)
     sch.vectorize(lane)
     for unroll in (step, *inner, row, vectors):
         sch.unroll(unroll)

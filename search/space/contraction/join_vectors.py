@@ -1,0 +1,70 @@
+"""Full vectors and a narrower rest where a tile's columns are no multiple of a vector: 24 as 16 and 8, not as 3 x 8.
+
+    for v in unrolled(3): (marked: 16)        for lane in vectorized(16):
+        for lane in vectorized(8):       ->       sums[lane] += a * b[lane]
+            sums[v * 8 + lane] += ...         for lane in vectorized(8):
+                                                  sums[16 + lane] += a * b[16 + lane]
+
+A schedule's loops have one width. Where a narrow multiply-add takes as long as a full one, 24 columns a group take
+a third less so, and 120 nearly half (RegNet).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from ..expressions import substitute
+
+__all__ = ["JOIN_VECTORS", "join_vectors"]
+
+JOIN_VECTORS = "eqtune.join_vectors"
+"""Annotation of a loop around a vectorised one: elements of a full vector."""
+
+
+def join_vectors(func: Any) -> Any:
+    """Rewrite the marked loops of a scheduled PrimFunc; the same object where there are none.
+
+    Raises ValueError for a marked loop that is not around a vectorised one: marks may come from records of others.
+    """
+    copies: list[Any] = []
+
+    def joined(loop: Any) -> Any:
+        if JOIN_VECTORS not in loop.annotations:
+            return loop
+        inner = loop.body
+        if not isinstance(inner, tirx.For) or inner.kind != tirx.ForKind.VECTORIZED:
+            raise ValueError(f"the loop over {loop.loop_var} is to join vectors, but has none")
+        copies.append(loop)
+        return tirx.SeqStmt(
+            [
+                _vector(loop, inner, start, width)
+                for start, width in _vectors(int(loop.extent) * int(inner.extent), int(loop.annotations[JOIN_VECTORS]))
+            ]
+        )
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, joined))
+    # Blocks that are there twice must not share variables.
+    return s_tir.renew_defs(func.with_body(body)) if copies else func
+
+
+def _vectors(columns: int, lanes: int) -> list[tuple[int, int]]:
+    """Start and width of each vector: full ones, then powers of two."""
+    found, start, width = [], 0, lanes
+    while start < columns:
+        while start + width > columns:
+            width //= 2
+        found.append((start, width))
+        start += width
+    return found
+
+
+def _vector(loop: Any, inner: Any, start: int, width: int) -> Any:
+    """One vector of the body, whose index is `loop * extent of inner + inner`."""
+    dtype = str(inner.loop_var.ty.dtype)
+    lane = tirx.Var("lane", dtype)
+    first = tirx.IntImm(str(loop.loop_var.ty.dtype), 0)
+    body = substitute(inner.body, [(loop.loop_var, first), (inner.loop_var, lane + start)])
+    return tirx.For(lane, tirx.IntImm(dtype, 0), tirx.IntImm(dtype, width), tirx.ForKind.VECTORIZED, body)
