@@ -89,6 +89,10 @@ CASES = [
     ("nn.silu", op.nn.silu, [X]),
     ("nn.gelu", op.nn.gelu, [X]),
     ("nn.softmax", lambda x: op.nn.softmax(x, 0), [X]),
+    ("nn.layer_norm", lambda x, g, b: op.nn.layer_norm(x, g, b, [-1]), [X, ROW, -ROW]),
+    ("nn.layer_norm", lambda x, g, b: op.nn.layer_norm(x, g, b, [1, 2]), [CUBE, CUBE[0], CUBE[1]]),
+    ("nn.instance_norm", lambda x, g, b: op.nn.instance_norm(x, g, b, 1, [2]), [CUBE, ROW[:3], ROW[3:]]),
+    ("nn.rms_norm", lambda x, g: op.nn.rms_norm(x, g, [-1]), [X, ROW]),
     ("equal", op.equal, [COUNTS, np.abs(COUNTS)]),
     ("not_equal", op.not_equal, [COUNTS, np.abs(COUNTS)]),
     ("greater", op.greater, [X, ROW]),
@@ -145,6 +149,8 @@ def test_what_means_something_else_in_tvm_is_refused():
     outside = np.array([7], "int64")
     assert evaluate(normalize(op.take(x, relax.const(outside), 1)), [COUNTS, outside]) is None
     assert evaluate(normalize(op.nn.log_softmax(relax.const(X))), [X]) is None
+    row = relax.const(ROW)
+    assert evaluate(normalize(op.nn.layer_norm(relax.const(X), row, row, [1], center=False)), [X, ROW, ROW]) is None
 
 
 @pytest.mark.parametrize("array", [X.T, np.broadcast_to(ROW, (512, 6)), floats(600, 700).T, floats(0, 3), floats()])

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from .lowering import LowerToKernels
     from .narrow_products import NarrowProducts
     from .narrow_weights import KeepNarrowWeights
+    from .parallel_convolutions import JoinParallelConvolutions
     from .scales import ScaleSmallerOperand
     from .shared_heads import JoinSharedHeads
     from .simplify_shapes import SimplifyShapes
     from .sub_pixel import SubPixelConvolution
+    from .trim_kernels import TrimKernels
 
 __all__ = [
     "ApplyTuned",
@@ -36,6 +38,7 @@ __all__ = [
     "FakeQuantizationToInteger",
     "FoldBatchNorm",
     "FoldWeights",
+    "JoinParallelConvolutions",
     "JoinSharedHeads",
     "KeepNarrowWeights",
     "KnownSlices",
@@ -44,6 +47,7 @@ __all__ = [
     "ScaleSmallerOperand",
     "SimplifyShapes",
     "SubPixelConvolution",
+    "TrimKernels",
 ]
 
 _HOMES = {
@@ -55,6 +59,7 @@ _HOMES = {
     "FakeQuantizationToInteger": ".fake_quantization",
     "FoldBatchNorm": ".batch_norm",
     "FoldWeights": ".fold_weights",
+    "JoinParallelConvolutions": ".parallel_convolutions",
     "JoinSharedHeads": ".shared_heads",
     "KeepNarrowWeights": ".narrow_weights",
     "KnownSlices": ".known_slices",
@@ -63,6 +68,7 @@ _HOMES = {
     "ScaleSmallerOperand": ".scales",
     "SimplifyShapes": ".simplify_shapes",
     "SubPixelConvolution": ".sub_pixel",
+    "TrimKernels": ".trim_kernels",
 }
 
 # What a pass raises inside a Sequential goes through C++, which makes a RuntimeError of any class it does not know.

@@ -201,6 +201,40 @@ def _softmax(call: relax.Call, x: Array) -> Array:
     return special.softmax(x, axis=int(call.attrs.axis))
 
 
+def _norm(call: relax.Call, x: Array, axes: Sequence[int], of_axes: Sequence[int], *affine: Array) -> Array | None:
+    """Mean 0 and variance 1 along `axes`; then times gamma, plus beta, whose dimensions are the axes `of_axes` of x.
+
+    None where one of these is not wanted: TVM applies both all the same.
+    """
+    if not (call.attrs.scale and call.attrs.center):
+        return None
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(tuple(axes), keepdims=True)
+    result = centred / np.sqrt(np.square(centred).mean(tuple(axes), keepdims=True) + float(call.attrs.epsilon))
+    gamma, beta = (np.expand_dims(factor, [axis for axis in range(x.ndim) if axis not in of_axes]) for factor in affine)
+    return np.asarray(result * gamma + beta)
+
+
+def _positive(axes: Any, rank: int) -> list[int]:
+    return [axis % rank for axis in _ints(axes)]
+
+
+def _layer_norm(call: relax.Call, x: Array, *affine: Array) -> Array | None:
+    axes = _positive(call.attrs.axes, x.ndim)
+    return _norm(call, x, axes, axes, *affine)
+
+
+def _instance_norm(call: relax.Call, x: Array, *affine: Array) -> Array | None:
+    return _norm(call, x, _positive(call.attrs.axes, x.ndim), [int(call.attrs.channel_axis) % x.ndim], *affine)
+
+
+def _rms_norm(call: relax.Call, x: Array, gamma: Array) -> Array:
+    axes = _positive(call.attrs.axes, x.ndim)
+    squares = np.square(x.astype(np.float64)).mean(tuple(axes), keepdims=True)
+    others = [axis for axis in range(x.ndim) if axis not in axes]
+    return np.asarray(x / np.sqrt(squares + float(call.attrs.epsilon)) * np.expand_dims(gamma, others))
+
+
 def _gelu(x: Array) -> Array:
     return x * special.ndtr(x)
 
@@ -277,6 +311,9 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.nn.silu": _floats_only(lambda x: x * special.expit(x)),
     "relax.nn.gelu": _floats_only(_gelu),
     "relax.nn.softmax": _softmax,
+    "relax.nn.layer_norm": _layer_norm,
+    "relax.nn.instance_norm": _instance_norm,
+    "relax.nn.rms_norm": _rms_norm,
     # comparison and logic
     "relax.equal": _binary(np.equal),
     "relax.not_equal": _binary(np.not_equal),

@@ -17,9 +17,11 @@ from .known_slices import KnownSlices
 from .narrow_products import NarrowProducts, product_bits
 from .narrow_weights import KeepNarrowWeights
 from .pad_pooling import PadPooling
+from .parallel_convolutions import JoinParallelConvolutions
 from .scales import ScaleSmallerOperand
 from .shared_heads import JoinSharedHeads
 from .sub_pixel import SubPixelConvolution
+from .trim_kernels import TrimKernels
 
 __all__ = ["simplify"]
 
@@ -33,7 +35,8 @@ def simplify(mod: Any, target: Any = None) -> Any:
     on_gpu = target is not None and is_gpu(target)
     mod = with_steps_written_out(mod, lambda call: on_gpu or not fits_loop(call))
     bits = 0 if target is None else product_bits(target)
-    fold = [FoldWeights(), FoldBatchNorm(), SubPixelConvolution(), FoldWeights()]
+    convolutions = [JoinParallelConvolutions(), SubPixelConvolution(), FoldWeights(), TrimKernels()]
+    fold = [FoldWeights(), FoldBatchNorm(), *convolutions]
     products = [AttentionAsProducts(), AskMaximaForEmptyRows(), ScaleSmallerOperand(), JoinSharedHeads()]
     narrow = [NarrowProducts(bits)] if bits else []
     # Parameters of quantisation are constants only once they are folded.
