@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .library_models import LIBRARY_MODELS
+from .library_models import IMAGE_NETWORKS, LIBRARY_MODELS
 
 __all__ = ["ARCHITECTURES", "build"]
 
@@ -475,7 +475,7 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 def build(name: str, seed: int = 0, dtype: str = "float32") -> tuple[nn.Module, tuple[Any, ...]]:
     """A model, of this file or a library, in evaluation mode, and inputs; floats as `dtype`, the same for a seed."""
     torch.manual_seed(seed)
-    module, inputs = (ARCHITECTURES | LIBRARY_MODELS)[name]()
+    module, inputs = (ARCHITECTURES | LIBRARY_MODELS | IMAGE_NETWORKS)[name]()
     wanted = getattr(torch, dtype)
     inputs = pytree.tree_map(lambda leaf: leaf.to(wanted) if leaf.is_floating_point() else leaf, inputs)
     return module.to(wanted).eval(), inputs

@@ -5,6 +5,7 @@ They are written in `architecture_modules.py`, or come from libraries (`library_
     python -m benchmarks.architectures --budget 30 --json out.json
     python -m benchmarks.architectures --dtype bfloat16 --peers torch,torch-compile
     python -m benchmarks.architectures --architectures libraries --peers onnxruntime,torch
+    python -m benchmarks.architectures --architectures image-networks --fast-math
 
 ONNX Runtime gets what `torch.onnx.export` makes of the same weights; it has no bfloat16 on a CPU. The runtimes take
 turns, in processes of their own; the minimum over the rounds counts. `rel_err` is the largest difference of the outputs
@@ -67,7 +68,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--architectures", default="all", help="comma-separated names, all, or libraries (all)")
+    kinds = "comma-separated names, or all, libraries or image-networks: those of a kind (all)"
+    parser.add_argument("--architectures", default="all", help=kinds)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--peers", default="onnxruntime", help=f"comma-separated, of {','.join(PEERS)} (onnxruntime)")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of tuning a model (30)")
@@ -84,13 +86,14 @@ def main() -> None:
     if args.dtype == "bfloat16" and "onnxruntime" in args.peers:
         parser.error("ONNX Runtime has no bfloat16 on a CPU: choose --peers torch,torch-compile")
     from benchmarks.architecture_modules import ARCHITECTURES
-    from benchmarks.library_models import LIBRARY_MODELS
+    from benchmarks.library_models import IMAGE_NETWORKS, LIBRARY_MODELS
 
-    groups = {"all": list(ARCHITECTURES), "libraries": list(LIBRARY_MODELS)}
-    names = groups.get(args.architectures, args.architectures.split(","))
-    unknown = sorted(set(names) - ARCHITECTURES.keys() - LIBRARY_MODELS.keys())
+    groups = {"all": ARCHITECTURES, "libraries": LIBRARY_MODELS, "image-networks": IMAGE_NETWORKS}
+    every = ARCHITECTURES | LIBRARY_MODELS | IMAGE_NETWORKS
+    names = list(groups.get(args.architectures, args.architectures.split(",")))
+    unknown = sorted(set(names) - every.keys())
     if unknown:
-        there = ", ".join([*ARCHITECTURES, *LIBRARY_MODELS])
+        there = ", ".join(every)
         parser.error(f"no architecture {', '.join(unknown)}; there are {there}")
     report((measure(name, args) for name in names), args.json)
 

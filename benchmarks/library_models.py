@@ -1,18 +1,19 @@
 """Models as the libraries that people use define them, with random weights: what they really export.
 
-The libraries are installed by hand: `pip install transformers timm diffusers ultralytics monai`. Layers are few where
-all of them are alike.
+The libraries are installed by hand: `pip install transformers timm torchvision diffusers ultralytics monai`. Layers are
+few where all of them are alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LIBRARY_MODELS"]
+__all__ = ["IMAGE_NETWORKS", "LIBRARY_MODELS"]
 
 
 class Outputs(nn.Module):
@@ -90,6 +91,12 @@ def _image(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
     model = timm.create_model(name, pretrained=False)
     return model, (torch.randn(1, *model.default_cfg["input_size"]),)
+
+
+def _of_torchvision(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import torchvision
+
+    return torchvision.models.get_model(name, weights=None), (torch.randn(1, 3, 224, 224),)
 
 
 def _detector() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -192,3 +199,31 @@ LIBRARY_MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "unet3d": _volumes,
 }
 """By name; each makes a model and its inputs."""
+
+_TIMM = (
+    "regnety_016",
+    "densenet121",
+    "efficientnetv2_rw_t",
+    "mobilenetv4_conv_small",
+    "mobileone_s0",
+    "repvgg_a2",
+    "repvit_m0_9",
+    "fastvit_t8",
+    "dm_nfnet_f0",
+    "visformer_tiny",
+    "mobilevit_s",
+    "cspresnet50",
+    "dla34",
+    "ese_vovnet19b_dw",
+    "mixnet_s",
+    "resmlp_12_224",
+)
+
+IMAGE_NETWORKS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
+    **{f"timm:{name}": partial(_image, name) for name in _TIMM},
+    **{
+        f"torchvision:{name}": partial(_of_torchvision, name)
+        for name in ("resnet18", "googlenet", "shufflenet_v2_x1_0", "deeplabv3_mobilenet_v3_large", "vit_b_32")
+    },
+}
+"""The same of networks of many families, whole."""
