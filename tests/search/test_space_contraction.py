@@ -343,10 +343,15 @@ def test_columns_of_a_group_are_full_vectors_and_a_rest(group: int, widths: list
 
 
 def test_marks_that_join_no_vectors_are_refused() -> None:
-    schedule = s_tir.Schedule(matmul((8, 8), (8, 8)))
-    schedule.annotate(schedule.get_loops(schedule.get_sblock("matmul"))[0], JOIN_VECTORS, 16)
-    with pytest.raises(ValueError, match="to join vectors"):
-        prepare_for_lowering(schedule.mod["main"])
+    for lanes, inner, message in ((16, 0, "to join vectors"), (0, 1, "a power of two"), (12, 1, "a power of two")):
+        schedule = s_tir.Schedule(matmul((8, 8), (8, 8)))
+        row, column, _ = schedule.get_loops(schedule.get_sblock("matmul"))
+        if inner:
+            schedule.reorder(schedule.get_loops(schedule.get_sblock("matmul"))[2], row, column)
+            schedule.vectorize(column)
+        schedule.annotate(row, JOIN_VECTORS, lanes)
+        with pytest.raises(ValueError, match=message):
+            prepare_for_lowering(schedule.mod["main"])
 
 
 @pytest.mark.parametrize("pad", [0, 1, 3])

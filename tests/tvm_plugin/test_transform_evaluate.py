@@ -149,6 +149,11 @@ def test_what_means_something_else_in_tvm_is_refused():
     outside = np.array([7], "int64")
     assert evaluate(normalize(op.take(x, relax.const(outside), 1)), [COUNTS, outside]) is None
     assert evaluate(normalize(op.nn.log_softmax(relax.const(X))), [X]) is None
+    turned = relax.const(CUBE[0].T.copy())
+    assert (
+        evaluate(normalize(op.nn.layer_norm(relax.const(CUBE), turned, turned, [2, 1])), [CUBE, *[CUBE[0].T] * 2])
+        is None
+    )
     row = relax.const(ROW)
     assert evaluate(normalize(op.nn.layer_norm(relax.const(X), row, row, [1], center=False)), [X, ROW, ROW]) is None
 

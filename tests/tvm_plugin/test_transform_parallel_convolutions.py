@@ -55,7 +55,7 @@ def repvgg(emit: Any, x: Any) -> Any:
     """As batch norms leave it: a bias behind each, the data times a number a channel."""
     square = emit(op.add(emit(op.nn.conv2d(x, constant(8, 8, 3, 3), padding=1)), constant(1, 8, 1, 1)))
     point = emit(op.add(emit(op.nn.conv2d(x, constant(8, 8, 1, 1))), constant(8, 1, 1)))
-    scaled = emit(op.add(emit(op.multiply(x, constant(1, 8, 1, 1))), constant(1, 8, 1, 1)))
+    scaled = emit(op.add(emit(op.multiply(constant(1, 8, 1, 1), x)), constant(1, 8, 1, 1)))
     return summed(emit, scaled, square, point)
 
 
@@ -81,7 +81,8 @@ def crossed(emit: Any, x: Any) -> Any:
 
 
 def grouped(emit: Any, x: Any) -> Any:
-    return summed(emit, x, op.nn.conv2d(x, constant(8, 4, 3, 3), padding=1, groups=2))
+    x_scaled = emit(op.multiply(x, constant(8, 1, 1)))
+    return summed(emit, x, x_scaled, op.nn.conv2d(x, constant(8, 4, 3, 3), padding=1, groups=2))
 
 
 def twice(emit: Any, x: Any) -> Any:
@@ -171,11 +172,39 @@ def residual(emit: Any, x: Any) -> Any:
     return summed(emit, x, op.nn.conv2d(inside, constant(8, 8, 3, 3), padding=1))
 
 
+def seen_otherwise(emit: Any, x: Any) -> Any:
+    """What match_cast makes of a tensor is checked when it runs."""
+    wide = emit(op.nn.conv2d(x, constant(8, 8, 3, 3), padding=1))
+    seen = relax.MatchCast(relax.DataflowVar("seen", wide.ty), wide, wide.ty)
+    relax.BlockBuilder.current().emit_normalized(seen)
+    return summed(emit, seen.var, op.nn.conv2d(x, constant(8, 8, 1, 1)))
+
+
 @pytest.mark.parametrize(
-    "define", [of_two, neither_holds_the_other, needed_elsewhere, other_steps, other_groups, residual]
+    "define", [seen_otherwise, of_two, neither_holds_the_other, needed_elsewhere, other_steps, other_groups, residual]
 )
 def test_other_sums_stay(define: Define) -> None:
     mod = module(define, *[IMAGE] * (2 if define is of_two else 1))
+    tvm.ir.assert_structural_equal(JoinParallelConvolutions()(mod), mod)
+
+
+def test_sums_of_short_numbers_stay() -> None:
+    def integers(emit: Any, x: Any) -> Any:
+        wide, point = (relax.const(np.full((8, 8, n, n), 100, "int8")) for n in (3, 1))
+        wide = emit(op.nn.conv2d(x, wide, padding=1, out_dtype="float32"))
+        return summed(emit, wide, op.nn.conv2d(x, point, out_dtype="float32"))
+
+    mod = module(integers, IMAGE, dtype="int8")
+    tvm.ir.assert_structural_equal(JoinParallelConvolutions()(mod), mod)
+
+
+def test_packed_channels_stay() -> None:
+    def packed(emit: Any, x: Any) -> Any:
+        layouts = {"data_layout": "NCHW4c", "kernel_layout": "OIHW4i4o"}
+        wide = emit(op.nn.conv2d(x, constant(2, 2, 3, 3, 4, 4), padding=1, **layouts))
+        return summed(emit, wide, op.nn.conv2d(x, constant(2, 2, 1, 1, 4, 4), **layouts))
+
+    mod = module(packed, (1, 2, 5, 6, 4))
     tvm.ir.assert_structural_equal(JoinParallelConvolutions()(mod), mod)
 
 

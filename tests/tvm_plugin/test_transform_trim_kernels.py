@@ -28,7 +28,8 @@ def module(data: tuple[int, ...], weight: tuple[int, ...], constant: bool = True
     given = relax.const(w) if constant else relax.Var("w", relax.TensorType(weight, "float32"))
     with builder.function("main", [x] if constant else [x, given]):
         with builder.dataflow():
-            result = builder.emit_output(CONVOLUTIONS[len(data)](x, given, **attributes))
+            convolve = op.nn.conv2d if "NCHW4c" in attributes.values() else CONVOLUTIONS[len(data)]
+            result = builder.emit_output(convolve(x, given, **attributes))
         builder.emit_func_output(result)
     return builder.get()
 
@@ -72,8 +73,13 @@ def test_taps_in_padding_are_left_out(
 
 @pytest.mark.parametrize(
     ("data", "padding", "dilation"),
-    [((1, 8, 5, 6), (1, 1), (1, 1)), ((1, 8, 5, 6), (4, 5), (4, 5)), ((1, 8, 20, 20), (0, 0), (9, 9))],
-    ids=["plain", "corners read", "unpadded"],
+    [
+        ((1, 8, 5, 6), (1, 1), (1, 1)),
+        ((1, 8, 5, 6), (4, 5), (4, 5)),
+        ((1, 8, 20, 20), (0, 0), (9, 9)),
+        ((1, 8, 8, 8), (-1, 0, 0, 0), (1, 1)),
+    ],
+    ids=["plain", "corners read", "unpadded", "cut"],
 )
 def test_other_kernels_stay(data: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]) -> None:
     mod = module(data, (4, 8, 3, 3), padding=padding, dilation=dilation)
@@ -82,6 +88,12 @@ def test_other_kernels_stay(data: tuple[int, ...], padding: tuple[int, ...], dil
 
 def test_weights_that_are_no_constants_stay() -> None:
     mod = module((1, 8, 5, 6), (4, 8, 3, 3), constant=False, padding=(6, 6), dilation=(6, 6))
+    tvm.ir.assert_structural_equal(TrimKernels()(mod), mod)
+
+
+def test_packed_channels_stay() -> None:
+    layouts = {"data_layout": "NCHW4c", "kernel_layout": "OIHW4i4o"}
+    mod = module((1, 2, 5, 6, 4), (2, 2, 3, 3, 4, 4), padding=(6, 6), dilation=(6, 6), **layouts)
     tvm.ir.assert_structural_equal(TrimKernels()(mod), mod)
 
 

@@ -204,9 +204,9 @@ def _softmax(call: relax.Call, x: Array) -> Array:
 def _norm(call: relax.Call, x: Array, axes: Sequence[int], of_axes: Sequence[int], *affine: Array) -> Array | None:
     """Mean 0 and variance 1 along `axes`; then times gamma, plus beta, whose dimensions are the axes `of_axes` of x.
 
-    None where one of these is not wanted: TVM applies both all the same.
+    None where one of these is not wanted: TVM applies both all the same; nor where axes are out of order.
     """
-    if not (call.attrs.scale and call.attrs.center):
+    if not (call.attrs.scale and call.attrs.center) or list(axes) != sorted(axes):
         return None
     wide = x.astype(np.float64)
     centred = wide - wide.mean(tuple(axes), keepdims=True)
@@ -228,8 +228,10 @@ def _instance_norm(call: relax.Call, x: Array, *affine: Array) -> Array | None:
     return _norm(call, x, _positive(call.attrs.axes, x.ndim), [int(call.attrs.channel_axis) % x.ndim], *affine)
 
 
-def _rms_norm(call: relax.Call, x: Array, gamma: Array) -> Array:
+def _rms_norm(call: relax.Call, x: Array, gamma: Array) -> Array | None:
     axes = _positive(call.attrs.axes, x.ndim)
+    if axes != sorted(axes):
+        return None
     squares = np.square(x.astype(np.float64)).mean(tuple(axes), keepdims=True)
     others = [axis for axis in range(x.ndim) if axis not in axes]
     return np.asarray(x / np.sqrt(squares + float(call.attrs.epsilon)) * np.expand_dims(gamma, others))

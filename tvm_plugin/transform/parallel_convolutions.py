@@ -69,7 +69,8 @@ class _Branch:
 
 
 def _joined(function: relax.Function) -> relax.Function:
-    values = {binding.var: binding.value for binding in top_level_bindings(function)}
+    bindings = [binding for binding in top_level_bindings(function) if isinstance(binding, relax.VarBinding)]
+    values = {binding.var: binding.value for binding in bindings}
     dataflow = all(isinstance(block, relax.DataflowBlock) for block in function.body.blocks)
     if not dataflow or not any(operator(value) in _CONVOLUTIONS for value in values.values()):
         return function
@@ -84,7 +85,8 @@ def _joined(function: relax.Function) -> relax.Function:
     normalize = relax.BlockBuilder().normalize
 
     def rewrite(binding: Any) -> list[Any]:
-        if operator(binding.value) != "relax.add" or binding.var in inner or str(binding.var.ty.dtype) not in _DTYPES:
+        is_sum = isinstance(binding, relax.VarBinding) and operator(binding.value) == "relax.add"
+        if not is_sum or binding.var in inner or str(binding.var.ty.dtype) not in _DTYPES:
             return [binding]
         terms = _joined_terms(_terms(binding.value, values, inner), binding.var, values, uses)
         return [binding] if terms is None else _sum(terms, binding, normalize)
@@ -146,20 +148,25 @@ def _branch(term: Any, result: relax.Var, values: Mapping[Any, Any], uses: Mappi
     value: Any = values.get(term) if uses.get(term) == 1 else None
     if operator(value) in _CONVOLUTIONS:
         data, weight = value.args
-        attrs = value.attrs
-        first = str(attrs.data_layout) == str(attrs.out_layout) and str(attrs.data_layout).startswith("NC")
-        plain = first and str(attrs.kernel_layout).startswith("OI") and isinstance(data, relax.Var)
-        if plain and isinstance(weight, ir.GenericConst) and is_static_tensor(weight.ty):
+        constant = isinstance(weight, ir.GenericConst) and is_static_tensor(weight.ty)
+        same = constant and str(data.ty.dtype) == str(weight.ty.dtype) == str(result.ty.dtype)
+        if same and isinstance(data, relax.Var) and _channels_first(value.attrs, weight.ty.ndim):
             return _Branch(data, value, array_of(weight))
         return None
     if operator(value) == "relax.multiply":
-        data, factor = value.args
+        data, factor = value.args if isinstance(value.args[0], relax.Var) else reversed(value.args)
         factors = _of_channels(factor, result)
         if factors is not None and isinstance(data, relax.Var) and _same_shape(data, result):
             return _Branch(data, None, factors)
         return None
     channels = _channels(result)
     return None if channels is None else _Branch(term, None, np.ones(channels, str(result.ty.dtype)))
+
+
+def _channels_first(attrs: Any, rank: int) -> bool:
+    """Whether channels come first in data and result, outputs and inputs in the kernel, and none are packed."""
+    data, out, kernel = (str(layout) for layout in (attrs.data_layout, attrs.out_layout, attrs.kernel_layout))
+    return data == out and data[:2] == "NC" and kernel[:2] == "OI" and len(data) == len(kernel) == rank
 
 
 def _same_shape(tensor: Any, other: Any) -> bool:

@@ -55,13 +55,13 @@ class _Rewriter(PyExprMutator):
             return call
         convolve, axes = _CONVOLUTIONS[operator(call)]
         attrs = call.attrs
+        layouts = [str(layout) for layout in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
+        packed = any(len(layout) != len(axes) + 2 for layout in layouts)
+        if packed or any(int(pad) < 0 for pad in attrs.padding):
+            return call
         given, window, places = (
-            _along(axes, str(layout), shape)
-            for layout, shape in (
-                (attrs.data_layout, extents(data.ty)),
-                (attrs.kernel_layout, extents(weight.ty)),
-                (attrs.out_layout, extents(call.ty)),
-            )
+            _along(axes, layout, extents(tensor.ty))
+            for layout, tensor in zip(layouts, (data, weight, call), strict=True)
         )
         strides, dilation, padding = (
             [int(n) for n in numbers] for numbers in (attrs.strides, attrs.dilation, attrs.padding)
@@ -72,7 +72,7 @@ class _Rewriter(PyExprMutator):
             return call
         self.changed = True
         of_axis = {letter: slice(taps.start, taps.stop) for letter, taps in zip(axes, kept, strict=True)}
-        kernel = array_of(weight)[tuple(of_axis.get(letter, slice(None)) for letter in str(attrs.kernel_layout))]
+        kernel = array_of(weight)[tuple(of_axis.get(letter, slice(None)) for letter in layouts[1])]
         lost = [(taps.start, count - taps.stop) for taps, count in zip(kept, window, strict=True)]
         return convolve(
             data,
@@ -84,9 +84,9 @@ class _Rewriter(PyExprMutator):
             ],
             dilation=[step if len(taps) > 1 else 1 for taps, step in zip(kept, dilation, strict=True)],
             groups=int(attrs.groups),
-            data_layout=str(attrs.data_layout),
-            kernel_layout=str(attrs.kernel_layout),
-            out_layout=str(attrs.out_layout),
+            data_layout=layouts[0],
+            kernel_layout=layouts[1],
+            out_layout=layouts[2],
             out_dtype=str(call.ty.dtype),
         )
 

@@ -27,7 +27,8 @@ JOIN_VECTORS = "eqtune.join_vectors"
 def join_vectors(func: Any) -> Any:
     """Rewrite the marked loops of a scheduled PrimFunc; the same object where there are none.
 
-    Raises ValueError for a marked loop that is not around a vectorised one: marks may come from records of others.
+    Raises ValueError for a marked loop that is not around a vectorised one, and for vectors of an odd size: marks may
+    come from records of others.
     """
     copies: list[Any] = []
 
@@ -37,11 +38,14 @@ def join_vectors(func: Any) -> Any:
         inner = loop.body
         if not isinstance(inner, tirx.For) or inner.kind != tirx.ForKind.VECTORIZED:
             raise ValueError(f"the loop over {loop.loop_var} is to join vectors, but has none")
+        lanes = int(loop.annotations[JOIN_VECTORS])
+        if lanes < 1 or lanes.bit_count() > 1:
+            raise ValueError(f"vectors of {lanes} elements are to be joined; a power of two is possible")
         copies.append(loop)
         return tirx.SeqStmt(
             [
                 _vector(loop, inner, start, width)
-                for start, width in _vectors(int(loop.extent) * int(inner.extent), int(loop.annotations[JOIN_VECTORS]))
+                for start, width in _vectors(int(loop.extent) * int(inner.extent), lanes)
             ]
         )
 

@@ -220,8 +220,10 @@ def _log(x: Any) -> Any:
 
 
 def _pow(x: Any, exponent: Any) -> Any | None:
-    """Products, and roots as PyTorch takes them, for a constant exponent: whole up to 4, a half, quarters below 1, or
-    one of these below zero."""
+    """Products and roots for a constant exponent: whole up to 4, a half, quarters below 1, or one of these below zero.
+
+    As PyTorch takes them, a root of minus infinity is no number, and that of minus zero has its sign.
+    """
     value = float(exponent.value) if isinstance(exponent, tirx.FloatImm) else math.nan
     if abs(value) in _ROOTS:
         power = _let(x, _ROOTS[abs(value)])

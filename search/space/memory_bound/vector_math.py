@@ -31,9 +31,10 @@ __all__ = ["vectorizable_math"]
 def vectorizable_math(func: Any) -> Any:
     """Replace float32 `exp`, `tanh`, `sigmoid`, `erf`, `log` and simple powers by forms that vectorise.
 
-    Results differ from libm's by a few units in the last place; infinities and NaN are kept. Results of `exp` below
-    2^-125 (1.7e-38 at most) become zero. Calls of other types stay as they are. Where a condition guards a load
-    (padding, concatenation) nothing may be computed ahead of it: of nested calls only the innermost is replaced.
+    Results differ from libm's by a few units in the last place; infinities and NaN are kept, but by roots of minus
+    infinity. Results of `exp` below 2^-125 (1.7e-38 at most) become zero. Calls of other types stay as they are. Where
+    a condition guards a load (padding, concatenation) nothing may be computed ahead of it: of nested calls only the
+    innermost is replaced.
 
     Parameters
     ----------
