@@ -96,7 +96,9 @@ def _image(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 def _of_torchvision(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     import torchvision
 
-    return torchvision.models.get_model(name, weights=None), (torch.randn(1, 3, 224, 224),)
+    # What segments images would load its backbone's weights.
+    options = {"weights_backbone": None} if name.startswith("deeplab") else {}
+    return torchvision.models.get_model(name, weights=None, **options), (torch.randn(1, 3, 224, 224),)
 
 
 def _detector() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -203,7 +205,6 @@ LIBRARY_MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 _TIMM = (
     "regnety_016",
     "densenet121",
-    "efficientnetv2_rw_t",
     "mobilenetv4_conv_small",
     "mobileone_s0",
     "repvgg_a2",
@@ -223,7 +224,7 @@ IMAGE_NETWORKS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     **{f"timm:{name}": partial(_image, name) for name in _TIMM},
     **{
         f"torchvision:{name}": partial(_of_torchvision, name)
-        for name in ("resnet18", "googlenet", "shufflenet_v2_x1_0", "deeplabv3_mobilenet_v3_large", "vit_b_32")
+        for name in ("resnet18", "googlenet", "efficientnet_v2_s", "deeplabv3_mobilenet_v3_large", "vit_b_32")
     },
 }
 """The same of networks of many families, whole."""
