@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 
 from ..expressions import substitute
 
-__all__ = ["JOIN_VECTORS", "join_vectors"]
+__all__ = ["JOIN_VECTORS", "join_vectors", "joined_vectors"]
 
 JOIN_VECTORS = "eqtune.join_vectors"
 """Annotation of a loop around a vectorised one: elements of a full vector."""
@@ -45,7 +45,7 @@ def join_vectors(func: Any) -> Any:
         return tirx.SeqStmt(
             [
                 _vector(loop, inner, start, width)
-                for start, width in _vectors(int(loop.extent) * int(inner.extent), lanes)
+                for start, width in joined_vectors(int(loop.extent) * int(inner.extent), lanes)
             ]
         )
 
@@ -54,7 +54,7 @@ def join_vectors(func: Any) -> Any:
     return s_tir.renew_defs(func.with_body(body)) if copies else func
 
 
-def _vectors(columns: int, lanes: int) -> list[tuple[int, int]]:
+def joined_vectors(columns: int, lanes: int) -> list[tuple[int, int]]:
     """Start and width of each vector: full ones, then powers of two."""
     found, start, width = [], 0, lanes
     while start < columns:

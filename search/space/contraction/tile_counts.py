@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .join_vectors import joined_vectors
 from .plan import Plan, whole_width
 from .tiled import UNPACKED, overlapping_columns, overlapping_rows
 
@@ -49,11 +50,6 @@ class Tiles:
     """Whether the last fused loop has one iteration: the same program as without it."""
 
 
-def _rest(columns: Column) -> Column:
-    """Vectors that hold what is left of a row: one for each power of two."""
-    return np.array([int(count).bit_count() for count in columns], dtype=np.float64)
-
-
 def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     """Count tiles, vectors and registers."""
     mr, m2, nr = v["mr"], v["m2"], v["nr"]
@@ -68,7 +64,8 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     width = np.where(padded | overlapping, whole, width)
     scalar_tail &= ~overlapping
     joined = np.array([plan.joins_vectors(int(choice), lanes) for choice in choices])[which]
-    vectors = np.where(joined, nr // lanes + _rest(nr % lanes), nr // width)
+    pieces = np.array([len(joined_vectors(int(choice), lanes)) for choice in choices], dtype=np.float64)[which]
+    vectors = np.where(joined, pieces, nr // width)
     width = np.where(joined, lanes, width)
     sums = m2 * mr * vectors
     operands = np.where(m2 * mr > 1, vectors, 1) + 1
