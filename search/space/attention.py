@@ -23,7 +23,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import ScheduleError
 
 from .base import Knob, Sketch
 from .contraction.plan import whole_width
@@ -33,6 +33,7 @@ from .memory_bound.kernel import block_names
 from .memory_bound.nest import extent_of, partition
 from .memory_bound.row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
 from .register_tiles import tile_efficiency, tile_fits
+from .schedule import schedule_of
 
 __all__ = [
     "EXPONENTIALS",
@@ -140,7 +141,7 @@ class AttentionSketch(Sketch):
         self.mod, self.hardware = mod, hardware
         self.stages = (*block_names(mod)[:-1], result)
         self.output = ROWS_OF_BLOCKS if ROWS_OF_BLOCKS in self.stages else result
-        schedule = Schedule(mod, error_render_level="none")
+        schedule = schedule_of(mod)
         products, values = (_extents(schedule, name) for name in (PRODUCTS, VALUES))
         *batch, self.all_rows, self.places, self.depth = products
         self.heads = prod(batch)
@@ -225,7 +226,7 @@ class AttentionSketch(Sketch):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""
-        schedule = Schedule(self.mod, error_render_level="none")
+        schedule = schedule_of(self.mod)
         blocks = {name: schedule.get_sblock(name) for name in self.stages}
         loops = schedule.get_loops(blocks[self.output])
         batch = [loop for axis, loop in enumerate(loops[:-1]) if axis != self.row_axis]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tvm import tirx
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import ScheduleError
 
 from .access import dtype_bytes
 from .base import Knob, Sketch
@@ -33,6 +33,7 @@ from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
 from .memory_bound.nest import extent_of, fuse
+from .schedule import schedule_of
 
 __all__ = [
     "GROUP_PRODUCTS",
@@ -98,7 +99,7 @@ class NarrowWeightsSketch(Sketch):
         self.mod, self.hardware = mod, hardware
         names = block_names(mod)
         self.epilogue = names[names.index(TOTALS) + 1 :]
-        schedule = Schedule(mod, error_render_level="none")
+        schedule = schedule_of(mod)
         *batch, self.groups, self.columns, self.words = _extents(schedule, GROUP_PRODUCTS)
         self.rows = prod(batch)
         self.depth = int(mod["main"].params[0].shape[-1])
@@ -164,7 +165,7 @@ class NarrowWeightsSketch(Sketch):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""
-        schedule = Schedule(self.mod, error_render_level="none")
+        schedule = schedule_of(self.mod)
         products, totals = (schedule.get_sblock(name) for name in (GROUP_PRODUCTS, TOTALS))
         for name in self.epilogue[:-1]:
             schedule.compute_inline(schedule.get_sblock(name))

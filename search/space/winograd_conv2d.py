@@ -24,7 +24,7 @@ from tvm.s_tir import ScheduleError
 
 from .base import Knob, Sketch
 from .contraction.prefetch import FETCH_AHEAD, NEXT_PANEL
-from .contraction.tiled import AHEAD_BYTES
+from .contraction.tiled import ahead_bytes
 from .features import feature_table
 from .hardware import FAR_WEIGHTS, Hardware
 from .memory_bound.kernel import block_names, inlined
@@ -272,7 +272,7 @@ class WinogradConv2dSketch(Sketch):
         for loop in (step, tile, vectors):
             schedule.unroll(loop)
         if values[FAR_WEIGHTS]:
-            schedule.annotate(steps, FETCH_AHEAD, max(1, AHEAD_BYTES // (4 * values["ku"] * nr)))
+            schedule.annotate(steps, FETCH_AHEAD, max(1, ahead_bytes(self.hardware) // (4 * values["ku"] * nr)))
             schedule.annotate(steps, NEXT_PANEL, [0, 1, 1])
         schedule.reverse_compute_at(writer, outer[1], preserve_unit_loops=True)
         *rows, columns = schedule.get_loops(writer)[-5:]

@@ -86,6 +86,15 @@ def test_only_weights_that_are_far_are_asked_for(hardware: Hardware, far: bool) 
     assert not fetches(prepare_for_lowering(scheduled(product(35, 64, 64), hardware)), FAR), "16 KiB of weights"
 
 
+@pytest.mark.parametrize(("l1_bytes", "ahead"), [(32 * 1024, 2048), (48 * 1024, 8192)])
+def test_a_small_first_cache_is_asked_for_less_ahead(l1_bytes: int, ahead: int) -> None:
+    function = scheduled(product(*PRODUCT), replace(SLOW_CACHE, l1_bytes=l1_bytes))
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tirx.For, loops.append))
+    (steps,) = {int(loop.annotations[FETCH_AHEAD]) for loop in loops if FETCH_AHEAD in loop.annotations}
+    assert steps * VALUES["ku"] * VALUES["nr"] * 4 == ahead
+
+
 @pytest.mark.parametrize(
     ("mod", "values"),
     [

@@ -161,7 +161,8 @@ def test_fast_math_takes_tiles_where_the_machine_has_them(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_fast_math_is_used_only_where_the_outputs_stay_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = tune(1e-3, tmp_path, trials=10)
-    assert fast.summary.graph == {"form": "rewritten with fast math", "fast math": "used"}
+    assert fast.summary.graph["form"].startswith("rewritten with fast math")
+    assert fast.summary.graph["fast math"] == "used"
     assert 1e-6 < fast.max_rel_error <= 1e-4
 
     # As if a run of the untuned model took too long for an early check.

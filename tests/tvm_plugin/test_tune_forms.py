@@ -70,6 +70,17 @@ def test_all_forms_compete_where_the_budget_reaches() -> None:
     assert shortlist(EVEN, kernels=9) == ["as given, channels last", "rewritten", "as given"]
 
 
+def test_channels_last_go_first_unless_channels_first_cost_clearly_less() -> None:
+    last, first = FORMS.forms[1], replace(FORMS.forms[2], channels_first=True)
+
+    def leader(slow: float) -> str:
+        prices = {**EVEN, "slow": slow}
+        return Forms([first, last]).shortlist(lambda t: prices[t.workload_hash], lambda *_: False).forms[0].name
+
+    assert leader(1.9) == "as given, channels last"  # 2.9 s beside 3
+    assert leader(1.5) == "as given"
+
+
 def test_what_untuned_kernels_take_is_known_from_the_model() -> None:
     assert FORMS.untuned_s_per_operation(6.0) == 3.0  # two kernels of one operation each
 

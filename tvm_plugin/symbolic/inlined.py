@@ -6,6 +6,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from ..search.space.schedule import schedule_of
+
 __all__ = ["with_cheap_stages_inlined"]
 
 
@@ -21,7 +23,7 @@ def with_cheap_stages_inlined(function: tirx.PrimFunc) -> tirx.PrimFunc:
     own = {str(buffer.name): buffer for buffer in root.block.alloc_buffers}
     if not own:
         return function
-    schedule = s_tir.Schedule(ir.IRModule({"main": function}))
+    schedule = schedule_of(ir.IRModule({"main": function}))
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         if _is_cheap(schedule.get(block), own):
             try:

@@ -12,6 +12,8 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.s_tir import ScheduleError
 
+from ..search.space.schedule import schedule_of
+
 __all__ = ["plain_schedule", "with_plain_schedules"]
 
 NO_VECTORS = ("bool", "bfloat16")
@@ -41,7 +43,7 @@ def with_plain_schedules(mod: ir.IRModule) -> ir.IRModule:
 def plain_schedule(kernel: tirx.PrimFunc) -> s_tir.Schedule | None:
     """The kernel, as "main", with the first of its stages scheduled until one cannot be; None where none can."""
     try:
-        schedule = s_tir.Schedule(tvm.IRModule({"main": kernel}))
+        schedule = schedule_of(tvm.IRModule({"main": kernel}))
         stages = schedule.get_child_blocks(schedule.get_sblock("root"))
     except (ScheduleError, ValueError, TypeError, tvm.error.InternalError):
         return None

@@ -24,6 +24,7 @@ from .accuracy import TOLERANCE, Accuracy
 from .advice import fast_math_advice
 from .estimate import estimated_result
 from .forms import Form, Forms, check_graph, graph_config, model_forms
+from .kernel_search import KernelSearch
 from .loop import TuningLoop
 from .open_sizes import tuned_for_any_size, typical_sizes
 from .reference import Reference
@@ -211,12 +212,13 @@ def tune_model(
             results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
             return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
         contenders = _contenders(forms, loop, session)[: 1 if loop.interrupted else None]
-        spare = forms.exact(loop.best_s)
-        needed = {workload for form in [*contenders, spare] for workload in form.calls}
-        kernels = [kernel for kernel in loop.kernels if kernel.task.workload_hash in needed]
-        results = session.accept(kernels, guess=verify, look=not loop.interrupted)
+        results = session.accept(_kernels_of(contenders, loop), guess=verify, look=not loop.interrupted)
         session.rest()
-        built = _built(contenders, results, session, accuracy) or [_build(spare, results, session, accuracy)]
+        built = _built(contenders, results, session, accuracy)
+        if not built:  # fast math was not accurate enough
+            spare = forms.exact(loop.best_s)
+            results = session.accept(_kernels_of([spare], loop), guess=verify, look=False)
+            built = [_build(spare, results, session, accuracy)]
         tuned, latency_s = _fastest(built, reference.inputs, session)
         session.remember_winner(tuned.form.digest, loop.trials)
         absolute, relative = accuracy.errors(tuned.run) if verify else (math.nan, math.nan)
@@ -293,6 +295,11 @@ def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
         return remembered
     best = loop.best_s
     return forms.of(sorted(loop.variants, key=lambda variant: variant.latency_s(best)))
+
+
+def _kernels_of(forms: Sequence[Form], loop: TuningLoop) -> list[KernelSearch]:
+    needed = {workload for form in forms for workload in form.calls}
+    return [kernel for kernel in loop.kernels if kernel.task.workload_hash in needed]
 
 
 def _built(forms: Sequence[Form], results: Sequence[TaskResult], session: Session, accuracy: Accuracy) -> list[_Built]:

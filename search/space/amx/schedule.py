@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import ScheduleError
 
 from ..access import Access
 from ..contraction.dot import read_of, spread_outer_loops, zero_of
@@ -27,6 +27,7 @@ from ..contraction.tiled import (
     schedule_padding,
 )
 from ..hardware import Hardware
+from ..schedule import schedule_of
 from .halves import HALVES
 from .plan import TilePlan
 from .products import PRODUCTS, TILE_ROWS
@@ -57,7 +58,7 @@ def schedule_tiles(mod: Any, plan: TilePlan, values: Mapping[str, int], hardware
     tvm.s_tir.ScheduleError
         When TVM finds a step impossible for this kernel.
     """
-    sch = Schedule(mod, error_render_level="none")
+    sch = schedule_of(mod)
     parallel = hardware.threads > 1 and values["depth"] > 0
     block = sch.get_sblock(plan.contraction.block.name)
     staged = sch.get_sblock(plan.staged) if plan.staged else None

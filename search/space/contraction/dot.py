@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tvm.s_tir import Schedule
-
 from ..access import Access, Axis
+from ..schedule import schedule_of
 from .dot_intrinsics import DotProduct
 from .plan import Plan, dimension_of
 from .tiled import AHEAD, PAD_AT_OUTER, index_map, local_sums, schedule_padding
@@ -141,7 +140,7 @@ def schedule_dots(mod: Any, plan: DotPlan, values: Mapping[str, int], parallel: 
     tvm.s_tir.ScheduleError
         When TVM finds a step impossible for this kernel.
     """
-    sch = Schedule(mod, error_render_level="none")
+    sch = schedule_of(mod)
     parallel = parallel and values["depth"] > 0
     block = sch.get_sblock(plan.contraction.block.name)
     staged = sch.get_sblock(plan.staged) if plan.staged else None

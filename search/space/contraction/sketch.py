@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm.s_tir import Schedule
 
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
 from ..hardware import FAR_WEIGHTS, Hardware
+from ..schedule import schedule_of
 from .estimate import columns_of_features, latency_s
 from .plan import Plan
 from .tile_counts import tiles
@@ -110,7 +110,7 @@ class TiledContraction(Sketch):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
-        sch = Schedule(self._mod, error_render_level="none")
+        sch = schedule_of(self._mod)
         schedule_tiles(sch, self.plan, self._lanes, values, self._hardware)
         return sch
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import ScheduleError
 
 from ..access import Axis
 from ..analysis import Contraction, Kernel, analyze
 from ..hardware import Hardware
+from ..schedule import schedule_of
 from .plan import Plan
 from .planning import make_plans
 from .sketch import TiledContraction
@@ -75,7 +76,7 @@ class SplitContraction(TiledContraction):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """A `tvm.s_tir.Schedule`; raises what TVM raises when a step is impossible."""
-        sch = Schedule(self._mod, error_render_level="none")
+        sch = schedule_of(self._mod)
         total = _cut_sum(sch, self._kernel, self._cut)
         schedule_tiles(sch, self.plan, self._lanes, values, self._hardware)
         _add_up(sch, total, self._kernel, self._lanes)
@@ -98,7 +99,7 @@ def split_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[TiledCo
     cuts = [Cut(axis, p, dealt) for p in parts if axis.extent % p == 0 and axis.extent // p >= LEAST_STEPS[dealt]]
     found: list[TiledContraction] = []
     for cut in cuts[:MOST_CUTS]:
-        sch = Schedule(mod, error_render_level="none")
+        sch = schedule_of(mod)
         try:
             _cut_sum(sch, kernel, cut)
             partial = _partial_sums(analyze(sch.mod), f"{contraction.block.name}_rf")

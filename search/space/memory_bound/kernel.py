@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..schedule import schedule_of
 from .math_forms import math_form
 
 __all__ = ["Access", "Kernel", "Stage", "block_names", "inlined", "read_kernel", "start"]
@@ -146,7 +147,7 @@ class Kernel:
 
 def start(mod: Any) -> Any:
     """An empty schedule of the kernel; failing primitives raise `ScheduleError` without rendering the program."""
-    return s_tir.Schedule(mod, error_render_level="none")
+    return schedule_of(mod)
 
 
 def inlined(mod: Any, keep: Iterable[str]) -> Any:
