@@ -9,15 +9,18 @@ They are written in `architecture_modules.py`, or come from libraries (`library_
 
 ONNX Runtime gets what `torch.onnx.export` makes of the same weights; it has no bfloat16 on a CPU. The runtimes take
 turns, in processes of their own; the minimum over the rounds counts. `rel_err` is the largest difference of the outputs
-from PyTorch's, relative to the largest value.
+from PyTorch's, relative to the largest value. A model that eqtune refuses is told on standard error, and the next one
+follows; the exit code is 1 then.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,6 +68,18 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     return comparison(name, result, tune_s, timed, args.peers)
 
 
+def rows(names: Sequence[str], args: argparse.Namespace, refused: list[str]) -> Iterator[dict[str, Any]]:
+    """Of all models but those that are `refused`, to which it adds them."""
+    from eqtune.errors import EqtuneError
+
+    for name in names:
+        try:
+            yield measure(name, args)
+        except EqtuneError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            refused.append(name)
+
+
 def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,7 +110,10 @@ def main() -> None:
     if unknown:
         there = ", ".join(every)
         parser.error(f"no architecture {', '.join(unknown)}; there are {there}")
-    report((measure(name, args) for name in names), args.json)
+    refused: list[str] = []
+    report(rows(names, args, refused), args.json)
+    if refused:
+        parser.exit(1, f"refused: {', '.join(refused)}\n")
 
 
 if __name__ == "__main__":

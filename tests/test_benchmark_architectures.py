@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.architecture_modules import ARCHITECTURES, build
+from eqtune.errors import MismatchError
 from eqtune.frontends import load_model
 from eqtune.frontends.verify import verify_import
 from eqtune.machine import detect_target
@@ -50,3 +51,24 @@ def test_the_next_word_of_a_decoder(tmp_path):
         run = ModelRunner(untuned_executable(imported.mod, detect_target(), plain=True))
         for actual, expected in zip(run(*arrays), imported.reference(*arrays), strict=True):
             np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_benchmark_goes_on_after_a_model_that_is_refused(monkeypatch, capsys):
+    from benchmarks import architectures
+
+    def measure(name, _args):
+        if name == "encoder":
+            raise MismatchError("outputs differ")
+        return {"model": name, "eqtune_ms": 1.0}
+
+    monkeypatch.setattr(architectures, "measure", measure)
+    monkeypatch.setattr("sys.argv", ["architectures", "--architectures", "encoder,convnext"])
+    with pytest.raises(SystemExit) as end:
+        architectures.main()
+    assert end.value.code == 1
+    out, err = capsys.readouterr()
+    assert "convnext" in out
+    assert "encoder: outputs differ" in err
+    monkeypatch.setattr("sys.argv", ["architectures", "--architectures", "encoder"])
+    with pytest.raises(SystemExit):
+        architectures.main()

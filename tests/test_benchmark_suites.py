@@ -40,6 +40,21 @@ def test_functions_have_an_arithmetic_limit_and_copies_none() -> None:
     assert by_name["conv3x3_7x7_960_960_g960"].arithmetic_s(2e9) == pytest.approx(9 * 49 * 960 / 1e9)
 
 
+@pytest.mark.parametrize("case", SUITES["memory"], ids=lambda case: case.name)
+def test_tvm_takes_all_sketches_of_memory_bound_kernels(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """A sketch that it refuses is left out, and only the log says so."""
+    from eqtune.machine import detect_target
+    from eqtune.search.space import Hardware, build_space
+    from eqtune.tune.forms import model_forms
+
+    caplog.set_level("INFO", "eqtune.search.space.memory_bound")
+    forms, _ = model_forms(case.relax(), detect_target(2), "off")
+    for hardware in (Hardware(threads=2), Hardware(vector_bytes=32, vector_registers=16)):
+        for task in forms.tasks:
+            assert build_space(task.mod, hardware).size > 0
+    assert not caplog.messages
+
+
 DOT_CASES = [case for cases in DOT_SUITES.values() for case in cases]
 
 

@@ -8,6 +8,7 @@ in the form that `vector_math` gives them.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from .vector_math import vectorizable_math
 from .windows import WindowsSketch
 
 __all__ = ["masked_window_sketches", "memory_bound_sketches", "vectorizable_math"]
+
+LOGGER = logging.getLogger(__name__)
 
 _FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
     ElementwiseSketch,
@@ -114,8 +117,10 @@ def _works(sketch: MemoryBoundSketch) -> bool:
     values = values[sketch.legal(values)]
     best = values[np.argsort(sketch.latency_s(values), kind="stable")]
     for row in (*best[:1], *best[-1:]):
+        decision = {knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)}
         try:
-            sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
+            sketch.apply(decision)
         except ScheduleError:
+            LOGGER.info("TVM refuses the sketch %r with %s: it is left out", sketch.name, decision)
             return False
     return len(best) > 0
