@@ -45,6 +45,10 @@ PROMISING = 0.95
 PRICING = 2.5
 """How many times as long as lowering a module takes all that its price takes, estimating its kernels above all."""
 
+FIRST_TERMS = 4
+"""Terms that are lowered before it is known how long all of them would take (a slow machine, inceptionv3: 11 s for 77
+terms, more than the graph search had, and no time was left to measure one)."""
+
 MOST_WEIGHTS_BYTES = 1 << 30
 """A term with larger weights keeps its analytic price: only its shape is wanted, but TVM holds the weights."""
 
@@ -67,6 +71,8 @@ class GraphPrices:
         these are measured, too.
     fast_math : bool
         Whether kernels are priced with products that are less exact, where the machine has faster ones.
+    terms_s : float
+        Seconds that pricing terms may take; where they would take longer, they keep their estimates.
     """
 
     kernels: PriceKernels
@@ -75,6 +81,7 @@ class GraphPrices:
     terms: PriceKernels | None
     guess: Callable[[Task], float] | None = None
     fast_math: bool = False
+    terms_s: float = math.inf
     _prices_s: dict[TermKey, float] = field(default_factory=dict)
     _unpriced: set[TermKey] = field(default_factory=set)
     _lowered: dict[int, tuple[Any, Any, list[Task]]] = field(default_factory=dict)
@@ -87,18 +94,27 @@ class GraphPrices:
     def learn(self, graphs: Sequence[TermGraph]) -> bool:
         """See `Pricing`. All new kernels are measured together.
 
-        Where time is short, nothing is for graphs that promise little: their kernels need the time more.
+        Where time is short, nothing is for graphs that promise little: their kernels need the time more; and nothing
+        where all would take longer than `terms_s`.
         """
         if self.terms is None or (self.guess is not None and not self._promising(graphs)):
             return False
+        started = time.monotonic()
+        unknown = {
+            key: result
+            for key, result in _merged(term_keys(graph) for graph in graphs).items()
+            if key[0] in PRICED and key not in self._prices_s and key not in self._unpriced
+        }
         new: dict[TermKey, list[Task]] = {}
-        for key, result in _merged(term_keys(graph) for graph in graphs).items():
-            if key[0] in PRICED and key not in self._prices_s and key not in self._unpriced:
-                tasks = self._tasks(key, result)
-                if tasks is None:
-                    self._unpriced.add(key)
-                else:
-                    new[key] = tasks
+        for count, (key, result) in enumerate(unknown.items()):
+            all_s = (time.monotonic() - started) / max(1, count) * len(unknown)
+            if count >= FIRST_TERMS and PRICING * all_s > self.terms_s:
+                return False
+            tasks = self._tasks(key, result)
+            if tasks is None:
+                self._unpriced.add(key)
+            else:
+                new[key] = tasks
         prices = iter(self.terms([task for tasks in new.values() for task in tasks]))
         for key, tasks in new.items():
             self._prices_s[key] = sum(task.calls * next(prices) for task in tasks)

@@ -338,11 +338,18 @@ def test_under_a_budget_terms_are_measured_only_for_graphs_that_promise_somethin
         asked.extend(tasks)
         return [1.0 for _ in tasks]
 
-    def learnt(guess: Callable[[Task], float] | None, *sizes: int) -> bool:
-        return GraphPrices(measure, detect_target(1), Hardware(), measure, guess).learn([product(n) for n in sizes])
+    def learnt(guess: Callable[[Task], float] | None, *sizes: int, terms_s: float = math.inf) -> bool:
+        source = GraphPrices(measure, detect_target(1), Hardware(), measure, guess, terms_s=terms_s)
+        return source.learn([product(n) for n in sizes])
 
     assert not learnt(lambda task: 1.0, 256, 256)
     assert not asked
     assert learnt(lambda task: 1.0, 256, 128)
     assert asked
     assert learnt(None, 256, 256)  # without a budget, everything is
+    asked.clear()
+    many = (64, 56, 48, 40, 32)
+    assert not learnt(lambda task: 1.0, *many, terms_s=0.0)  # pricing all of them would take longer
+    assert not asked
+    assert learnt(lambda task: 1.0, *many, terms_s=60.0)
+    assert len(asked) == len(many)

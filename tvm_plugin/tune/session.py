@@ -199,9 +199,10 @@ class Session:
         Half of the search's time may go into terms, the rest is for whole graphs.
         """
         self.expect(mod)
-        terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=self.graph_s / 2)
+        terms_s = self.graph_s / 2
+        terms = None if self.graph_s < TERMS_S else replace(self.prices, budget_s=terms_s)
         guess = None if self.budget.time_s is None else self.prices.guess_s
-        return GraphPrices(self.prices, self.target, self.hardware, terms, guess, fast_math)
+        return GraphPrices(self.prices, self.target, self.hardware, terms, guess, fast_math, terms_s)
 
     @cached_property
     def graph_s(self) -> float:
