@@ -63,6 +63,10 @@ that knows no padding, as if it were of -inf (1.31, ResNet50V2 of Keras)."""
 _EXACT_PRODUCTS = ("session.qdq_matmulnbits_accuracy_level", "1")
 """What is multiplied by weights of 8 bits or fewer stays float32; ONNX Runtime rounds it to 8 bits otherwise."""
 
+_EXACT_SUMS = "session.x64quantprecision"
+"""Without 8-bit dot products (AVX2 alone), ONNX Runtime's sums of two products would end at 16 bits otherwise. Models
+with signed activations do not load with it, and do not need it."""
+
 LOGGER = logging.getLogger(__name__)
 
 
@@ -255,19 +259,23 @@ def _folded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def _session(
-    model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None
+    model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None, exact_sums: bool = True
 ) -> onnxruntime.InferenceSession:
-    options = options or onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry(*_EXACT_PRODUCTS)
+    own = options or onnxruntime.SessionOptions()
+    exact_sums = exact_sums and not own.optimized_model_filepath  # what is saved keeps its weights
+    own.log_severity_level = 3
+    own.add_session_config_entry(*_EXACT_PRODUCTS)
+    own.add_session_config_entry(_EXACT_SUMS, str(int(exact_sums)))
     try:
         return onnxruntime.InferenceSession(
             model.SerializeToString(),
-            options,
+            own,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=_WRONG_OPTIMIZERS,
         )
     except Exception as error:  # ONNX Runtime's errors have no other common base
+        if exact_sums:
+            return _session(model, name, options, exact_sums=False)
         raise InputError(f"ONNX Runtime cannot load {name}: {first_line(error)}") from error
 
 
