@@ -24,7 +24,8 @@ MEMORY_BYTES = 128 * 1024**2
 """Most that is copied to measure the bandwidth of memory; less where twice the last-level cache is less."""
 
 FAR_WEIGHTS = "far_weights"
-"""Knob, without a choice: 1 where `Hardware.weights_are_far`, so that those that are packed are asked for ahead."""
+"""Knob, without a choice: 1 where weights are asked for ahead, as those that are packed mostly are where
+`Hardware.weights_are_far`."""
 
 ONE_THREAD = "eqtune.one_thread"
 """Attribute of kernels that one thread computes: several threads each call one, for a part of something larger."""

@@ -32,6 +32,18 @@ SLOW_CACHE = Hardware(threads=2, l2_bytes=2 * 1024**2, l3_bytes=480 * 1024**2)
 FAST_CACHE = replace(SLOW_CACHE, l3_bytes=32 * 1024**2)
 MANY_WEIGHTS, FEW_WEIGHTS = with_weights(FAST_CACHE, 33 * 1024**2), with_weights(FAST_CACHE, 32 * 1024**2)
 
+FEW_REGISTERS = Hardware(
+    threads=2,
+    vector_registers=16,
+    vector_bytes=32,
+    l2_bytes=512 * 1024,
+    peak_flops_per_s=95e9,
+    peak_flops_per_s_all=190e9,
+    bandwidth_bytes_per_s=22e9,
+    weights_in_memory=True,
+)
+"""A machine with AVX2."""
+
 VALUES = {"mr": 7, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "order": 0, "depth": 1, "pack": 3, "pad": 0}
 PRODUCT = (35, 128, 512)
 
@@ -84,6 +96,42 @@ def test_only_weights_that_are_far_are_asked_for(hardware: Hardware, far: bool) 
     assert len(fetches(function, FAR)) == far
     assert not fetches(prepare_for_lowering(scheduled(product(*PRODUCT), hardware, pack=0)), NEAR)
     assert not fetches(prepare_for_lowering(scheduled(product(35, 64, 64), hardware)), FAR), "16 KiB of weights"
+
+
+def far_weights(mod: Any, hardware: Hardware) -> set[int]:
+    knobs = [knob for sketch in build_space(mod, hardware).sketches for knob in sketch.knobs]
+    return {value for knob in knobs if knob.name == "far_weights" for value in knob.values}
+
+
+@pytest.mark.parametrize(
+    ("mod", "asked"),
+    [
+        (product(1, 1024, 1024), 0),
+        (product(8, 1024, 1024), 1),
+        (product(100, 1024, 1024), 1),
+        (product(400, 1024, 1024), 0),
+        (convolution(7, 64, 64), 1),
+        (convolution(14, 64, 64), 0),
+    ],
+    ids=["one row", "8 rows", "100 rows", "400 rows", "7 x 7", "14 x 14"],
+)
+def test_with_few_registers_only_weights_that_products_wait_for_are_asked_for(mod: Any, asked: int) -> None:
+    assert far_weights(mod, FEW_REGISTERS) == {asked}
+    assert far_weights(mod, replace(FEW_REGISTERS, vector_registers=32, vector_bytes=64)) == {1}
+    assert far_weights(mod, replace(FEW_REGISTERS, weights_in_memory=False)) == {0}
+
+
+def test_weights_of_groups_are_never_asked_for() -> None:
+    """The next panel would be the group's own again."""
+    grouped = conv(512, 14, 512, 3, "NHWC", "HWIO", padding=1, groups=32)
+    assert far_weights(grouped, SLOW_CACHE) == far_weights(grouped, MANY_WEIGHTS) == {0}
+
+
+@pytest.mark.parametrize(("nr", "lines"), [(8, 2), (16, 4), (24, 6), (32, 8)])
+def test_no_line_is_asked_for_twice(nr: int, lines: int) -> None:
+    """Vectors of 32 bytes lie two in a line."""
+    function = scheduled(product(*PRODUCT), FEW_REGISTERS, mr=2, nr=nr, ku=4)
+    assert len(fetches(prefetch_operands(function), NEAR)) == (lines if nr > 8 else 0), "8 columns fit the cache"
 
 
 @pytest.mark.parametrize(("l1_bytes", "ahead"), [(32 * 1024, 2048), (48 * 1024, 8192)])

@@ -41,6 +41,10 @@ WINDOW_SUMS = 8.0
 GATHERED = 7.0
 """Vector-instruction times of a vector whose elements are not side by side (Zen 5, depthwise convolution of 96 x 112 x
 112 with stride 2, channels first: 1015 us; 87 with whole vectors and shuffles)."""
+CHANNELS_APART = 0.05
+"""Extra time of windows of which several tiles are computed before the next channels, as rows are read from memory in
+pieces then (two threads of Zen 3, NASNet-A's depthwise 3 x 3 in the model, us: 126, with two tiles each 174; 65 and 97;
+34 and 44). Alone, rows are in a cache, and nothing is lost."""
 RELOADED_PIXEL = 0.035
 """Extra time of a tile of grouped pixels for each vector of them that the registers do not hold beside its sums (Zen 5,
 56 x 56 x 128 in groups of 4: 8 too many take 164 to 171 us instead of 131)."""
@@ -167,6 +171,8 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     if plan.spread is not None:
         wanted = t.sums + _pixels(plan, v) * t.vectors
         full *= 1.0 + RELOADED_PIXEL * np.maximum(wanted - hardware.vector_registers, 0.0)
+    if plan.left_vectorised and plan.right_vectorised:
+        full *= np.where((v["order"] == 1) & (v["chunk"] > 1), 1.0 + CHANNELS_APART, 1.0)
     tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
     tail = np.where(t.whole_rows, 0.0, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero))
     column_rest = plan.vector_extent % v["nr"]
@@ -205,7 +211,9 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     # Nothing comes from memory up to what is near, all of it from twice as much on.
     from_memory = traffic.from_l3 * min(max(plan.kernel.bytes_moved / hardware.near_bytes - 1.0, 0.0), 1.0)
     cache = hardware.cache_bandwidth_bytes_per_s
-    memory_s = np.maximum(traffic.from_l2 / cache / speedup, traffic.from_l3 / cache / speedup)
+    once = np.minimum(traffic.from_l3, left_bytes + right_bytes * plan.groups)
+    from_l3_s = once / cache + (traffic.from_l3 - once) / _l3_bandwidth(hardware)
+    memory_s = np.maximum(traffic.from_l2 / cache, from_l3_s) / speedup
     memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s / _stream_share(plan, v))
 
     repeats = np.where(columns_first, 1.0, np.where(v["pack"] == AT_CHUNK, traffic.row_blocks, 1.0))
@@ -230,6 +238,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     unpacked = _unpacked_share(plan, rows, traffic.panel_bytes / hardware.l1_bytes)
     extra_s = extra_s + np.where(v["pack"] == UNPACKED, unpacked * compute_s, 0.0)
     extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
+    extra_s = extra_s + _waiting_s(plan, hardware, v, traffic.row_blocks, used, compute_s)
     latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
     return Cost(
         compute_s=compute_s,
@@ -289,6 +298,34 @@ def _traffic(plan: Plan, hardware: Hardware, v: Mapping[str, Column], t: Tiles) 
         )
     from_l3 = right_bytes * plan.groups * right_again + left_bytes * left_again
     return _Traffic(panel_bytes, block_bytes, from_l2, from_l3, row_blocks)
+
+
+def _waiting_s(
+    plan: Plan, hardware: Hardware, v: Mapping[str, Column], row_blocks: Column, used: Column, compute_s: Column
+) -> Column | float:
+    """Seconds in which threads wait for weights from memory, which their first pass over them reads.
+
+    Threads that share rows read all weights each. Two of Zen 3, weights of 4 MB from memory (20 GB/s), 64 rows: 0.90 ms
+    where they share columns, in one pass, and 1.17 where they take 8 rows after the other.
+    """
+    if not (hardware.weights_in_memory and plan.panel_is_weight):
+        return 0.0
+    rows_first = v["order"] == 1
+    passes = np.where(rows_first, np.maximum(row_blocks / used, 1.0), 1.0)
+    readers = np.where(rows_first, np.minimum(row_blocks, used), 1.0)
+    reading_s = readers * plan.contraction.right.access.bytes / hardware.bandwidth_bytes_per_s
+    return np.maximum(reading_s - compute_s / passes, 0.0)
+
+
+def _l3_bandwidth(hardware: Hardware) -> float:
+    """Bytes a second that a core reads from a last cache nearby: between the second-level cache and memory.
+
+    Two cores of Zen 3: 77 GB/s from L2 each, 35 to 45 from L3, 22 from memory for both. ResNet-50's 14 x 14 x 256, 3 x
+    3, with weights of 2.4 MB, takes 1.37 ms in the model where each tile of rows reads them all, 1.29 where each panel
+    is read once; alone, both take the same.
+    """
+    near = hardware.cache_bandwidth_bytes_per_s
+    return near if hardware.last_cache_is_far else math.sqrt(near * min(near, hardware.bandwidth_bytes_per_s))
 
 
 def _stream_share(plan: Plan, v: Mapping[str, Column]) -> Column:

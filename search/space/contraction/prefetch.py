@@ -187,12 +187,26 @@ class Operand:
         return LINE_BYTES // dtype_bytes(str(self.source.dtype))
 
     def ahead(self, loop: Any, steps: int) -> list[Fetch]:
-        """All that the loop reads so many steps later."""
+        """All that the loop reads so many steps later, each line once."""
         later = [(loop.loop_var, loop.loop_var + _number(loop, steps))]
-        return [
-            self._fetch(NEAR, 1, [substitute(part, [*later, *places]) for part in self.index])
-            for places in self._vectors()
-        ]
+        read = [[substitute(part, [*later, *places]) for part in self.index] for places in self._vectors()]
+        behind = [self._elements_between(read[0], index) for index in read]
+        places, last = sorted(range(len(read)), key=lambda place: behind[place] or 0), -math.inf
+        lines: list[int] = []
+        for place in places:
+            distance = behind[place]
+            if distance is None or distance - last >= self._per_line:
+                lines.append(place)
+                last = last if distance is None else distance
+        return [self._fetch(NEAR, 1, read[place]) for place in lines]
+
+    def _elements_between(self, one: Sequence[Any], other: Sequence[Any]) -> int | None:
+        """From one element of the operand, which is compact, to another; None where that depends on where they are."""
+        apart: Any = 0
+        for first, second, extent in zip(one, other, self.source.shape, strict=True):
+            apart = apart * extent + (second - first)
+        apart = sym.Analyzer().simplify(apart)
+        return int(apart) if isinstance(apart, tirx.IntImm) else None
 
     def next_panel(self, reduction: Sequence[Any], around: Sequence[Any], fused: int, dimension: int) -> list[Fetch]:
         """A share of the next panel in each step; nothing where that would be too much.

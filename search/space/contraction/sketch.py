@@ -24,6 +24,7 @@ from .tiled import (
     PAD_AT_ROOT,
     PAD_INLINE,
     UNPACKED,
+    asks_for_weights,
     schedule_tiles,
 )
 
@@ -184,7 +185,7 @@ class TiledContraction(Sketch):
                 ("depth", depths),
                 ("pack", packs),
                 ("pad", pads),
-                (FAR_WEIGHTS, [int(AHEAD in packs and self._hardware.weights_are_far)]),
+                (FAR_WEIGHTS, [int(AHEAD in packs and asks_for_weights(plan, self._hardware))]),
             )
         )
 

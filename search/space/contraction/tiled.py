@@ -30,6 +30,7 @@ from .spread_groups import SPREAD_GROUPS
 __all__ = [
     "LEAST_FAR_BYTES",
     "ahead_bytes",
+    "asks_for_weights",
     "index_map",
     "local_sums",
     "overlapping_columns",
@@ -59,6 +60,15 @@ SMALL_L1_BYTES = 32 * 1024
 
 LEAST_FAR_BYTES = 128 * 1024
 """Smaller weights are read before asking for the next panel pays."""
+
+MANY_REGISTERS = 32
+"""Where vectors are half as long and half as many, each multiplication has more instructions around it, and asking for
+weights costs more. Two threads of Zen 3 (AVX2), ResNet-50's 3 x 3 convolutions, unasked and asked (us): 14 x 14 x 256
+1532, 1602; 28 x 28 x 128 1475, 1574; 7 x 7 x 512, whose weights are 9.4 MB, 1767, 1649. One row times 2048 x 1000 320,
+414; products of 4 to 128 rows gain 1 to 50 %. Nor does LLVM run out of registers there."""
+
+WAITING = 0.15
+"""Of the time that products take, what their weights take to come from memory, from which asking pays there."""
 
 STACK_BYTES = 1024
 """TVM puts smaller intermediates in the "global" scope on the stack; all others cost an allocation in each call, unless
@@ -194,16 +204,30 @@ def ahead_bytes(hardware: Hardware) -> int:
     return SMALL_AHEAD_BYTES if hardware.l1_bytes <= SMALL_L1_BYTES else AHEAD_BYTES
 
 
+def asks_for_weights(plan: Plan, hardware: Hardware) -> bool:
+    """Whether packed weights are asked for ahead: never those of groups, each of which has few of them."""
+    if plan.panel is None or plan.groups > 1 or not hardware.weights_are_far:
+        return False
+    if hardware.last_cache_is_far or hardware.vector_registers >= MANY_REGISTERS:
+        return True
+    computing_s = plan.contraction.flops / hardware.peak_flops_per_s_all
+    rows = plan.contraction.flops // (2 * math.prod(plan.panel.shape))
+    return rows > 1 and plan.panel.bytes / hardware.bandwidth_bytes_per_s >= WAITING * computing_s
+
+
 def _ask_for_weights(
     sch: Any, steps: Any, plan: Plan, values: Mapping[str, int], hardware: Hardware, fused: int
-) -> None:
-    """Mark the reduction's loop: `fused` iterations of the loop over panels read the same one."""
+) -> bool:
+    """Mark the reduction's loop, where it pays: `fused` iterations of the loop over panels read the same one."""
     assert plan.panel is not None
     step_bytes = values["ku"] * values["nr"] * plan.element_bytes
-    if values["nr"] * plan.reduction_extent * plan.element_bytes > hardware.l1_bytes // 2:
+    long_panels = values["nr"] * plan.reduction_extent * plan.element_bytes > hardware.l1_bytes // 2
+    many_panels = plan.panel.bytes >= LEAST_FAR_BYTES
+    if long_panels:
         sch.annotate(steps, FETCH_AHEAD, max(1, ahead_bytes(hardware) // step_bytes))
-    if plan.panel.bytes >= LEAST_FAR_BYTES:
+    if many_panels:
         sch.annotate(steps, NEXT_PANEL, [len(plan.reduction) - 1, fused, len(_panel_dimensions(plan.panel, plan)[0])])
+    return long_panels or many_panels
 
 
 def _panel_dimensions(panel: Access, plan: Plan) -> tuple[list[int], int, list[int]]:
@@ -375,9 +399,10 @@ def _tile_loops(
         sch.annotate(steps, SEPARATE_STEPS, 1)
     depth = min(values["depth"], len(order))
     if values["pack"] == AHEAD and values[FAR_WEIGHTS]:
-        if values["ku"] > 1 and sums + 2 * count + 1 > hardware.vector_registers and plan.spread is None:
+        asked = _ask_for_weights(sch, steps, plan, values, hardware, readers_of_panel(sch, order, depth, values))
+        full = sums + 2 * count + 1 > hardware.vector_registers >= MANY_REGISTERS
+        if asked and full and values["ku"] > 1 and plan.spread is None:
             sch.annotate(step, SEPARATE_STEPS, 1)
-        _ask_for_weights(sch, steps, plan, values, hardware, readers_of_panel(sch, order, depth, values))
     outermost = order[0] if depth <= 1 else sch.fuse(*order[:depth], preserve_unit_iters=True)
     inside = order.index(chunk) < depth
     if overlapping:
