@@ -169,8 +169,29 @@ def test_weights_are_not_read_again_for_each_row_of_an_image() -> None:
 
 def test_a_window_of_channels_reads_rows_as_they_lie() -> None:
     """Several tiles before the next channels: 174 us instead of 126 (NASNet-A on Zen 3, in the model)."""
-    space = convolution(28, 128, groups=128, **AVX2)
-    assert first_candidate(space, "chunk") == 1
+    space = convolution(56, 128, groups=128, **AVX2, weights_in_memory=True)
+    (channels,) = (sketch for sketch in space.sketches if sketch.name == "tiled_channels")
+    names = [knob.name for knob in channels.knobs]
+    chosen = {"mr": 2, "m2": 4, "nr": 8, "ku": 3, "depth": 2, "pack": 0, "pad": 3, "far_weights": 0}
+
+    def latency_s(**loops: int) -> float:
+        return float(channels.latency_s(np.array([[(chosen | loops)[name] for name in names]]))[0])
+
+    together = latency_s(order=1, chunk=1)
+    assert latency_s(order=1, chunk=2) > 1.02 * together
+    assert latency_s(order=0, chunk=1) > 1.02 * together
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"), [(1, 1000, 2048), (1, 512, 512), (4, 4096, 4096), (8, 1024, 1024)]
+)
+@pytest.mark.parametrize("registers", [16, 32])
+def test_what_waits_for_weights_is_still_computed_fast(rows: int, columns: int, depth: int, registers: int) -> None:
+    """By all threads, in wide tiles."""
+    machine = AVX2 | {"vector_registers": registers, "vector_bytes": 2 * registers}
+    space = product(rows, columns, depth, **machine, weights_in_memory=True)
+    assert first_candidate(space, "depth") > 0
+    assert first_candidate(space, "nr") >= registers
 
 
 def test_weights_beyond_the_near_caches_come_at_the_speed_of_memory() -> None:

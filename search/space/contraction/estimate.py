@@ -76,6 +76,9 @@ Xeon with 48 KB, two threads, 64 rows times 2048 x 256: panels of 128 KB take 1.
 FAR_APART = 1024
 """Bytes between rows from which that holds."""
 
+HIDDEN = 0.9
+"""Share of the first pass over weights in which they are read: of two that wait, the faster one is better."""
+
 ONE_STREAM = 0.5
 """Share of the memory bandwidth that a core gets when it reads one run after the other (eight side by side get all)."""
 
@@ -172,7 +175,8 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         wanted = t.sums + _pixels(plan, v) * t.vectors
         full *= 1.0 + RELOADED_PIXEL * np.maximum(wanted - hardware.vector_registers, 0.0)
     if plan.left_vectorised and plan.right_vectorised:
-        full *= np.where((v["order"] == 1) & (v["chunk"] > 1), 1.0 + CHANNELS_APART, 1.0)
+        together = (v["order"] == 1) & (v["chunk"] == 1) | (t.column_tiles == 1)
+        full *= np.where(together, 1.0, 1.0 + CHANNELS_APART)
     tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
     tail = np.where(t.whole_rows, 0.0, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero))
     column_rest = plan.vector_extent % v["nr"]
@@ -238,7 +242,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     unpacked = _unpacked_share(plan, rows, traffic.panel_bytes / hardware.l1_bytes)
     extra_s = extra_s + np.where(v["pack"] == UNPACKED, unpacked * compute_s, 0.0)
     extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
-    extra_s = extra_s + _waiting_s(plan, hardware, v, traffic.row_blocks, used, compute_s)
+    extra_s = extra_s + _waiting_s(plan, hardware, v, traffic.row_blocks, used, np.maximum(compute_s, memory_s))
     latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
     return Cost(
         compute_s=compute_s,
@@ -301,20 +305,23 @@ def _traffic(plan: Plan, hardware: Hardware, v: Mapping[str, Column], t: Tiles) 
 
 
 def _waiting_s(
-    plan: Plan, hardware: Hardware, v: Mapping[str, Column], row_blocks: Column, used: Column, compute_s: Column
+    plan: Plan, hardware: Hardware, v: Mapping[str, Column], row_blocks: Column, used: Column, busy_s: Column
 ) -> Column | float:
-    """Seconds in which threads wait for weights from memory, which their first pass over them reads.
+    """Seconds in which threads wait for weights from memory, beside the `busy_s` that all passes over them take.
 
-    Threads that share rows read all weights each. Two of Zen 3, weights of 4 MB from memory (20 GB/s), 64 rows: 0.90 ms
-    where they share columns, in one pass, and 1.17 where they take 8 rows after the other.
+    The first pass reads them. Threads that share rows read all weights each. Two of Zen 3, weights of 4 MB from memory
+    (20 GB/s), 64 rows: 0.90 ms where they share columns, in one pass, and 1.17 where they take 8 rows after the other.
     """
-    if not (hardware.weights_in_memory and plan.panel_is_weight):
+    panel = plan.panel
+    if not (hardware.weights_in_memory and plan.panel_is_weight) or panel is None or plan.groups > 1:
+        return 0.0
+    if any(axis.position in panel.axes() for axis in plan.outer):  # weights of their own, for each of a batch
         return 0.0
     rows_first = v["order"] == 1
     passes = np.where(rows_first, np.maximum(row_blocks / used, 1.0), 1.0)
     readers = np.where(rows_first, np.minimum(row_blocks, used), 1.0)
-    reading_s = readers * plan.contraction.right.access.bytes / hardware.bandwidth_bytes_per_s
-    return np.maximum(reading_s - compute_s / passes, 0.0)
+    bandwidth = hardware.bandwidth_bytes_per_s * np.sqrt(used / hardware.threads)
+    return np.maximum(readers * panel.bytes / bandwidth - HIDDEN * busy_s / passes, 0.0)
 
 
 def _l3_bandwidth(hardware: Hardware) -> float:

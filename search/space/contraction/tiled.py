@@ -205,7 +205,7 @@ def ahead_bytes(hardware: Hardware) -> int:
 
 
 def asks_for_weights(plan: Plan, hardware: Hardware) -> bool:
-    """Whether packed weights are asked for ahead: never those of groups, each of which has few of them."""
+    """Whether packed weights are asked for ahead: never where each group has panels of its own, few of them."""
     if plan.panel is None or plan.groups > 1 or not hardware.weights_are_far:
         return False
     if hardware.last_cache_is_far or hardware.vector_registers >= MANY_REGISTERS:
