@@ -1,4 +1,4 @@
-"""Packed weights are asked for ahead where the last-level cache is as slow as memory."""
+"""Packed weights are asked for ahead where the last-level cache is as slow as memory, and the next tile's rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ import tvm_ffi
 from tvm import tirx
 
 from eqtune.search.space import Decision, Hardware, build_space
-from eqtune.search.space.contraction.prefetch import FAR, FETCH_AHEAD, NEAR, NEXT_PANEL, prefetch_operands
+from eqtune.search.space.contraction import tiled
+from eqtune.search.space.contraction.prefetch import (
+    FAR,
+    FETCH_AHEAD,
+    NEAR,
+    NEXT_PANEL,
+    NEXT_TILE,
+    prefetch_operands,
+)
 from eqtune.search.space.expressions import evaluate
 from eqtune.search.space.hardware import with_weights
 from eqtune.search.space.lowering import prepare_for_lowering
@@ -46,15 +54,16 @@ FEW_REGISTERS = Hardware(
 
 VALUES = {"mr": 7, "m2": 1, "nr": 32, "ku": 2, "chunk": 1, "order": 0, "depth": 1, "pack": 3, "pad": 0}
 PRODUCT = (35, 128, 512)
+IMAGE = (700, 64, 128)
 
 
 def product(rows: int, columns: int, depth: int) -> Any:
     return matmul((rows, depth), (depth, columns), weights=[1])
 
 
-def convolution(size: int, channels: int, filters: int) -> Any:
+def convolution(size: int, channels: int, filters: int, window: int = 3, stride: int = 1) -> Any:
     """The image is one wider than high."""
-    return conv(channels, size, filters, 3, "NHWC", "HWIO", padding=1)
+    return conv(channels, size, filters, window, "NHWC", "HWIO", padding=window // 2, strides=stride)
 
 
 def scheduled(mod: Any, hardware: Hardware, **values: int) -> Any:
@@ -161,25 +170,87 @@ def test_asking_changes_no_result(mod: Any, values: Mapping[str, int]) -> None:
     np.testing.assert_array_equal(run(slow), run(fast))
 
 
-@pytest.mark.parametrize("values", [{}, {"depth": 2}, {"order": 1, "depth": 1, "chunk": 5}, {"ku": 1, "nr": 48}])
-def test_all_tiles_of_a_panel_ask_for_all_of_the_next(values: dict[str, int]) -> None:
-    function = prefetch_operands(scheduled(product(*PRODUCT), SLOW_CACHE, **values))
+def places(function: Any, load: Any) -> list[Any]:
+    """The indices of a load in all iterations of the loops around it, each of shape [iterations]."""
     loops: list[Any] = []
     tvm_ffi.structural_walk(function.body, (tirx.For, loops.append))
-    ((count, asked),) = fetches(function, FAR)
     used: list[Any] = []
-    for index in asked.indices:
+    for index in load.indices:
         tvm_ffi.structural_walk(index, (tvm.ir.Var, used.append))
     around = [loop for loop in loops if any(variable.same_as(loop.loop_var) for variable in used)]
     values_of = np.array(list(itertools.product(*(range(int(loop.extent)) for loop in around)))).T
     known = {loop.loop_var: row for loop, row in zip(around, values_of, strict=True)}
-    panel, _, place = (np.broadcast_to(evaluate(index, known), values_of.shape[1:]) for index in asked.indices)
+    return [np.broadcast_to(evaluate(index, known), values_of.shape[1:]) for index in load.indices]
+
+
+@pytest.mark.parametrize("values", [{}, {"depth": 2}, {"order": 1, "depth": 1, "chunk": 5}, {"ku": 1, "nr": 48}])
+def test_all_tiles_of_a_panel_ask_for_all_of_the_next(values: dict[str, int]) -> None:
+    function = prefetch_operands(scheduled(product(*PRODUCT), SLOW_CACHE, **values))
+    ((count, asked),) = fetches(function, FAR)
+    panel, _, place = places(function, asked)
     panels, depth, columns = (int(extent) for extent in asked.source.shape)
     assert set(panel) == set(range(panels))
     for one in range(panels):
         first = place[panel == one] * 4 // 64
         lines = set((first[:, None] + np.arange(count)).flat)
         assert set(range(depth * columns * 4 // 64)) <= lines
+
+
+@pytest.mark.parametrize(
+    ("mod", "asked"),
+    [
+        (product(*IMAGE), True),
+        (convolution(14, 128, 64, window=1), True),
+        (product(35, 64, 128), False),
+        (product(700, 64, 32), False),
+        (convolution(14, 128, 64, window=1, stride=2), False),
+        (convolution(14, 64, 64), False),
+        (matmul((700, 128), (128, 64)), False),
+        (matmul((4, 700, 128), (4, 128, 64)), False),
+    ],
+    ids=["rows", "pixels", "more weights", "short rows", "strides", "windows", "no weights", "batches"],
+)
+def test_rows_are_asked_for_where_they_are_more_than_the_weights_and_lie_one_behind_the_other(
+    mod: Any, asked: bool
+) -> None:
+    wide, narrow = (scheduled(mod, FAST_CACHE, mr=7, nr=nr, pack=3 if asked else 0) for nr in (32, 16))
+    assert len(fetches(prefetch_operands(wide), FAR)) == asked
+    assert not fetches(prefetch_operands(narrow), FAR), "tiles of one vector are busy loading"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"mr": 5, "nr": 64},
+        {"order": 1, "depth": 1},
+        {"order": 1, "depth": 2},
+        {"order": 1, "depth": 1, "chunk": 10},
+        {"pack": 0, "ku": 4},
+    ],
+)
+def test_a_tile_asks_for_the_rows_of_the_next(values: dict[str, int]) -> None:
+    function = prefetch_operands(scheduled(product(*IMAGE), FAST_CACHE, **values))
+    ((count, asked),) = fetches(function, FAR)
+    row, place = places(function, asked)
+    rows, _, depth = IMAGE
+    height = (VALUES | values)["mr"]
+    for tile in range(0, rows, height):
+        first = (tile * depth + place[row == tile]) * 4 // 64
+        lines = set((first[:, None] + np.arange(count)).flat)
+        behind = np.arange((tile + height) * depth, (tile + 2 * height) * depth) * 4 // 64
+        assert set(behind) <= lines
+        assert len(lines) <= 2 * len(set(behind)), "and for little else"
+
+
+@pytest.mark.parametrize("values", [{}, {"order": 1, "depth": 1}, {"mr": 6, "order": 1}])
+def test_asking_for_rows_changes_no_result(values: Mapping[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = scheduled(product(*IMAGE), FAST_CACHE, **values)
+    assert fetches(prepare_for_lowering(asking), FAR)
+    monkeypatch.setattr(tiled, "asks_for_rows", lambda plan: False)
+    silent = scheduled(product(*IMAGE), FAST_CACHE, **values)
+    assert not fetches(prepare_for_lowering(silent), FAR)
+    np.testing.assert_array_equal(run(asking), run(silent))
 
 
 def test_sums_stay_in_registers() -> None:
@@ -195,7 +266,7 @@ def test_sums_stay_in_registers() -> None:
     assert many <= few
 
 
-@pytest.mark.parametrize("mark", [{FETCH_AHEAD: 8}, {NEXT_PANEL: [0, 1, 0]}])
+@pytest.mark.parametrize("mark", [{FETCH_AHEAD: 8}, {NEXT_PANEL: [0, 1, 0]}, {NEXT_TILE: [0, 896]}])
 def test_a_forged_mark_is_refused(mark: dict[str, Any]) -> None:
     variable = tirx.Var("i", "int32")
     buffer = tirx.decl_buffer((8,), "float32", "a")
@@ -216,6 +287,20 @@ def test_a_forged_panel_is_refused(mark: list[int]) -> None:
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations={NEXT_PANEL: mark})
 
     with pytest.raises(ValueError, match="counts panels"):
+        prefetch_operands(function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, forge))))
+
+
+@pytest.mark.parametrize("elements", [0, -896])
+def test_a_forged_tile_is_refused(elements: int) -> None:
+    function = scheduled(product(*IMAGE), FAST_CACHE)
+
+    def forge(loop: Any) -> Any:
+        if NEXT_TILE not in loop.annotations:
+            return loop
+        mark = {NEXT_TILE: [0, elements]}
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations=mark)
+
+    with pytest.raises(ValueError, match="elements"):
         prefetch_operands(function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, forge))))
 
 

@@ -1,6 +1,6 @@
-"""Asks for the vectorised operand before it is multiplied, where the prefetchers of a core do not reach far enough.
+"""Asks for operands before they are multiplied, where the prefetchers of a core do not reach far enough.
 
-Two distances, each for a reduction loop whose operand comes from beyond the first-level cache:
+Weights have two distances, each for a reduction loop whose operand comes from beyond the first-level cache:
 
     for tile in rows:                         for tile in rows:
         for k in reduction: (marked)    ->        for k in reduction:
@@ -23,6 +23,24 @@ One thread of a Xeon with 480 MiB of L3, tiles of 14 x 32 (us):
 
 Where L3 is fast, the weights of models that it holds are not asked for: that would cost 1 to 4 %. Those of models with
 more are (`Hardware.weights_in_memory`); with 16 registers, those that products wait for (`tiled.asks_for_weights`).
+
+Rows have one. A tile reads each of its rows as a stream of its own, which ends before a prefetcher follows it; the next
+tile's rows are what lies behind this one's:
+
+    for tile in rows:
+        for k in reduction: (marked)
+            prefetch(a[tile + 1] + share of k)
+            sums += a[tile, k] * panels[j, k]
+
+Two threads of Zen 3 whose last cache is busy, in the model, in turns (us):
+
+    rows x columns x reduction   unasked   asked
+    784 x 32 x 192                   147      81
+    3136 x 24 x 144                  184     135
+    3136 x 128 x 128                 761     637
+    3136 x 128 x 640                3713    3208
+    3136 x 64 x 256                  619     559
+    784 x 256 x 256                  673     642
 """
 
 from __future__ import annotations
@@ -44,6 +62,7 @@ from ..statements import with_body, with_code
 __all__ = [
     "FETCH_AHEAD",
     "NEXT_PANEL",
+    "NEXT_TILE",
     "Operand",
     "loops_around",
     "prefetch_operands",
@@ -59,8 +78,12 @@ NEXT_PANEL = "eqtune.next_panel"
 panels read the same one, because other loops were fused into it; and which dimension of the packed weights counts
 panels."""
 
+NEXT_TILE = "eqtune.next_tile"
+"""Annotation of the same loop: how many loops of the reduction are around it; and how many elements of the operand that
+is not read by vectors a tile reads, all of them before those of the next."""
+
 MOST_LINES = 32
-"""Of the next panel, that one step may ask for: where it takes more, all time goes into reading."""
+"""Of the next panel or tile, that one step may ask for: where it takes more, all time goes into reading."""
 
 LINE_BYTES = 64
 
@@ -106,15 +129,19 @@ def prefetch_operands(func: Any) -> Any:
         if not _is_marked(loop):
             return loop
         operand = _vectorised_operand(loop)
+        around = loops_around(func, loop)
         fetches: list[Fetch] = []
         if FETCH_AHEAD in loop.annotations:
             fetches += operand.ahead(loop, int(loop.annotations[FETCH_AHEAD]))
         if NEXT_PANEL in loop.annotations:
-            around = loops_around(func, loop)
             reductions, fused, dimension = (int(value) for value in loop.annotations[NEXT_PANEL])
             first = len(around) - reductions
             fetches += operand.next_panel([*around[first:], loop], around[:first], fused, dimension)
-        return with_body(loop, with_fetches(fetches, loop.body), FETCH_AHEAD, NEXT_PANEL)
+        if NEXT_TILE in loop.annotations:
+            reductions, elements = (int(value) for value in loop.annotations[NEXT_TILE])
+            first = len(around) - reductions
+            fetches += _operand_by_elements(loop).next_tile([*around[first:], loop], around[:first], elements)
+        return with_body(loop, with_fetches(fetches, loop.body), *_MARKS)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, fetching)))
 
@@ -140,8 +167,11 @@ def _loops_of(func: Any) -> list[Any]:
     return loops
 
 
+_MARKS = (FETCH_AHEAD, NEXT_PANEL, NEXT_TILE)
+
+
 def _is_marked(loop: Any) -> bool:
-    return FETCH_AHEAD in loop.annotations or NEXT_PANEL in loop.annotations
+    return any(mark in loop.annotations for mark in _MARKS)
 
 
 def _contains(loop: Any, marked: Any) -> bool:
@@ -158,8 +188,21 @@ def _vectorised_operand(loop: Any) -> Operand:
     return operand
 
 
+def _operand_by_elements(loop: Any) -> Operand:
+    """What a loop reads element by element: the first such operand of its products."""
+    operand = next((operand for operand, by_vectors in _operands(loop) if not by_vectors), None)
+    if operand is None:
+        raise ValueError("a loop that is to fetch the next tile's rows multiplies none element by element")
+    return operand
+
+
 def vectorised_operands(loop: Any) -> Iterator[Operand]:
     """What a loop reads by vectors, in the order of its blocks, but not what a block writes itself."""
+    return (operand for operand, by_vectors in _operands(loop) if by_vectors)
+
+
+def _operands(loop: Any) -> Iterator[tuple[Operand, bool]]:
+    """What a loop reads and its block does not write, in the order of its blocks; whether it is read by vectors."""
     inside: list[Any] = []
     realized: list[Any] = []
     tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
@@ -170,8 +213,8 @@ def vectorised_operands(loop: Any) -> Iterator[Operand]:
         tvm_ffi.structural_walk(realize.block.body, [(TensorLoad, loads.append), (tirx.BufferStore, stores.append)])
         for load in loads:
             index = [substitute(part, binding_of(realize)) for part in load.indices]
-            if uses(index[-1], *lanes) and not any(load.source.same_as(store.buffer) for store in stores):
-                yield Operand(load.source, index, inside)
+            if not any(load.source.same_as(store.buffer) for store in stores):
+                yield Operand(load.source, index, inside), uses(index[-1], *lanes)
 
 
 @dataclass(frozen=True)
@@ -217,14 +260,12 @@ class Operand:
         if fused < 1 or not 0 <= dimension < len(self.index) - 1:
             raise ValueError(f"no dimension {dimension} of {len(self.index)} counts panels that {fused} loops read")
         index = self._at_zero([*self.inside, *reduction])
-        step, steps = _number(reduction[0], 0), 1  # of all that read this panel, one after the other
-        for inner in reversed(reduction):
-            step, steps = step + inner.loop_var * _number(inner, steps), steps * int(inner.extent)
+        step, steps = _steps_of(reduction)
         for outer in reversed(around):
             if uses(index[dimension], outer.loop_var):
                 step, steps = step + outer.loop_var % _number(outer, fused) * _number(outer, steps), steps * fused
                 break
-            step, steps = step + outer.loop_var * _number(outer, steps), steps * int(outer.extent)
+            step, steps = _steps_of([outer], step, steps)
         share = math.ceil(math.prod(int(extent) for extent in self.source.shape[dimension + 1 :]) / steps)
         lines = math.ceil(share / self._per_line)
         if lines > MOST_LINES:
@@ -232,6 +273,27 @@ class Operand:
         panels = int(self.source.shape[dimension])
         index[dimension] = (index[dimension] + _number(reduction[0], 1)) % _number(reduction[0], panels)
         return [self._fetch(FAR, lines, [*index[:-1], index[-1] + step * _number(reduction[0], share)])]
+
+    def next_tile(self, reduction: Sequence[Any], around: Sequence[Any], elements: int) -> list[Fetch]:
+        """A share of what lies behind these `elements` in each step; nothing where that would be too much.
+
+        The loops are those of `next_panel`. Raises ValueError for a tile of nothing.
+        """
+        if elements < 1:
+            raise ValueError(f"a tile of {elements} elements")
+        index = self._at_zero([*self.inside, *reduction, *(outer for outer in around if _is_unit(outer))])
+        of_this_tile = itertools.takewhile(
+            lambda outer: not any(uses(part, outer.loop_var) for part in index), reversed(around)
+        )
+        step, steps = _steps_of(reduction)
+        for outer in of_this_tile:
+            step, steps = _steps_of([outer], step, steps)
+        share = math.ceil(elements / steps)
+        lines = math.ceil(share / self._per_line)
+        if lines > MOST_LINES:
+            return []
+        behind = step * _number(reduction[0], share) + _number(reduction[0], elements)
+        return [self._fetch(FAR, lines, [*index[:-1], index[-1] + behind])]
 
     def _vectors(self) -> Iterator[list[tuple[Any, Any]]]:
         """The variables of the loops inside for each line that one step reads."""
@@ -248,6 +310,18 @@ class Operand:
         """Lines that may lie beyond the operand: nothing is read."""
         simplified = [sym.Analyzer().simplify(part) for part in index]
         return Fetch(level, lines, tirx.address_of(tirx.BufferLoad(self.source, simplified)))
+
+
+def _steps_of(loops: Sequence[Any], step: Any = 0, steps: int = 1) -> tuple[Any, int]:
+    """Which step of all this is, and how many there are: of loops, outermost first, around `steps` of which one is
+    `step`."""
+    for loop in reversed(loops):
+        step, steps = loop.loop_var * _number(loop, steps) + step, steps * int(loop.extent)
+    return step, steps
+
+
+def _is_unit(loop: Any) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
 
 def _number(loop: Any, value: int) -> Any:
