@@ -33,8 +33,8 @@ def vectorizable_math(func: Any) -> Any:
 
     Results differ from libm's by a few units in the last place; infinities and NaN are kept, but by roots of minus
     infinity. Results of `exp` below 2^-125 (1.7e-38 at most) become zero. Calls of other types stay as they are. Where
-    a condition guards a load (padding, concatenation) nothing may be computed ahead of it: of nested calls only the
-    innermost is replaced.
+    a condition guards a load (padding, concatenation) nothing may be computed ahead of it: where calls are nested, each
+    side of it becomes a statement of its own; where that is not the whole value, only the innermost call is replaced.
 
     Parameters
     ----------
@@ -77,6 +77,10 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
     def staged(store: Any) -> Any:
         if _guards_calls(store.value):
             value = tvm_ffi.structural_map(store.value, (ir.Call, _replace_innermost))
+            if is_conditional(store.value) and _has(value, ir.Call, _has_form):
+                condition, *values = store.value.args
+                branches = [staged(tirx.BufferStore(store.buffer, value, store.indices)) for value in values]
+                return tirx.IfThenElse(condition, *branches)
             return store if value.same_as(store.value) else tirx.BufferStore(store.buffer, value, store.indices)
         before: list[Any] = []
         results: list[tuple[Any, Any]] = []
