@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import te, tirx
 
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.contraction import tiled
@@ -216,6 +216,23 @@ def test_rows_are_asked_for_where_they_are_more_than_the_weights_and_lie_one_beh
     wide, narrow = (scheduled(mod, FAST_CACHE, mr=7, nr=nr, pack=3 if asked else 0) for nr in (32, 16))
     assert len(fetches(prefetch_operands(wide), FAR)) == asked
     assert not fetches(prefetch_operands(narrow), FAR), "tiles of one vector are busy loading"
+
+
+def test_rows_of_what_is_transposed_on_the_way_are_not_asked_for() -> None:
+    """They lie apart."""
+    x, w = te.placeholder((128, 700), "float32", "x"), te.placeholder((128, 64), "float32", "w")
+    rows = te.compute((700, 128), lambda i, k: x[k, i], "rows")
+    k = te.reduce_axis((0, 128), "k")
+    y = te.compute((700, 64), lambda i, j: te.sum(rows[i, k] * w[k, j], axis=k), "y")
+    function = te.create_prim_func([x, w, y]).with_attr("layout_free_buffers", [1])
+    mod = tvm.IRModule({"main": function})
+    assert not fetches(prefetch_operands(scheduled(mod, FAST_CACHE, nr=32)), FAR)
+
+
+def test_rows_at_the_end_of_32_bits_are_not_asked_for() -> None:
+    """What lies behind the last tile has no index there."""
+    function = prefetch_operands(scheduled(product(2**21 - 8, 48, 1024), FAST_CACHE, mr=8, nr=48, depth=0))
+    assert not fetches(function, FAR)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,8 @@ class Fetch(NamedTuple):
 def prefetch_operands(func: Any) -> Any:
     """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
 
-    Raises ValueError for a marked loop that multiplies nothing by vectors: marks may come from records of others.
+    Raises ValueError for a marked loop that multiplies nothing by vectors, or, for the next tile's rows, nothing else:
+    marks may come from records of others.
     """
     loops = _loops_of(func)
     if not any(map(_is_marked, loops)):
@@ -290,7 +291,8 @@ class Operand:
             step, steps = _steps_of([outer], step, steps)
         share = math.ceil(elements / steps)
         lines = math.ceil(share / self._per_line)
-        if lines > MOST_LINES:
+        furthest = math.prod(int(extent) for extent in self.source.shape) + 2 * elements
+        if lines > MOST_LINES or furthest >= 2**31:  # beyond the indices that a kernel may have (`narrow_indices`)
             return []
         behind = step * _number(reduction[0], share) + _number(reduction[0], elements)
         return [self._fetch(FAR, lines, [*index[:-1], index[-1] + behind])]

@@ -226,12 +226,24 @@ def asks_for_rows(plan: Plan) -> bool:
     times 2560 x 512 3252, asked 3307; 64 rows times 3072 x 768 with weights from memory 2120, 2193.
     """
     left, right = plan.contraction.left.access, plan.contraction.right.access
-    if not plan.panel_is_weight or plan.groups > 1 or plan.staged or left.bytes < right.bytes:
+    if not plan.panel_is_weight or plan.groups > 1 or left.bytes < right.bytes or not _lies_in_memory(plan, left):
         return False
     row = plan.reduction_extent
     next_row, next_element = (left.stride(axis.position) for axis in (plan.unrolled[-1], plan.reduction[-1]))
     dense = next_row == row and next_element == 1
     return dense and plan.second is None and row * dtype_bytes(left.dtype) >= LEAST_ROW_BYTES
+
+
+def _lies_in_memory(plan: Plan, operand: Access) -> bool:
+    """Whether an operand is an argument, or a copy of one element by element, which TVM makes of what needs no padding."""
+    for block in plan.kernel.blocks:
+        if block.write.buffer == operand.buffer:
+            source = block.reads[0] if block.name in plan.inlined and len(block.reads) == 1 else None
+            alike = source is not None and all(
+                source.stride(axis.position) == block.write.stride(axis.position) for axis in block.axes
+            )
+            return source is not None and alike and _lies_in_memory(plan, source)
+    return True
 
 
 def _ask_for_weights(

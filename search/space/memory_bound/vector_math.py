@@ -34,7 +34,7 @@ def vectorizable_math(func: Any) -> Any:
     Results differ from libm's by a few units in the last place; infinities and NaN are kept, but by roots of minus
     infinity. Results of `exp` below 2^-125 (1.7e-38 at most) become zero. Calls of other types stay as they are. Where
     a condition guards a load (padding, concatenation) nothing may be computed ahead of it: where calls are nested, each
-    side of it becomes a statement of its own; where that is not the whole value, only the innermost call is replaced.
+    of its sides becomes a statement of its own. In what `and` and `or` guard, only the innermost call is replaced.
 
     Parameters
     ----------
@@ -59,12 +59,23 @@ def vectorizable_math(func: Any) -> Any:
         return _allocated(buffers, loop)
 
     def scalar_store(store: Any) -> Any:
+        if any(store.same_as(other) for other in in_vectors):
+            return store
         buffers: list[Any] = []
         return _allocated(buffers, _staging(buffers, 1, 0)(store))
 
     body = tvm_ffi.structural_map(func.body, (tirx.For, vector_loop))
+    in_vectors: list[Any] = []
+    for loop in _vector_loops(body):
+        tvm_ffi.structural_walk(loop.body, (tirx.BufferStore, in_vectors.append))
     body = tvm_ffi.structural_map(body, (tirx.BufferStore, scalar_store))
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _vector_loops(body: Any) -> list[Any]:
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(body, (tirx.For, loops.append))
+    return [loop for loop in loops if loop.kind == tirx.ForKind.VECTORIZED]
 
 
 def _allocated(buffers: list[Any], statement: Any) -> Any:
@@ -77,11 +88,30 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
     def staged(store: Any) -> Any:
         if _guards_calls(store.value):
             value = tvm_ffi.structural_map(store.value, (ir.Call, _replace_innermost))
-            if is_conditional(store.value) and _has(value, ir.Call, _has_form):
-                condition, *values = store.value.args
-                branches = [staged(tirx.BufferStore(store.buffer, value, store.indices)) for value in values]
-                return tirx.IfThenElse(condition, *branches)
-            return store if value.same_as(store.value) else tirx.BufferStore(store.buffer, value, store.indices)
+            is_nested = _has(value, ir.Call, _has_form) and not _has(store.value, tirx.Let)  # whose names end there
+            return (split(store) if is_nested else None) or with_value(store, value)
+        return staged_calls(store)
+
+    def split(store: Any) -> Any:
+        """The store as statements that the conditions in its value choose; None without such conditions."""
+        if is_conditional(store.value):
+            condition, *sides = store.value.args
+            condition = tvm_ffi.structural_map(condition, (ir.Call, _replace_innermost))
+            return tirx.IfThenElse(condition, *(staged(with_value(store, side)) for side in sides))
+        before: list[Any] = []
+
+        def chosen_before(call: Any) -> Any:
+            if not is_conditional(call):
+                return call
+            buffer = tirx.decl_buffer([extent], str(call.ty.dtype), "math")
+            buffers.append(buffer)
+            before.append(staged(tirx.BufferStore(buffer, call, [place])))
+            return tirx.BufferLoad(buffer, [place])
+
+        value = tvm_ffi.structural_map(store.value, (ir.Call, chosen_before), order="pre")
+        return tirx.SeqStmt([*before, staged(with_value(store, value))]) if before else None
+
+    def staged_calls(store: Any) -> Any:
         before: list[Any] = []
         results: list[tuple[Any, Any]] = []
 
@@ -103,9 +133,10 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
             return results[-1][1]
 
         value = tvm_ffi.structural_map(store.value, (ir.Call, replace))
-        if not before:
-            return store
-        return tirx.SeqStmt([*before, tirx.BufferStore(store.buffer, value, store.indices)])
+        return tirx.SeqStmt([*before, with_value(store, value)]) if before else store
+
+    def with_value(store: Any, value: Any) -> Any:
+        return tirx.BufferStore(store.buffer, value, store.indices)
 
     return staged
 
