@@ -148,18 +148,16 @@ CHAINS: dict[str, tuple[Callable[..., Callable[..., tirx.Expr]], Callable[[np.nd
         lambda x, begin: np.pad(np.tanh(np.pad(np.exp(x), (3, 0))), (begin, 0))[: 24 + begin],
     ),
     "calls on both sides": (
-        lambda read, begin: lambda i: tirx.if_then_else(
-            i >= begin, tirx.tanh(tirx.exp(read(i - begin))), tirx.exp(tirx.tanh(read(i)))
+        lambda read, begin: (
+            lambda i: tirx.if_then_else(i >= begin, tirx.tanh(tirx.exp(read(i - begin))), tirx.exp(tirx.tanh(read(i))))
         ),
         lambda x, begin: np.concatenate([np.exp(np.tanh(x[:begin])), np.tanh(np.exp(x))]),
     ),
     "calls in the condition": (
-        lambda read, begin: lambda i: tirx.if_then_else(
-            tirx.exp(read(i % 24)) > 1.0, tirx.tanh(tirx.sigmoid(read(i % 24))), 0.0
+        lambda read, begin: (
+            lambda i: tirx.if_then_else(tirx.exp(read(i % 24)) > 1.0, tirx.tanh(tirx.sigmoid(read(i % 24))), 0.0)
         ),
-        lambda x, begin: (lambda y: np.where(y > 0, np.tanh(scipy.special.expit(y)), 0))(
-            x[np.arange(24 + begin) % 24]
-        ),
+        lambda x, begin: (lambda y: np.where(y > 0, np.tanh(scipy.special.expit(y)), 0))(x[np.arange(24 + begin) % 24]),
     ),
 }
 """Of 24 numbers that `read` reads, and where they begin."""

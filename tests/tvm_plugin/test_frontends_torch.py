@@ -192,6 +192,11 @@ def test_layers_stay_whole():
         lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5) + F.avg_pool2d(x, 2) + F.avg_pool3d(x, (1, 2, 2)),
         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
         lambda x: F.max_pool2d(x - 2, (3, 2), (2, 1), 1, (1, 2), ceil_mode=True, return_indices=True)[1].float(),
+        lambda x: (
+            F.max_pool2d(x, (2, 3), ceil_mode=True).sum()
+            + F.max_pool1d(x[0], 4, ceil_mode=True).sum()
+            + F.max_pool3d(x, 3, ceil_mode=True, padding=1)
+        ),
         lambda x: torch.hypot(x, 1e30 * x[0]) + torch.copysign(x, -x) + x.logcumsumexp(2),
         lambda x: x.as_strided((2, 3, 2), (5, 7, 1), 3) * x[0, 0, 0, :2],
         lambda x: (
@@ -307,6 +312,7 @@ def test_layers_stay_whole():
         "pooling-by-a-divisor",
         "undone-pooling",
         "places-of-pooling",
+        "pooling-by-strides-left-out",
         "pairs-of-numbers",
         "strides",
         "sums-of-what-is-far-apart",
@@ -415,8 +421,9 @@ def test_what_converters_do_not_know_is_refused(function, message):
         load_model(Lambda(function), example_inputs=(IMAGE,))
 
 
-def test_indices_of_adaptive_pooling_are_refused():
-    module = Lambda(lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True)[1])
+@pytest.mark.parametrize("pool", [F.adaptive_max_pool2d, F.max_pool3d])
+def test_indices_of_other_pooling_are_refused(pool):
+    module = Lambda(lambda x: pool(x, 3, return_indices=True)[1])
     with pytest.raises(UnsupportedModelError, match="indices are used"):
         load_model(module, example_inputs=(IMAGE,))
 

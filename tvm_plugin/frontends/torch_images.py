@@ -63,12 +63,36 @@ def _avg_pool(rank: int) -> Converter:
     return convert
 
 
+def _max_pool(rank: int) -> Converter:
+    """TVM's importer takes strides that are left out for none, where an option follows."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, window, strides, *others = arguments(node, importer, _MAX_POOL, ((), 0, 1, False))
+        result = getattr(importer, f"_max_pool{rank}d_impl")(x, window, strides or None, *others)
+        return importer.block_builder.emit(result)  # without a batch, it is a view
+
+    return convert
+
+
+def _max_pool_with_indices(rank: int) -> Converter:
+    """TVM's importer has zeros as indices."""
+
+    def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+        if not any(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
+            return (_max_pool(rank)(node, importer),)
+        if rank != 2:
+            raise UnsupportedModelError(f"{node.name} is a pooling of {rank} axes whose indices are used")
+        return _max_pool_and_places(node, importer)
+
+    return convert
+
+
+_MAX_POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
+
+
 def _max_pool_and_places(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
-    """TVM's importer knows the values only; places count along the rows of an image without its padding."""
-    if not any(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
-        return importer._max_pool2d_with_indices(node)
-    names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    x, *options = arguments(node, importer, names, ((), 0, 1, False))
+    """Places count along the rows of an image without its padding."""
+    x, *options = arguments(node, importer, _MAX_POOL, ((), 0, 1, False))
     *four, ceil = [options[0], options[1] or options[0], *options[2:]]
     window, strides, padding, dilation = ([int(n) for n in np.broadcast_to(option, 2)] for option in four)
     emit, shape = importer.block_builder.emit, shape_of(x)
@@ -254,7 +278,8 @@ IMAGE_CONVERTERS: dict[str, Converter] = {
     "adaptive_max_pool2d.default": _adaptive_max_pool,
     "avg_pool2d.default": _avg_pool(2),
     "avg_pool3d.default": _avg_pool(3),
-    "max_pool2d_with_indices.default": _max_pool_and_places,
+    **{f"max_pool{rank}d.default": _max_pool(rank) for rank in (1, 2, 3)},
+    **{f"max_pool{rank}d_with_indices.default": _max_pool_with_indices(rank) for rank in (2, 3)},
     "adaptive_max_pool3d.default": _adaptive_max_pool,
     "col2im.default": _fold,
     "unfold_backward.default": _unfold_backward,

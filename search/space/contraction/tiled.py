@@ -235,7 +235,7 @@ def asks_for_rows(plan: Plan) -> bool:
 
 
 def _lies_in_memory(plan: Plan, operand: Access) -> bool:
-    """Whether an operand is an argument, or a copy of one element by element, which TVM makes of what needs no padding."""
+    """Whether an operand is an argument, or a copy of one as it lies, which TVM makes of what needs no padding."""
     for block in plan.kernel.blocks:
         if block.write.buffer == operand.buffer:
             source = block.reads[0] if block.name in plan.inlined and len(block.reads) == 1 else None
