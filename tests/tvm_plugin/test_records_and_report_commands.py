@@ -54,6 +54,31 @@ def test_list_counts_per_context_and_kernel(work, capsys):
     assert fields["contexts"][0]["device"] == "a cpu"
 
 
+def test_list_says_that_there_is_nothing(tmp_path, capsys):
+    with RecordDatabase(tmp_path / "records.sqlite"):
+        pass
+    assert command("records", "list", "--db", tmp_path) == 0
+    assert capsys.readouterr().out == "nothing was measured yet\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["tune", "zoo:nasrnn", "--budjet", "3"],
+            "tune: error: unrecognized arguments: --budjet 3; did you mean --budget?",
+        ),
+        (["records", "list", "--joson"], "records list: error: unrecognized arguments: --joson; did you mean --json?"),
+        (["doctor", "--quickly"], "doctor: error: unrecognized arguments: --quickly"),
+    ],
+)
+def test_a_command_says_itself_what_it_does_not_know(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"eqtune {message}"
+
+
 def test_best_shows_the_schedule_of_each_kernel(work, capsys):
     command("records", "best", "--db", work, "--json", "--workload", "aa")
     (best,) = json.loads(capsys.readouterr().out)

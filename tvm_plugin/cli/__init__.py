@@ -7,9 +7,11 @@ the best so far is applied and written, too).
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from .. import __version__, _compat
 from ..errors import EqtuneError
@@ -17,11 +19,24 @@ from ..errors import EqtuneError
 __all__ = ["main"]
 
 
+class _Parser(argparse.ArgumentParser):
+    """A command says itself what it does not know, with its own usage, and what may have been meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = [name for action in self._actions for name in action.option_strings]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1, 0.75)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return found, unknown
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser with every subcommand."""
     from . import doctor, graph, kernels, records, report, tune, watch
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="eqtune",
         description="Make models compiled by Apache TVM faster: search equal graphs, then schedules of every kernel.",
         epilog="eqtune COMMAND --help tells each command's options. Start with: eqtune tune zoo:squeezenet --budget 60."

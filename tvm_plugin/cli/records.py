@@ -101,6 +101,9 @@ def _list(database: RecordDatabase, args: argparse.Namespace) -> None:
     if args.json:
         _print_json({"contexts": contexts, "kernels": rows})
         return
+    if not rows:
+        print("nothing was measured yet")
+        return
     for one in contexts:
         line = (
             f"context {one['context']}: {one['device']}, {one['threads']} threads, TVM {one['tvm_version']}, "
