@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -246,6 +247,15 @@ def test_an_onnx_model_with_open_sizes_from_the_command_line(tmp_path: Path, cap
     assert "the kernel's tiles are scheduled by estimate" in printed
     assert main(["tune", str(path), "--size", "places", *arguments]) == 2
     assert "--size 'places': write it as NAME=128" in capsys.readouterr().err
+
+
+def test_a_budget_that_compiling_takes_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "eqtune")
+    tuned(rows(), tmp_path, time_budget_s=0.1)
+    assert "no kernel is measured: compiling for any size took" in caplog.text
+    caplog.clear()
+    tuned(rows(), tmp_path / "trials", time_budget_s=None, trials=2)
+    assert "no kernel is measured" not in caplog.text
 
 
 def masked() -> Any:

@@ -114,6 +114,11 @@ def tuned_for_any_size(
         errors = _checked(built, accuracies)
     session.keep_back(time.monotonic() - built_s + session.timing_s, len(form.kernels.functions))
     tuned = tuned_tiles(session, form, sizes)
+    if not tuned.results and not tuned.interrupted and not session.budget.allows():
+        session.progress.say(
+            f"no kernel is measured: compiling for any size took until {session.budget.elapsed_s:.0f} s, all of the "
+            "budget; each has the schedules that the estimate likes best"
+        )
     session.rest()
     measured = _measured(session, tuned, accuracies)
     runs: list[Model] = [reference.run, built.run]
