@@ -36,7 +36,7 @@ def _pixel_shuffle(node: Any, importer: Any) -> relax.Expr:
 
 def _adaptive_max_pool(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     """By one pooling where all bins are equal."""
-    if any(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
+    if _gives_places(node):
         raise UnsupportedModelError(f"{node.name} is an adaptive max pooling whose indices are used")
     x, sizes = arguments(node, importer, ("input", "output_size"), ())
     emit, shape = importer.block_builder.emit, shape_of(x)
@@ -44,6 +44,11 @@ def _adaptive_max_pool(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
         window = [h // o for h, o in zip(shape[2:], sizes, strict=True)]
         return (emit(op.nn.max_pool2d(x, window, strides=window)),)
     return (max_of_bins(emit, x, range(len(shape) - len(sizes), len(shape)), sizes),)
+
+
+def _gives_places(node: Any) -> bool:
+    """Whether somebody uses the second result of a pooling: where the maxima are."""
+    return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
 
 
 def _avg_pool(rank: int) -> Converter:
@@ -78,7 +83,7 @@ def _max_pool_with_indices(rank: int) -> Converter:
     """TVM's importer has zeros as indices."""
 
     def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
-        if not any(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
+        if not _gives_places(node):
             return (_max_pool(rank)(node, importer),)
         if rank != 2:
             raise UnsupportedModelError(f"{node.name} is a pooling of {rank} axes whose indices are used")

@@ -19,6 +19,7 @@ from ..access import Access, dtype_bytes
 from ..features import feature_table
 from ..hardware import Hardware
 from .plan import Plan
+from .prefetch import LINE_BYTES
 from .tile_counts import Column, Tiles, tiles
 from .tiled import (
     AT_CHUNK,
@@ -55,7 +56,7 @@ RELOADED_PIXEL = 0.035
 56 x 56 x 128 in groups of 4: 8 too many take 164 to 171 us instead of 131)."""
 LOOP_OVERHEAD = 0.3
 """Vector-instruction times of one trip of the innermost loop."""
-LINE_BYTES, PAIR_BYTES = 64, 128
+PAIR_BYTES = 2 * LINE_BYTES
 PAGE_BYTES = 4096
 """Rows this far apart fall into the same set of the first-level cache."""
 WAYS = 8

@@ -61,6 +61,7 @@ from ..statements import with_body, with_code
 
 __all__ = [
     "FETCH_AHEAD",
+    "LINE_BYTES",
     "NEXT_PANEL",
     "NEXT_TILE",
     "Operand",
