@@ -11,6 +11,7 @@ __all__ = [
     "MASKED_BYTES",
     "MEMORY_BYTES",
     "ONE_THREAD",
+    "PAGE_BYTES",
     "Hardware",
     "known_hardware",
     "usable_by",
@@ -22,6 +23,9 @@ MASKED_BYTES = 32
 
 MEMORY_BYTES = 128 * 1024**2
 """Most that is copied to measure the bandwidth of memory; less where twice the last-level cache is less."""
+
+PAGE_BYTES = 4096
+"""Rows this far apart fall into the same set of the first-level cache."""
 
 FAR_WEIGHTS = "far_weights"
 """Knob, without a choice: 1 where weights are asked for ahead, as those that are packed mostly are where

@@ -252,3 +252,19 @@ print(double(21))
 
 def test_what_is_registered_after_tvm_s_import_is_bound_all_the_same() -> None:
     assert subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True).stdout == "42\n"
+
+
+COMMAND = """
+import sys
+from eqtune.cli import main
+assert main(["kernels", "zoo:nasrnn", "--list"]) == 0
+assert "tvm" in sys.modules
+assert "torch" not in sys.modules
+import torch
+print("loaded")
+"""
+
+
+def test_commands_load_torch_for_its_own_files_only() -> None:
+    done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("loaded\n")

@@ -7,6 +7,7 @@ the best so far is applied and written, too).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import logging
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from .. import __version__, _compat
 from ..errors import EqtuneError
+from ..measure.lean_import import without_torch
 
 __all__ = ["main"]
 
@@ -57,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.run is not doctor.run:  # which tells more
             _compat.check_versions()
-        return int(args.run(args))
+        with contextlib.nullcontext() if _needs_torch(args) else without_torch():
+            return int(args.run(args))
     except EqtuneError as error:
         print(f"eqtune: error: {error}", file=sys.stderr)
         logging.getLogger("eqtune").debug("failed", exc_info=True)
@@ -68,6 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+
+
+def _needs_torch(args: argparse.Namespace) -> bool:
+    """Whether the command reads a file of torch's, or tells about it: loading it takes longer than loading TVM."""
+    from . import doctor
+
+    model = getattr(args, "model", None) or getattr(args, "source", None) or ""
+    return args.run is doctor.run or model.endswith(".pt2")
 
 
 if __name__ == "__main__":

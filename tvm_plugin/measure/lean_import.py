@@ -1,15 +1,16 @@
-"""Importing TVM in half the time, in processes that only build and run kernels."""
+"""Importing TVM in half the time or less, where not all of it is needed."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["leave_out", "load_routines"]
+__all__ = ["leave_out", "load_routines", "without_torch"]
 
 _OPTIONAL = (
-    "torch",  # which tvm_ffi imports, where it is installed, to exchange tensors with it: a second
+    "torch",  # which tvm_ffi imports, where it is installed, to exchange tensors with it: one to three seconds
     # Distributed runs. The wheel lacks what their Python classes stand for, and the first error that C++ raises reads
     # the symbols of all libraries for its traceback: 0.3 s of 0.7.
     "tvm.runtime.disco",
@@ -17,10 +18,23 @@ _OPTIONAL = (
 
 
 def leave_out() -> None:
-    """Make TVM do without what it can do without. Call it before anything imports TVM."""
+    """Make TVM do without what only other processes need: these build and run kernels. Call it before TVM is loaded."""
     for name in _OPTIONAL:
         sys.modules[name] = None  # type: ignore[assignment]
     _list_functions_once()
+
+
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Meanwhile, torch counts as not installed, unless it or TVM is loaded already."""
+    if "torch" in sys.modules or "tvm" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def _list_functions_once() -> None:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ..access import Access, dtype_bytes
 from ..features import feature_table
-from ..hardware import Hardware
+from ..hardware import PAGE_BYTES, Hardware
+from .channel_windows import FETCHED_PAIR, WINDOW_SUMS, apart, gathered, pairs_fetched
 from .plan import Plan
-from .prefetch import LINE_BYTES
 from .tile_counts import Column, Tiles, tiles
 from .tiled import (
     AT_CHUNK,
@@ -37,28 +37,11 @@ FMA_LATENCY = 4.0
 512^3: 4 x 16 tiles, 8 sums, take 2440 us; 5 x 16 take 2225, 6 x 16 2170)."""
 SCALAR_TAIL = 1.0
 """Vector-instruction times that one element of a ragged vector costs, because its lanes are computed one by one."""
-WINDOW_SUMS = 8.0
-"""Sums of a depthwise tile from which it slows down, 4 % each: weights and the window's data want registers as well."""
-GATHERED = 7.0
-"""Vector-instruction times of a vector whose elements are not side by side (Zen 5, depthwise convolution of 96 x 112 x
-112 with stride 2, channels first: 1015 us; 87 with whole vectors and shuffles)."""
-CHANNELS_APART = 0.3
-"""Extra time of windows of which several tiles are computed before the next channels, as rows are read from memory in
-pieces then (two threads of Zen 3, NASNet-A's depthwise 3 x 3 in the model, us: 126, with two tiles each 174; 65 and 97;
-34 and 44). Alone, rows are in a cache, and little is lost."""
-FETCHED_PAIR = 7.0
-"""Vector-instruction times in which two lines reach the first-level cache; prefetchers fetch them in pairs. Two threads
-of Zen 3, depthwise with channels last, in NASNet-A (us), with tiles of 2 x 4 pixels and 8 channels, and of 2 pixels in
-a row and 32 channels: 56 x 56 x 256, 7 x 7, stride 2 997 and 584; 28 x 28 x 512 likewise 952 and 334; 14 x 14 x 512,
-3 x 3, 68 and 51; 56 x 56 x 128 175 and 171, one pixel wide 137."""
 RELOADED_PIXEL = 0.035
 """Extra time of a tile of grouped pixels for each vector of them that the registers do not hold beside its sums (Zen 5,
 56 x 56 x 128 in groups of 4: 8 too many take 164 to 171 us instead of 131)."""
 LOOP_OVERHEAD = 0.3
 """Vector-instruction times of one trip of the innermost loop."""
-PAIR_BYTES = 2 * LINE_BYTES
-PAGE_BYTES = 4096
-"""Rows this far apart fall into the same set of the first-level cache."""
 WAYS = 8
 """Lines that one such set holds."""
 EVICTED_ROW = 0.12
@@ -121,10 +104,10 @@ def _row_instructions(
 ) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
-    windows = plan.left_vectorised and plan.right_vectorised
+    windows = plan.slides_over_channels
     units = 1.0 if windows or hardware.half_vector_rate > 1.5 else 2.0  # windows are loaded as fast as one unit works
     spread = sums if plan.spread is not None else rows
-    loads = sums * _gathered(plan) if windows else plan.spread_cost * spread + vectors
+    loads = sums * gathered(plan) if windows else plan.spread_cost * spread + vectors
     crowding: Column | float = 1.0
     if windows:
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
@@ -142,14 +125,9 @@ def _by_elements(plan: Plan) -> Access:
     return plan.contraction.right.access if plan.vectors_over_image else plan.contraction.left.access
 
 
-def _gathered(plan: Plan) -> float:
-    """Loads that a vector of a window's data takes: one, or one for each few elements where they lie apart."""
-    return 1.0 if plan.contraction.left.access.stride(plan.vector.position) == 1 else GATHERED
-
-
 def _rows_in_l1(plan: Plan) -> float:
     """Rows of the operand read element by element whose lines stay in the first-level cache together."""
-    if plan.left_vectorised and plan.right_vectorised:
+    if plan.slides_over_channels:
         return math.inf
     by_elements = _by_elements(plan)
     row_bytes = (by_elements.stride(plan.unrolled[-1].position) or 0) * dtype_bytes(by_elements.dtype)
@@ -181,8 +159,8 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     if plan.spread is not None:
         wanted = t.sums + _pixels(plan, v) * t.vectors
         full *= 1.0 + RELOADED_PIXEL * np.maximum(wanted - hardware.vector_registers, 0.0)
-    if plan.left_vectorised and plan.right_vectorised:
-        full *= _apart(v, t)
+    if plan.slides_over_channels:
+        full *= apart(v, t)
     tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
     tail = np.where(t.whole_rows, 0.0, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero))
     column_rest = plan.vector_extent % v["nr"]
@@ -248,9 +226,9 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     unpacked = _unpacked_share(plan, rows, traffic.panel_bytes / hardware.l1_bytes)
     extra_s = extra_s + np.where(v["pack"] == UNPACKED, unpacked * compute_s, 0.0)
     extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
-    if plan.left_vectorised and plan.right_vectorised:
+    if plan.slides_over_channels:
         tile_count = t.row_tiles * t.column_tiles * t.lines * plan.outer_extent
-        fetching_s = per_instruction_s * FETCHED_PAIR * _pairs_fetched(plan, hardware, v) * _apart(v, t)
+        fetching_s = per_instruction_s * FETCHED_PAIR * pairs_fetched(plan, hardware, v) * apart(v, t)
         extra_s = extra_s + fetching_s * tile_count / speedup
     extra_s = extra_s + _waiting_s(plan, hardware, v, traffic.row_blocks, used, np.maximum(compute_s, memory_s))
     latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
@@ -402,51 +380,13 @@ def _pixels(plan: Plan, v: Mapping[str, Column]) -> Column:
     return pixels
 
 
-def _apart(v: Mapping[str, Column], t: Tiles) -> Column:
-    """Extra time of windows of which several tiles are computed before the next channels, as a factor."""
-    together = (v["order"] == 1) & (v["chunk"] == 1) | (t.column_tiles == 1)
-    return np.where(together, 1.0, 1.0 + CHANNELS_APART)
-
-
-def _pairs_fetched(plan: Plan, hardware: Hardware, v: Mapping[str, Column]) -> Column:
-    """Pairs of lines of an image that a tile of a window fetches into the first-level cache; channels last.
-
-    Where the cache holds a tile's pixels with all their channels, only those that the tile before had not. Else all of
-    them, for each of their channels anew; and, where they are too many for the few sets that pixels a power of two
-    apart share, for each row of taps anew.
-    """
-    image = plan.contraction.left.access
-    across, taps = plan.unrolled[-1], plan.reduction[-1]
-    strides = {axis.position: image.stride(axis.position) or 0 for axis in (*plan.row_axes, *plan.reduction)}
-    if image.stride(plan.vector.position) != 1 or not strides[taps.position]:
-        return np.zeros_like(v["mr"])
-    item_bytes = dtype_bytes(image.dtype)
-    step = strides[across.position] / strides[taps.position]
-    pixels = np.minimum((v["mr"] - 1.0) * step + taps.extent, v["mr"] * taps.extent)
-    rows_of_taps = float(plan.reduction_extent // taps.extent)
-    rows = np.full_like(v["mr"], rows_of_taps)
-    if plan.second is not None:
-        beside = max((strides[axis.position] for axis in plan.reduction[:-1] if axis.extent > 1), default=0)
-        step_down = strides[plan.second.position] / beside if beside else rows_of_taps
-        rows = np.minimum((v["m2"] - 1.0) * step_down + rows_of_taps, v["m2"] * rows_of_taps)
-    pairs = np.ceil(v["nr"] * item_bytes / PAIR_BYTES)
-    apart = math.gcd(PAGE_BYTES, *(item_bytes * strides[axis.position] for axis in plan.row_axes))
-    ways = hardware.l1_bytes // PAGE_BYTES
-    places = ways * max(PAGE_BYTES // max(apart, LINE_BYTES), 1)
-    of_all_channels = rows * pixels * plan.vector.extent * item_bytes
-    once = rows * pixels * pairs
-    again = v["m2"] * rows_of_taps * pixels * pairs
-    new = rows * np.minimum(v["mr"] * step, pixels) * pairs
-    return np.where(of_all_channels <= 0.7 * hardware.l1_bytes, new, np.where(rows * pixels <= places, once, again))
-
-
 def _narrowness(plan: Plan, hardware: Hardware, t: Tiles, lanes: int) -> Column:
     """Time of a narrow vector instruction relative to a full one: half vectors may pair up, smaller ones do not.
 
     Windows gain less: every multiply-add loads its data. So do tiles of one half vector, where each has a load of its
     own (196 x 72 x 432 on Zen 4: 136 us with tiles 8 wide, 119 with 16, 106 with 24).
     """
-    windows = plan.left_vectorised and plan.right_vectorised
+    windows = plan.slides_over_channels
     gained = 1.0 - (np.full_like(t.width, 0.7) if windows else np.where(t.vectors == 1, 0.63, 0.52))
     pairs = hardware.half_vector_rate - 1.0
     half = 1.0 - pairs * gained

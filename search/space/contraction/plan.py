@@ -274,6 +274,11 @@ class Plan:
         return self.vector.position in self.contraction.right.access.axes()
 
     @property
+    def slides_over_channels(self) -> bool:
+        """Whether it is a window of which vectors lie along both operands: each channel has weights of its own."""
+        return self.left_vectorised and self.right_vectorised
+
+    @property
     def vectors_over_image(self) -> bool:
         """Whether vectors lie along the left operand alone: the right one is read element by element, in chunks."""
         return self.left_vectorised and not self.right_vectorised

@@ -69,7 +69,7 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     width = np.where(joined, lanes, width)
     sums = m2 * mr * vectors
     operands = np.where(m2 * mr > 1, vectors, 1) + 1
-    if plan.left_vectorised and plan.right_vectorised:
+    if plan.slides_over_channels:
         operands = vectors + 2
     row_tiles = -(-plan.unrolled_extent // mr)
     column_tiles = -(-plan.vector_extent // nr)
