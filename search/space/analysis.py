@@ -21,7 +21,22 @@ from tvm.s_tir.stmt import SBlockRealize
 from .access import Access, Axis, Block, Linear, dtype_bytes
 from .expressions import is_conditional
 
-__all__ = ["Access", "Axis", "Block", "Contraction", "Kernel", "Linear", "Operand", "analyze"]
+__all__ = [
+    "ACCUMULATES",
+    "Access",
+    "Axis",
+    "Block",
+    "Contraction",
+    "Kernel",
+    "Linear",
+    "Operand",
+    "accumulates",
+    "analyze",
+]
+
+ACCUMULATES = "eqtune.accumulates"
+"""Attribute of kernels that add to what their result is, which is a parameter as well, in the same memory: nothing may
+be computed twice."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,8 @@ class Kernel:
         Indices of the arguments whose layout a schedule may choose (`layout_free_buffers`).
     buffers : tuple of str
         Names of all buffers; arguments first.
+    accumulates : bool
+        Whether it adds to what its result is already (`ACCUMULATES`).
     """
 
     blocks: tuple[Block, ...]
@@ -103,6 +120,7 @@ class Kernel:
     outputs: tuple[int, ...]
     weights: frozenset[int]
     buffers: tuple[str, ...]
+    accumulates: bool = False
 
     @property
     def flops(self) -> float:
@@ -196,7 +214,13 @@ def analyze(mod: Any) -> Kernel:
         outputs=tuple(i for i in range(len(arguments)) if i in written),
         weights=frozenset(int(i) for i in free),
         buffers=tuple(str(buffer.name) for buffer in buffers),
+        accumulates=accumulates(func),
     )
+
+
+def accumulates(function: Any) -> bool:
+    """Whether a kernel has the attribute `ACCUMULATES`."""
+    return function.attrs is not None and ACCUMULATES in function.attrs
 
 
 def _shape(buffer: Any) -> tuple[int, ...]:

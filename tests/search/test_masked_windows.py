@@ -163,3 +163,12 @@ def test_what_is_computed_under_a_condition_is_left_to_others() -> None:
     names = {sketch.name for sketch in build_space(mod, HARDWARE).sketches}
     assert names
     assert "masked_windows" not in names
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_numbers_of_two_bytes_that_tvm_takes_for_four_are_not_masked(dtype: str) -> None:
+    def build(b: Any, x: Any) -> Any:
+        return b.emit(op.astype(b.emit(op.nn.max_pool2d(x, (3, 3), (1, 1), (1, 1))), dtype))
+
+    names = {sketch.name for sketch in build_space(kernel(build, [(1, 3, 6, 13)]), HARDWARE).sketches}
+    assert ("masked_windows" in names) == (dtype == "float32")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, topi
+from tvm.ir.expr import TensorLoad
 from tvm.relax import op
-from tvm_ffi import structural_equal
+from tvm_ffi import structural_equal, structural_walk
 
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import build_space
@@ -541,3 +542,24 @@ def test_four_rows_that_share_a_cache_set_come_late() -> None:
     together = np.array([space.decision(point).values["together"] for point in points])
     latency = space.latency_s(points)
     assert latency[together == 4].min() > 1.3 * latency[together == 2].min()
+
+
+def test_stages_that_read_others_again_and_again_are_not_all_inlined() -> None:
+    def build(b: Any, x: Any) -> Any:
+        for _ in range(8):
+            square = b.emit(op.multiply(x, x))
+            x = b.emit(op.add(b.emit(op.multiply(square, x)), b.emit(op.subtract(x, square))))
+        return x
+
+    space = build_space(kernel(build, [(3, 40)]), HARDWARE)
+    point = legal_points(space, 1, 0)[0]
+    loads: list[Any] = []
+    structural_walk(space.apply(space.decision(point)).mod["main"].body, (TensorLoad, loads.append))
+    assert len(loads) < 1000  # six to the eighth power
+
+
+def test_routines_that_take_addresses_are_looked_at() -> None:
+    def build(b: Any, x: Any) -> Any:
+        return b.emit(relax.TupleGetItem(b.emit(op.median(x, [1])), 0))
+
+    assert build_space(kernel(build, [(2, 9)]), HARDWARE).sketches

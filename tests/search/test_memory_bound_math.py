@@ -109,6 +109,13 @@ def test_nested_calls_are_all_replaced_and_equal_ones_computed_once() -> None:
     np.testing.assert_allclose(got, np.tanh(state * scipy.special.expit(x) + state), rtol=2e-6)
 
 
+def test_arguments_may_have_been_truths() -> None:
+    values = np.random.default_rng(0).standard_normal(COUNT).astype(np.float32)
+    got, script = evaluate(lambda x: tirx.exp((x > 0.25).astype("float32")), values)
+    assert "T.exp(" not in script
+    np.testing.assert_allclose(got, np.exp((values > 0.25).astype(np.float32)), rtol=1e-6)
+
+
 def test_arguments_may_have_been_rounded_to_bfloat16() -> None:
     """LLVM crashed at the rounding, which TVM does not legalise where it names values."""
 
@@ -119,6 +126,17 @@ def test_arguments_may_have_been_rounded_to_bfloat16() -> None:
     got, script = evaluate(lambda x: tirx.erf(rounded(x) * 0.5), values)
     assert "T.erf(" not in script
     np.testing.assert_allclose(got, scipy.special.erf(values * 0.5), atol=2.0**-7)  # TVM may leave the rounding out
+
+
+def test_forms_may_be_rounded_to_bfloat16() -> None:
+    """TVM writes down twice what it rounds, and no name may be bound twice."""
+
+    def rounded(x: tirx.Expr) -> tirx.Expr:
+        return tirx.Cast("float32", tirx.Cast("bfloat16", exp_below_zero(x)))
+
+    values = np.linspace(-9, 0, 64, dtype=np.float32)
+    got, _ = evaluate(rounded, values)
+    np.testing.assert_allclose(got, np.exp(values), rtol=2.0**-8)
 
 
 def padded(value: Callable[[tirx.Expr], tirx.Expr], begin: int) -> Callable[..., tirx.Expr]:

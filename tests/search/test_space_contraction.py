@@ -220,6 +220,10 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "grouped_nhwc": lambda: conv(16, 7, 32, 3, "NHWC", "OHWI", groups=2, padding=(1, 1)),
     "ragged_groups": lambda: conv(6, 7, 26, 1, groups=2),
     "ragged_groups_nhwc": lambda: conv(6, 7, 26, 1, "NHWC", "OHWI", groups=2),
+    "long_groups_nhwc": lambda: conv(6, 5, 26, 3, "NHWC", "HWIO", groups=2, padding=(1, 1)),
+    "transposed": lambda: kernel(
+        [(1, 17, 13), (17, 3, 4)], set(), lambda emit, x, w: op.nn.conv1d_transpose(x, w, padding=1)
+    ),
     "depthwise_nchw": lambda: conv(6, 10, 6, 3, groups=6, padding=(1, 1)),
     "groups_of_4_nhwc": lambda: conv(32, 6, 32, 3, "NHWC", "OHWI", groups=8, padding=(1, 1)),
     "groups_of_8_nhwc": lambda: conv(48, 5, 48, 3, "NHWC", "HWIO", groups=6, padding=(2, 1)),

@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 helper = onnx.helper
 
 
-def model(name: str, shape: tuple[int, ...], constants: dict[str, Any], **attributes: Any) -> Any:
+def model(name: str, shape: tuple[int, ...], constants: dict[str, Any], opset: int = 18, **attributes: Any) -> Any:
     """One node of "x" and constants, those that are None left out."""
     given = {key: np.asarray(value) for key, value in constants.items() if value is not None}
     node = helper.make_node(name, ["x", *(key if key in given else "" for key in constants)], ["y"], **attributes)
@@ -26,7 +26,7 @@ def model(name: str, shape: tuple[int, ...], constants: dict[str, Any], **attrib
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * 4)],
         [onnx.numpy_helper.from_array(value, key) for key, value in given.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9 if opset > 8 else 3)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,40 @@ def test_factors_are_not_the_quotients_of_sizes(sizes: Any, scales: Any, attribu
     assert verify_import(load_model(proto)) < 1e-5
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("place", ["asymmetric", "pytorch_half_pixel"])
+@pytest.mark.parametrize("factors", [[1, 1, 1.6, 2.3], [1, 1, 0.6, 0.13]])
+def test_pixels_begin_where_they_are_said_to(factors: list[float], place: str, mode: str) -> None:
+    scales = {"roi": None, "scales": np.float32(factors)}
+    proto = model("Resize", (2, 3, 11, 9), scales, mode=mode, coordinate_transformation_mode=place)
+    assert verify_import(load_model(proto)) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize(("name", "opset"), [("Upsample", 8), ("Upsample", 9), ("Resize", 10)])
+@pytest.mark.parametrize("factors", [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 1.5, 2.5]])
+def test_images_were_resized_by_factors_before(name: str, opset: int, factors: list[float], mode: str) -> None:
+    constants = {} if opset == 8 else {"scales": np.float32(factors)}
+    attributes = {"scales": factors} if opset == 8 else {}
+    proto = model(name, (1, 4, 7, 6), constants, opset, mode=mode, **attributes)
+    assert verify_import(load_model(proto)) < 1e-6
+
+
+@pytest.mark.parametrize("where", ["SAME_LOWER", "SAME_UPPER"])
+@pytest.mark.parametrize(("window", "step"), [(2, 2), (3, 2), (2, 3)])
+def test_the_last_steps_of_a_pooling_are_padded(window: int, step: int, where: str) -> None:
+    proto = model("MaxPool", (1, 6, 13, 16), {}, kernel_shape=[window, window], strides=[step, step], auto_pad=where)
+    assert verify_import(load_model(proto)) == 0
+
+
+@pytest.mark.parametrize("where", ["NOTSET", "SAME_LOWER", "SAME_UPPER"])
+@pytest.mark.parametrize("size", [[16, 16], [15, 17]])
+def test_transposed_convolutions_to_a_size(size: list[int], where: str) -> None:
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 5, 3, 3)).astype("float32")}
+    proto = model("ConvTranspose", (1, 4, 8, 8), weights, strides=[2, 2], output_shape=size, auto_pad=where)
+    assert verify_import(load_model(proto)) < 1e-6
+
+
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 @pytest.mark.parametrize("place", ["half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners"])
 @pytest.mark.parametrize("factors", [[1, 1, 1.3, 0.7], [2, 1.7, 0.5, 1.1]])
@@ -109,8 +143,12 @@ def test_nearest_pixels_of_any_axes_by_any_factors(factors: list[float], place: 
             ),
             "align_corners",
         ),
+        (
+            model("ConvTranspose", (1, 4, 8, 8), {"w": np.zeros((4, 5, 3, 3), "float32")}, output_shape=[12, 12]),
+            "larger than what it computes",
+        ),
     ],
-    ids=["pads", "corners"],
+    ids=["pads", "corners", "larger"],
 )
 def test_what_is_refused_is_named(proto: Any, message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):

@@ -100,3 +100,27 @@ def test_indices_counted_from_the_end() -> None:
 def test_the_largest_of_several_tensors(name: str) -> None:
     assert largest_difference(name, GRID, 23 - GRID, np.full((4,), 11.0, "float32")) == 0
     assert largest_difference(name, GRID) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_values_of_any_type_where_an_index_says(axis: int, dtype: str) -> None:
+    helper = onnx.helper
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        [helper.make_node("OneHot", ["x", "depth", "values"], ["y"], axis=axis)],
+        "one hot",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.INT64, [4, 3])],
+        [helper.make_tensor_value_info("y", kind, [None] * 3)],
+        [
+            onnx.numpy_helper.from_array(np.array(5), "depth"),
+            onnx.numpy_helper.from_array(np.array([-2, 7], dtype), "values"),
+        ],
+    )
+    imported = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    assert imported.reference is not None
+    index = np.arange(12).reshape(4, 3) % 7 - 1  # before the first, and beyond the last
+    (expected,) = imported.reference(index)
+    (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(index)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)

@@ -160,6 +160,17 @@ def test_sums_over_symbolic_sizes() -> None:
                 close(found, wanted)
 
 
+@pytest.mark.parametrize("columns", [9, 12, 36])
+def test_sums_over_symbolic_sizes_of_columns_that_fill_no_vector(columns: int) -> None:
+    def compute(emit: Any, x: Any, y: Any) -> Any:
+        return op.matmul(emit(op.permute_dims(x, [0, 2, 1])), y)
+
+    run = compiled(module(compute, (2, N, columns), (2, N, columns)))
+    for size in SIZES:
+        x, y = normal(2, size, columns), normal(2, size, columns)
+        close(run(x, y), x.transpose(0, 2, 1) @ y)
+
+
 def test_a_product_of_one_tensor_with_itself() -> None:
     """Both axes of the result run along the same size: tiles of it would be those of its diagonal."""
     run = compiled(module(lambda emit, x: emit(op.matmul(x, emit(op.permute_dims(x)))), (N, 16)))

@@ -47,6 +47,7 @@ def resized(
     reach: int,
     repeat_edges: bool = False,
     antialias: bool = True,
+    first: Sequence[float] | None = None,
 ) -> relax.Expr:
     """[..., height, width] -> [..., *sizes].
 
@@ -67,12 +68,16 @@ def resized(
         Pixels beside the image count, and are like the nearest one.
     antialias : bool
         Where steps are longer than a pixel, weights reach as much further.
+    first : sequence of float, optional
+        Where the first pixel of the result has its middle, down and across, in pixels of `x`; unless given, half a step
+        from the edge.
     """
     height, width = extents(x.ty)[-2:]
     dtype = str(x.ty.dtype)
+    middles = [step / 2 for step in steps] if first is None else first
     down, across = (
-        _weights(extent, size, step, weigh, reach, repeat_edges, antialias).astype(dtype)
-        for extent, size, step in zip((height, width), sizes, steps, strict=True)
+        _weights(extent, size, step, middle, weigh, reach, repeat_edges, antialias).astype(dtype)
+        for extent, size, step, middle in zip((height, width), sizes, steps, middles, strict=True)
     )
     if width != sizes[1] or steps[1] != 1:
         x = emit(op.matmul(x, constant_of(np.ascontiguousarray(across.T)), out_dtype=dtype))
@@ -85,14 +90,15 @@ def _weights(
     extent: int,
     size: int,
     step: float,
+    middle: float,
     weigh: Callable[[Array], Array],
     reach: int,
     repeat_edges: bool,
     antialias: bool,
 ) -> Array:
-    """[size, extent], each row with the sum one."""
+    """[size, extent], each row with the sum one; `middle` is that of the first."""
     stretch = max(step, 1.0) if antialias else 1.0
-    centers = (step * (np.arange(size) + 0.5))[:, None]
+    centers = (step * np.arange(size) + middle)[:, None]
     first, end = (np.floor(centers + sign * reach * stretch + 0.5) for sign in (-1, 1))
     beside = int(np.ceil(reach * stretch)) + 1
     pixels = np.arange(-beside, extent + beside)

@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
-from ..transform.functions import extents
+from ..transform.functions import extents, shape_of
 from .antialiased import cubic, linear, resized
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 from .overlap import fold
@@ -36,6 +36,10 @@ def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -
 
 
 def _resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    return (_upsample if convert.opset < 11 else _resize_since_11)(bb, inputs, attrs, convert)
+
+
+def _resize_since_11(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     """By the factors that are given, where TVM takes the quotients of the sizes; of the axes that are given."""
     x, roi, factors, sizes = padded(inputs, 4)
     antialias = bool(attrs.get("antialias", 0))
@@ -53,16 +57,27 @@ def _resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conv
         )
     quotients = [i / o for i, o in zip(shape, after, strict=True)]
     by_sizes = np.allclose(steps, quotients, rtol=1e-6)
-    if antialias or (of_images and place == "half_pixel" and not by_sizes):
+    if antialias or (of_images and place in _FIRST and not by_sizes):
         weigh = linear if mode == "linear" else cubic(float(attrs.get("cubic_coeff_a", -0.75)))
         reach, repeat_edges = 1 if mode == "linear" else 2, not attrs.get("exclude_outside", 0)
-        return resized(bb.emit, x, after[-2:], steps[-2:], weigh, reach, repeat_edges, antialias)
+        first = [_FIRST[place](step, size) for step, size in zip(steps[-2:], after[-2:], strict=True)]
+        return resized(bb.emit, x, after[-2:], steps[-2:], weigh, reach, repeat_edges, antialias, first)
     if mode == "nearest" and place in _PLACES and not (by_sizes and after[:2] == shape[:2]):
         return _nearest(bb, x, after, steps, _PLACES[place], text_of(attrs.get("nearest_mode", "round_prefer_floor")))
     if after[:2] != shape[:2]:
         raise UnsupportedModelError(f"Resize of {shape} to {after} cannot be imported: it changes the first two axes")
     plain = {key: value for key, value in attrs.items() if key not in ("axes", "keep_aspect_ratio_policy")}
     return convert("Resize", [x, roi, None, relax.const(np.array(after, "int64"))], plain)
+
+
+def _upsample(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """By factors, from the first pixel on, as all was resized before version 11."""
+    x, factors = padded(inputs, 2)
+    if factors is None:  # version 7
+        factors = constant_of(np.array(attrs["scales"], "float32"))
+    mode = text_of(attrs.get("mode", "nearest"))
+    later = {"mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resize_since_11(bb, [x, None, factors], {key: value.encode() for key, value in later.items()}, convert)
 
 
 def _nearest(bb: Any, x: Any, after: Sequence[int], steps: Sequence[float], place: Any, rounding: str) -> Any:
@@ -99,6 +114,51 @@ def _sizes_and_steps(
     return after, steps
 
 
+def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """With as many places as steps begin in the image: where it is padded below, TVM leaves the last one out."""
+    where, shape = text_of(attrs.get("auto_pad", "NOTSET")), shape_of(inputs[0])[2:]
+    if where not in ("SAME_UPPER", "SAME_LOWER") or not all(isinstance(extent, int) for extent in shape):
+        return None
+    window, ones = [int(n) for n in attrs["kernel_shape"]], [1] * len(shape)
+    steps, dilations = ([int(n) for n in attrs.get(name, ones)] for name in ("strides", "dilations"))
+    pads = [
+        max((-(-extent // step) - 1) * step + (taps - 1) * dilation + 1 - extent, 0)
+        for extent, taps, step, dilation in zip(shape, window, steps, dilations, strict=True)
+    ]
+    plain = {key: value for key, value in attrs.items() if key != "auto_pad"}
+    return convert("MaxPool", inputs, plain | {"pads": _before_and_after(pads, where == "SAME_LOWER")})
+
+
+def _transposed_convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """To the sizes that are given, which TVM ignores."""
+    wanted, shape = [int(n) for n in attrs.get("output_shape", ())], shape_of(inputs[0])[2:]
+    if not wanted:
+        return None
+    if not all(isinstance(extent, int) for extent in shape):
+        raise UnsupportedModelError("ConvTranspose of open sizes to given ones cannot be imported")
+    taps, ones = extents(inputs[1].ty)[2:], [1] * len(shape)
+    steps, dilations = ([int(n) for n in attrs.get(name, ones)] for name in ("strides", "dilations"))
+    beyond = [int(n) for n in attrs.get("output_padding", [0] * len(shape))]
+    pads = [
+        step * (extent - 1) + more + (count - 1) * dilation + 1 - size
+        for extent, count, step, dilation, more, size in zip(
+            shape, taps, steps, dilations, beyond, wanted[-len(shape) :], strict=True
+        )
+    ]
+    if min(pads) < 0:
+        raise UnsupportedModelError(f"ConvTranspose to {wanted}, which is larger than what it computes")
+    plain = {key: value for key, value in attrs.items() if key not in ("auto_pad", "output_shape")}
+    first_is_larger = text_of(attrs.get("auto_pad", "NOTSET")) != "SAME_UPPER"
+    return convert("ConvTranspose", padded(inputs, 3), plain | {"pads": _before_and_after(pads, first_is_larger)})
+
+
+def _before_and_after(pads: Sequence[int], first_is_larger: bool) -> list[int]:
+    """Halves of what is added, or left out, along each axis: all first ones, then all last ones."""
+    halves = [pad // 2 for pad in pads]
+    rests = [pad - half for pad, half in zip(pads, halves, strict=True)]
+    return [*rests, *halves] if first_is_larger else [*halves, *rests]
+
+
 _POLICIES: dict[str, Callable[..., Any] | None] = {"stretch": None, "not_larger": min, "not_smaller": max}
 """Which of the quotients of sizes is the factor of all axes."""
 
@@ -112,6 +172,13 @@ _PLACES: dict[str, Callable[..., Any]] = {
     "align_corners": lambda at, factor, length, size: at * (length - 1) / (size - 1) if size > 1 else 0 * at,
 }
 """Where pixels of the result lie in the image, by the factor and both lengths."""
+
+_FIRST: dict[str, Callable[[float, int], float]] = {
+    "asymmetric": lambda step, size: 0.5,
+    "half_pixel": lambda step, size: step / 2,
+    "pytorch_half_pixel": lambda step, size: step / 2 if size > 1 else 0.5,
+}
+"""Where the first of `size` pixels of the result has its middle in the image; the next ones are `step` further each."""
 
 _ROUNDINGS: dict[str, Callable[..., Any]] = {
     "round_prefer_floor": lambda at: np.ceil(at - np.float32(0.5)),
@@ -127,5 +194,11 @@ def _half_pixel(at: Any, factor: Any) -> Any:
     return (at + np.float32(0.5)) / factor - np.float32(0.5)
 
 
-IMAGES: dict[str, Callable[..., Any]] = {"Col2Im": _col2im, "Resize": _resize}
+IMAGES: dict[str, Callable[..., Any]] = {
+    "Col2Im": _col2im,
+    "ConvTranspose": _transposed_convolution,
+    "MaxPool": _max_pool,
+    "Resize": _resize,
+    "Upsample": _upsample,
+}
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""

@@ -44,6 +44,20 @@ def _lp_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: 
     return op.divide(x, bb.emit(op.where(nothing, relax.const(1, str(x.ty.dtype)), norms)))
 
 
+def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """One of two values, of any type: the second one where a place along the new axis is what the index says."""
+    index, depth, values = inputs
+    count = int(numbers_of("OneHot", "depth", depth)[0])
+    axis = int(attrs.get("axis", -1)) % (index.ty.ndim + 1)
+    index = bb.emit(op.astype(index, "int64"))
+    negative = bb.emit(op.less(index, relax.const(0, "int64")))
+    index = bb.emit(op.where(negative, bb.emit(op.add(index, relax.const(count, "int64"))), index))
+    places = np.arange(count, dtype="int64").reshape([-1, *[1] * (index.ty.ndim - axis)])
+    here = bb.emit(op.equal(bb.emit(op.expand_dims(index, axis)), constant_of(places)))
+    off, on = (bb.emit(op.take(values, relax.const(place, "int64"), axis=0)) for place in range(2))
+    return op.where(here, on, off)
+
+
 def _reverse_sequence(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """The first steps of each sequence, as many as it has, in reverse order."""
     x, lengths = inputs
@@ -100,6 +114,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "CumProd": _cumprod,
     "Einsum": _einsum,
     "LpNormalization": _lp_normalization,
+    "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
     "TensorScatter": _tensor_scatter,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from ..search.space.analysis import ACCUMULATES
 from ..search.space.expressions import substitute
 from ..search.space.statements import looped, point
 from .kernel import Size, Stage, SymbolicKernel, Window
@@ -79,6 +80,7 @@ def tile_of(
     statements = [_nest(stage, extents, buffers) for stage in stages]
     origins = [*read, *written]
     local = [buffers[buffer] for buffer in buffers if buffer in inside]
+    attributes = {"tirx.noalias": True, "s_tir": True}
     if any(size.symbolic for stage in stages for size in stage.reduced):
         (stage,), (result,) = stages, written
         partial = tirx.decl_buffer(shapes[result], str(result.dtype), f"{result.name}_part")
@@ -88,7 +90,8 @@ def tile_of(
         parameters.insert(len(read), before)
         origins.insert(len(read), result)
         local.append(partial)
-    function = function_of(parameters, statements, {"tirx.noalias": True, "s_tir": True}, local)
+        attributes[ACCUMULATES] = True
+    function = function_of(parameters, statements, attributes, local)
     cut = [size for size in extents if size is not blocks]
     parts = frozenset(
         one

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax, te, topi
+from tvm import ir, relax, te, tirx, topi
 
-from ..transform.constants import is_static_tensor
 from ..transform.functions import operator, top_level_bindings
 from .te_kernels import with_te_kernels
 
@@ -46,15 +45,17 @@ class _Norm:
     sum_dtype: str
 
     def compute(self, x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
-        """Channels are split in groups, and put together again."""
-        shape, axis = [int(extent) for extent in x.shape], self.channel_axis
+        """Channels are split in groups, and put together again; other sizes may be open."""
+        shape = [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in x.shape]
+        axis = self.channel_axis
         inside = shape[axis] // self.groups
         split = [*shape[:axis], self.groups, inside, *shape[axis + 1 :]]
         reduced = sorted({axis + 1, *(other + (other > axis) for other in self.axes)})
-        count = math.prod(split[a] for a in reduced)
         kept = [a for a in range(len(split)) if a not in reduced]
         groups = topi.reshape(x, split)
         wide = str(np.promote_types(str(x.dtype), self.sum_dtype))
+        elements = math.prod(split[a] for a in reduced)
+        count = float(elements) if isinstance(elements, int) else elements.astype(wide)
 
         def element(*at: Any) -> Any:
             return groups(*at).astype(wide)
@@ -70,24 +71,30 @@ class _Norm:
             return te.compute([split[a] for a in kept], of_group, name=name)
 
         total = sums("norm_sum", lambda x, group: x)
-        mean = te.compute(total.shape, lambda *group: total(*group) / float(count), name="norm_mean")
+        mean = te.compute(total.shape, lambda *group: total(*group) / count, name="norm_mean")
         squares = sums("norm_squares", lambda x, group: (x - mean(*group)) * (x - mean(*group)))
 
         def normalised(*at: Any) -> Any:
             group = [at[a] for a in kept]
             channel = at[axis] * inside + at[axis + 1]
-            deviation = te.rsqrt(squares(*group) / float(count) + self.epsilon)
+            deviation = te.rsqrt(squares(*group) / count + self.epsilon)
             scaled = ((element(*at) - mean(*group)) * deviation).astype(str(x.dtype))
             return scaled * gamma(channel) + beta(channel)
 
         return topi.reshape(te.compute(split, normalised, name="norm"), shape)
 
 
+def _has_channels(norm: relax.Call) -> bool:
+    """Whether it is known how many; other sizes may be open."""
+    shape = getattr(norm.ty, "shape", None)
+    return shape is not None and isinstance(shape.values[int(norm.attrs.channel_axis)], tirx.IntImm)
+
+
 def _norms(name: str, sum_dtype: str, function: relax.Function) -> dict[relax.Var, _Norm]:
     found = {}
     for binding in top_level_bindings(function):
         call = binding.value
-        if operator(call) != f"relax.nn.{name}" or not is_static_tensor(call.ty):
+        if operator(call) != f"relax.nn.{name}" or not _has_channels(call):
             continue
         if str(call.ty.dtype) not in ("float32", "float64"):  # shorter ones are computed in float32 before
             continue

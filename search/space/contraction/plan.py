@@ -164,14 +164,14 @@ class Plan:
     @property
     def overlaps(self) -> bool:
         """Whether ragged last tiles may begin earlier, so that they are whole: two tiles compute some results alike."""
-        return True
+        return not self.kernel.accumulates
 
     def transposed_tile(self, mr: int, nr: int) -> int:
         """Rows, and columns, of the squares in which a tile is written across the output's rows; 0 for elements.
 
         The last square of the rows begins earlier where they are no multiple: the largest with the least in common.
         """
-        sizes = [size for size in (16, 8, 4) if size <= mr and nr % size == 0]
+        sizes = [size for size in (16, 8, 4) if size <= mr and nr % size == 0 and (self.overlaps or mr % size == 0)]
         return min(sizes, key=lambda size: -mr % size, default=0) if self.scattered else 0
 
     @cached_property

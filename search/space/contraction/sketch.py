@@ -162,7 +162,7 @@ class TiledContraction(Sketch):
         depths = list(range(self._loops + 1))
         if self._hardware.threads == 1:  # fused loops only move where the padding is computed
             depths = [0, *depths[2:]] if plan.staged else [0]
-        if plan.panel is None:
+        if plan.panel is None or plan.kernel.writer(plan.panel.buffer) is not None:  # what is inlined is not copied
             packs = [UNPACKED]
         elif plan.panel_is_weight:
             packs = [UNPACKED, AHEAD] if plan.contraction.right.access.bytes <= SMALL_WEIGHT_BYTES else [AHEAD]
@@ -200,6 +200,8 @@ class TiledContraction(Sketch):
         half = max(1, lanes // 2)
         found |= {d for d in range(half, min(extent, most * lanes) + 1, half) if extent % d == 0}
         if extent < 4 * lanes and extent % max(1, lanes // 4) == 0:
+            found.add(extent)
+        if extent <= most * lanes and self.plan.joins_vectors(extent, lanes):
             found.add(extent)
         if extent < lanes:
             found |= {d for d in (1, 2, 4, 8, extent) if d <= extent}

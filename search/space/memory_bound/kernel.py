@@ -6,7 +6,7 @@ Unlike `..analysis`, nothing here may fail on an odd kernel: an index that is no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..analysis import accumulates
 from ..schedule import schedule_of
 from .math_forms import math_form
 
@@ -25,6 +26,11 @@ _SPATIAL = 0  # tirx.IterVar.DataPar
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _OPERATORS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, *_COMPARISONS)
 _DIVISION_COST = 4
+
+MOST_LOADS = 64
+"""Of the value of an element-wise stage that is inlined. Where each stage reads the one before several times, as in
+running sums of exponentials, expressions grow exponentially: of seven elements TVM lowered one for ten minutes."""
+
 _ROOT_COST = 4
 _CHEAP_CALLS = ("if_then_else", "likely", "reinterpret", "nearbyint", "round", "floor", "ceil", "trunc", "fabs", "fma")
 
@@ -133,11 +139,13 @@ def _continues(outer: int | None, inner: int | None, extent: int) -> bool:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel after inlining: the stages in program order, and the bytes of its arguments, each counted once."""
+    """A kernel after inlining: the stages in program order, the bytes of its arguments, each counted once, and whether
+    it adds to what its result is already."""
 
     stages: tuple[Stage, ...]
     argument_bytes: int
     outputs: frozenset[str]
+    accumulates: bool
 
     @property
     def operations(self) -> float:
@@ -161,15 +169,33 @@ def _inlined(mod: Any, keep: frozenset[str]) -> Any:
     schedule = start(mod)
     root = schedule.get_sblock("root")
     outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
-    for block in schedule.get_child_blocks(root):
+    blocks = schedule.get_child_blocks(root)
+    large = _large_blocks([schedule.get(block) for block in blocks])
+    for block in blocks:
         name = str(schedule.get(block).name_hint)
-        if name in keep or name in outputs or not _may_inline(schedule.get(block)):
+        if name in keep or name in outputs or name in large or not _may_inline(schedule.get(block)):
             continue
         try:
             schedule.compute_inline(block)
         except s_tir.ScheduleError:
             continue  # a shape that TVM cannot inline stays a stage
     return schedule
+
+
+def _large_blocks(blocks: Sequence[Any]) -> set[str]:
+    """Names of the blocks whose value would be an expression of so many loads that it stays a stage."""
+    loads_of: dict[Any, int] = {}
+    found: set[str] = set()
+    for block in blocks:
+        loads: list[Any] = []
+        tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
+        count = sum(loads_of.get(load.source, 1) for load in loads)
+        if count > MOST_LOADS:
+            found.add(str(block.name_hint))
+            count = 1
+        if block.init is None:
+            loads_of |= {region.source: count for region in block.writes}
+    return found
 
 
 def block_names(mod: Any) -> list[str]:
@@ -199,6 +225,7 @@ def read_kernel(schedule: Any) -> Kernel:
         tuple(_read_stage(block, _plain_loops(schedule, block)) for block in blocks),
         sum(_buffer_bytes(buffer) for buffer in arguments),
         frozenset(str(schedule.get(block).name_hint) for block in schedule.get_output_blocks(root)),
+        accumulates(func),
     )
 
 
@@ -311,7 +338,7 @@ def _item_bytes(buffer: Any) -> int:
 
 def _is_index(node: Any) -> bool:
     """Whether it is computed from loop variables alone, so that the compiler hoists or folds it."""
-    return str(node.ty.dtype).startswith("int64") or (isinstance(node, _COMPARISONS) and not _loads(node))
+    return _dtype(node).startswith("int64") or (isinstance(node, _COMPARISONS) and not _loads(node))
 
 
 def _cost(node: Any) -> float:
@@ -329,4 +356,9 @@ def _call_name(call: Any) -> str:
 def _is_library_call(call: Any) -> bool:
     name = _call_name(call)
     cheap = name in _CHEAP_CALLS or name.endswith("sqrt") or "shift" in name or "bitwise" in name
-    return not cheap and str(call.ty.dtype).startswith(("float", "bfloat"))
+    return not cheap and _dtype(call).startswith(("float", "bfloat"))
+
+
+def _dtype(node: Any) -> str:
+    """Of a value; "" of an address."""
+    return str(getattr(node.ty, "dtype", ""))

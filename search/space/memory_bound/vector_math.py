@@ -127,12 +127,14 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
             for known, result in results:
                 if tvm_ffi.structural_equal(known, call):
                     return result
-            # TVM legalises no bfloat16 in the value of a Let, and LLVM crashes at it.
-            arguments = [stored(value) if _has(value, tirx.Cast, _converts_bfloat16) else value for value in call.args]
+            arguments = [stored(value) if _has(value, tirx.Cast, _breaks_in_let) else value for value in call.args]
             results.append((call, stored(math_form(SimpleNamespace(op=call.op, ty=call.ty, args=arguments)))))
             return results[-1][1]
 
-        value = tvm_ffi.structural_map(store.value, (ir.Call, replace))
+        value = store.value
+        if _has(value, tirx.Cast, _rounds_let) and not _has(value, ir.Call, is_conditional):
+            value = tvm_ffi.structural_map(value, (tirx.Let, stored), order="pre")
+        value = tvm_ffi.structural_map(value, (ir.Call, replace))
         return tirx.SeqStmt([*before, with_value(store, value)]) if before else store
 
     def with_value(store: Any, value: Any) -> Any:
@@ -144,7 +146,7 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
 def _replace_innermost(call: Any) -> Any:
     nested: list[Any] = []
     tvm_ffi.structural_walk(call, (tirx.Let, nested.append))
-    form = None if nested or _has(call, tirx.Cast, _converts_bfloat16) else math_form(call)
+    form = None if nested or _has(call, tirx.Cast, _breaks_in_let) else math_form(call)
     return call if form is None else form
 
 
@@ -160,9 +162,20 @@ def _guards_calls(expression: Any) -> bool:
     return any(_has(node, ir.Call, _has_form) and _has(node, TensorLoad) for node in guarded)
 
 
+def _breaks_in_let(cast: Any) -> bool:
+    """Whether it may not be part of the value of a Let: of vectors of truths, TVM wants a number, and of bfloat16, it
+    legalises none there, at which LLVM crashes."""
+    return _converts_bfloat16(cast) or str(cast.value.ty.dtype) == "bool"
+
+
 def _converts_bfloat16(cast: Any) -> bool:
     """To it, or from it: what is read as it is would be taken for an integer."""
     return "bfloat16" in (str(cast.ty.dtype), str(cast.value.ty.dtype))
+
+
+def _rounds_let(cast: Any) -> bool:
+    """Whether a Let is rounded to bfloat16: TVM writes down the value that it rounds twice, and binds a name once."""
+    return str(cast.ty.dtype) == "bfloat16" and _has(cast.value, tirx.Let)
 
 
 def _has_form(call: Any) -> bool:

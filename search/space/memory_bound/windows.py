@@ -41,6 +41,8 @@ class WindowsSketch(MemoryBoundSketch):
         stage = next((stage for stage in kernel.stages if stage.is_reduction), None)
         if stage is None or not all(s.regular for s in kernel.stages) or len(kernel.outputs) != 1:
             return False
+        if kernel.accumulates:  # the last vector of a row overlaps the one before
+            return False
         position, spatial = kernel.stages.index(stage), len(stage.spatial)
         after = kernel.stages[position + 1 :]
         return (
