@@ -114,19 +114,23 @@ def test_an_outlier_among_pixels_loses_no_digits():
 
 @pytest.mark.parametrize("groups", [3, 9])
 @pytest.mark.parametrize("open_sides", [False, True])
-def test_values_far_from_zero_in_an_open_batch(groups, open_sides):
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_values_far_from_zero_in_an_open_batch(groups, layout, open_sides):
     gamma, beta = constant(9, 1), constant(9, 2)
     batch, high, wide = (tirx.Var(name, "int64") for name in ("batch", "high", "wide"))
+    sides, last = (high, wide) if open_sides else (14, 12), layout == "NHWC"
+    axis, axes = (3, [1, 2]) if last else (1, [2, 3])
 
     def make(x):
         if groups == 9:
-            return op.nn.instance_norm(x, gamma, beta, 1, [2, 3], EPSILON)
-        return op.nn.group_norm(x, gamma, beta, groups, 1, [2, 3], EPSILON)
+            return op.nn.instance_norm(x, gamma, beta, axis, axes, EPSILON)
+        return op.nn.group_norm(x, gamma, beta, groups, axis, axes, EPSILON)
 
-    mod, target = norm((batch, 9, *((high, wide) if open_sides else (14, 12))), make), detect_target()
+    mod, target = norm((batch, *sides, 9) if last else (batch, 9, *sides), make), detect_target()
     with target:
         executable = build_scheduled(ApplyTuned(estimate=True)(LowerToKernels()(mod)), target)
     x = (30 + 0.1 * np.random.default_rng(0).standard_normal((3, 9, 14, 12))).astype("float32")
-    (result,) = ModelRunner(executable)(x)
+    (result,) = ModelRunner(executable)(np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if last else x)
+    result = result.transpose(0, 3, 1, 2) if last else result
     wanted = expected(x, groups, array_of(gamma), array_of(beta))
-    assert np.abs(result - wanted).max() < 2e-3  # 0.2 where the square of the mean is subtracted
+    assert np.abs(result - wanted).max() < 5e-4  # 0.2 where the square of the mean is subtracted

@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax, te, tirx, topi
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.functions import operator, top_level_bindings
+from ..transform.constants import is_static_tensor
+from ..transform.functions import map_functions, operator, shape_of, top_level_bindings
 from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_norms"]
@@ -24,13 +27,18 @@ NORMS = ("group_norm", "instance_norm")
 
 
 def legalize_norms(mod: ir.IRModule, sum_dtype: str = "float32") -> ir.IRModule:
-    """A kernel for each group or instance norm; other operators stay.
+    """A kernel for each group or instance norm, several where sizes are open; other operators stay.
 
     Sums are of `sum_dtype`, at least: what is summed one by one, in schedules without lanes, needs "float64".
     """
     for name in NORMS:
         mod = with_te_kernels(mod, name, partial(_norms, name, sum_dtype))
-    return mod
+
+    def with_operators(function: relax.Function) -> relax.Function:
+        is_open = any(_is_open(binding.value) for binding in top_level_bindings(function))
+        return _OpenNorms(sum_dtype).visit_expr(function) if is_open else function
+
+    return map_functions(mod, with_operators)
 
 
 @dataclass(frozen=True)
@@ -45,17 +53,15 @@ class _Norm:
     sum_dtype: str
 
     def compute(self, x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
-        """Channels are split in groups, and put together again; other sizes may be open."""
-        shape = [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in x.shape]
-        axis = self.channel_axis
+        """Channels are split in groups, and put together again."""
+        shape, axis = [int(extent) for extent in x.shape], self.channel_axis
         inside = shape[axis] // self.groups
         split = [*shape[:axis], self.groups, inside, *shape[axis + 1 :]]
         reduced = sorted({axis + 1, *(other + (other > axis) for other in self.axes)})
+        count = math.prod(split[a] for a in reduced)
         kept = [a for a in range(len(split)) if a not in reduced]
         groups = topi.reshape(x, split)
         wide = str(np.promote_types(str(x.dtype), self.sum_dtype))
-        elements = math.prod(split[a] for a in reduced)
-        count = float(elements) if isinstance(elements, int) else elements.astype(wide)
 
         def element(*at: Any) -> Any:
             return groups(*at).astype(wide)
@@ -71,35 +77,85 @@ class _Norm:
             return te.compute([split[a] for a in kept], of_group, name=name)
 
         total = sums("norm_sum", lambda x, group: x)
-        mean = te.compute(total.shape, lambda *group: total(*group) / count, name="norm_mean")
+        mean = te.compute(total.shape, lambda *group: total(*group) / float(count), name="norm_mean")
         squares = sums("norm_squares", lambda x, group: (x - mean(*group)) * (x - mean(*group)))
 
         def normalised(*at: Any) -> Any:
             group = [at[a] for a in kept]
             channel = at[axis] * inside + at[axis + 1]
-            deviation = te.rsqrt(squares(*group) / count + self.epsilon)
+            deviation = te.rsqrt(squares(*group) / float(count) + self.epsilon)
             scaled = ((element(*at) - mean(*group)) * deviation).astype(str(x.dtype))
             return scaled * gamma(channel) + beta(channel)
 
         return topi.reshape(te.compute(split, normalised, name="norm"), shape)
 
 
-def _has_channels(norm: relax.Call) -> bool:
-    """Whether it is known how many; other sizes may be open."""
-    shape = getattr(norm.ty, "shape", None)
-    return shape is not None and isinstance(shape.values[int(norm.attrs.channel_axis)], tirx.IntImm)
-
-
 def _norms(name: str, sum_dtype: str, function: relax.Function) -> dict[relax.Var, _Norm]:
     found = {}
     for binding in top_level_bindings(function):
         call = binding.value
-        if operator(call) != f"relax.nn.{name}" or not _has_channels(call):
-            continue
-        if str(call.ty.dtype) not in ("float32", "float64"):  # shorter ones are computed in float32 before
+        if operator(call) != f"relax.nn.{name}" or not _is_long(call) or not is_static_tensor(call.ty):
             continue
         channel = int(call.attrs.channel_axis) % call.ty.ndim
         groups = int(call.attrs.num_groups) if name == "group_norm" else int(call.ty.shape[channel])
         axes = tuple(int(axis) % call.ty.ndim for axis in call.attrs.axes)
         found[binding.var] = _Norm(list(call.args), groups, channel, axes, float(call.attrs.epsilon), sum_dtype)
     return found
+
+
+def _is_long(norm: relax.Call) -> bool:
+    """Whether it is of float32 or float64: shorter ones are computed in float32 before."""
+    return str(norm.ty.dtype) in ("float32", "float64")
+
+
+def _is_open(call: Any) -> bool:
+    """Whether it is a norm of open sizes and so many channels, first or last, over all other axes but the batch."""
+    if operator(call) not in {f"relax.nn.{name}" for name in NORMS} or is_static_tensor(call.ty) or not _is_long(call):
+        return False
+    rank = call.ty.ndim
+    channel, axes = int(call.attrs.channel_axis) % rank, sorted(int(axis) % rank for axis in call.attrs.axes)
+    if call.ty.shape is None or channel not in (1, rank - 1) or axes != [a for a in range(1, rank) if a != channel]:
+        return False
+    return isinstance(call.ty.shape[channel], tirx.IntImm)
+
+
+@mutator
+class _OpenNorms(PyExprMutator):
+    """Norms of open sizes, in operators whose kernels become tiles: in one kernel, sums go element by element."""
+
+    def __init__(self, sum_dtype: str) -> None:
+        super().__init__()
+        self._sum_dtype = sum_dtype
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if not _is_open(call):
+            return call
+        emit, dtype = self.builder_.emit, str(call.ty.dtype)
+        x, gamma, beta = call.args
+        shape, channel = shape_of(x), int(call.attrs.channel_axis) % call.ty.ndim
+        channels, pixels = shape[channel], math.prod(shape[1:channel] + shape[channel + 1 :])
+        groups = int(getattr(call.attrs, "num_groups", channels))
+        last = channel > 1
+        split = [shape[0], pixels, channels] if last else [shape[0], groups, channels // groups * pixels]
+        wide = str(np.promote_types(dtype, self._sum_dtype))
+
+        def of_type(value: Any, wanted: str) -> Any:
+            return value if str(value.ty.dtype) == wanted else emit(op.astype(value, wanted))
+
+        def mean(value: Any) -> Any:
+            """Of each group, for each of its elements or, with channels last, for each of its channels."""
+            if not last or groups == channels:
+                return emit(op.mean(value, [1 if last else 2], keepdims=True))
+            of_channels = emit(op.reshape(emit(op.mean(value, [1])), [shape[0], groups, channels // groups]))
+            of_groups = emit(op.broadcast_to(emit(op.mean(of_channels, [2], keepdims=True)), shape_of(of_channels)))
+            return emit(op.reshape(of_groups, [shape[0], 1, channels]))
+
+        parts = of_type(emit(op.reshape(x, split)), wide)
+        apart = emit(op.subtract(parts, mean(parts)))
+        variance = mean(emit(op.multiply(apart, apart)))
+        deviation = emit(op.rsqrt(emit(op.add(variance, relax.const(float(call.attrs.epsilon), wide)))))
+        scaled = emit(op.reshape(of_type(emit(op.multiply(apart, deviation)), dtype), shape))
+        column = [channels, *[1] * (len(shape) - 1 - channel)]
+        gamma, beta = (emit(op.reshape(factor, column)) for factor in (gamma, beta))
+        return self.builder_.normalize(op.add(emit(op.multiply(scaled, gamma)), beta))
