@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass, field
@@ -154,6 +155,7 @@ class Block:
         return math.prod(self.extents)
 
 
+@functools.cache
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element: of "float8_e4m3fn" the 8 are its bits."""
     bits = re.search(r"\d+", dtype)

@@ -221,9 +221,10 @@ def latency_seen(stages: Array) -> Array:
 
 
 def _vectors(operand: Operand, tile: Array, v: Mapping[str, Array], threads: Array) -> Array:
-    columns = zip(tile, v["bk"], threads, v["stages"], strict=True)
-    chosen = [fetch_vector(operand, (int(x), int(k)), int(t), int(s)) for x, k, t, s in columns]
-    return np.array(chosen, dtype=np.float64)
+    columns = np.stack([tile, v["bk"], threads, v["stages"]]).astype(np.int64)
+    shapes, which = np.unique(columns, axis=1, return_inverse=True)
+    chosen = [fetch_vector(operand, (x, k), t, s) for x, k, t, s in shapes.T.tolist()]
+    return np.array(chosen, dtype=np.float64)[which.reshape(-1)]
 
 
 def _coalesced(operand: Operand, steps: Array, tile: Array) -> Array:
