@@ -171,6 +171,23 @@ def test_sums_over_symbolic_sizes_of_columns_that_fill_no_vector(columns: int) -
         close(run(x, y), x.transpose(0, 2, 1) @ y)
 
 
+def test_sums_that_begin_with_a_number_begin_with_it_once() -> None:
+    x = te.placeholder((te.var("n", "int64"), tirx.IntImm("int64", 32)), "float32", name="X")
+    k = te.reduce_axis((tirx.IntImm("int64", 0), x.shape[0]), name="k")
+    kernel = te.create_prim_func([x, te.compute(x.shape[1:], lambda c: te.sum(x[k, c], axis=k), name="sums")])
+
+    def with_five(store: Any) -> Any:
+        begins = isinstance(store.value, tirx.FloatImm)
+        return tirx.BufferStore(store.buffer, tirx.const(5.0, "float32"), store.indices) if begins else store
+
+    body = tvm_ffi.structural_map(kernel.body, (tirx.BufferStore, with_five))
+    kernel = kernel.with_body(body).without_attr("global_symbol")
+    run = compiled(calling(kernel, in_place=False, rows=False))
+    for size in SIZES[1:]:
+        given = normal(size, 32)
+        close(run(given), 5 + given.sum(0))
+
+
 def test_a_product_of_one_tensor_with_itself() -> None:
     """Both axes of the result run along the same size: tiles of it would be those of its diagonal."""
     run = compiled(module(lambda emit, x: emit(op.matmul(x, emit(op.permute_dims(x)))), (N, 16)))
@@ -317,8 +334,8 @@ def test_rows_that_are_overwritten_by_sums_of_them() -> None:
         close(run(x), of_rows(x + 1, 5))
 
 
-def calling(kernel: tirx.PrimFunc, in_place: bool) -> tvm.IRModule:
-    """A module that calls a kernel over [n, 32]; on x + 1, which it overwrites, or on x."""
+def calling(kernel: tirx.PrimFunc, in_place: bool, rows: bool = True) -> tvm.IRModule:
+    """A module that calls a kernel over [n, 32], with a result of as many rows, or of one; `in_place` of x + 1."""
     builder = relax.BlockBuilder()
     shape = relax.TensorType((N, 32), "float32")
     x = relax.Var("x", shape)
@@ -329,7 +346,9 @@ def calling(kernel: tirx.PrimFunc, in_place: bool) -> tvm.IRModule:
                 more = builder.emit(op.add(x, relax.const(np.float32(1))))
                 result = builder.emit_output(op.call_tir_inplace(variable, [more], [0], shape))
             else:
-                result = builder.emit_output(relax.call_tir(variable, [x], shape))
+                result = builder.emit_output(
+                    relax.call_tir(variable, [x], shape if rows else relax.TensorType((32,), "float32"))
+                )
         builder.emit_func_output(result)
     return builder.get()
 

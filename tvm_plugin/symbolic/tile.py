@@ -111,12 +111,20 @@ def sums_parts(stage: Stage) -> bool:
     return len(stage.block.body.buffer.shape) > 0 and _combination(stage) is not None
 
 
+_NEUTRAL: Mapping[type, float] = {tirx.Add: 0.0, tirx.Mul: 1.0}
+
+
 def _combination(stage: Stage) -> type | None:
-    """tirx.Add, Mul, Max or Min, where the stage's result is that of itself and something else."""
+    """tirx.Add, Mul, Max or Min, where the stage's result is that of itself and something else.
+
+    Each part begins as the whole does: what sums and products begin with must not change them.
+    """
     value, init = stage.block.body.value, stage.block.init
     if type(value) not in (tirx.Add, tirx.Mul, tirx.Max, tirx.Min):
         return None
     if init is None or not isinstance(init.value, tirx.FloatImm | tirx.IntImm):
+        return None
+    if float(init.value.value) != _NEUTRAL.get(type(value), float(init.value.value)):
         return None
     loads: list[Any] = []
     tvm_ffi.structural_walk(value, (ir.TensorLoad, loads.append))
