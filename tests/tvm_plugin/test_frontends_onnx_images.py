@@ -111,6 +111,24 @@ def test_the_last_steps_of_a_pooling_are_padded(window: int, step: int, where: s
     assert verify_import(load_model(proto)) == 0
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"pads": [1, 0, 0, 1]}, {"auto_pad": "SAME_LOWER"}, {"ceil_mode": 1, "dilations": [2, 1]}],
+    ids=["plain", "padded", "same", "dilated"],
+)
+def test_the_places_of_maxima(attributes: Any) -> None:
+    node = helper.make_node("MaxPool", ["x"], ["y", "places"], kernel_shape=[2, 3], strides=[2, 2], **attributes)
+    results = [("y", onnx.TensorProto.FLOAT), ("places", onnx.TensorProto.INT64)]
+    graph = helper.make_graph(
+        [node],
+        "places",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (2, 3, 9, 8))],
+        [helper.make_tensor_value_info(name, kind, [None] * 4) for name, kind in results],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    assert verify_import(load_model(proto)) == 0
+
+
 @pytest.mark.parametrize("where", ["NOTSET", "SAME_LOWER", "SAME_UPPER"])
 @pytest.mark.parametrize("size", [[16, 16], [15, 17]])
 def test_transposed_convolutions_to_a_size(size: list[int], where: str) -> None:

@@ -15,6 +15,7 @@ from ..transform.functions import extents, shape_of
 from .antialiased import cubic, linear, resized
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 from .overlap import fold
+from .pooled_places import places_of_maxima
 
 __all__ = ["IMAGES"]
 
@@ -115,10 +116,28 @@ def _sizes_and_steps(
 
 
 def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    """With as many places as steps begin in the image: where it is padded below, TVM leaves the last one out."""
-    where, shape = text_of(attrs.get("auto_pad", "NOTSET")), shape_of(inputs[0])[2:]
+    """To as many pixels as steps begin in the image: where it is padded below, TVM leaves the last one out. Where the
+    second result is used, with the places of the maxima."""
+    given = _with_pads(shape_of(inputs[0])[2:], attrs)
+    if attrs["tvm_custom"]["num_outputs"] == 1:
+        return None if given is attrs else convert("MaxPool", inputs, given)
+    shape = shape_of(inputs[0])
+    if len(shape) != 4 or not all(isinstance(extent, int) for extent in shape) or attrs.get("storage_order", 0):
+        raise UnsupportedModelError("MaxPool whose indices are used can be imported of images of two known sides only")
+    values = bb.emit(convert("MaxPool", inputs, dict(given)))
+    window = [int(n) for n in given["kernel_shape"]]
+    steps, dilations = ([int(n) for n in given.get(name, (1, 1))] for name in ("strides", "dilations"))
+    pads = [int(n) for n in given.get("pads", (0, 0, 0, 0))]
+    places = places_of_maxima(bb.emit, inputs[0], extents(values.ty)[2:], window, steps, pads[:2], dilations)
+    planes = np.arange(shape[0] * shape[1]).reshape([*shape[:2], 1, 1]) * (shape[2] * shape[3])
+    return relax.Tuple([values, bb.emit(op.add(places, relax.const(planes, "int64")))])
+
+
+def _with_pads(shape: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a pooling with numbers for `auto_pad`; as they are where they have them, or sides are open."""
+    where = text_of(attrs.get("auto_pad", "NOTSET"))
     if where not in ("SAME_UPPER", "SAME_LOWER") or not all(isinstance(extent, int) for extent in shape):
-        return None
+        return attrs
     window, ones = [int(n) for n in attrs["kernel_shape"]], [1] * len(shape)
     steps, dilations = ([int(n) for n in attrs.get(name, ones)] for name in ("strides", "dilations"))
     pads = [
@@ -126,7 +145,7 @@ def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Co
         for extent, taps, step, dilation in zip(shape, window, steps, dilations, strict=True)
     ]
     plain = {key: value for key, value in attrs.items() if key != "auto_pad"}
-    return convert("MaxPool", inputs, plain | {"pads": _before_and_after(pads, where == "SAME_LOWER")})
+    return plain | {"pads": _before_and_after(pads, where == "SAME_LOWER")}
 
 
 def _transposed_convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:

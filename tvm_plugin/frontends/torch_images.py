@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from ..transform.functions import shape_of
 from .antialiased import cubic, linear, resized
 from .imported import KNOWN_SHAPES
 from .overlap import add_up, fold
+from .pooled_places import places_of_maxima
 from .torch_nodes import Converter, arguments, scalar, shape_in_torch
 from .torch_sizes import is_size
 
@@ -96,35 +96,12 @@ _MAX_POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode
 
 
 def _max_pool_and_places(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
-    """Places count along the rows of an image without its padding."""
     x, *options = arguments(node, importer, _MAX_POOL, ((), 0, 1, False))
     *four, ceil = [options[0], options[1] or options[0], *options[2:]]
     window, strides, padding, dilation = ([int(n) for n in np.broadcast_to(option, 2)] for option in four)
-    emit, shape = importer.block_builder.emit, shape_of(x)
     values = importer._max_pool2d_impl(x, window, strides, padding, dilation, ceil)
-    size, rank = shape_of(values)[-2:], len(shape)
-    reach = [(o - 1) * s + 1 for o, s in zip(size, strides, strict=True)]
-    after = [
-        max(0, d * (k - 1) + r - extent - p)
-        for d, k, r, extent, p in zip(dilation, window, reach, shape[-2:], padding, strict=True)
-    ]
-    around = [0] * (2 * (rank - 2)) + [padding[0], after[0], padding[1], after[1]]
-    padded = emit(op.nn.pad(x, around, pad_value=-math.inf))
-    taps = []
-    for row in range(window[0]):
-        for column in range(window[1]):
-            begin = [row * dilation[0], column * dilation[1]]
-            end = [b + r for b, r in zip(begin, reach, strict=True)]
-            taps.append(emit(op.strided_slice(padded, [rank - 2, rank - 1], begin, end, strides)))
-    tap = emit(op.argmax(emit(op.stack(taps, 0)), axis=0))
-    row = emit(op.floor_divide(tap, relax.const(window[1], "int64")))
-    column = emit(op.subtract(tap, emit(op.multiply(row, relax.const(window[1], "int64")))))
-    # Of the first tap of each window, and what each further one adds.
-    first = [np.arange(o) * s - p for o, s, p in zip(size, strides, padding, strict=True)]
-    places = relax.const(first[0][:, None] * shape[-1] + first[1], "int64")
-    for distance, steps in ((dilation[0] * shape[-1], row), (dilation[1], column)):
-        places = emit(op.add(places, emit(op.multiply(steps, relax.const(distance, "int64")))))
-    return values, places
+    emit, size = importer.block_builder.emit, shape_of(values)[-2:]
+    return values, places_of_maxima(emit, x, size, window, strides, padding, dilation)
 
 
 def _upsample_nearest(node: Any, importer: Any) -> relax.Expr:

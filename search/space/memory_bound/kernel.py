@@ -27,9 +27,10 @@ _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _OPERATORS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, *_COMPARISONS)
 _DIVISION_COST = 4
 
-MOST_LOADS = 64
-"""Of the value of an element-wise stage that is inlined. Where each stage reads the one before several times, as in
-running sums of exponentials, expressions grow exponentially: of seven elements TVM lowered one for ten minutes."""
+MOST_LOADS, MOST_LOADS_OF_CALLS = 512, 64
+"""Of the value of an element-wise stage that is inlined, and of one with functions. Where each stage reads the one
+before several times, as in running sums of exponentials, expressions grow exponentially: of seven elements TVM lowered
+one for ten minutes. Transforms of Winograd's tiles load 486."""
 
 _ROOT_COST = 4
 _CHEAP_CALLS = ("if_then_else", "likely", "reinterpret", "nearbyint", "round", "floor", "ceil", "trunc", "fabs", "fma")
@@ -170,7 +171,7 @@ def _inlined(mod: Any, keep: frozenset[str]) -> Any:
     root = schedule.get_sblock("root")
     outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
     blocks = schedule.get_child_blocks(root)
-    large = _large_blocks([schedule.get(block) for block in blocks])
+    large = _large_blocks([schedule.get(block) for block in blocks], keep)
     for block in blocks:
         name = str(schedule.get(block).name_hint)
         if name in keep or name in outputs or name in large or not _may_inline(schedule.get(block)):
@@ -182,19 +183,23 @@ def _inlined(mod: Any, keep: frozenset[str]) -> Any:
     return schedule
 
 
-def _large_blocks(blocks: Sequence[Any]) -> set[str]:
-    """Names of the blocks whose value would be an expression of so many loads that it stays a stage."""
+def _large_blocks(blocks: Sequence[Any], keep: frozenset[str]) -> set[str]:
+    """Names of the blocks whose value would be an expression of so many loads that it stays a stage, as `keep` do."""
     loads_of: dict[Any, int] = {}
+    calling: set[Any] = set()
     found: set[str] = set()
     for block in blocks:
         loads: list[Any] = []
-        tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
+        calls: list[Any] = []
+        tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append), (ir.Call, calls.append)])
         count = sum(loads_of.get(load.source, 1) for load in loads)
-        if count > MOST_LOADS:
+        calls_functions = any(map(_is_library_call, calls)) or any(load.source in calling for load in loads)
+        written = {region.source for region in block.writes}
+        if count > (MOST_LOADS_OF_CALLS if calls_functions else MOST_LOADS):
             found.add(str(block.name_hint))
-            count = 1
-        if block.init is None:
-            loads_of |= {region.source: count for region in block.writes}
+        elif block.init is None and str(block.name_hint) not in keep:
+            loads_of |= dict.fromkeys(written, count)
+            calling |= written if calls_functions else set()
     return found
 
 
