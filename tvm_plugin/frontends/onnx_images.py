@@ -28,7 +28,7 @@ def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -
     )
     if len(size) != 2:
         raise UnsupportedModelError(f"Col2Im of {len(size)} axes cannot be imported; two can")
-    dilations, strides = ([int(n) for n in attrs.get(name, (1, 1))] for name in ("dilations", "strides"))
+    strides, dilations = _steps_and_dilations(attrs, 2)
     pads = [int(n) for n in attrs.get("pads", (0, 0, 0, 0))]
     if pads[:2] != pads[2:]:
         raise UnsupportedModelError("Col2Im with different pads before and after cannot be imported")
@@ -126,7 +126,7 @@ def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Co
         raise UnsupportedModelError("MaxPool whose indices are used can be imported of images of two known sides only")
     values = bb.emit(convert("MaxPool", inputs, dict(given)))
     window = [int(n) for n in given["kernel_shape"]]
-    steps, dilations = ([int(n) for n in given.get(name, (1, 1))] for name in ("strides", "dilations"))
+    steps, dilations = _steps_and_dilations(given, 2)
     pads = [int(n) for n in given.get("pads", (0, 0, 0, 0))]
     places = places_of_maxima(bb.emit, inputs[0], extents(values.ty)[2:], window, steps, pads[:2], dilations)
     planes = np.arange(shape[0] * shape[1]).reshape([*shape[:2], 1, 1]) * (shape[2] * shape[3])
@@ -138,8 +138,8 @@ def _with_pads(shape: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
     where = text_of(attrs.get("auto_pad", "NOTSET"))
     if where not in ("SAME_UPPER", "SAME_LOWER") or not all(isinstance(extent, int) for extent in shape):
         return attrs
-    window, ones = [int(n) for n in attrs["kernel_shape"]], [1] * len(shape)
-    steps, dilations = ([int(n) for n in attrs.get(name, ones)] for name in ("strides", "dilations"))
+    window = [int(n) for n in attrs["kernel_shape"]]
+    steps, dilations = _steps_and_dilations(attrs, len(shape))
     pads = [
         max((-(-extent // step) - 1) * step + (taps - 1) * dilation + 1 - extent, 0)
         for extent, taps, step, dilation in zip(shape, window, steps, dilations, strict=True)
@@ -150,13 +150,14 @@ def _with_pads(shape: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
 
 def _transposed_convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     """To the sizes that are given, which TVM ignores."""
-    wanted, shape = [int(n) for n in attrs.get("output_shape", ())], shape_of(inputs[0])[2:]
+    wanted = [int(n) for n in attrs.get("output_shape", ())]
     if not wanted:
         return None
+    shape = shape_of(inputs[0])[2:]
     if not all(isinstance(extent, int) for extent in shape):
         raise UnsupportedModelError("ConvTranspose of open sizes to given ones cannot be imported")
-    taps, ones = extents(inputs[1].ty)[2:], [1] * len(shape)
-    steps, dilations = ([int(n) for n in attrs.get(name, ones)] for name in ("strides", "dilations"))
+    taps = extents(inputs[1].ty)[2:]
+    steps, dilations = _steps_and_dilations(attrs, len(shape))
     beyond = [int(n) for n in attrs.get("output_padding", [0] * len(shape))]
     pads = [
         step * (extent - 1) + more + (count - 1) * dilation + 1 - size
@@ -169,6 +170,12 @@ def _transposed_convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any
     plain = {key: value for key, value in attrs.items() if key not in ("auto_pad", "output_shape")}
     first_is_larger = text_of(attrs.get("auto_pad", "NOTSET")) != "SAME_UPPER"
     return convert("ConvTranspose", padded(inputs, 3), plain | {"pads": _before_and_after(pads, first_is_larger)})
+
+
+def _steps_and_dilations(attrs: dict[str, Any], axes: int) -> tuple[list[int], list[int]]:
+    """Of a window over so many axes; ones where they are left out."""
+    strides, dilations = ([int(n) for n in attrs.get(name, [1] * axes)] for name in ("strides", "dilations"))
+    return strides, dilations
 
 
 def _before_and_after(pads: Sequence[int], first_is_larger: bool) -> list[int]:
