@@ -71,7 +71,7 @@ def measurer():
             yield it
 
 
-def test_idle_workers_leave_the_cores_to_the_compiler():
+def test_idle_workers_leave_the_cores_to_the_compiler(monkeypatch):
     a = te.placeholder((1 << 20,), name="A")
     task = make_task("copy", [a, te.compute(a.shape, lambda i: a[i] + 1.0, name="B")])
     target = detect_target(2)
@@ -79,12 +79,19 @@ def test_idle_workers_leave_the_cores_to_the_compiler():
     points = [space.decision(point) for point in Moves(space).sample(np.random.default_rng(0), 64)]
     parallel = [decision for decision in points if decision.values.get("workers", 1) > 1][:2]
     assert len(parallel) == 2
-    with LocalMeasurer(target, threads=2, workers=2) as measurer:
-        assert all(m.error == "" for m in measurer.measure(task, parallel))
-        workers = [psutil.Process(pid) for pid in measurer.worker_pids]
-        before_s = sum(sum(worker.cpu_times()[:2]) for worker in workers)
-        time.sleep(1.0)
-        assert sum(sum(worker.cpu_times()[:2]) for worker in workers) - before_s < 0.05
+
+    def processor_s_after_measuring() -> float:
+        with LocalMeasurer(target, threads=2, workers=2) as measurer:
+            assert all(m.error == "" for m in measurer.measure(task, parallel))
+            workers = [psutil.Process(pid) for pid in measurer.worker_pids]
+            before_s = sum(sum(worker.cpu_times()[:2]) for worker in workers)
+            time.sleep(1.0)
+            return sum(sum(worker.cpu_times()[:2]) for worker in workers) - before_s
+
+    # What looking for work once costs depends on the machine; beside TVM's own number there is no doubt.
+    idle_s = processor_s_after_measuring()
+    monkeypatch.setattr(pool, "SPINS", 300_000)
+    assert idle_s < processor_s_after_measuring() / 3
 
 
 def test_every_candidate_is_timed_in_order_and_keeps_its_trace(measurer):

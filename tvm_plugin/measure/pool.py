@@ -26,8 +26,9 @@ START_LIMIT_S = 120.0
 CLOSE_GRACE_S = 1.0
 
 SPINS = 10_000
-"""How often an idle thread of TVM's pool looks for work before it sleeps: some 4 ms, longer than any pause between two
-parallel loops. TVM's own 300,000 last so long that compiling, which comes next, took twice the time."""
+"""How often an idle thread of TVM's pool looks for work before it sleeps: 4 ms on some machines, 25 on others,
+longer than any pause between two parallel loops. TVM's own 300,000 last so long that compiling, which comes next,
+took twice the time."""
 
 _COMMAND = (sys.executable, "-m", "eqtune.measure.worker")
 
