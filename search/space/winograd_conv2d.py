@@ -24,7 +24,7 @@ from tvm.s_tir import ScheduleError
 
 from .base import Knob, Sketch
 from .contraction.prefetch import FETCH_AHEAD, NEXT_PANEL
-from .contraction.tiled import ahead_bytes
+from .contraction.prefetch_choice import ahead_bytes
 from .features import feature_table
 from .hardware import FAR_WEIGHTS, Hardware
 from .memory_bound.kernel import block_names, inlined

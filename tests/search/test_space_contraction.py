@@ -17,9 +17,9 @@ from tvm.tirx import ForKind
 
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import Decision, Hardware, Space, build_space
+from eqtune.search.space.contraction.copies import PAD_INLINE
 from eqtune.search.space.contraction.join_vectors import JOIN_VECTORS
 from eqtune.search.space.contraction.tile_counts import tiles
-from eqtune.search.space.contraction.tiled import PAD_INLINE
 from eqtune.search.space.expressions import is_conditional
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.lowering import prepare_for_lowering

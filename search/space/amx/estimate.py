@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..access import dtype_bytes
-from ..contraction.tiled import AHEAD, PAD_AT_ROOT
+from ..contraction.copies import AHEAD, PAD_AT_ROOT
 from ..hardware import Hardware
 from .plan import TilePlan
 from .products import TILE_ROWS

@@ -14,18 +14,12 @@ from typing import Any, NamedTuple
 from tvm.s_tir import ScheduleError
 
 from ..access import Access
+from ..contraction.copies import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
 from ..contraction.dot import read_of, spread_outer_loops, zero_of
 from ..contraction.plan import dimension_of, whole_width
 from ..contraction.prefetch import NEXT_PANEL
-from ..contraction.tiled import (
-    AHEAD,
-    LEAST_FAR_BYTES,
-    PAD_AT_OUTER,
-    index_map,
-    local_sums,
-    readers_of_panel,
-    schedule_padding,
-)
+from ..contraction.prefetch_choice import LEAST_FAR_BYTES, readers_of_panel
+from ..contraction.write_back import local_sums
 from ..hardware import Hardware
 from ..schedule import schedule_of
 from .halves import HALVES

@@ -13,10 +13,10 @@ from tvm.s_tir import ScheduleError
 
 from ..analysis import Kernel
 from ..base import Knob
+from ..contraction.copies import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 from ..contraction.dot_sketch import has_strides
 from ..contraction.planning import make_plans
 from ..contraction.sketch import TiledContraction
-from ..contraction.tiled import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 from ..features import feature_table
 from ..hardware import Hardware
 from ..permission import sums_products_of_float32, with_attribute

@@ -15,9 +15,10 @@ from typing import Any
 
 from ..access import Access, Axis
 from ..schedule import schedule_of
+from .copies import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
 from .dot_intrinsics import DotProduct
 from .plan import Plan, dimension_of
-from .tiled import AHEAD, PAD_AT_OUTER, index_map, local_sums, schedule_padding
+from .write_back import local_sums
 
 __all__ = [
     "DotPlan",

@@ -15,11 +15,11 @@ from ..analysis import Kernel
 from ..base import Knob, Sketch
 from ..features import FEATURES
 from ..hardware import FAR_WEIGHTS, Hardware
+from .copies import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 from .dot import DotPlan, dot_plan, schedule_dots
 from .dot_intrinsics import find_dot_product
 from .planning import make_plans
 from .sketch import TiledContraction
-from .tiled import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 
 __all__ = ["DotContraction", "dot_sketches", "has_strides"]
 

@@ -19,16 +19,9 @@ from ..access import Access, dtype_bytes
 from ..features import feature_table
 from ..hardware import PAGE_BYTES, Hardware
 from .channel_windows import FETCHED_PAIR, WINDOW_SUMS, apart, gathered, pairs_fetched
+from .copies import AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_ROOT, PAD_INLINE, UNPACKED
 from .plan import Plan
 from .tile_counts import Column, Tiles, tiles
-from .tiled import (
-    AT_CHUNK,
-    AT_ROOT,
-    PAD_AT_CHUNK,
-    PAD_AT_ROOT,
-    PAD_INLINE,
-    UNPACKED,
-)
 
 __all__ = ["columns_of_features", "latency_s"]
 

@@ -22,7 +22,7 @@ One thread of a Xeon with 480 MiB of L3, tiles of 14 x 32 (us):
     14 x 1024 x 1024, not in L2         515      281       413     230
 
 Where L3 is fast, the weights of models that it holds are not asked for: that would cost 1 to 4 %. Those of models with
-more are (`Hardware.weights_in_memory`); with 16 registers, those that products wait for (`tiled.asks_for_weights`).
+more are (`Hardware.weights_in_memory`); with 16 registers, those that products wait for (`asks_for_weights`).
 
 Rows have one. A tile reads each of its rows as a stream of its own, which ends before a prefetcher follows it; the next
 tile's rows are what lies behind this one's:

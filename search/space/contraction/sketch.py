@@ -12,21 +12,12 @@ from ..access import dtype_bytes
 from ..base import Knob, Sketch
 from ..hardware import FAR_WEIGHTS, Hardware
 from ..schedule import schedule_of
+from .copies import AHEAD, AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_OUTER, PAD_AT_ROOT, PAD_INLINE, UNPACKED
 from .estimate import columns_of_features, latency_s
 from .plan import Plan
+from .prefetch_choice import asks_for_weights
 from .tile_counts import tiles
-from .tiled import (
-    AHEAD,
-    AT_CHUNK,
-    AT_ROOT,
-    PAD_AT_CHUNK,
-    PAD_AT_OUTER,
-    PAD_AT_ROOT,
-    PAD_INLINE,
-    UNPACKED,
-    asks_for_weights,
-    schedule_tiles,
-)
+from .tiled import schedule_tiles
 
 __all__ = ["TiledContraction", "spans_groups"]
 

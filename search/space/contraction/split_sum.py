@@ -21,10 +21,11 @@ from ..access import Axis
 from ..analysis import Contraction, Kernel, analyze
 from ..hardware import Hardware
 from ..schedule import schedule_of
+from .copies import schedule_copy, split_lanes
 from .plan import Plan
 from .planning import make_plans
 from .sketch import TiledContraction
-from .tiled import schedule_copy, schedule_tiles, split_lanes
+from .tiled import schedule_tiles
 
 __all__ = ["SplitContraction", "split_sketches"]
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .copies import UNPACKED
 from .join_vectors import joined_vectors
+from .last_tile import overlapping_columns, overlapping_rows
 from .plan import Plan, whole_width
-from .tiled import UNPACKED, overlapping_columns, overlapping_rows
 
 __all__ = ["Column", "Tiles", "tiles"]
 
