@@ -222,9 +222,12 @@ def latency_seen(stages: Array) -> Array:
 
 def _vectors(operand: Operand, tile: Array, v: Mapping[str, Array], threads: Array) -> Array:
     columns = np.stack([tile, v["bk"], threads, v["stages"]]).astype(np.int64)
-    shapes, which = np.unique(columns, axis=1, return_inverse=True)
-    chosen = [fetch_vector(operand, (x, k), t, s) for x, k, t, s in shapes.T.tolist()]
-    return np.array(chosen, dtype=np.float64)[which.reshape(-1)]
+    limits = columns.max(axis=1, initial=0) + 1
+    # As single numbers they are sorted ten times as fast.
+    different, which = np.unique(np.ravel_multi_index(tuple(columns), tuple(limits)), return_inverse=True)
+    shapes = np.stack(np.unravel_index(different, tuple(limits)), axis=1)
+    chosen = [fetch_vector(operand, (x, k), t, s) for x, k, t, s in shapes.tolist()]
+    return np.array(chosen, dtype=np.float64)[which]
 
 
 def _coalesced(operand: Operand, steps: Array, tile: Array) -> Array:
