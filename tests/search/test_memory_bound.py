@@ -382,6 +382,14 @@ def test_tiles_transposed_in_registers_are_right(name: str) -> None:
         np.testing.assert_array_equal(result, reference(*inputs), err_msg=str(space.decision(point)))
 
 
+def test_axes_that_no_tile_divides_are_not_transposed_in_registers() -> None:
+    space = Space(memory_bound_sketches(kernel(emit(op.permute_dims, [1, 0]), [(257, 67)]), HARDWARE))
+    decisions = [space.decision(point) for point in legal_points(space, 1000, seed=0)]
+    assert any(decision.sketch == "transpose" for decision in decisions)
+    for decision in decisions:
+        prepare_for_lowering(space.apply(decision).mod["main"])
+
+
 CROWDED: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray], set[int]]] = {
     "rows": (
         lambda builder, x, y: builder.emit(op.add(builder.emit(op.permute_dims(x, [1, 0])), y)),

@@ -104,6 +104,19 @@ def test_only_rows_that_are_there_are_loaded(after: Any) -> None:
         assert all(any(pick.same_as(other) for other in under_conditions) for pick in anywhere)
 
 
+def test_rows_that_threads_do_not_share_evenly_end_with_the_image() -> None:
+    """51 rows are 26 for one of two threads; on a machine of four that is a choice."""
+    mod = resized((1, 17, 1, 16), (3, 64), **NEAREST)
+    (sketch,) = (s for s in build_space(mod, Hardware(threads=4)).sketches if s.name == "resample")
+    function = prepare_for_lowering(sketch.apply({"lanes": 8, "workers": 2}).mod["main"])
+    compiled = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), TARGET).jit()
+    beyond = np.from_dlpack(tvm.runtime.tensor(np.full((54, 64), 7.0, "float32")))
+    image = tvm.runtime.from_dlpack(beyond[:51].reshape(1, 17, 3, 64))
+    compiled["main"](tvm.runtime.tensor(np.ones((1, 17, 1, 16), "float32")), image)
+    assert (beyond[:51] == 1.0).all()
+    assert (beyond[51:] == 7.0).all()
+
+
 def _picks(statement: Any) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(statement, (tirx.Shuffle, found.append))

@@ -86,7 +86,7 @@ def test_what_tvm_lacks_of_bfloat16_is_computed_in_float32() -> None:
     class Model(nn.Module):
         def forward(self, x: Any) -> Any:
             found = torch.fmod(x, 0.5) + torch.where(x.isnan(), 0, x) ** 2
-            return found, found.argmax(-1)
+            return found, found.argmax(-1), torch.relu(x).argmin(-1)
 
     x = torch.linspace(-2, 2, 64).reshape(4, 16).bfloat16()
     assert verify_import(load_model(Model(), example_inputs=(x,)), tolerance=1.0) < 2.0**-6

@@ -23,7 +23,7 @@ _ROUNDED_ONCE = frozenset(
     f"relax.{name}"
     for name in (
         *("add", "subtract", "multiply", "divide", "negative", "maximum", "minimum", "clip", "abs", "square", "sqrt"),
-        *("max", "min", "nn.relu", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
+        *("max", "min", "argmax", "argmin", "nn.relu", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
     )
 )
 """One instruction of such a CPU, whose result is that of float32 rounded; sums and functions would round many times."""

@@ -38,6 +38,7 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
         reductions = [i for i, stage in enumerate(kernel.stages) if stage.is_reduction]
         return (
             len(reductions) == 1
+            and kernel.stages[reductions[0]].iterations > kernel.stages[reductions[0]].rows  # sums of more than one
             and all(stage.regular and stage.combiners == 1 for stage in kernel.stages)
             and reductions[0] >= len(kernel.stages) - 2
             and len(kernel.outputs) == 1

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, evaluate, is_conditional, substitute, uses
+from ..expressions import binding_of, conjuncts, evaluate, is_conditional, substitute, uses
 
 __all__ = ["PICKED_LANES", "pick_lanes", "picked_rows"]
 
@@ -80,8 +80,12 @@ def _row(loop: Any) -> Any:
     realize = loop.body
     if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
         raise ValueError(f"the loop over {loop.loop_var} is marked as a row but holds more than one store")
+    if uses(realize.predicate, loop.loop_var):
+        raise ValueError(f"whether places of {loop.loop_var} are written differs within a row")
     lanes, extent = int(loop.annotations[PICKED_LANES]), int(loop.extent)
-    return _vectors(substitute(realize.block.body, binding_of(realize)), loop.loop_var, extent, lanes)
+    row = _vectors(substitute(realize.block.body, binding_of(realize)), loop.loop_var, extent, lanes)
+    # Rows that threads do not share evenly: the last thread has fewer.
+    return tirx.IfThenElse(realize.predicate, row, None) if conjuncts(realize.predicate) else row
 
 
 def _vectors(store: Any, column: Any, extent: int, lanes: int) -> Any:

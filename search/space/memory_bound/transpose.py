@@ -90,7 +90,7 @@ class TransposeSketch(MemoryBoundSketch):
         inner = np.where(knobs["inner"] == 0, knobs["write_tile"], knobs["read_tile"])
         lanes = self.hardware.lanes(self.stage.writes[0].item_bytes)
         tile = knobs["read_tile"] * knobs["write_tile"]
-        square = (knobs["read_tile"] == knobs["write_tile"]) & (tile & (tile - 1) == 0) & (inner <= lanes)
+        square = (knobs["read_tile"] == knobs["write_tile"]) & (tile & (tile - 1) == 0) & (tile > 1) & (inner <= lanes)
         ok = np.where(knobs["vector"] == 2, square, (knobs["vector"] == 0) | (inner <= 2 * lanes))
         ok &= 2 * tile * self.stage.writes[0].item_bytes <= self.hardware.l1_bytes
         write, read = knobs["write_block"], knobs["read_block"]
