@@ -21,6 +21,8 @@ FORMS: dict[str, tuple[Callable[..., object], Callable[..., np.ndarray], float, 
     "tanh": (tirx.tanh, np.tanh, 12.0, 5.0),
     "sigmoid": (tirx.sigmoid, scipy.special.expit, 80.0, 3.0),
     "erf": (tirx.erf, scipy.special.erf, 6.0, 6.0),
+    "sinh": (tirx.sinh, np.sinh, 88.5, 6.0),
+    "cosh": (tirx.cosh, np.cosh, 88.5, 6.0),
     "log": (lambda x: tirx.log(tirx.abs(x)), lambda x: np.log(np.abs(x)), 1e4, 1.0),
     "cube": (lambda x: tirx.power(x, 3.0), lambda x: x**3, 50.0, 1.5),
     "reciprocal square": (lambda x: tirx.power(x, -2.0), lambda x: x**-2, 50.0, 1.5),
@@ -68,7 +70,7 @@ def test_infinities_and_nan() -> None:
     edges = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 89.0, -104.0, 1e-40], dtype=np.float32)
     values = np.resize(edges, 16)
     with np.errstate(all="ignore"):
-        for name in ("exp", "tanh", "sigmoid", "erf", "log"):
+        for name in ("exp", "tanh", "sigmoid", "erf", "log", "sinh", "cosh"):
             got, _ = evaluate(FORMS[name][0], values)
             expected = FORMS[name][1](values.astype(np.float64)).astype(np.float32)
             np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-37)
@@ -81,6 +83,18 @@ def test_nan_stays_nan_whatever_its_bits(name: str) -> None:
     bits = [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFC00080, 0x7FC0FFFF, 0x7F800001, 0x7FA00000]
     got, _ = evaluate(form, np.resize(np.array(bits, np.uint32), 16).view(np.float32))
     assert np.isnan(got).all()
+
+
+@pytest.mark.parametrize(("form", "reference"), [(tirx.sinh, np.sinh), (tirx.cosh, np.cosh)])
+def test_vectors_of_doubles_have_hyperbolic_functions(
+    form: Callable[..., object], reference: Callable[..., np.ndarray]
+):
+    values = np.concatenate([np.linspace(-709.0, 709.0, 64), np.linspace(-1e-3, 1e-3, 64)])
+    x = te.placeholder(values.shape, "float64", "x")
+    func = in_vectors(te.create_prim_func([x, te.compute(values.shape, lambda i: form(x[i]), "y")]))
+    out = tvm.runtime.tensor(np.zeros_like(values))
+    tvm.compile(tvm.IRModule({"main": func}), target="llvm").jit()["main"](tvm.runtime.tensor(values), out)
+    np.testing.assert_allclose(out.numpy(), reference(values), rtol=1e-14)
 
 
 def test_other_types_and_functions_without_them_stay_as_they_are() -> None:

@@ -72,15 +72,20 @@ _LOG = (
     -1.1514610310e-1,
     7.0376836292e-2,
 )
+_SINH = tuple(1.0 / math.factorial(power) for power in range(1, 19, 2))
 
 
 def math_form(call: Any) -> Any | None:
     """The vectorising form of one call, its arguments as they are; None where there is none.
 
-    Covers float32 `exp`, `tanh`, `sigmoid`, `erf`, `log`, and powers that are products or square roots.
+    Covers float32 `exp`, `tanh`, `sigmoid`, `erf`, `log`, and powers that are products or square roots; `sinh` and
+    `cosh` of float64, too, which LLVM does not compile in vectors.
     """
-    form = _FORMS.get(getattr(call.op, "name", ""))
-    return None if form is None or str(call.ty.dtype) != _FLOAT else form(*call.args)
+    name, dtype = getattr(call.op, "name", ""), str(call.ty.dtype)
+    if name in _HYPERBOLIC and dtype in (_FLOAT, "float64"):
+        return _HYPERBOLIC[name](*call.args, dtype)
+    form = _FORMS.get(name)
+    return None if form is None or dtype != _FLOAT else form(*call.args)
 
 
 def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
@@ -97,11 +102,11 @@ def _i(value: int) -> Any:
     return tirx.const(value, _INT)
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+def _polynomial(x: Any, coefficients: Sequence[float], dtype: str = _FLOAT) -> Any:
     """Horner's rule; coefficients from the constant term upwards."""
-    result = _f(coefficients[-1])
+    result = tirx.const(coefficients[-1], dtype)
     for coefficient in reversed(coefficients[:-1]):
-        result = result * x + _f(coefficient)
+        result = result * x + tirx.const(coefficient, dtype)
     return result
 
 
@@ -233,6 +238,34 @@ def _pow(x: Any, exponent: Any) -> Any | None:
         return None
     return power if value > 0 else _f(1.0) / power
 
+
+def _of_exponential(size: Any, sign: float, dtype: str) -> Any:
+    """(e^size +- e^-size) / 2 by way of the square root of e^size, which is finite where half of e^size is."""
+
+    def of(root: Any) -> Any:
+        half = tirx.const(0.5, dtype)
+        return half * root * root + tirx.const(sign / 2, dtype) / (root * root)
+
+    half = size * tirx.const(0.5, dtype)
+    return _let(_exp(half) if dtype == _FLOAT else tirx.exp(half), of, dtype)
+
+
+def _cosh(x: Any, dtype: str) -> Any:
+    return _let(tirx.abs(x), lambda size: _of_exponential(size, 1.0, dtype), dtype)
+
+
+def _sinh(x: Any, dtype: str) -> Any:
+    """Below 1 by its series, where the difference of both exponentials would have lost digits."""
+
+    def with_sign(v: Any, size: Any) -> Any:
+        zero, one = tirx.const(0.0, dtype), tirx.const(1.0, dtype)
+        large = _let(_of_exponential(size, -1.0, dtype), lambda r: tirx.Select(v < zero, zero - r, r), dtype)
+        return tirx.Select(size < one, _let(v * v, lambda s: v * _polynomial(s, _SINH, dtype), dtype), large)
+
+    return _let(x, lambda v: _let(tirx.abs(v), lambda size: with_sign(v, size), dtype), dtype)
+
+
+_HYPERBOLIC: dict[str, Callable[[Any, str], Any]] = {"tirx.sinh": _sinh, "tirx.cosh": _cosh}
 
 _ROOTS: dict[float, Callable[[Any], Any]] = {
     0.25: lambda x: tirx.sqrt(tirx.sqrt(x)),
