@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from eqtune import zoo
@@ -399,6 +400,60 @@ def test_one_tensor_for_two_inputs_is_refused():
 def test_variances_of_too_few_are_no_numbers():
     module = Lambda(lambda x: torch.cat([x[:1].var(0), x.std(0, correction=2), x.var(0, correction=3)]))
     assert verify_import(load_model(module, example_inputs=(IMAGE,))) == 0
+
+
+EDGES = torch.tensor(
+    [0, 1e-8, -1e-6, 3e-5, 0.2, -0.25, 0.3, -0.5, 0.6, -1, 2, 90, -110, 1e9, 3e38, torch.inf, -torch.inf]
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.log1p,
+        torch.expm1,
+        torch.atanh,
+        torch.sinh,
+        lambda x: torch.logaddexp(x, x[:, None] + 1),
+        lambda x: x % 3 + torch.remainder(x.clamp(-1e9, 1e9), -0.1),  # PyTorch's own vectors give up beyond
+        lambda x: torch.remainder(7.5, x),
+    ],
+    ids=["log1p", "expm1", "atanh", "sinh", "logaddexp", "remainder", "remainder-of-a-number"],
+)
+def test_digits_of_small_numbers_and_of_large_ones(function, dtype):
+    """Element by element: beside large results, random inputs do not show what small ones lose."""
+    imported = load_model(Lambda(function), example_inputs=(EDGES.to(dtype),))
+    executable = tvm.compile(imported.mod, target=detect_target(), relax_pipeline=relax.get_pipeline("eqtune"))
+    found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(EDGES.to(dtype).numpy()))
+    wanted = function(EDGES.to(dtype)).numpy()
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=4 * torch.finfo(dtype).eps, atol=1e-37)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64], ids=str)
+def test_functions_of_integers(dtype):
+    def functions(x):
+        ordered, places = x.sort(-1, descending=True)
+        return (
+            3 / x,
+            torch.reciprocal(x),
+            x.exp(),
+            x.sigmoid(),
+            x % 3,
+            torch.remainder(10, x),
+            ordered,
+            places,
+            x.argsort(0),
+        )
+
+    x = torch.tensor([[1, -4, 3], [7, 2, -7]], dtype=dtype)
+    assert verify_import(load_model(Lambda(functions), example_inputs=(x,))) < 1e-6
+
+
+def test_layer_norm_of_doubles():
+    module = torch.nn.Sequential(torch.nn.LayerNorm((5, 8)), torch.nn.LayerNorm(8, elementwise_affine=False)).double()
+    x = torch.randn(3, 5, 8, dtype=torch.float64) * 1e-4 + 100
+    assert verify_import(load_model(module, example_inputs=(x,))) < 1e-8
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..transform.functions import is_empty, shape_of
 from .attention import attention
+from .torch_digits import DIGIT_CONVERTERS
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
 from .torch_nodes import Converter, arguments, cast, dtype_of, full, scalar, shape_in_torch
@@ -59,8 +60,13 @@ def _layer_norm(node: Any, importer: Any) -> relax.Expr:
     gamma, beta = _affine(x, shape, gamma, beta)
     axes = list(range(-len(shape), 0))
     x = cast(x, str(gamma.ty.dtype), importer)  # of 16 bits, under autocast
-    result = importer.block_builder.emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon))
-    return cast(result, dtype_of(node), importer)
+    emit = importer.block_builder.emit
+    if str(x.ty.dtype) != "float64":
+        return cast(emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon)), dtype_of(node), importer)
+    # TVM's operator takes float32 and float16 alone.
+    centred = emit(op.subtract(x, emit(op.mean(x, axes, keepdims=True))))
+    spread = emit(op.add(emit(op.mean(emit(op.square(centred)), axes, keepdims=True)), relax.const(epsilon, "float64")))
+    return emit(op.add(emit(op.multiply(emit(op.divide(centred, emit(op.sqrt(spread)))), gamma)), beta))
 
 
 def _std(node: Any, importer: Any) -> relax.Expr:
@@ -305,6 +311,7 @@ CONVERTERS: dict[str, Converter] = {
     "mm.default": _matmul,
     "bmm.default": _matmul,
     "addmm.default": _addmm,
+    **DIGIT_CONVERTERS,
     **IMAGE_CONVERTERS,
     **INDEXING_CONVERTERS,
     **ORDER_CONVERTERS,

@@ -22,6 +22,7 @@ __all__ = [
     "cast",
     "dtype_of",
     "full",
+    "operand",
     "scalar",
     "shape_in_torch",
     "torch_of_array",
@@ -59,6 +60,13 @@ def dtype_of(node: Any) -> str:
 def cast(value: relax.Expr, dtype: str, importer: Any) -> relax.Expr:
     """A tensor in another dtype, or as it is."""
     return value if str(value.ty.dtype) == dtype else importer.block_builder.emit(relax.op.astype(value, dtype))
+
+
+def operand(value: Any, dtype: str, importer: Any) -> relax.Expr:
+    """A number, or a value of another dtype, as an operand of `dtype`."""
+    if not isinstance(value, relax.Expr) or is_size(value):
+        return scalar(value, dtype, importer)
+    return cast(value, dtype, importer)
 
 
 def full(like: relax.Expr, shape: Sequence[int], number: float) -> relax.Expr:

@@ -19,7 +19,7 @@ from ..dtypes import numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import shape_of
-from .torch_nodes import Converter, arguments, dtype_of
+from .torch_nodes import Converter, arguments, cast, dtype_of
 
 __all__ = ["ORDER_CONVERTERS", "EqualsInOrder", "so_far"]
 
@@ -52,6 +52,9 @@ def _one_of(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     return tuple(part if keepdim or not part.dim() else part.squeeze(dim) for part in parts)
 
 
+_NOT_SORTED = frozenset({"bool", "int8", "uint8", "int16"})
+"""What TVM's sorts do not take; int32 holds all of them."""
+
 _IN_ORDER: dict[Any, Callable[..., Any]] = {
     aten.sort.default: _sorted,
     aten.sort.stable: _sorted,
@@ -80,11 +83,19 @@ def _smallest_but(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     return taken(op.sort(x, axis)), taken(op.argsort(x, axis, dtype="int64"))
 
 
-def _stable_sort(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
-    """TVM's sorts are stable in any case."""
-    x, _, axis, descending = arguments(node, importer, ("input", "stable", "dim", "descending"), (-1, False))
-    emit = importer.block_builder.emit
-    return emit(op.sort(x, axis, descending)), emit(op.argsort(x, axis, descending, dtype="int64"))
+def _sort(*names: str) -> Callable[[Any, Any], tuple[relax.Expr, ...]]:
+    """Of the arguments that `names` has in this order. TVM's sorts are stable in any case."""
+
+    def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+        given = dict(zip(names, arguments(node, importer, names, (-1, False)), strict=True))
+        x, axis, descending = given["input"], given["dim"], given["descending"]
+        emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+        if dtype in _NOT_SORTED:
+            x = cast(x, "int32", importer)
+        ordered, places = op.sort(x, axis, descending), op.argsort(x, axis, descending, dtype="int64")
+        return cast(emit(ordered), dtype, importer), emit(places)
+
+    return convert
 
 
 def _places_in_order(node: Any, importer: Any) -> relax.Expr:
@@ -149,7 +160,9 @@ def _limit(dtype: str, lowest: bool) -> float:
 
 
 ORDER_CONVERTERS: dict[str, Converter] = {
-    "sort.stable": _stable_sort,
+    "argsort.default": lambda node, importer: _sort("input", "dim", "descending")(node, importer)[1],
+    "sort.default": _sort("input", "dim", "descending"),
+    "sort.stable": _sort("input", "stable", "dim", "descending"),
     "topk.default": _largest,
     "kthvalue.default": _smallest_but,
     "searchsorted.Tensor": _places_in_order,

@@ -11,9 +11,8 @@ from tvm.relax import op
 
 from ..dtypes import is_floating
 from ..transform.functions import is_empty, shape_of
-from .torch_nodes import Converter, arguments, cast, dtype_of, scalar, shape_in_torch
+from .torch_nodes import Converter, arguments, cast, dtype_of, operand, shape_in_torch
 from .torch_order import so_far
-from .torch_sizes import is_size
 
 __all__ = ["POINTWISE_CONVERTERS"]
 
@@ -26,17 +25,10 @@ def _celu(node: Any, importer: Any) -> relax.Expr:
     return emit(op.add(op.nn.relu(x), op.multiply(below, factor)))
 
 
-def _operand(value: Any, dtype: str, importer: Any) -> relax.Expr:
-    """A number, or a value of another dtype, as an operand of `dtype`."""
-    if not isinstance(value, relax.Expr) or is_size(value):
-        return scalar(value, dtype, importer)
-    return cast(value, dtype, importer)
-
-
 def _outer(node: Any, importer: Any) -> relax.Expr:
     """Of vectors, perhaps of two dtypes."""
     emit, dtype = importer.block_builder.emit, dtype_of(node)
-    left, right = (_operand(part, dtype, importer) for part in arguments(node, importer, ("input", "vec2"), ()))
+    left, right = (operand(part, dtype, importer) for part in arguments(node, importer, ("input", "vec2"), ()))
     return emit(op.multiply(emit(op.expand_dims(left, -1)), right))
 
 
@@ -57,15 +49,15 @@ def _clamp_max(node: Any, importer: Any) -> relax.Expr:
 def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> relax.Expr:
     """`x` between two bounds: numbers, tensors, or None; one operator where all are plain numbers."""
     emit, dtype = importer.block_builder.emit, dtype_of(node)
-    x = _operand(x, dtype, importer)
+    x = operand(x, dtype, importer)
     numbers = [isinstance(bound, int | float) for bound in (least, most)]
     if all(numbers):
         return emit(op.clip(x, min(least, most), most))  # the upper bound counts where they cross; TVM takes the lower
     if numbers[0] and least == 0 and most is None and is_floating(dtype):
         return emit(op.nn.relu(x))
     if least is not None:
-        x = emit(op.maximum(x, _operand(least, dtype, importer)))
-    return x if most is None else emit(op.minimum(x, _operand(most, dtype, importer)))
+        x = emit(op.maximum(x, operand(least, dtype, importer)))
+    return x if most is None else emit(op.minimum(x, operand(most, dtype, importer)))
 
 
 def _fmax(node: Any, importer: Any) -> relax.Expr:
@@ -78,7 +70,7 @@ def _fmin(node: Any, importer: Any) -> relax.Expr:
 
 def _number_rather_than_nan(node: Any, importer: Any, function: Callable[[Any, Any], relax.Expr]) -> relax.Expr:
     emit, dtype = importer.block_builder.emit, dtype_of(node)
-    left, right = (_operand(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
+    left, right = (operand(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
     if not is_floating(dtype):
         return emit(function(left, right))
     other = emit(op.where(emit(op.isnan(right)), left, emit(function(left, right))))
@@ -93,7 +85,7 @@ def _erfc(node: Any, importer: Any) -> relax.Expr:
 def _hypot(node: Any, importer: Any) -> relax.Expr:
     """Of the larger one, and the quotient of both: squares of large numbers are infinite."""
     emit, dtype = importer.block_builder.emit, dtype_of(node)
-    sizes = [emit(op.abs(_operand(x, dtype, importer))) for x in arguments(node, importer, ("input", "other"), ())]
+    sizes = [emit(op.abs(operand(x, dtype, importer))) for x in arguments(node, importer, ("input", "other"), ())]
     large, small = emit(op.maximum(*sizes)), emit(op.minimum(*sizes))
     zero, one = relax.const(0, dtype), relax.const(1, dtype)
     quotient = emit(op.divide(small, emit(op.where(emit(op.equal(large, zero)), one, large))))
@@ -102,7 +94,7 @@ def _hypot(node: Any, importer: Any) -> relax.Expr:
 
 def _copysign(node: Any, importer: Any) -> relax.Expr:
     emit, dtype = importer.block_builder.emit, dtype_of(node)
-    size, sign = (_operand(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
+    size, sign = (operand(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
     size = emit(op.abs(size))
     return emit(op.where(_is_negative(emit, sign), emit(op.negative(size)), size))
 
@@ -132,7 +124,7 @@ def _arithmetic(function: Callable[[Any, Any], relax.Expr], reverse: bool = Fals
     def convert(node: Any, importer: Any) -> relax.Expr:
         emit, dtype = importer.block_builder.emit, dtype_of(node)
         left, right, alpha = arguments(node, importer, ("input", "other", "alpha"), (1,))
-        left, right = (_operand(value, dtype, importer) for value in ((right, left) if reverse else (left, right)))
+        left, right = (operand(value, dtype, importer) for value in ((right, left) if reverse else (left, right)))
         if alpha != 1:
             right = emit(op.multiply(right, relax.const(alpha, dtype)))
         return emit(function(left, right))
@@ -158,7 +150,7 @@ def _filled(value: Any = None) -> Converter:
         shape, dtype = shape_in_torch(node, importer), dtype_of(node)
         if not isinstance(fill, relax.Expr) and math.isfinite(fill):
             return importer.block_builder.emit(op.full(shape, relax.const(fill, dtype), dtype))
-        return importer.block_builder.emit(op.broadcast_to(_operand(fill, dtype, importer), shape))
+        return importer.block_builder.emit(op.broadcast_to(operand(fill, dtype, importer), shape))
 
     return convert
 
