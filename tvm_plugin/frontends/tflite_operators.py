@@ -96,6 +96,16 @@ class Converter(OperatorConverter):
         approximate = _options(op, tflite.GeluOptions()).Approximate()
         return (relax_op.nn.gelu_tanh if approximate else relax_op.nn.gelu)(self.get_tensor_expr(x))
 
+    def convert_softmax(self, op: Any) -> relax.Expr:
+        """TVM's leaves out the factor of its argument."""
+        (x,), (output,) = self.get_input_tensors(op), self.get_output_tensors(op)
+        value = self._in_float(x)
+        beta = _options(op, tflite.SoftmaxOptions()).Beta()
+        if beta != 1:
+            value = self.bb.normalize(relax_op.multiply(value, relax.const(beta, str(value.ty.dtype))))
+        result = self.bb.normalize(relax_op.nn.softmax(value, axis=-1))
+        return result if output.qnn_params is None else self.quantize(result, output)
+
     def convert_gather(self, op: Any) -> relax.Expr:
         """TVM's takes batches for other axes."""
         if _options(op, tflite.GatherOptions()).BatchDims():
@@ -163,6 +173,10 @@ class Converter(OperatorConverter):
         if {str(getattr(result.ty, "dtype", "")), declared} == {"int32", "int64"}:
             return relax_op.astype(result, declared)
         return result
+
+    def _in_float(self, tensor: Any) -> relax.Expr:
+        value = self.get_tensor_expr(tensor)
+        return self.bb.normalize(value if tensor.qnn_params is None else self.dequantize(value, tensor))
 
     def _is_hybrid(self, op: Any, tensors: Sequence[Any]) -> bool:
         """Whether, of an operator's inputs, weights alone are quantised."""

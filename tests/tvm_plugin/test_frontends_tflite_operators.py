@@ -1,0 +1,74 @@
+"""Operators of TFLite that TVM's importer converts wrongly, or not at all: each must be what LiteRT computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eqtune.frontends import load_model, verify_import
+
+pytest.importorskip("tflite")
+schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
+flatbuffers = pytest.importorskip("flatbuffers")
+
+
+class Model:
+    """Made operator by operator. Tensors are known by number; those of the shapes given to it are its inputs."""
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        self.graph = schema.SubGraphT(tensors=[], operators=[], inputs=list(range(len(shapes))), outputs=[])
+        self.model = schema.ModelT(version=3, buffers=[schema.BufferT()], operatorCodes=[], subgraphs=[self.graph])
+        for shape in shapes:
+            self.tensor(shape)
+
+    def tensor(self, shape: tuple[int, ...], dtype: str = "float32", scale: Any = None, buffer: int = 0) -> int:
+        """Quantised around zero if it has a scale, or one of each of its first extent."""
+        tensor = schema.TensorT(shape=list(shape), type=getattr(schema.TensorType, dtype.upper()), buffer=buffer)
+        tensor.name = f"t{len(self.graph.tensors)}"
+        if scale is not None:
+            scales = np.atleast_1d(np.array(scale, "float32"))
+            zeros = np.zeros(scales.shape, "int64")
+            tensor.quantization = schema.QuantizationParametersT(scale=scales, zeroPoint=zeros)
+        self.graph.tensors.append(tensor)
+        return len(self.graph.tensors) - 1
+
+    def constant(self, values: Any, scale: Any = None) -> int:
+        """Integers that are not of 8 bits are of 32."""
+        array = np.asarray(values)
+        array = array.astype({"int64": "int32", "float64": "float32"}.get(str(array.dtype), str(array.dtype)))
+        self.model.buffers.append(schema.BufferT(data=np.frombuffer(array.tobytes(), "uint8")))
+        return self.tensor(array.shape, str(array.dtype), scale, len(self.model.buffers) - 1)
+
+    def add(self, name: str, inputs: list[int], output: int, options: Any = None) -> int:
+        """Append an operator; return its output."""
+        code = getattr(schema.BuiltinOperator, name)
+        self.model.operatorCodes.append(schema.OperatorCodeT(min(code, 127), version=1, builtinCode=code))
+        operator = schema.OperatorT(len(self.graph.operators), inputs, [output], builtinOptions=options)
+        if options is not None:
+            operator.builtinOptionsType = getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T"))
+        self.graph.operators.append(operator)
+        return output
+
+    def write(self, directory: Path, *outputs: int) -> Path:
+        self.graph.outputs = list(outputs)
+        builder = flatbuffers.Builder(1024)
+        builder.Finish(self.model.Pack(builder), b"TFL3")
+        path = directory / "model.tflite"
+        path.write_bytes(bytes(builder.Output()))
+        return path
+
+
+def check(path: Path) -> None:
+    """The import is what the interpreter computes."""
+    imported = load_model(path)
+    assert imported.reference is not None
+    assert verify_import(imported) < 1e-5
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_softmax_multiplies_by_beta(beta: float, tmp_path: Path) -> None:
+    model = Model((2, 3, 5))
+    check(model.write(tmp_path, model.add("SOFTMAX", [0], model.tensor((2, 3, 5)), schema.SoftmaxOptionsT(beta))))
