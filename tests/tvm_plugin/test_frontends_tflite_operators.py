@@ -72,3 +72,13 @@ def check(path: Path) -> None:
 def test_softmax_multiplies_by_beta(beta: float, tmp_path: Path) -> None:
     model = Model((2, 3, 5))
     check(model.write(tmp_path, model.add("SOFTMAX", [0], model.tensor((2, 3, 5)), schema.SoftmaxOptionsT(beta))))
+
+
+@pytest.mark.parametrize("half_pixel_centers", [False, True])
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("size", [(9, 4), (10, 21), (3, 1), (13, 82)])
+def test_nearest_pixels(size: tuple[int, int], align_corners: bool, half_pixel_centers: bool, tmp_path: Path) -> None:
+    model = Model((1, 5, 7, 2))
+    options = schema.ResizeNearestNeighborOptionsT(align_corners, half_pixel_centers)
+    inputs = [0, model.constant(size)]
+    check(model.write(tmp_path, model.add("RESIZE_NEAREST_NEIGHBOR", inputs, model.tensor((1, *size, 2)), options)))

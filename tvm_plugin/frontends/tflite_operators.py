@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tflite
 from tvm import relax
 from tvm.relax import op as relax_op
@@ -15,6 +16,7 @@ from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_sca
 from ..errors import UnsupportedModelError
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
+from .tflite_images import nearest_pixels
 
 __all__ = ["Converter"]
 
@@ -105,6 +107,24 @@ class Converter(OperatorConverter):
             value = self.bb.normalize(relax_op.multiply(value, relax.const(beta, str(value.ty.dtype))))
         result = self.bb.normalize(relax_op.nn.softmax(value, axis=-1))
         return result if output.qnn_params is None else self.quantize(result, output)
+
+    def convert_resize_nearest_neighbor(self, op: Any) -> relax.Expr:
+        """TVM's rounds otherwise; where each pixel is merely repeated, that does not matter."""
+        x, size = self.get_input_tensors(op)
+        options = _options(op, tflite.ResizeNearestNeighborOptions())
+        given = [int(x.tensor.Shape(axis)) for axis in (1, 2)]
+        wanted = [int(extent) for extent in self.get_tensor_value(size)]
+        pixels = [
+            nearest_pixels(*lengths, options.AlignCorners(), options.HalfPixelCenters())
+            for lengths in zip(given, wanted, strict=True)
+        ]
+        repeated = [np.arange(of) * before // of for before, of in zip(given, wanted, strict=True)]
+        repeats = all(of % before == 0 for before, of in zip(given, wanted, strict=True))
+        if repeats and not options.AlignCorners() and all(map(np.array_equal, pixels, repeated)):
+            return super().convert_resize_nearest_neighbor(op)
+        rows, columns = map(relax.const, pixels)
+        taken = self.bb.normalize(relax_op.take(self.get_tensor_expr(x), rows, axis=1))
+        return relax_op.take(taken, columns, axis=2)
 
     def convert_gather(self, op: Any) -> relax.Expr:
         """TVM's takes batches for other axes."""
