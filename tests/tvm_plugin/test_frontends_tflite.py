@@ -58,9 +58,9 @@ def test_a_module_of_tvms_importer_is_a_model_too(tmp_path: Path) -> None:
 
 
 def test_weights_that_alone_are_quantised_are_floats() -> None:
-    """LiteRT's outputs are farther from those of the model in floats: it rounds activations, too."""
+    """In the reference, too: as it stands LiteRT rounds activations, and is farther from the model in floats."""
     imported, floats = load_model(MODELS / "image_dynamic.tflite"), load_model(MODELS / "image.tflite")
-    assert imported.reference is None
+    assert verify_import(imported) < 1e-5
     run = ModelRunner(untuned_executable(imported.mod, tvm.target.Target("llvm")))
     inputs = imported.random_inputs()
     _, apart = compare(run(*inputs), floats.reference(*inputs))

@@ -82,3 +82,13 @@ def test_nearest_pixels(size: tuple[int, int], align_corners: bool, half_pixel_c
     options = schema.ResizeNearestNeighborOptionsT(align_corners, half_pixel_centers)
     inputs = [0, model.constant(size)]
     check(model.write(tmp_path, model.add("RESIZE_NEAREST_NEIGHBOR", inputs, model.tensor((1, *size, 2)), options)))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_weights_alone_of_8_bits_are_floats_in_the_reference(dtype: str, tmp_path: Path) -> None:
+    model = Model((3, 8))
+    weights = model.constant(np.arange(64).reshape(8, 8).astype(dtype), 0.01)
+    hidden = model.add("FULLY_CONNECTED", [0, weights, -1], model.tensor((3, 8)), schema.FullyConnectedOptionsT())
+    inputs = [hidden, weights, model.constant(np.arange(8.0))]
+    y = model.add("FULLY_CONNECTED", inputs, model.tensor((3, 8)), schema.FullyConnectedOptionsT())
+    check(model.write(tmp_path, y))

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import tflite
-import tvm
 from numpy.typing import NDArray
 from tvm.relax.frontend.tflite import from_tflite
 
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
-from ..transform.fake_quantization import is_quantized
-from ..transform.functions import operator, top_level_bindings
 from .imported import ImportedModel, Reference, imported_model
 from .relax_model import with_weights_bound
-from .tflite_operators import Converter
+from .tflite_float_weights import with_float_weights
+from .tflite_operators import IN_FLOATS, Converter
 
 __all__ = ["from_tflite_file"]
 
@@ -45,8 +43,7 @@ def from_tflite_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> Importe
     except Exception as error:  # the importer fails by assertions and errors of any kind
         raise UnsupportedModelError(f"TVM's importer cannot translate {path.stem}: {first_line(error)}") from error
     mod = with_weights_bound(mod)
-    references = () if _has_quantised_weights_alone(mod) else _references(content)
-    return imported_model(mod, path.stem, "tflite", *references)
+    return imported_model(mod, path.stem, "tflite", *_references(content))
 
 
 def _read(path: Path) -> tuple[Any, bytes]:
@@ -68,18 +65,13 @@ def _read(path: Path) -> tuple[Any, bytes]:
     return model, content
 
 
-def _has_quantised_weights_alone(mod: tvm.IRModule) -> bool:
-    """Beside such weights, LiteRT quantises activations anew for each input; here they stay floats, which is nearer."""
-    bindings = top_level_bindings(mod["main"])
-    return not is_quantized(mod) and any(operator(binding.value) == "relax.dequantize" for binding in bindings)
-
-
 def _references(content: bytes) -> tuple[Reference | None, Reference | None]:
-    """What the interpreter computes, as by default and without XNNPACK."""
+    """What the interpreter computes, as by default and without XNNPACK; floats wherever they are floats here."""
     if importlib.util.find_spec("ai_edge_litert") is None:
         return None, None
     from ai_edge_litert.interpreter import OpResolverType
 
+    content = with_float_weights(content, IN_FLOATS)
     return _reference(content, OpResolverType.AUTO), _reference(
         content, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     )

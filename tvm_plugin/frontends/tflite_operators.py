@@ -18,7 +18,7 @@ from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
 from .tflite_images import nearest_pixels
 
-__all__ = ["Converter"]
+__all__ = ["IN_FLOATS", "Converter"]
 
 _MOVES = frozenset(
     (
@@ -34,6 +34,9 @@ _IN_FLOATS = frozenset({"BATCH_MATMUL", "ELU", "GELU", "PRELU", "SELECT", "SELEC
 
 _HYBRID = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 """Operators whose weights may be quantised where nothing else is ("dynamic range quantization"): floats for us."""
+
+IN_FLOATS = _IN_FLOATS | _HYBRID
+"""Operators whose weights, quantised where nothing else is, are floats here."""
 
 _WRONG = frozenset({"GATHER_ND"})
 """What TVM's importer converts wrongly."""
@@ -57,7 +60,7 @@ class Converter(OperatorConverter):
         for name in _WRONG:
             del self.convert_map[name]
         for name, convert in self.convert_map.items():
-            if name in _IN_FLOATS | _HYBRID:
+            if name in IN_FLOATS:
                 convert = functools.partial(self._in_floats, convert)
             self.convert_map[name] = functools.partial(self._as_declared, convert)
 
@@ -203,7 +206,7 @@ class Converter(OperatorConverter):
         name = self.get_op_code_str(op)
         data = tensors[2 if name == "TRANSPOSE_CONV" else 0]
         quantised = [tensor for tensor in tensors if tensor.qnn_params is not None]
-        return name in _HYBRID | _IN_FLOATS and data.qnn_params is None and bool(quantised)
+        return name in IN_FLOATS and data.qnn_params is None and bool(quantised)
 
     def _in_floats(self, convert: Callable[..., relax.Expr], op: Any) -> relax.Expr:
         tensors = self.get_input_tensors(op)
