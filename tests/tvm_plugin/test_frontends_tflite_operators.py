@@ -24,18 +24,18 @@ class Model:
         for shape in shapes:
             self.tensor(shape)
 
-    def tensor(self, shape: tuple[int, ...], dtype: str = "float32", scale: Any = None, buffer: int = 0) -> int:
-        """Quantised around zero if it has a scale, or one of each of its first extent."""
+    def tensor(
+        self, shape: tuple[int, ...], dtype: str = "float32", scale: float | None = None, buffer: int = 0, zero: int = 0
+    ) -> int:
+        """Quantised if it has a scale."""
         tensor = schema.TensorT(shape=list(shape), type=getattr(schema.TensorType, dtype.upper()), buffer=buffer)
         tensor.name = f"t{len(self.graph.tensors)}"
         if scale is not None:
-            scales = np.atleast_1d(np.array(scale, "float32"))
-            zeros = np.zeros(scales.shape, "int64")
-            tensor.quantization = schema.QuantizationParametersT(scale=scales, zeroPoint=zeros)
+            tensor.quantization = schema.QuantizationParametersT(scale=[scale], zeroPoint=[zero])
         self.graph.tensors.append(tensor)
         return len(self.graph.tensors) - 1
 
-    def constant(self, values: Any, scale: Any = None) -> int:
+    def constant(self, values: Any, scale: float | None = None) -> int:
         """Integers that are not of 8 bits are of 32."""
         array = np.asarray(values)
         array = array.astype({"int64": "int32", "float64": "float32"}.get(str(array.dtype), str(array.dtype)))
@@ -82,6 +82,30 @@ def test_nearest_pixels(size: tuple[int, int], align_corners: bool, half_pixel_c
     options = schema.ResizeNearestNeighborOptionsT(align_corners, half_pixel_centers)
     inputs = [0, model.constant(size)]
     check(model.write(tmp_path, model.add("RESIZE_NEAREST_NEIGHBOR", inputs, model.tensor((1, *size, 2)), options)))
+
+
+@pytest.mark.parametrize("pads", [[[0, 0], [0, 0]], [[1, 1], [2, 1]]])
+def test_blocks_of_an_image_become_a_batch(pads: list[list[int]], tmp_path: Path) -> None:
+    model = Model((2, 4, 6, 3))
+    height, width = ((size + sum(pad)) // step for size, pad, step in zip((4, 6), pads, (2, 3), strict=True))
+    inputs = [0, model.constant([2, 3]), model.constant(pads)]
+    check(model.write(tmp_path, model.add("SPACE_TO_BATCH_ND", inputs, model.tensor((12, height, width, 3)))))
+
+
+@pytest.mark.parametrize("crops", [[[0, 0], [0, 0]], [[1, 0], [1, 3]]])
+def test_a_batch_becomes_blocks_of_an_image(crops: list[list[int]], tmp_path: Path) -> None:
+    model = Model((12, 4, 3, 2))
+    height, width = (size - sum(crop) for size, crop in zip((8, 9), crops, strict=True))
+    inputs = [0, model.constant([2, 3]), model.constant(crops)]
+    check(model.write(tmp_path, model.add("BATCH_TO_SPACE_ND", inputs, model.tensor((2, height, width, 2)))))
+
+
+def test_quantised_zeros_are_around_the_blocks_of_quantised_images(tmp_path: Path) -> None:
+    model = Model((1, 3, 2))
+    blocks = model.tensor((2, 3, 2), "int8", 0.05, zero=-7)
+    x = model.add("QUANTIZE", [0], model.tensor((1, 3, 2), "int8", 0.05, zero=-7))
+    model.add("SPACE_TO_BATCH_ND", [x, model.constant([2]), model.constant([[1, 2]])], blocks)
+    check(model.write(tmp_path, model.add("DEQUANTIZE", [blocks], model.tensor((2, 3, 2)))))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

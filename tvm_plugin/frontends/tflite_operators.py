@@ -16,14 +16,33 @@ from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_sca
 from ..errors import UnsupportedModelError
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
-from .tflite_images import nearest_pixels
+from .tflite_images import batch_to_space, nearest_pixels, space_to_batch
 
 __all__ = ["IN_FLOATS", "Converter"]
 
 _MOVES = frozenset(
     (
-        *("BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "MIRROR_PAD", "PACK", "PAD", "PADV2"),
-        *("RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SLICE", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE"),
+        *(
+            "BATCH_TO_SPACE_ND",
+            "BROADCAST_TO",
+            "DEPTH_TO_SPACE",
+            "EXPAND_DIMS",
+            "GATHER",
+            "MIRROR_PAD",
+            "PACK",
+            "PAD",
+            "PADV2",
+        ),
+        *(
+            "RESIZE_NEAREST_NEIGHBOR",
+            "REVERSE_V2",
+            "SLICE",
+            "SPACE_TO_BATCH_ND",
+            "SPACE_TO_DEPTH",
+            "SPLIT",
+            "SPLIT_V",
+            "SQUEEZE",
+        ),
         *("STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
     )
 )
@@ -128,6 +147,19 @@ class Converter(OperatorConverter):
         rows, columns = map(relax.const, pixels)
         taken = self.bb.normalize(relax_op.take(self.get_tensor_expr(x), rows, axis=1))
         return relax_op.take(taken, columns, axis=2)
+
+    def convert_space_to_batch_nd(self, op: Any) -> relax.Expr:
+        """TVM's calls a function that takes other operands; quantised zeros are put around quantised images."""
+        x, block, pads = self.get_input_tensors(op)
+        zero = 0.0 if x.qnn_params is None else float(get_scalar_from_constant(x.qnn_params["zero_point"]))
+        sizes = [int(extent) for extent in self.get_tensor_value(block)]
+        return space_to_batch(self.bb.normalize, self.get_tensor_expr(x), sizes, self.get_tensor_value(pads), zero)
+
+    def convert_batch_to_space_nd(self, op: Any) -> relax.Expr:
+        """TVM's calls a function that takes other operands."""
+        x, block, crops = self.get_input_tensors(op)
+        sizes = [int(extent) for extent in self.get_tensor_value(block)]
+        return batch_to_space(self.bb.normalize, self.get_tensor_expr(x), sizes, self.get_tensor_value(crops))
 
     def convert_gather(self, op: Any) -> relax.Expr:
         """TVM's takes batches for other axes."""
