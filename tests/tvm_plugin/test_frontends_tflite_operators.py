@@ -84,6 +84,17 @@ def test_nearest_pixels(size: tuple[int, int], align_corners: bool, half_pixel_c
     check(model.write(tmp_path, model.add("RESIZE_NEAREST_NEIGHBOR", inputs, model.tensor((1, *size, 2)), options)))
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (3, 1)])
+def test_bilinear_pixels_of_one_row_or_column(size: tuple[int, int], tmp_path: Path) -> None:
+    model = Model((1, 5, 7, 2))
+    options = schema.ResizeBilinearOptionsT(alignCorners=True)
+    check(
+        model.write(
+            tmp_path, model.add("RESIZE_BILINEAR", [0, model.constant(size)], model.tensor((1, *size, 2)), options)
+        )
+    )
+
+
 @pytest.mark.parametrize("pads", [[[0, 0], [0, 0]], [[1, 1], [2, 1]]])
 def test_blocks_of_an_image_become_a_batch(pads: list[list[int]], tmp_path: Path) -> None:
     model = Model((2, 4, 6, 3))
