@@ -119,6 +119,11 @@ def test_quantised_zeros_are_around_the_blocks_of_quantised_images(tmp_path: Pat
     check(model.write(tmp_path, model.add("DEQUANTIZE", [blocks], model.tensor((2, 3, 2)))))
 
 
+def test_gelu_without_options_is_the_exact_one(tmp_path: Path) -> None:
+    model = Model((3, 5))
+    check(model.write(tmp_path, model.add("GELU", [0], model.tensor((3, 5)))))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_weights_alone_of_8_bits_are_floats_in_the_reference(dtype: str, tmp_path: Path) -> None:
     model = Model((3, 8))

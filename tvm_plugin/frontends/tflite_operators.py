@@ -57,6 +57,9 @@ _HYBRID = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 IN_FLOATS = _IN_FLOATS | _HYBRID
 """Operators whose weights, quantised where nothing else is, are floats here."""
 
+_NO_OPTIONS = bytes((4, 0, 4, 0, 4, 0, 0, 0))
+"""A table without fields, at 4: before it the sizes of its list of fields, and of itself, both with nothing in them."""
+
 _WRONG = frozenset({"GATHER_ND"})
 """What TVM's importer converts wrongly."""
 
@@ -286,6 +289,7 @@ class Converter(OperatorConverter):
 
 
 def _options(op: Any, options: Any) -> Any:
-    """An operator's options, of the type of `options`."""
-    options.Init(op.BuiltinOptions().Bytes, op.BuiltinOptions().Pos)
+    """An operator's options, of the type of `options`; what they are by default where the file has none."""
+    given = op.BuiltinOptions()
+    options.Init(*((_NO_OPTIONS, 4) if given is None else (given.Bytes, given.Pos)))
     return options
