@@ -124,6 +124,12 @@ def test_gelu_without_options_is_the_exact_one(tmp_path: Path) -> None:
     check(model.write(tmp_path, model.add("GELU", [0], model.tensor((3, 5)))))
 
 
+def test_what_is_scattered_to_one_place_adds_up(tmp_path: Path) -> None:
+    model = Model((3, 4))
+    inputs = [model.constant([[1, 0], [0, 2], [1, 0]]), 0, model.constant([2, 3, 4])]
+    check(model.write(tmp_path, model.add("SCATTER_ND", inputs, model.tensor((2, 3, 4)))))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_weights_alone_of_8_bits_are_floats_in_the_reference(dtype: str, tmp_path: Path) -> None:
     model = Model((3, 8))

@@ -180,6 +180,15 @@ class Converter(OperatorConverter):
         sizes = [int(extent) for extent in self.get_tensor_value(block)]
         return batch_to_space(self.bb.normalize, self.get_tensor_expr(x), sizes, self.get_tensor_value(crops))
 
+    def convert_scatter_nd(self, op: Any) -> relax.Expr:
+        """TVM's permutes the indices, and does not add up what is written to one place."""
+        indices, updates, shape = self.get_input_tensors(op)
+        dtype = self.get_tensor_type_str(updates.tensor.Type())
+        zeros = relax_op.zeros([int(extent) for extent in self.get_tensor_value(shape)], dtype)
+        return relax_op.scatter_nd(
+            self.bb.normalize(zeros), self.get_tensor_expr(indices), self.get_tensor_expr(updates), "add"
+        )
+
     def convert_gather(self, op: Any) -> relax.Expr:
         """TVM's takes batches for other axes."""
         if _options(op, tflite.GatherOptions()).BatchDims():
