@@ -18,11 +18,11 @@ flatbuffers = pytest.importorskip("flatbuffers")
 class Model:
     """Made operator by operator. Tensors are known by number; those of the shapes given to it are its inputs."""
 
-    def __init__(self, *shapes: tuple[int, ...]) -> None:
+    def __init__(self, *shapes: tuple[int, ...], dtype: str = "float32") -> None:
         self.graph = schema.SubGraphT(tensors=[], operators=[], inputs=list(range(len(shapes))), outputs=[])
         self.model = schema.ModelT(version=3, buffers=[schema.BufferT()], operatorCodes=[], subgraphs=[self.graph])
         for shape in shapes:
-            self.tensor(shape)
+            self.tensor(shape, dtype)
 
     def tensor(
         self, shape: tuple[int, ...], dtype: str = "float32", scale: float | None = None, buffer: int = 0, zero: int = 0
@@ -128,6 +128,12 @@ def test_what_is_scattered_to_one_place_adds_up(tmp_path: Path) -> None:
     model = Model((3, 4))
     inputs = [model.constant([[1, 0], [0, 2], [1, 0]]), 0, model.constant([2, 3, 4])]
     check(model.write(tmp_path, model.add("SCATTER_ND", inputs, model.tensor((2, 3, 4)))))
+
+
+def test_a_vector_selects_rows(tmp_path: Path) -> None:
+    model = Model((3, 3), (3, 3))
+    inputs = [model.constant([True, False, True]), 0, 1]
+    check(model.write(tmp_path, model.add("SELECT", inputs, model.tensor((3, 3)))))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

@@ -60,8 +60,8 @@ IN_FLOATS = _IN_FLOATS | _HYBRID
 _NO_OPTIONS = bytes((4, 0, 4, 0, 4, 0, 0, 0))
 """A table without fields, at 4: before it the sizes of its list of fields, and of itself, both with nothing in them."""
 
-_WRONG = frozenset({"GATHER_ND"})
-"""What TVM's importer converts wrongly."""
+_WRONG = frozenset({"GATHER_ND", "MATRIX_DIAG", "MATRIX_SET_DIAG", "SPARSE_TO_DENSE"})
+"""What TVM's importer converts wrongly, or to what cannot be compiled."""
 
 
 class Converter(OperatorConverter):
@@ -184,10 +184,22 @@ class Converter(OperatorConverter):
         """TVM's permutes the indices, and does not add up what is written to one place."""
         indices, updates, shape = self.get_input_tensors(op)
         dtype = self.get_tensor_type_str(updates.tensor.Type())
+        if dtype == "bool":
+            raise UnsupportedModelError("SCATTER_ND of booleans cannot be imported")
         zeros = relax_op.zeros([int(extent) for extent in self.get_tensor_value(shape)], dtype)
         return relax_op.scatter_nd(
             self.bb.normalize(zeros), self.get_tensor_expr(indices), self.get_tensor_expr(updates), "add"
         )
+
+    def convert_select(self, op: Any) -> relax.Expr:
+        """TVM's takes SELECT for SELECT_V2: a vector chooses among rows there, not among columns."""
+        choices, x, _ = self.get_input_tensors(op)
+        rank = x.tensor.ShapeLength()
+        if self.get_op_code_str(op) != "SELECT" or choices.tensor.ShapeLength() != 1 or rank < 2:
+            return super().convert_select(op)
+        chosen, *values = map(self.get_tensor_expr, self.get_input_tensors(op))
+        rows = relax_op.reshape(chosen, [int(choices.tensor.Shape(0)), *[1] * (rank - 1)])
+        return relax_op.where(self.bb.normalize(rows), *values)
 
     def convert_gather(self, op: Any) -> relax.Expr:
         """TVM's takes batches for other axes."""
