@@ -136,6 +136,16 @@ def test_a_vector_selects_rows(tmp_path: Path) -> None:
     check(model.write(tmp_path, model.add("SELECT", inputs, model.tensor((3, 3)))))
 
 
+@pytest.mark.parametrize("sizes", [(-1, 2), (1, -1, 2)])
+def test_one_part_is_what_the_others_leave(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    model = Model((2, 5))
+    parts = [model.tensor((2, size if size > 0 else 6 - sum(sizes) - 2)) for size in sizes]
+    inputs = [0, model.constant(sizes), model.constant(1)]
+    model.add("SPLIT_V", inputs, parts[0], schema.SplitVOptionsT(len(sizes)))
+    model.graph.operators[-1].outputs = parts
+    check(model.write(tmp_path, *parts))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_weights_alone_of_8_bits_are_floats_in_the_reference(dtype: str, tmp_path: Path) -> None:
     model = Model((3, 8))

@@ -201,6 +201,18 @@ class Converter(OperatorConverter):
         rows = relax_op.reshape(chosen, [int(choices.tensor.Shape(0)), *[1] * (rank - 1)])
         return relax_op.where(self.bb.normalize(rows), *values)
 
+    def convert_split_v(self, op: Any) -> relax.Expr:
+        """TVM's does not know that one size may be -1: what the others leave."""
+        x, given, axis = self.get_input_tensors(op)
+        if self.has_expr(given.tensor_idx) or min(self.get_tensor_value(given)) >= 0:
+            return super().convert_split_v(op)
+        along = int(self.get_tensor_value(axis).item())
+        sizes = [int(size) for size in self.get_tensor_value(given)]
+        rest = extents(self.get_tensor_expr(x).ty)[along] - sum(sizes) - 1
+        ends = np.cumsum([rest if size < 0 else size for size in sizes])[:-1]
+        parts = relax_op.split(self.get_tensor_expr(x), [int(end) for end in ends], axis=along)
+        return parts if len(sizes) > 1 else self.get_tensor_expr(x)
+
     def convert_gather(self, op: Any) -> relax.Expr:
         """TVM's takes batches for other axes."""
         if _options(op, tflite.GatherOptions()).BatchDims():
