@@ -146,6 +146,13 @@ def test_one_part_is_what_the_others_leave(sizes: tuple[int, ...], tmp_path: Pat
     check(model.write(tmp_path, *parts))
 
 
+def test_what_equals_a_boundary_is_after_it(tmp_path: Path) -> None:
+    model = Model((64,))
+    rounded = model.add("CEIL", [0], model.tensor((64,)))
+    options = schema.BucketizeOptionsT([-1.0, 0.0, 0.5])
+    check(model.write(tmp_path, model.add("BUCKETIZE", [rounded], model.tensor((64,), "int32"), options)))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_weights_alone_of_8_bits_are_floats_in_the_reference(dtype: str, tmp_path: Path) -> None:
     model = Model((3, 8))

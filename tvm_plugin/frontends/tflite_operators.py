@@ -213,6 +213,13 @@ class Converter(OperatorConverter):
         parts = relax_op.split(self.get_tensor_expr(x), [int(end) for end in ends], axis=along)
         return parts if len(sizes) > 1 else self.get_tensor_expr(x)
 
+    def convert_bucketize(self, op: Any) -> relax.Expr:
+        """TVM's puts what equals a boundary before it."""
+        (x,), (output,) = self.get_input_tensors(op), self.get_output_tensors(op)
+        boundaries = relax.const(_options(op, tflite.BucketizeOptions()).BoundariesAsNumpy(), "float32")
+        narrow = output.tensor.Type() == tflite.TensorType.INT32
+        return relax_op.bucketize(self.get_tensor_expr(x), boundaries, out_int32=narrow, right=True)
+
     def convert_gather(self, op: Any) -> relax.Expr:
         """TVM's takes batches for other axes."""
         if _options(op, tflite.GatherOptions()).BatchDims():
