@@ -153,6 +153,13 @@ def test_what_equals_a_boundary_is_after_it(tmp_path: Path) -> None:
     check(model.write(tmp_path, model.add("BUCKETIZE", [rounded], model.tensor((64,), "int32"), options)))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_means_of_integers_are_integers(dtype: str, tmp_path: Path) -> None:
+    model = Model((2, 9, 4), dtype=dtype)
+    mean = model.add("MEAN", [0, model.constant([1])], model.tensor((2, 4), dtype), schema.ReducerOptionsT())
+    check(model.write(tmp_path, mean))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_weights_alone_of_8_bits_are_floats_in_the_reference(dtype: str, tmp_path: Path) -> None:
     model = Model((3, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -219,6 +220,16 @@ class Converter(OperatorConverter):
         boundaries = relax.const(_options(op, tflite.BucketizeOptions()).BoundariesAsNumpy(), "float32")
         narrow = output.tensor.Type() == tflite.TensorType.INT32
         return relax_op.bucketize(self.get_tensor_expr(x), boundaries, out_int32=narrow, right=True)
+
+    def _convert_reduce(self, relax_op: Any, op: Any) -> relax.Expr:
+        """TVM's means of integers are of another type; TFLite's are sums that are divided, without what remains."""
+        x = self.get_input_tensors(op)[0]
+        dtype = self.get_tensor_type_str(x.tensor.Type())
+        if relax_op is not relax.op.mean or x.qnn_params is not None or dtype not in ("int32", "int64"):
+            return super()._convert_reduce(relax_op, op)
+        total = self.bb.normalize(super()._convert_reduce(relax.op.sum, op))
+        count = math.prod(extents(self.get_tensor_expr(x).ty)) // math.prod(extents(total.ty))
+        return relax.op.divide(total, relax.const(count, dtype))
 
     def convert_gather(self, op: Any) -> relax.Expr:
         """TVM's takes batches for other axes."""
