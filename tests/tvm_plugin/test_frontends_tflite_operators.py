@@ -146,11 +146,30 @@ def test_one_part_is_what_the_others_leave(sizes: tuple[int, ...], tmp_path: Pat
     check(model.write(tmp_path, *parts))
 
 
+def test_all_axes_of_one_element_go_where_none_is_named(tmp_path: Path) -> None:
+    model = Model((1, 3, 1, 4))
+    check(model.write(tmp_path, model.add("SQUEEZE", [0], model.tensor((3, 4)), schema.SqueezeOptionsT())))
+
+
 def test_what_equals_a_boundary_is_after_it(tmp_path: Path) -> None:
     model = Model((64,))
     rounded = model.add("CEIL", [0], model.tensor((64,)))
     options = schema.BucketizeOptionsT([-1.0, 0.0, 0.5])
     check(model.write(tmp_path, model.add("BUCKETIZE", [rounded], model.tensor((64,), "int32"), options)))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5), (1, 4, 5), (4, 5)])
+def test_products_with_constants_and_batches_of_other_sizes(shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = Model((2, 4, 3), shape)
+    weights = model.constant(np.arange(20.0).reshape(5, 4))
+    first = model.add("BATCH_MATMUL", [0, 1], model.tensor((2, 3, 5)), schema.BatchMatMulOptionsT(adjX=True))
+    second = model.add("BATCH_MATMUL", [first, weights], model.tensor((2, 3, 4)), schema.BatchMatMulOptionsT())
+    check(model.write(tmp_path, second))
+
+
+def test_rows_are_looked_up(tmp_path: Path) -> None:
+    model = Model((5, 4))
+    check(model.write(tmp_path, model.add("EMBEDDING_LOOKUP", [model.constant([4, 0, 2]), 0], model.tensor((3, 4)))))
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

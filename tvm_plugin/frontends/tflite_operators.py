@@ -214,12 +214,37 @@ class Converter(OperatorConverter):
         parts = relax_op.split(self.get_tensor_expr(x), [int(end) for end in ends], axis=along)
         return parts if len(sizes) > 1 else self.get_tensor_expr(x)
 
+    def convert_squeeze(self, op: Any) -> relax.Expr:
+        """TVM's needs axes to be named; without, all of one element go."""
+        (x,) = self.get_input_tensors(op)
+        named = _options(op, tflite.SqueezeOptions()).SqueezeDimsLength()
+        return super().convert_squeeze(op) if named else relax_op.squeeze(self.get_tensor_expr(x))
+
     def convert_bucketize(self, op: Any) -> relax.Expr:
         """TVM's puts what equals a boundary before it."""
         (x,), (output,) = self.get_input_tensors(op), self.get_output_tensors(op)
         boundaries = relax.const(_options(op, tflite.BucketizeOptions()).BoundariesAsNumpy(), "float32")
         narrow = output.tensor.Type() == tflite.TensorType.INT32
         return relax_op.bucketize(self.get_tensor_expr(x), boundaries, out_int32=narrow, right=True)
+
+    def convert_batch_matmul(self, op: Any) -> relax.Expr:
+        """TVM's knows neither constants nor batches of different sizes."""
+        tensors = self.get_input_tensors(op)
+        factors = [self.get_tensor_expr(tensor) for tensor in tensors]
+        batches = [tuple(extents(factor.ty)[:-2]) for factor in factors]
+        if batches[0] == batches[1] and all(self.has_expr(tensor.tensor_idx) for tensor in tensors):
+            return super().convert_batch_matmul(op)
+        options = _options(op, tflite.BatchMatMulOptions())
+        for number, transposed in enumerate((options.AdjX(), options.AdjY())):
+            if transposed:
+                *batch, rows, columns = range(len(extents(factors[number].ty)))
+                factors[number] = self.bb.normalize(relax_op.permute_dims(factors[number], [*batch, columns, rows]))
+        return relax_op.matmul(*factors)
+
+    def convert_embedding_lookup(self, op: Any) -> relax.Expr:
+        """TVM's takes the indices for the table."""
+        indices, table = map(self.get_tensor_expr, self.get_input_tensors(op))
+        return relax_op.take(table, indices, axis=0)
 
     def _convert_reduce(self, relax_op: Any, op: Any) -> relax.Expr:
         """TVM's means of integers are of another type; TFLite's are sums that are divided, without what remains."""
