@@ -172,6 +172,22 @@ def test_rows_are_looked_up(tmp_path: Path) -> None:
     check(model.write(tmp_path, model.add("EMBEDDING_LOOKUP", [model.constant([4, 0, 2]), 0], model.tensor((3, 4)))))
 
 
+@pytest.mark.parametrize("axis", [-1, [1]])
+def test_an_axis_is_added(axis: int | list[int], tmp_path: Path) -> None:
+    model = Model((3, 3))
+    shape = (3, 3, 1) if axis == -1 else (3, 1, 3)
+    inputs = [0, model.constant(axis)]
+    check(model.write(tmp_path, model.add("EXPAND_DIMS", inputs, model.tensor(shape), schema.ExpandDimsOptionsT())))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 8), (2, 4, 4), (2, 2, 8), (32,)])
+def test_rows_are_as_long_as_those_of_the_weights(shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = Model(shape)
+    inputs = [0, model.constant(np.arange(40.0).reshape(5, 8)), model.constant(np.arange(5.0))]
+    y = model.tensor((int(np.prod(shape)) // 8, 5))
+    check(model.write(tmp_path, model.add("FULLY_CONNECTED", inputs, y, schema.FullyConnectedOptionsT())))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_means_of_integers_are_integers(dtype: str, tmp_path: Path) -> None:
     model = Model((2, 9, 4), dtype=dtype)

@@ -241,6 +241,25 @@ class Converter(OperatorConverter):
                 factors[number] = self.bb.normalize(relax_op.permute_dims(factors[number], [*batch, columns, rows]))
         return relax_op.matmul(*factors)
 
+    def convert_expand_dims(self, op: Any) -> relax.Expr:
+        """TVM's calls its operator with an operand too many."""
+        x, axis = self.get_input_tensors(op)
+        return relax_op.expand_dims(self.get_tensor_expr(x), int(self.get_tensor_value(axis).item()))
+
+    def convert_fully_connected(self, op: Any) -> relax.Expr:
+        """TVM's takes rows as they are; TFLite's are as long as the weights', and a matrix unless it is told so."""
+        x, weights = self.get_input_tensors(op)[:2]
+        columns, expr = int(weights.tensor.Shape(1)), self.get_tensor_expr(x)
+        shape = extents(expr.ty)
+        if (len(shape) == 2 and shape[1] == columns) or _options(op, tflite.FullyConnectedOptions()).KeepNumDims():
+            return super().convert_fully_connected(op)
+        rows = self.bb.normalize(relax_op.reshape(expr, [math.prod(shape) // columns, columns]))
+        known = dict(self.exp_tab.exprs)
+        self.exp_tab.set_expr(get_tensor_name(self.subgraph, x.tensor_idx), rows, force_override=True)
+        result = super().convert_fully_connected(op)
+        self.exp_tab.exprs = known
+        return result
+
     def convert_embedding_lookup(self, op: Any) -> relax.Expr:
         """TVM's takes the indices for the table."""
         indices, table = map(self.get_tensor_expr, self.get_input_tensors(op))
