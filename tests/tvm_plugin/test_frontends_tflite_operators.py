@@ -119,6 +119,19 @@ def test_quantised_zeros_are_around_the_blocks_of_quantised_images(tmp_path: Pat
     check(model.write(tmp_path, model.add("DEQUANTIZE", [blocks], model.tensor((2, 3, 2)))))
 
 
+def test_quantised_elements_are_compared_as_integers(tmp_path: Path) -> None:
+    model = Model((3, 8))
+    x = model.add("QUANTIZE", [0], model.tensor((3, 8), "int8", 0.05, zero=-7))
+    largest = model.tensor((3, 2), "int8", 0.05, zero=-7)
+    model.add("TOPK_V2", [x, model.constant(2)], largest, schema.TopKV2OptionsT())
+    places = model.tensor((3, 2), "int32")
+    model.graph.operators[-1].outputs = [largest, places]
+    options = schema.ArgMinOptionsT(schema.TensorType.INT32)
+    smallest = model.add("ARG_MIN", [x, model.constant(1)], model.tensor((3,), "int32"), options)
+    values = model.add("DEQUANTIZE", [largest], model.tensor((3, 2)))
+    check(model.write(tmp_path, values, places, smallest))
+
+
 def test_gelu_without_options_is_the_exact_one(tmp_path: Path) -> None:
     model = Model((3, 5))
     check(model.write(tmp_path, model.add("GELU", [0], model.tensor((3, 5)))))

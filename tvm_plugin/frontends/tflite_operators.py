@@ -49,6 +49,9 @@ _MOVES = frozenset(
 )
 """Operators that only move elements: of quantised tensors, the integers."""
 
+_ORDERS = frozenset({"ARG_MAX", "ARG_MIN", "TOPK_V2"})
+"""Operators that only compare elements: of quantised tensors, the integers, whose order is the same."""
+
 _IN_FLOATS = frozenset({"BATCH_MATMUL", "ELU", "GELU", "PRELU", "SELECT", "SELECT_V2", "TRANSPOSE_CONV"})
 """Operators that are converted for floats alone: quantised tensors are floats around them."""
 
@@ -74,7 +77,7 @@ class Converter(OperatorConverter):
         For activations of 16 bits, gathers of batches, and results of another shape than the file declares.
     """
 
-    _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | _MOVES | _IN_FLOATS
+    _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | _MOVES | _ORDERS | _IN_FLOATS
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
