@@ -127,6 +127,17 @@ def test_state_is_changed_as_pytorch_changes_it(compiled: Any, tunings: list[Any
     assert len(tunings) == 1
 
 
+def test_norms_in_training_keep_statistics_as_pytorch_does(compiled: Any, tunings: list[Any]) -> None:
+    model, twin = Network().train(), Network().train()
+    twin.load_state_dict(model.state_dict())
+    fast = compiled(model)
+    with torch.no_grad():
+        for image in torch.randn(2, 2, 3, 12, 12):
+            assert_same(fast(image), twin(image))
+            assert_same(list(model.buffers()), list(twin.buffers()))
+    assert tunings
+
+
 def test_buffers_that_change_again_and_again_become_inputs(compiled: Any, tunings: list[Any]) -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:

@@ -196,6 +196,29 @@ def _batch_norm(node: Any, importer: Any) -> relax.Expr:
     return _by_statistics(x, gamma, beta, mean, variance, epsilon, importer)
 
 
+def _batch_norm_of_training(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+    """By the statistics of the batch: the result, these statistics, and the running ones with a share of them."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+    x, gamma, beta, mean, variance, training, momentum, epsilon = arguments(node, importer, names, ())
+    shape, dtype, emit = shape_of(x), str(mean.ty.dtype), importer.block_builder.emit
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    count = math.prod(shape[axis] for axis in axes)
+    if not training or is_size(count):
+        raise UnsupportedModelError(f"{node.name} keeps statistics of batches whose size is open, or of none")
+    gamma, beta = _affine(mean, shape[1:2], gamma, beta)
+    of_batch = cast(x, dtype, importer)
+    own_mean, own_variance = emit(op.mean(of_batch, axes)), emit(op.variance(of_batch, axes))
+    unbiased = emit(op.multiply(own_variance, relax.const(count / (count - 1) if count > 1 else math.inf, dtype)))
+
+    def mixed(running: relax.Expr, own: relax.Expr) -> relax.Expr:
+        kept = emit(op.multiply(running, relax.const(1 - momentum, dtype)))
+        return emit(op.add(kept, emit(op.multiply(own, relax.const(momentum, dtype)))))
+
+    result = _by_statistics(x, gamma, beta, own_mean, own_variance, epsilon, importer)
+    deviation = emit(op.rsqrt(emit(op.add(own_variance, relax.const(epsilon, dtype)))))
+    return result, own_mean, deviation, mixed(mean, own_mean), mixed(variance, unbiased)
+
+
 def _by_statistics(
     x: Any, gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float, importer: Any
 ) -> relax.Expr:
@@ -295,6 +318,7 @@ CONVERTERS: dict[str, Converter] = {
     "group_norm.default": _group_norm,
     "instance_norm.default": _instance_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm,
+    "_native_batch_norm_legit_functional.default": _batch_norm_of_training,
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
     "_cdist_forward.default": _distances,

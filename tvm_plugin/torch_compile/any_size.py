@@ -115,7 +115,7 @@ def check_other_sizes(tuned: Tuned, graph: torch.fx.GraphModule, arguments: Sequ
     compared = 0
     for given in ([*arguments], *sizes.others(arguments)):
         try:
-            returned = graph(*map(copy_of, given))
+            returned = graph.forward(*map(copy_of, given))  # the module itself prints what its code raises
         except (RuntimeError, IndexError, ValueError):  # more places than the model knows, say
             continue
         wanted = [value for value in returned if isinstance(value, torch.Tensor)]
