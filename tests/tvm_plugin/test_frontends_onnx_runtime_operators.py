@@ -182,6 +182,23 @@ def test_attention_with_one_product_for_its_operands(mask: Any, attrs: dict[str,
     assert_equal(proto("Attention", {"x": (2, 6, 16)}, constants, order, num_heads=4, **attrs))
 
 
+@pytest.mark.parametrize("counted", [[0, 0, 1, 1], [1, 1, 0, 0]])
+def test_later_places_are_not_seen_where_a_mask_leaves_no_other(counted: list[int]) -> None:
+    constants = {"w": weights(8, 24), "b": weights(24), "m": np.array([counted], np.int32)}
+    assert_equal(proto("Attention", {"x": (1, 4, 8)}, constants, "x w b m", num_heads=2, unidirectional=1))
+
+
+def test_later_places_are_counted_from_the_first_key() -> None:
+    inputs = {"q": (2, 5, 8), "k": (2, 3, 8), "v": (2, 3, 8)}
+    assert_equal(proto("MultiHeadAttention", inputs, {}, "q k v", num_heads=2, unidirectional=1))
+
+
+def test_keys_after_the_last_query_are_refused() -> None:
+    inputs = {"q": (2, 3, 8), "k": (2, 5, 8), "v": (2, 5, 8)}
+    with pytest.raises(eqtune.UnsupportedModelError, match="keys after the last query"):
+        load_model(proto("MultiHeadAttention", inputs, {}, "q k v", num_heads=2, unidirectional=1))
+
+
 def test_attention_with_a_cache() -> None:
     inputs = {"x": (2, 6, 16), "p": (2, 2, 4, 3, 4)}
     constants = {"w": weights(16, 48), "b": weights(48)}

@@ -195,7 +195,8 @@ def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert
     if past is not None:
         old = (bb.emit(op.squeeze(bb.emit(op.strided_slice(past, [0], [i], [i + 1])), [0])) for i in range(2))
         key, value = (bb.emit(op.concat(pair, 2)) for pair in zip(old, (key, value), strict=True))
-    result = _attended(bb, query, key, value, mask, added, attrs)
+    kept = 0 if past is None else extents(past.ty)[3]
+    result = _attended(bb, query, key, value, mask, added, kept, attrs)
     if extents(key.ty) != extents(value.ty):  # no tensor holds both
         return relax.Tuple([result])
     return relax.Tuple([result, bb.emit(op.stack([key, value], 0))])
@@ -217,22 +218,39 @@ def _multi_head_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any],
     query, key, value = (part if len(extents(part.ty)) == 4 else split_heads(bb.emit, part, heads) for part in parts)
     if past_key is not None:
         key, value = (bb.emit(op.concat(pair, 2)) for pair in ((past_key, key), (past_value, value)))
-    return relax.Tuple([_attended(bb, query, key, value, mask, added, attrs), key, value])
+    kept = 0 if past_key is None else extents(past_key.ty)[2]
+    return relax.Tuple([_attended(bb, query, key, value, mask, added, kept, attrs), key, value])
 
 
-def _attended(bb: Any, query: Any, key: Any, value: Any, mask: Any, added: Any, attrs: dict[str, Any]) -> Any:
+def _attended(
+    bb: Any, query: Any, key: Any, value: Any, mask: Any, added: Any, kept: int, attrs: dict[str, Any]
+) -> Any:
+    """With so many places `kept` before the first query's own, of a cache."""
     batch, _, length, _ = extents(query.ty)
     places, dtype = extents(key.ty)[2], str(query.ty.dtype)
     blocked = float(attrs.get("mask_filter_value", BLOCKED))
-    addends = [] if added is None else [added]
-    if mask is not None:
-        addends.append(_mask_addend(bb, mask, batch, length, places, blocked, dtype))
+    masked = None if mask is None else _mask_addend(bb, mask, batch, length, places, blocked, dtype)
     if attrs.get("unidirectional"):
-        later = np.triu(np.full((length, places), blocked), places - length + 1)
-        addends.append(constant_of(later.astype(numpy_dtype(dtype))))
+        if places > kept + length:  # ONNX Runtime's last query sees them, and those before it do not
+            raise UnsupportedModelError(
+                f"an attention with unidirectional=1 of {length} queries and {places} keys, {kept} of a cache, cannot "
+                "be imported: there are keys after the last query"
+            )
+        masked = _without_later_places(bb, masked, length, places, kept, dtype)
+    addends = [addend for addend in (added, masked) if addend is not None]
     total = _sum(bb, *addends) if addends else None
     result = attention(bb.emit, query, key, value, total, scale=float(attrs.get("scale", 0.0)) or None)
     return join_heads(bb.emit, result)
+
+
+def _without_later_places(bb: Any, masked: Any, length: int, places: int, kept: int, dtype: str) -> Any:
+    """The addend `masked`, if any, where later places are never seen: a row that a mask leaves no place sees the others
+    that it blocks, not these."""
+    later = np.triu(np.ones((length, places), bool), kept + 1)
+    low = np.finfo(numpy_dtype(dtype)).min
+    if masked is None:
+        return constant_of(np.where(later, low, 0).astype(numpy_dtype(dtype)))
+    return bb.emit(op.where(constant_of(later), relax.const(float(low), dtype), masked))
 
 
 def _mask_addend(bb: Any, mask: Any, batch: int, length: int, places: int, blocked: float, dtype: str) -> Any:
