@@ -13,6 +13,7 @@ from tvm import relax
 
 import eqtune
 from eqtune.frontends import load_model
+from eqtune.frontends.verify import compare
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import FakeQuantizationToInteger, FoldWeights, NarrowProducts
@@ -128,6 +129,23 @@ def test_operands_may_be_vectors_and_numbers(kind: str, left: tuple[int, ...], r
     assert "quantize" not in narrow.script()
     (actual,) = ModelRunner(build_executable(lower_to_kernels(narrow, TARGET), TARGET))(x)
     np.testing.assert_array_equal(actual, imported.reference(x)[0])
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [0.5, 3.0], [-2.0, -0.5], [-1.0, 2.0]])
+def test_the_range_is_what_there_is_and_zero(values: list[float]) -> None:
+    helper = onnx.helper
+    kinds = {"y": onnx.TensorProto.UINT8, "scale": onnx.TensorProto.FLOAT, "zero": onnx.TensorProto.UINT8}
+    graph = helper.make_graph(
+        [helper.make_node("DynamicQuantizeLinear", ["x"], list(kinds))],
+        "range",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info(name, kind, [2] if name == "y" else []) for name, kind in kinds.items()],
+    )
+    imported = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert imported.reference is not None
+    array = np.array(values, "float32")
+    results = ModelRunner(tvm.compile(imported.mod, "llvm"))(array)
+    assert compare(results, imported.reference(array)) == (0, 0)
 
 
 def test_channels_last_is_refused_by_name() -> None:

@@ -92,8 +92,22 @@ def _product(bb: Any, a_scale: Any, b_scale: Any, alpha: float) -> Any:
     return bb.emit(op.multiply(bb.emit(op.multiply(a_scale, b_scale)), relax.const(alpha)))
 
 
+def _quantized_as_it_runs(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """uint8 by the range of what is there and zero; where all is zero, the scale is 1, which TVM makes 0."""
+    (x,) = inputs
+    nothing, most = (relax.const(n, str(x.ty.dtype)) for n in (0, 255))
+    low = bb.emit(op.minimum(bb.emit(op.min(x)), nothing))
+    extent = bb.emit(op.subtract(bb.emit(op.maximum(bb.emit(op.max(x)), nothing)), low))
+    is_empty = bb.emit(op.equal(extent, nothing))
+    scale = bb.emit(op.where(is_empty, relax.const(1, str(x.ty.dtype)), bb.emit(op.divide(extent, most))))
+    place = bb.emit(op.subtract(nothing, bb.emit(op.divide(low, scale))))
+    zero = bb.emit(op.astype(bb.emit(op.round(bb.emit(op.clip(place, 0, 255)))), "uint8"))
+    return relax.Tuple([bb.emit(op.quantize(x, scale, zero, axis=0, out_dtype="uint8")), scale, zero])
+
+
 QUANTIZED: dict[str, Quantized] = {
     "ConvInteger": _convolution_sums,
+    "DynamicQuantizeLinear": _quantized_as_it_runs,
     "QGemm": _gemm,
     "QLinearAdd": _through("Add", operands=2),
     "QLinearAveragePool": _through("AveragePool"),

@@ -21,6 +21,7 @@ from ..transform.constants import constant_of
 from ..transform.functions import extents
 from .attention import attention, join_heads, split_heads
 from .onnx_nodes import Convert, padded, text_of
+from .onnx_quantized import QUANTIZED
 
 __all__ = ["ONNX_RUNTIME", "ONNX_RUNTIME_DOMAIN"]
 
@@ -271,7 +272,7 @@ def _mask_addend(bb: Any, mask: Any, batch: int, length: int, places: int, block
 
 def _dynamic_quantize_matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     a, b, b_scale, b_zero, bias = padded(inputs, 5)
-    quantized = bb.emit(convert("DynamicQuantizeLinear", [a], {}))
+    quantized = bb.emit(QUANTIZED["DynamicQuantizeLinear"](bb, [a], {}, convert))
     narrow, scale, zero = (bb.emit(relax.TupleGetItem(quantized, i)) for i in range(3))
     return _matmul_integer_to_float(bb, [narrow, b, scale, b_scale, zero, b_zero, bias], attrs, convert)
 
