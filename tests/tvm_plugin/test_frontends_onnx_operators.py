@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import tvm
 
+from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model
+from eqtune.frontends.verify import compare
 from eqtune.runtime import ModelRunner
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+ort = pytest.importorskip("onnxruntime")
 
 CACHE = np.zeros((2, 3, 5, 4), "float32")
 GRID = np.arange(24, dtype="float32").reshape(2, 3, 4)
@@ -44,6 +46,31 @@ def largest_difference(
     (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(*given)
     assert result.shape == expected.shape
     return float(np.abs(result - expected).max())
+
+
+def assert_equal(name: str, array: Any, constants: dict[str, Any], outputs: str = "y", **options: Any) -> None:
+    """A model of one node of `array` and constants ("-" in their names leaves one out) computes what ONNX Runtime does,
+    of the same dtypes."""
+    helper = onnx.helper
+    opset, tolerance = options.pop("opset", 21), options.pop("tolerance", 1e-6)
+    names = ["x", *("" if key.startswith("-") else key for key in constants)]
+    results = outputs.split()
+    graph = helper.make_graph(
+        [helper.make_node(name, names, results, **options)],
+        name,
+        [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)],
+        [onnx.ValueInfoProto(name=key) for key in results],
+        [onnx.numpy_helper.from_array(np.asarray(constants[key]), key) for key in names[1:] if key],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10 if opset > 8 else 3)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x": array})
+    del proto.graph.output[:]
+    for key, value in zip(results, expected, strict=True):
+        kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+        proto.graph.output.append(helper.make_tensor_value_info(key, kind, value.shape))
+    _, relative = compare(ModelRunner(tvm.compile(load_model(proto).mod, "llvm"))(array), expected)
+    assert relative <= tolerance
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -124,3 +151,19 @@ def test_values_of_any_type_where_an_index_says(axis: int, dtype: str) -> None:
     (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(index)
     assert result.dtype == expected.dtype
     np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_means_and_deviations_of_a_norm(axis: int) -> None:
+    weights = {"g": GRID[0, 0] if axis == -1 else GRID[0]}
+    assert_equal("LayerNormalization", GRID, weights, "y mean inverse", axis=axis, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("opset", [9, 10, 13])
+def test_all_is_kept_without_training(opset: int) -> None:
+    assert_equal("Dropout", GRID, {}, "y mask", opset=opset)
+
+
+def test_training_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="training_mode"):
+        assert_equal("Dropout", GRID, {"ratio": np.float32(0.5), "training": np.array(True)})

@@ -40,6 +40,7 @@ from .onnx_images import IMAGES
 from .onnx_loops import has_loops, with_loops_written_out
 from .onnx_narrow_weights import NARROW_WEIGHTS, with_exact_products, with_weights_in_bytes
 from .onnx_nodes import Convert, opset_of, padded
+from .onnx_norms import NORMS
 from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
 from .onnx_runtime_operators import ONNX_RUNTIME, ONNX_RUNTIME_DOMAIN
@@ -282,7 +283,7 @@ def _session(
 Own = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
 """Block builder, inputs and attributes of a node, and TVM's converters -> the result."""
 
-_OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys() | OPERATORS.keys()
+_OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys() | NORMS.keys() | OPERATORS.keys()
 _OURS = _OF_ONNX | ONNX_RUNTIME.keys() | NARROW_WEIGHTS.keys() | CACHED_ATTENTION.keys()
 
 
@@ -435,6 +436,7 @@ _CONVERTERS: dict[str, Own] = {
     **NARROW_WEIGHTS,
     **CACHED_ATTENTION,
     **IMAGES,
+    **NORMS,
     **OPERATORS,
     **{name: _transform(name) for name in FOURIER},
     **{name: _recurrent(name) for name in RECURRENT},

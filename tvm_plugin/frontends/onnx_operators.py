@@ -1,4 +1,4 @@
-"""Operators of ONNX that TVM's importer does not know, and that have no module of their own."""
+"""Operators of ONNX that TVM's importer does not know, or gets wrong, and that have no module of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
-from ..transform.functions import extents
+from ..transform.functions import extents, shape_of
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 
 __all__ = ["OPERATORS"]
@@ -26,6 +26,18 @@ def _cumprod(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) 
 
     products = bb.emit(op.cumprod(turned(x), axis, exclusive=bool(attrs.get("exclusive", 0))))
     return turned(products)
+
+
+def _dropout(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Its input, and which elements are kept: all. Before version 12 ONNX Runtime says none, before 10 in its type."""
+    x, _ratio, training = padded(inputs, 3)
+    if training is not None and any(numbers_of("Dropout", "training_mode", training)):
+        raise UnsupportedModelError("Dropout with training_mode cannot be imported: its results are random")
+    if attrs["tvm_custom"]["num_outputs"] == 1:
+        return x
+    shape = relax.ShapeExpr(shape_of(x))
+    fill = op.zeros if convert.opset < 12 else op.ones
+    return relax.Tuple([x, bb.emit(fill(shape, "bool" if convert.opset >= 10 else str(x.ty.dtype)))])
 
 
 def _einsum(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -112,6 +124,7 @@ def _steps_of_each(bb: Any, x: Any, source: Any) -> Any:
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "CumProd": _cumprod,
+    "Dropout": _dropout,
     "Einsum": _einsum,
     "LpNormalization": _lp_normalization,
     "OneHot": _one_hot,

@@ -1,0 +1,31 @@
+"""Norms of ONNX where TVM's importer makes up results, or axes of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import relax
+from tvm.relax import op
+
+from .onnx_nodes import Convert, padded
+
+__all__ = ["NORMS"]
+
+
+def _layer_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """With means and inverse deviations, where they are used."""
+    if attrs["tvm_custom"]["num_outputs"] == 1:
+        return None
+    x = inputs[0]
+    normalized = bb.emit(convert("LayerNormalization", padded(inputs, 3), attrs))
+    wide = x if str(x.ty.dtype) == "float64" else bb.emit(op.astype(x, "float32"))
+    axes = list(range(int(attrs.get("axis", -1)) % x.ty.ndim, x.ty.ndim))
+    mean, variance = (bb.emit(function(wide, axes, keepdims=True)) for function in (op.mean, op.variance))
+    epsilon = relax.const(float(attrs.get("epsilon", 1e-5)), str(variance.ty.dtype))
+    inverse = bb.emit(op.rsqrt(bb.emit(op.add(variance, epsilon))))
+    return relax.Tuple([bb.emit(relax.TupleGetItem(normalized, 0)), mean, inverse])
+
+
+NORMS: dict[str, Callable[..., Any]] = {"LayerNormalization": _layer_normalization}
+"""Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""
