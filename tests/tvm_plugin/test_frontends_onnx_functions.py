@@ -47,13 +47,31 @@ def model(
     [
         model("Celu", {"x": (2, 3)}, 2, alpha=0.5),
         model("Swish", {"x": (2, 3)}, 2, opset=24, alpha=2.0),
-        model("RotaryEmbedding", {"x": HEADS, "cosines": (1, 6, 4), "sines": (1, 6, 4)}, 4),
         model("SoftmaxCrossEntropyLoss", {"x": (3, 5), "labels": (3,)}, 0),
         model("NegativeLogLikelihoodLoss", {"x": (3, 5), "labels": (3,)}, 1, reduction="none"),
     ],
     ids=lambda proto: proto.graph.node[0].op_type,
 )
 def test_functions_are_what_they_stand_for(proto: Any) -> None:
+    assert verify_import(load_model(proto)) < 1e-6
+
+
+TABLES = {"cosines": np.cos(np.arange(36.0)).reshape(9, 4), "sines": np.sin(np.arange(36.0)).reshape(9, 4)}
+TABLES = {name: table.astype("float32") for name, table in TABLES.items()}
+HALF_TABLES = {name: table[None, :6, :2] for name, table in TABLES.items()}
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        model("RotaryEmbedding", {"x": HEADS, "cosines": (1, 6, 4), "sines": (1, 6, 4)}, 4),
+        model("RotaryEmbedding", {"x": HEADS}, 4, TABLES | {"positions": [[8, 1, 2, 3, 0, 5]]}),
+        model("RotaryEmbedding", {"x": HEADS}, 4, HALF_TABLES, interleaved=1, rotary_embedding_dim=4),
+        model("RotaryEmbedding", {"x": (1, 6, 32)}, 3, {n: t[None, :6] for n, t in TABLES.items()}, num_heads=4),
+    ],
+    ids=["computed", "positions", "part", "flat"],
+)
+def test_rotated_places(proto: Any) -> None:
     assert verify_import(load_model(proto)) < 1e-6
 
 

@@ -226,11 +226,12 @@ def _shape_text(dims: Sequence[Any]) -> str:
 
 
 def _in_known_operators(model: onnx.ModelProto) -> onnx.ModelProto:
-    """With what ONNX itself writes as functions of other operators (Celu, RotaryEmbedding) in place of unknown ones.
+    """With what ONNX itself writes as functions of other operators (Celu, Swish) in place of unknown ones.
 
     Where that needs types that the model does not tell, or a later version of onnx, they stay.
     """
-    known = (_get_convert_map().keys() | _OF_ONNX | _FOLDED | {"SimplifiedLayerNormalization"}) - {"Attention"}
+    others = {"RotaryEmbedding", "SimplifiedLayerNormalization"}  # of both ONNX and ONNX Runtime
+    known = (_get_convert_map().keys() | _OF_ONNX | _FOLDED | others) - {"Attention"}
     nodes = [node for node in model.graph.node if node.domain in ("", "ai.onnx") and not is_plain_attention(node)]
     unknown = [("", name) for name in sorted({node.op_type for node in nodes} - known)]
     if not unknown:
@@ -400,6 +401,15 @@ def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: C
     return convert_attention(bb, list(inputs), attrs)
 
 
+def _rotary_embedding(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Expr:
+    """ONNX's, or ONNX Runtime's, of which the second input is integers; they have the same in another order."""
+    x, second, third, fourth = padded(inputs, 4)
+    is_onnx_runtime_s = str(second.ty.dtype).startswith("int")
+    given = [x, second, third, fourth] if is_onnx_runtime_s else [x, fourth, second, third]
+    result: relax.Expr = ONNX_RUNTIME["RotaryEmbedding"](bb, given, attrs, convert)
+    return result
+
+
 def _of_all(function: Callable[[Any, Any], relax.Expr]) -> Own:
     """Element by element, of one tensor after another; TVM's importer stacks them and looks along the new axis."""
 
@@ -445,6 +455,7 @@ _CONVERTERS: dict[str, Own] = {
     "Gather": _gather,
     "Max": _of_all(relax.op.maximum),
     "Min": _of_all(relax.op.minimum),
+    "RotaryEmbedding": _rotary_embedding,
     "Unsqueeze": _unsqueeze,
 }
 """Where one returns None, TVM's converter is right."""

@@ -138,8 +138,9 @@ def _inverse_root(bb: Any, x: Any, epsilon: float) -> Any:
 
 
 def _rotary_embedding(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Without positions, each place of each batch has its own row of the tables."""
     x, positions, cosines, sines = inputs
-    shape, half = extents(x.ty), extents(cosines.ty)[1]
+    shape, half = extents(x.ty), extents(cosines.ty)[-1]
     is_flat = len(shape) == 3
     heads, rotated = int(attrs.get("num_heads", 0)), int(attrs.get("rotary_embedding_dim", 0)) or 2 * half
     if is_flat:  # [batch, places, heads * width]
@@ -149,13 +150,13 @@ def _rotary_embedding(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: 
     else:
         x = bb.emit(op.permute_dims(x, [0, 2, 1, 3]))
     batch, places, _heads, width = extents(x.ty)
-    if extents(positions.ty) == [1]:  # where the first word is
+    if positions is not None and extents(positions.ty) == [1]:  # where the first word is
         steps = constant_of(np.arange(places, dtype=np.int64).reshape(1, places))
         positions = bb.emit(op.add(bb.emit(op.astype(positions, "int64")), steps))
-    cosines, sines = (
-        bb.emit(op.reshape(bb.emit(op.take(table, positions, axis=0)), [-1, places, 1, half]))
-        for table in (cosines, sines)
-    )
+    tables = [cosines, sines]
+    if positions is not None:
+        tables = [bb.emit(op.take(table, positions, axis=0)) for table in tables]
+    cosines, sines = (bb.emit(op.reshape(table, [-1, places, 1, half])) for table in tables)
     if attrs.get("interleaved"):
         pairs = bb.emit(op.reshape(_cut(bb, x, 0, rotated), [batch, places, _heads, half, 2]))
         first, second = (bb.emit(op.squeeze(_cut(bb, pairs, i, i + 1), [-1])) for i in range(2))
