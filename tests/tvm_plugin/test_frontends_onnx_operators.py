@@ -167,3 +167,21 @@ def test_all_is_kept_without_training(opset: int) -> None:
 def test_training_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="training_mode"):
         assert_equal("Dropout", GRID, {"ratio": np.float32(0.5), "training": np.array(True)})
+
+
+def test_slices_by_attributes() -> None:
+    assert_equal("Slice", GRID, {}, opset=9, starts=[1, 0], ends=[9, -2], axes=[1, 2])
+    assert_equal("Slice", GRID, {}, opset=9, starts=[1, 0], ends=[9, -2])
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_slices_may_be_empty(step: int) -> None:
+    bounds = {"starts": [0, 2 * step], "ends": [2, step], "axes": [1, -1], "steps": [1, step]}
+    assert_equal("Slice", GRID, bounds)
+
+
+@pytest.mark.parametrize("sizes", [[1, 0, 2, 0], [0, 3]])
+def test_parts_may_be_empty(sizes: list[int]) -> None:
+    outputs = "a b c d"[: 2 * len(sizes)]
+    assert_equal("Split", GRID, {"sizes": sizes}, outputs, axis=1)
+    assert_equal("Split", GRID, {}, outputs, opset=11, axis=-2, split=sizes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import ir, relax
 from tvm.relax import op
 
 from ..errors import UnsupportedModelError
@@ -84,6 +84,39 @@ def _reverse_sequence(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: 
     return op.permute_dims(_steps_of_each(bb, moved, source), order)
 
 
+def _slice(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """By numbers that were attributes before version 10; TVM refuses to end before the beginning."""
+    if convert.opset < 10:
+        count = len(attrs["starts"])
+        given = [attrs["starts"], attrs["ends"], attrs.get("axes", range(count)), [1] * count]
+        inputs = [inputs[0], *map(_integers, given)]
+    x, *bounds = padded(inputs, 5)
+    is_known = isinstance(x.ty, relax.TensorType) and x.ty.shape is not None
+    if not is_known or not all(isinstance(value, ir.GenericConst | None) for value in bounds):
+        return None
+    starts, ends = (numbers_of("Slice", "bound", value) for value in bounds[:2])
+    axes = list(range(len(starts))) if bounds[2] is None else numbers_of("Slice", "axes", bounds[2])
+    steps = [1] * len(starts) if bounds[3] is None else numbers_of("Slice", "steps", bounds[3])
+    for i, axis in enumerate(axes):
+        extent = shape_of(x)[axis]
+        if isinstance(extent, int) and steps[i] and not range(extent)[starts[i] : ends[i] : steps[i]]:
+            starts[i], ends[i], steps[i] = 0, 0, 1
+    return convert("Slice", [x, *map(_integers, (starts, ends, axes, steps))], attrs)
+
+
+def _split(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Into parts, some of which are empty: TVM takes no such ones."""
+    x, sizes = padded(inputs, 2)
+    lengths = [int(n) for n in attrs.get("split", ())]
+    if isinstance(sizes, ir.GenericConst):
+        lengths = [int(n) for n in numbers_of("Split", "sizes", sizes)]
+    if 0 not in lengths:
+        return None
+    axis, ends = int(attrs.get("axis", 0)), np.cumsum(lengths).tolist()
+    parts = zip([0, *ends], ends, strict=False)
+    return relax.Tuple([bb.emit(op.strided_slice(x, [axis], [begin], [end])) for begin, end in parts])
+
+
 def _tensor_scatter(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """A cache of keys or values with new ones at, for each batch, another place: linear, or as a ring."""
     cache, update, starts = padded(inputs, 3)
@@ -122,6 +155,10 @@ def _steps_of_each(bb: Any, x: Any, source: Any) -> Any:
     return bb.emit(op.reshape(taken, [batch, -1, *rest]))
 
 
+def _integers(numbers: Sequence[int]) -> Any:
+    return constant_of(np.array(numbers, "int64"))
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "CumProd": _cumprod,
     "Dropout": _dropout,
@@ -129,6 +166,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "LpNormalization": _lp_normalization,
     "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
+    "Slice": _slice,
+    "Split": _split,
     "TensorScatter": _tensor_scatter,
 }
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""
