@@ -23,7 +23,7 @@ def model(name: str, shape: tuple[int, ...], constants: dict[str, Any], opset: i
         [node],
         "images",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * 4)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * max(4, len(shape)))],
         [onnx.numpy_helper.from_array(value, key) for key, value in given.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9 if opset > 8 else 3)
@@ -91,6 +91,22 @@ def test_factors_are_not_the_quotients_of_sizes(sizes: Any, scales: Any, attribu
 def test_pixels_begin_where_they_are_said_to(factors: list[float], place: str, mode: str) -> None:
     scales = {"roi": None, "scales": np.float32(factors)}
     proto = model("Resize", (2, 3, 11, 9), scales, mode=mode, coordinate_transformation_mode=place)
+    assert verify_import(load_model(proto)) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize("place", ["align_corners", "half_pixel_symmetric"])
+@pytest.mark.parametrize("size", [[1, 1], [5, 1], [9, 14]])
+def test_pixels_are_where_their_corners_or_the_middle_say(size: list[int], place: str, mode: str) -> None:
+    sizes = {"roi": None, "scales": None, "sizes": [1, 2, *size]}
+    proto = model("Resize", (1, 2, 5, 7), sizes, mode=mode, coordinate_transformation_mode=place)
+    assert verify_import(load_model(proto)) < 1e-5
+
+
+@pytest.mark.parametrize("place", ["half_pixel", "asymmetric", "align_corners"])
+def test_volumes_are_resized_by_factors(place: str) -> None:
+    scales = {"roi": None, "scales": np.float32([1, 1, 1.6, 2, 0.5])}
+    proto = model("Resize", (1, 2, 3, 4, 5), scales, mode="linear", coordinate_transformation_mode=place, opset=19)
     assert verify_import(load_model(proto)) < 1e-5
 
 

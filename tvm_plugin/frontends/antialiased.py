@@ -49,7 +49,7 @@ def resized(
     antialias: bool = True,
     first: Sequence[float] | None = None,
 ) -> relax.Expr:
-    """[..., height, width] -> [..., *sizes].
+    """[..., height, width] -> [..., *sizes]; of any number of axes, the last ones.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ def resized(
         Of a block builder.
     x : relax.Expr
     sizes : sequence of int
-        Height and width of the result.
+        Of the result: height and width, or of more axes.
     steps : sequence of float
-        Pixels of `x` from one of the result to the next, down and across.
+        Pixels of `x` from one of the result to the next, along each axis.
     weigh : callable
         `linear`, or what `cubic` returns.
     reach : int
@@ -69,21 +69,30 @@ def resized(
     antialias : bool
         Where steps are longer than a pixel, weights reach as much further.
     first : sequence of float, optional
-        Where the first pixel of the result has its middle, down and across, in pixels of `x`; unless given, half a step
+        Where the first pixel of the result has its middle along each axis, in pixels of `x`; unless given, half a step
         from the edge.
     """
-    height, width = extents(x.ty)[-2:]
     dtype = str(x.ty.dtype)
     middles = [step / 2 for step in steps] if first is None else first
-    down, across = (
-        _weights(extent, size, step, middle, weigh, reach, repeat_edges, antialias).astype(dtype)
-        for extent, size, step, middle in zip((height, width), sizes, steps, middles, strict=True)
-    )
-    if width != sizes[1] or steps[1] != 1:
-        x = emit(op.matmul(x, constant_of(np.ascontiguousarray(across.T)), out_dtype=dtype))
-    if height != sizes[0] or steps[0] != 1:
-        x = emit(op.matmul(constant_of(down), x, out_dtype=dtype))
+    rank = len(extents(x.ty))
+    for axis, size, step, middle in reversed(
+        list(zip(range(rank - len(sizes), rank), sizes, steps, middles, strict=True))
+    ):
+        extent = extents(x.ty)[axis]
+        if size != extent or step != 1:
+            weights = _weights(extent, size, step, middle, weigh, reach, repeat_edges, antialias)
+            x = _weighed(emit, x, axis, weights.astype(dtype))
     return x
+
+
+def _weighed(emit: Any, x: relax.Expr, axis: int, weights: Array) -> relax.Expr:
+    """With products of `weights`, [size, extent], along an axis."""
+    dtype, (*before, _), after = str(x.ty.dtype), extents(x.ty)[: axis + 1], extents(x.ty)[axis + 1 :]
+    if not after:
+        return emit(op.matmul(x, constant_of(np.ascontiguousarray(weights.T)), out_dtype=dtype))
+    rows = x if len(after) == 1 else emit(op.reshape(x, [*before, weights.shape[1], -1]))
+    product = emit(op.matmul(constant_of(weights), rows, out_dtype=dtype))
+    return product if len(after) == 1 else emit(op.reshape(product, [*before, weights.shape[0], *after]))
 
 
 def _weights(

@@ -50,7 +50,8 @@ def _resize_since_11(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], conv
     shape = extents(x.ty)
     after, steps = _sizes_and_steps(shape, factors, sizes, attrs)
     mode, place = (text_of(attrs.get(key, default)) for key, default in _RESIZE_DEFAULTS.items())
-    of_images = mode in ("linear", "cubic") and after[:-2] == shape[:-2]
+    axes = 3 if mode == "linear" and len(shape) == 5 else 2
+    of_images = mode in ("linear", "cubic") and after[:-axes] == shape[:-axes]
     if antialias and not (of_images and place == "half_pixel"):
         raise UnsupportedModelError(
             f"Resize with antialias, {mode} and {place}, cannot be imported; linear or cubic of the last two axes can, "
@@ -58,12 +59,16 @@ def _resize_since_11(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], conv
         )
     quotients = [i / o for i, o in zip(shape, after, strict=True)]
     by_sizes = np.allclose(steps, quotients, rtol=1e-6)
-    if antialias or (of_images and place in _FIRST and not by_sizes):
+    is_tvm_s = by_sizes and place != "half_pixel_symmetric"
+    if place == "align_corners":
+        steps = [(i - 1) / (o - 1) if o > 1 else 1.0 for i, o in zip(shape, after, strict=True)]
+        is_tvm_s = min(after[2:], default=2) > 1
+    if antialias or (of_images and place in _FIRST and not is_tvm_s):
         weigh = linear if mode == "linear" else cubic(float(attrs.get("cubic_coeff_a", -0.75)))
         reach, repeat_edges = 1 if mode == "linear" else 2, not attrs.get("exclude_outside", 0)
-        first = [_FIRST[place](step, size) for step, size in zip(steps[-2:], after[-2:], strict=True)]
-        return resized(bb.emit, x, after[-2:], steps[-2:], weigh, reach, repeat_edges, antialias, first)
-    if mode == "nearest" and place in _PLACES and not (by_sizes and after[:2] == shape[:2]):
+        first = [_FIRST[place](*of) for of in zip(steps[-axes:], after[-axes:], shape[-axes:], strict=True)]
+        return resized(bb.emit, x, after[-axes:], steps[-axes:], weigh, reach, repeat_edges, antialias, first)
+    if mode == "nearest" and place in _PLACES and not (is_tvm_s and after[:2] == shape[:2]):
         return _nearest(bb, x, after, steps, _PLACES[place], text_of(attrs.get("nearest_mode", "round_prefer_floor")))
     if after[:2] != shape[:2]:
         raise UnsupportedModelError(f"Resize of {shape} to {after} cannot be imported: it changes the first two axes")
@@ -199,12 +204,15 @@ _PLACES: dict[str, Callable[..., Any]] = {
 }
 """Where pixels of the result lie in the image, by the factor and both lengths."""
 
-_FIRST: dict[str, Callable[[float, int], float]] = {
-    "asymmetric": lambda step, size: 0.5,
-    "half_pixel": lambda step, size: step / 2,
-    "pytorch_half_pixel": lambda step, size: step / 2 if size > 1 else 0.5,
+_FIRST: dict[str, Callable[[float, int, int], float]] = {
+    "align_corners": lambda step, size, length: 0.5,
+    "asymmetric": lambda step, size, length: 0.5,
+    "half_pixel": lambda step, size, length: step / 2,
+    "half_pixel_symmetric": lambda step, size, length: (length - size * step) / 2 + step / 2,
+    "pytorch_half_pixel": lambda step, size, length: step / 2 if size > 1 else 0.5,
 }
-"""Where the first of `size` pixels of the result has its middle in the image; the next ones are `step` further each."""
+"""Where the first of `size` pixels of the result has its middle in the image, of as many as `length`; the next ones are
+`step` further each."""
 
 _ROUNDINGS: dict[str, Callable[..., Any]] = {
     "round_prefer_floor": lambda at: np.ceil(at - np.float32(0.5)),
