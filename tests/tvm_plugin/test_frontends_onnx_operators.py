@@ -185,3 +185,22 @@ def test_parts_may_be_empty(sizes: list[int]) -> None:
     outputs = "a b c d"[: 2 * len(sizes)]
     assert_equal("Split", GRID, {"sizes": sizes}, outputs, axis=1)
     assert_equal("Split", GRID, {}, outputs, opset=11, axis=-2, split=sizes)
+
+
+@pytest.mark.parametrize("name", ["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"])
+def test_elements_are_reduced_one_by_one_without_axes(name: str) -> None:
+    array = GRID + 1 if "Log" in name else GRID - 9
+    assert_equal(name, array, {}, noop_with_empty_axes=1)
+    assert_equal(name, array, {"axes": np.zeros(0, "int64")}, noop_with_empty_axes=1)
+    assert_equal(name, array, {"axes": [1]}, noop_with_empty_axes=1)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_means_of_integers_are_integers(dtype: str) -> None:
+    assert_equal("ReduceMean", (GRID[:, 1:] - 11).astype(dtype), {"axes": [0, 1]}, opset=18)
+    assert_equal("ReduceMean", GRID.astype(dtype), {}, opset=13)
+
+
+def test_logarithms_of_integers_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="ReduceLogSum of int32"):
+        assert_equal("ReduceLogSum", GRID.astype("int32") + 1, {})

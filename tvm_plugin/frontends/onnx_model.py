@@ -43,6 +43,7 @@ from .onnx_nodes import Convert, opset_of, padded
 from .onnx_norms import NORMS
 from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
+from .onnx_reductions import REDUCTIONS
 from .onnx_runtime_operators import ONNX_RUNTIME, ONNX_RUNTIME_DOMAIN
 from .onnx_sizes import SizeTensors
 from .recurrent import RECURRENT, convert_recurrent
@@ -448,6 +449,7 @@ _CONVERTERS: dict[str, Own] = {
     **IMAGES,
     **NORMS,
     **OPERATORS,
+    **REDUCTIONS,
     **{name: _transform(name) for name in FOURIER},
     **{name: _recurrent(name) for name in RECURRENT},
     "Attention": _attention,
