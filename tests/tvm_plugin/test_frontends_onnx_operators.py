@@ -159,6 +159,11 @@ def test_means_and_deviations_of_a_norm(axis: int) -> None:
     assert_equal("LayerNormalization", GRID, weights, "y mean inverse", axis=axis, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("axis", [0, -3, 1])
+def test_a_root_mean_square_norm_of_all_axes(axis: int) -> None:
+    assert_equal("RMSNormalization", GRID, {"g": GRID[0] if axis == 1 else GRID}, axis=axis, opset=23)
+
+
 @pytest.mark.parametrize("opset", [9, 10, 13])
 def test_all_is_kept_without_training(opset: int) -> None:
     assert_equal("Dropout", GRID, {}, "y mask", opset=opset)

@@ -27,5 +27,17 @@ def _layer_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], 
     return relax.Tuple([bb.emit(relax.TupleGetItem(normalized, 0)), mean, inverse])
 
 
-NORMS: dict[str, Callable[..., Any]] = {"LayerNormalization": _layer_normalization}
+def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Of all axes with one more before them: TVM's norm needs one that stays."""
+    x, gamma = inputs
+    if int(attrs.get("axis", -1)) % x.ty.ndim:
+        return None
+    normalized = bb.emit(convert("RMSNormalization", [bb.emit(op.expand_dims(x, 0)), gamma], attrs | {"axis": 1}))
+    return op.squeeze(normalized, [0])
+
+
+NORMS: dict[str, Callable[..., Any]] = {
+    "LayerNormalization": _layer_normalization,
+    "RMSNormalization": _rms_normalization,
+}
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""
