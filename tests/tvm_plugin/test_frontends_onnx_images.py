@@ -145,6 +145,23 @@ def test_the_places_of_maxima(attributes: Any) -> None:
     assert verify_import(load_model(proto)) == 0
 
 
+def test_maxima_are_put_back_into_an_image_of_a_given_size() -> None:
+    places = np.array([[[[5, 7], [13, 15]]]])
+    proto = model(
+        "MaxUnpool", (1, 1, 2, 2), {"places": places, "size": [1, 1, 5, 5]}, kernel_shape=[2, 2], strides=[2, 2]
+    )
+    assert verify_import(load_model(proto)) == 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.8])
+@pytest.mark.parametrize("place", ["half_pixel", "output_half_pixel"])
+def test_boxes_are_moved_by_half_a_pixel_of_the_image(place: str, scale: float) -> None:
+    boxes = {"boxes": np.float32([[0, 0, 4, 4], [1, 1, 5.5, 3.2]]), "batches": [0, 1]}
+    sizes = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": scale}
+    proto = model("RoiAlign", (2, 2, 7, 8), boxes, coordinate_transformation_mode=place, **sizes)
+    assert verify_import(load_model(proto)) < 1e-5
+
+
 @pytest.mark.parametrize("where", ["NOTSET", "SAME_LOWER", "SAME_UPPER"])
 @pytest.mark.parametrize("size", [[16, 16], [15, 17]])
 def test_transposed_convolutions_to_a_size(size: list[int], where: str) -> None:

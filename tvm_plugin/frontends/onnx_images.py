@@ -138,6 +138,25 @@ def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Co
     return relax.Tuple([values, bb.emit(op.add(places, relax.const(planes, "int64")))])
 
 
+def _max_unpool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """To a given shape, which TVM's converter takes as an array, not as the constant that it is."""
+    x, places, shape = padded(inputs, 3)
+    if shape is None:
+        return None
+    return convert("MaxUnpool", [x, places, np.array(numbers_of("MaxUnpool", "output_shape", shape))], attrs)
+
+
+def _roi_align(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Half a pixel is one of the image that is sampled; TVM moves boxes by one of theirs, before they are scaled."""
+    x, boxes, batches = inputs
+    default = "half_pixel" if convert.opset >= 16 else "output_half_pixel"
+    scale = float(attrs.get("spatial_scale", 1.0))
+    if text_of(attrs.get("coordinate_transformation_mode", default)) != "half_pixel" or scale == 1.0:
+        return None
+    moved = bb.emit(op.add(boxes, relax.const(0.5 - 0.5 / scale, str(boxes.ty.dtype))))
+    return convert("RoiAlign", [x, moved, batches], attrs)
+
+
 def _with_pads(shape: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a pooling with numbers for `auto_pad`; as they are where they have them, or sides are open."""
     where = text_of(attrs.get("auto_pad", "NOTSET"))
@@ -232,7 +251,9 @@ IMAGES: dict[str, Callable[..., Any]] = {
     "Col2Im": _col2im,
     "ConvTranspose": _transposed_convolution,
     "MaxPool": _max_pool,
+    "MaxUnpool": _max_unpool,
     "Resize": _resize,
+    "RoiAlign": _roi_align,
     "Upsample": _upsample,
 }
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""
