@@ -209,3 +209,21 @@ def test_means_of_integers_are_integers(dtype: str) -> None:
 def test_logarithms_of_integers_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="ReduceLogSum of int32"):
         assert_equal("ReduceLogSum", GRID.astype("int32") + 1, {})
+
+
+@pytest.mark.parametrize("pads", [[0, -1, 1, 1, 0, 2], [-1, 1, 2, 0, 0, -2]])
+def test_what_is_repeated_is_cut_first(pads: list[int]) -> None:
+    assert_equal("Pad", GRID, {"pads": pads}, mode="wrap")
+
+
+@pytest.mark.parametrize(("base", "exponent"), [("float32", "int64"), ("float64", "float32"), ("int64", "float32")])
+def test_powers_are_of_the_type_of_their_base(base: str, exponent: str) -> None:
+    for number in (2, 3):
+        assert_equal("Pow", GRID.astype(base), {"exponent": np.array(number, exponent)})
+    each = np.array([0, 1, 2, 3], exponent)
+    assert largest_difference("Pow", GRID.astype(base), each) <= 1e-3
+
+
+def test_swish_without_its_number() -> None:
+    assert_equal("Swish", GRID - 5, {}, opset=24)
+    assert_equal("Swish", GRID - 5, {}, opset=24, alpha=0.5)

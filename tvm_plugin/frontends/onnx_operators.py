@@ -9,8 +9,9 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax import op
 
+from ..dtypes import is_integer, numpy_dtype
 from ..errors import UnsupportedModelError
-from ..transform.constants import constant_of
+from ..transform.constants import array_of, constant_of
 from ..transform.functions import extents, shape_of
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 
@@ -70,6 +71,34 @@ def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) 
     return op.where(here, on, off)
 
 
+def _pad(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """What is cut off is cut first where a tensor is repeated beside itself, which TVM does not."""
+    x, pads, _, axes = padded(inputs, 4)
+    if text_of(attrs.get("mode", "constant")) != "wrap" or not isinstance(pads, ir.GenericConst):
+        return None
+    numbers = np.array(numbers_of("Pad", "pads", pads)).reshape(2, -1)
+    if numbers.min(initial=0) >= 0:
+        return None
+    along = list(range(x.ty.ndim)) if axes is None else [int(n) % x.ty.ndim for n in numbers_of("Pad", "axes", axes)]
+    ends = [extents(x.ty)[axis] + min(0, int(after)) for axis, after in zip(along, numbers[1], strict=True)]
+    x = bb.emit(op.strided_slice(x, along, [max(0, -int(before)) for before in numbers[0]], ends))
+    return convert("Pad", [x, _integers(np.maximum(numbers, 0).reshape(-1).tolist()), None, axes], attrs)
+
+
+def _pow(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Of the base's type, whatever the exponent's."""
+    base, exponent = inputs
+    dtype, other = (str(x.ty.dtype) for x in inputs)
+    if dtype == other:
+        return None
+    if is_integer(dtype):
+        wide = [bb.emit(op.astype(x, "float64")) for x in inputs]
+        return op.astype(bb.emit(op.power(*wide)), dtype)
+    if isinstance(exponent, ir.GenericConst):
+        return convert("Pow", [base, constant_of(array_of(exponent).astype(numpy_dtype(dtype)))], attrs)
+    return op.power(base, bb.emit(op.astype(exponent, dtype)))
+
+
 def _reverse_sequence(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """The first steps of each sequence, as many as it has, in reverse order."""
     x, lengths = inputs
@@ -115,6 +144,13 @@ def _split(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conve
     axis, ends = int(attrs.get("axis", 0)), np.cumsum(lengths).tolist()
     parts = zip([0, *ends], ends, strict=False)
     return relax.Tuple([bb.emit(op.strided_slice(x, [axis], [begin], [end])) for begin, end in parts])
+
+
+def _swish(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """ONNX writes it as other operators only with `alpha` given."""
+    (x,) = inputs
+    scaled = bb.emit(op.multiply(x, relax.const(float(attrs.get("alpha", 1.0)), str(x.ty.dtype))))
+    return op.multiply(x, bb.emit(op.sigmoid(scaled)))
 
 
 def _tensor_scatter(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -165,9 +201,12 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Einsum": _einsum,
     "LpNormalization": _lp_normalization,
     "OneHot": _one_hot,
+    "Pad": _pad,
+    "Pow": _pow,
     "ReverseSequence": _reverse_sequence,
     "Slice": _slice,
     "Split": _split,
+    "Swish": _swish,
     "TensorScatter": _tensor_scatter,
 }
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""
