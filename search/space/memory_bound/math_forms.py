@@ -83,7 +83,7 @@ def math_form(call: Any) -> Any | None:
     """
     name, dtype = getattr(call.op, "name", ""), str(call.ty.dtype)
     if name in _HYPERBOLIC and dtype in (_FLOAT, "float64"):
-        return _HYPERBOLIC[name](*call.args, dtype)
+        return _HYPERBOLIC[name](call.args[0], dtype)
     form = _FORMS.get(name)
     return None if form is None or dtype != _FLOAT else form(*call.args)
 
