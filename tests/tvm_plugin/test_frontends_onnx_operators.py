@@ -227,3 +227,8 @@ def test_powers_are_of_the_type_of_their_base(base: str, exponent: str) -> None:
 def test_swish_without_its_number() -> None:
     assert_equal("Swish", GRID - 5, {}, opset=24)
     assert_equal("Swish", GRID - 5, {}, opset=24, alpha=0.5)
+
+
+def test_messages_name_the_operator_only() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"translate RMSNormalization: nn.rms_norm requires"):
+        assert_equal("RMSNormalization", GRID, {"g": GRID[0, 0]}, axis=1, opset=23)

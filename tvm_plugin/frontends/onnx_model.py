@@ -7,6 +7,7 @@ import functools
 import io
 import logging
 import math
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,9 @@ _EXACT_PRODUCTS = ("session.qdq_matmulnbits_accuracy_level", "1")
 _EXACT_SUMS = "session.x64quantprecision"
 """Without 8-bit dot products (AVX2 alone), ONNX Runtime's sums of two products would end at 16 bits otherwise. Models
 with signed activations do not load with it, and do not need it."""
+
+_OPERATOR = re.compile(r'ir\.Op\(.*?name="relax\.([\w.]+)".*?support_level=\d+\)')
+"""How TVM's messages print an operator: all that is known of it."""
 
 LOGGER = logging.getLogger(__name__)
 
@@ -475,7 +479,8 @@ def _translated(model: onnx.ModelProto, name: str) -> tvm.IRModule:
             raise
         except Exception as error:  # the importer fails by assertions and errors of any kind
             what, advice = (f"{name} with open sizes", f"; {KNOWN_SHAPES}") if is_open else (name, "")
-            message = f"TVM's importer cannot translate {what}: {first_line(error)}{advice}"
+            reason = _OPERATOR.sub(r"\1", first_line(error))
+            message = f"TVM's importer cannot translate {what}: {reason}{advice}"
             raise UnsupportedModelError(message) from error
 
 
