@@ -9,7 +9,7 @@ from tvm.s_tir import ScheduleError
 from ..analysis import analyze
 from ..base import Sketch, Space
 from ..memory_bound import _kept
-from ..memory_bound.kernel import inlined, read_kernel, start
+from ..memory_bound.kernel import inlined_kernel, read_kernel, start
 from ..memory_bound.stages import UntouchedSketch
 from .contraction import MatrixSketch
 from .elementwise import ElementwiseGpuSketch, StagesGpuSketch
@@ -56,13 +56,13 @@ def build_gpu_space(mod: Any, hardware: GpuHardware) -> Space:
             sketches.append(WarpgroupSketch(mod, form, hardware))
         sketches.append(MatrixSketch(mod, form, hardware))
     for number, keep in enumerate(_kept(whole)):
-        kernel = read_kernel(inlined(mod, keep))
+        kernel = inlined_kernel(mod, keep)
         suffix = f"-{number}" if number else ""
         fitting = [family for family in _FAMILIES if family.fits(kernel)] or [StagesGpuSketch]
         sketches += [family(mod, keep, kernel, hardware, suffix) for family in fitting]
     found = [sketch for sketch in sketches if works(sketch)]
     if not found and StagesGpuSketch.fits(whole):
-        found = [StagesGpuSketch(mod, frozenset(), read_kernel(inlined(mod, ())), hardware)]
+        found = [StagesGpuSketch(mod, frozenset(), inlined_kernel(mod, frozenset()), hardware)]
     return Space(found or [UntouchedSketch(mod)])
 
 

@@ -18,7 +18,7 @@ from ..base import Sketch
 from ..hardware import MASKED_BYTES, Hardware
 from .columns import ColumnsSketch
 from .elementwise import ElementwiseSketch
-from .kernel import Kernel, Stage, inlined, read_kernel, start
+from .kernel import Kernel, Stage, inlined, inlined_kernel, read_kernel, start
 from .masked_lanes import guards_only_loads
 from .masked_windows import MaskedWindowsSketch
 from .resample import ResampleSketch
@@ -69,7 +69,7 @@ def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     found: list[MemoryBoundSketch] = []
     fallbacks: list[MemoryBoundSketch] = []
     for number, keep in enumerate(_kept(whole)):
-        kernel = read_kernel(inlined(mod, keep))
+        kernel = inlined_kernel(mod, keep)
         suffix = f"-{number}" if number else ""
         for family in _FAMILIES:
             if family.fits(kernel):
@@ -87,9 +87,8 @@ def masked_window_sketches(mod: Any, hardware: Hardware, outputs: int = 1) -> li
     """
     if hardware.vector_bytes < MASKED_BYTES:
         return []
-    schedule = inlined(mod, ())
-    kernel = read_kernel(schedule)
-    if not MaskedWindowsSketch.fits(kernel, outputs) or not guards_only_loads(schedule.mod["main"]):
+    kernel = inlined_kernel(mod, frozenset())
+    if not MaskedWindowsSketch.fits(kernel, outputs) or not guards_only_loads(inlined(mod, ()).mod["main"]):
         return []
     sketch = MaskedWindowsSketch(mod, frozenset(), kernel, hardware, outputs=outputs)
     return [sketch] if _works(sketch) else []

@@ -19,7 +19,7 @@ from ..analysis import accumulates
 from ..schedule import schedule_of
 from .math_forms import math_form
 
-__all__ = ["Access", "Kernel", "Stage", "block_names", "inlined", "read_kernel", "start"]
+__all__ = ["Access", "Kernel", "Stage", "block_names", "inlined", "inlined_kernel", "read_kernel", "start"]
 
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 _SPATIAL = 0  # tirx.IterVar.DataPar
@@ -181,6 +181,18 @@ def _inlined(mod: Any, keep: frozenset[str]) -> Any:
         except s_tir.ScheduleError:
             continue  # a shape that TVM cannot inline stays a stage
     return schedule
+
+
+@lru_cache(maxsize=128)
+def inlined_kernel(mod: Any, keep: frozenset[str]) -> Kernel:
+    """`read_kernel` of the stages that `inlined` leaves: indices that are long take a second each to read.
+
+    Raises
+    ------
+    ValueError
+        When a shape is symbolic.
+    """
+    return read_kernel(_inlined(mod, keep))
 
 
 def _large_blocks(blocks: Sequence[Any], keep: frozenset[str]) -> set[str]:

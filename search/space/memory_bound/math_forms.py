@@ -81,11 +81,11 @@ def math_form(call: Any) -> Any | None:
     Covers float32 `exp`, `tanh`, `sigmoid`, `erf`, `log`, and powers that are products or square roots; `sinh` and
     `cosh` of float64, too, which LLVM does not compile in vectors.
     """
-    name, dtype = getattr(call.op, "name", ""), str(call.ty.dtype)
-    if name in _HYPERBOLIC and dtype in (_FLOAT, "float64"):
-        return _HYPERBOLIC[name](call.args[0], dtype)
+    name = getattr(call.op, "name", "")
+    if name in _HYPERBOLIC and str(call.ty.dtype) in (_FLOAT, "float64"):
+        return _HYPERBOLIC[name](call.args[0], str(call.ty.dtype))
     form = _FORMS.get(name)
-    return None if form is None or dtype != _FLOAT else form(*call.args)
+    return None if form is None or str(call.ty.dtype) != _FLOAT else form(*call.args)
 
 
 def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
