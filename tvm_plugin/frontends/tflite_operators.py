@@ -23,28 +23,9 @@ __all__ = ["IN_FLOATS", "Converter"]
 
 _MOVES = frozenset(
     (
-        *(
-            "BATCH_TO_SPACE_ND",
-            "BROADCAST_TO",
-            "DEPTH_TO_SPACE",
-            "EXPAND_DIMS",
-            "GATHER",
-            "MIRROR_PAD",
-            "PACK",
-            "PAD",
-            "PADV2",
-        ),
-        *(
-            "RESIZE_NEAREST_NEIGHBOR",
-            "REVERSE_V2",
-            "SLICE",
-            "SPACE_TO_BATCH_ND",
-            "SPACE_TO_DEPTH",
-            "SPLIT",
-            "SPLIT_V",
-            "SQUEEZE",
-        ),
-        *("STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
+        *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "MIRROR_PAD", "PACK", "PAD"),
+        *("PADV2", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT"),
+        *("SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
     )
 )
 """Operators that only move elements: of quantised tensors, the integers."""
