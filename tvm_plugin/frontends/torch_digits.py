@@ -1,4 +1,4 @@
-"""Converters for PyTorch functions whose plain formulas lose digits of small numbers, or overflow with large ones."""
+"""Converters for PyTorch functions whose plain formulas lose digits or overflow, and for functions of integers."""
 
 from __future__ import annotations
 
