@@ -24,7 +24,8 @@ from tvm.s_tir import ScheduleError
 from .base import Knob, Sketch
 from .features import feature_table
 from .hardware import Hardware
-from .memory_bound.kernel import block_names, inlined
+from .memory_bound.inlining import inlined
+from .memory_bound.kernel import block_names
 from .memory_bound.nest import partition
 
 __all__ = ["WinogradSketch", "winograd_sketches"]

@@ -27,7 +27,8 @@ from .contraction.prefetch import FETCH_AHEAD, NEXT_PANEL
 from .contraction.prefetch_choice import ahead_bytes
 from .features import feature_table
 from .hardware import FAR_WEIGHTS, Hardware
-from .memory_bound.kernel import block_names, inlined
+from .memory_bound.inlining import inlined
+from .memory_bound.kernel import block_names
 from .register_tiles import tile_efficiency, tile_fits
 from .winograd import DATA, PRODUCTS, ROWS
 

@@ -23,6 +23,7 @@ from eqtune.search.space.gpu.hardware import GpuHardware
 from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound import memory_bound_sketches
+from eqtune.search.space.memory_bound.inlining import inlined_kernel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from guard_pages import stays_inside
@@ -333,6 +334,26 @@ def test_a_sum_may_read_nothing() -> None:
     space = Space([s for s in memory_bound_sketches(mod, HARDWARE) if s.name == "columns"])
     for result in run_points(mod, space, legal_points(space, 4, seed=0), []):
         np.testing.assert_array_equal(result, np.full(32, 4.5))
+
+
+def unshuffled(builder: Any, x: Any) -> Any:
+    """(1, 3, 12, 16) to (1, 12, 6, 8)."""
+    x = builder.emit(op.reshape(x, (1, 3, 6, 2, 8, 2)))
+    return builder.emit(op.reshape(builder.emit(op.permute_dims(x, [0, 1, 3, 5, 2, 4])), (1, 12, 6, 8)))
+
+
+def test_what_is_read_by_indices_of_indices_is_a_stage() -> None:
+    """Each reflection names its index five times, each reshape again: TVM took minutes over a value read by both."""
+    reflected = kernel(
+        lambda b, x: b.emit(op.nn.pad(unshuffled(b, x), [0, 0, 0, 0, 1, 1, 1, 1], "reflect")), [(1, 3, 12, 16)]
+    )
+    assert len(inlined_kernel(reflected, frozenset()).stages) == 2
+    assert len(inlined_kernel(kernel(unshuffled, [(1, 3, 12, 16)]), frozenset()).stages) == 1
+    space = Space(memory_bound_sketches(reflected, HARDWARE))
+    x = np.random.default_rng(0).standard_normal((1, 3, 12, 16)).astype(np.float32)
+    apart = x.reshape(1, 3, 6, 2, 8, 2).transpose(0, 1, 3, 5, 2, 4).reshape(1, 12, 6, 8)
+    for result in run_points(reflected, space, legal_points(space, 4, seed=0), [x]):
+        np.testing.assert_array_equal(result, np.pad(apart, [(0, 0), (0, 0), (1, 1), (1, 1)], "reflect"))
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, GpuHardware()], ids=["cpu", "gpu"])

@@ -9,7 +9,8 @@ from tvm.s_tir import ScheduleError
 from ..analysis import analyze
 from ..base import Sketch, Space
 from ..memory_bound import _kept
-from ..memory_bound.kernel import inlined_kernel, read_kernel, start
+from ..memory_bound.inlining import inlined_kernel
+from ..memory_bound.kernel import read_kernel, start
 from ..memory_bound.stages import UntouchedSketch
 from .contraction import MatrixSketch
 from .elementwise import ElementwiseGpuSketch, StagesGpuSketch

@@ -14,7 +14,8 @@ from tvm.s_tir import ScheduleError
 
 from ..base import Knob, Sketch
 from ..features import feature_table
-from ..memory_bound.kernel import Kernel, Stage, inlined
+from ..memory_bound.inlining import inlined
+from ..memory_bound.kernel import Kernel, Stage
 from .hardware import GpuHardware
 from .occupancy import Array, Launch, occupancy
 

@@ -18,7 +18,8 @@ from ..base import Sketch
 from ..hardware import MASKED_BYTES, Hardware
 from .columns import ColumnsSketch
 from .elementwise import ElementwiseSketch
-from .kernel import Kernel, Stage, inlined, inlined_kernel, read_kernel, start
+from .inlining import inlined, inlined_kernel
+from .kernel import Kernel, Stage, read_kernel, start
 from .masked_lanes import guards_only_loads
 from .masked_windows import MaskedWindowsSketch
 from .resample import ResampleSketch

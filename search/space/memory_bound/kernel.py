@@ -6,9 +6,7 @@ Unlike `..analysis`, nothing here may fail on an odd kernel: an index that is no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import tvm_ffi
@@ -19,18 +17,13 @@ from ..analysis import accumulates
 from ..schedule import schedule_of
 from .math_forms import math_form
 
-__all__ = ["Access", "Kernel", "Stage", "block_names", "inlined", "inlined_kernel", "read_kernel", "start"]
+__all__ = ["Access", "Kernel", "Stage", "block_names", "is_library_call", "read_kernel", "start"]
 
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 _SPATIAL = 0  # tirx.IterVar.DataPar
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _OPERATORS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, *_COMPARISONS)
 _DIVISION_COST = 4
-
-MOST_LOADS, MOST_LOADS_OF_CALLS = 512, 64
-"""Of the value of an element-wise stage that is inlined, and of one with functions. Where each stage reads the one
-before several times, as in running sums of exponentials, expressions grow exponentially: of seven elements TVM lowered
-one for ten minutes. Transforms of Winograd's tiles load 486."""
 
 _ROOT_COST = 4
 _CHEAP_CALLS = ("if_then_else", "likely", "reinterpret", "nearbyint", "round", "floor", "ceil", "trunc", "fabs", "fma")
@@ -159,71 +152,11 @@ def start(mod: Any) -> Any:
     return schedule_of(mod)
 
 
-def inlined(mod: Any, keep: Iterable[str]) -> Any:
-    """A schedule in which every element-wise stage is inlined, except outputs and those named in `keep`."""
-    return _inlined(mod, frozenset(keep)).copy()
-
-
-@lru_cache(maxsize=128)
-def _inlined(mod: Any, keep: frozenset[str]) -> Any:
-    """Several sketches of a kernel begin so, again for each point; a copy takes a tenth of the time, trace included."""
-    schedule = start(mod)
-    root = schedule.get_sblock("root")
-    outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
-    blocks = schedule.get_child_blocks(root)
-    large = _large_blocks([schedule.get(block) for block in blocks], keep)
-    for block in blocks:
-        name = str(schedule.get(block).name_hint)
-        if name in keep or name in outputs or name in large or not _may_inline(schedule.get(block)):
-            continue
-        try:
-            schedule.compute_inline(block)
-        except s_tir.ScheduleError:
-            continue  # a shape that TVM cannot inline stays a stage
-    return schedule
-
-
-@lru_cache(maxsize=128)
-def inlined_kernel(mod: Any, keep: frozenset[str]) -> Kernel:
-    """`read_kernel` of the stages that `inlined` leaves: indices that are long take a second each to read.
-
-    Raises
-    ------
-    ValueError
-        When a shape is symbolic.
-    """
-    return read_kernel(_inlined(mod, keep))
-
-
-def _large_blocks(blocks: Sequence[Any], keep: frozenset[str]) -> set[str]:
-    """Names of the blocks whose value would be an expression of so many loads that it stays a stage, as `keep` do."""
-    loads_of: dict[Any, int] = {}
-    calling: set[Any] = set()
-    found: set[str] = set()
-    for block in blocks:
-        loads: list[Any] = []
-        calls: list[Any] = []
-        tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append), (ir.Call, calls.append)])
-        count = sum(loads_of.get(load.source, 1) for load in loads)
-        calls_functions = any(map(_is_library_call, calls)) or any(load.source in calling for load in loads)
-        written = {region.source for region in block.writes}
-        if count > (MOST_LOADS_OF_CALLS if calls_functions else MOST_LOADS):
-            found.add(str(block.name_hint))
-        elif block.init is None and str(block.name_hint) not in keep:
-            loads_of |= dict.fromkeys(written, count)
-            calling |= written if calls_functions else set()
-    return found
-
-
 def block_names(mod: Any) -> list[str]:
     """Names of the kernel's blocks, in order; none where it has no blocks."""
     names: list[str] = []
     tvm_ffi.structural_walk(mod["main"].body, (s_tir.SBlock, lambda block: names.append(str(block.name_hint))))
     return [name for name in names if name != "root"]
-
-
-def _may_inline(block: Any) -> bool:
-    return block.init is None and all(int(v.iter_type) == _SPATIAL for v in block.iter_vars)
 
 
 def read_kernel(schedule: Any) -> Kernel:
@@ -278,7 +211,7 @@ def _read_stage(block: Any, plain: bool) -> Stage:
         for axis in _axes_of(condition, variables):
             guards[axis] = (*guards.get(axis, ()), *_constants_of(condition))
     kinds = [int(v.iter_type) for v in block.iter_vars]
-    functions = [node for node in operators if isinstance(node, ir.Call) and _is_library_call(node)]
+    functions = [node for node in operators if isinstance(node, ir.Call) and is_library_call(node)]
     forms = sum(math_form(call) is not None for call in functions)
     return Stage(
         name=str(block.name_hint),
@@ -370,7 +303,8 @@ def _call_name(call: Any) -> str:
     return str(getattr(call.op, "name", "")).rpartition(".")[2]
 
 
-def _is_library_call(call: Any) -> bool:
+def is_library_call(call: Any) -> bool:
+    """Whether a call is of a function of floats that takes many instructions."""
     name = _call_name(call)
     cheap = name in _CHEAP_CALLS or name.endswith("sqrt") or "shift" in name or "bitwise" in name
     return not cheap and _dtype(call).startswith(("float", "bfloat"))

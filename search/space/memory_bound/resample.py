@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ..base import Knob
 from .cost import Work
-from .kernel import Kernel, inlined
+from .inlining import inlined
+from .kernel import Kernel
 from .nest import parallelize
 from .picked_lanes import PICKED_LANES, picked_rows
 from .sketch import MemoryBoundSketch, Values, worker_counts

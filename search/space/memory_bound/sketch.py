@@ -13,7 +13,8 @@ from ..base import Knob, Sketch
 from ..hardware import Hardware
 from . import cost
 from .cost import Work
-from .kernel import Kernel, inlined
+from .inlining import inlined
+from .kernel import Kernel
 
 __all__ = ["STACK_BYTES", "MemoryBoundSketch", "divisors_up_to", "ragged_efficiency", "worker_counts"]
 
