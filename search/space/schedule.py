@@ -17,6 +17,12 @@ __all__ = ["schedule_of"]
 class _Unchecked(s_tir.Schedule):
     """A schedule whose methods are TVM's without `type_checked` around them."""
 
+    def copy(self) -> _Unchecked:
+        """Another of the same state; TVM's is of its own class."""
+        result = _Unchecked.__new__(_Unchecked)
+        result.__move_handle_from__(super().copy())
+        return result
+
 
 for _name, _method in vars(s_tir.Schedule).items():
     if not _name.startswith("__") and hasattr(_method, "__wrapped__"):
