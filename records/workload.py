@@ -102,9 +102,13 @@ def deserialize_workload(text: str) -> Any:
 
 
 def _block_names(workload: Any) -> list[str]:
-    """In an order that only the structure decides."""
-    nodes = json.loads(serialize_workload(workload))["nodes"]
-    return [nodes[node["data"]["name_hint"]]["data"] for node in nodes if node["type"].endswith(".SBlock")]
+    """Inner blocks before those around them."""
+    import tvm_ffi
+    from tvm import s_tir
+
+    names: list[str] = []
+    tvm_ffi.structural_walk(workload, (s_tir.SBlock, lambda block: names.append(str(block.name_hint))), order="post")
+    return names
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,11 +23,11 @@ from ..transform.simplify_shapes import SimplifyShapes
 from .attention import legalize_attention
 from .block_names import rename_blocks
 from .channel_norms import legalize_channel_norms
-from .concat import CONCAT_AXIS, legalize_concat, write_concats_in_place
+from .concat import CONCAT_AXIS, write_concats_in_place
 from .half_precision import with_float32_arithmetic
+from .legalize import legalize_ops
 from .norms import legalize_norms
 from .permuted_products import legalize_permuted_products
-from .resize import legalize_resize
 from .routines import write_routines
 from .slices import join_slices
 from .spread import keep_spreads_apart
@@ -80,7 +80,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
         mod = transform.Sequential(
             [
                 *library_dispatch_passes(target),
-                relax.transform.LegalizeOps({"relax.concat": legalize_concat, "relax.image.resize2d": legalize_resize}),
+                legalize_ops(),
                 relax.transform.AnnotateTIROpPattern(),
             ]
         )(mod)

@@ -1,0 +1,73 @@
+"""Equal calls get one kernel, in every model: it is written once, and no schedule of one changes the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, s_tir
+from tvm.relax import op
+
+from eqtune.machine import detect_target
+from eqtune.tasks.lower import lower_to_kernels
+
+
+def model(build: Any, *shapes: tuple[int, ...]) -> Any:
+    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder.emit, *inputs))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def products(emit: Any, x: Any, y: Any) -> Any:
+    return op.nn.softmax(emit(op.matmul(emit(op.nn.relu(emit(op.matmul(x, y)))), y)))
+
+
+def lowered(mod: Any) -> Any:
+    return lower_to_kernels(mod, detect_target(2))
+
+
+def test_a_kernel_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mod, written = model(products, (3, 41), (41, 41)), []
+    write = relax.BlockBuilder.call_te
+    monkeypatch.setattr(relax.BlockBuilder, "call_te", lambda *a, **k: written.append(a[1]) or write(*a, **k))
+    first = lowered(mod)
+    assert len(written) == 3, "two products are equal"
+    tvm.ir.assert_structural_equal(lowered(mod), first)
+    assert len(written) == 3
+
+
+def test_schedules_change_their_own_copy() -> None:
+    mod = model(products, (5, 43), (43, 43))
+    first = lowered(mod)
+    kept = tvm.ir.load_json(tvm.ir.save_json(first))
+    for function in first.functions.values():
+        if isinstance(function, tvm.tirx.PrimFunc):
+            schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+            for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+                schedule.split(schedule.get_loops(block)[0], [None, 1])
+    del first, function, schedule
+    tvm.ir.assert_structural_equal(lowered(mod), kept)
+
+
+def test_scalars_sizes_and_places_of_operands_are_told_apart() -> None:
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        parts = [emit(op.add(x, relax.const(number, "float32"))) for number in (1.0, 2.0)]
+        parts += [emit(op.subtract(x, y)), emit(op.subtract(y, x)), emit(op.subtract(x, x))]
+        first, second = (emit(op.split(part, [cut], axis=1)) for part, cut in ((parts[0], 1), (parts[1], 3)))
+        parts += [emit(op.concat([emit(relax.TupleGetItem(first, 1)), emit(relax.TupleGetItem(second, 0))], axis=1))]
+        parts += [emit(op.strided_slice(x, [1], [begin], [begin + 3])) for begin in (0, 2)]
+        return relax.Tuple([*parts, emit(op.sum(x, axis=[0])), emit(op.sum(x, axis=[1]))])
+
+    executable = tvm.compile(lowered(model(build, (4, 6), (4, 6))), target=detect_target(2))
+    x, y = np.random.default_rng(0).standard_normal((2, 4, 6)).astype("float32")
+    found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y))
+    joined = np.concatenate([(x + 1)[:, 1:], (x + 2)[:, :3]], 1)
+    wanted = [x + 1, x + 2, x - y, y - x, x - x, joined, x[:, :3], x[:, 2:5], x.sum(0), x.sum(1)]
+    for array, expected in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(array.numpy(), expected, rtol=1e-5)

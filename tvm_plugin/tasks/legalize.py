@@ -1,0 +1,102 @@
+"""TVM's `LegalizeOps`, where equal calls get one kernel: those of one form of a model, and of the next.
+
+TVM writes the kernel of each call anew, in 4 ms of Python. The forms that compete for InceptionV3 have 1336 calls, most
+of them equal to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, s_tir, tirx, transform
+
+from ..transform.constants import array_of
+from .concat import legalize_concat
+from .resize import legalize_resize
+
+__all__ = ["legalize_ops"]
+
+_Legalize = Callable[[relax.BlockBuilder, relax.Call], Any]
+
+OURS: dict[str, _Legalize] = {"relax.concat": legalize_concat, "relax.image.resize2d": legalize_resize}
+"""Operators whose kernels are not TVM's."""
+
+MOST_KERNELS = 4096
+"""That are kept; the oldest go first."""
+
+MOST_ELEMENTS = 16
+"""Of a constant that may be looked at: scalars become part of the kernel."""
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What a call became: `function`, which takes the call's tensors at `places` and returns `ty`."""
+
+    name: str
+    function: tirx.PrimFunc
+    places: tuple[int, ...]
+    ty: Any
+
+
+_kernels: dict[Any, _Kernel] = {}
+
+
+@cache
+def legalize_ops() -> transform.Pass:
+    """The pass. Names of kernels and of their blocks may be those of an equal call in another model."""
+    theirs = {name: ir.Op.get(name).get_attr("FLegalize") for name in ir.Op.list_op_names()}
+    legalizers = {name: legalize for name, legalize in (theirs | OURS).items() if legalize is not None}
+    return relax.transform.LegalizeOps({name: partial(_legalized, made) for name, made in legalizers.items()})
+
+
+def _legalized(legalize: _Legalize, builder: relax.BlockBuilder, call: relax.Call) -> Any:
+    tensors = list(_tensors(call.args))
+    key = tvm_ffi.StructuralKey(
+        [tvm.target.Target.current(), call.op, call.attrs, [_known(one) for one in call.args], call.ty_args, call.ty]
+    )
+    kernel = _kernels.get(key)
+    if kernel is None:
+        result = legalize(builder, call)
+        kernel = _read(builder, result, tensors)
+        if kernel is not None:
+            _kernels[key] = kernel
+            if len(_kernels) > MOST_KERNELS:
+                del _kernels[next(iter(_kernels))]
+        return result
+    # A copy, as schedules may edit what they get in place.
+    variable = builder.add_func(s_tir.renew_defs(kernel.function), kernel.name)
+    return relax.call_tir(variable, [tensors[place] for place in kernel.places], kernel.ty)
+
+
+def _tensors(operands: Any) -> Iterator[Any]:
+    for operand in operands:
+        if isinstance(operand, relax.Tuple):
+            yield from _tensors(operand.fields)
+        else:
+            yield operand
+
+
+def _known(operand: Any) -> Any:
+    """What a kernel may depend on: sizes and scalars themselves, and the types of tensors."""
+    if isinstance(operand, relax.Tuple):
+        return [_known(field) for field in operand.fields]
+    if isinstance(operand, ir.GenericConst):
+        return operand if array_of(operand).size <= MOST_ELEMENTS else operand.ty
+    return operand.ty if isinstance(operand.ty, relax.TensorType | relax.TupleType) else operand
+
+
+def _read(builder: relax.BlockBuilder, result: Any, tensors: list[Any]) -> _Kernel | None:
+    """None where a call became something else than the call of one kernel on its tensors."""
+    if not isinstance(result, relax.Call) or result.op != ir.Op.get("relax.call_tir") or len(result.args) != 2:
+        return None
+    variable, operands = result.args
+    places = [next((p for p, one in enumerate(tensors) if one.same_as(operand)), None) for operand in operands.fields]
+    if None in places:
+        return None
+    function = s_tir.renew_defs(builder.get()[variable])
+    return _Kernel(variable.name_hint, function, tuple(places), result.ty_args[0])
