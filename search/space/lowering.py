@@ -10,6 +10,7 @@ from tvm import IRModule, tirx
 from tvm.s_tir import SBlock, ScheduleError
 
 from .amx.tiles import multiply_tiles
+from .chosen_values import load_chosen_values
 from .contraction.join_vectors import join_vectors
 from .contraction.padding import skip_padding
 from .contraction.prefetch import prefetch_operands
@@ -79,7 +80,7 @@ def prepare_for_lowering(function: Any) -> Any:
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = separate_steps(prefetch_operands(sums_on_stack(vectorizable_math(round_in_vectors(function)))))
         function = spread_groups(skip_padding(function))
-    return narrow_indices(keep_index_divisions(function))
+    return narrow_indices(keep_index_divisions(load_chosen_values(function)))
 
 
 def as_written(function: Any) -> Any:

@@ -1,0 +1,63 @@
+"""Selections by an index, where TVM 0.27 would load what is not chosen, from places that are not there.
+
+    y[v, 0:16] = select(v // 2 == 0, x[v % 2, 0:16], z[v])
+    ->  y[v, 0:16] = x[v % 2, 0:16] if v // 2 == 0 else z[v]       (TVM: select(v // 2 == 0, x[v, 0:16], z[v]))
+
+It takes the condition for granted in what it chooses, and evaluates all values of a `select` of vectors; from those of
+scalars it makes conditions itself (`RewriteUnsafeSelect`). The transforms of Winograd's tiles are such selections.
+Where loops are written out, one value is left, and LLVM shares more of its sums if nothing was a condition before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir.expr import TensorLoad
+
+from .expressions import binding_of
+
+__all__ = ["load_chosen_values"]
+
+
+def load_chosen_values(function: Any) -> Any:
+    """A scheduled PrimFunc that loads only what an index chooses; the same object where it would anyhow."""
+    selections: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tirx.Select, selections.append))
+    if not any(map(_chooses_loads, selections)):
+        return function
+    constants: set[Any] = set()
+    bindings: dict[Any, Any] = {}
+
+    def loop(node: Any) -> None:
+        if node.kind == tirx.ForKind.UNROLLED or (isinstance(node.extent, tirx.IntImm) and int(node.extent) == 1):
+            constants.add(node.loop_var)
+
+    def is_constant(value: Any) -> bool:
+        return all(
+            variable in constants or (variable in bindings and is_constant(bindings[variable]))
+            for variable in _found(value, ir.Var)
+        )
+
+    def condition(select: Any) -> Any:
+        if not _chooses_loads(select) or is_constant(select.condition):
+            return select
+        return tirx.if_then_else(select.condition, select.true_value, select.false_value)
+
+    realized = (s_tir.SBlockRealize, lambda realize: bindings.update(binding_of(realize)))
+    tvm_ffi.structural_walk(function.body, [(tirx.For, loop), realized])
+    body = tvm_ffi.structural_map(function.body, (tirx.Select, condition))
+    return function if body.same_as(function.body) else function.with_body(body)
+
+
+def _chooses_loads(select: Any) -> bool:
+    """Whether an index, and nothing that is loaded, selects one of several values that are."""
+    by_index = isinstance(select.condition, tirx.EQ) and not _found(select.condition, TensorLoad)
+    return by_index and bool(_found(select, TensorLoad))
+
+
+def _found(value: Any, kind: type) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(value, (kind, found.append))
+    return found
