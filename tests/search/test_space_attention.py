@@ -168,7 +168,7 @@ def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> 
         np.testing.assert_allclose(result.numpy(), expected, atol=3e-6 * np.abs(expected).max())
 
 
-def test_short_rows_and_what_would_be_filled_up_too_far_stay_three_kernels() -> None:
+def test_short_rows_short_sums_and_what_would_be_filled_up_too_far_stay_three_kernels() -> None:
     def plain(emit: Any, q: Any, k: Any, v: Any) -> Any:
         return op.matmul(emit(op.nn.softmax(emit(op.matmul(q, k)))), v)
 
@@ -181,6 +181,7 @@ def test_short_rows_and_what_would_be_filled_up_too_far_stay_three_kernels() -> 
     assert names(module(plain, **short(places=257))) == three  # 288 would be computed
     assert names(module(plain, **short(rows=257))) == ["attention"]
     assert names(module(plain, **short(rows=1))) == three
+    assert names(module(plain, **{**short(), "q": (HEADS, ROWS, 1), "k": (HEADS, 1, PLACES)})) == three
 
 
 def test_a_mask_that_is_not_constant_cannot_be_filled_up() -> None:

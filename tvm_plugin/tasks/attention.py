@@ -228,8 +228,9 @@ def _attention(
     shapes = [extents(t.ty) for t in (*operands, scores, product)]
     if len({tuple(shape[:-2]) for shape in shapes}) > 1 or not all(_broadcasts(tensor, shapes[3]) for tensor in others):
         return None
-    rows, places, columns = shapes[3][-2], shapes[3][-1], shapes[4][-1]
-    filled = filled_up(rows, places, columns) if places >= LEAST_PLACES else None
+    depth, rows, places, columns = shapes[0][-1], shapes[3][-2], shapes[3][-1], shapes[4][-1]
+    # Sums of one product each have no axis that keys could be copied along.
+    filled = filled_up(rows, places, columns) if places >= LEAST_PLACES and depth > 1 else None
     if filled is None or not all(_can_be_filled(tensor, (rows, places), filled[:2]) for tensor in others):
         return None
     query, key, value = (permuted.get(operand) or Permuted.not_at_all(operand) for operand in operands)
@@ -242,7 +243,7 @@ def _attention(
         steps=tuple(steps),
         value=value,
         shape=tuple(shapes[4]),
-        depth=shapes[0][-1],
+        depth=depth,
         places=places,
         order=tuple(range(len(shapes[4]))),
         filled=filled,
