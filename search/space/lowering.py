@@ -18,6 +18,7 @@ from .contraction.separate_steps import separate_steps
 from .contraction.spread_groups import spread_groups
 from .contraction.stack_sums import sums_on_stack
 from .extrema import begin_with_infinity
+from .gpu.booleans import booleans_one_by_one
 from .gpu.guards import keep_guards
 from .gpu.warpgroup_lowering import lower_warpgroups
 from .index_division import keep_index_divisions
@@ -69,10 +70,11 @@ def prepare_for_lowering(function: Any) -> Any:
 
     Whoever compiles a schedule of these spaces calls this first, on the kernel and on its packing function alike.
     No step is part of the schedule, so a trace replays on the kernel as it was extracted. GPUs have `exp` and the
-    like in hardware: where loops are bound to threads, functions stay, and conditions are put as TVM keeps them.
+    like in hardware: where loops are bound to threads, functions stay, conditions are put as TVM keeps them, and
+    booleans are in no vectors.
     """
     if _has_threads(function):
-        function = lower_warpgroups(keep_guards(function))
+        function = lower_warpgroups(booleans_one_by_one(keep_guards(function)))
     else:
         function = begin_with_infinity(multiply_tiles(join_vectors(function)))
         function = exp_of_differences_from_maxima(sum_moments_together(function))

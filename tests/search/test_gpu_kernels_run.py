@@ -137,6 +137,16 @@ def test_threads_share_rows_and_tiles(name, tmp_path):
     check(mod, kernels.sample(space, 1)[0], tmp_path, space)
 
 
+@pytest.mark.parametrize("sketch", ["gpu_elementwise", "gpu_tiled"])
+def test_masks_are_read_byte_by_byte(sketch, tmp_path):
+    mask, x = te.placeholder((16, 32), "bool", name="mask"), te.placeholder((16, 32), name="x")
+    y = te.placeholder((16 if sketch == "gpu_elementwise" else 32, 32), name="y")
+    chosen = y if sketch == "gpu_elementwise" else topi.nn.matmul(x, y)
+    mod = as_workload(te.create_prim_func([mask, x, y, topi.where(mask, chosen, x)]))
+    values = {"threads": 32, "vector": 4, "repeat": 1} if sketch == "gpu_elementwise" else TILE | {"rj": 4}
+    check(mod, Decision(sketch, values), tmp_path)
+
+
 def test_threads_beyond_a_ragged_edge_write_nothing(tmp_path):
     check(
         kernels.KERNELS["column_sums"](),
