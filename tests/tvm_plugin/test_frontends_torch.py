@@ -450,10 +450,18 @@ def test_functions_of_integers(dtype):
     assert verify_import(load_model(Lambda(functions), example_inputs=(x,))) < 1e-6
 
 
-def test_layer_norm_of_doubles():
-    module = torch.nn.Sequential(torch.nn.LayerNorm((5, 8)), torch.nn.LayerNorm(8, elementwise_affine=False)).double()
-    x = torch.randn(3, 5, 8, dtype=torch.float64) * 1e-4 + 100
-    assert verify_import(load_model(module, example_inputs=(x,))) < 1e-8
+@pytest.mark.parametrize(
+    "module",
+    [
+        torch.nn.Sequential(torch.nn.LayerNorm((6, 8)), torch.nn.LayerNorm(8, elementwise_affine=False)),
+        torch.nn.Sequential(torch.nn.GroupNorm(3, 6), torch.nn.InstanceNorm1d(6, affine=True)),
+        torch.nn.RMSNorm(8),
+    ],
+    ids=lambda module: type(module[0] if isinstance(module, torch.nn.Sequential) else module).__name__,
+)
+def test_norms_of_doubles(module):
+    x = torch.randn(3, 6, 8, dtype=torch.float64) * 1e-4 + 100
+    assert verify_import(load_model(module.double(), example_inputs=(x,))) < 1e-8
 
 
 @pytest.mark.parametrize(

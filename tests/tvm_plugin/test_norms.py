@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from eqtune.frontends import load_model
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.transform import ApplyTuned, LowerToKernels
 from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
-from eqtune.transform.constants import array_of
+from eqtune.transform.constants import array_of, constant_of
 
 EPSILON = 1e-5
 
 
-def constant(count, seed):
-    return relax.const(np.random.default_rng(seed).uniform(0.5, 1.5, count).astype("float32"))
+def constant(count, seed, dtype="float32"):
+    return constant_of(np.random.default_rng(seed).uniform(0.5, 1.5, count).astype(dtype))
 
 
-def norm(shape, make):
-    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(shape, "float32"))
+def norm(shape, make, dtype="float32"):
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(shape, dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             result = builder.emit_output(builder.emit(make(x)))
@@ -134,3 +136,21 @@ def test_values_far_from_zero_in_an_open_batch(groups, layout, open_sides):
     result = result.transpose(0, 3, 1, 2) if last else result
     wanted = expected(x, groups, array_of(gamma), array_of(beta))
     assert np.abs(result - wanted).max() < 5e-4  # 0.2 where the square of the mean is subtracted
+
+
+@pytest.mark.parametrize("channel", [1, 3])
+@pytest.mark.parametrize("groups", [3, 6])
+def test_doubles(groups, channel):
+    gamma, beta = (constant(6, seed, "float64") for seed in (1, 2))
+    axes = [axis for axis in (1, 2, 3) if axis != channel]
+
+    def make(x):
+        if groups == 6:
+            return op.nn.instance_norm(x, gamma, beta, channel, axes, EPSILON)
+        return op.nn.group_norm(x, gamma, beta, groups, channel, axes, EPSILON)
+
+    x = 100 + np.random.default_rng(0).standard_normal((2, 6, 4, 6))
+    imported = load_model(norm(x.shape, make, "float64"))
+    (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(x)
+    wanted = expected(np.ascontiguousarray(np.moveaxis(x, channel, 1)), groups, array_of(gamma), array_of(beta))
+    np.testing.assert_allclose(np.moveaxis(result, channel, 1), wanted, rtol=0, atol=1e-11)

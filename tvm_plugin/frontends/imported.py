@@ -33,6 +33,7 @@ from .normalize import (
     with_wide_sums,
 )
 from .whole_rows import with_whole_rows
+from .wide_norms import with_norms_of_doubles
 
 __all__ = [
     "ANY_SIZE",
@@ -174,7 +175,7 @@ def imported_model(
     mod = with_blocked_convolutions(with_channels_first(with_out_dtypes(with_einsum_products(mod))))
     mod = with_what_bfloat16_lacks(with_places_of_extrema(with_unequal_nans(mod)))
     mod = with_no_division_by_zero(with_plain_powers(with_boolean_logic(mod)))
-    mod = with_bounded_indices(with_partial_scatters(with_whole_rows(mod)))
+    mod = with_bounded_indices(with_partial_scatters(with_whole_rows(with_norms_of_doubles(mod))))
     if reference is not None:  # whose sums are wide; Relax says itself what it sums in
         mod = with_wide_sums(mod)
     main = mod["main"]

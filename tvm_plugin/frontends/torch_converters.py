@@ -60,13 +60,8 @@ def _layer_norm(node: Any, importer: Any) -> relax.Expr:
     gamma, beta = _affine(x, shape, gamma, beta)
     axes = list(range(-len(shape), 0))
     x = cast(x, str(gamma.ty.dtype), importer)  # of 16 bits, under autocast
-    emit = importer.block_builder.emit
-    if str(x.ty.dtype) != "float64":
-        return cast(emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon)), dtype_of(node), importer)
-    # TVM's operator takes float32 and float16 alone.
-    centred = emit(op.subtract(x, emit(op.mean(x, axes, keepdims=True))))
-    spread = emit(op.add(emit(op.mean(emit(op.square(centred)), axes, keepdims=True)), relax.const(epsilon, "float64")))
-    return emit(op.add(emit(op.multiply(emit(op.divide(centred, emit(op.sqrt(spread)))), gamma)), beta))
+    norm = op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=epsilon)
+    return cast(importer.block_builder.emit(norm), dtype_of(node), importer)
 
 
 def _std(node: Any, importer: Any) -> relax.Expr:
