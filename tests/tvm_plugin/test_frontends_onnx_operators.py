@@ -159,6 +159,24 @@ def test_means_and_deviations_of_a_norm(axis: int) -> None:
     assert_equal("LayerNormalization", GRID, weights, "y mean inverse", axis=axis, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_layer_norm_of_doubles(axis: int) -> None:
+    x = 100 + 1e-4 * GRID.astype("float64")
+    weights = {"g": x[0, 0] if axis == -1 else x[0], "b": x[1, 0] if axis == -1 else x[1]}
+    assert_equal("LayerNormalization", x, weights, axis=axis, epsilon=1e-9, tolerance=1e-9)
+
+
+def test_a_root_mean_square_norm_of_doubles() -> None:
+    x = 100 + GRID.astype("float64") / 3
+    assert_equal("RMSNormalization", x, {"g": x[0, 0]}, opset=23, stash_type=0, tolerance=1e-14)
+
+
+@pytest.mark.parametrize("options", [{}, {"axes": [-1, 1]}], ids=str)
+def test_norms_by_mean_and_deviation_of_values_far_from_zero(options: dict[str, Any]) -> None:
+    images = 100 + np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype("float32") / 10
+    assert_equal("MeanVarianceNormalization", images, {}, tolerance=1e-4, **options)
+
+
 @pytest.mark.parametrize("axis", [0, -3, 1])
 def test_a_root_mean_square_norm_of_all_axes(axis: int) -> None:
     assert_equal("RMSNormalization", GRID, {"g": GRID[0] if axis == 1 else GRID}, axis=axis, opset=23)

@@ -27,6 +27,16 @@ def _layer_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], 
     return relax.Tuple([bb.emit(relax.TupleGetItem(normalized, 0)), mean, inverse])
 
 
+def _mean_variance(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """TVM's subtracts the square of the mean from the mean of the squares, of float32 alone, and makes NaN of it."""
+    (x,) = inputs
+    axes = [int(axis) for axis in attrs.get("axes", (0, 2, 3))]
+    centred = bb.emit(op.subtract(x, bb.emit(op.mean(x, axes, keepdims=True))))
+    variance = bb.emit(op.mean(bb.emit(op.multiply(centred, centred)), axes, keepdims=True))
+    deviation = bb.emit(op.add(bb.emit(op.sqrt(variance)), relax.const(1e-9, str(x.ty.dtype))))
+    return op.divide(centred, deviation)
+
+
 def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     """Of all axes with one more before them: TVM's norm needs one that stays."""
     x, gamma = inputs
@@ -38,6 +48,7 @@ def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], co
 
 NORMS: dict[str, Callable[..., Any]] = {
     "LayerNormalization": _layer_normalization,
+    "MeanVarianceNormalization": _mean_variance,
     "RMSNormalization": _rms_normalization,
 }
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""
