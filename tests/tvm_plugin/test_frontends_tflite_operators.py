@@ -216,3 +216,70 @@ def test_weights_alone_of_8_bits_are_floats_in_the_reference(dtype: str, tmp_pat
     inputs = [hidden, weights, model.constant(np.arange(8.0))]
     y = model.add("FULLY_CONNECTED", inputs, model.tensor((3, 8)), schema.FullyConnectedOptionsT())
     check(model.write(tmp_path, y))
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_sums_from_the_end(exclusive: bool, tmp_path: Path) -> None:
+    model = Model((2, 5, 3))
+    options = schema.CumsumOptionsT(exclusive, reverse=True)
+    check(model.write(tmp_path, model.add("CUMSUM", [0, model.constant(-2)], model.tensor((2, 5, 3)), options)))
+
+
+def test_a_mirror_shows_the_outermost_elements(tmp_path: Path) -> None:
+    model = Model((2, 5, 4, 3))
+    pads = model.constant([[0, 0], [2, 5], [1, 0], [0, 0]])
+    options = schema.MirrorPadOptionsT(schema.MirrorPadMode.SYMMETRIC)
+    check(model.write(tmp_path, model.add("MIRROR_PAD", [0, pads], model.tensor((2, 12, 5, 3)), options)))
+
+
+@pytest.mark.parametrize("indices", [[[0, 3], [1, 0], [1, 2]], [[[1], [0]]], [[1, 4, 2]]], ids=str)
+def test_elements_are_gathered_by_all_their_places(indices: Any, tmp_path: Path) -> None:
+    model, places = Model((2, 5, 3)), np.array(indices)
+    shape = (*places.shape[:-1], *(2, 5, 3)[places.shape[-1] :])
+    check(model.write(tmp_path, model.add("GATHER_ND", [0, model.constant(places)], model.tensor(shape))))
+
+
+@pytest.mark.parametrize(("batches", "axis"), [(1, 1), (1, 3), (2, 2), (2, 3), (1, -1)])
+def test_each_of_a_batch_has_its_own_places(batches: int, axis: int, tmp_path: Path) -> None:
+    model, shape = Model((2, 3, 4, 5)), (2, 3, 4, 5)
+    indices = np.random.default_rng(0).integers(0, 3, (2, 3, 2) if batches == 2 else (2, 2, 2))
+    result = model.tensor((*shape[: axis % 4], *indices.shape[batches:], *shape[axis % 4 + 1 :]))
+    options = schema.GatherOptionsT(axis, batches)
+    check(model.write(tmp_path, model.add("GATHER", [0, model.constant(indices)], result, options)))
+
+
+def test_several_axes_are_reversed(tmp_path: Path) -> None:
+    model = Model((2, 5, 3))
+    check(model.write(tmp_path, model.add("REVERSE_V2", [0, model.constant([1, 2])], model.tensor((2, 5, 3)))))
+
+
+@pytest.mark.parametrize(("begin", "mask"), [([1, 2, 0], 0), ([0, -3, -3], 0), ([1, -4, 0], 1)])
+def test_slices_that_say_how_long_they_are(begin: list[int], mask: int, tmp_path: Path) -> None:
+    model = Model((4, 6, 3))
+    options = schema.StridedSliceOptionsT(shrinkAxisMask=mask, offset=True)
+    inputs = [0, *(model.constant(values) for values in (begin, [1, 3, 3], [1, 2, 1]))]
+    result = model.tensor((2, 3) if mask else (1, 2, 3))
+    check(model.write(tmp_path, model.add("STRIDED_SLICE", inputs, result, options)))
+
+
+@pytest.mark.parametrize("start", [[0, 2, 0], [0, 1, 1], [1, 9, -3]], ids=str)
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_slice_is_overwritten(start: list[int], computed: bool, tmp_path: Path) -> None:
+    model = Model((2, 6, 3), (2, 2, 2))
+    begin = model.constant(start)
+    if computed:
+        begin = model.add("ADD", [begin, model.constant([0, 0, 0])], model.tensor((3,), "int32"), schema.AddOptionsT())
+    check(model.write(tmp_path, model.add("DYNAMIC_UPDATE_SLICE", [0, 1, begin], model.tensor((2, 6, 3)))))
+
+
+def test_quantised_elements_are_moved_as_integers(tmp_path: Path) -> None:
+    model = Model((2, 5, 3))
+    scale: Any = ("int8", 0.05, 0, -7)
+    x = model.add("QUANTIZE", [0], model.tensor((2, 5, 3), *scale))
+    options = schema.MirrorPadOptionsT(schema.MirrorPadMode.SYMMETRIC)
+    wide = model.tensor((2, 7, 3), *scale)
+    model.add("MIRROR_PAD", [x, model.constant([[0, 0], [1, 1], [0, 0]])], wide, options)
+    begin = model.constant([0, 1, 0])
+    written = model.add("DYNAMIC_UPDATE_SLICE", [wide, x, begin], model.tensor((2, 7, 3), *scale))
+    rows = model.add("GATHER_ND", [written, model.constant([[1, 6], [0, 2]])], model.tensor((2, 3), *scale))
+    check(model.write(tmp_path, model.add("DEQUANTIZE", [rows], model.tensor((2, 3)))))

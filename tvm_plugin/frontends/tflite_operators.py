@@ -18,17 +18,9 @@ from ..errors import UnsupportedModelError
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
 from .tflite_images import batch_to_space, nearest_pixels, space_to_batch
+from .tflite_moves import MOVES, Moves, options_of
 
 __all__ = ["IN_FLOATS", "Converter"]
-
-_MOVES = frozenset(
-    (
-        *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "MIRROR_PAD", "PACK", "PAD"),
-        *("PADV2", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT"),
-        *("SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
-    )
-)
-"""Operators that only move elements: of quantised tensors, the integers."""
 
 _ORDERS = frozenset({"ARG_MAX", "ARG_MIN", "TOPK_V2"})
 """Operators that only compare elements: of quantised tensors, the integers, whose order is the same."""
@@ -42,23 +34,20 @@ _HYBRID = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 IN_FLOATS = _IN_FLOATS | _HYBRID
 """Operators whose weights, quantised where nothing else is, are floats here."""
 
-_NO_OPTIONS = bytes((4, 0, 4, 0, 4, 0, 0, 0))
-"""A table without fields, at 4: before it the sizes of its list of fields, and of itself, both with nothing in them."""
-
-_WRONG = frozenset({"GATHER_ND", "MATRIX_DIAG", "MATRIX_SET_DIAG", "SPARSE_TO_DENSE"})
+_WRONG = frozenset({"MATRIX_DIAG", "MATRIX_SET_DIAG", "SPARSE_TO_DENSE"})
 """What TVM's importer converts wrongly, or to what cannot be compiled."""
 
 
-class Converter(OperatorConverter):
+class Converter(Moves):
     """TVM's converters and others, whose results must be of the shape and type that the file declares.
 
     Raises
     ------
     UnsupportedModelError
-        For activations of 16 bits, gathers of batches, and results of another shape than the file declares.
+        For activations of 16 bits, and results of another shape than the file declares.
     """
 
-    _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | _MOVES | _ORDERS | _IN_FLOATS
+    _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | MOVES | _ORDERS | _IN_FLOATS
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -105,14 +94,14 @@ class Converter(OperatorConverter):
     def convert_gelu(self, op: Any) -> relax.Expr:
         """TVM's is the exact one, whichever was asked for."""
         (x,) = self.get_input_tensors(op)
-        approximate = _options(op, tflite.GeluOptions()).Approximate()
+        approximate = options_of(op, tflite.GeluOptions()).Approximate()
         return (relax_op.nn.gelu_tanh if approximate else relax_op.nn.gelu)(self.get_tensor_expr(x))
 
     def convert_softmax(self, op: Any) -> relax.Expr:
         """TVM's leaves out the factor of its argument."""
         (x,), (output,) = self.get_input_tensors(op), self.get_output_tensors(op)
         value = self._in_float(x)
-        beta = _options(op, tflite.SoftmaxOptions()).Beta()
+        beta = options_of(op, tflite.SoftmaxOptions()).Beta()
         if beta != 1:
             value = self.bb.normalize(relax_op.multiply(value, relax.const(beta, str(value.ty.dtype))))
         result = self.bb.normalize(relax_op.nn.softmax(value, axis=-1))
@@ -121,7 +110,7 @@ class Converter(OperatorConverter):
     def convert_resize_nearest_neighbor(self, op: Any) -> relax.Expr:
         """TVM's rounds otherwise; where each pixel is merely repeated, that does not matter."""
         x, size = self.get_input_tensors(op)
-        options = _options(op, tflite.ResizeNearestNeighborOptions())
+        options = options_of(op, tflite.ResizeNearestNeighborOptions())
         given = [int(x.tensor.Shape(axis)) for axis in (1, 2)]
         wanted = [int(extent) for extent in self.get_tensor_value(size)]
         pixels = [
@@ -140,7 +129,7 @@ class Converter(OperatorConverter):
         """TVM's divides by zero where corners are aligned and there is one pixel: the first, as it is of two."""
         (x, size), (output,) = self.get_input_tensors(op), self.get_output_tensors(op)
         wanted = [int(extent) for extent in self.get_tensor_value(size)]
-        if min(wanted) > 1 or not _options(op, tflite.ResizeBilinearOptions()).AlignCorners():
+        if min(wanted) > 1 or not options_of(op, tflite.ResizeBilinearOptions()).AlignCorners():
             return super().convert_resize_bilinear(op)
         result = relax_op.image.resize2d(
             self._in_float(x),
@@ -201,13 +190,13 @@ class Converter(OperatorConverter):
     def convert_squeeze(self, op: Any) -> relax.Expr:
         """TVM's needs axes to be named; without, all of one element go."""
         (x,) = self.get_input_tensors(op)
-        named = _options(op, tflite.SqueezeOptions()).SqueezeDimsLength()
+        named = options_of(op, tflite.SqueezeOptions()).SqueezeDimsLength()
         return super().convert_squeeze(op) if named else relax_op.squeeze(self.get_tensor_expr(x))
 
     def convert_bucketize(self, op: Any) -> relax.Expr:
         """TVM's puts what equals a boundary before it."""
         (x,), (output,) = self.get_input_tensors(op), self.get_output_tensors(op)
-        boundaries = relax.const(_options(op, tflite.BucketizeOptions()).BoundariesAsNumpy(), "float32")
+        boundaries = relax.const(options_of(op, tflite.BucketizeOptions()).BoundariesAsNumpy(), "float32")
         narrow = output.tensor.Type() == tflite.TensorType.INT32
         return relax_op.bucketize(self.get_tensor_expr(x), boundaries, out_int32=narrow, right=True)
 
@@ -218,7 +207,7 @@ class Converter(OperatorConverter):
         batches = [tuple(extents(factor.ty)[:-2]) for factor in factors]
         if batches[0] == batches[1] and all(self.has_expr(tensor.tensor_idx) for tensor in tensors):
             return super().convert_batch_matmul(op)
-        options = _options(op, tflite.BatchMatMulOptions())
+        options = options_of(op, tflite.BatchMatMulOptions())
         for number, transposed in enumerate((options.AdjX(), options.AdjY())):
             if transposed:
                 *batch, rows, columns = range(len(extents(factors[number].ty)))
@@ -235,7 +224,7 @@ class Converter(OperatorConverter):
         x, weights = self.get_input_tensors(op)[:2]
         columns, expr = int(weights.tensor.Shape(1)), self.get_tensor_expr(x)
         shape = extents(expr.ty)
-        if (len(shape) == 2 and shape[1] == columns) or _options(op, tflite.FullyConnectedOptions()).KeepNumDims():
+        if (len(shape) == 2 and shape[1] == columns) or options_of(op, tflite.FullyConnectedOptions()).KeepNumDims():
             return super().convert_fully_connected(op)
         rows = self.bb.normalize(relax_op.reshape(expr, [math.prod(shape) // columns, columns]))
         known = dict(self.exp_tab.exprs)
@@ -259,12 +248,6 @@ class Converter(OperatorConverter):
         count = math.prod(extents(self.get_tensor_expr(x).ty)) // math.prod(extents(total.ty))
         return relax.op.divide(total, relax.const(count, dtype))
 
-    def convert_gather(self, op: Any) -> relax.Expr:
-        """TVM's takes batches for other axes."""
-        if _options(op, tflite.GatherOptions()).BatchDims():
-            raise UnsupportedModelError("GATHER with batch_dims cannot be imported")
-        return super().convert_gather(op)
-
     def convert_pool2d(self, op: Any, pool_type: str) -> relax.Expr:
         """TVM's averages do not round; TFLite rounds halves away from zero, of the integers as they are stored."""
         (x,) = self.get_input_tensors(op)
@@ -278,13 +261,13 @@ class Converter(OperatorConverter):
         dtype = self.get_tensor_type_str(x.tensor.Type())
         rounded = self.bb.normalize(relax_op.astype(relax_op.multiply(relax_op.sign(mean), size), dtype))
         scale, zero = (get_scalar_from_constant(x.qnn_params[name]) for name in ("scale", "zero_point"))
-        activation = _options(op, tflite.Pool2DOptions()).FusedActivationFunction()
+        activation = options_of(op, tflite.Pool2DOptions()).FusedActivationFunction()
         return self.convert_qnn_fused_activation_function(rounded, activation, scale, zero, dtype)
 
     def convert_transpose_conv(self, op: Any) -> relax.Expr:
         """TVM's leaves out the activation, and rows at the end that the declared shape has and it does not need."""
         _, weights, x, *bias = self.get_input_tensors(op)
-        options = _options(op, tflite.TransposeConvOptions())
+        options = options_of(op, tflite.TransposeConvOptions())
         (output,) = self.get_output_tensors(op)
         strides = (options.StrideH(), options.StrideW())
         before, after, added = [], [], []
@@ -365,10 +348,3 @@ class Converter(OperatorConverter):
         finally:
             self._quantised_look_plain = False
             self.exp_tab.exprs = known
-
-
-def _options(op: Any, options: Any) -> Any:
-    """An operator's options, of the type of `options`; what they are by default where the file has none."""
-    given = op.BuiltinOptions()
-    options.Init(*((_NO_OPTIONS, 4) if given is None else (given.Bytes, given.Pos)))
-    return options
