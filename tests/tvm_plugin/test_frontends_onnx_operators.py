@@ -247,6 +247,27 @@ def test_swish_without_its_number() -> None:
     assert_equal("Swish", GRID - 5, {}, opset=24, alpha=0.5)
 
 
+@pytest.mark.parametrize(
+    ("name", "function", "attrs"),
+    [
+        ("Softplus", lambda x: np.log1p(np.exp(x)), {}),
+        ("Mish", lambda x: x * np.tanh(np.log1p(np.exp(x))), {}),
+        ("Tanh", np.tanh, {}),
+        ("Elu", lambda x: 2 * np.expm1(x), {"alpha": 2.0}),
+        ("Celu", lambda x: 2 * np.expm1(x / 2), {"alpha": 2.0}),
+        ("Selu", lambda x: 1.0507009873554805 * 1.6732632423543772 * np.expm1(x), {}),
+    ],
+)
+def test_digits_of_small_doubles(name: str, function: Any, attrs: dict[str, float]) -> None:
+    x = -np.array([1e-30, 1e-9, 0.1, 0.3, 2, 20, 80])
+    helper = onnx.helper
+    sides = [[helper.make_tensor_value_info(key, onnx.TensorProto.DOUBLE, x.shape)] for key in "xy"]
+    graph = helper.make_graph([helper.make_node(name, ["x"], ["y"], **attrs)], name, *sides)
+    imported = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+    (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(x)
+    np.testing.assert_allclose(result, function(x), rtol=1e-15)
+
+
 def test_messages_name_the_operator_only() -> None:
     with pytest.raises(UnsupportedModelError, match=r"translate RMSNormalization: nn.rms_norm requires"):
         assert_equal("RMSNormalization", GRID, {"g": GRID[0, 0]}, axis=1, opset=23)

@@ -13,9 +13,25 @@ from ..dtypes import is_integer, numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import extents, shape_of
+from .digits import SELU, elu, mish, softplus, tanh
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 
 __all__ = ["OPERATORS"]
+
+
+def _of_one(function: Callable[..., Any], *defaults: tuple[str, float]) -> Callable[..., Any]:
+    """Of one tensor, and of attributes of these names and defaults."""
+
+    def convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+        (x,) = inputs
+        numbers = [float(attrs.get(name, default)) for name, default in defaults]
+        return function(bb.emit, x, str(x.ty.dtype), *numbers)
+
+    return convert
+
+
+def _celu(emit: Any, x: Any, dtype: str, alpha: float) -> Any:
+    return elu(emit, x, dtype, alpha, slope=1 / alpha)
 
 
 def _cumprod(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -196,17 +212,23 @@ def _integers(numbers: Sequence[int]) -> Any:
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
+    "Celu": _of_one(_celu, ("alpha", 1)),
     "CumProd": _cumprod,
     "Dropout": _dropout,
     "Einsum": _einsum,
+    "Elu": _of_one(elu, ("alpha", 1)),
     "LpNormalization": _lp_normalization,
+    "Mish": _of_one(mish),
     "OneHot": _one_hot,
     "Pad": _pad,
     "Pow": _pow,
     "ReverseSequence": _reverse_sequence,
+    "Selu": _of_one(elu, *zip(("alpha", "gamma"), SELU, strict=True)),
     "Slice": _slice,
+    "Softplus": _of_one(softplus),
     "Split": _split,
     "Swish": _swish,
+    "Tanh": _of_one(tanh),
     "TensorScatter": _tensor_scatter,
 }
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""

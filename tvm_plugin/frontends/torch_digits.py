@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tvm import relax
 from tvm.relax import op
 
 from ..dtypes import is_floating
+from .digits import SELU, atanh, elu, erfc, expm1, log1p, mish, softplus, tanh
 from .torch_nodes import Converter, arguments, cast, dtype_of, operand
 
 __all__ = ["DIGIT_CONVERTERS"]
-
-_LOG_BELOW = 0.25
-_EXP_BELOW = 0.5
-"""Series of arguments of less: from there on, the plain formula's error is three units in the last place."""
 
 
 def _of_one(function: Callable[[Any, relax.Expr, str], relax.Expr]) -> Converter:
@@ -34,38 +31,23 @@ def _plain(function: Callable[[relax.Expr], relax.Expr]) -> Converter:
     return _of_one(lambda emit, x, dtype: emit(function(x)))
 
 
-def _log1p(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:
-    """log(1 + x) = 2 artanh(s) with s = x / (2 + x)."""
-    one, two = relax.const(1, dtype), relax.const(2, dtype)
-    s = emit(op.divide(x, emit(op.add(two, x))))
-    terms = 12 if dtype == "float64" else 6
-    series = _polynomial(emit, emit(op.multiply(s, s)), [2 / (2 * k + 1) for k in range(terms)], dtype)
-    small = emit(op.less(emit(op.abs(x)), relax.const(_LOG_BELOW, dtype)))
-    return emit(op.where(small, emit(op.multiply(s, series)), emit(op.log(emit(op.add(one, x))))))
+def _softplus(node: Any, importer: Any) -> relax.Expr:
+    x, beta, threshold = arguments(node, importer, ("input", "beta", "threshold"), (1, 20))
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    steep = x if beta == 1 else emit(op.multiply(x, relax.const(beta, dtype)))
+    smooth = softplus(emit, steep, dtype)
+    smooth = smooth if beta == 1 else emit(op.divide(smooth, relax.const(beta, dtype)))
+    return emit(op.where(emit(op.greater(steep, relax.const(threshold, dtype))), x, smooth))
 
 
-def _expm1(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:
-    terms = 15 if dtype == "float64" else 9
-    series = _polynomial(emit, x, [1 / math.factorial(k + 1) for k in range(terms)], dtype)
-    small = emit(op.less(emit(op.abs(x)), relax.const(_EXP_BELOW, dtype)))
-    plain = emit(op.subtract(emit(op.exp(x)), relax.const(1, dtype)))
-    return emit(op.where(small, emit(op.multiply(x, series)), plain))
+def _elu(node: Any, importer: Any) -> relax.Expr:
+    x, *factors = arguments(node, importer, ("input", "alpha", "scale", "input_scale"), (1, 1, 1))
+    return elu(importer.block_builder.emit, x, str(x.ty.dtype), *factors)
 
 
-def _atanh(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:
-    """log1p(2 |x| / (1 - |x|)) / 2, with the sign of x."""
-    size = emit(op.abs(x))
-    quotient = emit(op.divide(emit(op.add(size, size)), emit(op.subtract(relax.const(1, dtype), size))))
-    half = emit(op.multiply(_log1p(emit, quotient, dtype), relax.const(0.5, dtype)))
-    return emit(op.where(emit(op.less(x, relax.const(0, dtype))), emit(op.negative(half)), half))
-
-
-def _polynomial(emit: Any, x: relax.Expr, coefficients: Sequence[float], dtype: str) -> relax.Expr:
-    """Horner's rule; coefficients from the constant term upwards."""
-    result: relax.Expr = relax.const(coefficients[-1], dtype)
-    for coefficient in reversed(coefficients[:-1]):
-        result = emit(op.add(emit(op.multiply(result, x)), relax.const(coefficient, dtype)))
-    return result
+def _celu(node: Any, importer: Any) -> relax.Expr:
+    x, alpha = arguments(node, importer, ("input", "alpha"), (1,))
+    return elu(importer.block_builder.emit, x, str(x.ty.dtype), alpha, slope=1 / alpha)
 
 
 def _log_of_sum(node: Any, importer: Any) -> relax.Expr:
@@ -73,7 +55,7 @@ def _log_of_sum(node: Any, importer: Any) -> relax.Expr:
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     a, b = (cast(x, dtype, importer) for x in arguments(node, importer, ("input", "other"), ()))
     apart = emit(op.negative(emit(op.abs(emit(op.subtract(a, b))))))
-    sum_ = emit(op.add(emit(op.maximum(a, b)), _log1p(emit, emit(op.exp(apart)), dtype)))
+    sum_ = emit(op.add(emit(op.maximum(a, b)), log1p(emit, emit(op.exp(apart)), dtype)))
     return emit(op.where(emit(op.equal(a, b)), emit(op.add(a, relax.const(math.log(2), dtype))), sum_))
 
 
@@ -89,11 +71,18 @@ def _remainder(node: Any, importer: Any) -> relax.Expr:
 
 
 DIGIT_CONVERTERS: dict[str, Converter] = {
-    "atanh.default": _of_one(_atanh),
-    "expm1.default": _of_one(_expm1),
-    "log1p.default": _of_one(_log1p),
+    "atanh.default": _of_one(atanh),
+    "celu.default": _celu,
+    "elu.default": _elu,
+    "erfc.default": _of_one(erfc),
+    "expm1.default": _of_one(expm1),
+    "log1p.default": _of_one(log1p),
     "logaddexp.default": _log_of_sum,
+    "mish.default": _of_one(mish),
     **{f"remainder.{kind}": _remainder for kind in ("Scalar", "Scalar_Tensor", "Tensor")},
     "reciprocal.default": _of_one(lambda emit, x, dtype: emit(op.divide(relax.const(1, dtype), x))),
-    **{f"{name}.default": _plain(getattr(op, name)) for name in ("exp", "log", "sigmoid", "sqrt", "tanh", "erf")},
+    "selu.default": _of_one(lambda emit, x, dtype: elu(emit, x, dtype, *SELU)),
+    "softplus.default": _softplus,
+    "tanh.default": _of_one(tanh),
+    **{f"{name}.default": _plain(getattr(op, name)) for name in ("exp", "log", "sigmoid", "sqrt", "erf")},
 }

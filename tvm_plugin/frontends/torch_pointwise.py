@@ -17,14 +17,6 @@ from .torch_order import so_far
 __all__ = ["POINTWISE_CONVERTERS"]
 
 
-def _celu(node: Any, importer: Any) -> relax.Expr:
-    x, alpha = arguments(node, importer, ("input", "alpha"), (1.0,))
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    one, factor, zero = (relax.const(value, dtype) for value in (1, alpha, 0))
-    below = op.minimum(op.subtract(op.exp(op.divide(x, factor)), one), zero)
-    return emit(op.add(op.nn.relu(x), op.multiply(below, factor)))
-
-
 def _outer(node: Any, importer: Any) -> relax.Expr:
     """Of vectors, perhaps of two dtypes."""
     emit, dtype = importer.block_builder.emit, dtype_of(node)
@@ -75,11 +67,6 @@ def _number_rather_than_nan(node: Any, importer: Any, function: Callable[[Any, A
         return emit(function(left, right))
     other = emit(op.where(emit(op.isnan(right)), left, emit(function(left, right))))
     return emit(op.where(emit(op.isnan(left)), right, other))
-
-
-def _erfc(node: Any, importer: Any) -> relax.Expr:
-    x = importer.env[node.args[0]]
-    return importer.block_builder.emit(op.subtract(relax.const(1, str(x.ty.dtype)), op.erf(x)))
 
 
 def _hypot(node: Any, importer: Any) -> relax.Expr:
@@ -212,8 +199,6 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "clamp_max.Tensor": _clamp_max,
     "fmax.default": _fmax,
     "fmin.default": _fmin,
-    "celu.default": _celu,
-    "erfc.default": _erfc,
     "hypot.default": _hypot,
     "heaviside.default": _heaviside,
     "signbit.default": _signbit,
