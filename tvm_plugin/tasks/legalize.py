@@ -95,8 +95,11 @@ def _read(builder: relax.BlockBuilder, result: Any, tensors: list[Any]) -> _Kern
     if not isinstance(result, relax.Call) or result.op != ir.Op.get("relax.call_tir") or len(result.args) != 2:
         return None
     variable, operands = result.args
-    places = [next((p for p, one in enumerate(tensors) if one.same_as(operand)), None) for operand in operands.fields]
-    if None in places:
-        return None
+    places = []
+    for operand in operands.fields:
+        found = [place for place, tensor in enumerate(tensors) if tensor.same_as(operand)]
+        if not found:
+            return None
+        places.append(found[0])
     function = s_tir.renew_defs(builder.get()[variable])
     return _Kernel(variable.name_hint, function, tuple(places), result.ty_args[0])
