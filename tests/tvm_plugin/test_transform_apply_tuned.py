@@ -14,6 +14,7 @@ from eqtune.runtime import ModelRunner
 from eqtune.search.space import Hardware
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ApplyTuned, FoldWeights, LowerToKernels
+from eqtune.transform import analytic_schedules as analytic_schedules_module
 from eqtune.transform.analytic_schedules import analytic_schedules
 from eqtune.transform.apply_tuned import (
     apply_schedules,
@@ -281,3 +282,16 @@ def test_kernels_of_a_gpu_are_launched_as_one_graph(kernels, target, captured, m
     monkeypatch.setattr(relax, "build", lambda mod, *_, **__: built.append(mod))
     build_executable(kernels, resolve_target(target))
     assert ("vm.builtin.cuda_graph.run_or_capture" in built[0].script()) is captured
+
+
+def test_kernels_that_forms_share_are_estimated_once(kernels, monkeypatch):
+    tasks, built, hardware = extract_tasks(kernels), [], Hardware(threads=1)
+    build = analytic_schedules_module.build_space
+    monkeypatch.setattr(analytic_schedules_module, "build_space", lambda *a: built.append(a) or build(*a))
+    estimated: dict = {}
+    first = analytic_schedules(tasks, hardware, estimated=estimated)
+    assert len(built) == len(first) == len(tasks)
+    assert analytic_schedules(tasks[:1], hardware, estimated=estimated).items() <= first.items()
+    assert len(built) == len(tasks)
+    analytic_schedules(tasks[:1], Hardware(threads=2), estimated=estimated)
+    assert len(built) == len(tasks) + 1, "of another machine"

@@ -36,15 +36,25 @@ class AnalyticSchedule:
         return self.schedule
 
 
-def analytic_schedules(tasks: Sequence[Task], hardware: Hardware, seed: int = 0) -> dict[str, AnalyticSchedule]:
+def analytic_schedules(
+    tasks: Sequence[Task],
+    hardware: Hardware,
+    seed: int = 0,
+    estimated: dict[tuple[str, Hardware], AnalyticSchedule | None] | None = None,
+) -> dict[str, AnalyticSchedule]:
     """The best schedule of each kernel by the analytic estimate, by workload hash.
 
     The first batch of a tuning run starts from the same points. A kernel that has no space (a symbolic shape), or
-    whose best points do not apply, is left out.
+    whose best points do not apply, is left out. What is in `estimated` is not looked for again, and what is found is
+    added: forms of a model share most of their kernels.
     """
+    estimated = {} if estimated is None else estimated
     schedules = {}
     for task in tasks:
-        schedule = _best(task, hardware, seed)
+        key = task.workload_hash, hardware
+        if key not in estimated:
+            estimated[key] = _best(task, hardware, seed)
+        schedule = estimated[key]
         if schedule is not None:
             schedules[task.workload_hash] = schedule
     return schedules

@@ -161,12 +161,16 @@ def cheapest_form(
     """
     given, sizes = simplify(mod, machine), sizes or typical_sizes(mod)
     forms: list[EstimatedForm] = []
+    estimated: dict[Any, Any] = {}
     for name, mod in (_graphs(given, fast_math) if graph else {"as given": given}).items():
         last = transform.Sequential([ChannelsLast()])(mod)
         layouts = {name: mod} if last.same_as(mod) else {name: mod, f"{name}, channels last": last}
         if len(layouts) > 1 and _has_open_images(mod):  # whose tiles would have vectors of few pixels
             del layouts[name]
-        forms += [_scheduled_form(one, layout, machine, stored, fast_math, sizes) for one, layout in layouts.items()]
+        forms += [
+            _scheduled_form(one, layout, machine, stored, estimated, fast_math, sizes)
+            for one, layout in layouts.items()
+        ]
     return min(forms, key=lambda form: (round(form.missing / max(form.calls, 1), 1), form.seconds))
 
 
@@ -206,7 +210,13 @@ def typical_sizes(mod: ir.IRModule) -> dict[str, int]:
 
 
 def _scheduled_form(
-    name: str, mod: ir.IRModule, machine: Any, stored: dict[str, Any], fast_math: bool, sizes: Mapping[str, int]
+    name: str,
+    mod: ir.IRModule,
+    machine: Any,
+    stored: dict[str, Any],
+    estimated: dict[Any, Any],
+    fast_math: bool,
+    sizes: Mapping[str, int],
 ) -> EstimatedForm:
     hardware = machine_running(mod, machine)
     lowered = lower_to_kernels(mod, machine)
@@ -222,7 +232,7 @@ def _scheduled_form(
         hardware = with_weights(hardware, constant_bytes(mod) + int(more))
     schedules = {task.workload_hash: stored[task.workload_hash] for task in tasks if task.workload_hash in stored}
     unknown = [task for task in tasks if task.workload_hash not in schedules]
-    schedules |= analytic_schedules(unknown, hardware)
+    schedules |= analytic_schedules(unknown, hardware, estimated=estimated)
     calls, missing = sum(task.calls for task in tasks), sum(task.calls for task in unknown)
     seconds = _seconds(tasks, schedules) + _symbolic_seconds(unknown, hardware, sizes)
     LOGGER.info("%s: %d kernels, %d calls never measured, about %.3g ms", name, len(tasks), missing, seconds * 1e3)
