@@ -35,12 +35,12 @@ MOST_ELEMENTS = 16
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What a call became: `function`, which takes the call's tensors at `places` and returns `ty`."""
+    """What a call became: `function`, which takes the call's tensors at `places` and returns these types."""
 
     name: str
     function: tirx.PrimFunc
     places: tuple[int, ...]
-    ty: Any
+    types: tuple[Any, ...]
 
 
 _kernels: dict[Any, _Kernel] = {}
@@ -56,13 +56,14 @@ def legalize_ops() -> transform.Pass:
 
 def _legalized(legalize: _Legalize, builder: relax.BlockBuilder, call: relax.Call) -> Any:
     tensors = list(_tensors(call.args))
-    key = tvm_ffi.StructuralKey(
-        [tvm.target.Target.current(), call.op, call.attrs, [_known(one) for one in call.args], call.ty_args, call.ty]
-    )
+    first: dict[Any, int] = {}
+    which = [first.setdefault(tensor, place) for place, tensor in enumerate(tensors)]  # x * x is not x * y
+    known = [_known(operand) for operand in call.args]
+    key = tvm_ffi.StructuralKey([tvm.target.Target.current(), call.op, call.attrs, known, which, call.ty_args, call.ty])
     kernel = _kernels.get(key)
     if kernel is None:
         result = legalize(builder, call)
-        kernel = _read(builder, result, tensors)
+        kernel = _read(builder, result, first)
         if kernel is not None:
             _kernels[key] = kernel
             if len(_kernels) > MOST_KERNELS:
@@ -70,7 +71,7 @@ def _legalized(legalize: _Legalize, builder: relax.BlockBuilder, call: relax.Cal
         return result
     # A copy, as schedules may edit what they get in place.
     variable = builder.add_func(s_tir.renew_defs(kernel.function), kernel.name)
-    return relax.call_tir(variable, [tensors[place] for place in kernel.places], kernel.ty)
+    return relax.call_tir(variable, [tensors[place] for place in kernel.places], list(kernel.types))
 
 
 def _tensors(operands: Any) -> Iterator[Any]:
@@ -90,16 +91,13 @@ def _known(operand: Any) -> Any:
     return operand.ty if isinstance(operand.ty, relax.TensorType | relax.TupleType) else operand
 
 
-def _read(builder: relax.BlockBuilder, result: Any, tensors: list[Any]) -> _Kernel | None:
+def _read(builder: relax.BlockBuilder, result: Any, places: dict[Any, int]) -> _Kernel | None:
     """None where a call became something else than the call of one kernel on its tensors."""
     if not isinstance(result, relax.Call) or result.op != ir.Op.get("relax.call_tir") or len(result.args) != 2:
         return None
     variable, operands = result.args
-    places = []
-    for operand in operands.fields:
-        found = [place for place, tensor in enumerate(tensors) if tensor.same_as(operand)]
-        if not found:
-            return None
-        places.append(found[0])
-    function = s_tir.renew_defs(builder.get()[variable])
-    return _Kernel(variable.name_hint, function, tuple(places), result.ty_args[0])
+    if not all(operand in places for operand in operands.fields):
+        return None
+    function, (ty,) = s_tir.renew_defs(builder.get()[variable]), result.ty_args
+    types = tuple(ty.fields) if isinstance(ty, relax.TupleType) else (ty,)
+    return _Kernel(variable.name_hint, function, tuple(places[operand] for operand in operands.fields), types)
