@@ -14,11 +14,10 @@ from functools import cached_property
 from typing import Any
 
 from tvm import tirx
-from tvm.s_tir import ScheduleError
+from tvm.s_tir import Schedule, ScheduleError
 
 from ..access import Access, Axis, dtype_bytes
 from ..analysis import Contraction, Kernel
-from ..schedule import schedule_of
 
 __all__ = ["MatrixForm", "Normalized", "Operand", "inline_producers", "matrix_form"]
 
@@ -124,7 +123,7 @@ class MatrixForm:
         tvm.s_tir.ScheduleError
             When TVM cannot bring the kernel into this form.
         """
-        sch = schedule_of(mod)
+        sch = Schedule(mod, error_render_level="none")
         block = sch.get_sblock(self.contraction.block.name)
         for stage in self.kernel.epilogue[:-1]:
             with contextlib.suppress(ScheduleError):
