@@ -16,16 +16,14 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from .expressions import binding_of
+from .expressions import binding_of, nodes_of
 
 __all__ = ["load_chosen_values"]
 
 
 def load_chosen_values(function: Any) -> Any:
     """A scheduled PrimFunc that loads only what an index chooses; the same object where it would anyhow."""
-    selections: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (tirx.Select, selections.append))
-    if not any(map(_chooses_loads, selections)):
+    if not any(map(_chooses_loads, nodes_of(function.body, tirx.Select))):
         return function
     constants: set[Any] = set()
     bindings: dict[Any, Any] = {}
@@ -37,7 +35,7 @@ def load_chosen_values(function: Any) -> Any:
     def is_constant(value: Any) -> bool:
         return all(
             variable in constants or (variable in bindings and is_constant(bindings[variable]))
-            for variable in _found(value, ir.Var)
+            for variable in nodes_of(value, ir.Var)
         )
 
     def condition(select: Any) -> Any:
@@ -53,11 +51,5 @@ def load_chosen_values(function: Any) -> Any:
 
 def _chooses_loads(select: Any) -> bool:
     """Whether an index, and nothing that is loaded, selects one of several values that are."""
-    by_index = isinstance(select.condition, tirx.EQ) and not _found(select.condition, TensorLoad)
-    return by_index and bool(_found(select, TensorLoad))
-
-
-def _found(value: Any, kind: type) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(value, (kind, found.append))
-    return found
+    by_index = isinstance(select.condition, tirx.EQ) and not nodes_of(select.condition, TensorLoad)
+    return by_index and bool(nodes_of(select, TensorLoad))

@@ -10,7 +10,17 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import ir, tirx
 
-__all__ = ["binding_of", "conjuncts", "constant_extent", "evaluate", "is_conditional", "is_zero", "substitute", "uses"]
+__all__ = [
+    "binding_of",
+    "conjuncts",
+    "constant_extent",
+    "evaluate",
+    "is_conditional",
+    "is_zero",
+    "nodes_of",
+    "substitute",
+    "uses",
+]
 
 Array = NDArray[Any]
 
@@ -51,11 +61,16 @@ def substitute(expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
     return tvm_ffi.structural_map(expression, (ir.Var, value_of))
 
 
+def nodes_of(expression: Any, kind: Any) -> list[Any]:
+    """The nodes of a type, or of one of several, in an expression or a statement."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (kind, found.append))
+    return found
+
+
 def uses(expression: Any, *variables: Any) -> bool:
     """Whether any of the variables occurs."""
-    used: list[Any] = []
-    tvm_ffi.structural_walk(expression, (ir.Var, used.append))
-    return any(use.same_as(variable) for use in used for variable in variables)
+    return any(use.same_as(variable) for use in nodes_of(expression, ir.Var) for variable in variables)
 
 
 def binding_of(realize: Any) -> list[tuple[Any, Any]]:

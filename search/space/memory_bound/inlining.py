@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir
 from tvm.ir.expr import TensorLoad
 
+from ..expressions import nodes_of
 from .kernel import Kernel, is_library_call, read_kernel, start
 
 __all__ = ["inlined", "inlined_kernel"]
@@ -115,9 +115,7 @@ class _ValueSize:
 
 def _value_size(block: Any, sizes: Mapping[Any, _ValueSize]) -> _ValueSize:
     """`sizes` are of the blocks that are inlined, by what they write."""
-    loads: list[Any] = []
-    calls: list[Any] = []
-    tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append), (ir.Call, calls.append)])
+    loads, calls = nodes_of(block.body, TensorLoad), nodes_of(block.body, ir.Call)
     read = [sizes[load.source] for load in loads if load.source in sizes]
     places = {index.min: place for region in block.writes for place, index in enumerate(region.region)}
     index_nodes, uses = 0, Counter[int]()
@@ -125,8 +123,7 @@ def _value_size(block: Any, sizes: Mapping[Any, _ValueSize]) -> _ValueSize:
         before = sizes.get(load.source)
         nodes, names = before.index_nodes if before else 0, Counter[int]()
         for axis, index in enumerate(load.indices):
-            found: list[Any] = []
-            tvm_ffi.structural_walk(index, (ir.Expr, found.append))
+            found = nodes_of(index, ir.Expr)
             times = before.uses.get(axis, 0) if before else 1
             nodes += times * len(found)
             for place in (places[node] for node in found if node in places):

@@ -14,6 +14,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..analysis import accumulates
+from ..expressions import nodes_of
 from ..schedule import schedule_of
 from .math_forms import math_form
 
@@ -207,7 +208,7 @@ def _read_stage(block: Any, plain: bool) -> Stage:
     written = [store.buffer for store in stores]
     loads = [load for load in loads if not any(load.source.same_as(buffer) for buffer in written)]
     guards: dict[int, tuple[int, ...]] = {}
-    for condition in (node for node in operators if isinstance(node, _COMPARISONS) and not _loads(node)):
+    for condition in (node for node in operators if isinstance(node, _COMPARISONS) and not nodes_of(node, TensorLoad)):
         for axis in _axes_of(condition, variables):
             guards[axis] = (*guards.get(axis, ()), *_constants_of(condition))
     kinds = [int(v.iter_type) for v in block.iter_vars]
@@ -267,12 +268,6 @@ def _constants_of(expression: Any) -> list[int]:
     return found
 
 
-def _loads(expression: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (TensorLoad, found.append))
-    return bool(found)
-
-
 def _buffer_bytes(buffer: Any) -> int:
     elements = 1
     for extent in buffer.shape:
@@ -288,7 +283,7 @@ def _item_bytes(buffer: Any) -> int:
 
 def _is_index(node: Any) -> bool:
     """Whether it is computed from loop variables alone, so that the compiler hoists or folds it."""
-    return _dtype(node).startswith("int64") or (isinstance(node, _COMPARISONS) and not _loads(node))
+    return _dtype(node).startswith("int64") or (isinstance(node, _COMPARISONS) and not nodes_of(node, TensorLoad))
 
 
 def _cost(node: Any) -> float:

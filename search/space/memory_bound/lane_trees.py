@@ -26,7 +26,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, substitute, uses
+from ..expressions import binding_of, nodes_of, substitute, uses
 
 __all__ = ["LANE_TREE", "multiply_by_reciprocals", "reduce_lanes_as_trees"]
 
@@ -66,9 +66,13 @@ def multiply_by_reciprocals(func: Any) -> Any:
             divisor = division.b
             if str(divisor.ty.dtype) != "float32":
                 return division
-            if not uses(divisor, *varying) and _loads(divisor):
+            if not uses(divisor, *varying) and nodes_of(divisor, TensorLoad):
                 return division.a * _reciprocal(divisor)
-            if isinstance(divisor, tirx.Cast) and isinstance(divisor.value, tirx.Mul) and not _loads(divisor):
+            if (
+                isinstance(divisor, tirx.Cast)
+                and isinstance(divisor.value, tirx.Mul)
+                and not nodes_of(divisor, TensorLoad)
+            ):
                 across, along = divisor.value.a, divisor.value.b  # elements of a window at the border: rows x columns
                 return division.a * (_reciprocal(across) * _reciprocal(along))
             return division
@@ -127,9 +131,3 @@ def _tree(loop: Any) -> Any | None:
     indices = [substitute(index, binding) for index in store.indices]
     result = combine(substitute(total, binding), vector)
     return tirx.SeqStmt([*statements, tirx.BufferStore(store.buffer, result, indices)])
-
-
-def _loads(expression: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (TensorLoad, found.append))
-    return bool(found)

@@ -24,7 +24,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, substitute, uses
+from ..expressions import binding_of, nodes_of, substitute, uses
 from ..statements import with_buffers
 
 __all__ = ["sum_moments_together"]
@@ -168,6 +168,4 @@ def _nest(loops: tuple[Any, ...], body: Any) -> Any:
 
 
 def _loads(expression: Any, buffer: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (TensorLoad, found.append))
-    return any(buffer.same_as(load.source) for load in found)
+    return any(buffer.same_as(load.source) for load in nodes_of(expression, TensorLoad))
