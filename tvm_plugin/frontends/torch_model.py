@@ -7,6 +7,7 @@ know are decomposed, and only those: a full decomposition turns a BERT's 48 resh
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import re
@@ -444,26 +445,35 @@ def _draws(node: torch.fx.Node) -> bool:
     return _RANDOM.match(name) is not None
 
 
-def _unknown(program: torch.export.ExportedProgram) -> list[Any]:
-    """Nodes that call an operator for which there is no converter."""
+def _unknown(program: torch.export.ExportedProgram, computed: Constants) -> set[Any]:
+    """Operators that have no converter, but for those of constants."""
     known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
-    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    return [node for node in nodes if node.target.__name__ not in known and not _is_number(node)]
+    nodes = [node for node in program.graph.nodes if node.op == "call_function" and node not in computed]
+    return {node.target for node in nodes if node.target.__name__ not in known and not _is_number(node)}
 
 
 def _translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.ExportedProgram, Constants]:
-    """The program in operators that have converters, but for those of its constants."""
-    decompositions: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions())
-    table: dict[Any, Callable[..., Any]] = {}
+    """The program in operators that have converters, but for those of its constants.
+
+    torch.export takes about a second each time. What the program calls as it is given is decomposed at once; only what
+    comes of that may need more.
+    """
+    defaults = functools.cache(lambda: dict(torch.export.default_decompositions()))
+
+    def decompositions(unknown: set[Any]) -> dict[Any, Callable[..., Any]]:
+        ours = {one: OUR_DECOMPOSITIONS[str(one)] for one in unknown if str(one) in OUR_DECOMPOSITIONS}
+        others = unknown - ours.keys()
+        return ours | ({one: defaults()[one] for one in others if one in defaults()} if others else {})
+
+    table = decompositions(_unknown(program, Constants(program)))
     while True:
         functional = decomposed(program, table)
         computed = Constants(functional)
-        unknown = {node.target for node in _unknown(functional) if node not in computed}
-        decompositions |= {one: OUR_DECOMPOSITIONS[str(one)] for one in unknown if str(one) in OUR_DECOMPOSITIONS}
-        helpful = [target for target in unknown if target in decompositions and target not in table]
+        unknown = _unknown(functional, computed)
+        helpful = decompositions(unknown - table.keys())
         if not helpful:
             break
-        table |= {target: decompositions[target] for target in helpful}
+        table |= helpful
     _check_not_random(functional)
     if unknown:
         names = ", ".join(sorted(str(one) if hasattr(one, "namespace") else one.__name__ for one in unknown))
