@@ -69,7 +69,7 @@ def optimize_graph(
     mod : tvm.ir.IRModule
     config : GraphConfig
     run : callable
-        (module, inputs) -> outputs, all numpy arrays; to compare outputs. By default TVM without schedules.
+        (module, inputs) -> outputs, all numpy arrays; to compare outputs. By default with plain schedules.
     timer : callable
         module -> seconds of one run. With it, the original is kept unless the new module is faster.
     prices : Prices
@@ -410,7 +410,7 @@ def _compare(
     inputs = _random_inputs(_main_function(mod), config.seed)
     if inputs is None:
         return "the outputs cannot be compared: an input has a symbolic shape or is no tensor"
-    run = run or _run_untuned
+    run = run or _run_plain
     try:
         expected, actual = run(mod, inputs), run(candidate, inputs)
     except (RuntimeError, ValueError, TypeError) as error:  # what TVM raises for a module it cannot compile or run
@@ -442,10 +442,10 @@ def _random_inputs(main: Any, seed: int) -> list[NDArray[Any]] | None:
     return inputs
 
 
-def _run_untuned(mod: ir.IRModule, inputs: Sequence[NDArray[Any]]) -> Outputs:
-    """Run "main" as TVM compiles it without schedules, on this machine's CPU."""
+def _run_plain(mod: ir.IRModule, inputs: Sequence[NDArray[Any]]) -> Outputs:
+    """Run "main" with plain schedules, on this machine's CPU."""
     from .machine import detect_target
     from .runtime import ModelRunner
     from .transform.apply_tuned import untuned_executable
 
-    return ModelRunner(untuned_executable(mod, detect_target()))(*inputs)
+    return ModelRunner(untuned_executable(mod, detect_target(), plain=True))(*inputs)

@@ -13,7 +13,7 @@ from eqtune.records.traces import trace_to_json
 from eqtune.runtime import ModelRunner
 from eqtune.search.space import Hardware
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform import ApplyTuned, FoldWeights, LowerToKernels
+from eqtune.transform import ApplyTuned, FoldWeights, LowerToKernels, best_schedule
 from eqtune.transform import analytic_schedules as analytic_schedules_module
 from eqtune.transform.analytic_schedules import analytic_schedules
 from eqtune.transform.apply_tuned import (
@@ -198,11 +198,24 @@ def test_estimates_are_of_schedules_that_can_be_lowered(kernels, monkeypatch):
     def refuse(function):
         raise ValueError("the loop is marked as ragged but its blocks end elsewhere")
 
-    task = extract_tasks(kernels)[0]
-    hardware = Hardware(threads=1)
-    assert set(analytic_schedules([task], hardware)) == {task.workload_hash}
+    schedules = analytic_schedules(extract_tasks(kernels), Hardware(threads=1))
     monkeypatch.setattr("eqtune.search.space.lowering.prepare_for_lowering", refuse)
-    assert not analytic_schedules([task], hardware)
+    assert tvm_ffi.structural_equal(apply_schedules(kernels, schedules), kernels)
+    monkeypatch.undo()
+    schedules = analytic_schedules(extract_tasks(kernels), Hardware(threads=1))
+    assert not tvm_ffi.structural_equal(apply_schedules(kernels, schedules), kernels)
+
+
+def test_only_kernels_of_the_form_that_is_chosen_are_scheduled(kernels, monkeypatch):
+    scheduled = []
+    real = best_schedule.lowerable_schedule
+    monkeypatch.setattr(best_schedule, "lowerable_schedule", lambda *a: scheduled.append(a) or real(*a))
+    tasks = extract_tasks(kernels)
+    schedules = analytic_schedules(tasks, Hardware(threads=1))
+    assert all(schedule.latency_s > 0 for schedule in schedules.values())
+    assert not scheduled
+    apply_schedules(kernels, schedules)
+    assert len(scheduled) == len(tasks)
 
 
 def test_packing_without_a_relax_function_stays_in_the_kernel(kernels, schedules):

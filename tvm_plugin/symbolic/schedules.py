@@ -15,8 +15,8 @@ from eqtune.records.workload import as_workload, workload_hash
 from ..search.space.base import Decision, Knob, Space
 from ..search.space.generate import build_space
 from ..search.space.hardware import FAR_WEIGHTS, ONE_THREAD, Hardware
-from ..search.space.lowering import lowerable_schedule, prepare_for_lowering
-from ..transform.best_schedule import best_schedule
+from ..search.space.lowering import prepare_for_lowering
+from ..transform.best_schedule import BestSchedule, best_schedule
 from ..transform.in_place import overwritable
 from ..transform.pack_weights import SplitKernel, split_packing
 from .kernel import number_at
@@ -115,7 +115,8 @@ class TileSchedules:
         self.free = weights
         self._decisions = decisions or {}
         self._first: Decision | None = None
-        self._found: dict[tuple[str, bool], tuple[Decision, float]] = {}
+        self._found: dict[tuple[str, bool], BestSchedule] = {}
+        self._taken: set[tuple[str, bool]] = set()
         self.split: SplitKernel | None = None
         self.weights: tuple[Any, ...] = ()
         self.used: list[UsedTile] = []
@@ -123,8 +124,7 @@ class TileSchedules:
     def seconds(self, tile: Tile) -> float:
         """Estimated, of a tile that one thread computes, with weights in whatever layout it likes best."""
         workload = self._workload(tile, alone=False)
-        _, (_, seconds) = self._best(workload, workload_hash(workload), shares=False)
-        return seconds
+        return self._best(workload, workload_hash(workload), shares=False).latency_s
 
     def __call__(self, tile: Tile, alone: bool, runs: Any) -> ScheduledTile:
         """Schedule a tile; `alone`: all threads are its own. It runs so often.
@@ -140,8 +140,8 @@ class TileSchedules:
         is_free = "layout_free_buffers" in workload["main"].attrs
         shares = self._first if is_free else None
         used = UsedTile(tile, workload, workload_hash(workload), shares, runs)
-        schedule, (decision, _) = self._best(workload, used.workload_hash, shares is not None)
-        scheduled = self._with_weights_packed(tile, schedule.mod["main"], decision if is_free else None)
+        function, decision = self._scheduled(workload, used.workload_hash, shares is not None)
+        scheduled = self._with_weights_packed(tile, function, decision if is_free else None)
         known = next((place for place, one in enumerate(self.used) if one.workload_hash == used.workload_hash), None)
         if known is None:
             self.used.append(used)
@@ -156,21 +156,31 @@ class TileSchedules:
         function = function.with_attr("layout_free_buffers", free) if free else function
         return as_workload(function if alone else function.with_attr(ONE_THREAD, 1))
 
-    def _best(self, workload: Any, workload_hash: str, shares: bool) -> tuple[Any, tuple[Decision, float]]:
-        """The schedule that was measured, or that the analytic model likes best, what it is, and how many seconds it is
-        said to take."""
-        space = build_space(workload, self.hardware)
-        if shares and self._first is not None:
-            space = sharing(space, self._first)
-        key = workload_hash, shares
-        if key in self._found:
-            return space.apply(self._found[key][0]), self._found[key]
-        best = _measured(space, self._decisions.get(workload_hash)) or best_schedule(space)
-        if best is None:
+    def _scheduled(self, workload: Any, workload_hash: str, shares: bool) -> tuple[tirx.PrimFunc, Decision]:
+        """The function of a tile, scheduled, with variables of its own, and what was decided."""
+        found = self._best(workload, workload_hash, shares)
+        if found.scheduled is None:
             raise ValueError("no schedule applies to the tile")
-        schedule, decision, seconds = best
-        self._found[key] = decision, seconds
-        return schedule, self._found[key]
+        schedule, decision = found.scheduled
+        if (workload_hash, shares) in self._taken:
+            schedule = self._space(workload, shares).apply(decision)
+        self._taken.add((workload_hash, shares))
+        return schedule.mod["main"], decision
+
+    def _best(self, workload: Any, workload_hash: str, shares: bool) -> BestSchedule:
+        """What was measured, or what the analytic model likes best."""
+        key = workload_hash, shares
+        if key not in self._found:
+            space = self._space(workload, shares)
+            best = _measured(space, self._decisions.get(workload_hash)) or best_schedule(space)
+            if best is None:
+                raise ValueError("no schedule is legal for the tile")
+            self._found[key] = best
+        return self._found[key]
+
+    def _space(self, workload: Any, shares: bool) -> Space:
+        space = build_space(workload, self.hardware)
+        return sharing(space, self._first) if shares and self._first is not None else space
 
     def _with_weights_packed(self, tile: Tile, function: tirx.PrimFunc, decision: Decision | None) -> ScheduledTile:
         may_go = tuple(overwritable(function))
@@ -187,8 +197,8 @@ class TileSchedules:
         return ScheduledTile(prepare_for_lowering(split.kernel), split.positions, may_go)
 
 
-def _measured(space: Space, decision: Decision | None) -> tuple[Any, Decision, float] | None:
-    """The schedule of a decision, and its estimated seconds; None where the space does not have it any more.
+def _measured(space: Space, decision: Decision | None) -> BestSchedule | None:
+    """What was measured; None where the space does not have it any more.
 
     Its weights may have been elsewhere when it was measured.
     """
@@ -200,8 +210,8 @@ def _measured(space: Space, decision: Decision | None) -> tuple[Any, Decision, f
     point = space.point(decision)
     if point is None:
         return None
-    schedule = lowerable_schedule(space, decision)
-    return None if schedule is None else (schedule, decision, float(space.latency_s(point[None])[0]))
+    measured = BestSchedule(space, [decision], float(space.latency_s(point[None])[0]))
+    return None if measured.scheduled is None else measured
 
 
 def sharing(space: Space, first: Decision) -> Space:

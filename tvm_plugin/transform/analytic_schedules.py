@@ -12,28 +12,31 @@ from ..search.space.generate import build_space
 from ..search.space.hardware import Hardware
 from ..symbolic import is_symbolic
 from ..tasks import Task
-from .best_schedule import best_schedule
+from .best_schedule import BestSchedule, best_schedule
 
 __all__ = ["AnalyticSchedule", "analytic_schedules"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AnalyticSchedule:
     """A schedule that was not measured: called with the workload, it gives the scheduled one.
 
     Attributes
     ----------
-    schedule : tvm.s_tir.Schedule
-    latency_s : float
-        Estimated seconds of one call.
+    best : BestSchedule
+        Of the workload's space. It schedules when it is called: of most forms of a model, only the time is asked for.
     """
 
-    schedule: Any
-    latency_s: float
+    best: BestSchedule
+
+    @property
+    def latency_s(self) -> float:
+        """Estimated seconds of one call."""
+        return self.best.latency_s
 
     def __call__(self, _mod: ir.IRModule) -> Any:
-        """The scheduled workload, a `tvm.s_tir.Schedule`."""
-        return self.schedule
+        """The scheduled workload, a `tvm.s_tir.Schedule`; None where the space's best points do not apply."""
+        return None if self.best.scheduled is None else self.best.scheduled[0]
 
 
 def analytic_schedules(
@@ -44,9 +47,9 @@ def analytic_schedules(
 ) -> dict[str, AnalyticSchedule]:
     """The best schedule of each kernel by the analytic estimate, by workload hash.
 
-    The first batch of a tuning run starts from the same points. A kernel that has no space (a symbolic shape), or
-    whose best points do not apply, is left out. What is in `estimated` is not looked for again, and what is found is
-    added: forms of a model share most of their kernels.
+    The first batch of a tuning run starts from the same points. A kernel that has no space (a symbolic shape) is left
+    out. What is in `estimated` is not looked for again, and what is found is added: forms of a model share most of
+    their kernels.
     """
     estimated = {} if estimated is None else estimated
     schedules = {}
@@ -68,4 +71,4 @@ def _best(task: Task, hardware: Hardware, seed: int) -> AnalyticSchedule | None:
     except ValueError:
         return None
     best = best_schedule(space, seed)
-    return None if best is None else AnalyticSchedule(best[0], best[2])
+    return None if best is None else AnalyticSchedule(best)

@@ -39,6 +39,7 @@ __all__ = [
     "Schedules",
     "apply_schedules",
     "build_executable",
+    "build_plain",
     "build_scheduled",
     "machine_running",
     "schedule_kernels",
@@ -50,7 +51,8 @@ __all__ = [
 LOGGER = logging.getLogger("eqtune")
 
 Schedules = Mapping[str, str | Callable[[ir.IRModule], Any]]
-"""Workload hash to a schedule: a trace as text, or a function from the workload to a `tvm.s_tir.Schedule`."""
+"""Workload hash to a schedule: a trace as text, or a function from the workload to a `tvm.s_tir.Schedule`, or to None
+where there is none after all."""
 
 _BUILD_CONFIG = {"tirx.disable_assert": True, **ASYNC_COPIES}
 """The virtual machine checks the arguments of the whole model; kernels need not check theirs again. CPU kernels have no
@@ -136,8 +138,9 @@ def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
         if not isinstance(kernel, tirx.PrimFunc):
             continue
         schedule = schedules.get(workload_hash(kernel))
-        if schedule is not None:
-            result.update_func(variable, _scheduled(kernel, schedule))
+        function = None if schedule is None else _scheduled(kernel, schedule)
+        if function is not None:
+            result.update_func(variable, function)
     return result
 
 
@@ -211,8 +214,14 @@ def after_kernels() -> list[transform.Pass]:
 
 
 def untuned_executable(mod: ir.IRModule, target: Any, plain: bool = False) -> relax.VMExecutable:
-    """`untuned_module`, compiled."""
-    return side_by_side.build(untuned_module(mod, target, plain), target, {})
+    """`untuned_module`, compiled; with plain schedules by `build_plain`."""
+    untuned = untuned_module(mod, target, plain)
+    return build_plain(untuned, target) if plain else side_by_side.build(untuned, target, {})
+
+
+def build_plain(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
+    """Compile kernels with plain schedules. They do not check their arguments: that is a third of their code."""
+    return side_by_side.build(mod, target, _BUILD_CONFIG)
 
 
 def untuned_module(mod: ir.IRModule, target: Any, plain: bool = False) -> ir.IRModule:
@@ -240,9 +249,11 @@ def untuned_module(mod: ir.IRModule, target: Any, plain: bool = False) -> ir.IRM
     return mod
 
 
-def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc:
+def _scheduled(kernel: tirx.PrimFunc, schedule: str | Callable[[ir.IRModule], Any]) -> tirx.PrimFunc | None:
     workload = as_workload(kernel)
     result = replay_schedule(schedule, workload) if isinstance(schedule, str) else schedule(workload)
+    if result is None:
+        return None
     function = result.mod["main"].with_attr("tirx.is_scheduled", True)
     if "global_symbol" in kernel.attrs:
         function = function.with_attr("global_symbol", kernel.attrs["global_symbol"])

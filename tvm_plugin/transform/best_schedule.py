@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..search import strategies
 from ..search.space.base import Decision, Space
 from ..search.space.lowering import lowerable_schedule
 
-__all__ = ["best_schedule"]
+__all__ = ["BestSchedule", "best_schedule"]
 
 _CANDIDATES = 4
 """How many points are tried for a kernel, should the first ones not apply."""
 
 
-def best_schedule(space: Space, seed: int = 0) -> tuple[Any, Decision, float] | None:
-    """A `tvm.s_tir.Schedule`, what it decides, and its estimated seconds; None where the best points do not apply.
+@dataclass(frozen=True, eq=False)
+class BestSchedule:
+    """What the analytic model likes best of a space. Nothing is scheduled before it is asked for.
 
-    The first batch of a tuning run starts from the same points.
+    Attributes
+    ----------
+    space : Space
+    decisions : sequence of Decision
+        The best one first; the others are tried where those before them do not apply.
+    latency_s : float
+        Estimated seconds of one call with the first one.
     """
+
+    space: Space
+    decisions: Sequence[Decision]
+    latency_s: float
+
+    @cached_property
+    def scheduled(self) -> tuple[Any, Decision] | None:
+        """The first `tvm.s_tir.Schedule` that TVM can lower, and what it decides; None where there is none."""
+        for decision in self.decisions:
+            schedule = lowerable_schedule(self.space, decision)
+            if schedule is not None:
+                return schedule, decision
+        return None
+
+
+def best_schedule(space: Space, seed: int = 0) -> BestSchedule | None:
+    """None where the space has no legal point. The first batch of a tuning run starts from the same points."""
     search = strategies.create("annealed-evolution").begin(space, seed)
-    for point in search.ask(_CANDIDATES, lambda points: -space.latency_s(points)):
-        decision = space.decision(point)
-        schedule = lowerable_schedule(space, decision)
-        if schedule is not None:
-            return schedule, decision, float(space.latency_s(point[None])[0])
-    return None
+    points = search.ask(_CANDIDATES, lambda points: -space.latency_s(points))
+    if not len(points):
+        return None
+    return BestSchedule(space, [space.decision(point) for point in points], float(space.latency_s(points[:1])[0]))

@@ -24,7 +24,7 @@ from ..frontends import ImportedModel
 from ..frontends.verify import compare, sensitivity, undecided
 from ..runtime import Model, Models
 from ..transform import side_by_side
-from ..transform.apply_tuned import untuned_module
+from ..transform.apply_tuned import build_plain, untuned_module
 from ..transform.constants import array_of
 from ..transform.fake_quantization import FakeQuantizationToInteger, is_quantized
 from ..transform.fold_weights import FoldWeights
@@ -113,7 +113,7 @@ class Reference:
 
     def _built(self, mod: tvm.IRModule) -> Any:
         self.kernels = sum(isinstance(function, tvm.tirx.PrimFunc) for function in mod.functions.values())
-        return side_by_side.build(mod, self.target, {})
+        return build_plain(mod, self.target) if self.plain else side_by_side.build(mod, self.target, {})
 
     @cached_property
     def run(self) -> Model:
