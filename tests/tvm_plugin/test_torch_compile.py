@@ -236,6 +236,21 @@ def test_numbers_that_are_no_sizes_stay_with_pytorch(compiled: Any, tunings: lis
             assert_same([fast(x, 3)], [times(x, 3)])
 
 
+def test_floats_are_constants_until_they_change(compiled: Any, tunings: list[Any]) -> None:
+    """Where all is dynamic, Dynamo passes what norms add to variances as an argument."""
+    norm = torch.nn.LayerNorm(16).eval()
+
+    def scaled(x: Any, factor: float) -> Any:
+        return norm(x) * factor
+
+    fast = compiled(scaled, dynamic=True)
+    x = torch.rand(2, 16)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for factor in (2.0, 2.0, 3.0, -0.5):
+            assert_same([fast(x, factor)], [scaled(x, factor)])
+
+
 def test_a_model_of_few_sizes_is_compared_at_those(compiled: Any, tunings: list[Any]) -> None:
     """Twice the size is more than it has places for."""
     places = torch.nn.Embedding(10, 16)

@@ -20,7 +20,9 @@ from .memory import InOrder, Layout, View, copy_of
 from .stays import Stays
 from .tuned import Tuned
 
-__all__ = ["AnySize", "Sizes", "check_other_sizes", "compiled", "in_order", "sizes_of"]
+__all__ = ["NUMBERS_DIFFER", "AnySize", "Sizes", "check_other_sizes", "compiled", "in_order", "sizes_of"]
+
+NUMBERS_DIFFER = "numbers differ from call to call; with torch.compile(dynamic=False) each is tuned by itself"
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def sizes_of(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> Sizes:
             continue
         name = str(examples[index].node.expr) if isinstance(examples[index], torch.SymInt) else ""
         if not isinstance(value, int) or name not in places:
-            raise Stays("numbers differ from call to call; with torch.compile(dynamic=False) each is tuned by itself")
+            raise Stays(NUMBERS_DIFFER)
         numbers[index] = places[name]
     return Sizes(numbers, dimensions)
 

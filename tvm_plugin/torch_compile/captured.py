@@ -15,13 +15,14 @@ from torch.autograd import forward_ad
 from ..errors import InputError, RecordError, SetupError, UnsupportedModelError
 from ..runtime import first_line
 from ..tune import tune_model
-from .any_size import check_other_sizes, compiled, in_order, sizes_of
+from .any_size import NUMBERS_DIFFER, check_other_sizes, compiled, in_order, sizes_of
 from .described import check_arguments, check_operators, described
 from .exported import Frozen, changed_arguments, program_of
+from .floats import floats_of, with_floats
 from .memory import Layout
 from .stays import Stays
 from .tuned import Tuned, compared_s
-from .weights import State, Weights
+from .weights import Number, State, Weights
 
 __all__ = ["CapturedGraph"]
 
@@ -53,6 +54,7 @@ class CapturedGraph:
 
     def __init__(self, graph: torch.fx.GraphModule, options: Mapping[str, Any]) -> None:
         self._graph, self._options = graph, dict(options)
+        self._floats = floats_of(graph)
         self._tuned: list[Tuned] = []
         self._stays = False
         self._changes: Counter[int] = Counter()
@@ -101,17 +103,21 @@ class CapturedGraph:
         sizes = sizes_of(self._graph, arguments)
         outputs = described(self._graph, arguments)
         frozen = [index for index, value in enumerate(arguments) if self._is_constant(index, value)]
-        states = {index: State.of(arguments[index]) for index in frozen}
+        states = {index: (Number if index in self._floats else State).of(arguments[index]) for index in frozen}
+        graph = with_floats(self._graph, {index: arguments[index].item() for index in self._floats if index in frozen})
         computed = [index for index, value in enumerate(outputs) if isinstance(value, Layout)]
         laid_out = in_order(outputs) if sizes else outputs
-        module = Frozen(self._graph, arguments, frozen, computed, numbers=sizes.numbers)
-        program = program_of(module, arguments, sizes.dimensions)
+        module = Frozen(graph, arguments, frozen, computed, numbers=sizes.numbers)
+        try:
+            program = program_of(module, arguments, sizes.dimensions)
+        except Stays as error:
+            raise (Stays(NUMBERS_DIFFER) if any(map(self._changes.get, self._floats)) else error) from error
         changed = changed_arguments(program, module)
         if changed and sizes:
             raise Stays("it changes what it is given, and sizes differ from call to call")
         if changed:
             frozen = [index for index in frozen if index not in changed]
-            module = Frozen(self._graph, arguments, frozen, computed, changed)
+            module = Frozen(graph, arguments, frozen, computed, changed)
             program = program_of(module, arguments)
         if not computed and not changed:
             raise Stays("")
@@ -130,6 +136,8 @@ class CapturedGraph:
 
     def _is_constant(self, index: int, value: torch.Tensor) -> bool:
         """Whether an argument is the same tensor in each call, as far as one can know, and changes can be seen."""
+        if index in self._floats:
+            return not self._changes[index]
         of_module = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
         return of_module and not value.is_inference() and self._changes[index] <= MOST_CHANGES
 

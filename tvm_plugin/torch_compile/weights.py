@@ -8,13 +8,29 @@ from operator import attrgetter
 
 import torch
 
-__all__ = ["State", "Weights", "own_tensors"]
+__all__ = ["Number", "State", "Weights", "own_tensors"]
 
 
 def own_tensors(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Tensors that a graph holds: what it was made with, and parameters where an optimizer was captured."""
     held = (attrgetter(node.target)(graph) for node in graph.graph.nodes if node.op == "get_attr")
     return [value for value in held if isinstance(value, torch.Tensor)]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A float that a graph takes: a new tensor in each call. As text, which tells -0.0 from 0.0."""
+
+    text: str
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Number:
+        """That of a tensor of one element."""
+        return Number(tensor.item().hex())
+
+    def holds_for(self, tensor: torch.Tensor) -> bool:
+        """Whether it is the same number."""
+        return tensor.item().hex() == self.text
 
 
 @dataclass(frozen=True)
@@ -44,14 +60,14 @@ class Weights:
 
     Parameters
     ----------
-    states : mapping of int to State
+    states : mapping of int to State or Number
         Of the arguments that became constants.
     arguments : sequence of Tensor
     graph : torch.fx.GraphModule
     """
 
     def __init__(
-        self, states: Mapping[int, State], arguments: Sequence[torch.Tensor], graph: torch.fx.GraphModule
+        self, states: Mapping[int, State | Number], arguments: Sequence[torch.Tensor], graph: torch.fx.GraphModule
     ) -> None:
         self._states = list(states.items())
         self._own = [State.of(tensor) for tensor in own_tensors(graph)]
