@@ -251,6 +251,17 @@ def test_floats_are_constants_until_they_change(compiled: Any, tunings: list[Any
             assert_same([fast(x, factor)], [scaled(x, factor)])
 
 
+def test_sizes_that_depend_on_each_other_are_compared_one_by_one(compiled: Any, tunings: list[Any]) -> None:
+    """A larger image would not fit the product."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6 * 4, 5)).eval()
+    fast = compiled(model, dynamic=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for shape in ((2, 6, 4), (3, 6, 4), (2, 3, 8)):
+            x = torch.rand(shape)
+            assert_same([fast(x)], [model(x)])
+
+
 def test_a_model_of_few_sizes_is_compared_at_those(compiled: Any, tunings: list[Any]) -> None:
     """Twice the size is more than it has places for."""
     places = torch.nn.Embedding(10, 16)
