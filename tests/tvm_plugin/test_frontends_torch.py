@@ -176,6 +176,11 @@ def test_layers_stay_whole():
         lambda x: torch.sub(torch.arange(6), x, alpha=0.5) + torch.arange(6) * 0.5,
         lambda x: (1 - x) * (1.5 - torch.arange(6)) + (1 - (2 * x).int()) + torch.rsub(x, 3, alpha=2),
         lambda x: (9 * x).int().clamp(min=-2) + (9 * x).long().clamp(max=3) + torch.arange(6).clamp(1, 4),
+        lambda x: (
+            torch.stack([torch.where(x > 0, x, torch.arange(6)), (9 * x).int()], 1)
+            + (9 * x).int().fmod(x.abs() + 0.7)[:, None]
+            + ((9 * x).int().abs() ** 0.5)[:, None]
+        ),
         lambda x: torch.div(x, 0.3, rounding_mode="trunc") + torch.div((9 * x).int(), 4, rounding_mode="trunc"),
         lambda x: torch.div(x, 0.3, rounding_mode="floor") + torch.div((9 * x).int(), 4, rounding_mode="floor"),
         lambda x: ((9 * x).int() << 2) + ((9 * x).int() >> 1),
@@ -300,6 +305,7 @@ def test_layers_stay_whole():
         "scaled-integers",
         "differences-from-numbers",
         "limited-integers",
+        "operands-of-two-dtypes",
         "quotients-towards-zero",
         "quotients-rounded-down",
         "shifts",

@@ -16,9 +16,11 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
   pooling, places of max pooling, transposed convolutions of volumes, layer and group norms without scale, stacked
   recurrent layers, attention whose queries share keys, nor what quantised models are exported with; of bfloat16, it has
   no convolutions and constants;
-- joins tensors of one rank and dtype only, forgets the dtype of `new_ones` and of sums so far;
+- joins and stacks tensors of one rank and dtype only, and chooses from such alone where a mask holds; forgets the
+  dtype of `new_ones` and of sums so far;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
-- computes with the dtype of an operand, `arange(4) / 4` and `arange(4) * 0.5` in integers, and products in float32.
+- computes with the dtype of an operand, `arange(4) / 4`, `arange(4) * 0.5` and `arange(4) ** 0.5` in integers, and
+  products in float32.
 """
 
 from __future__ import annotations
@@ -265,6 +267,13 @@ def _concat(node: Any, importer: Any) -> relax.Expr:
     return parts[0] if len(parts) == 1 else emit(op.concat(parts, axis))
 
 
+def _stack(node: Any, importer: Any) -> relax.Expr:
+    """Along a new axis; all get the dtype of the result."""
+    tensors, axis = arguments(node, importer, ("tensors", "dim"), (0,))
+    parts = [cast(importer.env[tensor], dtype_of(node), importer) for tensor in tensors]
+    return importer.block_builder.emit(op.stack(parts, axis))
+
+
 def _matmul(node: Any, importer: Any) -> relax.Expr:
     left, right = (importer.env[argument] for argument in node.args[:2])
     return importer.block_builder.emit(op.matmul(left, right, out_dtype=str(left.ty.dtype)))
@@ -325,6 +334,7 @@ CONVERTERS: dict[str, Converter] = {
     "scaled_dot_product_attention.default": _attention,
     "_trilinear.default": _trilinear,
     "cat.default": _concat,
+    "stack.default": _stack,
     "linear.default": _linear,
     "matmul.default": _matmul,
     "mm.default": _matmul,

@@ -128,6 +128,20 @@ def _quotient(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(op.trunc(quotient)) if rounding == "trunc" and floating else quotient
 
 
+def _power(node: Any, importer: Any) -> relax.Expr:
+    """Integers to the power of 0.5 are floats; those to the power of 3 are products of integers."""
+    x, _ = arguments(node, importer, ("input", "exponent"), ())
+    becomes_float = is_floating(dtype_of(node)) and not is_floating(str(x.ty.dtype))
+    return _arithmetic(op.power)(node, importer) if becomes_float else importer._pow(node)
+
+
+def _where(node: Any, importer: Any) -> relax.Expr:
+    """Of two dtypes: a mask chooses from floats and the integer 0, say."""
+    mask, *values = arguments(node, importer, ("condition", "input", "other"), ())
+    values = [operand(value, dtype_of(node), importer) for value in values]
+    return importer.block_builder.emit(op.where(cast(mask, "bool", importer), *values))
+
+
 def _filled(value: Any = None) -> Converter:
     """Of any shape and dtype, whatever the tensor's that it is to be like or next to."""
 
@@ -187,6 +201,10 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "rsub.Tensor": _arithmetic(op.subtract, reverse=True),
     "pow.Scalar": _arithmetic(op.power),
     "pow.Tensor_Tensor": _arithmetic(op.power),
+    "pow.Tensor_Scalar": _power,
+    "fmod.Scalar": _arithmetic(op.mod),
+    "fmod.Tensor": _arithmetic(op.mod),
+    "where.self": _where,
     "__lshift__.Scalar": _arithmetic(op.left_shift),
     "__lshift__.Tensor": _arithmetic(op.left_shift),
     "__rshift__.Scalar": _arithmetic(op.right_shift),
