@@ -76,6 +76,16 @@ def test_module_is_imported_in_evaluation_mode_and_keeps_its_own():
     assert imported.reference(IMAGE.numpy())[0].shape == (2, 2)
 
 
+def test_the_graph_that_cannot_be_exported_is_not_printed(capfd):
+    def of_data(x):
+        print("as models do", file=sys.stderr)
+        return F.layer_norm(x, x.shape[-1:], eps=x.sum().item())
+
+    with pytest.raises(InputError, match=r"export cannot export Lambda: Could not guard on data"):
+        load_model(Lambda(of_data), example_inputs=(IMAGE,))
+    assert capfd.readouterr().err == "as models do\n"
+
+
 class Frozen(dict):
     """As libraries keep what a model was made with."""
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import logging
 import re
+import sys
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +139,20 @@ def quiet() -> Iterator[None]:
                 handler.setLevel(level)
 
 
+@contextlib.contextmanager
+def _without_graph() -> Iterator[None]:
+    """Let what is written to standard error pass, but for the graph that torch.export prints, twice, where it fails."""
+    written, graph = io.StringIO(), ""
+    try:
+        with contextlib.redirect_stderr(written):
+            yield
+    except Exception as error:
+        graph = f"{error.partial_fx_graph}\n" if hasattr(error, "partial_fx_graph") else ""
+        raise
+    finally:
+        sys.stderr.write(written.getvalue().replace(graph, ""))
+
+
 def _with_state(
     program: torch.export.ExportedProgram, changed: Sequence[str], name: str
 ) -> tuple[torch.export.ExportedProgram, WithState]:
@@ -157,7 +173,8 @@ def exported(
 ) -> torch.export.ExportedProgram:
     """What torch.export makes of a module, which the error calls `name`. Raises InputError where it cannot."""
     try:
-        return torch.export.export(module, arguments, keywords, dynamic_shapes=dynamic_shapes, strict=strict)
+        with _without_graph():
+            return torch.export.export(module, arguments, keywords, dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # the model's own code runs, which may raise anything
         foreign = re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", str(error))
         if foreign:
