@@ -223,6 +223,13 @@ def test_shapes_that_do_not_fit(shapes, message):
         load_model(convolution("N"), shapes=shapes)
 
 
+def test_sizes_of_data_are_no_open_sizes_of_inputs():
+    proto = model([onnx.helper.make_node("NonZero", ["x"], ["y"])], {"x": [4, 3]}, {"y": [2, "n"]})
+    proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    with pytest.raises(UnsupportedModelError, match=r"result of relax\.nonzero .* has a shape that depends on data"):
+        load_model(proto)
+
+
 @pytest.mark.parametrize("batch", [0, -1])
 def test_an_extent_below_one_is_symbolic(batch):
     proto = convolution(batch)

@@ -216,10 +216,18 @@ def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES, a
         raise InputError(f'the module has no Relax function "main" (Relax functions: {found}); rename the one to tune')
     main = mod["main"]
     for param in main.params:
-        _check_tensor(param.ty, f"input {param.name!r}", dtypes, any_size)
+        _check_tensor(param.ty, f"input {param.name!r}", dtypes)
+        if not any_size:
+            check_static(param.ty.shape, f"input {param.name!r}")
     for var, value in _bindings(main):
         for ty in _parts(var.ty):
-            _check_tensor(ty, f"the result of {_operator(value)} ({var.name})", dtypes, any_size)
+            what = f"the result of {_operator(value)} ({var.name})"
+            _check_tensor(ty, what, dtypes)
+            if not any_size and not all(map(is_number, ty.shape)):  # of inputs whose shapes are known
+                raise UnsupportedModelError(f"{what} {_OF_DATA}")
+
+
+_OF_DATA = "has a shape that depends on data; only static shapes can be tuned"
 
 
 def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
@@ -229,13 +237,11 @@ def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
     return [] if isinstance(ty, relax.ShapeType) else [ty]
 
 
-def _check_tensor(ty: tvm.ir.Type, what: str, dtypes: Sequence[str], any_size: bool) -> None:
+def _check_tensor(ty: tvm.ir.Type, what: str, dtypes: Sequence[str]) -> None:
     if not isinstance(ty, relax.TensorType):
         raise UnsupportedModelError(f"{what} is not a tensor but {ty}; only tensors can be tuned")
     if ty.shape is None:
-        raise UnsupportedModelError(f"{what} has a shape that depends on data; only static shapes can be tuned")
-    if not any_size:
-        check_static(ty.shape, what)
+        raise UnsupportedModelError(f"{what} {_OF_DATA}")
     if str(ty.dtype) not in dtypes:
         raise UnsupportedModelError(f"{what} has dtype {ty.dtype or 'unknown'}; allowed here: {', '.join(dtypes)}")
 
