@@ -233,6 +233,9 @@ def test_load_params(tmp_path):
     path.write_bytes(b"junk")
     with pytest.raises(InputError, match=r"weights\.npz"):
         load_params(path)
+    program = path.rename(tmp_path / "make.py")
+    with pytest.raises(InputError, match=r"make\.py is not .*savez\('weights\.npz'"):
+        load_params(program)
     with pytest.raises(InputError, match="no file"):
         load_params(tmp_path / "none.npz")
 

@@ -13,6 +13,8 @@ from ..errors import InputError
 
 __all__ = ["load_params"]
 
+_HOW_TO_WRITE = "write one with numpy.savez('weights.npz', NAME=array)"
+
 
 def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
     """Arrays by name from a .npz file (`numpy.savez`) or a .params file (`relay.save_param_dict`).
@@ -26,7 +28,7 @@ def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"no file {path} with weights; write one with numpy.savez({str(path)!r}, NAME=array)")
+        raise InputError(f"no file {path} with weights; {_HOW_TO_WRITE}")
     if path.suffix == ".params":
         from ..relay import load_params as load_tvm_params
 
@@ -40,6 +42,4 @@ def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"{path} is not a .npz file of plain arrays; write one with numpy.savez({str(path)!r}, NAME=array)"
-        ) from error
+        raise InputError(f"{path} is not a .npz file of plain arrays; {_HOW_TO_WRITE}") from error
