@@ -24,6 +24,7 @@ from tvm import relax
 from tvm.support import cc
 from tvm.target import codegen
 
+from .errors import InputError
 from .machine import allowed_cores
 from .measure.gauge import Gauge
 
@@ -136,9 +137,17 @@ class ModelRunner:
         The CPU unless given.
     threads : int, optional
         Threads of TVM's pool; all cores of this process unless given.
+
+    Raises
+    ------
+    InputError
+        It is a path: `tvm.runtime.load_module` makes an executable of an exported library.
     """
 
     def __init__(self, executable: Any, device: Any = None, threads: int | None = None) -> None:
+        if isinstance(executable, str | os.PathLike):
+            path = os.fspath(executable)
+            raise InputError(f"{path!r} is a path, no executable; load it with tvm.runtime.load_module({path!r})")
         self._device = tvm.cpu() if device is None else device
         self._pool = _thread_with_pool(threads or len(allowed_cores()))
         machine = self._pool.submit(lambda: relax.VirtualMachine(executable, self._device))

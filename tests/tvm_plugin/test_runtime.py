@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from eqtune import runtime
+from eqtune.errors import InputError
 from eqtune.measure.gauge import Gauge
 
 
@@ -58,3 +59,8 @@ def test_each_model_gets_as_many_runs(clock: list[float]) -> None:
     models = [Model(clock, slow=0), Model(clock, slow=4)]
     assert runtime.time_side_by_side(models, [], budget_s=4.0, at_least=3, gauge=GAUGE) == [1.0, 1.0]  # type: ignore[arg-type]
     assert models[0].runs == models[1].runs
+
+
+def test_a_path_is_no_executable() -> None:
+    with pytest.raises(InputError, match=r"load_module\('model.so'\)"):
+        runtime.ModelRunner("model.so")
