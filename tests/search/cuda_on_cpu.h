@@ -1,7 +1,7 @@
 // Enough of CUDA to run generated kernels on a CPU: threads are coroutines, and blocks run one after another.
 //
 // Barriers are honoured and nothing else orders threads, so a missing one shows: threads run in either order. Shared
-// memory starts as NaN. Asynchronous copies arrive only when they are waited for, and their target is NaN until then.
+// memory starts as NaN, in every block. Asynchronous copies arrive only when they are waited for, and their target is NaN until then.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -30,11 +30,15 @@ static dim3 threadIdx, blockIdx;
 struct nv_bfloat16 {
   uint16_t bits;
   nv_bfloat16() = default;
+  nv_bfloat16(const nv_bfloat16&) = default;
+  nv_bfloat16(const volatile nv_bfloat16& other) : bits(other.bits) {}
   nv_bfloat16(float x) {
     uint all;
     std::memcpy(&all, &x, 4);
-    bits = all >> 16;  // exact for what tests compute
+    bits = (x == x ? all + 0x7fff + (all >> 16 & 1) : all) >> 16;
   }
+  nv_bfloat16& operator=(const nv_bfloat16&) = default;
+  void operator=(const nv_bfloat16& other) volatile { bits = other.bits; }
   operator float() const {
     uint all = uint(bits) << 16;
     float x;
@@ -43,6 +47,16 @@ struct nv_bfloat16 {
   }
 };
 inline nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
+#define NARROW(name, function) \
+  inline half name(half x) { return half(function(float(x))); } \
+  inline nv_bfloat16 name(nv_bfloat16 x) { return function(float(x)); }
+NARROW(hexp, std::exp)
+NARROW(hlog, std::log)
+NARROW(hsqrt, std::sqrt)
+NARROW(hrsqrt, 1.0f / std::sqrt)
+NARROW(htanh, std::tanh)
+NARROW(herf, std::erf)
+NARROW(__habs, std::fabs)
 
 template <class T, int N> struct alignas(sizeof(T) * N) vec;
 template <class T> struct alignas(sizeof(T) * 2) vec<T, 2> { T x, y; };
@@ -51,10 +65,19 @@ template <class T> struct alignas(sizeof(T) * 4) vec<T, 4> { T x, y, z, w; };
   using type##2 = vec<type, 2>; using type##4 = vec<type, 4>; \
   inline type##2 make_##type##2(type x, type y) { return {x, y}; } \
   inline type##4 make_##type##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+using ushort = unsigned short;
+using longlong = long long;
+using ulonglong = unsigned long long;
 VECTORS(float)
+VECTORS(double)
 VECTORS(int)
 VECTORS(uint)
 VECTORS(char)
+VECTORS(uchar)
+VECTORS(short)
+VECTORS(ushort)
+VECTORS(longlong)
+VECTORS(ulonglong)
 VECTORS(half)
 VECTORS(nv_bfloat16)
 struct half2_bits { half x, y; };
@@ -69,11 +92,17 @@ inline half __float2half_rn(float x) { return half(x); }
 using std::max;
 using std::min;
 
-alignas(1024) uchar buf_dyn_shmem_ptr[256 * 1024];
+constexpr int FENCE_BYTES = 1024;
+alignas(1024) uchar buf_dyn_shmem_ptr[256 * 1024 + FENCE_BYTES];
+#define SHARED __attribute__((section("shared_memory"), used))
+SHARED static uchar no_static_memory[64];
+extern __attribute__((visibility("hidden"))) uchar __start_shared_memory[], __stop_shared_memory[];
+static void** held;
+static int backwards;
 
 namespace machine {
 
-enum State { ready, at_block, at_warp, done };
+enum State { ready, at_block, at_warp, converging, done };
 struct Copy { void* to; const void* from; int bytes; };
 struct Thread {
   ucontext_t context;
@@ -86,7 +115,7 @@ struct Thread {
   const void* given[2];
 };
 static std::vector<Thread> threads;
-static int current, block_threads;
+static int current, block_threads, shared_bytes;
 static dim3 block;
 static ucontext_t scheduler;
 static void (*body)();
@@ -117,8 +146,18 @@ inline void release(int from, int to) {
   for (int i = from; i < to; ++i)
     if (threads[i].state != done) threads[i].state = ready;
 }
-inline void run_block(bool backwards) {
-  std::memset(buf_dyn_shmem_ptr, 0xff, sizeof buf_dyn_shmem_ptr);
+// Lets those threads of a warp go on that wait for each other only, once all others wait for something else.
+inline bool converged(int from, int to) {
+  bool found = false;
+  for (int i = from; i < to; ++i)
+    if (threads[i].state == ready) return false;
+  for (int i = from; i < to; ++i)
+    if (threads[i].state == converging) threads[i].state = ready, found = true;
+  return found;
+}
+inline void run_block() {
+  std::memset(buf_dyn_shmem_ptr, 0xff, shared_bytes + FENCE_BYTES);
+  std::memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
   for (auto& thread : threads) {
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.data();
@@ -142,14 +181,19 @@ inline void run_block(bool backwards) {
     for (int warp = 0; warp < block_threads; warp += 32) {
       int end = min(warp + 32, block_threads);
       if (all_wait(warp, end, at_warp)) release(warp, end), moved = true;
+      if (converged(warp, end)) moved = true;
     }
     if (all_wait(0, block_threads, at_block)) release(0, block_threads), moved = true;
   }
   for (auto& thread : threads)
     if (thread.state != done) std::fprintf(stderr, "threads wait for each other\n"), std::abort();
+  for (int i = 0; i < FENCE_BYTES; ++i)
+    if (buf_dyn_shmem_ptr[shared_bytes + i] != 0xff)
+      std::fprintf(stderr, "written beyond shared memory\n"), std::abort();
 }
-inline void launch(dim3 grid, dim3 threads_of_block, bool backwards, void (*kernel)()) {
+inline void launch(dim3 grid, dim3 threads_of_block, int dynamic_bytes, void (*kernel)()) {
   block = threads_of_block;
+  shared_bytes = dynamic_bytes;
   block_threads = block.x * block.y * block.z;
   body = kernel;
   threads.assign(block_threads, Thread{});
@@ -158,7 +202,7 @@ inline void launch(dim3 grid, dim3 threads_of_block, bool backwards, void (*kern
     for (int y = 0; y < grid.y; ++y)
       for (int x = 0; x < grid.x; ++x) {
         blockIdx = {x, y, z};
-        run_block(backwards);
+        run_block();
       }
 }
 inline void copy_later(void* to, const void* from, int bytes) {
@@ -181,7 +225,8 @@ template <class T> T exchange(T value, int lane) {
   std::memcpy(&threads[current].lane_value, &value, sizeof(T));
   pause(at_warp);
   T result;
-  std::memcpy(&result, &threads[min(warp + lane, block_threads - 1)].lane_value, sizeof(T));
+  std::memset(&result, 0xff, sizeof(T));  // what a lane without a thread gives
+  if (warp + lane < block_threads) std::memcpy(&result, &threads[warp + lane].lane_value, sizeof(T));
   pause(at_warp);
   return result;
 }
@@ -274,6 +319,9 @@ void issue_lines(Sum* d, const void* a, const void* b) {
 }
 
 }  // namespace machine
+
+// TVM's sums across a warp that has no shuffles for their dtype: a warp's threads store at the same time.
+inline void converge() { machine::pause(machine::converging); }
 
 inline void __syncthreads() { machine::pause(machine::at_block); }
 inline void __syncwarp(unsigned = 0) { machine::pause(machine::at_warp); }

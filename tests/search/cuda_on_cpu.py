@@ -6,22 +6,25 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 
-from eqtune.measure.cuda_code import cuda_source
+from eqtune.measure.cuda_code import CONFIG
 from eqtune.search.space.lowering import prepare_for_lowering
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
-SCRATCH_BYTES = 1 << 22
 FENCE_BYTES = 1 << 14
+AXES = [f"{index}Idx.{axis}" for index in ("block", "thread") for axis in "xyz"]
 
-_SIGNATURE = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+[^)]*\) (\w+)\(([^)]*)\) \{')
+_SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+[^)]*\) )?(\w+)\(([^)]*)\) \{')
 _COPY = re.compile(r"ptx_cp_async_legacy_(pred_)?c[ag]_(\d+)_(\d+)_(\d+)")
 _LDMATRIX = re.compile(
     r"unsigned int addr = __cvta_generic_to_shared\((.*)\);\s*__asm__ __volatile__\(\s*"
@@ -42,7 +45,18 @@ _C_TYPES = {
 }
 _PTX_TYPES = {"f16": "half", "bf16": "nv_bfloat16", "tf32": "machine::tf32", "s8": "signed char", "u8": "uchar"}
 _PTX_SUMS = {"f16": "half", "f32": "float", "s32": "int"}
+_VOLATILE_STORE = re.compile(r"^ *\(\(volatile .*\] = .*;$", re.MULTILINE)
 _WAIT = re.compile(r"\w*cp_async_wait_group\w*_(\d+)\(\)")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call of a kernel: places of its buffers, extents of blockIdx and threadIdx, dynamic shared memory in bytes."""
+
+    kernel: str
+    buffers: list[int]
+    extents: list[int]
+    shared_bytes: int
 
 
 def run(schedule, target, arguments, directory, change=lambda source: source):
@@ -50,21 +64,23 @@ def run(schedule, target, arguments, directory, change=lambda source: source):
 
     `change` may edit the CUDA source.
     """
-    function = prepare_for_lowering(schedule.mod["main"])
-    source = change(cuda_source({"k": function}, target))
-    library = ctypes.CDLL(str(_compile(_as_cpp(source, _launches(function)), directory)))
-    names = [str(parameter.name) for parameter in function.params]
-    given = {f"{name}_ptr": _Fenced(a) for name, a in zip(names, arguments, strict=True)}
-    output = given[f"{names[-1]}_ptr"].array
+    return [results[-1] for results in run_all(schedule, target, arguments, directory, 1, change)]
+
+
+def run_all(schedule, target, arguments, directory, outputs, change=lambda source: source):
+    """As `run`; the last `outputs` arguments each time."""
+    source, launches, scratch = _compiled(prepare_for_lowering(schedule.mod["main"]), target)
+    library = ctypes.CDLL(str(_compile(_as_cpp(change(source), launches), directory)))
     results = []
     for backwards in (0, 1):
-        output[...] = np.nan if output.dtype.kind == "f" else np.iinfo(output.dtype).max
-        scratch = np.full(SCRATCH_BYTES, 0xFF, np.uint8)
-        held = [given.setdefault(name, _Fenced(scratch)) for name in _buffers(source)]
+        held = [_Fenced(a) for a in arguments]
+        for output in held[-outputs:]:
+            output.forget()
+        held += [_Fenced(np.full(size, 0xFF, np.uint8)) for size in scratch]
         library.run((ctypes.c_void_p * len(held))(*(a.array.ctypes.data for a in held)), backwards)
-        broken = [name for name, buffer in given.items() if buffer.broken()]
+        broken = [place for place, buffer in enumerate(held) if buffer.broken()]
         assert not broken, f"written out of bounds: {broken}"
-        results.append(output.copy())
+        results.append([output.array.copy() for output in held[len(arguments) - outputs : len(arguments)]])
     return results
 
 
@@ -76,43 +92,59 @@ class _Fenced:
         self.array = self._bytes[FENCE_BYTES : FENCE_BYTES + array.nbytes].view(array.dtype).reshape(array.shape)
         self.array[...] = array
 
+    def forget(self):
+        """What no kernel computes: not a number, or a large one."""
+        self._bytes[FENCE_BYTES:-FENCE_BYTES] = 0x7F if self.array.dtype.kind in "iub" else 0xFF
+
     def broken(self):
         return bool((self._bytes[:FENCE_BYTES] != 0xA5).any() or (self._bytes[-FENCE_BYTES:] != 0xA5).any())
 
 
-def _launches(function):
-    """Extents of blockIdx and threadIdx of each kernel, in order: x, y, z of both."""
-    body = function.body.block.body
-    axes = [f"{index}Idx.{axis}" for index in ("block", "thread") for axis in "xyz"]
-    found = []
-    for nest in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
-        extents = {}
+def _compiled(function, target):
+    """The CUDA source of a scheduled PrimFunc, what launches its kernels, and bytes of each buffer between them.
 
-        def visit(loop, extents=extents):
-            if loop.thread_binding is not None:
-                extents[str(loop.thread_binding.thread_tag)] = int(loop.extent)
+    Places of buffers: the arguments come first, then what lies between kernels.
+    """
+    host = []
 
-        tvm_ffi.structural_walk(nest, (tirx.For, visit))
-        found.append([extents.get(axis, 1) for axis in axes])
-    return found
+    @ir.instrument.pass_instrument
+    class Watch:
+        def run_after_pass(self, mod, info):
+            if info.name == "tirx.SplitHostDevice":
+                host.append(mod["k"])
 
+    mod = tvm.IRModule({"k": function.with_attr("global_symbol", "k")})
+    with target, tvm.transform.PassContext(opt_level=3, config=CONFIG, instruments=[Watch()]):
+        library = tvm.compile(mod, target)
+    (calls,) = host
+    places = {parameter: place for place, parameter in enumerate(calls.params)}
+    scratch, launches = [], []
 
-def _buffers(source):
-    """Names of all pointers that kernels take, each once."""
-    return list(
-        dict.fromkeys(name for _, parameters in _SIGNATURE.findall(source) for name, _ in _pointers(parameters))
-    )
+    def allocate(statement):
+        places[statement.buffer] = len(places)
+        item = tvm_ffi.dtype(str(statement.buffer.dtype)).itemsize
+        scratch.append(math.prod(int(extent) for extent in statement.buffer.shape) * item)
 
+    def view(statement):
+        places[statement.buffer] = places[statement.data.args[0]]
 
-def _pointers(parameters):
-    found = [part.strip().rpartition(" ") for part in parameters.split(",")]
-    return [(name, kind.replace("__restrict__", "").strip()) for kind, _, name in found]
+    def launch(statement):
+        kernel, *rest = statement.value.args
+        axes = [str(axis) for axis in statement.value.attrs.launch_params]
+        extents = dict(zip(axes, map(int, rest[-len(axes) :]), strict=True))
+        buffers = [places[pointer.args[0]] for pointer in rest[: -len(axes)]]
+        shared = extents.get("tirx.use_dyn_shared_memory", 0)
+        launches.append(Launch(str(kernel.value), buffers, [extents.get(axis, 1) for axis in AXES], shared))
+
+    visits = [(tirx.AllocBuffer, allocate), (tirx.DeclBuffer, view), (tirx.Evaluate, launch)]
+    tvm_ffi.structural_walk(calls.body, visits, order="pre")
+    return "\n".join(str(module.inspect_source()) for module in library.mod.imports), launches, scratch
 
 
 def _as_cpp(source, launches):
     kernels = source[source.index('extern "C" __global__') :]
     kernels = kernels.replace("extern __shared__ __align__(64) uchar", "extern uchar")
-    kernels = re.sub(r"__shared__ (alignas\(\d+\))?", r"\1 static ", kernels)
+    kernels = re.sub(r"__shared__ (alignas\(\d+\))?", r"SHARED \1 static ", kernels)
     parts = [f'#include "{HEADER}"']
     for name, predicated, size, to_bytes, from_bytes in {(m.group(), *m.groups()) for m in _COPY.finditer(kernels)}:
         last, zero = (", bool p", f"if (!p) {{ std::memset(t, 0, {size}); return; }}") if predicated else ("", "")
@@ -131,23 +163,17 @@ def _as_cpp(source, launches):
         parts.append(f"inline void {name}({_C_TYPES[sums]}*) {{ machine::finish(); }}")
     kernels = _LDMATRIX.sub(_load_matrices, kernels)
     kernels = _MMA.sub(_multiply, kernels)
+    kernels = _VOLATILE_STORE.sub(r"converge(); \g<0> converge();", kernels)
     kernels = _WAIT.sub(r"machine::wait(\1)", kernels)
     kernels = re.sub(r"\w*cp_async_commit_group\w*\(\)", "machine::commit()", kernels)
-    buffers = _buffers(source)
-    parts += [
-        kernels,
-        "static void** given;",
-        'extern "C" void run(void** arguments, int backwards) { given = arguments;',
-    ]
-    signatures = _SIGNATURE.findall(source)
-    assert len(signatures) == len(launches), (signatures, launches)
-    for (name, parameters), extents in zip(signatures, launches, strict=True):
-        passed = ", ".join(f"({kind})given[{buffers.index(p)}]" for p, kind in _pointers(parameters))
-        bx, by, bz, tx, ty, tz = extents
-        launch = (
-            f"machine::launch({{{bx}, {by}, {bz}}}, {{{tx}, {ty}, {tz}}}, backwards, []() {{ {name}({passed}); }});"
-        )
-        parts.append(launch)
+    parts += [kernels, 'extern "C" void run(void** given, int backwards_) {', "held = given, backwards = backwards_;"]
+    signatures = dict(_SIGNATURE.findall(source))
+    for launch in launches:
+        types = [part.rpartition(" ")[0].replace("__restrict__", "") for part in signatures[launch.kernel].split(", ")]
+        passed = ", ".join(f"({kind})held[{place}]" for kind, place in zip(types, launch.buffers, strict=True))
+        bx, by, bz, tx, ty, tz = launch.extents
+        shape = f"{{{bx}, {by}, {bz}}}, {{{tx}, {ty}, {tz}}}, {launch.shared_bytes}"
+        parts.append(f"machine::launch({shape}, []() {{ {launch.kernel}({passed}); }});")
     return "\n".join([*parts, "}"])
 
 

@@ -155,6 +155,21 @@ def test_threads_beyond_a_ragged_edge_write_nothing(tmp_path):
     )
 
 
+def test_arguments_of_one_name_are_told_apart(tmp_path):
+    x, other = te.placeholder((2, 32), name="x"), te.placeholder((2, 32), name="x")
+    mod = as_workload(te.create_prim_func([x, other, topi.subtract(x, other)]))
+    check(mod, Decision("gpu_elementwise", {"threads": 32, "vector": 1, "repeat": 1}), tmp_path)
+
+
+def test_sums_of_bfloat16_which_have_no_shuffles(tmp_path):
+    x = te.placeholder((4, 40), "bfloat16", name="x")
+    mod = as_workload(te.create_prim_func([x, topi.max(x, axis=-1)]))
+    schedule = build_space(mod, H100).apply(Decision("gpu_reduction", {"results": 2, "across": 32, "unroll": 0}))
+    given = [a.astype("float32") for a in arguments(mod)][:1]
+    for result in cuda_on_cpu.run(schedule, TARGET, arguments(mod), tmp_path):
+        np.testing.assert_array_equal(result.astype("float32"), given[0].max(axis=-1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", kernels.KERNELS)
 def test_every_sketch_of_every_kind_of_kernel(name, tmp_path):
