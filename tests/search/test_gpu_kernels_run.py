@@ -155,6 +155,12 @@ def test_threads_beyond_a_ragged_edge_write_nothing(tmp_path):
     )
 
 
+def test_threads_beyond_the_last_of_several_axes_write_nothing(tmp_path):
+    x = te.placeholder((3, 17, 5), name="x")
+    mod = as_workload(te.create_prim_func([x, topi.sum(x, axis=-1)]))
+    check(mod, Decision("gpu_reduction", {"results": 64, "across": 1, "unroll": 0}), tmp_path)
+
+
 def test_arguments_of_one_name_are_told_apart(tmp_path):
     x, other = te.placeholder((2, 32), name="x"), te.placeholder((2, 32), name="x")
     mod = as_workload(te.create_prim_func([x, other, topi.subtract(x, other)]))

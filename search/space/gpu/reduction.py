@@ -16,7 +16,7 @@ from tvm import tirx
 
 from ..base import Knob
 from ..memory_bound.kernel import Kernel
-from .bind import bind_elementwise, fuse_all, split_kinds
+from .bind import bind_elementwise, constant_extent, fuse_all, split_kinds
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, coalesced_share, powers, stage_instructions
 from .occupancy import Array
 
@@ -103,18 +103,22 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
 
     def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
         block = schedule.get_sblock(self.stage.name)
+        alone = values["across"] == 1
         results_axis, across_axis = (
             ("threadIdx.y", "threadIdx.x") if self._reduction_contiguous else ("threadIdx.x", "threadIdx.y")
         )
-        if values["across"] == 1:
+        if alone:
             results_axis = "threadIdx.x"
-        if self.followed:
-            epilogue = schedule.get_sblock(self.kernel.stages[-1].name)
-            self._flatten(schedule, block, epilogue)
+        if self.followed or alone:
+            if self.followed:
+                epilogue, extents = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1].extents
+            else:  # the sum in a register, and what writes it to memory
+                epilogue = schedule.reindex(block, ("write", 0))
+                extents = tuple(constant_extent(schedule, loop) for loop in schedule.get_loops(epilogue))
+            self._flatten(schedule, block, epilogue, extents)
             blocks, results = schedule.split(schedule.get_loops(epilogue)[0], [None, values["results"]])
             schedule.bind(blocks, "blockIdx.x")
             schedule.bind(results, results_axis)
-            alone = values["across"] == 1
             schedule.set_scope(block, 0, "local" if alone else "shared")
             schedule.compute_at(block, results if alone else blocks, preserve_unit_loops=True)
             inside = schedule.get_loops(block)[2 if alone else 1 :]
@@ -126,18 +130,15 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
         schedule.reorder(*spatial, *reduced)
         rows = fuse_all(schedule, spatial)
         steps = fuse_all(schedule, reduced)
-        if not self.followed:
+        if not alone and not self.followed:
             blocks, results = schedule.split(rows, [None, values["results"]])
             schedule.bind(blocks, "blockIdx.x")
             schedule.bind(results, results_axis)
-            if values["across"] == 1:
-                # In a register, not in memory.
-                writer = schedule.cache_write(block, 0, "local")
-                schedule.reverse_compute_at(writer, results, preserve_unit_loops=True)
-                schedule.decompose_reduction(block, steps)
-        elif values["across"] > 1:
+        elif not alone:
             schedule.bind(rows, results_axis)
-        if values["across"] > 1:
+        if alone:
+            schedule.decompose_reduction(block, steps)
+        else:
             steps, across = schedule.split(steps, [None, values["across"]])
             schedule.bind(across, across_axis)
         if values["unroll"]:
@@ -145,10 +146,14 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
             schedule.annotate(steps, "pragma_unroll_explicit", 0)
         bind_elementwise(schedule)
 
-    def _flatten(self, schedule: Any, block: Any, epilogue: Any) -> None:
-        """Give the reduction two axes and the epilogue one: TVM sees through what joins them only in this form."""
+    def _flatten(self, schedule: Any, block: Any, epilogue: Any, extents: Sequence[int]) -> None:
+        """Give the reduction two axes and the epilogue, whose loops have these extents, one.
+
+        TVM sees through what joins them only in this form. Of several axes, it would also drop the condition that ends
+        the first, where the threads of a block do not divide the results.
+        """
         index_dtype = str(schedule.get(block).iter_vars[0].var.ty.dtype)
-        stage, last = self.stage, self.kernel.stages[-1]
+        stage = self.stage
 
         def flat(index: Sequence[Any], extents: Sequence[int]) -> Any:
             result: Any = tirx.const(0, index_dtype)
@@ -166,5 +171,5 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
         schedule.transform_layout(block, ("write", 0), index_map(lambda *i: [flat(i, shape)], len(shape)))
         both = index_map(lambda *i: [axes(stage.spatial, i), axes(stage.reduction, i)], len(stage.extents))
         schedule.transform_block_layout(block, both)
-        one = index_map(lambda *i: [flat(i, last.extents)], len(last.extents))
+        one = index_map(lambda *i: [flat(i, extents)], len(extents))
         schedule.transform_block_layout(epilogue, one)
