@@ -80,6 +80,48 @@ KERNELS = {
 }
 
 
+def rows_of(dtype, function):
+    """A kernel of two arguments, [64, 32] and [64, 1]."""
+    rows, columns, one = (tirx.IntImm("int64", extent) for extent in (64, 32, 1))  # as Relax's kernels have them
+    x, y = te.placeholder((rows, columns), dtype, name="x"), te.placeholder((rows, one), dtype, name="y")
+    return workload(x, y, function(x, y))
+
+
+VECTORS = {
+    "float32_to_int8": (lambda: rows_of("float32", lambda x, y: topi.cast(x, "int8")), 4),
+    "float32_to_float16": (lambda: rows_of("float32", lambda x, y: topi.cast(x, "float16")), 4),
+    "bfloat16_to_float16": (lambda: rows_of("bfloat16", lambda x, y: topi.cast(x, "float16")), 4),
+    "float16": (lambda: rows_of("float16", lambda x, y: topi.add(x, x)), 8),
+    "backwards": (lambda: rows_of("float16", lambda x, y: topi.flip(x, 1)), 4),
+    "bytes": (lambda: rows_of("int8", lambda x, y: topi.add(x, tirx.const(1, "int8"))), 4),
+    "scalar_bytes": (lambda: rows_of("int8", lambda x, y: topi.multiply(x, y)), 2),
+    "long_condition": (
+        lambda: rows_of("float16", lambda x, y: topi.where(topi.cast(topi.less(y, x), "int64"), x, y)),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_are_as_wide_as_compiles(name):
+    make, widest = VECTORS[name]
+    sketch = next(s for s in build_space(make(), H100).sketches if s.name == "gpu_elementwise")
+    assert max(next(knob.values for knob in sketch.knobs if knob.name == "vector")) == widest
+    function = prepare_for_lowering(sketch.apply({"threads": 32, "vector": widest, "repeat": 1}).mod["main"])
+    assert launch_problem(function, H100) == ""
+    assert "__global__" in cuda_source({"kernel": function}, gpu_target(H100))
+
+
+@pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32")])
+def test_products_are_narrowed_in_vectors_that_compile(dtype, sums):
+    a, b = te.placeholder((32, 64), dtype, name="a"), te.placeholder((64, 32), dtype, name="b")
+    r = te.reduce_axis((0, 64), name="r")
+    c = te.compute((32, 32), lambda i, j: te.sum(a[i, r].astype(sums) * b[r, j].astype(sums), axis=r), name="c")
+    tile = {"vi": 1, "ti": 8, "ri": 2, "vj": 1, "tj": 4, "rj": 8, "bk": 8, "stages": 1, "split": 1}
+    schedule = build_space(workload(a, b, topi.cast(c, dtype)), H100).apply(Decision("gpu_tiled", tile))
+    assert launch_problem(prepare_for_lowering(schedule.mod["main"]), H100) == ""
+
+
 def sample(space, count, seed=0):
     points = Moves(space).sample(np.random.default_rng(seed), count)
     return [space.decision(point) for point in points]

@@ -48,8 +48,7 @@ class ElementwiseGpuSketch(MemoryBoundGpuSketch):
         # A condition on the last axis may change inside a vector.
         guards = stage.guards.get(len(axes) - 1, ()) if axes else ()
         common = math.gcd(run, *guards)
-        widest = max(1, WIDEST_ACCESS_BYTES // stage.writes[0].item_bytes)
-        vectors = tuple(v for v in powers(1, widest) if common % v == 0)
+        vectors = tuple(v for v in powers(1, _widest_vector(stage)) if common % v == 0)
         most = max(32, min(1024, stage.iterations))
         return (
             Knob("threads", powers(32, most)),
@@ -97,6 +96,19 @@ class ElementwiseGpuSketch(MemoryBoundGpuSketch):
             if values["vector"] > 1:
                 schedule.vectorize(lane)
         bind_elementwise(schedule)
+
+
+def _widest_vector(stage: Stage) -> int:
+    """Elements of the widest vectors that TVM writes as CUDA that compiles."""
+    widest = max(1, WIDEST_ACCESS_BYTES // stage.widest_bytes)
+    accesses = [(access.strides[-1] if access.strides else 0, access.item_bytes) for access in stage.reads]
+    # Of a scalar of one byte it makes no vector of four.
+    if any(stride == 0 and item_bytes == 1 for stride, item_bytes in accesses):
+        return min(widest, 2)
+    # It joins more than four bytes as if they were words, and more than four indices that are no neighbours.
+    bytes_joined = stage.writes[0].item_bytes == 1 or any(item_bytes == 1 for _, item_bytes in accesses)
+    scattered = any(stride not in (0, 1) for stride, _ in accesses)
+    return min(widest, 4) if bytes_joined or scattered else widest
 
 
 class StagesGpuSketch(MemoryBoundGpuSketch):

@@ -156,7 +156,10 @@ def fetch_tile(
 def _write_back(sch: Any, writer: Any, form: MatrixForm, v: Mapping[str, int]) -> None:
     """Write a thread's sums, in vectors where its columns are contiguous, aligned and never cut by the edge."""
     loops = sch.get_loops(writer)
-    width = max(1, 16 // dtype_bytes(form.kernel.arguments[form.kernel.outputs[0]][1]))
+    # What is narrow in memory may be wide on the way there; TVM counts bfloat16 as float32.
+    between = [access.dtype for stage in form.kernel.epilogue for access in (*stage.reads, stage.write)]
+    dtypes = {form.accumulator, form.kernel.arguments[form.kernel.outputs[0]][1], *between}
+    width = max(1, 16 // max(4 if dtype == "bfloat16" else dtype_bytes(dtype) for dtype in dtypes))
     while v["rj"] % width:
         width //= 2
     output_run = form.shape[2]

@@ -73,6 +73,9 @@ class Stage:
         Axes that a condition depends on, as in padding and concatenation, with the constants they are compared with.
     combiners : int
         Buffers written; above one for argmax-like reductions.
+    widest_bytes : int
+        Of the values of one iteration, those on the way from what is read to what is written included. TVM counts what
+        is computed in bfloat16 as float32.
     regular : bool
         Whether every axis has a constant extent from 0 and is spatial or reduced, so that sketches may reorder them.
     """
@@ -87,6 +90,7 @@ class Stage:
     forms: int
     guards: dict[int, tuple[int, ...]]
     combiners: int
+    widest_bytes: int
     regular: bool
 
     @property
@@ -225,6 +229,7 @@ def _read_stage(block: Any, plain: bool) -> Stage:
         forms=forms,
         guards=guards,
         combiners=len({str(buffer.name) for buffer in written}),
+        widest_bytes=max((_value_bytes(node) for node in (*loads, *stores, *operators)), default=1),
         regular=plain and constant and bool(stores) and set(kinds) <= {_SPATIAL, _REDUCTION},
     )
 
@@ -279,6 +284,16 @@ def _buffer_bytes(buffer: Any) -> int:
 
 def _item_bytes(buffer: Any) -> int:
     return max(1, int(tvm_ffi.dtype(str(buffer.dtype)).itemsize))
+
+
+def _value_bytes(node: Any) -> int:
+    """Of what is loaded, stored or computed; 1 of an index."""
+    if isinstance(node, TensorLoad | tirx.BufferStore):
+        return _item_bytes(node.source if isinstance(node, TensorLoad) else node.buffer)
+    if not _dtype(node) or (_is_index(node) and not nodes_of(node, TensorLoad)):
+        return 1
+    dtypes = {_dtype(node), _dtype(node.value) if isinstance(node, tirx.Cast) else ""}
+    return 4 if "bfloat16" in dtypes else max(1, int(tvm_ffi.dtype(_dtype(node)).itemsize))
 
 
 def _is_index(node: Any) -> bool:
