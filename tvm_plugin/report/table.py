@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .summary import KernelRow, RunSummary
-from .units import about, count, duration, number, percent, times
+from .units import about, compared, count, duration, number, percent, times
 
 __all__ = ["closing_lines", "kernel_table", "why_not_measured"]
 
@@ -29,7 +29,7 @@ def kernel_table(summary: RunSummary) -> str:
             count(sum(row.calls * row.flops for row in summary.kernels)),
             about(_microseconds(summary.kernels_baseline_s), measured),
             about(_microseconds(summary.kernels_tuned_s), measured),
-            about(times(_ratio(summary.kernels_baseline_s, summary.kernels_tuned_s)), measured),
+            times(_ratio(summary.kernels_baseline_s, summary.kernels_tuned_s) if measured else None),
             "",
             "",
             str(summary.trials),
@@ -70,7 +70,7 @@ def closing_lines(summary: RunSummary) -> list[str]:
         lines.append(
             f"{printable(summary.model)}: {summary.baseline_name} "
             f"{duration(summary.baseline_s)}, tuned {duration(summary.tuned_s)}, "
-            f"{times(summary.speedup)} faster on {printable(summary.context.machine)}, "
+            f"{compared(summary.speedup)} on {printable(summary.context.machine)}, "
             f"{summary.context.threads} thread{'s' if summary.context.threads != 1 else ''}"
         )
         if summary.open_sizes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["about", "binary", "count", "duration", "number", "percent", "round_duration", "times"]
+__all__ = ["about", "binary", "compared", "count", "duration", "number", "percent", "round_duration", "times"]
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -69,3 +69,10 @@ def about(text: str, measured: bool) -> str:
 def times(ratio: float | None) -> str:
     """A speedup: 0.98x, 12.3x, 240x."""
     return "-" if ratio is None or not math.isfinite(ratio) else f"{number(ratio)}x"
+
+
+def compared(ratio: float | None) -> str:
+    """A speedup in words: 4.56x faster, 1.24x slower."""
+    if ratio is None or not ratio:
+        return "-"
+    return f"{times(ratio)} faster" if ratio >= 1 else f"{times(1 / ratio)} slower"
