@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ def tiles() -> Any:
     return tirx.PrimFunc([x, out], body).with_attr("tirx.noalias", True)
 
 
+@functools.cache  # read from its text, which takes as long as compiling it
 def fma(threads: int, lanes: int, steps: int = STEPS) -> Any:
     """Each thread: CHAINS accumulators in registers, `steps` times accumulator * x + y."""
 
