@@ -143,11 +143,14 @@ def test_tiles_measured_with_weights_elsewhere_are_used(far: bool) -> None:
     mod = kernel(product(512)).mod
     best = best_schedule(build_space(mod, there))
     assert best is not None
-    assert best[1].values["far_weights"] != far
-    found = _measured(build_space(mod, here), best[1])
-    assert found is not None
-    assert found[1].values == {**best[1].values, "far_weights": int(far)}
-    assert (FAR in prepare_for_lowering(found[0].mod["main"]).script()) == far
+    decision = best.decisions[0]
+    assert decision.values["far_weights"] != far
+    measured = _measured(build_space(mod, here), decision)
+    assert measured is not None
+    assert measured.scheduled is not None
+    schedule, found = measured.scheduled
+    assert found.values == {**decision.values, "far_weights": int(far)}
+    assert (FAR in prepare_for_lowering(schedule.mod["main"]).script()) == far
 
 
 @pytest.mark.parametrize("many", [False, True])
