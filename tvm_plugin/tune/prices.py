@@ -115,9 +115,12 @@ class KernelPrices:
     def defaults(self, task: Task) -> Sequence[Decision]:
         """The candidates of a kernel that the analytic estimate likes best; first the one that a price is of."""
         decisions = self._estimate(task)[0]
-        known = self.database.get_object(self._key(task.workload_hash))
-        favourite = [decision for decision in decisions if decision.to_json() == known.get("decision")]
+        favourite = [decision for decision in decisions if self.has_run(task, decision)]
         return [*favourite, *(decision for decision in decisions if decision not in favourite)]
+
+    def has_run(self, task: Task, decision: Decision) -> bool:
+        """Whether the kernel's price is of this candidate, so that it is known to compile."""
+        return decision.to_json() == self.database.get_object(self._key(task.workload_hash)).get("decision")
 
     def estimate_s(self, task: Task) -> float:
         """Seconds of one call by the analytic estimate, of the best of some random candidates."""
