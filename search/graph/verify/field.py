@@ -14,6 +14,7 @@ What an identity may rely on, and nothing else:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -44,12 +45,7 @@ class Field:
 
     def constant(self, value: float | int | bool) -> Array:
         """A number as the fraction that it stands for: 0.1 is one tenth, not the nearest float."""
-        exact = Fraction(value)
-        # A model's constants are float32; a float64, from a rule, is nearer to its fraction, whose parts may be larger.
-        size, bits = (14, 22) if float(np.float32(value)) == value else (24, 50)
-        simple = exact.limit_denominator(1 << size)
-        fraction = simple if abs(simple - exact) * (1 << bits) <= abs(exact) else exact
-        return np.array(fraction.numerator * pow(fraction.denominator, -1, self.prime) % self.prime, np.int64)
+        return np.array(_residue(value, self.prime), np.int64)
 
     def unary(self, kind: str, x: Array) -> Array:
         """See `Algebra`."""
@@ -134,17 +130,26 @@ class Field:
         rows = x.reshape(-1, x.shape[-1])
         sets = [_atoms(row, known) for row in rows.tolist()]
         result = np.empty(len(sets), np.int64)
+        several = [i for i, atoms in enumerate(sets) if len(atoms) > 1]
         for i, atoms in enumerate(sets):
-            if len(atoms) == 1:
-                (result[i],) = atoms
-            elif not atoms:
-                result[i] = self.lowest
-            else:
-                members = np.array(sorted(atoms), np.uint64)
-                total = _mixed(members ^ self._seed).sum(dtype=np.uint64)
-                result[i] = self._random(kind, total)
-                known[int(result[i])] = atoms
+            if len(atoms) < 2:
+                result[i] = next(iter(atoms), self.lowest)
+        if several:
+            members = np.array([member for i in several for member in sets[i]], np.uint64)
+            starts = np.cumsum([0, *(len(sets[i]) for i in several[:-1])])
+            result[several] = self._random(kind, np.add.reduceat(_mixed(members ^ self._seed), starts))
+            known.update((int(result[i]), sets[i]) for i in several)
         return result.reshape(x.shape[:-1])
+
+
+@functools.lru_cache(maxsize=4096)
+def _residue(value: float | int | bool, prime: int) -> int:
+    exact = Fraction(value)
+    # A model's constants are float32; a float64, from a rule, is nearer to its fraction, whose parts may be larger.
+    size, bits = (14, 22) if float(np.float32(value)) == value else (24, 50)
+    simple = exact.limit_denominator(1 << size)
+    fraction = simple if abs(simple - exact) * (1 << bits) <= abs(exact) else exact
+    return fraction.numerator * pow(fraction.denominator, -1, prime) % prime
 
 
 def _atoms(row: list[int], known: Mapping[int, frozenset[int]]) -> frozenset[int]:
