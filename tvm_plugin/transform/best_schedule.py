@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tvm import ir
+
 from ..search import strategies
 from ..search.space.base import Decision, Space
 from ..search.space.lowering import lowerable_schedule
@@ -19,7 +21,9 @@ _CANDIDATES = 4
 
 @dataclass(frozen=True, eq=False)
 class BestSchedule:
-    """What the analytic model likes best of a space. Nothing is scheduled before it is asked for.
+    """What the analytic model likes best of a space: called with the workload, it gives the scheduled one.
+
+    Nothing is scheduled before that: of most forms of a model, only the time is asked for.
 
     Attributes
     ----------
@@ -42,6 +46,10 @@ class BestSchedule:
             if schedule is not None:
                 return schedule, decision
         return None
+
+    def __call__(self, _mod: ir.IRModule) -> Any:
+        """The scheduled workload, a `tvm.s_tir.Schedule`; None where none of the decisions applies."""
+        return None if self.scheduled is None else self.scheduled[0]
 
 
 def best_schedule(space: Space, seed: int = 0) -> BestSchedule | None:
