@@ -33,7 +33,7 @@ from .equality_saturation import EqualitySaturation
 from .fold_weights import FoldWeights
 from .functions import constant_bytes, operator, shape_of, top_level_bindings
 from .known_slices import BOUNDS
-from .layout import ChannelsLast
+from .layout import CHANNELS_FIRST, ChannelsLast
 from .simplify import simplify
 from .stored_schedules import stored_decisions, stored_schedules
 
@@ -122,6 +122,8 @@ class EstimatedForm:
         Of one run, about.
     lossy : bool
         Whether it uses what fast math permits.
+    channels_first : bool
+        Whether convolutions read images with channels first that could have them last.
     """
 
     name: str
@@ -134,6 +136,7 @@ class EstimatedForm:
     missing: int
     seconds: float
     lossy: bool = False
+    channels_first: bool = False
 
     @cached_property
     def tiled(self) -> TiledKernels:
@@ -157,7 +160,8 @@ def cheapest_form(
     """A model as kernels, rewritten or as it is, with channels first or last: the form that runs fastest, unmeasured.
 
     By records and estimates, with these symbolic sizes, or typical ones. Measured and estimated times do not mix well:
-    the form with the smaller share of calls that were never measured wins; of two with about the same, the faster one.
+    the form with the smaller share of calls that were never measured wins; of two with about the same, the faster one,
+    channels first only where they are clearly faster.
     """
     given, sizes = simplify(mod, machine), sizes or typical_sizes(mod)
     forms: list[EstimatedForm] = []
@@ -167,11 +171,15 @@ def cheapest_form(
         layouts = {name: mod} if last.same_as(mod) else {name: mod, f"{name}, channels last": last}
         if len(layouts) > 1 and _has_open_images(mod):  # whose tiles would have vectors of few pixels
             del layouts[name]
-        forms += [
-            _scheduled_form(one, layout, machine, stored, estimated, fast_math, sizes)
-            for one, layout in layouts.items()
-        ]
-    return min(forms, key=lambda form: (round(form.missing / max(form.calls, 1), 1), form.seconds))
+        for one, layout in layouts.items():
+            form = _scheduled_form(one, layout, machine, stored, estimated, fast_math, sizes)
+            forms.append(replace(form, channels_first=layout is mod and len(layouts) > 1))
+
+    def badness(form: EstimatedForm) -> tuple[float, float]:
+        missing = round(form.missing / max(form.calls, 1), 1)
+        return missing, form.seconds * (CHANNELS_FIRST if form.channels_first else 1.0)
+
+    return min(forms, key=badness)
 
 
 def _has_open_images(mod: ir.IRModule) -> bool:

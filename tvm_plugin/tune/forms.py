@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..machine import describe_machine
 from ..search.space.hardware import Hardware
 from ..tasks import Task, extract_tasks, lossy_products, lower_to_kernels, permit_lossy_products
-from ..transform.layout import ChannelsLast
+from ..transform.layout import CHANNELS_FIRST, ChannelsLast
 from ..transform.simplify import simplify
 from .loop import Variant
 
@@ -38,11 +38,6 @@ FAST_MATH = "rewritten with fast math"
 BOTH_LAYOUTS_S = 0.5
 """With fewer seconds a kernel for finding forms, only channels last compete: in a network of many convolutions they
 nearly always win, and lowering takes time. One convolution alone would have to pay for transposing its image."""
-
-CHANNELS_FIRST = 1.05
-"""Share by which channels first must cost less to go before channels last. Their kernels read a line of each channel,
-which no prefetcher foresees, and find it in a cache when they are timed alone (Zen 3, two threads, nasneta: prices
-within 0.2 %, kernels alone 229 ms first and 191 last, the model 286 and 237)."""
 
 CLEARLY = 0.95
 """A rewritten graph that costs less than this share of the given one may do without it under a short budget..."""

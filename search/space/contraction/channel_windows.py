@@ -17,7 +17,7 @@ from .plan import Plan
 from .prefetch import LINE_BYTES
 from .tile_counts import Column, Tiles
 
-__all__ = ["FETCHED_PAIR", "WINDOW_SUMS", "apart", "gathered", "pairs_fetched"]
+__all__ = ["WINDOW_SUMS", "apart", "fetching_s", "gathered"]
 
 WINDOW_SUMS = 8.0
 """Sums of a depthwise tile from which it slows down, 4 % each: weights and the window's data want registers as well."""
@@ -28,11 +28,12 @@ CHANNELS_APART = 0.3
 """Extra time of windows of which several tiles are computed before the next channels, as rows are read from memory in
 pieces then (two threads of Zen 3, NASNet-A's depthwise 3 x 3 in the model, us: 126, with two tiles each 174; 65 and 97;
 34 and 44). Alone, rows are in a cache, and little is lost."""
-FETCHED_PAIR = 7.0
-"""Vector-instruction times in which two lines reach the first-level cache; prefetchers fetch them in pairs. Two threads
-of Zen 3, depthwise with channels last, in NASNet-A (us), with tiles of 2 x 4 pixels and 8 channels, and of 2 pixels in
-a row and 32 channels: 56 x 56 x 256, 7 x 7, stride 2 997 and 584; 28 x 28 x 512 likewise 952 and 334; 14 x 14 x 512,
-3 x 3, 68 and 51; 56 x 56 x 128 175 and 171, one pixel wide 137."""
+FETCHING = 1.5
+"""How much faster lines reach the first-level cache from the second than a copy there is. Prefetchers fetch them in
+pairs. Two threads of Zen 3 (77 GB/s each: 1.1 ns a pair), depthwise with channels last, in NASNet-A (us), with tiles of
+2 x 4 pixels and 8 channels, and of 2 pixels in a row and 32 channels: 56 x 56 x 256, 7 x 7, stride 2 997 and 584; 28 x
+28 x 512 likewise 952 and 334; 14 x 14 x 512, 3 x 3, 68 and 51; 56 x 56 x 128 175 and 171, one pixel wide 137. On Zen 5
+(270 GB/s), a pair that took as many vector instructions made MobileNet-v2 keep channels first, 5 to 25 % slower."""
 PAIR_BYTES = 2 * LINE_BYTES
 
 
@@ -47,7 +48,12 @@ def apart(v: Mapping[str, Column], t: Tiles) -> Column:
     return np.where(together, 1.0, 1.0 + CHANNELS_APART)
 
 
-def pairs_fetched(plan: Plan, hardware: Hardware, v: Mapping[str, Column]) -> Column:
+def fetching_s(plan: Plan, hardware: Hardware, v: Mapping[str, Column]) -> Column:
+    """Seconds in which the lines of an image reach the first-level cache, of a tile of a window; channels last."""
+    return _pairs_fetched(plan, hardware, v) * PAIR_BYTES / (FETCHING * hardware.cache_bandwidth_bytes_per_s)
+
+
+def _pairs_fetched(plan: Plan, hardware: Hardware, v: Mapping[str, Column]) -> Column:
     """Pairs of lines of an image that a tile of a window fetches into the first-level cache; channels last.
 
     Where the cache holds a tile's pixels with all their channels, only those that the tile before had not. Else all of

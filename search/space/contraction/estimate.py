@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..access import Access, dtype_bytes
 from ..features import feature_table
 from ..hardware import PAGE_BYTES, Hardware
-from .channel_windows import FETCHED_PAIR, WINDOW_SUMS, apart, gathered, pairs_fetched
+from .channel_windows import WINDOW_SUMS, apart, fetching_s, gathered
 from .copies import AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_ROOT, PAD_INLINE, UNPACKED
 from .plan import Plan
 from .tile_counts import Column, Tiles, tiles
@@ -221,8 +221,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
     if plan.slides_over_channels:
         tile_count = t.row_tiles * t.column_tiles * t.lines * plan.outer_extent
-        fetching_s = per_instruction_s * FETCHED_PAIR * pairs_fetched(plan, hardware, v) * apart(v, t)
-        extra_s = extra_s + fetching_s * tile_count / speedup
+        extra_s = extra_s + fetching_s(plan, hardware, v) * apart(v, t) * tile_count / speedup
     extra_s = extra_s + _waiting_s(plan, hardware, v, traffic.row_blocks, used, np.maximum(compute_s, memory_s))
     latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
     return Cost(
