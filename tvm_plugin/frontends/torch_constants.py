@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from .imported import is_number
 
-__all__ = ["ASSERTIONS", "LIKE_ANOTHER", "NUMBERS", "Constants", "is_repetition"]
+__all__ = ["LIKE_ANOTHER", "Constants", "is_repetition", "makes_number"]
 
 MOST_BYTES = 8 << 20
 """Of a value. Larger ones are computed where they are used: a mask costs fewer operations than reads from memory."""
@@ -44,12 +44,27 @@ ASSERTIONS = {
 NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
 """What an operator on numbers makes; symbolic ones are numbers where all that they are made of is known."""
 
+OF_DATA = {aten.item.default, aten._local_scalar_dense.default}
+"""What makes numbers of tensors' elements."""
+
 REPETITIONS = {*LIKE_ANOTHER, aten.zeros.default, aten.ones.default, aten.full.default, aten.expand.default}
 
 
 def is_repetition(node: torch.fx.Node) -> bool:
     """Whether a node makes a large tensor of a number or a smaller tensor: cheaper than to read it."""
     return node.target in REPETITIONS
+
+
+def makes_number(node: torch.fx.Node) -> bool:
+    """Whether a call makes a number of sizes, or only asserts something of one."""
+    if node.op != "call_function" or node.target in OF_DATA:
+        return False
+    asserts = node.target in ASSERTIONS and not any(_is_tensor(operand) for operand in node.all_input_nodes)
+    return asserts or isinstance(node.meta.get("val"), NUMBERS)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 class Constants:

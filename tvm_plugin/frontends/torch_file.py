@@ -14,7 +14,7 @@ import torch.export
 
 from ..errors import InputError
 from ..runtime import first_line
-from .torch_model import quiet
+from .torch_export import quiet
 
 __all__ = ["load_program"]
 

@@ -9,7 +9,7 @@ import torch.export
 from torch.export.graph_signature import OutputKind
 
 from ..errors import InputError, UnsupportedModelError
-from ..frontends.torch_model import exported, quiet
+from ..frontends.torch_export import exported, quiet
 from ..frontends.torch_state import decomposed
 from .stays import Stays
 
