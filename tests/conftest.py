@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import tvm
@@ -31,3 +33,19 @@ def _kernels_as_they_are_measured() -> Iterator[None]:
     code would be checks, and half of the time that LLVM takes for them."""
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _code_as_it_is_written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests marked `unoptimised`, LLVM leaves what TVM wrote as it is: a third to half of the time it takes."""
+    if request.node.get_closest_marker("unoptimised") is None:
+        return
+    build = importlib.import_module("tvm.tirx.build")
+    optimised = build.codegen_build
+
+    def unoptimised(mod: Any, target: Any) -> Any:
+        if target.kind.name == "llvm":
+            target = tvm.target.Target({**target.export(), "opt-level": 0})
+        return optimised(mod, target)
+
+    monkeypatch.setattr(build, "codegen_build", unoptimised)

@@ -23,6 +23,7 @@ def difference(module, inputs, tolerance=1e-4):
     return verify_import(imported, run, tolerance=tolerance)
 
 
+@pytest.mark.unoptimised
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(name):

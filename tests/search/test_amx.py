@@ -122,6 +122,7 @@ def emulation(tmp_path_factory: pytest.TempPathFactory) -> None:
     amx_on_cpu.load(tmp_path_factory.mktemp("amx"))
 
 
+@pytest.mark.unoptimised
 @pytest.mark.usefixtures("emulation")
 @pytest.mark.parametrize("name", KERNELS)
 def test_candidates_compute_the_kernel(name: str) -> None:

@@ -140,12 +140,14 @@ def compile_all(functions: dict[str, Any], target: Any = ZNVER4) -> Any:
 
 
 @runs
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", KERNELS)
 def test_candidates_compute_the_kernel(name: str) -> None:
     check(KERNELS[name](), HARDWARE, ZNVER4)
 
 
 @runs_avx_vnni
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", [name for name in KERNELS if "bfloat16" not in name])
 def test_candidates_of_half_the_lanes_compute_the_kernel(name: str) -> None:
     check(KERNELS[name](), AVX_VNNI, ALDERLAKE)
@@ -162,6 +164,7 @@ SIXTEEN = {
 }
 
 
+@pytest.mark.unoptimised
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="pairs of 16 bits are multiplied on x86")
 @pytest.mark.parametrize("name", SIXTEEN)
 @pytest.mark.parametrize("feature", PAIRS)

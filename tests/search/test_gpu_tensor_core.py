@@ -158,11 +158,16 @@ def test_sums_that_tvm_would_put_in_the_place_of_an_operand_are_not_sampled(dtyp
 
 @pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
 @pytest.mark.parametrize(
-    ("mma", "hardware"),
-    [(0, A100), (0, H100), (1, A100), (1, RTX_5090)],
-    ids=["sm_80", "sm_90", "mma-sm_80", "mma-sm_120"],
+    ("dtype", "sums", "mma", "hardware"),
+    [
+        ("float16", "float16", 0, A100),
+        ("float16", "float32", 0, H100),
+        ("int8", "int32", 0, H100),
+        ("float16", "float16", 1, RTX_5090),
+        ("float16", "float32", 1, A100),
+        ("int8", "int32", 1, RTX_5090),
+    ],
 )
-@pytest.mark.parametrize(("dtype", "sums"), DTYPES)
 def test_compiled_code_uses_tensor_cores_and_keeps_its_sums_in_registers(dtype, sums, mma, hardware, tmp_path):
     space = build_space(matmul(1000, 1000, 520, dtype, sums), hardware)
     steps = 16 if sums == "float16" else 32  # small sums are static, and leave less to the operands

@@ -68,11 +68,20 @@ def test_sampled_candidates_become_cuda_and_can_be_launched():
         assert "wgmma.mma_async" in cuda_source({"kernel": function}, TARGET), decision
 
 
+WIDE, HIGH = {"height": 1, "width": 256}, {"height": 2, "width": 128}
+
+
 @needs_nvcc
-@pytest.mark.parametrize("knobs", [{"height": 1, "width": 256}, {"height": 2, "width": 128}], ids=["wide", "high"])
 @pytest.mark.parametrize(
-    ("dtype", "sums"),
-    [("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), ("int8", "int32"), ("uint8", "int32")],
+    ("dtype", "sums", "knobs"),
+    [
+        ("float16", "float32", WIDE),
+        ("float16", "float32", HIGH),
+        ("float16", "float16", HIGH),
+        ("bfloat16", "float32", WIDE),
+        ("int8", "int32", WIDE),
+        ("uint8", "int32", HIGH),
+    ],
 )
 def test_sums_stay_in_registers_and_instructions_are_not_serialized(dtype, sums, knobs, tmp_path):
     space = build_space(tensor.matmul(1024, 1024, 1024, dtype, sums, transposed=sums == "int32"), H100)

@@ -169,6 +169,7 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray]]] =
 }
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", CASES)
 def test_every_point_is_right(name: str) -> None:
     build, shapes, reference = CASES[name]
@@ -299,6 +300,7 @@ ODD: dict[str, tuple[Callable[..., Any], Shapes, list[str]]] = {
 }
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", ODD)
 def test_odd_kernels_keep_their_meaning(name: str) -> None:
     build, shapes, dtypes = ODD[name]
@@ -427,6 +429,7 @@ CROWDED: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray], 
 }
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", CROWDED)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rows_a_multiple_of_a_page_apart_are_written_in_blocks(name: str, threads: int) -> None:
@@ -535,6 +538,7 @@ def test_softmax_of_rows_that_no_vector_divides_runs_in_vectors() -> None:
         np.testing.assert_allclose(result, softmax(x, -1), rtol=2e-6)
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     ("name", "shapes"),
     [

@@ -130,6 +130,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], Callable[
 }
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("registers", [(64, 32), (32, 16)], ids=["AVX-512", "AVX2"])
 @pytest.mark.parametrize("case", CASES)
 def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> None:

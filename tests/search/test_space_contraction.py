@@ -264,6 +264,7 @@ def build(functions: dict[str, Any]) -> Any:
         return tvm.compile(mod, TARGET).jit()
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", KERNELS)
 def test_random_candidates_compute_the_kernel(name: str) -> None:
     mod = KERNELS[name]()
@@ -314,6 +315,7 @@ def test_vectors_across_rows_of_pixels_are_loaded_whole() -> None:
     assert source.count("load float") < 32
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("groups_of")])
 def test_vectors_span_groups_smaller_than_themselves(name: str) -> None:
     mod = KERNELS[name]()
@@ -328,6 +330,7 @@ def test_vectors_span_groups_smaller_than_themselves(name: str) -> None:
     check(mod, space, chosen, TOLERANCES.get(name, 1e-4))
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(("group", "widths"), [(24, [16, 8]), (40, [16, 16, 8]), (28, [16, 8, 4])])
 def test_columns_of_a_group_are_full_vectors_and_a_rest(group: int, widths: list[int]) -> None:
     mod = conv(6, 7, 2 * group, 3, "NHWC", "HWIO", groups=2, padding=(1, 1))
@@ -358,6 +361,7 @@ def test_marks_that_join_no_vectors_are_refused() -> None:
             prepare_for_lowering(schedule.mod["main"])
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("pad", [0, 1, 3])
 def test_ragged_rows_of_groups_end_in_whole_tiles(pad: int) -> None:
     mod = conv(32, 10, 32, 3, "NHWC", "HWIO", groups=8, padding=(1, 1))  # rows of 11
@@ -368,6 +372,7 @@ def test_ragged_rows_of_groups_end_in_whole_tiles(pad: int) -> None:
     check(mod, space, ragged[:6], 1e-4)
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("groups", [2, 32])
 def test_rows_that_an_epilogue_cuts_off_end_in_whole_tiles(groups: int) -> None:
     mod = without_last_rows(groups)
@@ -409,6 +414,7 @@ def test_vectors_of_several_groups_read_no_channel_beyond_the_image() -> None:
         assert stays_inside(library["main"], shapes), str(decision)
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     ("layout", "weights", "attributes"),
     [
@@ -434,6 +440,7 @@ def test_rows_of_zeros_around_an_image_are_not_multiplied(layout: str, weights: 
     check(mod, space, chosen, 1e-4)
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     ("layout", "weights", "dilation", "looped"),
     [("NHWC", "OHWI", 6, 2), ("NHWC", "HWIO", 5, 2), ("NCHW", "OIHW", 6, 1)],

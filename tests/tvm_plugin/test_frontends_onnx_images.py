@@ -12,6 +12,8 @@ from eqtune.frontends import load_model, verify_import
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+
+pytestmark = pytest.mark.unoptimised
 helper = onnx.helper
 
 

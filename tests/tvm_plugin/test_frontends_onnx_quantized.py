@@ -229,7 +229,12 @@ OLD = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 
 
 @pytest.mark.parametrize(
-    "target", [None, pytest.param(OLD, marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="not x86-64"))]
+    ("quantised", "target"),
+    [
+        ("QDQ", None),
+        pytest.param("QOperator", OLD, marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="not x86-64")),
+    ],
+    indirect=["quantised"],
 )
 def test_a_network_is_tuned(quantised: Path, tmp_path: Path, target: Any) -> None:
     result = eqtune.tune_model(quantised, target, trials=24, work_dir=tmp_path, graph="off", progress=False)

@@ -131,6 +131,7 @@ def test_layers_stay_whole():
     assert found.count("relax.matmul") == 1
 
 
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     "function",
     [

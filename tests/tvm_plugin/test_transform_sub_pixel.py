@@ -13,6 +13,8 @@ from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ChannelsLast, FoldWeights, SubPixelConvolution
 from eqtune.transform.apply_tuned import build_executable
 
+pytestmark = pytest.mark.unoptimised
+
 TARGET = detect_target(1)
 op = relax.op
 

@@ -249,10 +249,13 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "eqtune", *map(str, arguments)]
 
 
+SMALL = "zoo:nasrnn:steps=2:hidden=256"
+
+
 @pytest.mark.slow
 def test_the_command_line_tunes_reports_and_resumes(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    base = command("tune", "zoo:nasrnn", "--trials", 60, "--graph", "off", "--work-dir", work)
+    base = command("tune", SMALL, "--trials", 60, "--graph", "off", "--work-dir", work)
     first = subprocess.run(
         [*base, "--report", str(tmp_path / "r.html"), "--export", str(tmp_path / "m.so")],
         capture_output=True,
@@ -357,7 +360,7 @@ def test_a_file_that_cannot_be_read_is_refused_before_anything_is_written(
 def test_ctrl_c_saves_and_returns_the_best_so_far(tmp_path: Path) -> None:
     work = tmp_path / "work"
     process = subprocess.Popen(
-        command("tune", "zoo:nasrnn", "--graph", "off", "--work-dir", work), stdout=subprocess.PIPE, text=True
+        command("tune", SMALL, "--graph", "off", "--work-dir", work), stdout=subprocess.PIPE, text=True
     )
     wait_for_records(work, 20)
     process.send_signal(signal.SIGINT)
@@ -369,7 +372,7 @@ def test_ctrl_c_saves_and_returns_the_best_so_far(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_kill_9_loses_no_reported_measurement_and_repeats_none(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    arguments = command("tune", "zoo:nasrnn", "--graph", "off", "--work-dir", work, "--trials", 40)
+    arguments = command("tune", SMALL, "--graph", "off", "--work-dir", work, "--trials", 40)
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     reported = wait_for_records(work, 20)
     os.kill(process.pid, signal.SIGKILL)
