@@ -567,6 +567,17 @@ def test_a_relax_module_is_timed_where_its_user_says(tmp_path: Path) -> None:
     assert fixed.mod["main"].params[0].ty.shape.values[0] == 5
 
 
+def test_a_model_without_kernels(tmp_path: Path) -> None:
+    x = relax.Var("x", relax.TensorType((N, 32), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(op.reshape(x, (N * 4, 8)))
+        builder.emit_func_output(result)
+    given = normal(3, 32)
+    close(tuned(builder.get(), tmp_path, graph="saturate").run(given)[0], given.reshape(12, 8))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -26,13 +26,13 @@ def fast_math_advice(mod: ir.IRModule, flops: float, hardware: Hardware) -> str:
     bound = {binding.var: binding.value for binding in top_level_bindings(mod["main"])}
     values = [value for value in bound.values() if not _has_narrow_weights(value, bound)]
     if "amx-bf16" in hardware.dot_products:
-        share, what = sum(map(_product_flops, values)) / flops, "products and convolutions"
+        concerned, what = sum(map(_product_flops, values)), "products and convolutions"
     else:
-        share, what = sum(map(_winograd_flops, values)) / flops, "convolutions"
-    if share < WORTH_A_LINE:
+        concerned, what = sum(map(_winograd_flops, values)), "convolutions"
+    if not concerned or concerned < WORTH_A_LINE * flops:
         return ""
-    permit = "(--fast-math, fast_math=True)"
-    return f"not permitted; {min(share, 1.0):.0%} of the arithmetic is in {what} that it makes faster {permit}"
+    permit, share = "(--fast-math, fast_math=True)", min(concerned / max(flops, 1.0), 1.0)
+    return f"not permitted; {share:.0%} of the arithmetic is in {what} that it makes faster {permit}"
 
 
 def _has_narrow_weights(value: Any, bound: Mapping[Any, Any]) -> bool:
