@@ -16,7 +16,7 @@ import eqtune  # noqa: F401  registers the pipeline
 from eqtune.machine import describe_machine, detect_target
 from eqtune.search.space.expressions import substitute
 from eqtune.search.space.hardware import Hardware
-from eqtune.symbolic import READY, tile_symbolic_kernels
+from eqtune.symbolic import TILED, tile_symbolic_kernels
 from eqtune.symbolic.named_sizes import with_sizes_named
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels, pipeline
@@ -88,7 +88,7 @@ def test_rows_times_constant_weights_with_what_follows() -> None:
     target = detect_target()
     tiled = tile_symbolic_kernels(lower_to_kernels(mod, target), describe_machine(target, measure=False))
     (kernel,) = (function for function in tiled.functions.values() if isinstance(function, tirx.PrimFunc))
-    assert READY in kernel.attrs
+    assert TILED in kernel.attrs
     packed = kernel.params[1]
     assert len(packed.shape) == 3, "weights are packed once, not in every call"
 
@@ -114,7 +114,7 @@ def test_the_pass_with_estimates_does_the_same() -> None:
         mod = tvm.transform.Sequential([LowerToKernels(target), ApplyTuned(estimate=True)])(mod)
     machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
     (kernel,) = (function for function in mod.functions.values() if isinstance(function, tirx.PrimFunc))
-    assert READY in kernel.attrs
+    assert TILED in kernel.attrs
     for size in SIZES[1:]:
         x = normal(size, 24)
         close(machine["main"](tvm.runtime.tensor(x)).numpy(), x @ weights)

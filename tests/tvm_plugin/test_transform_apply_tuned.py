@@ -7,7 +7,7 @@ import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from eqtune.errors import RecordError
+from eqtune.errors import InputError, RecordError
 from eqtune.gpu_machine import resolve_target
 from eqtune.records.traces import trace_to_json
 from eqtune.runtime import ModelRunner
@@ -23,6 +23,7 @@ from eqtune.transform.apply_tuned import (
 )
 from eqtune.transform.pack_weights import pack_weights
 from eqtune.transform.packing import pack
+from eqtune.tune import tune_kernels
 
 op = relax.op
 TARGET = tvm.target.Target("llvm")
@@ -192,6 +193,26 @@ def test_kernels_without_a_record_are_told_of_or_estimated(model, kernels, sched
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+@pytest.mark.parametrize("again", ["ApplyTuned", "LowerToKernels", "the pipeline"])
+def test_kernels_that_are_scheduled_stay_as_they_are(model, kernels, schedules, again):
+    with TARGET:
+        tuned = ApplyTuned(schedules=schedules, estimate=True)(kernels)
+        if again == "ApplyTuned":
+            tuned = ApplyTuned(estimate=True)(tuned)
+        elif again == "LowerToKernels":
+            tuned = ApplyTuned(estimate=True)(LowerToKernels()(tuned))
+    pipeline = {"relax_pipeline": "eqtune"} if again == "the pipeline" else {}
+    np.testing.assert_allclose(
+        ModelRunner(tvm.compile(tuned, TARGET, **pipeline))(data())[0],
+        ModelRunner(untuned_executable(model, TARGET))(data())[0],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert extract_tasks(tuned) == []
+    with pytest.raises(InputError, match="every PrimFunc there is scheduled already"):
+        tune_kernels(tuned)
 
 
 def test_estimates_are_of_schedules_that_can_be_lowered(kernels, monkeypatch):

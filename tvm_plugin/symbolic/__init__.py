@@ -2,11 +2,11 @@
 
 from .kernel import is_symbolic, with_sizes
 from .schedules import UsedTile, sharing
-from .tiled import READY, TiledKernels, tile_symbolic_kernels, tiled_kernels
+from .tiled import TILED, TiledKernels, tile_symbolic_kernels, tiled_kernels
 from .winograd_choice import WINOGRAD, permit_winograd, winograd_gain, winograd_weight_bytes
 
 __all__ = [
-    "READY",
+    "TILED",
     "WINOGRAD",
     "TiledKernels",
     "UsedTile",

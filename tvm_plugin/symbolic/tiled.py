@@ -14,6 +14,7 @@ from ..search.space.expressions import substitute
 from ..search.space.extrema import begin_with_infinity
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
+from ..transform.functions import READY, is_scheduled
 from ..transform.pack_weights import SplitKernel, pack_weights
 from .assemble import assemble
 from .blocks import NotInBlocks
@@ -26,14 +27,14 @@ from .slices import with_slice_apart
 from .winograd import read_convolution, winograd_kernel
 from .winograd_choice import winograd_form
 
-__all__ = ["READY", "TiledKernels", "tile_symbolic_kernels", "tiled_kernels"]
+__all__ = ["TILED", "TiledKernels", "tile_symbolic_kernels", "tiled_kernels"]
 
 _Tiled = tuple[tirx.PrimFunc, SplitKernel | None, tuple[UsedTile, ...]]
 
 LOGGER = logging.getLogger("eqtune")
 
-READY = "eqtune.ready"
-"""Attribute of kernels that are scheduled and need nothing else before TVM lowers them."""
+TILED = "eqtune.tiled"
+"""Attribute of kernels that are loops over tiles of many lengths. They are `READY`, too."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,9 @@ def tiled_kernels(
     Parameters
     ----------
     mod : tvm.ir.IRModule
-        Of `lower_to_kernels`, not scheduled. Kernels without symbolic sizes stay, and those that are no sequence of
-        loop nests around one statement each (cumulative sums, sorting), which TVM compiles as they are written.
+        Of `lower_to_kernels`. Kernels without symbolic sizes stay, those that are scheduled, and those that are no
+        sequence of loop nests around one statement each (cumulative sums, sorting), which TVM compiles as they are
+        written.
     hardware : Hardware
         For a GPU, all of them stay.
     decisions : mapping of str to Decision, optional
@@ -79,7 +81,7 @@ def tiled_kernels(
     split: dict[str, SplitKernel] = {}
     tiles: dict[str, tuple[UsedTile, ...]] = {}
     for variable, function in mod.functions_items():
-        if not isinstance(function, tirx.PrimFunc) or not is_symbolic(function):
+        if not isinstance(function, tirx.PrimFunc) or is_scheduled(function) or not is_symbolic(function):
             continue
         function, named = with_sizes_named(function)
         joined, given = with_sizes_joined(begin_with_infinity(with_cheap_stages_inlined(function)))
@@ -117,7 +119,7 @@ def _by_winograd(
         split, used = winograd_kernel(convolution, form.outputs, form.rows, form.shared, hardware, decisions)
     except ValueError:  # no schedule applies to one of its stages
         return None
-    tiled = seen_as_given(split.kernel, given).with_attr(READY, True)
+    tiled = seen_as_given(split.kernel, given).with_attrs({READY: True, TILED: True})
     return tiled, SplitKernel(split.packing, tiled, split.positions), used
 
 
@@ -136,7 +138,7 @@ def _tiled(
             break
         except (CannotShareWeights, NotInBlocks):
             continue
-    tiled = seen_as_given(tiled, given).with_attr(READY, True)
+    tiled = seen_as_given(tiled, given).with_attrs({READY: True, TILED: True})
     used = tuple(schedules.used)
     if packing is None:
         return tiled, None, used

@@ -10,7 +10,7 @@ from tvm import ir, relax, s_tir, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
-from ..transform.functions import KERNEL_CALLS, operator
+from ..transform.functions import KERNEL_CALLS, is_scheduled, operator
 from .flops import count_bytes, count_flops, count_integer_operations, count_weight_bytes
 from .task import Task
 
@@ -20,8 +20,8 @@ __all__ = ["extract_tasks", "task_of"]
 def extract_tasks(mod: ir.IRModule) -> list[Task]:
     """The distinct kernels that a module of `lower_to_kernels` calls, most work first.
 
-    A user's own kernel that is written in plain loops, without blocks, cannot be scheduled and is left out. Calls are
-    call sites in the Relax functions: what one run of a model without control flow does.
+    A user's own kernel that is written in plain loops, without blocks, cannot be scheduled and is left out, as what is
+    scheduled already. Calls are call sites in the Relax functions: what one run of a model without control flow does.
     """
     calls: dict[str, int] = {}
     for function in mod.functions.values():
@@ -30,7 +30,7 @@ def extract_tasks(mod: ir.IRModule) -> list[Task]:
                 calls[name] = calls.get(name, 0) + 1
     tasks: dict[str, Task] = {}
     for name, count in calls.items():
-        if not isinstance(mod[name].body, s_tir.SBlockRealize):
+        if is_scheduled(mod[name]) or not isinstance(mod[name].body, s_tir.SBlockRealize):
             continue
         task = task_of(name, mod[name], count)
         known = tasks.get(task.workload_hash)

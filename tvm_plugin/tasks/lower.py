@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm_ffi
@@ -17,7 +17,7 @@ from ..machine import thread_count
 from ..transform.batch_norm import with_batch_statistics
 from ..transform.bounded_indices import with_bounded_indices
 from ..transform.constants import is_static_tensor
-from ..transform.functions import KERNEL_CALLS, extents, map_functions, operator, rewrite_calls
+from ..transform.functions import KERNEL_CALLS, extents, is_scheduled, map_functions, operator, rewrite_calls
 from ..transform.plain_sizes import with_plain_sizes
 from ..transform.simplify_shapes import SimplifyShapes
 from .attention import legalize_attention
@@ -95,19 +95,25 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
 
 
 def _fused(mod: ir.IRModule) -> ir.IRModule:
-    """Kernels joined as TVM does; where that fails, without those that take sizes as numbers.
+    """Kernels joined as TVM does, but for scheduled ones; where that fails, without those that take sizes as numbers.
 
     FuseTIR writes a size twice into a kernel that needs it as a number and for its own shapes.
     """
     fuse = transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])
+    mod = _apart(mod, is_scheduled)
     try:
         return fuse(mod)
     except RuntimeError:
-        apart = mod.clone()
-        for variable, kernel in mod.functions_items():
-            if isinstance(kernel, tirx.PrimFunc) and not all(hasattr(one.ty, "shape") for one in kernel.params):
-                apart.update_func(variable, kernel.with_attr("op_pattern", OPAQUE))
-        return fuse(apart)
+        return fuse(_apart(mod, lambda kernel: not all(hasattr(one.ty, "shape") for one in kernel.params)))
+
+
+def _apart(mod: ir.IRModule, which: Callable[[tirx.PrimFunc], bool]) -> ir.IRModule:
+    """A module in which some kernels are not fused with others."""
+    result = mod.clone()
+    for variable, kernel in mod.functions_items():
+        if isinstance(kernel, tirx.PrimFunc) and which(kernel):
+            result.update_func(variable, kernel.with_attr("op_pattern", OPAQUE))
+    return result
 
 
 def _reshape_outputs(mod: ir.IRModule) -> ir.IRModule:

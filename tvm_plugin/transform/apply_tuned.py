@@ -18,7 +18,7 @@ from ..machine import describe_machine
 from ..search.space.hardware import Hardware, with_weights
 from ..search.space.lowering import ASYNC_COPIES, as_written, prepare_for_lowering
 from ..search.space.replay import replay_schedule
-from ..symbolic import READY, tile_symbolic_kernels
+from ..symbolic import TILED, tile_symbolic_kernels
 from ..tasks import extract_tasks
 from ..tasks.norms import legalize_norms
 from ..tasks.stacks import MOST, write_stacks_as_copies
@@ -26,7 +26,7 @@ from . import side_by_side
 from .analytic_schedules import analytic_schedules
 from .default_schedules import as_dlight_expects
 from .fold_weights import FoldWeights
-from .functions import constant_bytes
+from .functions import READY, constant_bytes, is_scheduled
 from .huge_pages import in_huge_pages
 from .in_place import WriteInPlace, with_overwritable
 from .pack_weights import pack_weights
@@ -126,7 +126,8 @@ def machine_running(mod: ir.IRModule, target: Any) -> Hardware:
 def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
     """A module in which each kernel that has a schedule is replaced by the scheduled one.
 
-    Blocks that repack weights stay inside the kernels: `pack_weights` takes them out.
+    Blocks that repack weights stay inside the kernels: `pack_weights` takes them out. Kernels that are
+    scheduled already keep what they have.
 
     Raises
     ------
@@ -135,7 +136,7 @@ def apply_schedules(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
     """
     result = mod.clone()
     for variable, kernel in mod.functions_items():
-        if not isinstance(kernel, tirx.PrimFunc):
+        if not isinstance(kernel, tirx.PrimFunc) or is_scheduled(kernel):
             continue
         schedule = schedules.get(workload_hash(kernel))
         function = None if schedule is None else _scheduled(kernel, schedule)
@@ -152,10 +153,13 @@ def schedule_kernels(mod: ir.IRModule, schedules: Schedules) -> ir.IRModule:
     """
     result = pack_weights(apply_schedules(mod, schedules))
     for variable, function in result.functions_items():
-        if isinstance(function, tirx.PrimFunc) and not (function.attrs and READY in function.attrs):
-            is_scheduled = function.attrs and "tirx.is_scheduled" in function.attrs
-            ready = prepare_for_lowering(with_overwritable(function)) if is_scheduled else as_written(function)
-            result.update_func(variable, ready)
+        if not isinstance(function, tirx.PrimFunc) or READY in (function.attrs or {}):
+            continue
+        if is_scheduled(function):
+            function = prepare_for_lowering(with_overwritable(function)).with_attr(READY, True)
+        else:
+            function = as_written(function)
+        result.update_func(variable, function)
     return result
 
 
@@ -188,7 +192,7 @@ def build_scheduled(mod: ir.IRModule, target: Any, calls_compiled: bool = False)
     """Compile what `scheduled` made, without fusing it again. `calls_compiled` as in `side_by_side.build`."""
     with target, transform.PassContext(config=_GRAPH_CONFIG) if is_gpu(target) else contextlib.nullcontext():
         mod = transform.Sequential(after_kernels())(mod)
-    is_tiled = any(isinstance(f, tirx.PrimFunc) and READY in (f.attrs or {}) for f in mod.functions.values())
+    is_tiled = any(isinstance(f, tirx.PrimFunc) and TILED in (f.attrs or {}) for f in mod.functions.values())
     config = _BUILD_CONFIG | (_TILED_CONFIG if is_tiled else {})
     return side_by_side.build(mod, target, config, calls_compiled)
 

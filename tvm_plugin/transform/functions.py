@@ -13,10 +13,12 @@ from .constants import array_of
 
 __all__ = [
     "KERNEL_CALLS",
+    "READY",
     "constant_bytes",
     "constants",
     "extents",
     "is_empty",
+    "is_scheduled",
     "is_seen_as",
     "leaves",
     "map_functions",
@@ -36,6 +38,15 @@ _VIEW = "vm.builtin.reshape"
 
 KERNEL_CALLS = frozenset({"relax.call_tir", "relax.call_tir_inplace"})
 """Operators that call a kernel: its name is their first argument, its inputs the tuple that is the second."""
+
+READY = "eqtune.ready"
+"""Attribute of kernels that are scheduled and need nothing else before TVM lowers them."""
+
+
+def is_scheduled(function: Any) -> bool:
+    """Whether a function is a kernel that has a schedule, of eqtune's or, as its attribute tells, of TVM's."""
+    attributes = (function.attrs or {}) if isinstance(function, tirx.PrimFunc) else {}
+    return READY in attributes or "tirx.is_scheduled" in attributes
 
 
 def map_functions(mod: ir.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> ir.IRModule:

@@ -12,6 +12,7 @@ from tvm import tirx
 from ..errors import InputError
 from ..tasks import Task, extract_tasks, task_of
 from ..transform.apply_tuned import schedule_kernels
+from ..transform.functions import is_scheduled
 from .loop import Variant
 from .result import KernelsResult, schedules_of
 from .session import Session, Settings
@@ -38,9 +39,9 @@ def tune_kernels(
     Parameters
     ----------
     prim_funcs_or_mod : PrimFunc, IRModule, iterable or mapping of PrimFunc
-        TensorIR kernels without a schedule. In a module that also has a Relax function, its calls are counted;
-        otherwise each kernel counts once. The attribute `layout_free_buffers` names the arguments that are weights,
-        whose layout a schedule may change.
+        TensorIR kernels; those that are scheduled already stay as they are. In a module that also has a Relax function,
+        its calls are counted; otherwise each kernel counts once. The attribute `layout_free_buffers` names the
+        arguments that are weights, whose layout a schedule may change.
     target, trials, time_budget_s, work_dir, strategy, cost_model, allocator, measure, threads, seed, progress
         As in `eqtune.tune_model`.
 
@@ -51,7 +52,7 @@ def tune_kernels(
     Raises
     ------
     InputError
-        When there is no kernel, or an argument cannot be used.
+        When there is no kernel without a schedule, or an argument cannot be used.
     """
     mod = _as_module(prim_funcs_or_mod)
     settings = Settings(
@@ -87,6 +88,9 @@ def _tasks(mod: Any) -> list[Task]:
     kernels = {var.name_hint: f for var, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     if not kernels:
         raise InputError("there is no PrimFunc to tune; for a Relax model use eqtune.tune_model")
+    if all(map(is_scheduled, kernels.values())):
+        raise InputError("every PrimFunc there is scheduled already; give them as LowerToKernels makes them")
     if len(kernels) < len(mod.functions):
         return extract_tasks(mod)
+    kernels = {name: function for name, function in kernels.items() if not is_scheduled(function)}
     return list({task.workload_hash: task for task in (task_of(n, f) for n, f in kernels.items())}.values())
