@@ -18,6 +18,7 @@ from .search.space.gpu.hardware import ALIASES, ARCHITECTURES, DEVICES, Device, 
 
 __all__ = [
     "Compiler",
+    "current_target",
     "describe_gpu",
     "find_compiler",
     "gpu_target",
@@ -107,8 +108,25 @@ def resolve_target(target: Any, threads: int | None = None) -> Any:
     return _checked(resolved)
 
 
+def current_target(needed_by: str) -> Any:
+    """The target of the surrounding `with target:`. Raises InputError where there is none, or one as `resolve_target`
+    refuses."""
+    import tvm
+
+    target = tvm.target.Target.current(allow_none=True)
+    if target is None:
+        raise InputError(
+            f"{needed_by} needs a target: give relax.build or tvm.compile one, such as "
+            "eqtune.machine.detect_target(), or run it within `with target:`"
+        )
+    return _checked(target)
+
+
 def _checked(target: Any) -> Any:
-    """The target, unless it is of a kind that cannot be tuned or names a CPU that LLVM would silently replace."""
+    """The target, unless it is of a kind that cannot be tuned or names a CPU that LLVM would silently replace.
+
+    Of a machine that LLVM does not know, TVM cannot even list the processors: it crashes.
+    """
     from tvm.target import codegen
 
     kind = str(target.kind.name)
@@ -116,7 +134,12 @@ def _checked(target: Any) -> Any:
         raise InputError(f"targets of the kind {kind!r} cannot be tuned; give one of {', '.join(KINDS)}")
     cpu = str(target.attrs.get("mcpu", ""))
     triple = str(target.attrs.get("mtriple", "")) or str(codegen.llvm_get_system_triple())
-    if kind == "llvm" and cpu and not codegen.llvm_is_valid_cpu(cpu, triple):
+    if kind == "llvm" and not codegen.llvm_is_valid_cpu(cpu or "generic", triple):
+        if not codegen.llvm_is_valid_cpu("generic", triple):
+            raise InputError(
+                f"LLVM knows no machine {triple!r}; `llc --version` lists those that it does, and mtriple begins with "
+                "one, as in 'aarch64-linux-gnu'"
+            )
         raise InputError(f"LLVM knows no CPU {cpu!r} for {triple}; `llc -mtriple={triple} -mcpu=help` lists them")
     return target
 

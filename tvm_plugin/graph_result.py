@@ -65,8 +65,8 @@ class GraphConfig:
     Raises
     ------
     InputError
-        For unknown rules or extractors, negative seconds, and a rule of your own that is wrong, cannot be verified, or
-        has the name of another.
+        For unknown rules or extractors, negative seconds or tolerance, and a rule of your own that is wrong, cannot be
+        verified, or has the name of another.
     """
 
     rules: tuple[str, ...] | None = None
@@ -88,6 +88,8 @@ class GraphConfig:
             raise InputError(f"extractors {list(self.extractors)}: choose from {list(EXTRACTORS)}")
         if not (self.seconds >= 0 and self.extract_seconds >= 0):
             raise InputError(f"seconds {self.seconds}, extract_seconds {self.extract_seconds}: must not be negative")
+        if not self.tolerance >= 0:
+            raise InputError(f"tolerance {self.tolerance}: must not be negative")
         names = [rule.name for rule in (*EXTENDED_RULES, *self.extra_rules)]
         taken = sorted({rule.name for rule in self.extra_rules if names.count(rule.name) > 1})
         if taken:

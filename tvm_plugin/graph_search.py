@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, transform
 
-from .errors import MismatchError
+from .errors import InputError, MismatchError
 from .frontends.imported import InputInfo, random_input
 from .graph_result import ExtractorReport, GraphConfig, GraphResult, RuleReport
 from .search.graph.cost import Pricing
@@ -80,9 +80,11 @@ def optimize_graph(
     Raises
     ------
     InputError
-        For a configuration that names unknown rules or extractors, or rules that need fast math without it.
+        For what is no GraphConfig, or one with rules that need fast math without it.
     """
     config = config or GraphConfig()
+    if not isinstance(config, GraphConfig):
+        raise InputError(f"config is an eqtune.GraphConfig, not {config!r}")
     config.check_permitted()
     result = GraphResult(mod)
     main = _main_function(mod)

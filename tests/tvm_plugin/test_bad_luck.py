@@ -70,6 +70,8 @@ def test_what_cannot_be_used_is_one_line(
     [
         ({"kind": "c"}, "of the kind 'c' cannot be tuned; give one of llvm, cuda"),
         ({"kind": "llvm", "mcpu": "zen99"}, "LLVM knows no CPU 'zen99'"),
+        ({"kind": "llvm", "mtriple": "aaarch64-linux-gnu"}, "LLVM knows no machine 'aaarch64-linux-gnu'"),
+        ({"kind": "llvm", "mtriple": "arch64", "mcpu": "cortex-a72"}, "LLVM knows no machine 'arch64'"),
         (tvm.target.Target({"kind": "opencl"}), "'opencl' cannot be tuned"),
     ],
 )

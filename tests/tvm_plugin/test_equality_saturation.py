@@ -279,6 +279,8 @@ def test_configurations_are_checked() -> None:
         GraphConfig(rules=("no-such-rule",))
     with pytest.raises(InputError, match="greedy-dag"):
         GraphConfig(extractors=("fastest",))
+    with pytest.raises(InputError, match="tolerance -1e-05: must not be negative"):
+        GraphConfig(tolerance=-1e-5)
     lossy = GraphConfig(rules=("winograd-4x4",))
     for refuses in (lambda: optimize_graph(chain_of_products(), lossy), lambda: check_graph(lossy)):
         with pytest.raises(InputError, match="need fast math"):

@@ -22,7 +22,7 @@ from eqtune.records.traces import trace_to_json
 from eqtune.records.workload import serialize_workload
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform import ApplyTuned, LowerToKernels
+from eqtune.transform import ApplyTuned, EqualitySaturation, LowerToKernels
 from eqtune.transform.apply_tuned import untuned_executable
 from eqtune.transform.stored_schedules import stored_schedules
 
@@ -211,14 +211,21 @@ def test_missing_records_and_a_missing_target_are_named(work_dir, tmp_path):
         stored_schedules(work_dir)
 
 
-def test_what_a_pass_refuses_keeps_its_class_through_a_sequential(model, tmp_path):
+def test_what_a_pass_refuses_keeps_its_class_through_a_sequential(model, work_dir, tmp_path):
     for refused, message in (
         (ApplyTuned(records=tmp_path / "nowhere"), "^there are no records at"),
         (LowerToKernels(), r"needs a tvm\.target\.Target, not None: give .* `with target:`"),
         (LowerToKernels("llvm"), "needs a tvm.target.Target, not 'llvm'"),
+        (ApplyTuned(records=work_dir, context="here"), "context is an eqtune.records.Context, .*, not 'here'"),
+        (relax.get_pipeline("eqtune"), "^the pipeline needs a target: .* `with target:`"),
+        (EqualitySaturation("saturate"), "config is an eqtune.GraphConfig, not 'saturate'"),
     ):
         with pytest.raises(InputError, match=message):
             tvm.transform.Sequential([refused])(model)
+    with pytest.raises(InputError, match=r"^ApplyTuned\(..., estimate=True\) needs a target: "):
+        ApplyTuned(estimate=True)(lower_to_kernels(model, TARGET))
+    with pytest.raises(InputError, match="of the kind 'c' cannot be tuned"):
+        tvm.compile(model, "c", relax_pipeline="eqtune")
 
 
 def test_the_pipeline_reads_the_work_directory_of_the_environment(model, work_dir, monkeypatch):

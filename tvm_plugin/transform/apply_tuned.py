@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import ir, relax, tirx, transform
-from tvm.target import Target
 
 from eqtune.records.workload import as_workload, workload_hash
 
-from ..gpu_machine import is_gpu
+from ..gpu_machine import current_target, is_gpu
 from ..machine import describe_machine
 from ..search.space.hardware import Hardware, with_weights
 from ..search.space.lowering import ASYNC_COPIES, as_written, prepare_for_lowering
@@ -98,13 +97,17 @@ class ApplyTuned:
         self._estimate = estimate
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
-        """Apply and pack. Raises RecordError for records that cannot be read or do not fit."""
+        """Apply and pack.
+
+        Raises RecordError for records that cannot be read or do not fit, InputError where there are none or a target
+        is missing.
+        """
         stored = {} if self._records is None else stored_schedules(self._records, self._context)
         known: dict[str, Any] = {**stored, **self._schedules}
         tasks = extract_tasks(mod)
         missing = [task for task in tasks if task.workload_hash not in known]
         if missing and self._estimate:
-            hardware = machine_running(mod, Target.current(allow_none=False))
+            hardware = machine_running(mod, current_target("ApplyTuned(..., estimate=True)"))
             known |= analytic_schedules(missing, hardware)
             mod = tile_symbolic_kernels(mod, hardware, stored_decisions(stored))
         elif missing:

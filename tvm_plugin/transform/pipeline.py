@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from tvm import ir, relax, target, transform
+from tvm import ir, relax, transform
 
+from ..gpu_machine import current_target
 from ..graph_result import GraphConfig
 from ..search.space.amx.halves import HALVES_PERMITTED
 from ..search.space.base import Decision
@@ -81,7 +82,7 @@ def eqtune_pipeline(
     records = work_dir or os.environ.get(_WORK_DIR_VARIABLE)
 
     def pipeline(mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
-        machine = target.Target.current(allow_none=False)
+        machine = current_target("the pipeline")
         stored = stored_schedules(records, context) if records else {}
         form = cheapest_form(mod, machine, stored, graph, fast_math)
         return transform.Sequential(after_kernels())(form.scheduled())

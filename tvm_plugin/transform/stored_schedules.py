@@ -71,10 +71,12 @@ def stored_schedules(
     Raises
     ------
     InputError
-        When there is no such file, or no current target to look for.
+        When there is no such file, no current target to look for, or the context is none.
     RecordError
         When the database cannot be read.
     """
+    if context is not None and not isinstance(context, Context):
+        raise InputError(f"context is an eqtune.records.Context, such as one of `database.contexts()`, not {context!r}")
     if isinstance(records, RecordDatabase):
         return _schedules(records, context)
     path = Path(records)
