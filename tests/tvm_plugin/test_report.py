@@ -52,6 +52,14 @@ def summary():
 # Numbers
 
 
+def test_what_a_machine_has_is_in_words(summary, tmp_path):
+    has = {"tile_flops_per_s": 0.0, "dot_products": ["avx512vnni", "avx2"], "weights_in_memory": False}
+    write_html(replace(summary, machine={**summary.machine, **has}), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<dt>dot products</dt><dd>avx512vnni, avx2</dd><dt>weights in memory</dt><dd>no</dd>" in page
+    assert "FLOP/s, one thread" not in page
+
+
 def test_what_follows_from_the_fields(summary):
     add, conv = summary.kernels
     assert conv.speedup == pytest.approx(5)

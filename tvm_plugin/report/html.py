@@ -218,7 +218,9 @@ def _machine(summary: RunSummary) -> str:
         ("threads", str(summary.context.threads)),
         ("target", summary.context.target),
     ]
-    rows += [_machine_fact(name, value) for name, value in summary.machine.items() if name not in ("name", "threads")]
+    # A speed of zero is of what the machine does not have, such as matrix tiles.
+    known = {name: value for name, value in summary.machine.items() if value or not name.endswith("_per_s")}
+    rows += [_machine_fact(name, value) for name, value in known.items() if name not in ("name", "threads")]
     versions = _facts(summary.versions.items()) if summary.versions else ""
     return f'<h2>Machine and versions</h2><div class="columns">{_facts(rows)}{versions}</div>'
 
@@ -255,4 +257,8 @@ def _facts(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
     return number(value) if isinstance(value, float) else str(value)
