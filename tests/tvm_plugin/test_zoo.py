@@ -26,6 +26,13 @@ def test_sizes_are_the_published_ones(name):
 def test_unknown_names_and_options_are_listed():
     with pytest.raises(InputError, match=r"'alexnet'.*squeezenet.*nasrnn"):
         zoo.relax("alexnet")
+    for options, message in (
+        ({"sequence_length": -3}, "bert_base: sequence_length is a whole number, at least 1, not -3"),
+        ({"sequence_length": "64"}, "sequence_length is a whole number, at least 1, not '64'"),
+        ({"token_ids": 1}, "bert_base: token_ids is True or False, not 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            zoo.check("bert_base", **options)
     with pytest.raises(InputError, match=r"no option 'depth'.*steps, hidden"):
         zoo.relax("nasrnn", depth=3)
 

@@ -68,11 +68,16 @@ class ModelSpec:
         return network
 
     def check(self, options: dict[str, Any]) -> None:
-        """Raise InputError for an option that the model does not have."""
+        """Raise InputError for an option that the model does not have, and for a value that is none of it."""
         unknown = sorted(set(options) - set(self.options))
         if unknown:
             allowed = ", ".join(self.options) or "none"
             raise InputError(f"{self.name} has no option {unknown[0]!r}; its options: {allowed}")
+        for name, value in options.items():
+            is_flag = isinstance(self.options[name], bool)
+            if is_flag != isinstance(value, bool) or not (is_flag or (isinstance(value, int) and value >= 1)):
+                allowed = "True or False" if is_flag else "a whole number, at least 1"
+                raise InputError(f"{self.name}: {name} is {allowed}, not {value!r}")
 
 
 MODELS: dict[str, ModelSpec] = {
