@@ -133,6 +133,9 @@ def test_export_and_import_make_a_round_trip(tmp_path, capsys):
         command("records", "import", tmp_path / "out", "--db", tmp_path, "--new-context", "{}")
     with pytest.raises(InputError, match="say --new-context"):
         command("records", "import", tmp_path / "out", "--db", tmp_path / "empty.sqlite")
+    assert not (tmp_path / "empty.sqlite").exists()
+    command("records", "import", tmp_path / "out", "--db", tmp_path / "work", "--new-context", json.dumps(fields))
+    assert (tmp_path / "work" / "records.sqlite").is_file()  # a directory that `eqtune tune` can go on in
 
 
 def test_report_is_made_again_from_summary_and_records(work, capsys):

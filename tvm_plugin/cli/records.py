@@ -65,10 +65,16 @@ def run(args: argparse.Namespace) -> int:
     from ..records import RecordDatabase
 
     path = Path(args.db)
-    path = path / "records.sqlite" if path.is_dir() else path
-    # An import into an empty directory may begin a database; looking at one must not.
-    if not path.exists() and args.action != "import":
-        raise InputError(f"there are no records at {str(path)!r}; give --db a work directory of `eqtune tune`")
+    begins = args.action == "import" and args.new_context is not None
+    # A file where a work directory is meant would be in the way of `eqtune tune`.
+    path = path / "records.sqlite" if path.is_dir() or (begins and not path.exists() and not path.suffix) else path
+    # Only an import that says where it comes from may begin a database.
+    if not path.exists() and not begins:
+        more = ", or say --new-context" if args.action == "import" else ""
+        raise InputError(f"there are no records at {str(path)!r}; give --db a work directory of `eqtune tune`{more}")
+    if begins:
+        _new_context(args.new_context)  # refused before there is a file
+        path.parent.mkdir(parents=True, exist_ok=True)
     with RecordDatabase(path) as database:
         args.do(database, args)
     return 0
