@@ -70,6 +70,29 @@ def test_the_result_is_right_and_not_slower(tuned: tuple[eqtune.TuneResult, Path
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.ones((1, 4, 24, 23), "float32"), r"the input .* takes R.Tensor.*, not float32 of shape \(1, 4, 24, 23\)"),
+        (np.ones((4, 24, 24), "float32"), r"not float32 of shape \(4, 24, 24\)"),
+        (np.ones((1, 4, 24, 24)), r"not float64 of shape \(1, 4, 24, 24\)"),
+        (np.ones((1, 4, 24, 24), ">f4"), "not >f4 of shape"),
+        ("data", "not <U4 of shape"),
+        ([[1.0], [1.0, 2.0]], "is no array: setting an array element with a sequence"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(tuned: tuple[eqtune.TuneResult, Path], given: object, message: str) -> None:
+    with pytest.raises(eqtune.InputError, match=message):
+        tuned[0].run(given)
+
+
+def test_inputs_may_be_tensors_of_tvm(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    x = np.ones((1, 4, 24, 24), np.float32)
+    np.testing.assert_array_equal(tuned[0].run(tvm.runtime.tensor(x))[0], tuned[0].run(x)[0])
+    with pytest.raises(eqtune.InputError, match="not float64 of shape"):
+        tuned[0].run_tensors(tvm.runtime.tensor(x.astype("float64")))
+
+
 def test_the_result_prints_as_its_table_and_not_as_its_module(tuned: tuple[eqtune.TuneResult, Path]) -> None:
     result, _ = tuned
     assert all(task.name[:10] in str(result) for task in result.tasks)

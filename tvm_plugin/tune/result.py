@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
+from tvm import relax, tirx
 
 from ..errors import InputError, SetupError
 from ..files import replacing
@@ -203,14 +204,13 @@ class TuneResult:
         bfloat16 is that of `ml_dtypes`, or a tensor of PyTorch, which cannot make an array of it.
 
         Raises SetupError when it was tuned for a device that is not here, InputError for another number of inputs than
-        the model takes, or what is no array.
+        the model takes, what is no array, and arrays of other shapes or dtypes.
         """
-        run, arrays = self._runner(len(inputs)), [_as_array(given) for given in inputs]
-        for name, array in zip(self._input_names, arrays, strict=True):
-            if array.dtype.kind == "O":
-                raise InputError(f"the input {name} is no array; give the tensors that it holds one by one")
+        run = self._runner(len(inputs))
+        arrays = [_as_array(name, given) for name, given in zip(self._input_names, inputs, strict=True)]
         self._check_sizes(arrays)
-        return run(*arrays)
+        with self._explained(arrays):
+            return run(*arrays)
 
     def run_tensors(self, *inputs: Any) -> list[tvm.runtime.Tensor]:
         """Run the tuned model on tensors of any library that speaks DLPack, on its device, without copying them.
@@ -228,7 +228,20 @@ class TuneResult:
             except Exception as error:  # each library raises its own
                 raise InputError(f"the input {name} cannot be read without a copy: {first_line(error)}") from error
         self._check_sizes(tensors)
-        return run.on_tensors(tensors)
+        with self._explained(tensors):
+            return run.on_tensors(tensors)
+
+    @contextlib.contextmanager
+    def _explained(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """What the virtual machine refuses, which is looked at only then, because calls may take microseconds."""
+        try:
+            yield
+        except (RuntimeError, ValueError, TypeError) as error:
+            for parameter, given in zip(self.mod["main"].params, inputs, strict=True):
+                if not _fits(parameter.ty, given):
+                    found = f"{given.dtype} of shape {tuple(given.shape)}"
+                    raise InputError(f"the input {parameter.name} takes {parameter.ty}, not {found}") from error
+            raise
 
     def _check_sizes(self, inputs: Sequence[Any]) -> None:
         for limit in self._limits:
@@ -282,13 +295,38 @@ class TuneResult:
         return Path(path)
 
 
-def _as_array(value: Any) -> NDArray[Any]:
+def _as_array(name: str, value: Any) -> NDArray[Any]:
+    """An input as an array. Raises InputError for what is none."""
+    try:
+        array = _converted(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors that need gradients
+        raise InputError(f"the input {name} is no array: {first_line(error)}") from error
+    if array.dtype.kind == "O":
+        raise InputError(f"the input {name} is no array; give the tensors that it holds one by one")
+    return array
+
+
+def _converted(value: Any) -> NDArray[Any]:
+    if isinstance(value, tvm.runtime.Tensor):
+        return np.asarray(value.numpy())
     try:
         return np.asarray(value)
     except TypeError:
         if not hasattr(value, "__dlpack__"):
             raise
         return np.asarray(tvm.runtime.from_dlpack(value).numpy())
+
+
+def _fits(ty: Any, given: Any) -> bool:
+    """Whether an array or tensor has the dtype of a parameter, its rank, and its sizes where they are known."""
+    if not isinstance(ty, relax.TensorType):
+        return True
+    if str(ty.dtype) != str(given.dtype) or (ty.ndim >= 0 and ty.ndim != len(given.shape)):
+        return False
+    sizes = ty.shape if isinstance(ty.shape, relax.ShapeExpr) else ()
+    return all(
+        not isinstance(size, tirx.IntImm) or int(size) == have for size, have in zip(sizes, given.shape, strict=False)
+    )
 
 
 def _make_room(temporary: Path, path: Path) -> None:
