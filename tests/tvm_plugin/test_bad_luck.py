@@ -44,6 +44,8 @@ def model(identity: bool = False) -> tvm.IRModule:
         (("--params", "file"), "is not a .npz file of plain arrays; write one"),
         (("--report", "file/report.html"), "file/report.html cannot be written"),
         (("--export", "file/model.so"), "file/model.so cannot be written"),
+        (("--report", ""), "'' cannot be written"),
+        (("--export", ""), "cannot export to ''"),
         (("--shape", "x=1,2"), "'zoo:nasrnn' has weights and shapes"),
         (("--budget", "nan"), "more than 0"),
         (("--budget", "inf"), "more than 0"),

@@ -159,7 +159,7 @@ def check_writable(file: str) -> None:
     except OSError:  # a folder that may not even be looked into
         writable = False
     if not writable:
-        raise InputError(f"{file} cannot be written; name a file in a folder that you may write to")
+        raise InputError(f"{file or repr(file)} cannot be written; name a file in a folder that you may write to")
 
 
 def write_text(file: str, text: str) -> None:

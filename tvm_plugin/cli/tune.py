@@ -58,15 +58,16 @@ def run(args: argparse.Namespace) -> int:
     from ..tune import tune_model
     from ..tune.result import check_export_path
 
-    if args.export:
+    if args.export is not None:
         check_export_path(args.export)
         if args.measure == "compile-only":
             raise InputError(
                 "--measure compile-only builds no library that --export could write: leave out --export; in Python, "
                 "build the result's `mod` where the device is, with tvm.compile"
             )
-    for file in filter(None, (args.report, args.export)):
-        check_writable(file)
+    for file in (args.report, args.export):
+        if file is not None:
+            check_writable(file)
     result = tune_model(
         args.model,
         **model_arguments(args),
