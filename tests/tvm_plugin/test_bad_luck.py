@@ -68,6 +68,22 @@ def test_what_cannot_be_used_is_one_line(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"trials": "8"}, "trials is a whole number, not '8'"),
+        ({"trials": 1.5}, "trials is a whole number, not 1.5"),
+        ({"threads": True}, "threads is a whole number, not True"),
+        ({"seed": None}, "seed is a whole number, not None"),
+        ({"time_budget_s": "60"}, "time_budget_s is a number of seconds, not '60'"),
+    ],
+)
+def test_what_is_no_number_is_refused(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(eqtune.InputError, match=message):
+        eqtune.tune_model(model(), work_dir=tmp_path / "work", progress=False, **arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
     ("target", "message"),
     [
         ({"kind": "c"}, "of the kind 'c' cannot be tuned; give one of llvm, cuda"),

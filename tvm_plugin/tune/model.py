@@ -154,13 +154,13 @@ def tune_model(
     RecordError
         The records in `work_dir` cannot be read or written.
     """
+    settings = Settings(
+        target, trials, time_budget_s, work_dir, strategy, cost_model, allocator, measure, threads, seed, progress
+    )
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, not {threads}")
     check_graph(graph, fast_math)
     check_model(model)  # before seconds are spent on describing the machine
-    settings = Settings(
-        target, trials, time_budget_s, work_dir, strategy, cost_model, allocator, measure, threads, seed, progress
-    )
     started = time.monotonic()
     with Session(settings) as session:
         config = graph_config(graph, fast_math)  # loads the graph search while the workers start

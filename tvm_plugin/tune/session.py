@@ -7,10 +7,9 @@ import hashlib
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -43,6 +42,7 @@ from .prices import KernelPrices
 from .progress import Progress
 from .reference import UNTUNED_TIMING_S
 from .result import TaskResult
+from .settings import Settings
 from .transfer import Transfer
 from .workdir import WorkDirectory
 
@@ -83,23 +83,6 @@ TIMING_S, LEAST_TIMING_S = 1.0, 0.2
 
 FINISH_S = 8.0
 """What compiling, checking and timing the whole model takes, roughly, where nothing tells better."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The arguments that `tune_model` and `tune_kernels` share; see there."""
-
-    target: Any = None
-    trials: int | None = None
-    time_budget_s: float | None = None
-    work_dir: str | os.PathLike[str] = "eqtune-work"
-    strategy: Any = "annealed-evolution"
-    cost_model: Any = "xgboost"
-    allocator: Any = "gradient"
-    measure: Any = "local"
-    threads: int | None = None
-    seed: int = 0
-    progress: bool = True
 
 
 class Session:
