@@ -206,6 +206,8 @@ def test_open_out_dtypes_are_written_out(call, out_dtype):
 def test_what_is_no_model(tmp_path):
     with pytest.raises(InputError, match=r"no file .*missing\.onnx"):
         load_model(tmp_path / "missing.onnx")
+    with pytest.raises(InputError, match=r"^.* is a folder; give .*\.onnx"):
+        load_model(tmp_path)
     weird = tmp_path / "model.pb"
     weird.touch()
     with pytest.raises(InputError, match=r"'\.pb'.*\.onnx"):

@@ -216,6 +216,9 @@ def test_symbolic_batch_is_named_and_can_be_given():
         ({"x": (1, 3, 4)}, r"has shape \(N, 3, 4, 4\)"),
         ({"x": (1, 2, 4, 4)}, "does not fit"),
         ({"x": (0, 3, 4, 4)}, "extent below 1"),
+        ({"x": "1,3,4,4"}, "the shape of input 'x' is a sequence of whole numbers, not '1,3,4,4'"),
+        ({"x": 3}, "a sequence of whole numbers, not 3"),
+        ([(1, 3, 4, 4)], "shapes is a mapping by name, not list"),
     ],
 )
 def test_shapes_that_do_not_fit(shapes, message):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -292,9 +293,11 @@ def _index_bounds(function: relax.Function) -> dict[relax.Var, int]:
 
 
 def check_shapes(shapes: Mapping[str, Sequence[int]], names: Sequence[str]) -> None:
-    """Refuse shapes for inputs that are not there, and extents below one."""
+    """Refuse shapes for inputs that are not there, what is no shape, and extents below one."""
     for name, shape in shapes.items():
         if name not in names:
             raise InputError(f"no input {name!r} to give a shape to; the inputs are: {', '.join(names)}")
+        if isinstance(shape, str) or not isinstance(shape, Iterable) or not all(isinstance(e, Integral) for e in shape):
+            raise InputError(f"the shape of input {name!r} is a sequence of whole numbers, not {shape!r}")
         if any(extent < 1 for extent in shape):
             raise InputError(f"the shape {tuple(shape)} of input {name!r} has an extent below 1")

@@ -106,6 +106,9 @@ def load_model(
     UnsupportedModelError
         The model has something that cannot be tuned: dynamic shapes, a foreign dtype, an unknown operator.
     """
+    for argument, given in (("shapes", shapes), ("params", params)):
+        if given is not None and not isinstance(given, Mapping):
+            raise InputError(f"{argument} is a mapping by name, not {type(given).__name__}")
     shapes = dict(shapes or {})
     if example_inputs is not None and not _derives_from(model, "torch", "Module"):
         raise InputError("example_inputs are for a torch.nn.Module; every other kind of model knows its inputs")
@@ -184,7 +187,7 @@ def _onnx_door() -> ModuleType:
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        raise InputError(f"no file {path}; give {KINDS}")
+        raise InputError(f"{f'{path} is a folder' if path.is_dir() else f'no file {path}'}; give {KINDS}")
     if path.suffix in (".pt", ".pth"):
         raise InputError(
             f"{path} is a pickle, which may run any code when it is loaded. Export the model instead: "
