@@ -56,12 +56,13 @@ def test_no_limit_allows_everything() -> None:
     assert Budget().seconds_left is None
 
 
-def test_a_pipe_gets_plain_lines_now_and_then() -> None:
+@pytest.mark.parametrize(("latency_s", "best"), [(1.5e-3, "1.50 ms"), (2.5, "2.50 s"), (1.23e-7, "123 ns")])
+def test_a_pipe_gets_plain_lines_now_and_then(latency_s: float, best: str) -> None:
     stream = io.StringIO()
     progress = Progress(stream=stream, every_s=3600.0)
     for trials in range(5):
-        progress.update("conv", 1.5e-3, trials, 0, Budget(trials=64))
-    assert stream.getvalue() == "conv | best 1.500 ms | 0/64 trials, 0 failed | 0 s\n"
+        progress.update("conv", latency_s, trials, 0, Budget(trials=64))
+    assert stream.getvalue() == f"conv | best {best} | 0/64 trials, 0 failed | 0 s\n"
 
 
 def test_before_every_kernel_is_known_there_is_no_best() -> None:

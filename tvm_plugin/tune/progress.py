@@ -10,6 +10,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from ..report.units import duration
 from .budget import Budget
 
 __all__ = ["Progress"]
@@ -56,7 +57,7 @@ class Progress:
         if not self._enabled:
             return
         left = budget.seconds_left
-        best = f"best {latency_s * 1e3:.3f} ms" if math.isfinite(latency_s) else "no best yet"
+        best = f"best {duration(latency_s)}" if math.isfinite(latency_s) else "no best yet"
         text = (
             f"{self.note}{stage} | {best} | {trials}"
             + ("" if budget.trials is None else f"/{budget.trials}")
