@@ -13,7 +13,7 @@ from eqtune.records import Context, Record
 from eqtune.report import KernelRow, RunSummary, kernel_table, render_html, with_records, write_html
 from eqtune.report.charts import Size, curve_svg, layout, log_ticks
 from eqtune.report.curves import best_so_far, convergence
-from eqtune.report.units import binary, count, duration, number, percent, round_duration, times
+from eqtune.report.units import binary, count, counted, duration, number, percent, round_duration, times
 
 CONTEXT = Context('{"kind": "llvm"}', "a cpu", 2, "0.27.0")
 CONV, ADD = "a" * 16, "b" * 16

@@ -42,7 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="eqtune",
         description="Make models compiled by Apache TVM faster: search equal graphs, then schedules of every kernel.",
         epilog="eqtune COMMAND --help tells each command's options. Start with: eqtune tune zoo:squeezenet --budget 60."
-        " Exit codes: 0 done, 1 failed, 2 bad arguments or input, 130 interrupted: the best so far is kept.",
+        " Exit codes: 0 done, 1 failed, 2 bad arguments or input, 130 interrupted: all measurements are"
+        " kept, and during the search the best so far is applied and written.",
     )
     parser.add_argument("--version", action="version", version=f"eqtune {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -14,7 +14,7 @@ from ..errors import InputError
 from .charts import Size, curve_svg
 from .summary import KernelRow, RunSummary
 from .table import why_not_measured
-from .units import about, binary, count, duration, number, percent, times
+from .units import about, binary, count, counted, duration, number, percent, times
 
 __all__ = ["render_html", "write_html"]
 
@@ -132,7 +132,7 @@ def _kernels(summary: RunSummary) -> str:
     flops = sum(row.calls * row.flops for row in summary.kernels)
     measured = not summary.unmeasured
     foot = (
-        f"<th>{len(summary.kernels)} kernels, all calls</th><td>{calls}</td><td>{count(flops)}</td>"
+        f"<th>{counted(len(summary.kernels), 'kernel')}, all calls</th><td>{calls}</td><td>{count(flops)}</td>"
         f"<td>{about(number(before * 1e6), measured)}</td><td>{about(number(after * 1e6), measured)}</td>"
         f"<td>{about(times(before / after if after else None), measured)}</td>"
         f"<td></td><td></td><td>{summary.trials}</td><td>{summary.failed}</td><td></td>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .summary import KernelRow, RunSummary
-from .units import about, compared, count, duration, number, percent, times
+from .units import about, compared, count, counted, duration, number, percent, times
 
 __all__ = ["closing_lines", "kernel_table", "why_not_measured"]
 
@@ -24,7 +24,7 @@ def kernel_table(summary: RunSummary) -> str:
     measured = not summary.unmeasured
     rows.append(
         (
-            f"{len(summary.kernels)} kernels, all calls",
+            f"{counted(len(summary.kernels), 'kernel')}, all calls",
             str(sum(row.calls for row in summary.kernels)),
             count(sum(row.calls * row.flops for row in summary.kernels)),
             about(_microseconds(summary.kernels_baseline_s), measured),

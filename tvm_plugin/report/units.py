@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["about", "binary", "compared", "count", "duration", "number", "percent", "round_duration", "times"]
+__all__ = [
+    "about",
+    "binary",
+    "compared",
+    "count",
+    "counted",
+    "duration",
+    "number",
+    "percent",
+    "round_duration",
+    "times",
+]
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -46,6 +57,11 @@ def count(value: float) -> str:
         if value >= scale:
             return f"{number(value / scale)} {prefix}"
     return number(value)
+
+
+def counted(many: int, what: str) -> str:
+    """So many things: 1 kernel, 2 kernels."""
+    return f"{many} {what}" if many == 1 else f"{many} {what}s"
 
 
 def binary(size_bytes: float) -> str:
