@@ -8,9 +8,14 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from eqtune.dtypes import numpy_dtype
 from eqtune.frontends import load_model
-from eqtune.machine import detect_target
+from eqtune.gpu_machine import gpu_target
+from eqtune.machine import describe_machine, detect_target
 from eqtune.runtime import ModelRunner
+from eqtune.search.space import build_space
+from eqtune.search.space.gpu.hardware import DEVICES
+from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels
 from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
 from eqtune.transform.constants import array_of, constant_of
@@ -19,7 +24,7 @@ EPSILON = 1e-5
 
 
 def constant(count, seed, dtype="float32"):
-    return constant_of(np.random.default_rng(seed).uniform(0.5, 1.5, count).astype(dtype))
+    return constant_of(np.random.default_rng(seed).uniform(0.5, 1.5, count).astype(numpy_dtype(dtype)))
 
 
 def norm(shape, make, dtype="float32"):
@@ -154,3 +159,27 @@ def test_doubles(groups, channel):
     (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(x)
     wanted = expected(np.ascontiguousarray(np.moveaxis(x, channel, 1)), groups, array_of(gamma), array_of(beta))
     np.testing.assert_allclose(np.moveaxis(result, channel, 1), wanted, rtol=0, atol=1e-11)
+
+
+NORMS = {
+    "layer": lambda x, gamma, beta: op.nn.layer_norm(x, gamma, beta, [1], EPSILON),
+    "rms": lambda x, gamma, _: op.nn.rms_norm(x, gamma, [1], EPSILON),
+    "group": lambda x, gamma, beta: op.nn.group_norm(x, gamma, beta, 4, 1, [], EPSILON),
+    "instance": lambda x, gamma, beta: op.nn.instance_norm(x, gamma, beta, 0, [1], EPSILON),
+}
+
+
+OF_16_BITS = ["layer", "rms", "instance"]
+"""TVM has no group norm of bfloat16."""
+
+
+@pytest.mark.parametrize("machine", ["cpu", "nvidia/nvidia-h100"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float64") for name in NORMS), *((name, "bfloat16") for name in OF_16_BITS)]
+)
+def test_norms_that_no_front_end_has_written_out(name, dtype, machine):
+    target = detect_target() if machine == "cpu" else gpu_target(DEVICES[machine].hardware())
+    mod = norm((8, 8), lambda x: NORMS[name](x, constant(8, 1, dtype), constant(8, 2, dtype)), dtype)
+    for task in extract_tasks(lower_to_kernels(mod, target)):
+        space = build_space(task.mod, describe_machine(target, measure=False))
+        assert space.apply(space.decision(np.zeros(1 + space.cardinalities.shape[1], np.int16)))

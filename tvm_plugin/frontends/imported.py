@@ -20,6 +20,7 @@ from ..transform.bounded_indices import with_bounded_indices
 from ..transform.functions import symbols_of
 from ..transform.known_slices import BOUNDS
 from ..transform.partial_scatters import with_partial_scatters
+from ..transform.wide_norms import with_norms_of_doubles
 from .einsum import with_einsum_products
 from .normalize import (
     with_blocked_convolutions,
@@ -34,7 +35,6 @@ from .normalize import (
     with_wide_sums,
 )
 from .whole_rows import with_whole_rows
-from .wide_norms import with_norms_of_doubles
 
 __all__ = [
     "ANY_SIZE",

@@ -20,6 +20,7 @@ from ..transform.constants import is_static_tensor
 from ..transform.functions import KERNEL_CALLS, extents, is_scheduled, map_functions, operator, rewrite_calls
 from ..transform.plain_sizes import with_plain_sizes
 from ..transform.simplify_shapes import SimplifyShapes
+from ..transform.wide_norms import with_norms_of_bfloat16, with_norms_of_doubles
 from .attention import legalize_attention
 from .block_names import rename_blocks
 from .channel_norms import legalize_channel_norms
@@ -75,6 +76,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
             mod = legalize_norms(mod)
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
+        mod = with_norms_of_doubles(with_norms_of_bfloat16(mod))  # those that are left
         mod = legalize_permuted_products(mod, activations=on_cpu)
         mod = with_plain_sizes(mod)
         mod = transform.Sequential(

@@ -1,4 +1,4 @@
-"""Norms of float64 written out: TVM lowers those of float32 and float16 alone, but for `rms_norm`, which rounds."""
+"""Norms of dtypes that TVM does not lower: of float64 written out, of bfloat16 computed in float32."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from tvm import ir, relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.functions import map_functions, operator, shape_of
+from .functions import map_functions, operator, shape_of
+from .in_float32 import compute_in_float32
 
-__all__ = ["with_norms_of_doubles"]
+__all__ = ["with_norms_of_bfloat16", "with_norms_of_doubles"]
 
 _OF_AXES = frozenset({"relax.nn.layer_norm", "relax.nn.rms_norm"})
 """Norms whose weights have the axes that they are taken over."""
@@ -18,8 +19,16 @@ _OF_AXES = frozenset({"relax.nn.layer_norm", "relax.nn.rms_norm"})
 _OF_CHANNELS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm"})
 
 
+def with_norms_of_bfloat16(mod: ir.IRModule) -> ir.IRModule:
+    """Compute layer, group, instance and root-mean-square norms of bfloat16 in float32."""
+    return compute_in_float32(mod, _OF_AXES | _OF_CHANNELS, ["bfloat16"])
+
+
 def with_norms_of_doubles(mod: ir.IRModule) -> ir.IRModule:
-    """Write layer, group, instance and root-mean-square norms of float64 as the operators of their formulas."""
+    """Write layer, group, instance and root-mean-square norms of float64 as the operators of their formulas.
+
+    TVM lowers the last alone, which it computes in float32.
+    """
     return map_functions(mod, lambda function: _WideNorms().visit_expr(function))
 
 
