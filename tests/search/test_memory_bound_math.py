@@ -153,6 +153,13 @@ def test_forms_may_be_rounded_to_bfloat16() -> None:
     np.testing.assert_allclose(got, np.exp(values), rtol=2.0**-8)
 
 
+def test_forms_may_be_selected_by() -> None:
+    """TVM simplifies twice what a value depends on, such as a leaky ReLU of a softmax."""
+    values = np.linspace(-9, 0, 64, dtype=np.float32)
+    got, _ = evaluate(lambda x: tirx.Select(exp_below_zero(x) > 0.5, exp_below_zero(x), -exp_below_zero(x)), values)
+    np.testing.assert_allclose(got, np.where(np.exp(values) > 0.5, 1, -1) * np.exp(values), rtol=1e-6)
+
+
 def padded(value: Callable[[tirx.Expr], tirx.Expr], begin: int) -> Callable[..., tirx.Expr]:
     """`value` of what is read, zeros before `begin`."""
     return lambda read: lambda i: tirx.if_then_else(i >= begin, value(read(i - begin)), 0.0)

@@ -132,7 +132,7 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
             return results[-1][1]
 
         value = store.value
-        if _has(value, tirx.Cast, _rounds_let) and not _has(value, ir.Call, is_conditional):
+        if _visits_let_twice(value) and not _has(value, ir.Call, is_conditional):
             value = tvm_ffi.structural_map(value, (tirx.Let, stored), order="pre")
         value = tvm_ffi.structural_map(value, (ir.Call, replace))
         return tirx.SeqStmt([*before, with_value(store, value)]) if before else store
@@ -173,9 +173,17 @@ def _converts_bfloat16(cast: Any) -> bool:
     return "bfloat16" in (str(cast.ty.dtype), str(cast.value.ty.dtype))
 
 
-def _rounds_let(cast: Any) -> bool:
-    """Whether a Let is rounded to bfloat16: TVM writes down the value that it rounds twice, and binds a name once."""
-    return str(cast.ty.dtype) == "bfloat16" and _has(cast.value, tirx.Let)
+def _visits_let_twice(expression: Any) -> bool:
+    """Whether TVM, which binds a name once, fails at a Let: it writes down twice what it rounds to bfloat16, and
+    simplifies twice what it selects by."""
+
+    def rounds(cast: Any) -> bool:
+        return str(cast.ty.dtype) == "bfloat16" and _has(cast.value, tirx.Let)
+
+    def selects(choice: Any) -> bool:
+        return _has(choice.condition, tirx.Let)
+
+    return _has(expression, tirx.Cast, rounds) or _has(expression, tirx.Select, selects)
 
 
 def _has_form(call: Any) -> bool:
