@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-__all__ = ["looped", "point", "with_body", "with_buffers", "with_code"]
+__all__ = ["looped", "point", "with_axes", "with_body", "with_buffers", "with_code"]
 
 
 def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: int | None = None) -> Any:
@@ -49,6 +49,21 @@ def with_buffers(block: Any, buffers: Sequence[Any]) -> Any:
         block.body,
         block.init,
         buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+
+
+def with_axes(block: Any, axes: Sequence[Any]) -> Any:
+    """The block with other axes, of the same variables."""
+    return s_tir.SBlock(
+        axes,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        block.body,
+        block.init,
+        block.alloc_buffers,
         block.match_buffers,
         block.annotations,
     )

@@ -464,6 +464,20 @@ def test_tiles_beside_a_dilated_image_are_not_multiplied(layout: str, weights: s
     check(mod, space, chosen, 1e-4)
 
 
+def test_sums_that_leave_out_padding_are_kept_by_the_tile() -> None:
+    """In a buffer of all tiles, threads would write the ragged columns of one over those of the next."""
+    mod = conv(5, 6, 19, 3, "NHWC", "OHWI", padding=(1, 1))
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 3000)]
+    one_row = [d for d in decisions if d.sketch == "tiled_columns" and d.values["m2"] == 1 and d.values["pad"] < 3]
+    for decision in {d.values["order"]: d for d in one_row}.values():
+        function = prepare_for_lowering(space.apply(decision).mod["main"])
+        assert "T.max(0, T.min(3, " in str(function)
+        planned = s_tir.transform.PlanAndUpdateBufferAllocationLocation()(tvm.IRModule({"main": function}))
+        kept = [buffer.name for buffer in planned["main"].body.block.alloc_buffers]
+        assert not [name for name in kept if "conv2d" in name or "relu" in name], decision
+
+
 def one_of_each_padding(space: Space) -> list[Decision]:
     """A candidate for each place where the image may be padded, in the form that vectorises columns."""
     decisions = [space.decision(point) for point in random_points(space, 3000)]

@@ -19,6 +19,7 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, is_conditional, is_zero, substitute, uses
+from ..statements import with_axes
 from .plan import Plan
 
 __all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "skip_padding"]
@@ -88,9 +89,27 @@ def _shorter(loop: Any) -> Any:
     first = tirx.Max(constant(0), steps(constant(rows.first) - highest))
     end = tirx.Min(loop.extent, steps(constant(rows.end) - lowest))
     variable = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
-    body = substitute(loop.body, [(loop.loop_var, variable + first)])
+    body = substitute(_without_reduction(loop), [(loop.loop_var, variable + first)])
     extent = tirx.Max(constant(0), end - first)
     return tirx.For(variable, constant(0), extent, loop.kind, body, annotations=annotations)
+
+
+def _without_reduction(loop: Any) -> Any:
+    """The loop's body, in whose blocks no axis that is bound to the loop counts as one of a reduction.
+
+    The binding will begin at what depends on loops around. TVM keeps what is reduced outside of all loops that an axis
+    of the reduction is bound to: all sums of the kernel in one buffer, ragged tiles of which threads write over others.
+    """
+
+    def realized(realize: Any) -> Any:
+        block = realize.block
+        axes = [
+            tirx.IterVar(axis.dom, axis.var, tirx.IterVar.DataPar) if uses(value, loop.loop_var) else axis
+            for axis, value in zip(block.iter_vars, realize.iter_values, strict=True)
+        ]
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, with_axes(block, axes))
+
+    return tvm_ffi.structural_map(loop.body, (s_tir.SBlockRealize, realized))
 
 
 def _rows_of_first(loop: Any, rows: ImageRows) -> tuple[Any, Any] | None:
