@@ -509,6 +509,24 @@ def test_only_short_runs_of_padded_channels_are_copied_by_partitioned_loops(chan
     check(mod, space, chosen, 1e-4)
 
 
+def test_copies_that_may_lie_beside_the_image_are_not_partitioned() -> None:
+    """TVM's part behind the image would begin in front of the copy, and write there."""
+    mod = conv(7, 7, 32, 3, "NHWC", "OHWI", padding=(4, 1))
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 3000)]
+    chosen = {}
+    for decision in (d for d in decisions if d.sketch == "tiled_columns" and d.values["pad"] in (1, 2)):
+        sch = space.apply(decision)
+        rows, *inner = (sch.get(e) for e in sch.get_loops(sch.get_sblock(space.sketches[0].plan.staged))[-4:][1:])
+        if int(rows.extent) < 7 + 2 * 4:
+            assert not any("pragma_loop_partition_hint" in loop.annotations for loop in (rows, *inner))
+            chosen[decision.values["pad"]] = decision
+        if len(chosen) == 2:
+            break
+    assert chosen.keys() == {1, 2}
+    check(mod, space, list(chosen.values()), 1e-4)
+
+
 SPLIT = (
     "few_outputs",
     "few_outputs_with_epilogue",

@@ -9,6 +9,7 @@ from tvm import tirx
 
 from ..access import Access
 from ..hardware import MASKED_BYTES
+from .padding import misses_image
 from .plan import Plan, whole_width
 
 __all__ = [
@@ -89,6 +90,7 @@ def schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: bo
     conditional = copy.conditional
     run = int(sch.get(own[-1]).extent)
     width = whole_width(run, lanes)
+    partitioned = conditional and not misses_image(sch, staged, plan)
     inside = conditional and copy.write.shape[-1] == copy.reads[0].shape[-1]
     whole_vectors = width == lanes or (inside and 4 * width >= lanes)
     long_runs = inside and whole_vectors and run >= LONG_RUN * width
@@ -100,7 +102,7 @@ def schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: bo
         pixels = sch.fuse(*own[:-1], preserve_unit_iters=True)
         if parallel:
             sch.parallel(pixels)
-    elif conditional and not masked:
+    elif partitioned and not masked:
         for loop in own[-3:-1] if whole_vectors else own[-2:]:
             sch.annotate(loop, "pragma_loop_partition_hint", 1)
     if whole_vectors or not conditional:

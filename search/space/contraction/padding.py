@@ -22,7 +22,7 @@ from ..expressions import binding_of, is_conditional, is_zero, substitute, uses
 from ..statements import with_axes
 from .plan import Plan
 
-__all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "skip_padding"]
+__all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "misses_image", "skip_padding"]
 
 IMAGE_ROWS = "eqtune.image_rows"
 """Annotation of a loop over a window: the fields of `ImageRows`."""
@@ -59,6 +59,22 @@ def image_rows(sch: Any, plan: Plan) -> Mapping[int, ImageRows]:
         rows = ImageRows(window.dimension, extent, first, min(end, extent), window.dilation)
         found[window.tap.position] = rows
     return found
+
+
+def misses_image(sch: Any, staged: Any, plan: Plan) -> bool:
+    """Whether a part of the padded operand that is copied on its own may lie beside the image, padding being wider than
+    the window. TVM does not partition loops over such parts correctly: it copies rows in front of the first.
+    """
+    block = sch.get(staged)
+    loops = sch.get_loops(staged)[-len(block.iter_vars) :]
+    reach = {window.dimension: (window.tap.extent - 1) * window.dilation + 1 for window in plan.windows}
+    for dimension, (loop, axis) in enumerate(zip(loops, block.iter_vars, strict=True)):
+        extent, copied = int(axis.dom.extent), sch.get(loop).extent
+        first, end = _bounds(block.body.value.args[0], axis.var)
+        is_whole = isinstance(copied, tirx.IntImm) and int(copied) == extent
+        if not is_whole and max(first, extent - end) > reach.get(dimension, 1):
+            return True
+    return False
 
 
 def skip_padding(func: Any) -> Any:
