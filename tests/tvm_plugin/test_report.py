@@ -125,6 +125,8 @@ def test_convergence_starts_untuned_and_never_rises():
         (number(0.01234), "0.0123"),
         (count(1.8e9), "1.80 G"),
         (count(5), "5.00"),
+        (counted(1, "kernel"), "1 kernel"),
+        (counted(2, "kernel"), "2 kernels"),
         (binary(64), "64 B"),
         (binary(2**25 + 2**24), "48 MiB"),
         (percent(0.0123), "1.2"),
