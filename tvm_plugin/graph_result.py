@@ -83,6 +83,11 @@ class GraphConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("rules", "extractors"):
+            if isinstance(getattr(self, name), str):
+                raise InputError(f"{name} is a sequence of names, not {getattr(self, name)!r}")
+        if not isinstance(self.limits, Limits):
+            raise InputError(f"limits is an eqtune.search.graph.saturate.Limits, not {self.limits!r}")
         unknown = set(self.extractors) - set(EXTRACTORS)
         if unknown or not self.extractors:
             raise InputError(f"extractors {list(self.extractors)}: choose from {list(EXTRACTORS)}")

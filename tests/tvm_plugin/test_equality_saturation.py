@@ -279,6 +279,10 @@ def test_configurations_are_checked() -> None:
         GraphConfig(rules=("no-such-rule",))
     with pytest.raises(InputError, match="greedy-dag"):
         GraphConfig(extractors=("fastest",))
+    with pytest.raises(InputError, match="rules is a sequence of names, not 'reshape-reshape'"):
+        GraphConfig(rules="reshape-reshape")
+    with pytest.raises(InputError, match=r"limits is an .*Limits, not 3"):
+        GraphConfig(limits=3)
     with pytest.raises(InputError, match="tolerance -1e-05: must not be negative"):
         GraphConfig(tolerance=-1e-5)
     lossy = GraphConfig(rules=("winograd-4x4",))

@@ -235,6 +235,10 @@ def test_load_params(tmp_path):
     path.write_bytes(b"junk")
     with pytest.raises(InputError, match=r"weights\.npz"):
         load_params(path)
+    tvms = tmp_path / "weights.params"
+    tvms.write_bytes(b"junk")
+    with pytest.raises(InputError, match=r"weights\.params: "):
+        load_params(tvms)
     program = path.rename(tmp_path / "make.py")
     with pytest.raises(InputError, match=r"make\.py is not .*savez\('weights\.npz'"):
         load_params(program)

@@ -97,6 +97,8 @@ def test_a_file_in_the_way_of_the_work_directory_is_one_clear_error(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot be written.*work_dir"):
         WorkDirectory(tmp_path / "file" / "work")
+    with pytest.raises(InputError, match="work_dir is the path of a folder, not ''"):
+        WorkDirectory("")
 
 
 def test_the_users_logging_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

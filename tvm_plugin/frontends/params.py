@@ -32,7 +32,10 @@ def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
     if path.suffix == ".params":
         from ..relay import load_params as load_tvm_params
 
-        return load_tvm_params(path.read_bytes())
+        try:
+            return load_tvm_params(path.read_bytes())
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):

@@ -67,7 +67,7 @@ class WorkDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not isinstance(path, str | os.PathLike):  # not a folder called None
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):  # not a folder called None, nor this one
             raise InputError(f"work_dir is the path of a folder, not {path!r}")
         self.path = Path(path)
         try:
