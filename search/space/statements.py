@@ -7,7 +7,12 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-__all__ = ["looped", "point", "with_axes", "with_body", "with_buffers", "with_code"]
+__all__ = ["block_with", "looped", "point", "with_body", "with_code"]
+
+_PARTS = (
+    *("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers", "annotations"),
+    "span",
+)
 
 
 def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: int | None = None) -> Any:
@@ -39,34 +44,9 @@ def with_body(loop: Any, body: Any, *without: str) -> Any:
     )
 
 
-def with_buffers(block: Any, buffers: Sequence[Any]) -> Any:
-    """The block with other buffers of its own."""
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        block.body,
-        block.init,
-        buffers,
-        block.match_buffers,
-        block.annotations,
-    )
-
-
-def with_axes(block: Any, axes: Sequence[Any]) -> Any:
-    """The block with other axes, of the same variables."""
-    return s_tir.SBlock(
-        axes,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        block.body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
+def block_with(block: Any, **changed: Any) -> Any:
+    """The block with some of its parts changed, by the names of `s_tir.SBlock`'s parameters."""
+    return s_tir.SBlock(**{name: getattr(block, name) for name in _PARTS} | changed)
 
 
 def with_code(code: str, statement: Any) -> Any:

@@ -76,6 +76,7 @@ WARPGROUPS = {"groups": 1, "height": 1, "width": 64, "stages": 3, "split": 1}
         ("float16", "float16", True, {"split": 2}),
         ("float16", "float32", False, {"groups": 2, "height": 2, "stages": 5}),
         ("uint8", "int32", True, {"stages": 4}),
+        ("float16", "float32", True, {"height": 2}),
     ],
 )
 def test_warpgroups_in_every_order(dtype, sums, transposed, knobs, tmp_path):

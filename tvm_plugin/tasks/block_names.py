@@ -8,6 +8,8 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir
 
+from ..search.space.statements import block_with
+
 __all__ = ["rename_blocks"]
 
 
@@ -18,17 +20,6 @@ def rename_blocks(statement: Any, new_name: Callable[[str], str]) -> Any:
         name = str(block.name_hint)
         if new_name(name) == name:
             return block
-        return s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            new_name(name),
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-            block.span,
-        )
+        return block_with(block, name_hint=new_name(name))
 
     return tvm_ffi.structural_map(statement, (s_tir.SBlock, rename))

@@ -19,7 +19,7 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, is_conditional, is_zero, substitute, uses
-from ..statements import with_axes
+from ..statements import block_with
 from .plan import Plan
 
 __all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "misses_image", "skip_padding"]
@@ -123,7 +123,7 @@ def _without_reduction(loop: Any) -> Any:
             tirx.IterVar(axis.dom, axis.var, tirx.IterVar.DataPar) if uses(value, loop.loop_var) else axis
             for axis, value in zip(block.iter_vars, realize.iter_values, strict=True)
         ]
-        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, with_axes(block, axes))
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, block_with(block, iter_vars=axes))
 
     return tvm_ffi.structural_map(loop.body, (s_tir.SBlockRealize, realized))
 

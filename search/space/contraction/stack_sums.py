@@ -23,7 +23,7 @@ from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..access import dtype_bytes
 from ..expressions import binding_of, substitute
-from ..statements import with_buffers
+from ..statements import block_with
 
 __all__ = ["sums_on_stack"]
 
@@ -77,7 +77,7 @@ def sums_on_stack(func: Any) -> Any:
 
     def without_moved(block: Any) -> Any:
         kept = [buffer for buffer in block.alloc_buffers if not _among(buffer, moved)]
-        return block if len(kept) == len(block.alloc_buffers) else with_buffers(block, kept)
+        return block if len(kept) == len(block.alloc_buffers) else block_with(block, alloc_buffers=kept)
 
     return func.with_body(tvm_ffi.structural_map(body, (s_tir.SBlock, without_moved)))
 

@@ -21,6 +21,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..expressions import binding_of, substitute
+from ..statements import block_with
 
 __all__ = ["CONSTRAINTS", "CUDA_TYPES", "LANES", "MULTIPLY", "SWIZZLED", "lower_warpgroups"]
 
@@ -100,17 +101,8 @@ def _exchange_pieces(block: Any) -> Any:
         return tirx.BufferStore(node.buffer, node.value, [*outer, line, piece ^ (line % 8), place])
 
     annotations = {name: value for name, value in block.annotations.items() if name != SWIZZLED}
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        tvm_ffi.structural_map(block.body, (tirx.BufferStore, store)),
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        annotations,
-    )
+    body = tvm_ffi.structural_map(block.body, (tirx.BufferStore, store))
+    return block_with(block, body=body, annotations=annotations)
 
 
 def _wait_late(loop: Any) -> Any:

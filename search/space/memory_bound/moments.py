@@ -25,7 +25,7 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, nodes_of, substitute, uses
-from ..statements import with_buffers
+from ..statements import block_with
 
 __all__ = ["sum_moments_together"]
 
@@ -61,7 +61,7 @@ def sum_moments_together(func: Any) -> Any:
     body = tvm_ffi.structural_map(func.body, (tirx.SeqStmt, sequence))
     if not buffers:
         return func
-    block = with_buffers(body.block, [*body.block.alloc_buffers, *buffers])
+    block = block_with(body.block, alloc_buffers=[*body.block.alloc_buffers, *buffers])
     return func.with_body(s_tir.SBlockRealize(body.iter_values, body.predicate, block))
 
 
