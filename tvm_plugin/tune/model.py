@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from tvm import transform
 
 from ..errors import InputError, MismatchError
-from ..frontends import check_model, load_model
+from ..frontends import ImportedModel, check_model, load_model
 from ..gpu_machine import is_gpu
 from ..runtime import Model, ModelRunner
 from ..transform.apply_tuned import build_scheduled, scheduled
@@ -31,6 +31,9 @@ from .reference import Reference
 from .result import TaskResult, TuneResult, schedules_of
 from .session import FINISH_S, Session, Settings
 from .summarize import command_line, summarize
+
+if TYPE_CHECKING:
+    from ..graph_search import GraphConfig
 
 __all__ = ["tune_model"]
 
@@ -169,97 +172,75 @@ def tune_model(
         any_size = session.runs and not is_gpu(session.target)
         imported = load_model(model, example_inputs, params, shapes, function, any_size)
         typical = typical_sizes(imported, sizes)
+        session.progress.say(session.describe())
         if typical:
-            session.progress.say(session.describe())
             with_graph = config is not None
             return tuned_for_any_size(session, imported, typical, with_graph, fast_math, verify, started, command)
-        if imported.reference is not None and not is_gpu(session.target):
-            # Untuned, too: to make floats of all weights takes longer than to tune. What they compute is known.
-            imported = replace(imported, mod=transform.Sequential([KeepNarrowWeights()])(imported.mod))
-        session.progress.say(session.describe())
-        prices = session.graph_prices(imported.mod, fast_math)
-        forms, graph_result = model_forms(
-            imported.mod, session.target, config or "off", prices, seconds=session.graph_s
+        return _tuned(session, imported, config, verify, started, command)
+
+
+def _tuned(
+    session: Session, imported: ImportedModel, config: GraphConfig | None, verify: bool, started: float, command: str
+) -> TuneResult:
+    """For the sizes that the model has: its forms, the schedules of their kernels, of what is right the fastest."""
+    fast_math = config is not None and config.fast_math
+    if imported.reference is not None and not is_gpu(session.target):
+        # Untuned, too: to make floats of all weights takes longer than to tune. What they compute is known.
+        imported = replace(imported, mod=transform.Sequential([KeepNarrowWeights()])(imported.mod))
+    prices = session.graph_prices(imported.mod, fast_math)
+    forms, graph_result = model_forms(imported.mod, session.target, config or "off", prices, seconds=session.graph_s)
+    plain = not is_quantized(imported.mod) and not is_gpu(session.target)
+    needs_advice = config is not None and not fast_math and plain
+    advice = fast_math_advice(imported.mod, forms.given_operations, session.hardware) if needs_advice else ""
+    reference = _reference(imported, forms, session, verify)
+    session.identify(forms.given, permits="fast-math" if fast_math else "")
+    limit = TOLERANCE if config is None else min(TOLERANCE, config.tolerance)
+    accuracy = Accuracy(session, reference, verify, limit)
+    forms = accuracy.not_refused(forms)
+    forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner())
+    forms = accuracy.screened(forms)
+    loop = session.search(forms.tasks, forms.variants, guess=verify)
+    if not session.runs:
+        results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
+        return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
+    tuned, latency_s = _fastest_right(forms, loop, session, accuracy, verify)
+    session.remember_winner(tuned.form.digest, loop.trials)
+    absolute, relative = accuracy.errors(tuned.run) if verify else (math.nan, math.nan)
+    if verify and not relative <= accuracy.tolerance:
+        raise MismatchError(
+            f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
+            f"absolute, where {accuracy.tolerance:.0e} relative is allowed; nothing is returned. "
+            f"{accuracy.excuse()}The records and the log are in {session.work.path}"
         )
-        plain = not is_quantized(imported.mod) and not is_gpu(session.target)
-        needs_advice = config is not None and not fast_math and plain
-        advice = fast_math_advice(imported.mod, forms.given_operations, session.hardware) if needs_advice else ""
-        in_limited_time = session.budget.time_s is not None and session.runs
-        session.baselines.choose(forms.given_operations, session.budget)
-        reference = Reference(
-            imported,
-            session.target,
-            session.work,
-            seed,
-            session.context_key,
-            session.models,
-            plain=session.baselines.plain,
-        )
-        if verify and session.runs and imported.reference is not None:
-            _ = reference.outputs  # what the source's framework cannot run is refused before the budget is spent
-        finish_s = reference.prepare(len(forms.given.calls)) if in_limited_time else None
-        session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
-        if in_limited_time:
-            session.baselines.s_per_operation = forms.untuned_s_per_operation(reference.rough_s)
-        session.identify(forms.given, permits="fast-math" if fast_math else "")
-        limit = TOLERANCE if config is None else min(TOLERANCE, config.tolerance)
-        accuracy = Accuracy(session, reference, verify, limit)
-        forms = accuracy.not_refused(forms)
-        forms = forms.shortlist(session.prices.guess_s, session.affords, session.prices.is_measured, session.winner())
-        forms = accuracy.screened(forms)
-        loop = session.search(forms.tasks, forms.variants, guess=verify)
-        if not session.runs:
-            results = session.accept([kernel for kernel in loop.kernels if kernel.status.calls])
-            return estimated_result(session, imported.name, forms, loop, results, graph_result, started, command)
-        contenders = _contenders(forms, loop, session)[: 1 if loop.interrupted else None]
-        results = session.accept(_kernels_of(contenders, loop), guess=verify, look=not loop.interrupted)
-        session.rest()
-        built = _built(contenders, results, session, accuracy)
-        if not built:  # fast math was not accurate enough
-            spare = forms.exact(loop.best_s)
-            results = session.accept(_kernels_of([spare], loop), guess=verify, look=False)
-            built = [_build(spare, results, session, accuracy)]
-        tuned, latency_s = _fastest(built, reference.inputs, session)
-        session.remember_winner(tuned.form.digest, loop.trials)
-        absolute, relative = accuracy.errors(tuned.run) if verify else (math.nan, math.nan)
-        if verify and not relative <= accuracy.tolerance:
-            raise MismatchError(
-                f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
-                f"absolute, where {accuracy.tolerance:.0e} relative is allowed; nothing is returned. "
-                f"{accuracy.excuse()}The records and the log are in {session.work.path}"
-            )
-        session.keep_unreached(tuned.tasks)
-        baseline_s = reference.time_s(session.untuned_timing_s)
-        if latency_s > baseline_s:  # perhaps only because the machine was quieter when the baseline was timed
-            both = [tuned.run, reference.run]
-            latency_s, baseline_s = session.models.time_s(both, reference.inputs, session.timing_s)
-        if latency_s > baseline_s:
-            session.progress.say(f"tuned {latency_s:.3g} s, untuned {baseline_s:.3g} s: the untuned model is kept")
-            tuned = _Built(Form("untuned", imported.mod, ()), [], imported.mod, reference.executable, reference.run)
-            latency_s = baseline_s
-            if verify:
-                absolute, relative = accuracy.errors(tuned.run)
-        session.save_spent()
-        verdict = accuracy.verdict(tuned.form) if fast_math else advice
-        summary = summarize(
-            session,
-            imported.name,
-            tuned.tasks,
-            wall_s=time.monotonic() - started,
-            baseline_s=baseline_s,
-            plain_baseline=reference.plain,
-            tuned_s=latency_s,
-            max_abs_error=absolute,
-            max_rel_error=relative,
-            tolerance=accuracy.tolerance if verify else None,
-            graph={
-                "form": tuned.form.name,
-                **({"fast math": verdict} if verdict else {}),
-            },
-            command=command,
-            interrupted=loop.interrupted,
-        )
-        session.work.write_json("summary.json", summary.to_json())
+    session.keep_unreached(tuned.tasks)
+    latency_s, baseline_s = _beside_baseline(tuned, latency_s, reference, session)
+    if latency_s > baseline_s:
+        session.progress.say(f"tuned {latency_s:.3g} s, untuned {baseline_s:.3g} s: the untuned model is kept")
+        tuned = _Built(Form("untuned", imported.mod, ()), [], imported.mod, reference.executable, reference.run)
+        latency_s = baseline_s
+        if verify:
+            absolute, relative = accuracy.errors(tuned.run)
+    session.save_spent()
+    verdict = accuracy.verdict(tuned.form) if fast_math else advice
+    summary = summarize(
+        session,
+        imported.name,
+        tuned.tasks,
+        wall_s=time.monotonic() - started,
+        baseline_s=baseline_s,
+        plain_baseline=reference.plain,
+        tuned_s=latency_s,
+        max_abs_error=absolute,
+        max_rel_error=relative,
+        tolerance=accuracy.tolerance if verify else None,
+        graph={
+            "form": tuned.form.name,
+            **({"fast math": verdict} if verdict else {}),
+        },
+        command=command,
+        interrupted=loop.interrupted,
+    )
+    session.work.write_json("summary.json", summary.to_json())
     return TuneResult(
         mod=tuned.mod,
         latency_s=latency_s,
@@ -276,6 +257,28 @@ def tune_model(
     )
 
 
+def _reference(imported: ImportedModel, forms: Forms, session: Session, verify: bool) -> Reference:
+    """What the result is compared with; the time that its last steps will take is kept back from the search."""
+    in_limited_time = session.budget.time_s is not None and session.runs
+    session.baselines.choose(forms.given_operations, session.budget)
+    reference = Reference(
+        imported,
+        session.target,
+        session.work,
+        session.settings.seed,
+        session.context_key,
+        session.models,
+        plain=session.baselines.plain,
+    )
+    if verify and session.runs and imported.reference is not None:
+        _ = reference.outputs  # what the source's framework cannot run is refused before the budget is spent
+    finish_s = reference.prepare(len(forms.given.calls)) if in_limited_time else None
+    session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
+    if in_limited_time:
+        session.baselines.s_per_operation = forms.untuned_s_per_operation(reference.rough_s)
+    return reference
+
+
 @dataclass(frozen=True)
 class _Built:
     """A form with its schedules applied (`mod`), compiled."""
@@ -285,6 +288,31 @@ class _Built:
     mod: Any
     executable: Any
     run: Model
+
+
+def _fastest_right(
+    forms: Forms, loop: TuningLoop, session: Session, accuracy: Accuracy, verify: bool
+) -> tuple[_Built, float]:
+    """Of the forms still in the race and accurate enough, compiled, the fastest, and its latency in seconds."""
+    contenders = _contenders(forms, loop, session)[: 1 if loop.interrupted else None]
+    results = session.accept(_kernels_of(contenders, loop), guess=verify, look=not loop.interrupted)
+    session.rest()
+    built = _built(contenders, results, session, accuracy)
+    if not built:  # fast math was not accurate enough
+        spare = forms.exact(loop.best_s)
+        results = session.accept(_kernels_of([spare], loop), guess=verify, look=False)
+        built = [_build(spare, results, session, accuracy)]
+    return _fastest(built, accuracy.reference.inputs, session)
+
+
+def _beside_baseline(tuned: _Built, latency_s: float, reference: Reference, session: Session) -> tuple[float, float]:
+    """The latencies of the tuned model and of the baseline, in seconds; timed in turns where the tuned seems slower."""
+    baseline_s = reference.time_s(session.untuned_timing_s)
+    if latency_s <= baseline_s:
+        return latency_s, baseline_s
+    # Perhaps only because the machine was quieter when the baseline was timed.
+    latency_s, baseline_s = session.models.time_s([tuned.run, reference.run], reference.inputs, session.timing_s)
+    return latency_s, baseline_s
 
 
 def _contenders(forms: Forms, loop: TuningLoop, session: Session) -> list[Form]:
