@@ -2,7 +2,7 @@
 # ============
 #
 # `tune_model` takes a Relax module, a torch module with example inputs, an ONNX file, or a model of the zoo, and gives
-# back a faster executable that computes the same. Here: NasRNN from the zoo, with a budget of half a minute.
+# back a faster executable that computes the same. Here: NasRNN from the zoo, with a budget of a quarter of a minute.
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ import eqtune
 from eqtune import zoo
 
 work_dir = Path(tempfile.mkdtemp()) / "work"
-result = eqtune.tune_model("zoo:nasrnn", work_dir=work_dir, time_budget_s=25, progress=False)
+result = eqtune.tune_model("zoo:nasrnn", work_dir=work_dir, time_budget_s=15, progress=False)
 
 # The result holds the times before and after, and what the check against the untuned model found.
 

@@ -37,7 +37,7 @@ quantization.quantize_static(directory / "float.onnx", directory / "bytes.onnx",
 
 # Tuning is as always.
 
-result = eqtune.tune_model(directory / "bytes.onnx", work_dir=directory / "work", time_budget_s=30, progress=False)
+result = eqtune.tune_model(directory / "bytes.onnx", work_dir=directory / "work", time_budget_s=15, progress=False)
 print(f"untuned {result.baseline_latency_s * 1e3:.2f} ms, tuned {result.latency_s * 1e3:.2f} ms")
 
 # A value that lies between two steps of a scale may be rounded to either, so that two runtimes' outputs can differ by a

@@ -24,7 +24,7 @@ model = torch.nn.Sequential(
 ).eval()
 image = torch.randn(1, 3, 112, 112)
 work_dir = Path(tempfile.mkdtemp()) / "work"
-options = {"time_budget_s": 20, "work_dir": work_dir, "progress": False}
+options = {"time_budget_s": 10, "work_dir": work_dir, "progress": False}
 fast = torch.compile(model, backend="eqtune", options=options)
 
 with torch.inference_mode():
