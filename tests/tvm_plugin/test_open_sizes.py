@@ -172,6 +172,18 @@ def test_a_table_is_not_read_beyond_its_end(tmp_path: Path) -> None:
         result.run(np.zeros((11, 4), np.float32))
 
 
+def test_inputs_agree_in_their_open_sizes(tmp_path: Path) -> None:
+    class Add(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    n = torch.export.Dim("n", min=1, max=64)
+    program = torch.export.export(Add(), (torch.randn(4, 6), torch.randn(4, 6)), dynamic_shapes=({0: n}, {0: n}))
+    result = tuned(program, tmp_path)
+    with pytest.raises(InputError, match="the size n is 3 in the input x and 5 in y"):
+        result.run(normal(3, 6), normal(5, 6))
+
+
 TABLE = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 

@@ -237,10 +237,16 @@ class TuneResult:
         try:
             yield
         except (RuntimeError, ValueError, TypeError) as error:
+            known: dict[str, tuple[int, str]] = {}
             for parameter, given in zip(self.mod["main"].params, inputs, strict=True):
                 if not _fits(parameter.ty, given):
                     found = f"{given.dtype} of shape {tuple(given.shape)}"
                     raise InputError(f"the input {parameter.name} takes {parameter.ty}, not {found}") from error
+                for name, size in _open_sizes(parameter.ty, given):
+                    before, where = known.setdefault(name, (size, parameter.name))
+                    if size != before:
+                        message = f"the size {name} is {before} in the input {where} and {size} in {parameter.name}"
+                        raise InputError(message) from error
             raise
 
     def _check_sizes(self, inputs: Sequence[Any]) -> None:
@@ -327,6 +333,14 @@ def _fits(ty: Any, given: Any) -> bool:
     return all(
         not isinstance(size, tirx.IntImm) or int(size) == have for size, have in zip(sizes, given.shape, strict=False)
     )
+
+
+def _open_sizes(ty: Any, given: Any) -> Iterator[tuple[str, int]]:
+    """The names of a parameter's open sizes, and what they are in an array or tensor that fits it."""
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    for size, have in zip(shape if isinstance(shape, relax.ShapeExpr) else (), given.shape, strict=False):
+        if isinstance(size, tirx.Var):
+            yield size.name, int(have)
 
 
 def _make_room(temporary: Path, path: Path) -> None:
