@@ -18,6 +18,7 @@ from ..transform.batch_norm import with_batch_statistics
 from ..transform.bounded_indices import with_bounded_indices
 from ..transform.constants import is_static_tensor
 from ..transform.functions import KERNEL_CALLS, extents, is_scheduled, map_functions, operator, rewrite_calls
+from ..transform.joined_norms import JoinNorms
 from ..transform.plain_sizes import with_plain_sizes
 from ..transform.simplify_shapes import SimplifyShapes
 from ..transform.wide_norms import with_norms_of_bfloat16, with_norms_of_doubles
@@ -70,6 +71,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 SimplifyShapes(),
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
+                JoinNorms(),  # over channels, which may be last by now
             ]
         )(mod)
         if on_cpu:

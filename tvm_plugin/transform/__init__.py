@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .equality_saturation import EqualitySaturation
     from .fake_quantization import FakeQuantizationToInteger
     from .fold_weights import FoldWeights
+    from .joined_norms import JoinNorms
     from .known_slices import KnownSlices
     from .layout import ChannelsLast
     from .lowering import LowerToKernels
@@ -38,6 +39,7 @@ __all__ = [
     "FakeQuantizationToInteger",
     "FoldBatchNorm",
     "FoldWeights",
+    "JoinNorms",
     "JoinParallelConvolutions",
     "JoinSharedHeads",
     "KeepNarrowWeights",
@@ -59,6 +61,7 @@ _HOMES = {
     "FakeQuantizationToInteger": ".fake_quantization",
     "FoldBatchNorm": ".batch_norm",
     "FoldWeights": ".fold_weights",
+    "JoinNorms": ".joined_norms",
     "JoinParallelConvolutions": ".parallel_convolutions",
     "JoinSharedHeads": ".shared_heads",
     "KeepNarrowWeights": ".narrow_weights",

@@ -1,0 +1,261 @@
+"""JoinNorms: layer norms and RMS norms that are written out become one operator, which is one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, tirx, transform
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import structural_equal
+
+from .constants import array_of, constant_of, is_number
+from .functions import map_functions, operator, top_level_bindings, use_counts
+
+__all__ = ["JoinNorms"]
+
+_ROOTS = frozenset({"relax.sqrt", "relax.rsqrt"})
+
+
+@transform.module_pass(opt_level=0, name="JoinNorms")
+class JoinNorms:
+    """Sums over axes and what follows them -> `nn.layer_norm`, `nn.rms_norm`, where nothing else reads the sums.
+
+    - x * rsqrt(mean(x^2) + epsilon) * gamma -> rms_norm(x, gamma)
+    - d * rsqrt(mean(d^2) + epsilon) * gamma + beta, where d = x - mean(x) -> layer_norm(x, gamma, beta)
+    - x * s + (beta - mean(x) * s), where s = rsqrt(mean(d^2) + epsilon) * gamma -> the same: TensorFlow's spelling
+
+    Also with a division by the root, and with `variance(x)` for mean(d^2). Language models of PyTorch write RMS norms
+    so, and all that was exported to ONNX before opset 17 its layer norms: three to six kernels that read what one
+    reads. Of float32, in which norms of 16 bits are written; over the last axes: over the channels of an image that
+    come first, one kernel takes three times as long as these.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
+        """Rewrite every Relax function."""
+        return map_functions(mod, _join)
+
+
+def _join(function: relax.Function) -> relax.Function:
+    if not any(operator(binding.value) in _ROOTS for binding in top_level_bindings(function)):
+        return function
+    return relax.analysis.remove_all_unused(_Joiner(function).visit_expr(function))
+
+
+@mutator
+class _Joiner(PyExprMutator):
+    """A norm begins without gamma and beta, as ones and zeros, and takes them from the operators that follow it."""
+
+    def __init__(self, function: relax.Function) -> None:
+        super().__init__()
+        self._uses = use_counts(function)
+        self._ones: list[Any] = []
+        self._zeros: list[Any] = []
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        if not isinstance(call.ty, relax.TensorType) or str(call.ty.dtype) != "float32" or call.ty.ndim < 1:
+            return call
+        ways: dict[str, Sequence[Callable[[relax.Call], Any]]] = {
+            "relax.multiply": (self._by_inverse_root, self._scaled),
+            "relax.divide": (self._by_root,),
+            "relax.add": (self._shifted, self._shifted_before),
+        }
+        found = (way(call) for way in ways.get(operator(call), ()))
+        return next((norm for norm in found if norm is not None), call)
+
+    def _by_inverse_root(self, call: relax.Call) -> Any:
+        """x * rsqrt(mean square + epsilon)"""
+        for x, root in (call.args, reversed(call.args)):
+            found = self._under_root(root, "relax.rsqrt")
+            if found is not None:
+                return self._norm(x, *found)
+        return None
+
+    def _by_root(self, call: relax.Call) -> Any:
+        """x / sqrt(mean square + epsilon)"""
+        found = self._under_root(call.args[1], "relax.sqrt")
+        return None if found is None else self._norm(call.args[0], *found)
+
+    def _under_root(self, expr: Any, root: str) -> tuple[relax.Call, float] | None:
+        """The mean square or variance whose root it is, which keeps its axes, and epsilon."""
+        value = self._value(expr)
+        if operator(value) != root or self._uses.get(expr) != 1:
+            return None
+        total = self._value(value.args[0])
+        if operator(total) != "relax.add":
+            return None
+        for mean, epsilon in (total.args, reversed(total.args)):
+            mean = self._value(mean)
+            kind = operator(mean)
+            if kind in ("relax.mean", "relax.variance") and mean.attrs.keepdims and is_number(epsilon, mean.ty.ndim):
+                return mean, float(array_of(epsilon).reshape(()))
+        return None
+
+    def _norm(self, x: Any, square: relax.Call, epsilon: float) -> Any:
+        """What divides x by the root of `square`; None where that is of something else."""
+        axes = _axes(square)
+        if operator(square) == "relax.mean":
+            base = self._squared(square.args[0])
+            if base is None or not self._same(base, x):
+                return None
+            centred = self._centred(x, axes)
+        else:
+            centred = self._centred(x, axes)
+            if centred is None or not self._same(centred, square.args[0]):
+                return None
+        source = x if centred is None else centred
+        sizes = _sizes(source, axes)
+        if sizes is None or axes != list(range(source.ty.ndim))[-len(axes) :]:
+            return None
+        ones = constant_of(np.ones(sizes, np.float32))
+        if centred is not None:
+            zeros = constant_of(np.zeros(sizes, np.float32))
+            self._ones.append(ones)
+            self._zeros.append(zeros)
+            return op.nn.layer_norm(source, ones, zeros, axes, epsilon)
+        self._ones.append(ones)
+        return op.nn.rms_norm(source, ones, axes, epsilon)
+
+    def _squared(self, expr: Any) -> Any:
+        """What is squared, or None."""
+        value = self._value(expr)
+        kind = operator(value)
+        if kind == "relax.square":
+            return value.args[0]
+        if kind == "relax.multiply" and self._same(*value.args):
+            return value.args[0]
+        is_square = kind == "relax.power" and is_number(value.args[1], value.ty.ndim)
+        return value.args[0] if is_square and float(array_of(value.args[1]).reshape(())) == 2.0 else None
+
+    def _centred(self, expr: Any, axes: list[int]) -> Any:
+        """x, where the expression is x - mean(x) over such axes."""
+        value = self._value(expr)
+        if operator(value) != "relax.subtract":
+            return None
+        x, mean = value.args[0], self._value(value.args[1])
+        is_mean = operator(mean) == "relax.mean" and mean.attrs.keepdims and _axes(mean) == axes
+        return x if is_mean and self._same(mean.args[0], x) else None
+
+    def _scaled(self, call: relax.Call) -> Any:
+        """norm(x) * gamma"""
+        for var, gamma in (call.args, reversed(call.args)):
+            norm = self._plain_norm(var, self._ones, 1)
+            by = None if norm is None else self._of_axes(gamma, norm)
+            if by is not None:
+                return relax.Call(norm.op, [norm.args[0], by, *norm.args[2:]], norm.attrs)
+        return None
+
+    def _shifted(self, call: relax.Call) -> Any:
+        """norm(x) + beta"""
+        for var, beta in (call.args, reversed(call.args)):
+            norm = self._plain_norm(var, self._zeros, 2)
+            by = None if norm is None else self._of_axes(beta, norm)
+            if by is not None:
+                return relax.Call(norm.op, [*norm.args[:2], by], norm.attrs)
+        return None
+
+    def _shifted_before(self, call: relax.Call) -> Any:
+        """x * s + (beta - mean(x) * s), s = rsqrt(variance + epsilon) * gamma"""
+        for scaled, offset in (call.args, reversed(call.args)):
+            product, difference = self._value(scaled), self._value(offset)
+            if operator(product) != "relax.multiply" or operator(difference) != "relax.subtract":
+                continue
+            beta, shift = difference.args[0], self._value(difference.args[1])
+            if operator(shift) != "relax.multiply":
+                continue
+            for x, scale in (product.args, reversed(product.args)):
+                mean = next((m for m, s in (shift.args, reversed(shift.args)) if self._same(s, scale)), None)
+                norm = None if mean is None else self._norm_of_scale(x, mean, scale)
+                by = None if norm is None else self._of_axes(beta, norm)
+                if by is not None:
+                    return relax.Call(norm.op, [*norm.args[:2], by], norm.attrs)
+        return None
+
+    def _norm_of_scale(self, x: Any, mean: Any, scale: Any) -> Any:
+        """layer_norm(x, gamma, zeros), of what x is multiplied by, and the mean that was subtracted from it."""
+        value = self._value(scale)
+        if operator(value) != "relax.multiply":
+            return None
+        for root, gamma in (value.args, reversed(value.args)):
+            found = self._under_root(root, "relax.rsqrt")
+            if found is None:
+                continue
+            norm = self._norm(self._emit(op.subtract(x, mean)), *found)
+            by = self._of_axes(gamma, norm) if operator(norm) == "relax.nn.layer_norm" else None
+            if by is not None:
+                return relax.Call(norm.op, [norm.args[0], by, norm.args[2]], norm.attrs)
+        return None
+
+    def _plain_norm(self, var: Any, placeholders: Sequence[Any], argument: int) -> Any:
+        """The norm that a variable is, which still has a placeholder for that argument, and no other reader."""
+        value = self._value(var)
+        if operator(value) not in ("relax.nn.layer_norm", "relax.nn.rms_norm") or argument >= len(value.args):
+            return None
+        is_open = any(value.args[argument].same_as(placeholder) for placeholder in placeholders)
+        return value if is_open and self._uses.get(var) == 1 else None
+
+    def _of_axes(self, operand: Any, norm: relax.Call) -> Any:
+        """The operand with the shape of gamma; None where it differs along other axes, or is the same along these."""
+        axes, rank = _axes(norm), norm.args[0].ty.ndim
+        shape = _static_shape(operand.ty)
+        if shape is None or len(shape) > rank:
+            return None
+        shape = [1] * (rank - len(shape)) + shape
+        wanted = _sizes(norm.args[0], axes)
+        if [shape[axis] for axis in axes] != wanted or any(shape[a] != 1 for a in range(rank) if a not in axes):
+            return None
+        if isinstance(operand, ir.GenericConst):
+            return constant_of(array_of(operand).reshape(wanted))
+        return operand if _static_shape(operand.ty) == wanted else self._emit(op.reshape(operand, wanted))
+
+    def _value(self, expr: Any) -> Any:
+        """What a variable is bound to, but for casts that change nothing."""
+        while isinstance(expr, relax.Var):
+            value = self.lookup_binding(expr)
+            if value is None:
+                return expr
+            if operator(value) != "relax.astype" or str(value.ty.dtype) != str(value.args[0].ty.dtype):
+                return value
+            expr = value.args[0]
+        return expr
+
+    def _same(self, left: Any, right: Any) -> bool:
+        """Whether two expressions compute the same, also where that is written twice."""
+        if left.same_as(right):
+            return True
+        left, right = self._value(left), self._value(right)
+        if left.same_as(right):
+            return True
+        if not operator(left) or operator(left) != operator(right) or len(left.args) != len(right.args):
+            return False
+        return structural_equal(left.attrs, right.attrs) and all(map(self._same, left.args, right.args))
+
+    def _emit(self, value: Any) -> Any:
+        return self.builder_.emit(self.builder_.normalize(value))
+
+
+def _axes(call: relax.Call) -> list[int]:
+    """The axes of a reduction or a norm, in order."""
+    given = getattr(call.attrs, "axes", None) if "norm" in operator(call) else call.attrs.axis
+    rank = call.args[0].ty.ndim
+    return list(range(rank)) if given is None else sorted(int(axis) % rank for axis in given)
+
+
+def _static_shape(ty: Any) -> list[int] | None:
+    """The extents of a tensor, where all are known."""
+    shape = getattr(ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(size, tirx.IntImm) for size in shape.values):
+        return None
+    return [int(size) for size in shape.values]
+
+
+def _sizes(x: Any, axes: Sequence[int]) -> list[int] | None:
+    """The extents of a tensor along some axes, where they are known."""
+    shape = getattr(x.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    sizes = [shape.values[axis] for axis in axes]
+    return [int(size) for size in sizes] if all(isinstance(size, tirx.IntImm) for size in sizes) else None
