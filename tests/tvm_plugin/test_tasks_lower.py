@@ -567,3 +567,27 @@ def test_what_binds_a_part_is_noted_once_for_all_concatenations(monkeypatch):
     monkeypatch.setattr("eqtune.tasks.concat._parts", parts)
     lower(steps_of_a_row(8, 16))
     assert len(noted) == 1
+
+
+def rotated(emit, x):
+    """Rotary embedding: halves change places, and each is multiplied by a table."""
+    halves = [emit(op.strided_slice(x, [2], [begin], [begin + 8])) for begin in (0, 8)]
+    swapped = emit(op.concat([emit(op.negative(halves[1])), halves[0]], axis=-1))
+    return emit(op.add(emit(op.multiply(x, constant(5, 16))), emit(op.multiply(swapped, constant(1, 5, 16)))))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda emit, x: op.permute_dims(rotated(emit, x), [0, 2, 1]), 2),  # columns of what is computed of parts
+        (lambda emit, x: op.permute_dims(rotated(emit, x), [1, 0, 2]), 1),  # rows stay rows
+        (lambda emit, x: op.permute_dims(emit(op.nn.relu(x)), [0, 2, 1]), 1),  # one tensor, read in tiles
+        (lambda emit, x: op.permute_dims(emit(op.concat([x, x], axis=1)), [0, 2, 1]), 1),  # parts that only move
+    ],
+)
+def test_what_is_computed_of_parts_is_turned_by_a_kernel_of_its_own(make, expected):
+    mod, kernels = lower(function((3, 5, 16), make))
+    found = names(kernels)
+    assert len(found) == expected
+    assert ("transpose" in found) == (expected == 2)
+    assert_same_outputs(mod, kernels)

@@ -34,6 +34,7 @@ from .routines import write_routines
 from .slices import join_slices
 from .spread import keep_spreads_apart
 from .stacks import write_stacks_as_copies
+from .turned import keep_turns_apart
 
 __all__ = ["lower_to_kernels"]
 
@@ -88,7 +89,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.AnnotateTIROpPattern(),
             ]
         )(mod)
-        mod = relax.transform.RewriteDataflowReshape()(_fused(keep_spreads_apart(mod)))
+        mod = relax.transform.RewriteDataflowReshape()(_fused(keep_turns_apart(keep_spreads_apart(mod))))
         mod = _reshape_outputs(mod)
         if on_cpu:
             mod = join_slices(mod)

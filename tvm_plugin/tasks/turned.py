@@ -1,0 +1,80 @@
+"""Tensors that are computed from concatenated parts and then turned, as the keys of rotary attention are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax, tirx
+from tvm.ir.expr import TensorLoad
+
+from ..transform.functions import map_functions, operator, rewrite_bindings, top_level_bindings
+from .concat import CONCAT_AXIS
+
+__all__ = ["keep_turns_apart"]
+
+_INJECTIVE = 2  # of TVM's OpPatternKind: an element of the result is made of single elements
+
+
+def keep_turns_apart(mod: ir.IRModule) -> ir.IRModule:
+    """Put a view, behind which nothing is fused, before what turns rows into columns: transpose(concat(a, b) * c).
+
+    Fused, a kernel would look for each element at where it lies, and read or write along columns, one by one; the
+    tiles of transposes (search/space/memory_bound/transpose.py) are loaded whole. What only moves elements, as a
+    shuffle of channels, stays one kernel. The kernels of `mod` must have the attribute `op_pattern`.
+    """
+    return map_functions(mod, lambda function: rewrite_bindings(function, _Views(mod, function).before))
+
+
+class _Views:
+    def __init__(self, mod: ir.IRModule, function: relax.Function) -> None:
+        self._mod = mod
+        self._builder = relax.BlockBuilder(mod)
+        # What FuseOps can compute together with a concatenation, and of that, what is made of other tensors as well.
+        parts: set[relax.Var] = set()
+        self._mixed: set[relax.Var] = set()
+        for binding in top_level_bindings(function):
+            kernel = self._kernel(binding.value)
+            if kernel is None or not isinstance(binding.var, relax.DataflowVar) or self._pattern(kernel) > _INJECTIVE:
+                continue
+            arguments = binding.value.args[1].fields
+            if CONCAT_AXIS in kernel.attrs:
+                parts.add(binding.var)
+            elif not parts.isdisjoint(arguments):
+                parts.add(binding.var)
+                if len(arguments) > 1 or not self._mixed.isdisjoint(arguments):
+                    self._mixed.add(binding.var)
+
+    def before(self, binding: Any) -> list[Any]:
+        """The view that a binding needs, and the binding, which reads it."""
+        call = binding.value
+        kernel = self._kernel(call)
+        if kernel is None or not _turns(kernel) or call.args[1].fields[0] not in self._mixed:
+            return [binding]
+        whole = call.args[1].fields[0]
+        view = relax.DataflowVar(f"{whole.name}_whole", whole.ty)
+        value = self._builder.normalize(relax.op.reshape(whole, whole.ty.shape))
+        turned = relax.Call(call.op, [call.args[0], relax.Tuple([view])], call.attrs, call.ty_args)
+        return [relax.VarBinding(view, value), relax.VarBinding(binding.var, self._builder.normalize(turned))]
+
+    def _kernel(self, value: Any) -> tirx.PrimFunc | None:
+        if operator(value) != "relax.call_tir" or not isinstance(value.args[1], relax.Tuple):
+            return None
+        kernel: tirx.PrimFunc = self._mod[value.args[0]]
+        return kernel if kernel.attrs else None
+
+    @staticmethod
+    def _pattern(kernel: tirx.PrimFunc) -> float:
+        return int(kernel.attrs["op_pattern"]) if "op_pattern" in kernel.attrs else math.inf
+
+
+def _turns(kernel: tirx.PrimFunc) -> bool:
+    """Whether it only moves elements to other places, and another axis becomes the last."""
+    stores: list[Any] = []
+    tvm_ffi.structural_walk(kernel.body, (tirx.BufferStore, stores.append))
+    if len(stores) != 1 or not isinstance(stores[0].value, TensorLoad):
+        return False
+    written, read = list(stores[0].indices), list(stores[0].value.indices)
+    order = [next((place for place, other in enumerate(written) if other.same_as(index)), -1) for index in read]
+    return sorted(order) == list(range(len(written))) and bool(order) and order[-1] != len(written) - 1
