@@ -6,10 +6,10 @@
         exponentials @ value, over sums   -> rows of the result
 
 It is FlashAttention's fusion (Dao et al., 2022) without its running maxima: a block has whole rows. Both products run
-in register tiles; key and value may be copied into panels for each block, where their rows lie so far apart that they
-share the cache's sets. Where rows, places or columns do not come out even, panels have zeros for the places that are
-missing, whose scores are minus infinity, and for the columns, and rows that are missing are computed like the last one;
-neither rows nor columns are written.
+in register tiles; key and value may be copied into panels, once or for each block, where their rows lie so far apart
+that they share the cache's sets. Where rows, places or columns do not come out even, panels have zeros for the places
+that are missing, whose scores are minus infinity, and for the columns, and rows that are missing are computed like the
+last one; neither rows nor columns are written.
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ EXP_INSTRUCTIONS = 16.0
 PANEL_INSTRUCTIONS = 1.0
 """Vector-instruction times in which one element is copied into a panel (Zen 4: a tenth of all with 64 rows a block)."""
 
+FAR_KEYS_BYTES, FAR_KEYS = 4096, 1.15
+"""The product with keys whose rows lie a page apart, or more, takes so many times as long as with panels of them.
+
+Two threads of Zen 5, ms, where panels are (none, for each block, once), best tiles: 8 heads, 1024 places, 64 deep,
+4.98, 4.81, 4.63; 6 heads, 1500 places, which do not come out even, for each block 8.90, once 7.63.
+"""
+
 
 MOST_FILLING = 1.1
 """Products may be this many times as many where rows and places are filled up."""
@@ -124,7 +131,8 @@ def attention_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
 
 class AttentionSketch(Sketch):
     """Knobs: `rows` of a block; for the scores and for the values `mr` x `nr` sums in registers and `ku` steps of the
-    reduction unrolled; `key_panels` and `value_panels` (1: copied for each block).
+    reduction unrolled; `key_panels` and `value_panels` (0: read as they lie; 1: copied for each block; 2: copied once,
+    before, by all threads).
 
     Parameters
     ----------
@@ -160,8 +168,8 @@ class AttentionSketch(Sketch):
             Knob("value_mr", tiles),
             Knob("value_nr", self._widths(self.columns)),
             Knob("value_ku", (1, 2, 4)),
-            Knob("key_panels", (1,) if KEYS in self.stages else (0, 1)),
-            Knob("value_panels", (1,) if WEIGHTED in self.stages else (0, 1)),
+            Knob("key_panels", (1, 2) if KEYS in self.stages else (0, 1, 2)),
+            Knob("value_panels", (1, 2) if WEIGHTED in self.stages else (0, 1, 2)),
         )
 
     def _widths(self, extent: int) -> tuple[int, ...]:
@@ -186,18 +194,21 @@ class AttentionSketch(Sketch):
         share = np.ceil(blocks / used) / blocks  # of the whole, that the busiest thread computes
         scores = float(self.heads * self.all_rows * self.places)
         serial_s = np.zeros(len(values))
-        products = ((s_mr, s_nr, self.depth, self.depth), (v_mr, v_nr, self.places, self.columns))
+        far = np.where((key_panels == 0) & (4 * self.places >= FAR_KEYS_BYTES), FAR_KEYS, 1.0)
+        products = ((s_mr, s_nr, self.depth, self.depth * far), (v_mr, v_nr, self.places, self.columns))
         for mr, nr, steps, width in products:
             efficiency = tile_efficiency(mr, nr / self.lanes, steps)
             serial_s = serial_s + 2.0 * scores * width / machine.peak_flops_per_s / efficiency
         serial_s = serial_s + scores * EXP_INSTRUCTIONS * 2.0 / machine.peak_flops_per_s
-        copied = blocks * self.places * (self.depth * key_panels + self.columns * value_panels)
+        copies = [np.choose(panels.astype(np.intp), (0.0, blocks, self.heads)) for panels in (key_panels, value_panels)]
+        copied = self.places * (self.depth * copies[0] + self.columns * copies[1])
         serial_s = serial_s + copied * PANEL_INSTRUCTIONS * 2.0 * self.lanes / machine.peak_flops_per_s
         scratch = 8.0 * rows * self.places
         again = np.where(scratch <= machine.l2_bytes, 1.0, 1.2)
         # Keys and values come from the second-level cache in each block: 128 rows win over 32 by 14 %.
         traffic = 8.0 * scores * again + 2 * 4.0 * blocks * self.places * (self.depth + self.columns) + self.bytes_moved
-        overhead_s = machine.parallel_overhead_s if machine.threads > 1 else 0.0
+        regions = 1.0 + (key_panels == 2) + (value_panels == 2)
+        overhead_s = machine.parallel_overhead_s * regions if machine.threads > 1 else 0.0
         return np.asarray((serial_s + traffic / machine.cache_bandwidth_bytes_per_s / 2) * share + overhead_s)
 
     def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -220,7 +231,7 @@ class AttentionSketch(Sketch):
             "l2_footprint": 8.0 * rows * self.places / self.hardware.l2_bytes,
             "log_reduction": np.log2(float(self.places)),
             "log_latency": np.log2(self.latency_s(values)),
-            "variant": key_panels + 2 * value_panels,
+            "variant": _choice(key_panels) + 2 * _choice(value_panels),
         }
         return feature_table(len(values), known)
 
@@ -239,16 +250,20 @@ class AttentionSketch(Sketch):
         panels = []
         if values["value_panels"]:
             copy = self._panels(schedule, blocks[VALUES], blocks.get(WEIGHTED), values["value_nr"])
-            panels.append((copy, WEIGHTED, self.all_columns))
+            panels.append((copy, WEIGHTED, self.all_columns, values["value_panels"] == 2))
         self._softmax(schedule, blocks, outer)
         schedule.compute_at(blocks[SCORES], outer, preserve_unit_loops=True)
         *_, row, place = schedule.get_loops(blocks[SCORES])
         finish.append(self._product(schedule, blocks[PRODUCTS], row, place, values, "score"))
         if values["key_panels"]:
             copy = self._panels(schedule, blocks[PRODUCTS], blocks.get(KEYS), values["score_nr"])
-            panels.append((copy, KEYS, self.places))
-        for copy, filled, columns in panels:
-            schedule.compute_at(copy, outer, preserve_unit_loops=True)
+            panels.append((copy, KEYS, self.places, values["key_panels"] == 2))
+        for copy, filled, columns, once in panels:
+            if once and self.hardware.threads > 1:
+                *shared, _, _ = schedule.get_loops(copy)
+                schedule.parallel(schedule.fuse(*shared))
+            elif not once:
+                schedule.compute_at(copy, outer, preserve_unit_loops=True)
             vectors = self._vectorize(schedule, schedule.get_loops(copy)[-1], columns)
             if filled in self.stages:
                 partition(schedule, vectors)
@@ -338,6 +353,11 @@ class AttentionSketch(Sketch):
         vectors, lane = schedule.split(loop, [None, whole_width(extent, self.lanes)])
         schedule.vectorize(lane)
         return vectors
+
+
+def _choice(panels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """0, 1 and, where panels are copied once, 5, so that the sum with twice another one tells both."""
+    return panels + 3.0 * (panels == 2)
 
 
 def _extents(schedule: Any, name: str) -> list[int]:
