@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,8 @@ class _Joiner(PyExprMutator):
             "relax.divide": (self._by_root,),
             "relax.add": (self._shifted, self._shifted_before),
         }
-        found = (way(call) for way in ways.get(operator(call), ()))
-        return next((norm for norm in found if norm is not None), call)
+        norm = _first(way(call) for way in ways.get(operator(call), ()))
+        return call if norm is None else norm
 
     def _by_inverse_root(self, call: relax.Call) -> Any:
         """x * rsqrt(mean square + epsilon)"""
@@ -141,21 +141,13 @@ class _Joiner(PyExprMutator):
 
     def _scaled(self, call: relax.Call) -> Any:
         """norm(x) * gamma"""
-        for var, gamma in (call.args, reversed(call.args)):
-            norm = self._plain_norm(var, self._ones, 1)
-            by = None if norm is None else self._of_axes(gamma, norm)
-            if by is not None:
-                return relax.Call(norm.op, [norm.args[0], by, *norm.args[2:]], norm.attrs)
-        return None
+        ways = (call.args, reversed(call.args))
+        return _first(self._with(self._plain_norm(norm, self._ones, 1), 1, gamma) for norm, gamma in ways)
 
     def _shifted(self, call: relax.Call) -> Any:
         """norm(x) + beta"""
-        for var, beta in (call.args, reversed(call.args)):
-            norm = self._plain_norm(var, self._zeros, 2)
-            by = None if norm is None else self._of_axes(beta, norm)
-            if by is not None:
-                return relax.Call(norm.op, [*norm.args[:2], by], norm.attrs)
-        return None
+        ways = (call.args, reversed(call.args))
+        return _first(self._with(self._plain_norm(norm, self._zeros, 2), 2, beta) for norm, beta in ways)
 
     def _shifted_before(self, call: relax.Call) -> Any:
         """x * s + (beta - mean(x) * s), s = rsqrt(variance + epsilon) * gamma"""
@@ -168,10 +160,9 @@ class _Joiner(PyExprMutator):
                 continue
             for x, scale in (product.args, reversed(product.args)):
                 mean = next((m for m, s in (shift.args, reversed(shift.args)) if self._same(s, scale)), None)
-                norm = None if mean is None else self._norm_of_scale(x, mean, scale)
-                by = None if norm is None else self._of_axes(beta, norm)
-                if by is not None:
-                    return relax.Call(norm.op, [*norm.args[:2], by], norm.attrs)
+                norm = None if mean is None else self._with(self._norm_of_scale(x, mean, scale), 2, beta)
+                if norm is not None:
+                    return norm
         return None
 
     def _norm_of_scale(self, x: Any, mean: Any, scale: Any) -> Any:
@@ -184,9 +175,7 @@ class _Joiner(PyExprMutator):
             if found is None:
                 continue
             norm = self._norm(self._emit(op.subtract(x, mean)), *found)
-            by = self._of_axes(gamma, norm) if operator(norm) == "relax.nn.layer_norm" else None
-            if by is not None:
-                return relax.Call(norm.op, [norm.args[0], by, norm.args[2]], norm.attrs)
+            return self._with(norm, 1, gamma) if operator(norm) == "relax.nn.layer_norm" else None
         return None
 
     def _plain_norm(self, var: Any, placeholders: Sequence[Any], argument: int) -> Any:
@@ -196,6 +185,13 @@ class _Joiner(PyExprMutator):
             return None
         is_open = any(value.args[argument].same_as(placeholder) for placeholder in placeholders)
         return value if is_open and self._uses.get(var) == 1 else None
+
+    def _with(self, norm: Any, place: int, operand: Any) -> Any:
+        """The norm with gamma (at place 1) or beta (2); None without a norm, or where the operand is of other axes."""
+        by = None if norm is None else self._of_axes(operand, norm)
+        if by is None:
+            return None
+        return relax.Call(norm.op, [*norm.args[:place], by, *norm.args[place + 1 :]], norm.attrs)
 
     def _of_axes(self, operand: Any, norm: relax.Call) -> Any:
         """The operand with the shape of gamma; None where it differs along other axes, or is the same along these."""
@@ -235,6 +231,11 @@ class _Joiner(PyExprMutator):
 
     def _emit(self, value: Any) -> Any:
         return self.builder_.emit(self.builder_.normalize(value))
+
+
+def _first(found: Iterable[Any]) -> Any:
+    """The first that is not None, which expressions cannot be asked as a truth."""
+    return next((one for one in found if one is not None), None)
 
 
 def _axes(call: relax.Call) -> list[int]:
