@@ -60,12 +60,14 @@ def nbits(bits: int, size: int, rows: int = 1, places: int = PLACES, **also: Any
     return model([node], constants, (rows, places))
 
 
-def in_blocks(dtype: Any) -> Any:
-    codes = drawn(16, PLACES, COLUMNS).astype(np.int32) - 8 * (np.dtype(dtype).name == "int4")
+def in_blocks(dtype: Any, zeros: bool = True) -> Any:
+    """Without zeros, bytes have their whole range: those ONNX Runtime would make unsigned."""
+    codes = drawn(16 if zeros else 256, PLACES, COLUMNS).astype(np.int32) - 8 * (np.dtype(dtype).name == "int4")
     constants = {"q": codes.astype(dtype), "s": factors(PLACES // 32, COLUMNS)}
-    constants["z"] = np.full((PLACES // 32, COLUMNS), 3, np.int32).astype(dtype)
+    if zeros:
+        constants["z"] = np.full((PLACES // 32, COLUMNS), 3, np.int32).astype(dtype)
     nodes = [
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=0, block_size=32),
+        helper.make_node("DequantizeLinear", list(constants), ["w"], axis=0, block_size=32),
         helper.make_node("MatMul", ["x", "w"], ["y"]),
     ]
     return model(nodes, constants, (1, PLACES))
@@ -93,6 +95,7 @@ NARROW = {
     "blocks of int4": lambda: in_blocks(ml_dtypes.int4),
     "blocks of uint4": lambda: in_blocks(ml_dtypes.uint4),
     "blocks of int8": lambda: in_blocks(np.int8),
+    "blocks of int8 without zeros": lambda: in_blocks(np.int8, zeros=False),
     "cast": cast,
 }
 

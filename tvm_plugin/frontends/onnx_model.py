@@ -68,7 +68,8 @@ _EXACT_PRODUCTS = ("session.qdq_matmulnbits_accuracy_level", "1")
 
 _EXACT_SUMS = "session.x64quantprecision"
 """Without 8-bit dot products (AVX2 alone), ONNX Runtime's sums of two products would end at 16 bits otherwise. Models
-with signed activations do not load with it, and do not need it."""
+with signed activations do not load with it, and do not need it; those with signed weights in blocks load and do not run
+(1.31): they get zero points of another shape."""
 
 _OPERATOR = re.compile(r'ir\.Op\(.*?name="relax\.([\w.]+)".*?support_level=\d+\)')
 """How TVM's messages print an operator: all that is known of it."""
@@ -269,7 +270,8 @@ def _session(
     model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None, exact_sums: bool = True
 ) -> onnxruntime.InferenceSession:
     own = options or onnxruntime.SessionOptions()
-    exact_sums = exact_sums and not own.optimized_model_filepath  # what is saved keeps its weights
+    is_saved = bool(own.optimized_model_filepath)  # and keeps its weights
+    exact_sums = exact_sums and not is_saved and not _has_blocks(model)
     own.log_severity_level = 3
     own.add_session_config_entry(*_EXACT_PRODUCTS)
     own.add_session_config_entry(_EXACT_SUMS, str(int(exact_sums)))
@@ -284,6 +286,11 @@ def _session(
         if exact_sums:
             return _session(model, name, options, exact_sums=False)
         raise InputError(f"ONNX Runtime cannot load {name}: {first_line(error)}") from error
+
+
+def _has_blocks(model: onnx.ModelProto) -> bool:
+    nodes = (node for node in model.graph.node if node.op_type == "DequantizeLinear")
+    return any(attribute.name == "block_size" and attribute.i for node in nodes for attribute in node.attribute)
 
 
 Own = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
