@@ -108,27 +108,48 @@ def test_the_integers_are_those_of_onnx_runtime(
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("kind", ["QLinearAdd", "QLinearMul"])
-@pytest.mark.parametrize(("left", "right"), [((3, 5), (5,)), ((3, 5), ()), ((5,), (1,)), ((), ())])
-def test_operands_may_be_vectors_and_numbers(kind: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(0)
-    x = np.asarray(rng.integers(-128, 127, left, "int8", endpoint=True))
-    tensors = {"b": rng.integers(-128, 127, right, "int8", endpoint=True), "scale": np.float32(0.1), "zero": np.int8(3)}
-    known = ["scale", "zero"]
-    node = helper.make_node(kind, ["x", *known, "b", *known, *known], ["y"], domain="com.microsoft")
+def assert_one_node_equal(name: str, order: str, inputs: dict[str, Any], known: dict[str, Any], **options: Any) -> None:
+    """That a node of ONNX Runtime's domain, with these constants, gives its integers."""
+    kinds = {"bool": P.BOOL, "int8": P.INT8}
+    shape = np.broadcast_shapes(*map(np.shape, (*inputs.values(), *known.values())))
     graph = helper.make_graph(
-        [node],
+        [helper.make_node(name, order.split(), ["y"], domain="com.microsoft", **options)],
         "quantised",
-        [helper.make_tensor_value_info("x", P.INT8, left)],
-        [helper.make_tensor_value_info("y", P.INT8, np.broadcast_shapes(left, right))],
-        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items()],
+        [helper.make_tensor_value_info(one, kinds[str(array.dtype)], array.shape) for one, array in inputs.items()],
+        [helper.make_tensor_value_info("y", P.INT8, shape)],
+        [onnx.numpy_helper.from_array(np.asarray(value), one) for one, value in known.items()],
     )
     domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     imported = load_model(helper.make_model(graph, opset_imports=domains, ir_version=8))
     narrow = tvm.transform.Sequential([FakeQuantizationToInteger(), FoldWeights()])(imported.mod)
     assert "quantize" not in narrow.script()
-    (actual,) = ModelRunner(build_executable(lower_to_kernels(narrow, TARGET), TARGET))(x)
-    np.testing.assert_array_equal(actual, imported.reference(x)[0])
+    (actual,) = ModelRunner(build_executable(lower_to_kernels(narrow, TARGET), TARGET))(*inputs.values())
+    np.testing.assert_array_equal(actual, imported.reference(*inputs.values())[0])
+
+
+def signed_bytes(*shape: int) -> Any:
+    return np.random.default_rng(0).integers(-128, 127, shape, "int8", endpoint=True)
+
+
+@pytest.mark.parametrize("kind", ["QLinearAdd", "QLinearMul"])
+@pytest.mark.parametrize(("left", "right"), [((3, 5), (5,)), ((3, 5), ()), ((5,), (1,)), ((), ())])
+def test_operands_may_be_vectors_and_numbers(kind: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    known = {"b": np.asarray(signed_bytes(*right)), "scale": np.float32(0.1), "zero": np.int8(3)}
+    inputs = {"x": np.asarray(signed_bytes(*left))}
+    assert_one_node_equal(kind, "x scale zero b scale zero scale zero", inputs, known)
+
+
+@pytest.mark.parametrize(("opset", "axis"), [(12, 1), (12, -1), (13, 1), (13, -1)])
+def test_softmax_is_along_one_axis_or_along_all_from_it_on(opset: int, axis: int) -> None:
+    known = {"scale": np.float32(0.03), "zero": np.int8(7), "fine": np.float32(1 / 256), "low": np.int8(-128)}
+    inputs = {"x": signed_bytes(2, 3, 5)}
+    assert_one_node_equal("QLinearSoftmax", "x scale zero fine low", inputs, known, axis=axis, opset=opset)
+
+
+def test_either_operand_is_chosen() -> None:
+    known = {"b": signed_bytes(4, 1), "s": np.float32(0.1), "z": np.int8(3), "t": np.float32(0.07), "u": np.int8(-9)}
+    inputs = {"c": np.array([True, False, True, False, False]), "x": signed_bytes(1, 5)}
+    assert_one_node_equal("QLinearWhere", "c x s z b t u s u", inputs, known)
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [0.5, 3.0], [-2.0, -0.5], [-1.0, 2.0]])

@@ -63,6 +63,23 @@ def _concat(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conv
     return _stored(bb.emit(convert("Concat", real, attrs)), y_scale, y_zero, like=rest[0])
 
 
+def _softmax(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Along one axis, or until the opset 12 along all from it on, taken together."""
+    x, x_scale, x_zero, y_scale, y_zero = padded(inputs, 5)
+    real, axis = _real(bb, x, x_scale, x_zero), int(attrs.get("axis", -1))
+    if int(attrs["opset"]) >= 13:
+        return _stored(bb.emit(op.nn.softmax(real, axis)), y_scale, y_zero, like=x)
+    shape = list(x.ty.shape)
+    rows = bb.emit(op.reshape(real, [*shape[: axis % len(shape)], -1]))
+    return _stored(bb.emit(op.reshape(bb.emit(op.nn.softmax(rows, -1)), shape)), y_scale, y_zero, like=x)
+
+
+def _where(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    condition, *known, y_scale, y_zero = inputs
+    real = [_real(bb, *known[i : i + 3]) for i in (0, 3)]
+    return _stored(bb.emit(op.where(condition, *real)), y_scale, y_zero, like=known[0])
+
+
 def _gemm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = padded(inputs, 9)
     channel = 0 if attrs.get("transB") else 1
@@ -118,6 +135,8 @@ QUANTIZED: dict[str, Quantized] = {
     "QLinearMatMul": _matmul,
     "QLinearMul": _through("Mul", operands=2),
     "QLinearSigmoid": _through("Sigmoid"),
+    "QLinearSoftmax": _softmax,
+    "QLinearWhere": _where,
 }
 """By operator: a function of the block builder, inputs, attributes, and what converts other nodes."""
 
