@@ -173,6 +173,15 @@ def test_sums_over_symbolic_sizes_of_columns_that_fill_no_vector(columns: int) -
         close(run(x, y), x.transpose(0, 2, 1) @ y)
 
 
+@pytest.mark.parametrize("reduce", [op.sum, op.max])
+def test_sums_over_rows_that_lie_apart(reduce: Callable[..., Any]) -> None:
+    """Of a tile, rows of few places would fill vectors together, if they were side by side."""
+    run = compiled(module(lambda emit, x: reduce(x, axis=[2, 3]), (2, 4, 9, N)))
+    for size in SIZES[1:]:
+        x = normal(2, 4, 9, size)
+        close(run(x), x.sum((2, 3)) if reduce is op.sum else x.max((2, 3)))
+
+
 def test_sums_that_begin_with_a_number_begin_with_it_once() -> None:
     x = te.placeholder((te.var("n", "int64"), tirx.IntImm("int64", 32)), "float32", name="X")
     k = te.reduce_axis((tirx.IntImm("int64", 0), x.shape[0]), name="k")

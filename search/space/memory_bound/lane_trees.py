@@ -26,6 +26,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..analysis import accumulates
 from ..expressions import binding_of, nodes_of, substitute, uses
 
 __all__ = ["LANE_TREE", "multiply_by_reciprocals", "reduce_lanes_as_trees"]
@@ -39,11 +40,13 @@ _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 def reduce_lanes_as_trees(func: Any) -> Any:
     """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
 
-    A loop stays as it is where its block has a condition, or anything but one store of the form above.
+    A loop stays as it is where its block has a condition, or anything but one store of the form above. So does one over
+    several rows in a kernel that sums a part of each: when it is placed in the whole, they lie apart.
     """
+    is_part = accumulates(func)
 
     def tree(loop: Any) -> Any:
-        return (_tree(loop) or loop) if LANE_TREE in loop.annotations else loop
+        return (_tree(loop, is_part) or loop) if LANE_TREE in loop.annotations else loop
 
     body = tvm_ffi.structural_map(func.body, (tirx.For, tree))
     return func if body.same_as(func.body) else func.with_body(body)
@@ -97,7 +100,7 @@ def _reciprocal(value: Any) -> Any:
     return tirx.const(1.0, "float32") / value.astype("float32")
 
 
-def _tree(loop: Any) -> Any | None:
+def _tree(loop: Any, rows_lie_apart: bool) -> Any | None:
     realize, extent, lanes = loop.body, int(loop.extent), int(loop.annotations[LANE_TREE])
     if not isinstance(realize, s_tir.SBlockRealize) or lanes & (lanes - 1) or lanes > extent:
         return None
@@ -109,6 +112,8 @@ def _tree(loop: Any) -> Any | None:
     total, part = store.value.a, substitute(store.value.b, binding)
     combine = type(store.value)
     if not isinstance(part, TensorLoad) or not isinstance(total, TensorLoad) or uses(total, part.source.data):
+        return None
+    if rows_lie_apart and any(uses(index, loop.loop_var) for index in part.indices[:-1]):
         return None
     *outer, begin = [substitute(index, [(loop.loop_var, loop.min)]) for index in part.indices]
 
