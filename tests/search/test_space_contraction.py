@@ -182,6 +182,16 @@ def without_last_rows(groups: int) -> Any:
     return task.mod
 
 
+def first_row_beside_others() -> Any:
+    """Of a product, one row, which is added to each row of something else."""
+
+    def build(emit: Any, x: Any, w: Any, skip: Any) -> Any:
+        first = emit(op.strided_slice(emit(op.matmul(x, w)), axes=[1], begin=[0], end=[1]))
+        return op.add(first, skip)
+
+    return kernel([(2, 9, 16), (16, 20), (2, 7, 20)], {1}, build)
+
+
 def integers() -> Any:
     return kernel([(10, 12), (12, 32)], {1}, lambda emit, a, b: op.matmul(a, b, out_dtype="int32"), "int8")
 
@@ -201,6 +211,7 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "float64": lambda: matmul((12, 10), (10, 24), dtype="float64"),
     "float16": lambda: matmul((12, 10), (10, 48), dtype="float16"),
     "int8": integers,
+    "first_row_beside_others": first_row_beside_others,
     "written_by_heads": written_by_heads,
     "between_heads": lambda: between_heads(9, 32, 16),
     "between_ragged_heads": lambda: between_heads(19, 21, 19),

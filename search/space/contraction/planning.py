@@ -219,6 +219,18 @@ def _is_copy(block: Block) -> bool:
 
 
 def _keeps_tiles(block: Block, kernel: Kernel, contraction: Contraction) -> bool:
-    """Whether the block reads what derives from the contraction by a permutation of its own axes."""
+    """Whether the block reads what derives from the contraction by a permutation of its own axes.
+
+    Of one place of an axis alone, all tiles but one would be tiles of nothing: TVM finds no place for the block.
+    """
     derived = {contraction.block.write.buffer} | {b.write.buffer for b in kernel.epilogue}
-    return all(_is_permutation(read) for read in block.reads if read.buffer in derived)
+    reads = [read for read in block.reads if read.buffer in derived]
+    return all(_is_permutation(read) and not _is_of_one_place(read, block) for read in reads)
+
+
+def _is_of_one_place(read: Access, block: Block) -> bool:
+    """Whether an axis of the buffer is longer than the one place of it that the block reads."""
+    return any(
+        size > 1 and index is not None and all(block.axes[position].extent == 1 for position in index.coefficients)
+        for size, index in zip(read.shape, read.indices, strict=True)
+    )
