@@ -156,6 +156,21 @@ def test_what_was_not_written_whole_leaves_no_file(tmp_path: Path, monkeypatch: 
         assert set(tmp_path.iterdir()) == before
 
 
+def test_ctrl_c_while_tvm_runs_a_pass_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Through TVM's C++ it came back as a RuntimeError: a traceback, or a module that was taken for a strange one."""
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    saved = tmp_path / "model.json"
+    saved.write_text(str(tvm.ir.save_json(model())))
+    monkeypatch.setattr("eqtune.tasks.lower._reshape_outputs", tvm.transform.module_pass(interrupt, opt_level=0))
+    assert main(["kernels", str(saved), "--list"]) == 130
+    assert "eqtune: interrupted" in capfd.readouterr().err
+
+
 def test_a_full_disk_does_not_make_the_log_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with WorkDirectory(tmp_path):
         (handler,) = (h for h in logging.getLogger("eqtune").handlers if isinstance(h, logging.FileHandler))

@@ -77,6 +77,8 @@ _HOMES = {
 # What a pass raises inside a Sequential goes through C++, which makes a RuntimeError of any class it does not know.
 for _name in errors.__all__:
     tvm_ffi.register_error(f"eqtune.{_name}", getattr(errors, _name))
+# Ctrl-C, too: as a RuntimeError it would pass for a module that TVM cannot fuse, import or build, and be lost.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 
 
 def __getattr__(name: str) -> Any:
