@@ -7,11 +7,11 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from eqtune.errors import RecordError
+from eqtune.files import as_path
 
 from .record import Context, Record, Workload
 from .schema import check, prepare
@@ -52,7 +52,7 @@ class RecordDatabase:
     """
 
     def __init__(self, path: str | os.PathLike[str], timeout_s: float = 30.0, read_only: bool = False) -> None:
-        self.path = Path(path)
+        self.path = as_path(path, "a database of records is a file at a path")
         self._timeout_s = timeout_s
         with self._errors():
             # Autocommit: transactions are begun by hand, so that it is plain to see what is in one.

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Paths, and files that are whole or not there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["replacing"]
+from .errors import InputError
+
+__all__ = ["as_path", "replacing"]
+
+
+def as_path(value: Any, meant: str) -> Path:
+    """`value` as a path. Raises InputError, which begins with what is `meant`, for what is none."""
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"{meant}, not {value!r}")
+    return Path(value)
 
 
 @contextlib.contextmanager

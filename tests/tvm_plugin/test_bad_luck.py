@@ -214,6 +214,10 @@ def test_a_library_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
         result.export(tmp_path / "file" / "model.so")
     with pytest.raises(eqtune.InputError, match="cannot be written"):
         result.report(tmp_path / "file" / "report.html")
+    with pytest.raises(eqtune.InputError, match=r"a path that ends in \.so or \.tar, not None"):
+        result.export(None)
+    with pytest.raises(eqtune.InputError, match="a report is written to a path, not 3"):
+        result.report(3)
 
 
 def test_a_library_that_cannot_be_linked_leaves_the_older_one(tmp_path: Path) -> None:

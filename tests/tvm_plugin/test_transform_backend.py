@@ -214,6 +214,7 @@ def test_missing_records_and_a_missing_target_are_named(work_dir, tmp_path):
 def test_what_a_pass_refuses_keeps_its_class_through_a_sequential(model, work_dir, tmp_path):
     for refused, message in (
         (ApplyTuned(records=tmp_path / "nowhere"), "^there are no records at"),
+        (ApplyTuned(records=3), "^records is the work_dir of an eqtune.tune_model run, or its database, not 3"),
         (LowerToKernels(), r"needs a tvm\.target\.Target, not None: give .* `with target:`"),
         (LowerToKernels("llvm"), "needs a tvm.target.Target, not 'llvm'"),
         (ApplyTuned(records=work_dir, context="here"), "context is an eqtune.records.Context, .*, not 'here'"),

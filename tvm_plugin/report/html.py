@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 from ..errors import InputError
+from ..files import as_path
 from .charts import Size, curve_svg
 from .summary import KernelRow, RunSummary
 from .table import why_not_measured
@@ -30,13 +31,15 @@ ERROR_KINDS: Mapping[str, str] = {
 """What the kinds of failure mean."""
 
 
-def write_html(summary: RunSummary, path: str | os.PathLike[str]) -> None:
+def write_html(summary: RunSummary, path: str | os.PathLike[str]) -> Path:
     """Write `render_html(summary)` to a file, whose folder is made. Raises InputError when it cannot be written."""
+    page = as_path(path, "a report is written to a path")
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(render_html(summary), encoding="utf-8")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(render_html(summary), encoding="utf-8")
     except OSError as error:
         raise InputError(f"the report cannot be written to {os.fspath(path)!r}: {error.strerror}") from error
+    return page
 
 
 def render_html(summary: RunSummary) -> str:

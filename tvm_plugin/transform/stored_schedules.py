@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -16,6 +15,7 @@ from tvm import ir
 from eqtune.records import Context, Record, RecordDatabase
 
 from ..errors import InputError
+from ..files import as_path
 from ..gpu_machine import is_gpu
 from ..machine import device_name, is_host, target_json
 from ..search.space.base import Decision
@@ -79,7 +79,7 @@ def stored_schedules(
         raise InputError(f"context is an eqtune.records.Context, such as one of `database.contexts()`, not {context!r}")
     if isinstance(records, RecordDatabase):
         return _schedules(records, context)
-    path = Path(records)
+    path = as_path(records, "records is the work_dir of an eqtune.tune_model run, or its database")
     path = path / "records.sqlite" if path.is_dir() else path
     if not path.exists():
         raise InputError(f"there are no records at {str(path)!r}; give the work_dir of an eqtune.tune_model run")

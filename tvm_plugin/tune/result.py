@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tvm import relax, tirx
 
 from ..errors import InputError, SetupError
-from ..files import replacing
+from ..files import as_path, replacing
 from ..report.summary import RunSummary
 from ..report.table import closing_lines, kernel_table
 from ..runtime import ModelRunner, export_library, first_line, linker_of
@@ -297,8 +297,7 @@ class TuneResult:
         """Write one self-contained HTML page. Returns the path. Raises InputError when it cannot be written."""
         from ..report.html import write_html
 
-        write_html(self.summary, path)
-        return Path(path)
+        return write_html(self.summary, path)
 
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:
@@ -365,7 +364,7 @@ def _linking(path: Path) -> Iterator[None]:
 
 def check_export_path(path: str | os.PathLike[str]) -> Path:
     """The path; raises InputError unless a library can be written under such a name."""
-    path = Path(path)
+    path = as_path(path, "a library is exported to a path that ends in .so or .tar")
     if path.suffix not in {".so", ".tar"}:
         raise InputError(f"cannot export to {path.name!r}: the name must end in .so or .tar")
     return path
