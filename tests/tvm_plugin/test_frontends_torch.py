@@ -1022,6 +1022,13 @@ def test_cut_archive(saved, keep):
         load_model(saved)
 
 
+def test_pickles_of_torch_save_are_told_apart(tmp_path):
+    path = tmp_path / "weights.pt2"
+    torch.save(Small().state_dict(), path)
+    with pytest.raises(InputError, match=r"a pickle of torch\.save; write one with torch\.export\.save"):
+        load_model(path)
+
+
 def test_other_archive(tmp_path):
     path = tmp_path / "other.pt2"
     with zipfile.ZipFile(path, "w") as new:

@@ -21,6 +21,8 @@ __all__ = ["load_program"]
 # torch.load then takes weights_only=True whatever torch.export.load asks for.
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
+_ADVICE = 'write one with torch.export.save(torch.export.export(model, example_inputs), "model.pt2")'
+
 
 def load_program(path: Path) -> torch.export.ExportedProgram:
     """Load what `torch.export.save` wrote.
@@ -50,10 +52,9 @@ def _refuse_code(path: Path) -> None:
             entries = [entry for name in configs for entry in json.loads(archive.read(name))["config"].values()]
             are_tensors = [entry["path_name"].startswith("tensor_") for entry in entries]
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} is not an archive of torch.export.save ({error}); write one with "
-            'torch.export.save(torch.export.export(model, example_inputs), "model.pt2")'
-        ) from error
+        raise InputError(f"{path} is not an archive of torch.export.save ({error}); {_ADVICE}") from error
+    if any(name.count("/") == 1 and name.endswith("/data.pkl") for name in names):
+        raise InputError(f"{path} is not an archive of torch.export.save, but a pickle of torch.save; {_ADVICE}")
     if any("/aotinductor/" in name or name.endswith((".so", ".dll", ".dylib")) for name in names):
         raise InputError(f"{path} holds compiled code, not a program; save it with torch.export.save")
     if not all(are_tensors):
