@@ -147,11 +147,13 @@ def test_saved_json_round_trip(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"root_index": 0, "nodes": []}'])
-def test_corrupt_json(tmp_path, text):
+def test_corrupt_json(tmp_path, text, capsys):
     path = tmp_path / "broken.json"
     path.write_text(text)
     with pytest.raises(InputError, match=r"broken\.json"):
         load_model(path)
+    assert main(["kernels", str(path), "--list"]) == 2
+    assert "broken.json is not a module saved with tvm.ir.save_json" in capsys.readouterr().err
 
 
 def test_zoo_door():

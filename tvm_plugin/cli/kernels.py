@@ -90,17 +90,16 @@ def _kernels(args: argparse.Namespace) -> dict[str, Any]:
     from tvm import tirx
 
     from ..frontends import load_model
+    from ..frontends.relax_model import read_module
+    from ..frontends.relay_model import is_relay_json
     from ..gpu_machine import resolve_target
     from ..machine import detect_target
     from ..tasks import lower_to_kernels
     from ..transform.simplify import simplify
 
     source, mod = args.source, None
-    if source.endswith(".json") and Path(source).is_file():
-        try:
-            mod = tvm.ir.load_json(Path(source).read_text(encoding="utf-8"))
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            raise InputError(f"{source} is not a module saved with tvm.ir.save_json") from error
+    if source.endswith(".json") and Path(source).is_file() and not is_relay_json(Path(source)):
+        mod = read_module(Path(source))
     if mod is None or any(isinstance(function, tvm.relax.Function) for function in mod.functions.values()):
         chosen = parse_target(args.target)
         chosen = detect_target(args.threads) if chosen is None else resolve_target(chosen, args.threads)

@@ -13,7 +13,7 @@ from tvm import relax
 from ..errors import InputError
 from .imported import ImportedModel, check_shapes, imported_model, is_number
 
-__all__ = ["bind_shapes", "from_relax", "from_relax_json", "with_weights_bound"]
+__all__ = ["bind_shapes", "from_relax", "from_relax_json", "read_module", "with_weights_bound"]
 
 
 def from_relax_json(
@@ -23,12 +23,17 @@ def from_relax_json(
     function: str | None = None,
     any_size: bool = False,
 ) -> ImportedModel:
+    """`from_relax` of what `read_module` reads; raises as they do."""
+    return from_relax(read_module(path), params, shapes, path.stem, function, any_size)
+
+
+def read_module(path: Path) -> tvm.IRModule:
     """Load what `tvm.ir.save_json(mod)` wrote.
 
     Raises
     ------
     InputError
-        The file is not a Relax module of this version of TVM.
+        The file is not a module of this version of TVM.
     """
     try:
         mod = tvm.ir.load_json(path.read_text(encoding="utf-8"))
@@ -39,7 +44,7 @@ def from_relax_json(
         ) from error
     if not isinstance(mod, tvm.IRModule):
         raise InputError(f"{path} holds {type(mod).__name__}, not an IRModule")
-    return from_relax(mod, params, shapes, path.stem, function, any_size)
+    return mod
 
 
 def from_relax(

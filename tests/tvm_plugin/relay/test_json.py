@@ -17,6 +17,7 @@ import tvm
 import tvm_ffi
 
 from eqtune import relay, zoo
+from eqtune.cli import main
 from eqtune.frontends import load_model
 from eqtune.frontends.params import load_params
 from eqtune.relay import RelayError, UnsupportedRelayError
@@ -169,6 +170,13 @@ def test_a_whole_network_in_json_is_the_network(tmp_path: Path) -> None:
     loaded = load_model(path)
     assert loaded.name == "squeezenet"
     assert tvm_ffi.structural_equal(loaded.mod, load_model(mod).mod)
+
+
+def test_the_kernels_of_a_saved_program_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "exp.json"
+    path.write_text(Saver().save(parse(f"{HEADER}def @main(%x: Tensor[(16, 16), float32]) {{ exp(%x) }}")))
+    assert main(["kernels", str(path), "--list", "--threads", "1"]) == 0
+    assert capsys.readouterr().out.startswith("exp ")
 
 
 def test_a_saved_function_becomes_main() -> None:
