@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from eqtune import cost_model
+from eqtune.errors import InputError
 from eqtune.measure.base import NO_REFERENCE, Measurement, Overheads
 from eqtune.records import Context, RecordDatabase
 from eqtune.search import allocation, strategies
@@ -282,6 +283,36 @@ def test_a_form_is_given_up_as_soon_as_a_part_of_it_is_too_slow(tmp_path: Path) 
     loop.run()
     assert [variant.name for variant in loop.variants] == ["fast form"]
     assert kernels[2].status.trials == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        None,
+        "abc",
+        np.zeros((1, 3)),
+        np.zeros((1, 2), dtype=np.int16),
+        np.zeros((5, 3), dtype=np.int16),
+        [[0, 20, 0]],
+        [[1, 0, 0]],
+        [[0, -1, 0]],
+        [[0, 19, 19]],
+    ],
+    ids=["None", "text", "floats", "narrow", "too many", "no value", "no sketch", "negative", "illegal"],
+)
+def test_what_a_strategy_may_not_ask_for_is_one_error(asked: Any) -> None:
+    """It was measured nevertheless, beyond the budget's trials, or ended in an IndexError."""
+    one = kernel(K0, ToySketch(1.0, 3))
+    one.search = SimpleNamespace(ask=lambda count, score: asked)  # type: ignore[assignment]
+    with pytest.raises(InputError, match=r"ask must return at most 4 legal points, integers of shape \[n, 3\], not"):
+        one.ask(4, lambda points: np.zeros(len(points)))
+
+
+@pytest.mark.parametrize("asked", [[], np.zeros((0, 3), dtype=np.int16)], ids=["list", "array"])
+def test_a_strategy_with_nothing_left_may_say_so_plainly(asked: Any) -> None:
+    one = kernel(K0, ToySketch(1.0, 3))
+    one.search = SimpleNamespace(ask=lambda count, score: asked)  # type: ignore[assignment]
+    assert one.ask(4, lambda points: np.zeros(len(points))) == []
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
 from ..measure.base import Measurement
 from ..records import Record
 from ..records.record import notes_of
@@ -88,6 +90,8 @@ class KernelSearch:
     def ask(self, count: int, score: Score) -> list[Decision]:
         """The next candidates to measure, the favourite and suggestions first; empty when the space is exhausted.
 
+        Raises InputError for what a strategy of the user's asks for that the space does not have.
+
         Suggestions take at most half of the first batch: what was best elsewhere can be bad here (16 rows of a tile
         share a set of the first-level cache where they are 12288 bytes apart, and not where it is 3072).
         """
@@ -96,7 +100,8 @@ class KernelSearch:
             first += [self.space.decision(point) for point in self.suggestions[: count // 2]]
             first = first[:1] + [decision for decision in first[1:] if decision != self.favourite]
             self.suggestions = None
-        own = [self.space.decision(point) for point in self.search.ask(count - len(first), score)]
+        asked = _points_in(self.space, self.search.ask(count - len(first), score), count - len(first))
+        own = [self.space.decision(point) for point in asked]
         return first + [decision for decision in own if decision not in first]
 
     def tell(self, measurements: Sequence[Measurement]) -> None:
@@ -142,6 +147,27 @@ class KernelSearch:
         self.search.tell(points, latencies_s)
         self._latencies.append(latencies_s)
         self._features.append(with_compiled(self.space.features(points), notes))
+
+
+def _points_in(space: Space, asked: Any, most: int) -> Points:
+    """What a strategy asks for, which may be the user's own. Raises InputError unless these are legal points."""
+    points, limits = np.asarray(asked), space.cardinalities
+    if points.shape[:1] == (0,):
+        return points
+    width = 1 + limits.shape[1]
+    shaped = points.dtype.kind in "iu" and points.ndim == 2 and points.shape[1] == width and len(points) <= most
+    if not (
+        shaped
+        and ((points >= 0) & (points[:, :1] < len(limits))).all()
+        and (points[:, 1:] < limits[points[:, 0]]).all()
+        and space.legal(points).all()
+    ):
+        got = f"{points.dtype} of shape {points.shape}" if points.ndim else repr(asked)
+        raise InputError(
+            f"the strategy's ask must return at most {most} legal points, integers of shape [n, {width}], not {got}; "
+            "eqtune.search.strategies.conformance.check_strategy tests one in seconds"
+        )
+    return points
 
 
 def decision_key(decision: Decision) -> str:
