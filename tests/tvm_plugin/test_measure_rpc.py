@@ -248,7 +248,7 @@ def test_what_is_no_tracker_is_recognised():
 
         thread = threading.Thread(target=greet)
         thread.start()
-        with pytest.raises(SetupError, match="no RPC tracker"):
+        with pytest.raises(SetupError, match="no RPC tracker; choose another port and start it with: python -m"):
             rpc_status(RpcAddress("127.0.0.1", other.getsockname()[1], "cpu"))
         thread.join()
 

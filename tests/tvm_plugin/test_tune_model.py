@@ -234,6 +234,7 @@ def test_the_report_names_every_kernel(tuned: tuple[eqtune.TuneResult, Path], tm
         ({"cost_model": "gpt"}, "xgboost"),
         ({"allocator": "fair"}, "round-robin"),
         ({"measure": "telepathy"}, "local"),
+        ({"measure": "local:flush-l2"}, "is for GPUs, not for a target of the kind llvm"),
         ({"threads": 0}, "at least 1"),
         ({"graph": "taso"}, "saturate"),
         ({"graph": "off", "fast_math": True}, "fast_math permits rules of the graph search, which graph='off' leaves"),

@@ -107,6 +107,8 @@ def _named_measurer(name: str, target: Any, hardware: Hardware | None, threads: 
             raise InputError(f"the target is a GPU, and the hardware is not: {hardware.name}")
         if name in ("local", "local:flush-l2"):
             return CudaMeasurer(target, hardware=hardware, seed=seed, flush_l2=name != "local")
+    if name == "local:flush-l2":
+        raise InputError(f'measure="{name}" is for GPUs, not for a target of the kind {target.kind.name}; give "local"')
     if name == "local":
         from .local import LocalMeasurer
 

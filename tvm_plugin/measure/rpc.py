@@ -95,7 +95,7 @@ class RpcMeasurer(ElsewhereMeasurer):
         space_builder: str = SPACE_BUILDER,
     ) -> None:
         address = RpcAddress.parse(url)
-        advice = f"start servers, one a device, with\n  {address.how_to_start_server}"
+        advice = f"start servers, one a device, with: {address.how_to_start_server}"
         super().__init__(target, Fleet(wait_s, advice), timeout_s, seed)
         if hardware is None:
             hardware = describe_machine(target, threads, measure=False, here=is_host(target))

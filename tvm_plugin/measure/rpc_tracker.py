@@ -71,7 +71,7 @@ def connect_tracker(address: RpcAddress) -> Any:
     from tvm import rpc
     from tvm.rpc.base import RPC_TRACKER_MAGIC
 
-    advice = f"start it with\n  {address.how_to_start_tracker}"
+    advice = f"start it with: {address.how_to_start_tracker}"
     where = f"{address.host}:{address.port}"
     try:
         with socket.create_connection((address.host, address.port), timeout=CONNECT_LIMIT_S) as probe:
