@@ -192,6 +192,12 @@ def test_watch_tells_what_is_new_until_the_result_is_there_and_writes_nothing(wo
     assert {file.name: file.read_bytes() for file in work.iterdir()} == before
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e300"])
+def test_watch_looks_after_seconds_that_pass(work, capsys, seconds):
+    assert main(["watch", str(work), f"--every={seconds}"]) == 2
+    assert f"--every is a number of seconds, at most a day, not {float(seconds)}" in capsys.readouterr().err
+
+
 def test_watch_leaves_other_files_alone(tmp_path, capsys):
     other = tmp_path / "records.sqlite"
     other.touch()

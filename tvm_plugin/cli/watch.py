@@ -13,6 +13,8 @@ from ..errors import InputError
 
 __all__ = ["add_parser", "run"]
 
+A_DAY_S = 86400.0
+
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -20,7 +22,7 @@ def add_parser(commands: Any) -> None:
         "watch",
         help="follow a run",
         description="Print how many measurements a work directory holds, whenever there are more, until `eqtune tune` "
-        "has written its result there, or Ctrl-C.",
+        "has written a new result there, or Ctrl-C. Where the run may be over, give --once.",
     )
     parser.add_argument("work_dir", help="the run's work directory")
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="seconds between looks (2)")
@@ -36,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     path, summary = Path(args.work_dir) / "records.sqlite", Path(args.work_dir) / "summary.json"
     if not os.access(path, os.R_OK):
         raise InputError(f"{args.work_dir!r} has no records.sqlite to read; give a work directory of `eqtune tune`")
+    if not 0 <= args.every <= A_DAY_S:
+        raise InputError(f"--every is a number of seconds, at most a day, not {args.every}")
     older, said = _written(summary), None
     while True:
         last = args.once or _written(summary) != older  # looked at first: what is read then is all there will be
