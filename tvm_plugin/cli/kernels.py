@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..report.summary import plain
+from ..report.units import number
 from .options import (
     MODEL,
     add_model_options,
@@ -79,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         for row in rows:
             print(
-                f"{row['kernel'][:60]:60s} {row['baseline_us']:12.1f} -> {row['tuned_us']:10.1f} us  "
-                f"{row['gflops']:8.1f} GFLOPS  {row['trials']:4d} trials  {row['sketch']}"
+                f"{row['kernel'][:60]:60s} {number(row['baseline_us']):>12s} -> {number(row['tuned_us']):>10s} us  "
+                f"{number(row['gflops']):>8s} GFLOPS  {row['trials']:4d} trials  {row['sketch']}"
             )
     return 130 if result.interrupted else 0
 
@@ -135,6 +136,6 @@ def _describe(kernels: dict[str, Any], args: argparse.Namespace) -> list[dict[st
 
 def _line(row: dict[str, Any]) -> str:
     return (
-        f"{row['kernel'][:60]:60s} {row['flops'] / 1e6:10.2f} MFLOP {row['bytes'] / 1e6:8.2f} MB  "
+        f"{row['kernel'][:60]:60s} {number(row['flops'] / 1e6):>10s} MFLOP {number(row['bytes'] / 1e6):>8s} MB  "
         f"{row['candidates']:.1e} candidates of {', '.join(row['sketches'])}"
     )
