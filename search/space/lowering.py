@@ -21,6 +21,7 @@ from .extrema import begin_with_infinity
 from .gpu.booleans import booleans_one_by_one
 from .gpu.guards import keep_guards
 from .gpu.warpgroup_lowering import lower_warpgroups
+from .gpu.words import reduce_in_words
 from .index_division import keep_index_divisions
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.masked_lanes import mask_lanes
@@ -70,11 +71,11 @@ def prepare_for_lowering(function: Any) -> Any:
 
     Whoever compiles a schedule of these spaces calls this first, on the kernel and on its packing function alike.
     No step is part of the schedule, so a trace replays on the kernel as it was extracted. GPUs have `exp` and the
-    like in hardware: where loops are bound to threads, functions stay, conditions are put as TVM keeps them, and
-    booleans are in no vectors.
+    like in hardware: where loops are bound to threads, functions stay, narrow sums become words, conditions are put as
+    TVM keeps them, and booleans are in no vectors.
     """
     if _has_threads(function):
-        function = lower_warpgroups(booleans_one_by_one(keep_guards(function)))
+        function = lower_warpgroups(booleans_one_by_one(keep_guards(reduce_in_words(function))))
     else:
         function = begin_with_infinity(multiply_tiles(join_vectors(function)))
         function = exp_of_differences_from_maxima(sum_moments_together(function))

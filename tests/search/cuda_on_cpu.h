@@ -47,6 +47,12 @@ struct nv_bfloat16 {
   }
 };
 inline nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
+#define ROUNDED(op) \
+  inline nv_bfloat16 operator op(nv_bfloat16 x, nv_bfloat16 y) { return float(x) op float(y); }
+ROUNDED(+)
+ROUNDED(-)
+ROUNDED(*)
+ROUNDED(/)
 #define NARROW(name, function) \
   inline half name(half x) { return half(function(float(x))); } \
   inline nv_bfloat16 name(nv_bfloat16 x) { return function(float(x)); }
@@ -102,7 +108,7 @@ static int backwards;
 
 namespace machine {
 
-enum State { ready, at_block, at_warp, converging, done };
+enum State { ready, at_block, at_warp, done };
 struct Copy { void* to; const void* from; int bytes; };
 struct Thread {
   ucontext_t context;
@@ -146,15 +152,6 @@ inline void release(int from, int to) {
   for (int i = from; i < to; ++i)
     if (threads[i].state != done) threads[i].state = ready;
 }
-// Lets those threads of a warp go on that wait for each other only, once all others wait for something else.
-inline bool converged(int from, int to) {
-  bool found = false;
-  for (int i = from; i < to; ++i)
-    if (threads[i].state == ready) return false;
-  for (int i = from; i < to; ++i)
-    if (threads[i].state == converging) threads[i].state = ready, found = true;
-  return found;
-}
 inline void run_block() {
   std::memset(buf_dyn_shmem_ptr, 0xff, shared_bytes + FENCE_BYTES);
   std::memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
@@ -181,7 +178,6 @@ inline void run_block() {
     for (int warp = 0; warp < block_threads; warp += 32) {
       int end = min(warp + 32, block_threads);
       if (all_wait(warp, end, at_warp)) release(warp, end), moved = true;
-      if (converged(warp, end)) moved = true;
     }
     if (all_wait(0, block_threads, at_block)) release(0, block_threads), moved = true;
   }
@@ -319,9 +315,6 @@ void issue_lines(Sum* d, const void* a, const void* b) {
 }
 
 }  // namespace machine
-
-// TVM's sums across a warp that has no shuffles for their dtype: a warp's threads store at the same time.
-inline void converge() { machine::pause(machine::converging); }
 
 inline void __syncthreads() { machine::pause(machine::at_block); }
 inline void __syncwarp(unsigned = 0) { machine::pause(machine::at_warp); }

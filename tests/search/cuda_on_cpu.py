@@ -45,7 +45,6 @@ _C_TYPES = {
 }
 _PTX_TYPES = {"f16": "half", "bf16": "nv_bfloat16", "tf32": "machine::tf32", "s8": "signed char", "u8": "uchar"}
 _PTX_SUMS = {"f16": "half", "f32": "float", "s32": "int"}
-_VOLATILE_STORE = re.compile(r"^ *\(\(volatile .*\] = .*;$", re.MULTILINE)
 _WAIT = re.compile(r"\w*cp_async_wait_group\w*_(\d+)\(\)")
 
 
@@ -163,7 +162,6 @@ def _as_cpp(source, launches):
         parts.append(f"inline void {name}({_C_TYPES[sums]}*) {{ machine::finish(); }}")
     kernels = _LDMATRIX.sub(_load_matrices, kernels)
     kernels = _MMA.sub(_multiply, kernels)
-    kernels = _VOLATILE_STORE.sub(r"converge(); \g<0> converge();", kernels)
     kernels = _WAIT.sub(r"machine::wait(\1)", kernels)
     kernels = re.sub(r"\w*cp_async_commit_group\w*\(\)", "machine::commit()", kernels)
     parts += [kernels, 'extern "C" void run(void** given, int backwards_) {', "held = given, backwards = backwards_;"]

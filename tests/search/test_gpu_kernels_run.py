@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from eqtune.gpu_machine import gpu_target
 from eqtune.records.workload import as_workload
@@ -174,13 +174,39 @@ def test_arguments_of_one_name_are_told_apart(tmp_path):
     check(mod, Decision("gpu_elementwise", {"threads": 32, "vector": 1, "repeat": 1}), tmp_path)
 
 
-def test_sums_of_bfloat16_which_have_no_shuffles(tmp_path):
-    x = te.placeholder((4, 40), "bfloat16", name="x")
-    mod = as_workload(te.create_prim_func([x, topi.max(x, axis=-1)]))
-    schedule = build_space(mod, H100).apply(Decision("gpu_reduction", {"results": 2, "across": 32, "unroll": 0}))
-    given = [a.astype("float32") for a in arguments(mod)][:1]
-    for result in cuda_on_cpu.run(schedule, TARGET, arguments(mod), tmp_path):
-        np.testing.assert_array_equal(result.astype("float32"), given[0].max(axis=-1))
+@pytest.mark.parametrize(
+    ("dtype", "reduce", "sketch"),
+    [
+        ("bfloat16", topi.max, "gpu_rows"),
+        ("bfloat16", topi.sum, "gpu_reduction"),
+        ("int8", topi.sum, "gpu_rows"),
+        ("uint8", topi.min, "gpu_reduction"),
+        ("bool", topi.all, "gpu_reduction"),
+    ],
+)
+def test_narrow_values_are_reduced_in_words(dtype, reduce, sketch, tmp_path):
+    x = te.placeholder([tirx.IntImm("int64", extent) for extent in (4, 40)], dtype, name="x")
+    mod = as_workload(te.create_prim_func([x, reduce(x, axis=-1)]))
+    knobs = {"threads": 32, "rows": 2} if sketch == "gpu_rows" else {"results": 2, "across": 32, "unroll": 0}
+    schedule = build_space(mod, H100).apply(Decision(sketch, knobs))
+    given = arguments(mod)
+    given[0][:2] = abs(given[0][:2]) if dtype == "bfloat16" else 1  # all of a row are true
+    function = getattr(np, reduce.__name__)
+    expected = function(given[0] if dtype == "bool" else given[0].astype("float32"), axis=-1)
+    for result in cuda_on_cpu.run(schedule, TARGET, given, tmp_path):
+        np.testing.assert_array_equal(result, expected.astype(given[1].dtype))
+
+
+def test_narrow_sums_of_a_row_stay_words(tmp_path):
+    x = te.placeholder([tirx.IntImm("int64", extent) for extent in (2, 1024)], "bfloat16", name="x")
+    mod = as_workload(te.create_prim_func([x, topi.nn.softmax(x)]))
+    schedule = build_space(mod, H100).apply(Decision("gpu_rows", {"threads": 32, "rows": 1}))
+    given = arguments(mod)
+    given[0][...] = 0
+    given[0][:, ::2] = -3
+    share = 1 / 512 / (1 + np.exp(-3))
+    for result in cuda_on_cpu.run(schedule, TARGET, given, tmp_path):
+        np.testing.assert_allclose(result[:, 1::2].astype("float32"), share, rtol=0.008)  # of two roundings
 
 
 @pytest.mark.slow

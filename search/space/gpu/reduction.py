@@ -19,6 +19,7 @@ from ..memory_bound.kernel import Kernel
 from .bind import bind_elementwise, constant_extent, fuse_all, split_kinds
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, coalesced_share, powers, stage_instructions
 from .occupancy import Array
+from .words import are_exchanged
 
 __all__ = ["ReductionGpuSketch"]
 
@@ -109,10 +110,12 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
         )
         if alone:
             results_axis = "threadIdx.x"
-        if self.followed or alone:
+        # What is narrow is summed in words, which no output holds (words.py).
+        apart = self.followed or alone or not are_exchanged(str(schedule.get(block).writes[0].source.dtype))
+        if apart:
             if self.followed:
                 epilogue, extents = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1].extents
-            else:  # the sum in a register, and what writes it to memory
+            else:  # the sum in a register or a shared word, and what writes it to memory
                 epilogue = schedule.reindex(block, ("write", 0))
                 extents = tuple(constant_extent(schedule, loop) for loop in schedule.get_loops(epilogue))
             self._flatten(schedule, block, epilogue, extents)
@@ -130,7 +133,7 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
         schedule.reorder(*spatial, *reduced)
         rows = fuse_all(schedule, spatial)
         steps = fuse_all(schedule, reduced)
-        if not alone and not self.followed:
+        if not apart:
             blocks, results = schedule.split(rows, [None, values["results"]])
             schedule.bind(blocks, "blockIdx.x")
             schedule.bind(results, results_axis)

@@ -19,6 +19,7 @@ from ..memory_bound.rows import RowsSketch, _row_prefix
 from .bind import constant_extent, fuse_all, split_kinds
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, powers, stage_instructions
 from .occupancy import Array
+from .words import are_exchanged
 
 __all__ = ["RowsGpuSketch"]
 
@@ -74,8 +75,12 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
 
     def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
         output, stage = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1]
-        loops = list(schedule.get_loops(output))
         count, inner = _row_prefix(stage, self.rows) or (0, 1)
+        if stage.is_reduction and not are_exchanged(str(schedule.get(output).writes[0].source.dtype)):
+            # What is narrow is summed in words, which no output holds (words.py).
+            output = schedule.cache_write(output, 0, "local")
+            count = len(schedule.get_loops(output))
+        loops = list(schedule.get_loops(output))
         rows = loops[:count]
         if inner > 1:
             outer, _ = schedule.split(loops[count], [inner, None])
