@@ -6,7 +6,9 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from eqtune import zoo
+from eqtune.gpu_machine import resolve_target
 from eqtune.runtime import ModelRunner
+from eqtune.search.space.expressions import nodes_of
 from eqtune.tasks import count_bytes, count_flops, count_integer_operations, extract_tasks, lower_to_kernels
 from eqtune.tasks.concat import _parts
 from eqtune.transform import FoldBatchNorm, FoldWeights
@@ -591,3 +593,19 @@ def test_what_is_computed_of_parts_is_turned_by_a_kernel_of_its_own(make, expect
     assert len(found) == expected
     assert ("transpose" in found) == (expected == 2)
     assert_same_outputs(mod, kernels)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_functions_that_cuda_lacks_are_of_float32(dtype):
+    functions = (op.acos, op.acosh, op.asin, op.asinh, op.atanh, op.cosh, op.round, op.sinh)
+
+    def chain(emit, x):
+        y = emit(op.astype(x, dtype))
+        for function in functions:
+            y = emit(function(y))
+        return op.add(emit(op.mod(y, y)), emit(op.atan2(y, y)))
+
+    (task,) = extract_tasks(lower_to_kernels(function((3, 40), chain), resolve_target("nvidia/nvidia-h100")))
+    calls = nodes_of(task.mod["main"].body, tvm.ir.Call)
+    assert len(calls) >= len(functions)
+    assert {str(call.ty.dtype) for call in calls} == {"float32"}

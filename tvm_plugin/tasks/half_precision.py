@@ -1,5 +1,7 @@
 """Arithmetic of 16-bit floats in float32, rounded once an operator, as PyTorch computes it on a CPU.
 
+A GPU computes in such types itself, but for a few functions.
+
 TVM rounds inside of operators, each step of a sum or of a softmax, converts in front of every instruction, and calls
 libm for functions of such types; none of the vectorised forms fits. Written as float32 between two casts, which are
 fused, kernels are those of float32 that load and store half as much.
@@ -14,7 +16,7 @@ from tvm.target import codegen
 
 from ..transform.in_float32 import SUMS, compute_in_float32
 
-__all__ = ["with_float32_arithmetic"]
+__all__ = ["with_float32_arithmetic", "with_functions_that_gpus_have"]
 
 _NATIVE_FLOAT16 = frozenset({"avx512fp16", "fullfp16"})
 """Features of CPUs that compute in float16."""
@@ -39,6 +41,11 @@ _FUNCTIONS = frozenset(
 )
 """What takes several instructions an element."""
 
+_NOT_ON_GPUS = frozenset(
+    f"relax.{name}" for name in ("acos", "acosh", "asin", "asinh", "atan2", "atanh", "cosh", "mod", "round", "sinh")
+)
+"""What TVM does not lower to CUDA, or calls by names that CUDA lacks (hcosh)."""
+
 _ARITHMETIC = _ROUNDED_ONCE | _FUNCTIONS | SUMS
 """Operators that compute numbers: not those that move or select them, nor products, which say what they sum in."""
 
@@ -50,3 +57,8 @@ def with_float32_arithmetic(mod: ir.IRModule, target: Any) -> ir.IRModule:
     native = _NATIVE_FLOAT16 & {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
     mod = compute_in_float32(mod, _ARITHMETIC, ["bfloat16"])
     return compute_in_float32(mod, _FUNCTIONS | SUMS if native else _ARITHMETIC, ["float16"])
+
+
+def with_functions_that_gpus_have(mod: ir.IRModule) -> ir.IRModule:
+    """Compute functions of 16-bit floats that TVM cannot build for a GPU in float32, between casts that are fused."""
+    return compute_in_float32(mod, _NOT_ON_GPUS, ["bfloat16", "float16"])

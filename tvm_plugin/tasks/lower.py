@@ -26,7 +26,7 @@ from .attention import legalize_attention
 from .block_names import rename_blocks
 from .channel_norms import legalize_channel_norms
 from .concat import CONCAT_AXIS, write_concats_in_place
-from .half_precision import with_float32_arithmetic
+from .half_precision import with_float32_arithmetic, with_functions_that_gpus_have
 from .legalize import legalize_ops
 from .norms import legalize_norms
 from .permuted_products import legalize_permuted_products
@@ -79,6 +79,8 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
             mod = legalize_norms(mod)
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
+        else:
+            mod = with_functions_that_gpus_have(mod)
         mod = with_norms_of_doubles(with_norms_of_bfloat16(mod))  # those that are left
         mod = legalize_permuted_products(mod, activations=on_cpu)
         mod = with_plain_sizes(mod)

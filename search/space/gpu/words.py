@@ -60,8 +60,7 @@ def reduce_in_words(func: Any) -> Any:
     def region(node: Any) -> Any:
         return tirx.BufferRegion(words[node.source], node.region) if node.source in words else node
 
-    def allocated(node: Any) -> Any:
-        buffers = [words.get(buffer, buffer) for buffer in node.alloc_buffers]
+    def in_words(node: Any) -> Any:
         if isinstance(node.body, tirx.BufferStore) and node.body.buffer in words:
             word = words[node.body.buffer]
             combine = _COMBINED_AS[type(node.body.value)]
@@ -69,9 +68,11 @@ def reduce_in_words(func: Any) -> Any:
             body = tirx.BufferStore(word, combine(result, value), node.body.indices)
             init = tirx.BufferStore(word, _identity(combine, str(word.dtype)), node.init.indices)
             return block_with(node, body=body, init=init)
-        return block_with(node, alloc_buffers=buffers) if node.alloc_buffers else node
+        if not any(buffer in words for buffer in node.alloc_buffers):
+            return node
+        return block_with(node, alloc_buffers=[words.get(buffer, buffer) for buffer in node.alloc_buffers])
 
-    visits = [(TensorLoad, load), (TensorRegion, region), (s_tir.SBlock, allocated)]
+    visits = [(TensorLoad, load), (TensorRegion, region), (s_tir.SBlock, in_words)]
     return func.with_body(tvm_ffi.structural_map(func.body, visits))
 
 
