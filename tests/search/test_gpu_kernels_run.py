@@ -137,6 +137,11 @@ def test_normalisations_in_one_kernel(function, threads, rows, tmp_path):
     check(mod, Decision("gpu_rows", {"threads": threads, "rows": rows}), tmp_path, tolerance=1e-5)
 
 
+def test_a_block_has_rows_of_several_axes(tmp_path):
+    mod = kernels.unary((2, 3, 4, 40), topi.nn.softmax)
+    check(mod, Decision("gpu_rows", {"threads": 32, "rows": 2}), tmp_path, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("name", ["row_sums", "transpose", "center_rows"])
 def test_threads_share_rows_and_tiles(name, tmp_path):
     mod = kernels.KERNELS[name]()

@@ -39,7 +39,9 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         reductions = [stage for stage in self.kernel.stages if stage.is_reduction]
         self.rows = reductions[0].rows
         # The rows of a block are a box of every stage's axes.
-        last = math.gcd(*(stage.extents[stage.spatial[-1]] if stage.spatial else 1 for stage in reductions))
+        count, inner = _row_prefix(self.kernel.stages[-1], self.rows) or (0, 1)
+        written = inner if inner > 1 else math.prod(self.kernel.stages[-1].extents[max(0, count - 1) : count])
+        last = math.gcd(written, *(stage.extents[stage.spatial[-1]] if stage.spatial else 1 for stage in reductions))
         self.length = max(stage.iterations // stage.rows for stage in reductions)
         return (
             Knob("threads", powers(32, max(32, min(1024, self.length)))),
@@ -85,8 +87,10 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         if inner > 1:
             outer, _ = schedule.split(loops[count], [inner, None])
             rows.append(outer)
-        row = fuse_all(schedule, rows) if rows else schedule.add_unit_loop(loops[0])
-        blocks, row = schedule.split(row, [None, values["rows"]])
+        rows = rows or [schedule.add_unit_loop(loops[0])]
+        # Before what is around it is fused, or TVM sees no box in what the rows of a block read of several axes.
+        outer, row = schedule.split(rows[-1], [None, values["rows"]])
+        blocks = fuse_all(schedule, [*rows[:-1], outer])
         schedule.bind(blocks, "blockIdx.x")
         schedule.bind(row, "threadIdx.y")
         in_order = schedule.get_child_blocks(schedule.get_sblock("root"))
