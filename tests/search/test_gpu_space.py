@@ -237,3 +237,12 @@ def test_splitting_the_reduction_of_a_convolution_can_be_launched():
     tile = {"vi": 2, "ti": 4, "ri": 2, "vj": 2, "tj": 32, "rj": 2, "bk": 8, "stages": 1, "split": 2}
     schedule = build_space(mod, H100).apply(Decision("gpu_tiled", tile))
     assert launch_problem(prepare_for_lowering(schedule.mod["main"]), H100) == ""
+
+
+def test_rows_too_long_for_what_a_kernel_may_declare_are_not_kept():
+    space = build_space(unary((4, 50257), topi.nn.softmax), H100)
+    assert [sketch.name for sketch in space.sketches] == ["gpu_rows"]  # not the one that keeps a row's exponentials
+    shorter = build_space(unary((4, 12000), topi.nn.softmax), H100)
+    kept = [decision for decision in sample(shorter, 50) if decision.sketch == "gpu_rows-1"]
+    assert {decision.values["rows"] for decision in kept} == {1}
+    assert launch_problem(prepare_for_lowering(shorter.apply(kept[0]).mod["main"]), H100) == ""

@@ -21,7 +21,7 @@ from tvm import s_tir, tirx
 
 from ..gpu_machine import Compiler, find_compiler
 from ..search.space.features import COMPILED
-from ..search.space.gpu.hardware import GpuHardware
+from ..search.space.gpu.hardware import STATIC_SHARED_BYTES, GpuHardware
 from ..search.space.lowering import ASYNC_COPIES
 from .process import run_limited
 
@@ -56,9 +56,6 @@ COMPILE_LIMIT_S = 120.0
 
 CALLBACK = "tvm_callback_cuda_compile"
 """What TVM calls with the source of kernels for their machine code."""
-
-STATIC_SHARED_BYTES = 48 * 1024
-"""What a kernel may declare, on every GPU; more must be dynamic."""
 
 MOST_SPILLED_BYTES = 512
 """Stored and loaded by a thread. 64 registers out and in: such a kernel is never the fastest, and slow to measure."""

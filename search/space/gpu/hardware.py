@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 from ..hardware import Hardware
 
-__all__ = ["ARCHITECTURES", "DEVICES", "Architecture", "Device", "GpuHardware"]
+__all__ = ["ARCHITECTURES", "DEVICES", "STATIC_SHARED_BYTES", "Architecture", "Device", "GpuHardware"]
+
+STATIC_SHARED_BYTES = 48 * 1024
+"""What a kernel may declare, on every GPU; more must be dynamic."""
 
 TENSOR_DTYPES = ("float16", "bfloat16", "tfloat32", "int8")
 """The order of `GpuHardware.tensor_flops_per_s`."""

@@ -16,7 +16,7 @@ from ..base import Knob, Sketch
 from ..features import feature_table
 from ..memory_bound.inlining import inlined
 from ..memory_bound.kernel import Kernel, Stage
-from .hardware import GpuHardware
+from .hardware import STATIC_SHARED_BYTES, GpuHardware
 from .occupancy import Array, Launch, occupancy
 
 __all__ = ["GpuWork", "MemoryBoundGpuSketch", "Values", "coalesced_share", "powers", "works"]
@@ -102,9 +102,11 @@ class MemoryBoundGpuSketch(Sketch):
         return np.ones(len(next(iter(v.values()))), dtype=np.bool_)
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
-        """Whatever the device can launch and the sketch allows."""
+        """Whatever the device can launch and the sketch allows. All shared memory is declared by the kernel."""
         v = self._columns(values)
-        return self._possible(v) & occupancy(self.hardware, _launch(self._work(v))).legal
+        launch = _launch(self._work(v))
+        declared: NDArray[np.bool_] = launch.shared_bytes <= STATIC_SHARED_BYTES
+        return self._possible(v) & declared & occupancy(self.hardware, launch).legal
 
     def latency_s(self, values: Values) -> NDArray[np.float64]:
         """See `Sketch.latency_s`."""
