@@ -609,3 +609,17 @@ def test_functions_that_cuda_lacks_are_of_float32(dtype):
     calls = nodes_of(task.mod["main"].body, tvm.ir.Call)
     assert len(calls) >= len(functions)
     assert {str(call.ty.dtype) for call in calls} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("times", "size", "expected"), [(2, 3, ["conv2d", "repeat"]), (1, 3, ["conv2d"]), (3, 1, None)]
+)
+def test_several_outputs_of_a_channel_are_a_depthwise_convolution_of_copies(times, size, expected):
+    def convolution(emit, x):
+        layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+        return op.nn.conv2d(x, constant(size, size, 1, 4 * times), [2, 2], [size // 2] * 2, groups=4, **layouts)
+
+    mod, kernels = lower(function((1, 7, 7, 4), convolution))
+    found = [name.rstrip("0123456789") for name in names(kernels)]
+    assert found == expected or (expected is None and "repeat" not in found)
+    assert_same_outputs(mod, kernels)

@@ -30,6 +30,7 @@ from .half_precision import with_float32_arithmetic, with_functions_that_gpus_ha
 from .legalize import legalize_ops
 from .norms import legalize_norms
 from .permuted_products import legalize_permuted_products
+from .repeated_channels import repeat_channels
 from .routines import write_routines
 from .slices import join_slices
 from .spread import keep_spreads_apart
@@ -76,6 +77,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             ]
         )(mod)
         if on_cpu:
+            mod = repeat_channels(mod)
             mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
             mod = legalize_norms(mod)
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
