@@ -308,6 +308,16 @@ def test_what_a_strategy_may_not_ask_for_is_one_error(asked: Any) -> None:
         one.ask(4, lambda points: np.zeros(len(points)))
 
 
+def test_what_a_strategy_repeats_is_not_measured_again() -> None:
+    one = kernel(K0, ToySketch(1.0, 3))
+    twice = SimpleNamespace(ask=lambda count, score: [[0, 2, 0], [0, 3, 0], [0, 2, 0]], tell=lambda *_: None)
+    one.search = twice  # type: ignore[assignment]
+    asked = one.ask(4, lambda points: np.zeros(len(points)))
+    assert asked == [one.space.decision(np.array(point)) for point in ([0, 2, 0], [0, 3, 0])]
+    one.tell([Measurement(asked[0], (1.0,)), Measurement(asked[1], error="timeout")])
+    assert one.ask(4, lambda points: np.zeros(len(points))) == []
+
+
 @pytest.mark.parametrize("asked", [[], np.zeros((0, 3), dtype=np.int16)], ids=["list", "array"])
 def test_a_strategy_with_nothing_left_may_say_so_plainly(asked: Any) -> None:
     one = kernel(K0, ToySketch(1.0, 3))

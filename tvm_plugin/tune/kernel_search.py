@@ -64,6 +64,7 @@ class KernelSearch:
     suggestions: Points | None = None
     unreferenced: bool = False
     favourite: Decision | None = None
+    _measured: set[str] = field(default_factory=set)
     _latencies: list[NDArray[np.float64]] = field(default_factory=list)
     _features: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -90,7 +91,8 @@ class KernelSearch:
     def ask(self, count: int, score: Score) -> list[Decision]:
         """The next candidates to measure, the favourite and suggestions first; empty when the space is exhausted.
 
-        Raises InputError for what a strategy of the user's asks for that the space does not have.
+        None is measured twice: a strategy of the user's that only repeats itself has exhausted the space. Raises
+        InputError for what it asks for that the space does not have.
 
         Suggestions take at most half of the first batch: what was best elsewhere can be bad here (16 rows of a tile
         share a set of the first-level cache where they are 12288 bytes apart, and not where it is 3072).
@@ -101,17 +103,19 @@ class KernelSearch:
             first = first[:1] + [decision for decision in first[1:] if decision != self.favourite]
             self.suggestions = None
         asked = _points_in(self.space, self.search.ask(count - len(first), score), count - len(first))
-        own = [self.space.decision(point) for point in asked]
-        return first + [decision for decision in own if decision not in first]
+        own = {decision_key(decision): decision for decision in map(self.space.decision, asked)}
+        taken = self._measured.union(map(decision_key, first))
+        return first + [decision for key, decision in own.items() if key not in taken]
 
     def tell(self, measurements: Sequence[Measurement]) -> None:
         """Take the results of a round in."""
         points, latencies, notes = [], [], []
         for measurement in measurements:
+            key = decision_key(measurement.decision)
+            self._measured.add(key)
             if measurement.error:
                 self.failed += 1
             else:
-                key = decision_key(measurement.decision)
                 known = self.measurements.get(key)
                 if known is None or measurement.latency_s < known.latency_s:
                     self.measurements[key] = measurement
