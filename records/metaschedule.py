@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from eqtune.errors import InputError, RecordError
+from eqtune.files import as_path
 
 from .database import RecordDatabase
 from .record import Context, Record
@@ -33,6 +34,8 @@ __all__ = ["Exchange", "export_metaschedule", "import_metaschedule"]
 
 WORKLOAD_FILE = "database_workload.json"
 RECORD_FILE = "database_tuning_record.json"
+
+_DIRECTORY = "a MetaSchedule database is a directory at a path"
 
 _FAILED_S = 1e10
 """MetaSchedule's time of a candidate that failed."""
@@ -91,7 +94,7 @@ def export_metaschedule(
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
-    directory = Path(directory)
+    directory = as_path(directory, _DIRECTORY)
     if not overwrite and any((directory / name).exists() for name in (WORKLOAD_FILE, RECORD_FILE)):
         raise InputError(f"{str(directory)!r} already holds a MetaSchedule database; give another one, or overwrite it")
     target = _target(context.target)
@@ -150,13 +153,14 @@ def import_metaschedule(database: RecordDatabase, directory: str | os.PathLike[s
     RecordError
         When `database` cannot be written.
     """
+    directory = as_path(directory, _DIRECTORY)
     target = _canonical(context.target)
     skipped: Counter[str] = Counter()
-    kernels = [_kernel(line) for line in _lines(Path(directory) / WORKLOAD_FILE)]
+    kernels = [_kernel(line) for line in _lines(directory / WORKLOAD_FILE)]
     mods = dict(kernel for kernel in kernels if kernel is not None)
     known = {found: {record.trace for record in database.for_workload(found, context)} for found in mods}
     batch = []
-    for line in _lines(Path(directory) / RECORD_FILE):
+    for line in _lines(directory / RECORD_FILE):
         record, reason = _record(line, kernels, target, context)
         if record is not None and record.trace in known[record.workload_hash]:
             record, reason = None, "already there"

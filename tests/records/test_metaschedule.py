@@ -154,5 +154,8 @@ def test_an_export_replaces_a_database_only_when_told_to(filled, tmp_path):
 def test_what_is_missing_or_no_target_is_a_clear_error(filled, tmp_path):
     with pytest.raises(InputError, match=WORKLOAD_FILE):
         import_metaschedule(filled, tmp_path / "nothing", CONTEXT)
+    for call in (import_metaschedule, export_metaschedule):
+        with pytest.raises(InputError, match="is a directory at a path, not None"):
+            call(filled, None, CONTEXT)
     with pytest.raises(InputError, match="not a target"):
         export_metaschedule(filled, tmp_path / "out", replace(CONTEXT, target="my cpu"))
