@@ -266,7 +266,7 @@ class RecordDatabase:
         try:
             yield
         except RecordError as error:
-            raise RecordError(f"{self.path}: {what} is damaged: {error}") from error
+            raise RecordError(f"{self.path}: {what} is damaged: {error}; {_RESTORE}") from error
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -322,9 +322,14 @@ def _to_row(record: Record) -> tuple[Any, ...]:
     )
 
 
+_RESTORE = "restore the file from a copy, or move it away to start a new one"
+_LACKING = f"it lacks a table or column that belongs there; {_RESTORE}"
 _EXPLANATIONS: Mapping[str, str] = {
     "not a database": "it is not a database; give the path of a records file, or move it away to start a new one",
-    "malformed": "the file is damaged or was cut short; restore it from a copy, or move it away to start a new one",
+    "malformed": f"the file is damaged or was cut short; {_RESTORE}",
+    "no such table": _LACKING,
+    "no such column": _LACKING,
+    "has no column": _LACKING,
     "disk is full": "the disk is full; nothing of this batch was recorded. Free some space and run again",
     "locked": "another process has kept it locked for more than {timeout_s:g} s; end that process, or wait for it",
     "readonly": "it is not writable; choose a work directory that is",

@@ -199,6 +199,25 @@ def test_what_someone_wrote_into_the_file_is_checked(path, assignment, complaint
         database.all()
     assert str(path) in str(raised.value)
     assert "record 1 is damaged" in str(raised.value)
+    assert "restore the file from a copy, or move it away" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE records DROP COLUMN notes",
+        "ALTER TABLE contexts RENAME COLUMN device TO machine",
+        "DROP TABLE records",
+    ],
+)
+@pytest.mark.parametrize("use", [lambda database: database.all(), lambda database: database.add([record()])])
+def test_a_file_that_lacks_a_part_says_what_to_do(path, change, use):
+    RecordDatabase(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(change)
+    connection.close()
+    with RecordDatabase(path) as database, pytest.raises(RecordError, match=r"lacks a table or column .*; restore"):
+        use(database)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
