@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ def from_relay_file(path: Path, params: Mapping[str, Any] | None, shapes: Mappin
     Raises
     ------
     InputError
-        It is no text, or too large.
+        It is no text, too large, or no program that can be converted; the message names the file.
     """
-    return from_relay_text(_read(path), params, shapes, path.stem)
+    with _naming(path):
+        return from_relay_text(_read(path), params, shapes, path.stem)
 
 
 def from_relay_json_file(
@@ -50,7 +52,18 @@ def from_relay_json_file(
 ) -> ImportedModel:
     """Load a .json file of TVM 0.8 to 0.19; errors as `from_relay_file`."""
     check_shapes(shapes, list(shapes))
-    return _imported(relay.from_json(_read(path), params, shapes), path.stem)
+    with _naming(path):
+        return _imported(relay.from_json(_read(path), params, shapes), path.stem)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the file before the place in an error's message."""
+    try:
+        yield
+    except relay.RelayError as error:
+        error.args = (f"{path}: {error}",)
+        raise
 
 
 def _imported(mod: tvm.IRModule, name: str) -> ImportedModel:
@@ -65,6 +78,6 @@ def _read(path: Path) -> str:
             "with relay.save_param_dict, and give it with --params"
         )
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors on Windows put a mark of the encoding first
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is no text: {error}") from error

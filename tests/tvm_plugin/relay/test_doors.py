@@ -41,6 +41,13 @@ def test_a_file_and_its_text_are_loaded_alike(files: tuple[Path, Path]) -> None:
         assert [info.name for info in loaded.inputs] == ["x"]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_program(tmp_path: Path) -> None:
+    """Editors on Windows write one; it was refused as a character that starts nothing in Relay."""
+    program = tmp_path / "layer.relay"
+    program.write_text(TEXT, encoding="utf-8-sig")
+    tvm.ir.assert_structural_equal(load_model(program).mod, load_model(TEXT).mod)
+
+
 def test_shapes_fill_in_what_the_program_leaves_open() -> None:
     loaded = load_model(TEXT.replace("(16, 64)", "(?, 64)"), params={"w": WEIGHT}, shapes={"x": (3, 64)})
     assert loaded.inputs[0].shape == (3, 64)
@@ -100,7 +107,7 @@ def test_a_program_with_a_mistake_is_bad_input_to_the_command_line(tmp_path: Pat
     command = [sys.executable, "-m", "eqtune", "tune", str(program), "--work-dir", str(tmp_path / "work")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "line 3, column 3: 1 operator cannot be converted to Relax: nn.reloo (1 time" in done.stderr
+    assert f"{program}: line 3, column 3: 1 operator cannot be converted to Relax: nn.reloo (1 time" in done.stderr
 
 
 def test_help_names_relay_and_its_parameters() -> None:
