@@ -345,6 +345,27 @@ def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     assert asked[0] == asked[1]
 
 
+@pytest.mark.parametrize(("signals", "learns"), [(1, [True]), (2, [])])
+def test_ctrl_c_waits_while_the_cost_model_learns_unless_it_comes_again(
+    tmp_path: Path, signals: int, learns: list[bool]
+) -> None:
+    """Raised there, Python printed a traceback out of XGBoost's callbacks."""
+    sketches = {K0: ToySketch(1.0, 5)}
+    loop = loop_over([kernel(K0, sketches[K0])], LookUp(sketches), tmp_path)
+    learnt = []
+
+    def interrupted_fit(*_: Any) -> None:
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGINT)
+        learnt.append(True)
+
+    loop.model.fit = interrupted_fit  # type: ignore[method-assign]
+    loop.run()
+    assert loop.interrupted
+    assert learnt == learns
+    assert loop.kernels[0].status.trials == 4
+
+
 @pytest.mark.parametrize("swallowed", [True, False])
 def test_ctrl_c_inside_a_callback_that_makes_something_else_of_it_ends_the_search(
     tmp_path: Path, swallowed: bool

@@ -116,13 +116,14 @@ class TuningLoop:
     untuned_s: Callable[[Task], float] = lambda task: 0.0
     guess_s: Callable[[Task], float] | None = None
     interrupted: bool = False
+    _interrupt: Interrupt = field(default_factory=Interrupt, init=False)
     _round_s: float = field(default=0.0, init=False)
     _trial_s: float = field(default=0.0, init=False)
     _guesses_s: dict[str, float] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
         """Measure until the budget is spent or no kernel has anything left. Ctrl-C ends it early, keeping all."""
-        with Interrupt() as interrupt:
+        with self._interrupt as interrupt:
             try:
                 self._fit()
                 while self.budget.allows(self._round_s) and not interrupt.happened:
@@ -307,7 +308,8 @@ class TuningLoop:
                 latencies.append(y)
                 tasks.append(np.full(len(y), index, dtype=np.int64))
         if features:
-            self.model.fit(np.concatenate(features), np.concatenate(latencies), np.concatenate(tasks))
+            with self._interrupt.held():  # XGBoost reads the data by callbacks
+                self.model.fit(np.concatenate(features), np.concatenate(latencies), np.concatenate(tasks))
         self.measurer.overheads.model_s += time.monotonic() - started
 
     def drop_slow_variants(self) -> None:
