@@ -40,7 +40,7 @@ def kernel_table(summary: RunSummary) -> str:
     return "\n".join([*_align(_HEADERS, rows), *footnote, "", *closing_lines(summary)])
 
 
-NOT_REACHED = "the budget did not reach the kernel; its time is a price or an estimate, its baseline a guess"
+NOT_REACHED = "the search did not reach the kernel; its time is a price or an estimate, its baseline a guess"
 """What a tilde before a kernel's numbers means..."""
 
 OF_OPEN_SIZES = "the kernel's tiles are scheduled by estimate; its time is one, its baseline a guess"

@@ -93,7 +93,7 @@ class Acceptance:
         if unreached:
             priced = sum(self.prices.is_measured(kernel.task) for kernel in unreached)
             self.progress.say(
-                f"the budget did not reach {len(unreached)} of {len(results)} kernels: {priced} get the fastest of "
+                f"the search did not reach {len(unreached)} of {len(results)} kernels: {priced} get the fastest of "
                 f"{CANDIDATES} candidates, {len(unreached) - priced} what the estimate likes best"
             )
         return results
