@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -154,6 +155,17 @@ def test_corrupt_json(tmp_path, text, capsys):
         load_model(path)
     assert main(["kernels", str(path), "--list"]) == 2
     assert "broken.json is not a module saved with tvm.ir.save_json" in capsys.readouterr().err
+
+
+def test_a_module_whose_nodes_refer_to_themselves_is_refused(tmp_path):
+    """TVM follows them until its stack is full, which ended the process."""
+    graph = json.loads(tvm.ir.save_json(Dense))
+    place, call = next((place, node) for place, node in enumerate(graph["nodes"]) if node["type"] == "ir.Call")
+    call["data"]["op"] = place
+    path = tmp_path / "circle.json"
+    path.write_text(json.dumps(graph))
+    with pytest.raises(InputError, match=rf"circle\.json .* its node {place} refers to node {place}, which does not"):
+        load_model(path)
 
 
 def test_zoo_door():

@@ -10,7 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..errors import InputError
+from ..errors import InputError, RecordError
+from ..records.object_graph import check_order
 from .imported import ImportedModel, check_shapes, imported_model, is_number
 
 __all__ = ["bind_shapes", "from_relax", "from_relax_json", "read_module", "with_weights_bound"]
@@ -36,8 +37,10 @@ def read_module(path: Path) -> tvm.IRModule:
         The file is not a module of this version of TVM.
     """
     try:
-        mod = tvm.ir.load_json(path.read_text(encoding="utf-8"))
-    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
+        text = path.read_text(encoding="utf-8")
+        check_order(text)  # TVM follows references in circles until its stack is full
+        mod = tvm.ir.load_json(text)
+    except (RecordError, ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
             f"{path} is not a module saved with tvm.ir.save_json by TVM {tvm.__version__}: {reason[-1]}"
