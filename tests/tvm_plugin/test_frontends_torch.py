@@ -634,6 +634,15 @@ def test_recurrent_layers_and_their_last_states(layer):
     assert verify_import(load_model(Lambda(lambda x: layer(x, states)), example_inputs=(data,))) < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # PyTorch's, of its own layer
+def test_recurrent_layers_of_open_batches_are_refused():
+    """The message was Python's, of an int() inside the conversion."""
+    layer, sizes = torch.nn.LSTM(6, 4), {1: torch.export.Dim("batch")}
+    program = torch.export.export(Lambda(layer), (torch.zeros(3, 5, 6),), dynamic_shapes=((sizes,),))
+    with pytest.raises(UnsupportedModelError, match="LSTM with an open batch or number of steps cannot be imported"):
+        load_model(program, any_size=True)
+
+
 def test_projected_states_are_refused():
     layer = torch.nn.LSTM(6, 4, proj_size=3)
     with pytest.raises(UnsupportedModelError, match="proj_size"):

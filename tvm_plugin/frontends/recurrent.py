@@ -16,6 +16,7 @@ from ..errors import UnsupportedModelError
 from ..recurrent import ACTIVATIONS, CELLS, LANES, Layer, in_blocks, recurrent
 from ..transform.constants import array_of
 from ..transform.functions import extents
+from .imported import KNOWN_SHAPES, is_number
 from .onnx_nodes import text_of
 
 __all__ = ["RECURRENT", "convert_recurrent"]
@@ -34,7 +35,8 @@ def convert_recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str
     Raises
     ------
     UnsupportedModelError
-        For sequences of fewer steps than X has, peepholes, clipping, other activations, or the batch as first axis.
+        For open sizes, sequences of fewer steps than X has, peepholes, clipping, other activations, or the batch as
+        first axis.
     """
     given = dict(zip(_INPUTS, [*inputs, *[None] * len(_INPUTS)], strict=False))
     x, emit = given["X"], bb.emit
@@ -59,6 +61,9 @@ def convert_recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str
 
 
 def _layer(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> Layer:
+    shape = given["X"].ty.shape
+    if shape is None or not all(map(is_number, shape)):
+        raise UnsupportedModelError(f"{name} with an open batch or number of steps cannot be imported; {KNOWN_SHAPES}")
     steps, batch, _ = extents(given["X"].ty)
     if given["P"] is not None or not _all_are(steps, given["sequence_lens"]):
         refused = "sequence_lens" if given["P"] is None else "P"
