@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -158,6 +159,39 @@ def test_gamma_along_another_axis_is_no_gamma() -> None:
         return emit(op.multiply(rms_by_root(emit, x), constant_of(GAMMA[:5].reshape(1, 5, 1))))
 
     assert operators(JoinNorms()(module(write))) == ["nn.rms_norm", "multiply"]
+
+
+@pytest.mark.parametrize("variance", [False, True])
+def test_gamma_multiplies_a_beta_that_was_added_before(variance: bool) -> None:
+    """(norm(x) + beta) * gamma is not norm(x) * gamma + beta."""
+
+    def write(emit: Any, x: Any) -> Any:
+        d, _ = centred(emit, x)
+        square = emit(op.variance(x, [-1], True) if variance else op.mean(emit(op.square(d)), [-1], True))
+        normal = emit(op.multiply(d, emit(op.rsqrt(emit(op.add(square, number(EPSILON)))))))
+        return emit(op.multiply(emit(op.add(normal, constant_of(BETA))), constant_of(GAMMA)))
+
+    mod = module(write)
+    joined = JoinNorms()(mod)
+    assert operators(joined) == ["nn.layer_norm", "multiply"]
+    x = RNG.standard_normal(SHAPE).astype("float32")
+    np.testing.assert_allclose(outputs(joined, x)[0], outputs(mod, x)[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(24,), (3, 5)])
+def test_a_rms_norm_over_all_axes(shape: tuple[int, ...]) -> None:
+    """TVM cannot write its kernel."""
+    axes = list(range(len(shape)))
+
+    def write(emit: Any, x: Any) -> Any:
+        root = emit(op.rsqrt(emit(op.add(emit(op.mean(emit(op.square(x)), axes, True)), number(EPSILON)))))
+        return emit(op.multiply(x, root))
+
+    mod, target = module(write, shape), detect_target(1)
+    x = RNG.standard_normal(shape).astype("float32")
+    executable = tvm.compile(mod, target, relax_pipeline=relax.get_pipeline("eqtune"))
+    found = ModelRunner(executable, threads=1)(x)[0]
+    np.testing.assert_allclose(found, outputs(mod, x)[0], rtol=2e-5, atol=2e-5)
 
 
 class Llama(torch.nn.Module):

@@ -17,13 +17,18 @@ from tvm import ir, relax, s_tir, tirx, transform
 
 from ..transform.constants import array_of
 from .concat import legalize_concat
+from .norms import legalize_rms_norm
 from .resize import legalize_resize
 
 __all__ = ["legalize_ops"]
 
 _Legalize = Callable[[relax.BlockBuilder, relax.Call], Any]
 
-OURS: dict[str, _Legalize] = {"relax.concat": legalize_concat, "relax.image.resize2d": legalize_resize}
+OURS: dict[str, _Legalize] = {
+    "relax.concat": legalize_concat,
+    "relax.image.resize2d": legalize_resize,
+    "relax.nn.rms_norm": legalize_rms_norm,
+}
 """Operators whose kernels are not TVM's."""
 
 MOST_KERNELS = 4096

@@ -2,7 +2,7 @@
 
 TVM subtracts the square of the mean from the mean of the squares: of values around ten times their deviation, one in
 ten thousand is lost, around a hundred times one in a hundred. Sketches merge the two sums (search/space/memory_bound/
-moments.py), so that what is read once stays so.
+moments.py), so that what is read once stays so. And RMS norms over all axes, whose kernels TVM cannot write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..transform.constants import is_static_tensor
 from ..transform.functions import map_functions, operator, shape_of, top_level_bindings
 from .te_kernels import with_te_kernels
 
-__all__ = ["legalize_norms"]
+__all__ = ["legalize_norms", "legalize_rms_norm"]
 
 NORMS = ("group_norm", "instance_norm")
 
@@ -39,6 +39,20 @@ def legalize_norms(mod: ir.IRModule, sum_dtype: str = "float32") -> ir.IRModule:
         return _OpenNorms(sum_dtype).visit_expr(function) if is_open else function
 
     return map_functions(mod, with_operators)
+
+
+def legalize_rms_norm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
+    """TVM's kernel, over a tensor that has an axis more where the norm is over all: of none, TVM reads one."""
+    rank = call.ty.ndim
+    axes = [int(axis) % rank for axis in call.attrs.axes]
+
+    def rms_norm(x: te.Tensor, gamma: te.Tensor) -> te.Tensor:
+        if len(axes) < rank:
+            return topi.nn.rms_norm(x, gamma, axes, call.attrs.epsilon)
+        rows = topi.reshape(x, [1, *x.shape])
+        return topi.reshape(topi.nn.rms_norm(rows, gamma, [axis + 1 for axis in axes], call.attrs.epsilon), x.shape)
+
+    return builder.call_te(rms_norm, *call.args, primfunc_name_hint="rms_norm")
 
 
 @dataclass(frozen=True)

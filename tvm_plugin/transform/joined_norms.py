@@ -142,7 +142,7 @@ class _Joiner(PyExprMutator):
     def _scaled(self, call: relax.Call) -> Any:
         """norm(x) * gamma"""
         ways = (call.args, reversed(call.args))
-        return _first(self._with(self._plain_norm(norm, self._ones, 1), 1, gamma) for norm, gamma in ways)
+        return _first(self._with(self._unscaled(norm), 1, gamma) for norm, gamma in ways)
 
     def _shifted(self, call: relax.Call) -> Any:
         """norm(x) + beta"""
@@ -177,6 +177,11 @@ class _Joiner(PyExprMutator):
             norm = self._norm(self._emit(op.subtract(x, mean)), *found)
             return self._with(norm, 1, gamma) if operator(norm) == "relax.nn.layer_norm" else None
         return None
+
+    def _unscaled(self, var: Any) -> Any:
+        """The norm that has neither gamma nor beta yet, which gamma would multiply, too."""
+        norm = self._plain_norm(var, self._ones, 1)
+        return self._plain_norm(var, self._zeros, 2) if operator(norm) == "relax.nn.layer_norm" else norm
 
     def _plain_norm(self, var: Any, placeholders: Sequence[Any], argument: int) -> Any:
         """The norm that a variable is, which still has a placeholder for that argument, and no other reader."""
