@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import IRModule, tirx
+from tvm.error import InternalError
 from tvm.s_tir import SBlock, ScheduleError
 
 from .amx.tiles import multiply_tiles
@@ -102,7 +103,7 @@ def lowerable_schedule(space: Any, decision: Any) -> Any:
     try:
         schedule = space.apply(decision)
         prepare_for_lowering(schedule.mod["main"])
-    except (ScheduleError, ValueError):
+    except (ScheduleError, ValueError, InternalError):  # the last where TVM's own checks fail
         return None
     return schedule
 

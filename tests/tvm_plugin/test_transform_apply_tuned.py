@@ -5,6 +5,7 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax, te, tirx
+from tvm.error import InternalError
 from tvm.s_tir import Schedule
 
 from eqtune.errors import InputError, RecordError
@@ -215,9 +216,10 @@ def test_kernels_that_are_scheduled_stay_as_they_are(model, kernels, schedules, 
         tune_kernels(tuned)
 
 
-def test_estimates_are_of_schedules_that_can_be_lowered(kernels, monkeypatch):
+@pytest.mark.parametrize("error", [ValueError, InternalError])
+def test_estimates_are_of_schedules_that_can_be_lowered(kernels, monkeypatch, error):
     def refuse(function):
-        raise ValueError("the loop is marked as ragged but its blocks end elsewhere")
+        raise error("the loop is marked as ragged but its blocks end elsewhere")
 
     schedules = analytic_schedules(extract_tasks(kernels), Hardware(threads=1))
     monkeypatch.setattr("eqtune.search.space.lowering.prepare_for_lowering", refuse)
