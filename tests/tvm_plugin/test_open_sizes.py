@@ -331,6 +331,22 @@ def test_slices_of_open_axes_end_where_they_end(tmp_path: Path, begin: int, end:
         close(result.run(x)[0], x[begin:end:step])
 
 
+class Rolled(torch.nn.Module):
+    """Shifts beyond the size, to both sides, by a size, along axes that are known, and of all elements in a row."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.roll((-8, 2, 4), (0, -1, 1)), x.roll(x.shape[0] // 2, 0), x.roll(5)
+
+
+def test_axes_of_open_sizes_are_rolled(tmp_path: Path) -> None:
+    shapes = ({0: torch.export.Dim("n", min=1, max=64)},)
+    result = tuned(torch.export.export(Rolled(), (torch.randn(6, 4, 5),), dynamic_shapes=shapes), tmp_path, threads=1)
+    for size in (1, 2, 3, 7, 16):
+        x = torch.randn(size, 4, 5)
+        for found, wanted in zip(result.run(x), Rolled()(x), strict=True):
+            close(found, wanted.numpy())
+
+
 def computed(*steps: Any, **constants: Any) -> Any:
     """x, with "result", which is computed of the number "n" of its rows, added."""
     nodes = [node("Shape", ["x"], "n", end=1), *steps]

@@ -14,7 +14,7 @@ from tvm.relax import op
 from ..transform.functions import repeated, shape_of
 from ..transform.open_slices import from_begin, open_slice, within
 from .torch_nodes import Converter, arguments, dtype_of, shape_in_torch
-from .torch_sizes import is_size
+from .torch_sizes import is_size, tensor_of_size
 
 __all__ = ["SHAPE_CONVERTERS"]
 
@@ -68,6 +68,30 @@ def _repeat(node: Any, importer: Any) -> relax.Expr:
     return emit(repeated(emit, x, counts, shape_in_torch(node, importer)))
 
 
+def _roll(node: Any, importer: Any) -> relax.Expr:
+    """What leaves the end of an axis comes in at its beginning; without axes, that of all elements in a row."""
+    x, shifts, dims = arguments(node, importer, ("input", "shifts", "dims"), ((),))
+    emit, shape = importer.block_builder.emit, shape_in_torch(node, importer)
+    shifts, dims = ([value] if isinstance(value, int) or is_size(value) else list(value) for value in (shifts, dims))
+    shifts = [importer.env.get(shift, shift) for shift in shifts]
+    if not dims:
+        return emit(op.reshape(_rolled(emit, emit(op.flatten(x)), shifts[0], 0), shape))
+    for shift, axis in zip(shifts, dims, strict=True):
+        x = _rolled(emit, x, shift, axis % len(shape))
+    return x
+
+
+def _rolled(emit: Callable[[Any], Any], x: relax.Expr, shift: Any, axis: int) -> relax.Expr:
+    extent = shape_of(x)[axis]
+    if isinstance(extent, int) and isinstance(shift, int):
+        begin = -shift % max(extent, 1)
+        halves = (open_slice(emit, x, axis, at, length) for at, length in ((begin, extent - begin), (0, begin)))
+        return emit(op.concat(list(halves), axis)) if begin else x
+    from_shift = emit(op.arange(-shift, extent - shift, 1, "int64"))
+    places = emit(op.floor_mod(from_shift, tensor_of_size(emit, extent)))
+    return emit(op.take(x, places, axis, mode="fast"))
+
+
 SHAPE_CONVERTERS: dict[str, Converter] = {
     **{
         name: _where_open("_reshape", _to_shape(op.reshape))
@@ -79,4 +103,5 @@ SHAPE_CONVERTERS: dict[str, Converter] = {
     "slice.Tensor": _where_open("_slice", _slice),
     **{f"arange.{name}": _where_open("_arange", _arange) for name in ("default", "start", "start_step")},
     "repeat.default": _where_open("_repeat", _repeat),
+    "roll.default": _where_open("_roll", _roll),
 }
