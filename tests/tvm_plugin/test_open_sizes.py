@@ -320,7 +320,10 @@ class Sizes(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("begin", "end", "step"),
-    [(0, 10, 1), (-5, 2**31 - 1, 1), (0, -5, 1), (3, 2**62, 1), (1, -1, 1), (1, 2**31 - 1, 3), (2, 6, 2)],
+    [
+        *((0, 10, 1), (-5, 2**31 - 1, 1), (0, -5, 1), (3, 2**62, 1), (1, -1, 1), (1, 2**31 - 1, 3), (2, 6, 2)),
+        *((-1, 1 - 2**63, -1), (2**62, -(2**62), -3), (5, 1, -2), (-2, 0, -1)),  # flips, among others
+    ],
 )
 def test_slices_of_open_axes_end_where_they_end(tmp_path: Path, begin: int, end: int, step: int) -> None:
     constants = [numbers(k, [v]) for k, v in (("begin", begin), ("end", end), ("axis", 0), ("step", step))]

@@ -375,16 +375,27 @@ def _slice_of(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any
     rank = len(begins) if begins is not None else 0
     along = list(range(rank)) if axes is None else _integers(sizes.sizes(axes))
     strides = [1] * rank if steps is None else _integers(sizes.sizes(steps))
-    if begins is None or stops is None or along is None or strides is None or any(step < 1 for step in strides):
+    if begins is None or stops is None or along is None or strides is None or 0 in strides:
         return None
     for axis, begin, stop, step in zip(along, begins, stops, strides, strict=True):
         extent = shape_of(x)[axis]
-        begin = within(from_begin(begin, extent), extent)
-        stop = sizes.stop(stop, extent)
+        if step < 0:
+            x, step = sizes.emit(op.flip(x, axis % x.ty.ndim)), -step
+            # As in ONNX Runtime, the largest integers mean all that there is: here, as far as the first element.
+            stop = -(2**31) if isinstance(stop, int) and stop in (2**31 - 1, 2**63 - 1) else stop
+            places = (extent - 1 - from_begin(_near(place), extent) for place in (begin, stop))
+            begin, stop = (within(place, extent) for place in places)
+        else:
+            begin, stop = within(from_begin(begin, extent), extent), sizes.stop(stop, extent)
         length = _not_negative(stop - begin if step == 1 else (stop - begin + step - 1) // step)
         if not (sizes.is_equal(length, extent) and step == 1):
             x = open_slice(sizes.emit, x, axis % x.ty.ndim, begin, length, step)
     return x
+
+
+def _near(place: Any) -> Any:
+    """Far beyond the ends of an axis, which files say with the largest numbers that there are, is beyond them."""
+    return place if isinstance(place, ir.Expr) else max(-(2**31), min(int(place), 2**31))
 
 
 def _not_negative(length: Any) -> Any:
