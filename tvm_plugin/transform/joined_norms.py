@@ -16,6 +16,9 @@ from .functions import map_functions, operator, top_level_bindings, use_counts
 
 __all__ = ["JoinNorms"]
 
+MOST_WRITTEN_TWICE = 4
+"""Operators in a row that may be written twice: a mean, what it is subtracted from, and a little before."""
+
 _ROOTS = frozenset({"relax.sqrt", "relax.rsqrt"})
 
 
@@ -223,16 +226,17 @@ class _Joiner(PyExprMutator):
             expr = value.args[0]
         return expr
 
-    def _same(self, left: Any, right: Any) -> bool:
+    def _same(self, left: Any, right: Any, depth: int = MOST_WRITTEN_TWICE) -> bool:
         """Whether two expressions compute the same, also where that is written twice."""
         if left.same_as(right):
             return True
         left, right = self._value(left), self._value(right)
         if left.same_as(right):
             return True
-        if not operator(left) or operator(left) != operator(right) or len(left.args) != len(right.args):
+        if depth == 0 or not operator(left) or operator(left) != operator(right) or len(left.args) != len(right.args):
             return False
-        return structural_equal(left.attrs, right.attrs) and all(map(self._same, left.args, right.args))
+        pairs = zip(left.args, right.args, strict=True)
+        return structural_equal(left.attrs, right.attrs) and all(self._same(a, b, depth - 1) for a, b in pairs)
 
     def _emit(self, value: Any) -> Any:
         return self.builder_.emit(self.builder_.normalize(value))
