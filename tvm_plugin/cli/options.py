@@ -85,8 +85,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     )
     budget = parser.add_argument_group(
         "how long",
-        "Whichever ends first; neither: until no kernel improves. Budgets are totals over all runs in the work "
-        "directory: to go on, give a larger one.",
+        "Whichever ends first; neither: until no kernel improves. Budgets are totals over all runs of a model in the "
+        "work directory, those with fast math apart: to go on, give a larger one.",
     )
     budget.add_argument("--trials", type=int, metavar="N", help="measurements in all runs together")
     budget.add_argument("--budget", type=float, metavar="SECONDS", help="wall-clock seconds of all runs together")
