@@ -1,0 +1,88 @@
+"""What ONNX Runtime does for the import: it folds constants, and runs models for comparison."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..runtime import first_line
+from .imported import Reference
+
+__all__ = ["folded", "references"]
+
+_WRONG_OPTIMIZERS = ["Pad_Fusion"]
+"""Optimisers of ONNX Runtime that change what is computed: a pooled maximum of a tensor padded by zeros becomes one
+that knows no padding, as if it were of -inf (1.31, ResNet50V2 of Keras)."""
+
+_EXACT_PRODUCTS = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""What is multiplied by weights of 8 bits or fewer stays float32; ONNX Runtime rounds it to 8 bits otherwise."""
+
+_EXACT_SUMS = "session.x64quantprecision"
+"""Without 8-bit dot products (AVX2 alone), ONNX Runtime's sums of two products would end at 16 bits otherwise. Models
+with signed activations do not load with it, and do not need it; those with signed weights in blocks load and do not run
+(1.31): they get zero points of another shape."""
+
+
+def references(model: onnx.ModelProto, name: str) -> tuple[Reference, Reference]:
+    """The model as ONNX Runtime optimises it, and operator by operator."""
+    unfused = onnxruntime.SessionOptions()
+    unfused.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return _reference(model, name), _reference(model, name, unfused)
+
+
+def folded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return the model with shape arithmetic and constants folded by ONNX Runtime (its basic level)."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "folded.onnx"
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(path)
+        _session(model, name, options)
+        return onnx.load(path)
+
+
+def _session(
+    model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None, exact_sums: bool = True
+) -> onnxruntime.InferenceSession:
+    own = options or onnxruntime.SessionOptions()
+    is_saved = bool(own.optimized_model_filepath)  # and keeps its weights
+    exact_sums = exact_sums and not is_saved and not _has_blocks(model)
+    own.log_severity_level = 3
+    own.add_session_config_entry(*_EXACT_PRODUCTS)
+    own.add_session_config_entry(_EXACT_SUMS, str(int(exact_sums)))
+    try:
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(),
+            own,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=_WRONG_OPTIMIZERS,
+        )
+    except Exception as error:  # ONNX Runtime's errors have no other common base
+        if exact_sums:
+            return _session(model, name, options, exact_sums=False)
+        raise InputError(f"ONNX Runtime cannot load {name}: {first_line(error)}") from error
+
+
+def _has_blocks(model: onnx.ModelProto) -> bool:
+    nodes = (node for node in model.graph.node if node.op_type == "DequantizeLinear")
+    return any(attribute.name == "block_size" and attribute.i for node in nodes for attribute in node.attribute)
+
+
+def _reference(model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None) -> Reference:
+    session = functools.cache(lambda: _session(model, name, options))
+
+    def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        feeds = {value.name: array for value, array in zip(session().get_inputs(), arrays, strict=True)}
+        try:
+            return list(session().run(None, feeds))
+        except Exception as error:  # ONNX Runtime's errors have no other common base
+            raise InputError(f"ONNX Runtime cannot run {name}: {first_line(error)}") from error
+
+    return reference
