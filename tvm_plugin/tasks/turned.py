@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..transform.functions import map_functions, operator, rewrite_bindings, top_level_bindings
+from ..transform.functions import map_functions, rewrite_bindings, top_level_bindings
 from .concat import CONCAT_AXIS
+from .views import INJECTIVE, behind_views, fusion_pattern
 
 __all__ = ["keep_turns_apart"]
-
-_INJECTIVE = 2  # of TVM's OpPatternKind: an element of the result is made of single elements
 
 
 def keep_turns_apart(mod: ir.IRModule) -> ir.IRModule:
@@ -24,10 +22,10 @@ def keep_turns_apart(mod: ir.IRModule) -> ir.IRModule:
     tiles of transposes (search/space/memory_bound/transpose.py) are loaded whole. What only moves elements, as a
     shuffle of channels, stays one kernel. The kernels of `mod` must have the attribute `op_pattern`.
     """
-    return map_functions(mod, lambda function: rewrite_bindings(function, _Views(mod, function).before))
+    return map_functions(mod, lambda function: rewrite_bindings(function, _Turns(mod, function).apart))
 
 
-class _Views:
+class _Turns:
     def __init__(self, mod: ir.IRModule, function: relax.Function) -> None:
         self._mod = mod
         self._builder = relax.BlockBuilder(mod)
@@ -35,38 +33,22 @@ class _Views:
         parts: set[relax.Var] = set()
         self._mixed: set[relax.Var] = set()
         for binding in top_level_bindings(function):
-            kernel = self._kernel(binding.value)
-            if kernel is None or not isinstance(binding.var, relax.DataflowVar) or self._pattern(kernel) > _INJECTIVE:
+            if not isinstance(binding.var, relax.DataflowVar) or fusion_pattern(mod, binding.value) > INJECTIVE:
                 continue
             arguments = binding.value.args[1].fields
-            if CONCAT_AXIS in kernel.attrs:
+            if CONCAT_AXIS in mod[binding.value.args[0]].attrs:
                 parts.add(binding.var)
             elif not parts.isdisjoint(arguments):
                 parts.add(binding.var)
                 if len(arguments) > 1 or not self._mixed.isdisjoint(arguments):
                     self._mixed.add(binding.var)
 
-    def before(self, binding: Any) -> list[Any]:
+    def apart(self, binding: Any) -> list[Any]:
         """The view that a binding needs, and the binding, which reads it."""
         call = binding.value
-        kernel = self._kernel(call)
-        if kernel is None or not _turns(kernel) or call.args[1].fields[0] not in self._mixed:
+        if fusion_pattern(self._mod, call) > INJECTIVE or self._mixed.isdisjoint(call.args[1].fields):
             return [binding]
-        whole = call.args[1].fields[0]
-        view = relax.DataflowVar(f"{whole.name}_whole", whole.ty)
-        value = self._builder.normalize(relax.op.reshape(whole, whole.ty.shape))
-        turned = relax.Call(call.op, [call.args[0], relax.Tuple([view])], call.attrs, call.ty_args)
-        return [relax.VarBinding(view, value), relax.VarBinding(binding.var, self._builder.normalize(turned))]
-
-    def _kernel(self, value: Any) -> tirx.PrimFunc | None:
-        if operator(value) != "relax.call_tir" or not isinstance(value.args[1], relax.Tuple):
-            return None
-        kernel: tirx.PrimFunc = self._mod[value.args[0]]
-        return kernel if kernel.attrs else None
-
-    @staticmethod
-    def _pattern(kernel: tirx.PrimFunc) -> float:
-        return int(kernel.attrs["op_pattern"]) if "op_pattern" in kernel.attrs else math.inf
+        return behind_views(self._builder, binding, [0] if _turns(self._mod[call.args[0]]) else [])
 
 
 def _turns(kernel: tirx.PrimFunc) -> bool:
