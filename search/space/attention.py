@@ -81,7 +81,6 @@ Two threads of Zen 5, ms, where panels are (none, for each block, once), best ti
 4.98, 4.81, 4.63; 6 heads, 1500 places, which do not come out even, for each block 8.90, once 7.63.
 """
 
-
 MOST_FILLING = 1.1
 """Products may be this many times as many where rows and places are filled up."""
 

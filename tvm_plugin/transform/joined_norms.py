@@ -6,18 +6,24 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax, tirx, transform
+from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
-from .constants import array_of, constant_of, is_number
-from .functions import map_functions, operator, top_level_bindings, use_counts
+from .constants import array_of, constant_of, is_number, is_static_tensor
+from .functions import extents, map_functions, operator, shape_of, top_level_bindings, use_counts
 
 __all__ = ["JoinNorms"]
 
 MOST_WRITTEN_TWICE = 4
 """Operators in a row that may be written twice: a mean, what it is subtracted from, and a little before."""
+
+_GAMMA, _BETA = 1, 2
+"""Places among a norm's arguments."""
+
+_NEUTRAL = {_GAMMA: 1.0, _BETA: 0.0}
+"""What stands there where nothing is multiplied or added."""
 
 _ROOTS = frozenset({"relax.sqrt", "relax.rsqrt"})
 
@@ -54,8 +60,6 @@ class _Joiner(PyExprMutator):
     def __init__(self, function: relax.Function) -> None:
         super().__init__()
         self._uses = use_counts(function)
-        self._ones: list[Any] = []
-        self._zeros: list[Any] = []
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
@@ -113,14 +117,10 @@ class _Joiner(PyExprMutator):
         sizes = _sizes(source, axes)
         if sizes is None or axes != list(range(source.ty.ndim))[-len(axes) :]:
             return None
-        ones = constant_of(np.ones(sizes, np.float32))
-        if centred is not None:
-            zeros = constant_of(np.zeros(sizes, np.float32))
-            self._ones.append(ones)
-            self._zeros.append(zeros)
-            return op.nn.layer_norm(source, ones, zeros, axes, epsilon)
-        self._ones.append(ones)
-        return op.nn.rms_norm(source, ones, axes, epsilon)
+        ones, zeros = (constant_of(np.full(sizes, value, np.float32)) for value in _NEUTRAL.values())
+        if centred is None:
+            return op.nn.rms_norm(source, ones, axes, epsilon)
+        return op.nn.layer_norm(source, ones, zeros, axes, epsilon)
 
     def _squared(self, expr: Any) -> Any:
         """What is squared, or None."""
@@ -143,14 +143,14 @@ class _Joiner(PyExprMutator):
         return x if is_mean and self._same(mean.args[0], x) else None
 
     def _scaled(self, call: relax.Call) -> Any:
-        """norm(x) * gamma"""
+        """norm(x) * gamma; beta would be multiplied, too."""
         ways = (call.args, reversed(call.args))
-        return _first(self._with(self._unscaled(norm), 1, gamma) for norm, gamma in ways)
+        return _first(self._with(self._norm_without(norm, _GAMMA, _BETA), _GAMMA, gamma) for norm, gamma in ways)
 
     def _shifted(self, call: relax.Call) -> Any:
         """norm(x) + beta"""
         ways = (call.args, reversed(call.args))
-        return _first(self._with(self._plain_norm(norm, self._zeros, 2), 2, beta) for norm, beta in ways)
+        return _first(self._with(self._norm_without(norm, _BETA), _BETA, beta) for norm, beta in ways)
 
     def _shifted_before(self, call: relax.Call) -> Any:
         """x * s + (beta - mean(x) * s), s = rsqrt(variance + epsilon) * gamma"""
@@ -163,7 +163,7 @@ class _Joiner(PyExprMutator):
                 continue
             for x, scale in (product.args, reversed(product.args)):
                 mean = next((m for m, s in (shift.args, reversed(shift.args)) if self._same(s, scale)), None)
-                norm = None if mean is None else self._with(self._norm_of_scale(x, mean, scale), 2, beta)
+                norm = None if mean is None else self._with(self._norm_of_scale(x, mean, scale), _BETA, beta)
                 if norm is not None:
                     return norm
         return None
@@ -178,24 +178,22 @@ class _Joiner(PyExprMutator):
             if found is None:
                 continue
             norm = self._norm(self._emit(op.subtract(x, mean)), *found)
-            return self._with(norm, 1, gamma) if operator(norm) == "relax.nn.layer_norm" else None
+            return self._with(norm, _GAMMA, gamma) if operator(norm) == "relax.nn.layer_norm" else None
         return None
 
-    def _unscaled(self, var: Any) -> Any:
-        """The norm that has neither gamma nor beta yet, which gamma would multiply, too."""
-        norm = self._plain_norm(var, self._ones, 1)
-        return self._plain_norm(var, self._zeros, 2) if operator(norm) == "relax.nn.layer_norm" else norm
+    def _norm_without(self, var: Any, *places: int) -> Any:
+        """The norm that a variable is, which has nothing at these places, as far as it has them, and no other reader.
 
-    def _plain_norm(self, var: Any, placeholders: Sequence[Any], argument: int) -> Any:
-        """The norm that a variable is, which still has a placeholder for that argument, and no other reader."""
-        value = self._value(var)
-        if operator(value) not in ("relax.nn.layer_norm", "relax.nn.rms_norm") or argument >= len(value.args):
+        A RMS norm has no beta, and takes none.
+        """
+        norm = self._value(var)
+        if operator(norm) not in ("relax.nn.layer_norm", "relax.nn.rms_norm") or self._uses.get(var) != 1:
             return None
-        is_open = any(value.args[argument].same_as(placeholder) for placeholder in placeholders)
-        return value if is_open and self._uses.get(var) == 1 else None
+        taken = [place for place in places if place < len(norm.args)]
+        return norm if taken and all(_is_neutral(norm.args[place], place) for place in taken) else None
 
     def _with(self, norm: Any, place: int, operand: Any) -> Any:
-        """The norm with gamma (at place 1) or beta (2); None without a norm, or where the operand is of other axes."""
+        """The norm with gamma or beta; None without a norm, or where the operand is of other axes."""
         by = None if norm is None else self._of_axes(operand, norm)
         if by is None:
             return None
@@ -204,16 +202,15 @@ class _Joiner(PyExprMutator):
     def _of_axes(self, operand: Any, norm: relax.Call) -> Any:
         """The operand with the shape of gamma; None where it differs along other axes, or is the same along these."""
         axes, rank = _axes(norm), norm.args[0].ty.ndim
-        shape = _static_shape(operand.ty)
-        if shape is None or len(shape) > rank:
+        if not is_static_tensor(operand.ty) or operand.ty.ndim > rank:
             return None
-        shape = [1] * (rank - len(shape)) + shape
+        shape = [1] * (rank - operand.ty.ndim) + extents(operand.ty)
         wanted = _sizes(norm.args[0], axes)
         if [shape[axis] for axis in axes] != wanted or any(shape[a] != 1 for a in range(rank) if a not in axes):
             return None
         if isinstance(operand, ir.GenericConst):
             return constant_of(array_of(operand).reshape(wanted))
-        return operand if _static_shape(operand.ty) == wanted else self._emit(op.reshape(operand, wanted))
+        return operand if extents(operand.ty) == wanted else self._emit(op.reshape(operand, wanted))
 
     def _value(self, expr: Any) -> Any:
         """What a variable is bound to, but for casts that change nothing."""
@@ -254,18 +251,13 @@ def _axes(call: relax.Call) -> list[int]:
     return list(range(rank)) if given is None else sorted(int(axis) % rank for axis in given)
 
 
-def _static_shape(ty: Any) -> list[int] | None:
-    """The extents of a tensor, where all are known."""
-    shape = getattr(ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(size, tirx.IntImm) for size in shape.values):
-        return None
-    return [int(size) for size in shape.values]
-
-
 def _sizes(x: Any, axes: Sequence[int]) -> list[int] | None:
     """The extents of a tensor along some axes, where they are known."""
-    shape = getattr(x.ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr):
+    if not isinstance(x.ty.shape, relax.ShapeExpr):
         return None
-    sizes = [shape.values[axis] for axis in axes]
-    return [int(size) for size in sizes] if all(isinstance(size, tirx.IntImm) for size in sizes) else None
+    sizes = [shape_of(x)[axis] for axis in axes]
+    return sizes if all(isinstance(size, int) for size in sizes) else None
+
+
+def _is_neutral(operand: Any, place: int) -> bool:
+    return isinstance(operand, ir.GenericConst) and bool((array_of(operand) == _NEUTRAL[place]).all())

@@ -38,12 +38,11 @@ def simplify(mod: Any, target: Any = None) -> Any:
     bits = 0 if target is None else product_bits(target)
     convolutions = [JoinParallelConvolutions(), SubPixelConvolution(), FoldWeights(), TrimKernels()]
     fold = [FoldWeights(), FoldBatchNorm(), *convolutions]
-    norms = [JoinNorms(), FoldWeights()]
     products = [AttentionAsProducts(), AskMaximaForEmptyRows(), ScaleSmallerOperand(), JoinSharedHeads()]
     narrow = [NarrowProducts(bits)] if bits else []
     # Parameters of quantisation are constants only once they are folded.
     integers = [FoldWeights(), FakeQuantizationToInteger(products=bits > 0)]
     stored = [] if target is None or on_gpu else [KeepNarrowWeights()]
-    return transform.Sequential([KnownSlices(), PadPooling(), *stored, *integers, *fold, *norms, *products, *narrow])(
-        mod
-    )
+    return transform.Sequential(
+        [KnownSlices(), PadPooling(), *stored, *integers, *fold, JoinNorms(), *products, *narrow]
+    )(mod)
