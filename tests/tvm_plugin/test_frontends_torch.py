@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -74,6 +76,21 @@ def test_module_is_imported_in_evaluation_mode_and_keeps_its_own():
     assert module.norm.training
     assert not module.conv.training
     assert imported.reference(IMAGE.numpy())[0].shape == (2, 2)
+
+
+def test_threads_read_their_models_one_at_a_time():
+    inside = []
+
+    def alone(x):  # torch.export runs it as it is
+        inside.append(x)
+        time.sleep(0.02)
+        inside.pop()
+        assert not inside
+        return x * 2
+
+    with ThreadPoolExecutor(3) as threads:
+        models = list(threads.map(lambda _: load_model(Lambda(alone), example_inputs=(torch.ones(2),)), range(3)))
+    assert [operators(model.mod) for model in models] == [["relax.multiply"]] * 3
 
 
 def test_the_graph_that_cannot_be_exported_is_not_printed(capfd):

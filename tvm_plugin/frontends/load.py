@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +40,9 @@ _NEEDED = {
     ".tflite": (("tflite",), _NEEDS_TFLITE),
 }
 """Suffix to the packages that reading such a file takes, and what to say where one is missing."""
+
+_READING = threading.RLock()
+"""torch.export, its decompositions and what silences them change the whole process: one thread reads at a time."""
 
 
 def check_model(model: Any) -> None:
@@ -113,6 +117,18 @@ def load_model(
     if example_inputs is not None and not _derives_from(model, "torch", "Module"):
         raise InputError("example_inputs are for a torch.nn.Module; every other kind of model knows its inputs")
     check_model(model)
+    with _READING:
+        return _read(model, example_inputs, params, shapes, function, any_size)
+
+
+def _read(
+    model: Any,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
+    params: Mapping[str, Any] | None,
+    shapes: dict[str, Sequence[int]],
+    function: str | None,
+    any_size: bool,
+) -> ImportedModel:
     if isinstance(model, tvm.IRModule):
         from .relax_model import from_relax
 
