@@ -224,6 +224,12 @@ def test_means_of_integers_are_integers(dtype: str) -> None:
     assert_equal("ReduceMean", GRID.astype(dtype), {}, opset=13)
 
 
+@pytest.mark.parametrize("name", ["ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize("axes", [{}, {"axes": [0, 2]}], ids=str)
+def test_whether_any_or_all_are_true(name: str, axes: dict[str, Any]) -> None:
+    assert_equal(name, GRID % 5 > 2, axes, opset=20)
+
+
 def test_logarithms_of_integers_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="ReduceLogSum of int32"):
         assert_equal("ReduceLogSum", GRID.astype("int32") + 1, {})
