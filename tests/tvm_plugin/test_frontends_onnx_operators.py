@@ -235,6 +235,15 @@ def test_logarithms_of_integers_are_refused_by_name() -> None:
         assert_equal("ReduceLogSum", GRID.astype("int32") + 1, {})
 
 
+@pytest.mark.parametrize("signs", [{}, {"detect_negative": 0}, {"detect_positive": 0}], ids=str)
+def test_infinities_of_a_sign(signs: dict[str, int]) -> None:
+    assert_equal("IsInf", np.array([-np.inf, 1, np.inf, np.nan], "float32"), {}, **signs)
+
+
+def test_no_infinities_are_looked_for() -> None:
+    assert_equal("IsInf", np.array([-np.inf, np.inf], "float32"), {}, detect_negative=0, detect_positive=0)
+
+
 @pytest.mark.parametrize("pads", [[0, -1, 1, 1, 0, 2], [-1, 1, 2, 0, 0, -2]])
 def test_what_is_repeated_is_cut_first(pads: list[int]) -> None:
     assert_equal("Pad", GRID, {"pads": pads}, mode="wrap")

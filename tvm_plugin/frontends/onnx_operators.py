@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,17 @@ def _dropout(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Con
 def _einsum(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """TVM's importer makes a kernel of it at once; as an operator, it is seen to be a product of matrices."""
     return op.einsum(list(inputs), text_of(attrs["equation"]))
+
+
+def _is_inf(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Of one sign, or none: TVM looks for both."""
+    (x,) = inputs
+    signs = [sign for name, sign in _SIGNS_OF_INFINITY.items() if attrs.get(name, 1)]
+    if len(signs) == 2:
+        return None
+    if not signs:
+        return op.zeros(relax.ShapeExpr(shape_of(x)), "bool")
+    return op.equal(x, relax.const(signs[0] * math.inf, str(x.ty.dtype)))
 
 
 def _lp_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -211,12 +223,15 @@ def _integers(numbers: Sequence[int]) -> Any:
     return constant_of(np.array(numbers, "int64"))
 
 
+_SIGNS_OF_INFINITY = {"detect_negative": -1, "detect_positive": 1}
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "Celu": _of_one(_celu, ("alpha", 1)),
     "CumProd": _cumprod,
     "Dropout": _dropout,
     "Einsum": _einsum,
     "Elu": _of_one(elu, ("alpha", 1)),
+    "IsInf": _is_inf,
     "LpNormalization": _lp_normalization,
     "Mish": _of_one(mish),
     "OneHot": _one_hot,
