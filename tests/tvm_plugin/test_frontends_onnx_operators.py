@@ -244,6 +244,11 @@ def test_no_infinities_are_looked_for() -> None:
     assert_equal("IsInf", np.array([-np.inf, np.inf], "float32"), {}, detect_negative=0, detect_positive=0)
 
 
+@pytest.mark.parametrize("attrs", [{"dtype": 11, "k": -1}, {"dtype": 6, "k": 1}, {"dtype": 1}], ids=str)
+def test_diagonals_of_another_type(attrs: dict[str, int]) -> None:
+    assert_equal("EyeLike", GRID[0], {}, **attrs)
+
+
 @pytest.mark.parametrize("pads", [[0, -1, 1, 1, 0, 2], [-1, 1, 2, 0, 0, -2]])
 def test_what_is_repeated_is_cut_first(pads: list[int]) -> None:
     assert_equal("Pad", GRID, {"pads": pads}, mode="wrap")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx.helper
 from tvm import ir, relax
 from tvm.relax import op
 
@@ -61,6 +62,16 @@ def _dropout(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Con
 def _einsum(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """TVM's importer makes a kernel of it at once; as an operator, it is seen to be a product of matrices."""
     return op.einsum(list(inputs), text_of(attrs["equation"]))
+
+
+def _eye_like(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Of another type than the tensor whose shape it has, which TVM refuses."""
+    (x,) = inputs
+    if "dtype" not in attrs:
+        return None
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(int(attrs["dtype"]))
+    rows, columns = extents(x.ty)
+    return constant_of(np.eye(rows, columns, k=int(attrs.get("k", 0)), dtype=dtype))
 
 
 def _is_inf(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -231,6 +242,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Dropout": _dropout,
     "Einsum": _einsum,
     "Elu": _of_one(elu, ("alpha", 1)),
+    "EyeLike": _eye_like,
     "IsInf": _is_inf,
     "LpNormalization": _lp_normalization,
     "Mish": _of_one(mish),
