@@ -249,6 +249,32 @@ def test_diagonals_of_another_type(attrs: dict[str, int]) -> None:
     assert_equal("EyeLike", GRID[0], {}, **attrs)
 
 
+BOXES = np.array([[[0, 0, 1, 1], [0.5, 0.5, 1.5, 1.5], [2, 2, 3, 3], [0, 0.25, 1, 1.25], [0, 0.25, 1, 1]]], "float32")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": np.float32(0.25 / 1.75)},
+        {"overlap": np.float32(0.7), "score": np.float32(0.3)},
+        {"-overlap": None, "score": np.float32(-0.5)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("most", [2, 2**60])
+def test_boxes_that_overlap_more_are_left_out(most: int, options: dict[str, Any]) -> None:
+    scores = np.array([[[0.9, 0.5, 0.4, -0.1, 0.2], [-1, 0.2, 0.3, 0.4, 0.1]]], "float32")
+    assert_equal("NonMaxSuppression", BOXES, {"scores": scores, "most": np.int64([most]), **options}, opset=11)
+
+
+def test_how_many_boxes_are_chosen_is_a_constant_above_zero() -> None:
+    with pytest.raises(UnsupportedModelError, match="chooses no boxes"):
+        assert_equal("NonMaxSuppression", BOXES, {"scores": np.zeros((1, 1, 5), "float32")}, opset=11)
+    with pytest.raises(UnsupportedModelError, match="NonMaxSuppression needs a constant max_output_boxes_per_class"):
+        largest_difference("NonMaxSuppression", BOXES, np.zeros((1, 1, 5), "float32"), np.int64([2]))
+
+
 @pytest.mark.parametrize("pads", [[0, -1, 1, 1, 0, 2], [-1, 1, 2, 0, 0, -2]])
 def test_what_is_repeated_is_cut_first(pads: list[int]) -> None:
     assert_equal("Pad", GRID, {"pads": pads}, mode="wrap")

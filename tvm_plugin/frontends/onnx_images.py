@@ -146,6 +146,33 @@ def _max_unpool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: 
     return convert("MaxUnpool", [x, places, np.array(numbers_of("MaxUnpool", "output_shape", shape))], attrs)
 
 
+def _non_max_suppression(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """By ONNX's defaults, where TVM has others, also for what is computed; boxes that overlap just so much stay."""
+    boxes, scores, *given = padded(inputs, 5)
+    names = ("max_output_boxes_per_class", "iou_threshold", "score_threshold")
+    most, overlap, score = (
+        default if value is None else numbers_of("NonMaxSuppression", name, value)[0]
+        for name, value, default in zip(names, given, (0, 0.0, -np.inf), strict=True)
+    )
+    if most <= 0:
+        raise UnsupportedModelError("NonMaxSuppression with max_output_boxes_per_class=0, or none, chooses no boxes")
+    above = max(np.nextafter(np.float32(overlap), np.float32(np.inf)), np.finfo("float32").tiny)
+    if score < 0:
+        scores, score = _positive(bb, scores, score), 0.0
+    known = (np.int64(min(most, extents(boxes.ty)[1])), above, np.float32(score))
+    return convert("NonMaxSuppression", [boxes, scores, *(constant_of(np.array(number)) for number in known)], attrs)
+
+
+def _positive(bb: Any, scores: Any, least: float) -> Any:
+    """Numbers in the order of `scores` along the last axis, above zero for those above `least`, as TVM needs them."""
+    count = extents(scores.ty)[-1]
+    order = bb.emit(op.argsort(scores, -1, descending=True, dtype="int32"))
+    places = bb.emit(op.argsort(order, -1, dtype="int32"))
+    ranks = bb.emit(op.astype(bb.emit(op.subtract(relax.const(count, "int32"), places)), "float32"))
+    above = bb.emit(op.greater(scores, relax.const(least, str(scores.ty.dtype))))
+    return bb.emit(op.where(above, ranks, relax.const(0, "float32")))
+
+
 def _roi_align(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     """Half a pixel is one of the image that is sampled; TVM moves boxes by one of theirs, before they are scaled."""
     x, boxes, batches = inputs
@@ -252,6 +279,7 @@ IMAGES: dict[str, Callable[..., Any]] = {
     "ConvTranspose": _transposed_convolution,
     "MaxPool": _max_pool,
     "MaxUnpool": _max_unpool,
+    "NonMaxSuppression": _non_max_suppression,
     "Resize": _resize,
     "RoiAlign": _roi_align,
     "Upsample": _upsample,
