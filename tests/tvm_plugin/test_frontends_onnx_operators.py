@@ -159,6 +159,14 @@ def test_means_and_deviations_of_a_norm(axis: int) -> None:
     assert_equal("LayerNormalization", GRID, weights, "y mean inverse", axis=axis, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.25, "epsilon": 0.01}], ids=str)
+def test_running_statistics_of_a_batch_norm_in_training(options: dict[str, float]) -> None:
+    names = ("scale", "shift", "mean", "variance")
+    constants = {name: np.linspace(1, i + 2, 3, dtype="float32") for i, name in enumerate(names)}
+    options |= {"training_mode": 1, "opset": 15}
+    assert_equal("BatchNormalization", GRID, constants, "y running_mean running_variance", **options)
+
+
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_a_layer_norm_of_doubles(axis: int) -> None:
     x = 100 + 1e-4 * GRID.astype("float64")

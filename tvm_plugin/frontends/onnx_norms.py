@@ -1,4 +1,4 @@
-"""Norms of ONNX where TVM's importer makes up results, or axes of weights."""
+"""Norms of ONNX where TVM's importer makes up results, or axes of weights, or has other numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from tvm.relax import op
 from .onnx_nodes import Convert, padded
 
 __all__ = ["NORMS"]
+
+
+def _batch_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """With running statistics of which `momentum` is the share that stays; of TVM's, it is what the batch adds."""
+    if not attrs.get("training_mode", 0):
+        return None
+    added = 1 - float(attrs.get("momentum", 0.9))
+    return convert("BatchNormalization", inputs, attrs | {"momentum": added})
 
 
 def _layer_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
@@ -47,6 +55,7 @@ def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], co
 
 
 NORMS: dict[str, Callable[..., Any]] = {
+    "BatchNormalization": _batch_normalization,
     "LayerNormalization": _layer_normalization,
     "MeanVarianceNormalization": _mean_variance,
     "RMSNormalization": _rms_normalization,
