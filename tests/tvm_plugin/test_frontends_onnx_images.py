@@ -87,6 +87,15 @@ def test_factors_are_not_the_quotients_of_sizes(sizes: Any, scales: Any, attribu
     assert verify_import(load_model(proto)) < 1e-5
 
 
+@pytest.mark.parametrize("axes", [[2, 3], [3, 2], [-1, -2], [1, 3, 2]], ids=str)
+def test_a_region_of_some_axes_is_resized(axes: list[int]) -> None:
+    region = {1: (0.0, 1.0, 3), 2: (0.2, 0.9, 5), 3: (0.4, 0.6, 4)}
+    begins, ends, sizes = zip(*(region[axis % 4] for axis in axes), strict=True)
+    constants = {"roi": np.float32([*begins, *ends]), "scales": None, "sizes": np.array(sizes)}
+    options = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize", "axes": axes}
+    assert verify_import(load_model(model("Resize", (2, 3, 11, 9), constants, **options))) < 1e-6
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("place", ["asymmetric", "pytorch_half_pixel"])
 @pytest.mark.parametrize("factors", [[1, 1, 1.6, 2.3], [1, 1, 0.6, 0.13]])

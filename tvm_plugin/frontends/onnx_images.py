@@ -72,8 +72,17 @@ def _resize_since_11(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], conv
         return _nearest(bb, x, after, steps, _PLACES[place], text_of(attrs.get("nearest_mode", "round_prefer_floor")))
     if after[:2] != shape[:2]:
         raise UnsupportedModelError(f"Resize of {shape} to {after} cannot be imported: it changes the first two axes")
+    if "axes" in attrs and roi is not None:
+        roi = _region_of_all_axes(roi, [int(axis) % len(shape) for axis in attrs["axes"]], len(shape))
     plain = {key: value for key, value in attrs.items() if key not in ("axes", "keep_aspect_ratio_policy")}
     return convert("Resize", [x, roi, None, relax.const(np.array(after, "int64"))], plain)
+
+
+def _region_of_all_axes(roi: Any, axes: Sequence[int], rank: int) -> Any:
+    """Where the region of an image that is resized begins and ends along every axis, of where it does along some."""
+    region = np.array([[0.0] * rank, [1.0] * rank], "float32")
+    region[:, axes] = np.reshape(numbers_of("Resize", "roi", roi), (2, len(axes)))
+    return constant_of(region.reshape(-1))
 
 
 def _upsample(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
