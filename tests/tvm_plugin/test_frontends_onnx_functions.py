@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
+from eqtune.frontends.verify import compare
+from eqtune.runtime import ModelRunner
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -85,6 +88,19 @@ def test_windows_are_constants() -> None:
     assert verify_import(load_model(proto)) < 1e-6
 
 
+def cached(constants: dict[str, Any], **attributes: Any) -> Any:
+    """Attention of six queries to nine keys, of which a cache has three, with a mask among the constants or none."""
+    return model(
+        "Attention",
+        {"q": HEADS, "k": HEADS, "v": HEADS, "old_k": (1, 4, 3, 8), "old_v": (1, 4, 3, 8)},
+        4,
+        constants,
+        names=("q", "k", "v", "".join(constants), "old_k", "old_v"),
+        outputs=("y", "new_k", "new_v"),
+        **attributes,
+    )
+
+
 @pytest.mark.parametrize(
     "proto",
     [
@@ -102,26 +118,53 @@ def test_windows_are_constants() -> None:
             names=("q", "k", "v", "", "old_k", "old_v"),
             outputs=("y", "new_k", "new_v"),
         ),
+        cached({}, is_causal=1),
+        cached({"mask": np.arange(54).reshape(6, 9) % 3 > 0}, is_causal=1),
+        cached({"mask": np.linspace(-2, 2, 54, dtype="float32").reshape(6, 9)}, is_causal=1),
+        *(
+            model(
+                "Attention",
+                {"q": (2, 4, 2, 8), "k": (2, 4, 6, 8), "v": (2, 4, 6, 8)},
+                4,
+                {"mask": np.arange(12).reshape(2, 6) % 5 < 3, "lengths": np.array([5, 1])},
+                opset=24,
+                names=("q", "k", "v", "mask", "", "", "lengths"),
+                is_causal=causal,
+            )
+            for causal in (0, 1)
+        ),
+        model("Attention", {n: HEADS for n in "qkv"}, 4, {"mask": np.tri(6, k=-1, dtype=bool)}),
+        model("Attention", {n: HEADS for n in "qkv"}, 4, {"mask": np.tri(6, dtype=bool)[:, ::-1]}, is_causal=1),
     ],
-    ids=["plain", "causal-shared", "flat", "flat-shared", "numbers", "booleans", "soft-cap", "cache"],
+    ids=lambda proto: f"{len(proto.graph.node[0].input)}",
 )
 def test_attention(proto: Any) -> None:
+    """Where no key is left for a query, the result is zero, as ONNX Runtime's."""
     assert verify_import(load_model(proto)) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("attributes", "names", "message"),
-    [
-        ({"softcap": 2.0}, ("q", "k", "v"), "softcap"),
-        ({"is_causal": 1}, ("q", "k", "v", "", "old_k", "old_v"), "is_causal with a cache"),
-    ],
-)
-def test_attention_that_cannot_be_written_as_others_is_refused(attributes: Any, names: Any, message: str) -> None:
+def test_attention_to_a_cache_of_any_length() -> None:
+    proto = cached({}, is_causal=1)
+    for value in proto.graph.input:
+        value.type.tensor_type.shape.dim[2].dim_param = "old" if value.name.startswith("old") else "new"
+    imported = load_model(proto, any_size=True)
+    draw = np.random.default_rng(0).standard_normal
+    arrays = [draw((1, 4, size, 8)).astype("float32") for size in (2, 2, 2, 5, 5)]
+    assert imported.reference is not None
+    results = ModelRunner(tvm.compile(imported.mod, "llvm"))(*arrays)
+    assert compare(results, imported.reference(*arrays))[1] < 1e-5
+
+
+def test_a_mask_of_fewer_places_is_refused() -> None:
+    proto = model("Attention", {n: HEADS for n in "qkv"}, 4, {"mask": np.ones((6, 5), bool)}, opset=24)
+    with pytest.raises(UnsupportedModelError, match="Attention to 6 keys with a mask of 5"):
+        load_model(proto)
+
+
+def test_attention_that_cannot_be_written_as_others_is_refused() -> None:
     """ONNX needs the types of operands for that, which it does not know of another domain's operators."""
-    inputs = {name: (1, 4, 3, 8) if "old" in name else HEADS for name in ("x", *names[1:]) if name}
-    outputs = ("y", "new_k", "new_v")[: 3 if "old_k" in names else 1]
-    proto = model("Attention", inputs, 4, names=names, outputs=outputs, **attributes)
+    proto = model("Attention", {name: HEADS for name in "xkv"}, 4, names=("q", "k", "v"), softcap=2.0)
     proto.graph.node.insert(0, helper.make_node("QuickGelu", ["x"], ["q"], domain="com.microsoft"))
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    with pytest.raises(UnsupportedModelError, match=f"^Attention with {message}"):
+    with pytest.raises(UnsupportedModelError, match="Attention with softcap cannot"):
         load_model(proto)

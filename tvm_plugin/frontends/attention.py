@@ -27,6 +27,7 @@ def attention(
     scale: float | None = None,
     zero_without_keys: bool = False,
     softcap: float = 0.0,
+    first: Any = 0,
 ) -> relax.Expr:
     """softmax(scale * query @ key^T + mask) @ value, of [..., heads, places, width].
 
@@ -46,6 +47,8 @@ def attention(
         Rows for which the mask leaves no place are zero, as in PyTorch, not NaN.
     softcap : float
         Scores s become softcap * tanh(s / softcap), before the mask; 0 leaves them.
+    first : int or tvm.ir.Expr
+        Where `causal`, the place of the first query among the keys.
 
     Raises
     ------
@@ -67,7 +70,7 @@ def attention(
         scores = emit(op.tanh(emit(op.multiply(scores, relax.const(1.0 / softcap, dtype)))))
         scores = emit(op.multiply(scores, relax.const(softcap, dtype)))
     if causal:
-        scores = without_later_places(emit, scores)
+        scores = without_later_places(emit, scores, first)
     is_boolean = mask is not None and str(mask.ty.dtype) == "bool"
     if is_boolean:
         scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
