@@ -325,3 +325,9 @@ def test_digits_of_small_doubles(name: str, function: Any, attrs: dict[str, floa
 def test_messages_name_the_operator_only() -> None:
     with pytest.raises(UnsupportedModelError, match=r"translate RMSNormalization: nn.rms_norm requires"):
         assert_equal("RMSNormalization", GRID, {"g": GRID[0, 0]}, axis=1, opset=23)
+
+
+def test_shapes_that_are_inputs_are_refused() -> None:
+    fill = onnx.numpy_helper.from_array(np.array([5]))
+    with pytest.raises(UnsupportedModelError, match="has a shape that depends on data"):
+        largest_difference("ConstantOfShape", np.array([1]), value=fill)

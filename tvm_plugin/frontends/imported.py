@@ -241,7 +241,7 @@ def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
 def _check_tensor(ty: tvm.ir.Type, what: str, dtypes: Sequence[str]) -> None:
     if not isinstance(ty, relax.TensorType):
         raise UnsupportedModelError(f"{what} is not a tensor but {ty}; only tensors can be tuned")
-    if ty.shape is None:
+    if not isinstance(ty.shape, relax.ShapeExpr):  # none, or one that is a variable
         raise UnsupportedModelError(f"{what} {_OF_DATA}")
     if str(ty.dtype) not in dtypes:
         raise UnsupportedModelError(f"{what} has dtype {ty.dtype or 'unknown'}; allowed here: {', '.join(dtypes)}")
