@@ -322,8 +322,8 @@ def test_digits_of_small_doubles(name: str, function: Any, attrs: dict[str, floa
     np.testing.assert_allclose(result, function(x), rtol=1e-15)
 
 
-def test_messages_name_the_operator_only() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"translate RMSNormalization: nn.rms_norm requires"):
+def test_messages_name_the_operators_only() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"translate RMSNormalization of RMSNormalization: nn.rms_norm"):
         assert_equal("RMSNormalization", GRID, {"g": GRID[0, 0]}, axis=1, opset=23)
 
 
@@ -331,3 +331,8 @@ def test_shapes_that_are_inputs_are_refused() -> None:
     fill = onnx.numpy_helper.from_array(np.array([5]))
     with pytest.raises(UnsupportedModelError, match="has a shape that depends on data"):
         largest_difference("ConstantOfShape", np.array([1]), value=fill)
+
+
+def test_messages_name_the_operator_whose_input_is_no_constant() -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot translate ReduceSum of ReduceSum: Only constant axes"):
+        largest_difference("ReduceSum", GRID, np.array([1]))

@@ -69,6 +69,11 @@ class _Importer(ONNXGraphImporter):
     def __init__(self, any_size: bool) -> None:
         super().__init__(None, "float32", keep_params_in_input=False)
         self._sizes = SizeTensors(self.bb) if any_size else None
+        self._converting = ""
+
+    def blamed(self, what: str) -> str:
+        """`what`, with the operator that is being converted, if one is."""
+        return f"{self._converting} of {what}" if self._converting else what
 
     def with_bounds(self, mod: tvm.IRModule) -> tvm.IRModule:
         """The module, whose main function tells what open sizes are at most, as far as the model does."""
@@ -84,7 +89,12 @@ class _Importer(ONNXGraphImporter):
         super()._check_for_unsupported_ops(known)
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> relax.Expr:
-        convert = _Plain(super()._convert_operator, opset)
+        self._converting = op_name
+        value = self._converted(op_name, inputs, attrs, _Plain(super()._convert_operator, opset))
+        self._converting = ""
+        return value
+
+    def _converted(self, op_name: str, inputs: Any, attrs: dict[str, Any], convert: Convert) -> relax.Expr:
         if self._sizes is not None:
             value = self._sizes.convert(op_name, list(inputs), attrs)
             if value is not None:
@@ -250,5 +260,5 @@ def translated(model: onnx.ModelProto, name: str, is_open: bool) -> tvm.IRModule
         except Exception as error:  # the importer fails by assertions and errors of any kind
             what, advice = (f"{name} with open sizes", f"; {KNOWN_SHAPES}") if is_open else (name, "")
             reason = _OPERATOR.sub(r"\1", first_line(error))
-            message = f"TVM's importer cannot translate {what}: {reason}{advice}"
+            message = f"TVM's importer cannot translate {importer.blamed(what)}: {reason}{advice}"
             raise UnsupportedModelError(message) from error
