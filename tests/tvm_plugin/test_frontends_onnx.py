@@ -288,6 +288,21 @@ def test_external_data(tmp_path):
         load_model(path)
 
 
+def test_versions_that_onnx_runtime_does_not_know_yet():
+    """onnx stamps models with its own latest ones."""
+    tiny = model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2, 3]}, {"y": [2, 3]})
+    tiny.opset_import[0].version = onnx.defs.onnx_opset_version()
+    tiny.ir_version = onnx.IR_VERSION
+    assert verify_import(load_model(tiny)) == 0
+    assert tiny.ir_version == onnx.IR_VERSION
+
+
+def test_operators_of_versions_that_onnx_runtime_does_not_know_yet():
+    nodes = [helper.make_node("Mod", ["x", "x"], ["y"])]
+    with pytest.raises(UnsupportedModelError, match="tiny uses Mod of opset 28; ONNX Runtime"):
+        load_model(model(nodes, {"x": [2, 3]}, {"y": [2, 3]}, opset=28))
+
+
 @pytest.mark.parametrize("content", [b"", b"junk that is no protobuf", bytes(range(256))])
 def test_corrupt_file(tmp_path, content):
     path = tmp_path / "broken.onnx"

@@ -22,7 +22,7 @@ from .onnx_importer import known_operators, translated
 from .onnx_loops import has_loops, with_loops_written_out
 from .onnx_narrow_weights import with_exact_products, with_weights_in_bytes
 from .onnx_runtime_operators import ONNX_RUNTIME_DOMAIN
-from .onnx_runtime_session import folded, references
+from .onnx_runtime_session import as_released, folded, references
 
 __all__ = ["from_onnx", "from_onnx_file"]
 
@@ -71,6 +71,7 @@ def from_onnx(
         model = _with_shapes(model, shapes)
     _refuse_symbolic(model, any_size)
     _check(model, name)
+    model = as_released(model, name)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _refuse_foreign(model)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx.defs
+import onnx.helper
 import onnxruntime
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
 from .imported import Reference
+from .onnx_nodes import opset_of
 
-__all__ = ["folded", "references"]
+__all__ = ["as_released", "folded", "references"]
 
 _WRONG_OPTIMIZERS = ["Pad_Fusion"]
 """Optimisers of ONNX Runtime that change what is computed: a pooled maximum of a tensor padded by zeros becomes one
@@ -28,6 +32,65 @@ _EXACT_SUMS = "session.x64quantprecision"
 """Without 8-bit dot products (AVX2 alone), ONNX Runtime's sums of two products would end at 16 bits otherwise. Models
 with signed activations do not load with it, and do not need it; those with signed weights in blocks load and do not run
 (1.31): they get zero points of another shape."""
+
+
+def as_released(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model, declared as of the latest versions that ONNX Runtime knows, if it is the same in those.
+
+    onnx stamps models with its own latest versions, of which ONNX Runtime learns later. The format of files is taken to
+    have nothing new that the model needs, or ONNX Runtime's message says so.
+
+    Raises
+    ------
+    UnsupportedModelError
+        An operator has changed since.
+    """
+    opset = opset_of(model)
+    if _loads(model.ir_version, opset):
+        return model
+    known_format = _latest(model.ir_version, lambda version: _loads(version, 13))
+    known = _latest(opset, lambda version: _loads(known_format, version))
+    for node in _nodes(model.graph):
+        is_onnx_s = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type)
+        if is_onnx_s and onnx.defs.get_schema(node.op_type, opset).since_version > known:
+            raise UnsupportedModelError(
+                f"{name} uses {node.op_type} of opset {opset}; ONNX Runtime {onnxruntime.__version__} knows opsets "
+                f"up to {known}: export the model with that one"
+            )
+    released = onnx.ModelProto()
+    released.CopyFrom(model)
+    released.ir_version = known_format
+    for entry in released.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = known
+    return released
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, with those of branches and loops."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+def _latest(version: int, is_known: Callable[[int], bool]) -> int:
+    """The latest version, up to this one, that is known; this one if none is."""
+    return next((earlier for earlier in range(version, 0, -1) if is_known(earlier)), version)
+
+
+@functools.cache
+def _loads(ir_version: int, opset: int) -> bool:
+    """Whether ONNX Runtime loads models of these versions."""
+    ends = [onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, [1]) for end in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "versions", ends[:1], ends[1:])
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    try:
+        _session(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), "versions")
+    except InputError:
+        return False
+    return True
 
 
 def references(model: onnx.ModelProto, name: str) -> tuple[Reference, Reference]:
