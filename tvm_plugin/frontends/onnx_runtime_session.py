@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx.defs
 import onnx.helper
 import onnxruntime
 from numpy.typing import NDArray
@@ -35,44 +34,35 @@ with signed activations do not load with it, and do not need it; those with sign
 
 
 def as_released(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model, declared as of the latest versions that ONNX Runtime knows, if it is the same in those.
+    """The model, declared as of the latest versions that ONNX Runtime knows, if it is valid in those.
 
-    onnx stamps models with its own latest versions, of which ONNX Runtime learns later. The format of files is taken to
-    have nothing new that the model needs, or ONNX Runtime's message says so.
+    onnx stamps models with its own latest versions, of which ONNX Runtime learns later. What is new in operators is
+    types and attributes, mostly, and ONNX Runtime checks both.
 
     Raises
     ------
     UnsupportedModelError
-        An operator has changed since.
+        It needs what is new.
     """
     opset = opset_of(model)
     if _loads(model.ir_version, opset):
         return model
     known_format = _latest(model.ir_version, lambda version: _loads(version, 13))
     known = _latest(opset, lambda version: _loads(known_format, version))
-    for node in _nodes(model.graph):
-        is_onnx_s = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type)
-        if is_onnx_s and onnx.defs.get_schema(node.op_type, opset).since_version > known:
-            raise UnsupportedModelError(
-                f"{name} uses {node.op_type} of opset {opset}; ONNX Runtime {onnxruntime.__version__} knows opsets "
-                f"up to {known}: export the model with that one"
-            )
     released = onnx.ModelProto()
     released.CopyFrom(model)
     released.ir_version = known_format
     for entry in released.opset_import:
         if entry.domain in ("", "ai.onnx"):
             entry.version = known
+    try:
+        _session(released, name)
+    except InputError as error:
+        raise UnsupportedModelError(
+            f"{name} is of opset {opset}; ONNX Runtime {onnxruntime.__version__} knows opsets up to {known}: export it "
+            f"with that one ({error})"
+        ) from error
     return released
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, with those of branches and loops."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
 
 
 def _latest(version: int, is_known: Callable[[int], bool]) -> int:
