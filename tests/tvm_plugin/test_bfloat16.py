@@ -92,6 +92,19 @@ def test_what_tvm_lacks_of_bfloat16_is_computed_in_float32() -> None:
     assert verify_import(load_model(Model(), example_inputs=(x,)), tolerance=1.0) < 2.0**-6
 
 
+def test_order_is_that_of_float32() -> None:
+    """TVM's runtime takes bfloat16 for something wider, and writes past the end of its buffers."""
+
+    class Model(nn.Module):
+        def forward(self, x: Any) -> Any:
+            most, median = x.topk(200, -1, largest=False), x.median(-1)
+            return x.sort(-1), x.argsort(-1, descending=True), x.topk(3, 0), most, median.values
+
+    x = torch.randperm(256, generator=torch.Generator().manual_seed(0)).sub(100).bfloat16().expand(4, -1)
+    x = x + torch.tensor([[0], [256], [512], [-512]])
+    assert verify_import(load_model(Model(), example_inputs=(x.contiguous(),))) == 0
+
+
 def test_products_are_summed_in_float32() -> None:
     """Sums of ones in bfloat16 end at 256."""
     ones = torch.ones(1, 4096, dtype=torch.bfloat16)

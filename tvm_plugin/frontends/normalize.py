@@ -16,7 +16,7 @@ from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import operator
-from ..transform.in_float32 import SUMS, compute_in_float32
+from ..transform.in_float32 import ORDERING, SUMS, compute_in_float32
 
 __all__ = [
     "with_blocked_convolutions",
@@ -83,13 +83,13 @@ def with_wide_sums(mod: tvm.IRModule) -> tvm.IRModule:
     return compute_in_float32(_with_main(_WideSums(mod), mod), SUMS, HALVES)
 
 
-_NOT_OF_BFLOAT16 = frozenset(
+_NOT_OF_BFLOAT16 = ORDERING | {
     f"relax.{name}"
     for name in (
         *("power", "mod", "isnan", "isfinite", "isinf", "argmax", "argmin"),
         *("nn.layer_norm", "nn.group_norm", "nn.instance_norm", "nn.rms_norm"),
     )
-)
+}
 
 
 def with_what_bfloat16_lacks(mod: tvm.IRModule) -> tvm.IRModule:

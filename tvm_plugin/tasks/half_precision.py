@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir
 from tvm.target import codegen
 
-from ..transform.in_float32 import SUMS, compute_in_float32
+from ..transform.in_float32 import ORDERING, SUMS, compute_in_float32
 
 __all__ = ["with_float32_arithmetic", "with_functions_that_gpus_have"]
 
@@ -55,7 +55,7 @@ def with_float32_arithmetic(mod: ir.IRModule, target: Any) -> ir.IRModule:
     but what one instruction computes as exactly.
     """
     native = _NATIVE_FLOAT16 & {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-    mod = compute_in_float32(mod, _ARITHMETIC, ["bfloat16"])
+    mod = compute_in_float32(mod, _ARITHMETIC | ORDERING, ["bfloat16"])
     return compute_in_float32(mod, _FUNCTIONS | SUMS if native else _ARITHMETIC, ["float16"])
 
 

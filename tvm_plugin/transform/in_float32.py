@@ -11,7 +11,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .constants import array_of
 from .functions import map_functions, operator
 
-__all__ = ["SUMS", "compute_in_float32"]
+__all__ = ["ORDERING", "SUMS", "compute_in_float32"]
 
 SUMS = frozenset(
     f"relax.{name}"
@@ -23,6 +23,9 @@ SUMS = frozenset(
     )
 )
 """Operators that add or multiply many elements; not products, which say what they sum in."""
+
+ORDERING = frozenset({"relax.argsort", "relax.median", "relax.sort", "relax.topk"})
+"""Operators that sort. In bfloat16, TVM's runtime writes past the end of its buffers; the order is that of float32."""
 
 
 def compute_in_float32(mod: ir.IRModule, operators: Collection[str], dtypes: Collection[str]) -> ir.IRModule:
@@ -43,8 +46,17 @@ class _InFloat32(PyExprMutator):
         call = self.visit_expr_post_order(call)
         if operator(call) not in self._operators or not any(map(self._is_wanted, call.args)):
             return call
-        wide = self.builder_.emit(relax.Call(call.op, [self._wide(argument) for argument in call.args], call.attrs))
-        return relax.op.astype(wide, str(call.ty.dtype)) if self._is_wanted(call) else wide
+        emit = self.builder_.emit
+        wide = emit(relax.Call(call.op, [self._wide(argument) for argument in call.args], call.attrs))
+        if not isinstance(call.ty, relax.TupleType):
+            return self._narrow(wide, call.ty)
+        parts = [emit(relax.TupleGetItem(wide, place)) for place in range(len(call.ty.fields))]
+        return relax.Tuple([emit(self._narrow(*pair)) for pair in zip(parts, call.ty.fields, strict=True)])
+
+    def _narrow(self, wide: Any, given: Any) -> Any:
+        """A result as the operator itself would have given it."""
+        dtype = str(given.dtype)
+        return relax.op.astype(wide, dtype) if dtype in self._dtypes else wide
 
     def _is_wanted(self, value: Any) -> bool:
         return isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) in self._dtypes
