@@ -13,6 +13,7 @@ from tvm import relax
 import eqtune
 from eqtune.dtypes import epsilon, numpy_dtype
 from eqtune.frontends import load_model, verify_import
+from eqtune.frontends.torch_nodes import array_of_torch
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
@@ -58,6 +59,7 @@ def half_modules() -> dict[str, tuple[Any, Any]]:
         "perceptron": (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)), x),
         "transformer": (nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), x),
         "convolutions": (nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), image),
+        "groups": (nn.GroupNorm(2, 8), x),
         "recurrent": (nn.LSTM(32, 16, batch_first=True), x),
         "embedding": (nn.Sequential(nn.Embedding(9, 32), nn.Linear(32, 8)), torch.randint(0, 9, (2, 5))),
         "masked": (Masked(), x),
@@ -103,6 +105,23 @@ def test_order_is_that_of_float32() -> None:
     x = torch.randperm(256, generator=torch.Generator().manual_seed(0)).sub(100).bfloat16().expand(4, -1)
     x = x + torch.tensor([[0], [256], [512], [-512]])
     assert verify_import(load_model(Model(), example_inputs=(x.contiguous(),))) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_operators_of_several_steps_are_rounded_once(dtype: Any) -> None:
+    """Squares of 300 are infinite in float16, and 1 - erf(1.7) loses digits."""
+
+    class Model(nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            spread, mean = torch.var_mean(y, -1)
+            return x.norm(dim=-1), x.std(-1), spread, mean, torch.logaddexp(y, y + 1), torch.erfc(y / 2)
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(4, 64, generator=generator).mul(scale).to(dtype) for scale in (300, 1))
+    imported = load_model(Model(), example_inputs=(x, y))
+    found = ModelRunner(untuned_executable(imported.mod, detect_target(1)))(array_of_torch(x), array_of_torch(y))
+    for got, want in zip(found, Model()(x.double(), y.double()), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), want.numpy(), rtol=2 * torch.finfo(dtype).eps)
 
 
 def test_products_are_summed_in_float32() -> None:

@@ -20,6 +20,7 @@ from ..transform.functions import seen_as
 from .imported import KNOWN_SHAPES, is_number
 from .torch_constants import Constants, is_repetition, makes_number
 from .torch_converters import CONVERTERS, Converter
+from .torch_halves import OF_SEVERAL_STEPS, rounded_once
 from .torch_nodes import array_of_torch, scalar
 from .torch_sizes import OpenSizes, is_size, number_of_sizes
 
@@ -53,6 +54,7 @@ class _Importer(ExportedProgramImporter):
         self._constants: dict[tuple[Any, ...], tvm.ir.GenericConst] = {}
         self.sizes = OpenSizes({})
         converters = {name: _of_node_alone(convert) for name, convert in self.convert_map.items()} | CONVERTERS
+        converters |= {name: rounded_once(converters[name]) for name in OF_SEVERAL_STEPS & converters.keys()}
         names = {node.target.__name__ for node in (*computed, *filter(makes_number, program.graph.nodes))}
         self.converters = {name: self._converted(converters.get(name)) for name in converters.keys() | names}
 
