@@ -120,6 +120,24 @@ def _convolution(rank: int) -> Converter:
     return convert
 
 
+def _transposed_convolution(rank: int) -> Converter:
+    """As `_convolution`: of 16 bits, the bias cannot be added to what TVM's importer makes."""
+    convolve = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose}[rank]
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+        x, weight, bias, strides, padding, more, groups, dilation = arguments(
+            node, importer, names, (None, 1, 0, 0, 1, 1)
+        )
+        dtype, emit = str(x.ty.dtype), importer.block_builder.emit
+        if dtype not in HALVES:
+            return getattr(importer, f"_conv_transpose{rank}d")(node)
+        result = emit(convolve(x, weight, strides, padding, more, dilation, groups, out_dtype=dtype))
+        return result if bias is None else emit(op.add(result, emit(op.reshape(bias, (1, -1, *[1] * rank)))))
+
+    return convert
+
+
 def _conv_transpose3d(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
     x, weight, bias, strides, padding, more, groups, dilation = arguments(node, importer, names, (None, 1, 0, 0, 1, 1))
@@ -315,6 +333,8 @@ CONVERTERS: dict[str, Converter] = {
     "softmax.int": _softmax(op.nn.softmax),
     "log_softmax.int": _softmax(op.nn.log_softmax),
     **{f"conv{rank}d.default": _convolution(rank) for rank in (1, 2, 3)},
+    "conv_transpose1d.default": _transposed_convolution(1),
+    "conv_transpose2d.input": _transposed_convolution(2),
     "conv_transpose3d.input": _conv_transpose3d,
     "max.dim": _extremum_and_place(op.max, op.argmax),
     "min.dim": _extremum_and_place(op.min, op.argmin),
