@@ -99,3 +99,48 @@ def test_each_argument_has_its_effect(body: Any) -> None:
     expected = body(x).numpy()
     assert actual.dtype == expected.dtype
     np.testing.assert_allclose(actual, expected, atol=1e-3)
+
+
+class Dynamic(torch.nn.Module):
+    """A dense layer whose inputs are quantised by what they are, as exporters of dynamic quantisation write it."""
+
+    def __init__(self, symmetric: bool) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.register_buffer("weight", torch.randint(-127, 128, (24, 64), generator=generator, dtype=torch.int8))
+        self.register_buffer("scales", 0.001 + 0.001 * torch.rand(24, generator=generator))
+        self.register_buffer("zeros", torch.zeros(24, dtype=torch.int64))
+        self.choose = ops.choose_qparams_symmetric if symmetric else ops.choose_qparams
+        self.stored = (-128, 127, torch.int8) if symmetric else BYTE
+
+    def forward(self, x: Any) -> Any:
+        low, high, dtype = self.stored
+        scale, zero = self.choose(x, low, high, 1e-6, dtype)
+        bytes_ = ops.quantize_per_tensor.tensor(x, scale, zero, *self.stored)
+        real = ops.dequantize_per_tensor.tensor(bytes_, scale, zero, *self.stored)
+        weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, *SIGNED)
+        return torch.nn.functional.linear(real, weight), scale, zero
+
+
+def narrowed(mod: tvm.IRModule) -> tvm.IRModule:
+    passes = [FoldWeights(), FakeQuantizationToInteger(), FoldWeights(), NarrowProducts()]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def products_of(mod: tvm.IRModule) -> list[list[str]]:
+    """The dtypes of the operands of each matrix product."""
+    bindings = top_level_bindings(mod["main"])
+    return [[str(arg.ty.dtype) for arg in b.value.args] for b in bindings if operator(b.value) == "relax.matmul"]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_scales_of_what_comes_multiply_bytes_too(symmetric: bool, scale: float) -> None:
+    network, generator = Dynamic(symmetric).eval(), torch.Generator().manual_seed(1)
+    x = scale * (torch.randn(2, 3, 64, generator=generator) + 0.3)
+    imported = load_model(network, example_inputs=(x,))
+    assert products_of(narrowed(imported.mod)) == [["int8" if symmetric else "uint8", "int8"]]
+    found = ModelRunner(build_executable(lower_to_kernels(narrowed(imported.mod), TARGET), TARGET))(x.numpy())
+    for got, want in zip(found, network(x), strict=True):
+        assert got.dtype == want.numpy().dtype
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-4)

@@ -1,7 +1,8 @@
 """Converters for PyTorch's operators of quantised models (`torch.ops.quantized_decomposed`), which TVM does not know.
 
 They are what models consist of that were quantised for export: products in float32 between a `dequantize` and a
-`quantize` each. `eqtune.transform.FakeQuantizationToInteger` makes products of integers of them.
+`quantize` each, whose parameters are constants or computed (dynamic quantisation).
+`eqtune.transform.FakeQuantizationToInteger` makes products of integers of them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import torch.fx
 from tvm import relax
 from tvm.relax import op
+
+from .torch_nodes import arguments, cast
 
 __all__ = ["QUANTIZED_CONVERTERS"]
 
@@ -33,6 +37,8 @@ def _given(node: Any, importer: Any, names: tuple[str, ...]) -> dict[str, Any]:
             values[name] = relax.const(np.asarray(value, wanted))
         elif str(value.ty.dtype) != wanted:
             values[name] = emit(op.astype(value, wanted))
+        if "axis" not in names and len(values[name].ty.shape):
+            values[name] = emit(op.reshape(values[name], []))  # of one element, as `choose_qparams` gives it
     rank = len(values["input"].ty.shape)
     return values | {"dtype": dtype, "axis": values.get("axis", 0) % max(1, rank), "rank": rank}
 
@@ -90,12 +96,43 @@ def _along(importer: Any, parameter: Any, given: dict[str, Any]) -> Any:
     return importer.block_builder.emit(op.reshape(parameter, shape))
 
 
+def _parameters(symmetric: bool) -> Callable[[Any, Any], Any]:
+    """Scale (float64) and zero point (int64) of one element each, so that the range of a tensor and zero fit."""
+
+    def converted(node: Any, importer: Any) -> Any:
+        x, least, most, smallest, dtype = arguments(
+            node, importer, ("input", "quant_min", "quant_max", "eps", "dtype"), ()
+        )
+        emit, nothing = importer.block_builder.emit, relax.const(0, str(x.ty.dtype))
+        low, high = emit(op.minimum(emit(op.min(x)), nothing)), emit(op.maximum(emit(op.max(x)), nothing))
+        if symmetric:
+            high = emit(op.maximum(high, emit(op.negative(low))))
+            extent, steps = high, (most - least) / 2
+        else:
+            extent, steps = emit(op.subtract(high, low)), most - least
+        scale = cast(emit(op.divide(extent, relax.const(steps, str(x.ty.dtype)))), "float32", importer)
+        scale = emit(op.maximum(scale, relax.const(smallest, "float32")))
+        if symmetric:
+            zero: Any = relax.const(128.0 if dtype == torch.uint8 else 0.0, "float32")
+        else:
+            below = emit(op.round(emit(op.divide(cast(low, "float32", importer), scale))))
+            zero = emit(op.clip(emit(op.subtract(relax.const(float(least)), below)), least, most))
+        both = cast(scale, "float64", importer), cast(zero, "int64", importer)
+        return tuple(emit(op.reshape(one, [1])) for one in both)
+
+    return converted
+
+
 QUANTIZED_CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
+    "choose_qparams.tensor": _parameters(symmetric=False),
+    "choose_qparams_symmetric.tensor": _parameters(symmetric=True),
     "quantize_per_tensor.default": _quantize(_TENSOR),
     "quantize_per_tensor.tensor": _quantize(_TENSOR),
+    "quantize_per_tensor.tensor2": _quantize(_TENSOR),
     "quantize_per_channel.default": _quantize(_CHANNEL),
     "dequantize_per_tensor.default": _dequantize(_TENSOR),
     "dequantize_per_tensor.tensor": _dequantize(_TENSOR),
+    "dequantize_per_tensor.tensor2": _dequantize(_TENSOR),
     "dequantize_per_channel.default": _dequantize(_CHANNEL),
 }
 """By the operator's name in an exported graph."""

@@ -45,7 +45,8 @@ class FakeQuantizationToInteger:
     """Compute with integers where a model says that it may: `dequantize`, a float operator, `quantize` (ONNX's QDQ).
 
     - product(dequantize(x), dequantize(W)) + dequantize(b) -> (product(x - z, W - z') + b) * scales, summed in int32,
-      which is exact, for `relax.matmul` and `relax.nn.conv2d` with constant W
+      which is exact, for `relax.matmul` and `relax.nn.conv2d` with constant W; for `relax.matmul`, one scale and one
+      zero point of x may be computed (dynamic quantisation)
     - quantize(f(dequantize(x))) -> f(x), where f moves or chooses elements and the parameters are the same
     - quantize(concat(a, b)) -> concat(quantize(a), quantize(b)), which then become less
     - scales that follow each other are multiplied beforehand
@@ -161,8 +162,10 @@ class _Integers(_Builder):
     def _product(self, call: relax.Call) -> Any:
         """The product as integer sums times a scale; None where the operands are no quantised data and weights."""
         data, weight = self._dequantized(call.args[0]), self._weight(call)
-        if weight is None or data is None or str(call.ty.dtype) != "float32":
+        if weight is None or str(call.ty.dtype) != "float32":
             return None
+        if data is None:
+            return self._product_as_it_runs(call, *weight)
         stored, scale, zero = data
         integers, weight_scale, shape = weight
         if str(stored.ty.dtype) not in ("int8", "uint8"):
@@ -174,6 +177,32 @@ class _Integers(_Builder):
         centered, kernel = self._centered(stored, zero.reshape(())), constant_of(integers.astype(np.int32))
         sums = integer_product(call, centered, kernel, padding_of(call))
         return self._scaled(self.builder_.emit(sums), (scale.reshape(()) * weight_scale).reshape(shape))
+
+    def _product_as_it_runs(self, call: relax.Call, integers: Array, weight_scale: Array, shape: list[int]) -> Any:
+        """The same where scale and zero point of the data are computed: of matrices, which need no padding by zeros."""
+        value, emit = self._value(call.args[0]), self.builder_.emit
+        while operator(value) in MOVES:
+            value = self._value(value.args[0])
+        if operator(call) != "relax.matmul" or operator(value) != DEQUANTIZE:
+            return None
+        stored, scale, zero = value.args
+        if str(stored.ty.dtype) not in ("int8", "uint8") or str(scale.ty.dtype) != "float32":
+            return None
+        if scale.ty.ndim or zero.ty.ndim or _largest_sum(call, integers) * _BYTES > _LARGEST:
+            return None
+        centered = emit(
+            op.subtract(emit(op.astype(self._moved(call.args[0]), "int32")), emit(op.astype(zero, "int32")))
+        )
+        sums = emit(integer_product(call, centered, constant_of(integers.astype(np.int32)), []))
+        factor = emit(op.multiply(scale, constant_of(weight_scale.reshape(shape).astype(np.float32))))
+        return op.multiply(emit(op.astype(sums, "float32")), factor)
+
+    def _moved(self, real: Any) -> Any:
+        """What was dequantised, with the moves that follow."""
+        value = self._value(real)
+        if operator(value) == DEQUANTIZE:
+            return value.args[0]
+        return self.builder_.emit(relax.Call(value.op, [self._moved(value.args[0]), *value.args[1:]], value.attrs))
 
     def _scaled(self, sums: Any, scale: Array) -> Any:
         return op.multiply(self.builder_.emit(op.astype(sums, "float32")), _constant(scale, "float32", sums))
@@ -319,6 +348,9 @@ def _constant(value: Array, dtype: str, beside: Any) -> ir.GenericConst:
 
 _STORED = {QUANTIZE: ("int8", "uint8", "int16", "uint16"), DEQUANTIZE: ("int8", "uint8", "int16", "uint16", "int32")}
 """Of integers; what is rounded to 32 bits is left to TVM."""
+
+_BYTES = 2**8
+"""How far a byte may be from a zero point that is one, too."""
 
 _LARGEST = 2**30 - 1
 """What a sum, and a bias, must not exceed, so that they fit 32 bits together."""
