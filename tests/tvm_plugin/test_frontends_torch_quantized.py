@@ -144,3 +144,16 @@ def test_scales_of_what_comes_multiply_bytes_too(symmetric: bool, scale: float) 
     for got, want in zip(found, network(x), strict=True):
         assert got.dtype == want.numpy().dtype
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_bytes_that_pytorch_sums_in_32_bits() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch._int_mm(x, weight)
+
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randint(-128, 128, shape, generator=generator).to(torch.int8) for shape in ((32, 64), (64, 16)))
+    imported = load_model(Model(), example_inputs=(x,))
+    assert products_of(narrowed(imported.mod)) == [["int8", "int8"]]
+    (got,) = ModelRunner(build_executable(lower_to_kernels(imported.mod, TARGET), TARGET))(x.numpy())
+    np.testing.assert_array_equal(got, Model()(x).numpy())

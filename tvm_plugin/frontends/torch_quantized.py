@@ -123,7 +123,14 @@ def _parameters(symmetric: bool) -> Callable[[Any, Any], Any]:
     return converted
 
 
+def _integer_product(node: Any, importer: Any) -> Any:
+    """Of bytes, in 32 bits."""
+    left, right = (cast(side, "int32", importer) for side in arguments(node, importer, ("input", "mat2"), ()))
+    return importer.block_builder.emit(op.matmul(left, right, out_dtype="int32"))
+
+
 QUANTIZED_CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
+    "_int_mm.default": _integer_product,  # torchao's
     "choose_qparams.tensor": _parameters(symmetric=False),
     "choose_qparams_symmetric.tensor": _parameters(symmetric=True),
     "quantize_per_tensor.default": _quantize(_TENSOR),
