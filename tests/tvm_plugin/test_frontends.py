@@ -17,6 +17,9 @@ from tvm.script import tirx as T
 from eqtune.cli import main
 from eqtune.errors import InputError, UnsupportedModelError
 from eqtune.frontends import load_model, load_params
+from eqtune.machine import detect_target
+from eqtune.runtime import ModelRunner
+from eqtune.transform.apply_tuned import untuned_executable
 
 
 @I.ir_module
@@ -215,6 +218,19 @@ def test_open_out_dtypes_are_written_out(call, out_dtype):
         builder.emit_func_output(out)
     binding = load_model(builder.get()).mod["main"].body.blocks[0].bindings[0]
     assert str(binding.value.attrs.out_dtype) == out_dtype
+
+
+def test_the_only_pixels_whose_corners_are_aligned_are_the_first_ones():
+    x = relax.Var("x", relax.TensorType((1, 2, 3, 4, 5), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            options = {"method": "linear", "coordinate_transformation_mode": "align_corners"}
+            out = builder.emit_output(relax.op.image.resize3d(x, (3, 1, 2), layout="NCDHW", **options))
+        builder.emit_func_output(out)
+    run = ModelRunner(untuned_executable(load_model(builder.get()).mod, detect_target(), plain=True))
+    volume = np.random.default_rng(0).random((1, 2, 3, 4, 5), "float32")
+    np.testing.assert_allclose(run(volume)[0], volume[:, :, :, :1, ::4], rtol=1e-6)
 
 
 def test_what_is_no_model(tmp_path):

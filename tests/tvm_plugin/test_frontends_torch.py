@@ -191,6 +191,8 @@ def test_layers_stay_whole():
         lambda x: F.interpolate(x[:, :, :5, :5], scale_factor=(1.3, 2.1), mode="bilinear"),
         lambda x: F.interpolate(x, scale_factor=(0.7, 1.6), mode="bicubic"),
         lambda x: F.interpolate(x, scale_factor=1.6, mode="bilinear", align_corners=True),
+        lambda x: F.interpolate(x, (9, 1), mode="bilinear", align_corners=True),
+        lambda x: F.interpolate(x, (1, 4), mode="bicubic", align_corners=True),
         lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), align_corners=False),
         lambda x: F.grid_sample(
             x, F.affine_grid(x[:, :2, 0, :3], (2, 1, 5, 7), align_corners=False), align_corners=False
@@ -322,6 +324,8 @@ def test_layers_stay_whole():
         "bilinear-by-any-factor",
         "bicubic-by-any-factor",
         "corners-by-any-factor",
+        "corners-of-one-column",
+        "corners-of-one-row",
         "grid-sample",
         "affine-grid",
         "scatter-add",

@@ -22,6 +22,7 @@ __all__ = [
     "with_blocked_convolutions",
     "with_boolean_logic",
     "with_channels_first",
+    "with_corners_apart",
     "with_no_division_by_zero",
     "with_out_dtypes",
     "with_places_of_extrema",
@@ -301,3 +302,27 @@ def with_blocked_convolutions(mod: tvm.IRModule) -> tvm.IRModule:
     Raises InputError for other layouts in blocks.
     """
     return _with_main(_BlockedConvolutions(mod), mod)
+
+
+@relax.expr_functor.mutator
+class _CornersApart(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator(call) not in ("relax.image.resize2d", "relax.image.resize3d"):
+            return call
+        sizes, layout = list(call.args[1].values), str(call.attrs.layout)
+        ones = [isinstance(size, tvm.tirx.IntImm) and size.value == 1 for size in sizes]
+        if str(call.attrs.coordinate_transformation_mode) != "align_corners" or not any(ones):
+            return call
+        apart = relax.ShapeExpr([2 if one else size for one, size in zip(ones, sizes, strict=True)])
+        image = self.builder_.emit(relax.Call(call.op, [call.args[0], apart], call.attrs))
+        axes = [layout.index(axis) for one, axis in zip(ones, "DHW"[-len(ones) :], strict=True) if one]
+        return self.builder_.normalize(relax.op.strided_slice(image, axes, [0] * len(axes), [1] * len(axes)))
+
+
+def with_corners_apart(mod: tvm.IRModule) -> tvm.IRModule:
+    """Write what "main" resizes to one pixel, whose corners are aligned, as the first of two.
+
+    TVM divides by the distance of the corners, which would be zero.
+    """
+    return _with_main(_CornersApart(mod), mod)

@@ -125,22 +125,6 @@ class Converter(Moves):
         taken = self.bb.normalize(relax_op.take(self.get_tensor_expr(x), rows, axis=1))
         return relax_op.take(taken, columns, axis=2)
 
-    def convert_resize_bilinear(self, op: Any) -> relax.Expr:
-        """TVM's divides by zero where corners are aligned and there is one pixel: the first, as it is of two."""
-        (x, size), (output,) = self.get_input_tensors(op), self.get_output_tensors(op)
-        wanted = [int(extent) for extent in self.get_tensor_value(size)]
-        if min(wanted) > 1 or not options_of(op, tflite.ResizeBilinearOptions()).AlignCorners():
-            return super().convert_resize_bilinear(op)
-        result = relax_op.image.resize2d(
-            self._in_float(x),
-            [max(2, extent) for extent in wanted],
-            layout="NHWC",
-            method="linear",
-            coordinate_transformation_mode="align_corners",
-        )
-        result = self.bb.normalize(relax_op.strided_slice(self.bb.normalize(result), [1, 2], [0, 0], wanted))
-        return result if output.qnn_params is None else self.quantize(result, output)
-
     def convert_space_to_batch_nd(self, op: Any) -> relax.Expr:
         """TVM's calls a function that takes other operands; quantised zeros are put around quantised images."""
         x, block, pads = self.get_input_tensors(op)
