@@ -578,6 +578,10 @@ def rotated(emit, x):
     return emit(op.add(emit(op.multiply(x, constant(5, 16))), emit(op.multiply(swapped, constant(1, 5, 16)))))
 
 
+def resized(emit, x, method):
+    return emit(op.image.resize2d(emit(op.expand_dims(x, 0)), (8, 9), layout="NCHW", method=method))
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -585,9 +589,11 @@ def rotated(emit, x):
         (lambda emit, x: op.permute_dims(rotated(emit, x), [1, 0, 2]), 1),  # rows stay rows
         (lambda emit, x: op.permute_dims(emit(op.nn.relu(x)), [0, 2, 1]), 1),  # one tensor, read in tiles
         (lambda emit, x: op.permute_dims(emit(op.concat([x, x], axis=1)), [0, 2, 1]), 1),  # parts that only move
+        (lambda emit, x: op.permute_dims(resized(emit, x, "linear"), [0, 2, 3, 1]), 2),  # what lies between pixels
+        (lambda emit, x: op.permute_dims(resized(emit, x, "nearest_neighbor"), [0, 2, 3, 1]), 1),
     ],
 )
-def test_what_is_computed_of_parts_is_turned_by_a_kernel_of_its_own(make, expected):
+def test_what_is_computed_of_parts_or_sampled_is_turned_by_a_kernel_of_its_own(make, expected):
     mod, kernels = lower(function((3, 5, 16), make))
     found = names(kernels)
     assert len(found) == expected
