@@ -573,13 +573,14 @@ def test_halves_are_rounded_once_an_operator(function, dtype):
     x = (torch.linspace(-1, 1, 4 * 3000).reshape(4, 3000).sin() + 2).to(dtype)
     imported = load_model(Lambda(function), example_inputs=(x,))
     exact = function(x.double()).numpy()
+    pytorchs = np.abs(function(x).double().numpy() - exact).max() / np.abs(exact).max()
     target = detect_target()
     with target:
         tuned = build_scheduled(ApplyTuned(estimate=True)(LowerToKernels()(imported.mod)), target)
     for executable in (untuned_executable(imported.mod, target), tuned):
         (result,) = ModelRunner(executable)(array_of_torch(x))
         error = np.abs(result.astype("float64") - exact).max() / np.abs(exact).max()
-        assert error < 6 * torch.finfo(dtype).eps
+        assert error <= max(6 * torch.finfo(dtype).eps, pytorchs)
 
 
 @pytest.mark.parametrize(
