@@ -20,17 +20,26 @@ __all__ = ["OF_SEVERAL_STEPS", "rounded_once"]
 
 OF_SEVERAL_STEPS = frozenset(
     {
-        *("_cdist_forward.default", "_trilinear.default", "atanh.default", "celu.default", "elu.default"),
-        *(
-            "erfc.default",
-            "expm1.default",
-            "group_norm.default",
-            "hypot.default",
-            "linalg_vector_norm.default",
-            "log10.default",
-        ),
-        *("log1p.default", "log2.default", "logaddexp.default", "logcumsumexp.default"),
-        *("mish.default", "selu.default", "softplus.default", "std.correction", "var.correction"),
+        "_cdist_forward.default",
+        "_trilinear.default",
+        "atanh.default",
+        "celu.default",
+        "elu.default",
+        "erfc.default",
+        "expm1.default",
+        "group_norm.default",
+        "hypot.default",
+        "linalg_vector_norm.default",
+        "log10.default",
+        "log1p.default",
+        "log2.default",
+        "logaddexp.default",
+        "logcumsumexp.default",
+        "mish.default",
+        "selu.default",
+        "softplus.default",
+        "std.correction",
+        "var.correction",
         "var_mean.correction",
     }
 )
