@@ -596,3 +596,15 @@ def test_routines_that_take_addresses_are_looked_at() -> None:
         return b.emit(relax.TupleGetItem(b.emit(op.median(x, [1])), 0))
 
     assert build_space(kernel(build, [(2, 9)]), HARDWARE).sketches
+
+
+def test_a_stage_that_another_one_overwrites_is_not_inlined() -> None:
+    """Of boxes that overlap a better one, NonMaxSuppression overwrites the sorted scores."""
+
+    def build(b: Any, boxes: Any, scores: Any) -> Any:
+        numbers = [relax.const(number, dtype) for number, dtype in ((2, "int64"), (0.5, "float32"), (0.0, "float32"))]
+        found = b.emit(op.vision.all_class_non_max_suppression(boxes, scores, *numbers, "tensorflow"))
+        return b.emit(relax.TupleGetItem(found, 0))
+
+    stages = inlined_kernel(kernel(build, [(1, 6, 4), (1, 2, 6)]), frozenset()).stages
+    assert "T_gather" in [stage.name for stage in stages]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tvm import ir, s_tir
+from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import nodes_of
@@ -43,10 +43,10 @@ def _inlined(mod: Any, keep: frozenset[str]) -> Any:
     root = schedule.get_sblock("root")
     outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
     blocks = schedule.get_child_blocks(root)
-    large = _large_blocks([schedule.get(block) for block in blocks], keep)
-    for block in blocks:
-        name = str(schedule.get(block).name_hint)
-        if name in keep or name in outputs or name in large or not _may_inline(schedule.get(block)):
+    stages = [schedule.get(block) for block in blocks]
+    kept = keep | outputs | _large_blocks(stages, keep) | _overwritten(stages)
+    for block, stage in zip(blocks, stages, strict=True):
+        if str(stage.name_hint) in kept or not _may_inline(stage):
             continue
         try:
             schedule.compute_inline(block)
@@ -57,6 +57,18 @@ def _inlined(mod: Any, keep: frozenset[str]) -> Any:
 
 def _may_inline(block: Any) -> bool:
     return block.init is None and all(int(v.iter_type) == _SPATIAL for v in block.iter_vars)
+
+
+def _overwritten(blocks: Sequence[Any]) -> set[str]:
+    """Names of the blocks whose buffers another one writes to, too: statements of an operator, which it does not say
+    that they do. TVM would inline the first values all the same."""
+    stores = [{store.buffer for store in nodes_of(block.body, tirx.BufferStore)} for block in blocks]
+    writers = Counter(buffer for written in stores for buffer in written)
+    return {
+        str(block.name_hint)
+        for block, written in zip(blocks, stores, strict=True)
+        if any(writers[buffer] > 1 for buffer in written)
+    }
 
 
 @lru_cache(maxsize=128)
