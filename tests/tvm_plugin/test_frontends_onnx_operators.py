@@ -11,6 +11,7 @@ import tvm
 from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model
 from eqtune.frontends.verify import compare
+from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 
 onnx = pytest.importorskip("onnx")
@@ -274,6 +275,29 @@ BOXES = np.array([[[0, 0, 1, 1], [0.5, 0.5, 1.5, 1.5], [2, 2, 3, 3], [0, 0.25, 1
 def test_boxes_that_overlap_more_are_left_out(most: int, options: dict[str, Any]) -> None:
     scores = np.array([[[0.9, 0.5, 0.4, -0.1, 0.2], [-1, 0.2, 0.3, 0.4, 0.1]]], "float32")
     assert_equal("NonMaxSuppression", BOXES, {"scores": scores, "most": np.int64([most]), **options}, opset=11)
+
+
+def test_models_that_choose_boxes_compile_like_others() -> None:
+    helper, scores = onnx.helper, np.random.default_rng(0).random((1, 2, 5), "float32")
+    numbers = {"most": np.int64([2]), "overlap": np.float32([0.5]), "last": np.int64(2), "first": np.int64([0])}
+    graph = helper.make_graph(
+        [
+            helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "overlap"], ["chosen"]),
+            helper.make_node("Gather", ["chosen", "last"], ["places"], axis=1),
+            helper.make_node("Squeeze", ["boxes", "first"], ["one"]),
+            helper.make_node("Gather", ["one", "places"], ["y"]),
+        ],
+        "detections",
+        [helper.make_tensor_value_info(name, 1, x.shape) for name, x in (("boxes", BOXES), ("scores", scores))],
+        [helper.make_tensor_value_info("y", 1, ["count", 4])],
+        [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in numbers.items()],
+    )
+    model = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=10))
+    assert model.reference is not None
+    (expected,) = model.reference(BOXES, scores)
+    for _ in range(2):  # the second time with kernels that are known
+        (result,) = ModelRunner(tvm.compile(model.mod, detect_target(2), relax_pipeline="eqtune"))(BOXES, scores)
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_how_many_boxes_are_chosen_is_a_constant_above_zero() -> None:

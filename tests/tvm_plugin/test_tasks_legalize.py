@@ -72,3 +72,18 @@ def test_scalars_sizes_and_places_of_operands_are_told_apart() -> None:
     wanted = [x + 1, x + 2, x - x, x - y, y - x, joined, x[:, :3], x[:, 2:5], x.sum(0), x.sum(1)]
     for array, expected in zip(found, wanted, strict=True):
         np.testing.assert_allclose(array.numpy(), expected, rtol=1e-5)
+
+
+def test_a_size_that_depends_on_data_is_computed_again() -> None:
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        end = emit(op.astype(emit(op.sum(y, axis=[1])), "int64"))
+        begin, strides = (relax.const(np.array([number], "int64"), "int64") for number in (0, 1))
+        return op.dynamic_strided_slice(emit(op.squeeze(x, [0])), begin, end, strides)
+
+    mod, x = model(build, (1, 7), (1, 2)), np.arange(7, dtype="float32")[None]
+    for first in (2, 3):  # the second model has the same kernels
+        executable = tvm.compile(lowered(mod), target=detect_target(2))
+        given = [tvm.runtime.tensor(array) for array in (x, np.array([[first, 1]], "float32"))]
+        np.testing.assert_array_equal(
+            relax.VirtualMachine(executable, tvm.cpu())["main"](*given).numpy(), x[0, : first + 1]
+        )

@@ -68,7 +68,7 @@ def _legalized(legalize: _Legalize, builder: relax.BlockBuilder, call: relax.Cal
     kernel = _kernels.get(key)
     if kernel is None:
         result = legalize(builder, call)
-        kernel = _read(builder, result, first)
+        kernel = _read(builder, result, call, first)
         if kernel is not None:
             _kernels[key] = kernel
             if len(_kernels) > MOST_KERNELS:
@@ -96,8 +96,9 @@ def _known(operand: Any) -> Any:
     return operand.ty if isinstance(operand.ty, relax.TensorType | relax.TupleType) else operand
 
 
-def _read(builder: relax.BlockBuilder, result: Any, places: dict[Any, int]) -> _Kernel | None:
-    """None where a call became something else than the call of one kernel on its tensors."""
+def _read(builder: relax.BlockBuilder, result: Any, call: relax.Call, places: dict[Any, int]) -> _Kernel | None:
+    """None where a call became something else than the call of one kernel on its tensors: a size that no operand has is
+    computed by another kernel before it."""
     if not isinstance(result, relax.Call) or result.op != ir.Op.get("relax.call_tir") or len(result.args) != 2:
         return None
     variable, operands = result.args
@@ -105,4 +106,7 @@ def _read(builder: relax.BlockBuilder, result: Any, places: dict[Any, int]) -> _
         return None
     function, (ty,) = s_tir.renew_defs(builder.get()[variable]), result.ty_args
     types = tuple(ty.fields) if isinstance(ty, relax.TupleType) else (ty,)
+    sizes = {size for value in (call, *places) for size in relax.analysis.tir_vars_in_type(value.ty)}
+    if not sizes.issuperset(relax.analysis.tir_vars_in_type(ty)):
+        return None
     return _Kernel(variable.name_hint, function, tuple(places[operand] for operand in operands.fields), types)
