@@ -28,8 +28,14 @@ CONSTANT_INPUTS = {
 
 NAMES = [
     "argmax_negative_axis_keepdims_random_select_last_index",
+    "attention_24_fullymasked_qk_matmul_output_mode3_zero",
+    "attention_24_qk_matmul_output_mode3_softmax_precision",
     "attention_4d_causal_with_past_and_present",
     "attention_4d_gqa_causal_nonpad_decode",
+    "attention_4d_softcap_neginf_mask",
+    "attention_local_window_ext_cache_rank2_mask",
+    "attention_local_window_gqa_rank4_mask",
+    "attention_local_window_with_past",
     "averagepool_2d_precomputed_same_upper",
     "batchnorm_epsilon_training_mode",
     "clip_min_greater_than_max",

@@ -28,6 +28,7 @@ def attention(
     zero_without_keys: bool = False,
     softcap: float = 0.0,
     first: Any = 0,
+    steps: list[relax.Expr] | None = None,
 ) -> relax.Expr:
     """softmax(scale * query @ key^T + mask) @ value, of [..., heads, places, width].
 
@@ -49,6 +50,9 @@ def attention(
         Scores s become softcap * tanh(s / softcap), before the mask; 0 leaves them.
     first : int or tvm.ir.Expr
         Where `causal`, the place of the first query among the keys.
+    steps : list of relax.Expr, optional
+        Gets four more: the scores, what `softcap` makes of them, those that the mask leaves, and their softmax, of
+        [..., heads, places, places].
 
     Raises
     ------
@@ -66,9 +70,11 @@ def attention(
     scores = emit(op.matmul(query, transposed, out_dtype=dtype))
     scores = emit(op.reshape(scores, [*batch, length, places])) if shared > 1 else scores
     scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
+    products = scores
     if softcap:
         scores = emit(op.tanh(emit(op.multiply(scores, relax.const(1.0 / softcap, dtype)))))
         scores = emit(op.multiply(scores, relax.const(softcap, dtype)))
+    capped = scores
     if causal:
         scores = without_later_places(emit, scores, first)
     is_boolean = mask is not None and str(mask.ty.dtype) == "bool"
@@ -77,6 +83,8 @@ def attention(
     elif mask is not None:
         scores = emit(op.add(scores, mask))
     weights = emit(op.nn.softmax(scores, axis=-1))
+    if steps is not None:
+        steps += [products, capped, scores, weights]
     weights = emit(op.reshape(weights, [*rows, places])) if shared > 1 else weights
     result = emit(op.matmul(weights, value, out_dtype=dtype))
     result = emit(op.reshape(result, [*batch, length, shape_of(value)[-1]])) if shared > 1 else result

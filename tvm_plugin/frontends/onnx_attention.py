@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -15,42 +16,35 @@ from ..transform.functions import shape_of
 from .attention import attention, join_heads, split_heads
 from .onnx_nodes import padded
 
-__all__ = ["convert_attention", "is_plain_attention"]
+__all__ = ["convert_attention", "is_known_attention"]
 
-_PLAIN_ATTRIBUTES = frozenset({"is_causal", "kv_num_heads", "q_num_heads", "scale", "softmax_precision"})
+_KNOWN = frozenset(
+    {"is_causal", "kv_num_heads", "left_window_size", "q_num_heads", "qk_matmul_output_mode", "right_window_size"}
+    | {"scale", "softcap", "softmax_precision"}  # the last one is what a softmax is computed in: no less, here
+)
 
 
-def is_plain_attention(node: onnx.NodeProto) -> bool:
+def is_known_attention(node: onnx.NodeProto) -> bool:
     """Whether `convert_attention` takes the node."""
-    if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
-        return False
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return not _beyond(attributes, len(node.output))
-
-
-def _beyond(attributes: Mapping[str, Any], outputs: int) -> list[str]:
-    """What a node asks for beside an attention that has its scores for itself."""
-    names = [name for name, value in attributes.items() if value and name not in _PLAIN_ATTRIBUTES]
-    if attributes.get("softmax_precision", onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT:
-        names.append("softmax_precision")
-    return sorted(names) + ["scores as an output"] * (outputs > 3)
+    is_ours = node.op_type == "Attention" and node.domain in ("", "ai.onnx")
+    return is_ours and all(attribute.name in _KNOWN for attribute in node.attribute)
 
 
 def convert_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> relax.Tuple:
-    """The result, and all keys and values: those of the cache, where there is one, and the new ones.
+    """The result, and all keys and values: those of the cache, where there is one, and the new ones. Then, where it is
+    asked for, one of the steps between: the scores, capped ones, those that masks leave, or their softmax.
 
-    Where no key is left for a query, its result is zero. Of keys in a cache that is longer than they are, the lengths
-    are given, [batch]; the last queries belong to the last of them.
+    Where no key is left for a query, its result is zero, and so is its softmax. Of keys in a cache that is longer than
+    they are, the lengths are given, [batch]; the last queries belong to the last of them.
 
     Operands are [batch, heads, places, width], or [batch, places, heads * width] with the heads in the attributes.
 
     Raises
     ------
     UnsupportedModelError
-        It is more than a plain attention, and was not written as other operators.
+        It has attributes of a later version, and was not written as other operators.
     """
-    others = {name: value for name, value in attrs.items() if name != "tvm_custom"}
-    unknown = _beyond(others, int(attrs["tvm_custom"]["num_outputs"]))
+    unknown = sorted(attrs.keys() - _KNOWN - {"tvm_custom"})
     if unknown:
         raise UnsupportedModelError(f"Attention with {', '.join(unknown)} cannot be imported")
     query, key, value, mask, old_key, old_value, lengths = padded(inputs, 7)
@@ -68,25 +62,50 @@ def convert_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> 
         )
     causal, scale = bool(attrs.get("is_causal", 0)), attrs.get("scale") or None
     first = 0 if old_key is None else shape_of(old_key)[2]
-    if lengths is not None or (causal and mask is not None):
-        seen = _seen(bb.emit, shape_of(query)[2], places, first, lengths, causal)
+    before, behind = (int(attrs.get(f"{side}_window_size", -1)) for side in ("left", "right"))
+    if lengths is not None or max(before, behind) >= 0 or (causal and mask is not None):
+        behind = 0 if causal else behind
+        seen = _seen(bb.emit, shape_of(query)[2], places, first, lengths, before, behind)
         mask, causal = _both(bb.emit, mask, seen), False
-    result = attention(bb.emit, query, key, value, mask, causal, scale, zero_without_keys=True, first=first)
-    return relax.Tuple([join_heads(bb.emit, result) if is_flat else result, key, value])
+    steps: list[Any] = []
+    softcap = float(attrs.get("softcap", 0.0))
+    result = attention(bb.emit, query, key, value, mask, causal, scale, True, softcap, first, steps)
+    results = [join_heads(bb.emit, result) if is_flat else result, key, value]
+    if int(attrs["tvm_custom"]["num_outputs"]) > 3:
+        results.append(_step(bb.emit, steps, int(attrs.get("qk_matmul_output_mode", 0))))
+    return relax.Tuple(results)
 
 
-def _seen(emit: Any, rows: Any, places: Any, first: Any, lengths: Any, causal: bool) -> Any:
-    """Which keys queries see, as booleans of [rows, places], or [batch, 1, 1 or rows, places] with lengths of keys."""
+def _step(emit: Any, steps: Sequence[Any], mode: int) -> Any:
+    """One of the steps of an attention, a softmax with zeros where no key is left."""
+    step = steps[mode]
+    if mode < 3:
+        return step
+    dtype = str(step.ty.dtype)
+    is_left = emit(op.greater(steps[2], relax.const(-math.inf, dtype)))
+    count = emit(op.sum(emit(op.astype(is_left, "int32")), axis=-1, keepdims=True))
+    return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), step, relax.const(0, dtype)))
+
+
+def _seen(emit: Any, rows: Any, places: Any, first: Any, lengths: Any, before: int, behind: int) -> Any:
+    """Which keys queries see: at most so many before their own place, and behind it; -1 leaves that open.
+
+    Booleans of [rows, places], or with lengths of keys, [batch], of [batch, 1, 1 or rows, places].
+    """
     place = emit(op.arange(0, places, 1, "int64"))
-    row = emit(op.expand_dims(emit(op.arange(0, rows, 1, "int64")), 1))
-    if lengths is None:
-        return emit(op.less_equal(place, emit(op.add(row, _number(first)))))
-    count = emit(op.reshape(emit(op.astype(lengths, "int64")), [-1, 1, 1, 1]))
-    seen = emit(op.less(place, count))
-    if not causal:
-        return seen
-    last = emit(op.add(row, emit(op.subtract(count, _number(rows)))))
-    return emit(op.logical_and(seen, emit(op.less_equal(place, last))))
+    own = emit(op.expand_dims(emit(op.arange(0, rows, 1, "int64")), 1))
+    seen = []
+    if lengths is not None:
+        count = emit(op.reshape(emit(op.astype(lengths, "int64")), [-1, 1, 1, 1]))
+        seen.append(emit(op.less(place, count)))
+        own = emit(op.add(own, emit(op.subtract(count, _number(rows)))))
+    else:
+        own = emit(op.add(own, _number(first)))
+    if before >= 0:
+        seen.append(emit(op.greater_equal(place, emit(op.subtract(own, _number(before))))))
+    if behind >= 0:
+        seen.append(emit(op.less_equal(place, emit(op.add(own, _number(behind))))))
+    return functools.reduce(lambda one, other: emit(op.logical_and(one, other)), seen)
 
 
 def _number(size: Any) -> Any:

@@ -16,7 +16,7 @@ from tvm import relax
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
 from .imported import ANY_SIZE, ImportedModel, check_shapes, imported_model
-from .onnx_attention import is_plain_attention
+from .onnx_attention import is_known_attention
 from .onnx_fourier import with_precise_transforms
 from .onnx_importer import known_operators, translated
 from .onnx_loops import has_loops, with_loops_written_out
@@ -197,7 +197,7 @@ def _in_known_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     others = {"RotaryEmbedding", "SimplifiedLayerNormalization"}  # of both ONNX and ONNX Runtime
     known = (known_operators() | _FOLDED | others) - {"Attention"}
-    nodes = [node for node in model.graph.node if node.domain in ("", "ai.onnx") and not is_plain_attention(node)]
+    nodes = [node for node in model.graph.node if node.domain in ("", "ai.onnx") and not is_known_attention(node)]
     unknown = [("", name) for name in sorted({node.op_type for node in nodes} - known)]
     if not unknown:
         return model
