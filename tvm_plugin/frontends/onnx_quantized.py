@@ -168,7 +168,11 @@ def _rescaled(bb: Any, sums: Any, scales: tuple[Any, Any], y_scale: Any, y_zero:
     """round(sums * scales / y_scale) + y_zero, within the range of y_zero's dtype; in float32, ties to even."""
     dtype = str(y_zero.ty.dtype)
     limits = np.iinfo(dtype)
-    ratio = bb.emit(op.divide(bb.emit(op.multiply(*scales)), _along(bb, y_scale, sums, -1)))
+    left, right, own = (  # float16 may be given, whose products could be infinite
+        scale if str(scale.ty.dtype) == "float32" else bb.emit(op.astype(scale, "float32"))
+        for scale in (*scales, _along(bb, y_scale, sums, -1))
+    )
+    ratio = bb.emit(op.divide(bb.emit(op.multiply(left, right)), own))
     real = bb.emit(op.multiply(bb.emit(op.astype(sums, "float32")), ratio))
     shift = bb.emit(op.astype(_along(bb, y_zero, sums, -1), "float32"))
     whole = bb.emit(op.add(bb.emit(op.round(real)), shift))
