@@ -178,3 +178,24 @@ def test_what_is_not_imported_is_named() -> None:
     node = helper.make_node("MatMulNBits", ["x", "x", "s"], ["y"], domain=DOMAIN, K=4, N=4, bits=4, block_size=16)
     with pytest.raises(eqtune.errors.UnsupportedModelError, match="MatMulNBits needs constant weights"):
         load_model(model([node], {"s": factors(4)}, (4, 4)))
+
+
+@pytest.mark.skipif(not hasattr(P, "INT2"), reason="onnx knows no numbers of two bits")
+@pytest.mark.parametrize("name", ["INT2", "UINT2"])
+def test_weights_of_two_bits_are_those_of_onnx_runtime(name: str) -> None:
+    numbers = [number % 4 - 2 * (name == "INT2") for number in range(32)]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["weights"], axis=1),
+        helper.make_node("MatMul", ["x", "weights"], ["y"]),
+    ]
+    proto = model(nodes, {"s": factors(4)}, (3, 8))
+    kind = getattr(P, name)
+    proto.graph.initializer.extend([helper.make_tensor("w", kind, [8, 4], numbers)])
+    proto.graph.initializer.extend([helper.make_tensor("z", kind, [4], [1, 0, 1, 1])])
+    proto.opset_import[0].version, proto.ir_version = 25, 13
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype("float32")
+    imported = load_model(proto)
+    assert imported.reference is not None
+    (expected,) = imported.reference(x)  # ONNX Runtime itself rounds x to bytes, unless it is told not to
+    (result,) = ModelRunner(build_executable(lower_to_kernels(imported.mod, TARGET), TARGET))(x)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)

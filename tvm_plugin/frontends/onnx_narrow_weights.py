@@ -24,8 +24,9 @@ from .onnx_nodes import Convert, padded
 __all__ = ["NARROW_WEIGHTS", "with_exact_products", "with_weights_in_bytes"]
 
 _BELOW_A_BYTE = {
-    onnx.TensorProto.INT4: np.int8,
-    onnx.TensorProto.UINT4: np.uint8,
+    getattr(onnx.TensorProto, name): dtype
+    for name, dtype in (("INT4", np.int8), ("UINT4", np.uint8), ("INT2", np.int8), ("UINT2", np.uint8))
+    if hasattr(onnx.TensorProto, name)  # those of two bits came with opset 25
 }
 """Types that TVM does not store, in bytes."""
 
@@ -37,7 +38,7 @@ _READERS = frozenset({"Cast", "DequantizeLinear", "Gather", "Identity", "Reshape
 
 
 def with_weights_in_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Weights and zero points of 4 bits in bytes; the same model where there are none.
+    """Weights and zero points of 4 or 2 bits in bytes; the same model where there are none.
 
     Raises
     ------
@@ -49,7 +50,7 @@ def with_weights_in_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     for node in model.graph.node:
         if small & set(node.input) and node.op_type not in _READERS:
-            raise UnsupportedModelError(f"{node.op_type} of tensors of 4 bits cannot be imported; in bytes it can")
+            raise UnsupportedModelError(f"{node.op_type} of tensors below 8 bits cannot be imported; in bytes it can")
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for tensor in changed.graph.initializer:
