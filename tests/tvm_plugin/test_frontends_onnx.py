@@ -226,6 +226,16 @@ def test_shapes_that_do_not_fit(shapes, message):
         load_model(convolution("N"), shapes=shapes)
 
 
+@pytest.mark.parametrize("kind", ["INT4", "FLOAT8E4M3FN", "UINT16"])
+def test_inputs_that_are_not_tuned_are_named(kind):
+    proto = model([onnx.helper.make_node("DequantizeLinear", ["x", "scale"], ["y"])], {"x": [4, 3]}, {"y": [4, 3]})
+    proto.graph.input[0].type.tensor_type.elem_type = getattr(onnx.TensorProto, kind)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "scale"))
+    proto.opset_import[0].version, proto.ir_version = 21, 10
+    with pytest.raises(UnsupportedModelError, match=f"input 'x' has dtype {kind.lower()}; allowed here: float16, "):
+        load_model(proto)
+
+
 def test_sizes_of_data_are_no_open_sizes_of_inputs():
     proto = model([onnx.helper.make_node("NonZero", ["x"], ["y"])], {"x": [4, 3]}, {"y": [2, "n"]})
     proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64

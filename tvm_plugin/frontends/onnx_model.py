@@ -15,7 +15,7 @@ from tvm import relax
 
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
-from .imported import ANY_SIZE, ImportedModel, check_shapes, imported_model
+from .imported import ANY_SIZE, NOT_IMPORTED, SUPPORTED_DTYPES, ImportedModel, check_shapes, imported_model
 from .onnx_attention import is_known_attention
 from .onnx_fourier import with_precise_transforms
 from .onnx_importer import known_operators, translated
@@ -33,6 +33,10 @@ _FOLDED = frozenset(
     )
 )
 """Operators whose results are shapes, or depend on them or on numbers: constants, once ONNX Runtime folded them."""
+
+_DTYPES = tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED["onnx"])
+
+_LONG_NAMES = {"float": "float32", "double": "float64"}
 
 LOGGER = logging.getLogger(__name__)
 
@@ -92,8 +96,12 @@ def _check(model: onnx.ModelProto, name: str) -> None:
             raise InputError(f"{name} is not valid ONNX: {first_line(error)}") from error
     for value in _inputs(model.graph).values():
         dtype = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
+        dtype = _LONG_NAMES.get(dtype, dtype)
         if dtype in ("string", "complex64", "complex128"):  # the importer's message would not name the input
             raise UnsupportedModelError(f"input {value.name!r} has dtype {dtype}; tuning knows numbers and bool only")
+        if dtype not in _DTYPES:
+            allowed = ", ".join(_DTYPES)
+            raise UnsupportedModelError(f"input {value.name!r} has dtype {dtype}; allowed here: {allowed}")
 
 
 def _as_declared(model: onnx.ModelProto) -> onnx.ModelProto:
