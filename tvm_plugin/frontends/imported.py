@@ -222,14 +222,21 @@ def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES, a
         if not any_size:
             check_static(param.ty.shape, f"input {param.name!r}")
     for var, value in _bindings(main):
+        what = f"the result of {_operator(value)} ({var.name})"
         for ty in _parts(var.ty):
-            what = f"the result of {_operator(value)} ({var.name})"
             _check_tensor(ty, what, dtypes)
             if not any_size and not all(map(is_number, ty.shape)):  # of inputs whose shapes are known
                 raise UnsupportedModelError(f"{what} {_OF_DATA}")
+        if not any_size and _is_choice(value):
+            raise UnsupportedModelError(f"{what} {_OF_DATA}: end the model before it, {ANY_SIZE}")
 
 
 _OF_DATA = "has a shape that depends on data; only static shapes can be tuned"
+
+
+def _is_choice(value: Any) -> bool:
+    """Whether it is as many boxes as are chosen; its type says as many as there are."""
+    return _operator(value) == "relax.vision.all_class_non_max_suppression" and value.attrs.output_format == "onnx"
 
 
 def _parts(ty: tvm.ir.Type) -> list[tvm.ir.Type]:
