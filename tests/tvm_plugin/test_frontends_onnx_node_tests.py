@@ -51,6 +51,8 @@ NAMES = [
     "isinf_negative",
     "layer_normalization_4d_axis_negative_2",
     "maxpool_2d_ceil",
+    "mod_float_edge_cases_fmod_0_float32",
+    "mod_mixed_sign_float64",
     "qlinearmatmul_3D_int8_float16",
     "reduce_max_bool_inputs",
     "reduce_sum_square_negative_axes_keepdims_random",

@@ -96,6 +96,18 @@ def _lp_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: 
     return op.divide(x, bb.emit(op.where(nothing, relax.const(1, str(x.ty.dtype)), norms)))
 
 
+def _mod(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Of floats with the divisor's sign; TVM multiplies by the divisor, and an infinite one makes NaN of numbers."""
+    x, divisor = inputs
+    dtype = str(x.ty.dtype)
+    if attrs.get("fmod", 0) or is_integer(dtype):
+        return None
+    zero, rest = relax.const(0, dtype), bb.emit(op.mod(x, divisor))
+    differ = bb.emit(op.not_equal(bb.emit(op.less(rest, zero)), bb.emit(op.less(divisor, zero))))
+    is_other = bb.emit(op.logical_and(differ, bb.emit(op.not_equal(rest, zero))))
+    return op.where(is_other, bb.emit(op.add(rest, divisor)), rest)
+
+
 def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """One of two values, of any type: the second one where a place along the new axis is what the index says."""
     index, depth, values = inputs
@@ -246,6 +258,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "IsInf": _is_inf,
     "LpNormalization": _lp_normalization,
     "Mish": _of_one(mish),
+    "Mod": _mod,
     "OneHot": _one_hot,
     "Pad": _pad,
     "Pow": _pow,
