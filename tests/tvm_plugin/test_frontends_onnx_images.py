@@ -140,8 +140,14 @@ def test_the_last_steps_of_a_pooling_are_padded(window: int, step: int, where: s
 
 @pytest.mark.parametrize(
     "attributes",
-    [{}, {"pads": [1, 0, 0, 1]}, {"auto_pad": "SAME_LOWER"}, {"ceil_mode": 1, "dilations": [2, 1]}],
-    ids=["plain", "padded", "same", "dilated"],
+    [
+        {},
+        {"pads": [1, 0, 0, 1]},
+        {"auto_pad": "SAME_LOWER"},
+        {"ceil_mode": 1, "dilations": [2, 1]},
+        {"pads": [0, 1, 1, 0], "storage_order": 1},
+    ],
+    ids=["plain", "padded", "same", "dilated", "along columns"],
 )
 def test_the_places_of_maxima(attributes: Any) -> None:
     node = helper.make_node("MaxPool", ["x"], ["y", "places"], kernel_shape=[2, 3], strides=[2, 2], **attributes)

@@ -136,13 +136,18 @@ def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Co
     if attrs["tvm_custom"]["num_outputs"] == 1:
         return None if given is attrs else convert("MaxPool", inputs, given)
     shape = shape_of(inputs[0])
-    if len(shape) != 4 or not all(isinstance(extent, int) for extent in shape) or attrs.get("storage_order", 0):
+    if len(shape) != 4 or not all(isinstance(extent, int) for extent in shape):
         raise UnsupportedModelError("MaxPool whose indices are used can be imported of images of two known sides only")
     values = bb.emit(convert("MaxPool", inputs, dict(given)))
     window = [int(n) for n in given["kernel_shape"]]
     steps, dilations = _steps_and_dilations(given, 2)
     pads = [int(n) for n in given.get("pads", (0, 0, 0, 0))]
     places = places_of_maxima(bb.emit, inputs[0], extents(values.ty)[2:], window, steps, pads[:2], dilations)
+    if attrs.get("storage_order", 0):  # they count along columns
+        row, column = (
+            bb.emit(function(places, relax.const(shape[3], "int64"))) for function in (op.floor_divide, op.floor_mod)
+        )
+        places = bb.emit(op.add(bb.emit(op.multiply(column, relax.const(shape[2], "int64"))), row))
     planes = np.arange(shape[0] * shape[1]).reshape([*shape[:2], 1, 1]) * (shape[2] * shape[3])
     return relax.Tuple([values, bb.emit(op.add(places, relax.const(planes, "int64")))])
 
