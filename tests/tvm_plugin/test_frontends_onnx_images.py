@@ -179,6 +179,12 @@ def test_boxes_are_moved_by_half_a_pixel_of_the_image(place: str, scale: float) 
     assert verify_import(load_model(proto)) < 1e-5
 
 
+def test_the_largest_of_a_box_s_samples_is_refused() -> None:
+    boxes = {"boxes": np.float32([[0, 0, 4, 4]]), "batches": [0]}
+    with pytest.raises(UnsupportedModelError, match="RoiAlign with mode=max cannot be imported"):
+        load_model(model("RoiAlign", (1, 2, 7, 8), boxes, mode="max", output_height=3, output_width=2))
+
+
 @pytest.mark.parametrize("where", ["NOTSET", "SAME_LOWER", "SAME_UPPER"])
 @pytest.mark.parametrize("size", [[16, 16], [15, 17]])
 def test_transposed_convolutions_to_a_size(size: list[int], where: str) -> None:

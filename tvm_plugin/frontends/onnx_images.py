@@ -190,6 +190,9 @@ def _positive(bb: Any, scores: Any, least: float) -> Any:
 def _roi_align(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     """Half a pixel is one of the image that is sampled; TVM moves boxes by one of theirs, before they are scaled."""
     x, boxes, batches = inputs
+    if text_of(attrs.get("mode", "avg")) == "max":
+        # ONNX, as ONNX Runtime, takes the largest pixel of the four around a sample, times its weight; TVM adds them.
+        raise UnsupportedModelError("RoiAlign with mode=max cannot be imported; with mode=avg it can")
     default = "half_pixel" if convert.opset >= 16 else "output_half_pixel"
     scale = float(attrs.get("spatial_scale", 1.0))
     if text_of(attrs.get("coordinate_transformation_mode", default)) != "half_pixel" or scale == 1.0:
