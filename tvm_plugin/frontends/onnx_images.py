@@ -233,11 +233,13 @@ def _transposed_convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any
             shape, taps, steps, dilations, beyond, wanted[-len(shape) :], strict=True
         )
     ]
-    if min(pads) < 0:
-        raise UnsupportedModelError(f"ConvTranspose to {wanted}, which is larger than what it computes")
+    beyond = [more + max(0, -pad) for more, pad in zip(beyond, pads, strict=True)]
+    if any(more >= step for more, step in zip(beyond, steps, strict=True)):
+        raise UnsupportedModelError(f"ConvTranspose to {wanted}, a step or more beyond what it computes")
     plain = {key: value for key, value in attrs.items() if key not in ("auto_pad", "output_shape")}
     first_is_larger = text_of(attrs.get("auto_pad", "NOTSET")) != "SAME_UPPER"
-    return convert("ConvTranspose", padded(inputs, 3), plain | {"pads": _before_and_after(pads, first_is_larger)})
+    around = _before_and_after([max(0, pad) for pad in pads], first_is_larger)
+    return convert("ConvTranspose", padded(inputs, 3), plain | {"pads": around, "output_padding": beyond})
 
 
 def _steps_and_dilations(attrs: dict[str, Any], axes: int) -> tuple[list[int], list[int]]:
