@@ -260,6 +260,13 @@ def test_diagonals_of_another_type(attrs: dict[str, int]) -> None:
     assert_equal("EyeLike", GRID[0], {}, **attrs)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "attrs"), [([5, 2, 3], {}), ([4, 1], {"axes": [-1, 0]}), ([3, 7], {"axes": [0, 2]})]
+)
+def test_the_middle_of_a_tensor_or_zeros_around_it(wanted: list[int], attrs: dict[str, Any]) -> None:
+    assert_equal("CenterCropPad", GRID + 1, {"shape": np.array(wanted)}, **attrs)
+
+
 BOXES = np.array([[[0, 0, 1, 1], [0.5, 0.5, 1.5, 1.5], [2, 2, 3, 3], [0, 0.25, 1, 1.25], [0, 0.25, 1, 1]]], "float32")
 
 

@@ -36,6 +36,21 @@ def _celu(emit: Any, x: Any, dtype: str, alpha: float) -> Any:
     return elu(emit, x, dtype, alpha, slope=1 / alpha)
 
 
+def _center_crop_pad(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """The middle of a tensor, or zeros around it; of an odd number of elements, one more is behind."""
+    x, wanted = inputs
+    shape = extents(x.ty)
+    axes = [int(axis) % len(shape) for axis in attrs.get("axes", range(len(shape)))]
+    around = [0] * (2 * len(shape))
+    for axis, number in zip(axes, numbers_of("CenterCropPad", "shape", wanted), strict=True):
+        size = int(number)
+        first = abs(shape[axis] - size) // 2
+        if size < shape[axis]:
+            x = bb.emit(op.strided_slice(x, [axis], [first], [first + size]))
+        around[2 * axis : 2 * axis + 2] = [first, size - shape[axis] - first] if size > shape[axis] else [0, 0]
+    return op.nn.pad(x, around)
+
+
 def _cumprod(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     x = inputs[0]
     axis = int(numbers_of("CumProd", "axis", inputs[1])[0]) % x.ty.ndim
@@ -250,6 +265,7 @@ _SIGNS_OF_INFINITY = {"detect_negative": -1, "detect_positive": 1}
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "Celu": _of_one(_celu, ("alpha", 1)),
+    "CenterCropPad": _center_crop_pad,
     "CumProd": _cumprod,
     "Dropout": _dropout,
     "Einsum": _einsum,
