@@ -40,6 +40,12 @@ def test_windows_are_added_up(places: int, attributes: Any) -> None:
     assert verify_import(load_model(proto)) < 1e-6
 
 
+@pytest.mark.parametrize(("size", "taps", "places"), [([8], [4], 5), ([3, 4, 5], [2, 1, 3], 2 * 4 * 3)])
+def test_windows_of_one_or_three_axes_are_added_up(size: list[int], taps: list[int], places: int) -> None:
+    proto = model("Col2Im", (2, 3 * int(np.prod(taps)), places), {"size": size, "taps": taps})
+    assert verify_import(load_model(proto)) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("sizes", "scales", "attributes"),
     [

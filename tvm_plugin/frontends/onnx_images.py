@@ -26,13 +26,12 @@ def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -
         numbers_of("Col2Im", "image_shape", inputs[1]),
         numbers_of("Col2Im", "block_shape", inputs[2]),
     )
-    if len(size) != 2:
-        raise UnsupportedModelError(f"Col2Im of {len(size)} axes cannot be imported; two can")
-    strides, dilations = _steps_and_dilations(attrs, 2)
-    pads = [int(n) for n in attrs.get("pads", (0, 0, 0, 0))]
-    if pads[:2] != pads[2:]:
+    count = len(size)
+    strides, dilations = _steps_and_dilations(attrs, count)
+    pads = [int(n) for n in attrs.get("pads", [0] * (2 * count))]
+    if pads[:count] != pads[count:]:
         raise UnsupportedModelError("Col2Im with different pads before and after cannot be imported")
-    images = fold(bb.emit, x, list(zip(size, taps, dilations, pads[:2], strides, strict=True)))
+    images = fold(bb.emit, x, list(zip(size, taps, dilations, pads[:count], strides, strict=True)))
     return op.reshape(images, [extents(x.ty)[0], -1, *size])
 
 

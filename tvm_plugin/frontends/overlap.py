@@ -14,15 +14,20 @@ __all__ = ["add_up", "fold"]
 
 
 def fold(emit: Any, x: relax.Expr, axes: Sequence[tuple[int, int, int, int, int]]) -> relax.Expr:
-    """Images [n, height, width] of the windows [n * taps, places] of each: col2im, one axis after the other.
+    """Images [n, *sizes] of the windows [n * taps, places] of each: col2im, axis by axis, the last one first.
 
-    `axes` holds size, taps, dilation, padding and stride of the height and of the width.
+    `axes` holds size, taps, dilation, padding and stride of each axis of an image.
     """
     places = [(size + 2 * pad - (taps - 1) * dilation - 1) // stride + 1 for size, taps, dilation, pad, stride in axes]
-    windows = emit(op.reshape(x, [-1, *(taps for _, taps, *_ in axes), *places]))
-    rows = emit(op.permute_dims(windows, [0, 1, 3, 2, 4]))
-    columns = emit(op.permute_dims(add_up(emit, rows, *axes[1]), [0, 3, 1, 2]))
-    return emit(op.permute_dims(add_up(emit, columns, *axes[0]), [0, 2, 1]))
+    x = emit(op.reshape(x, [-1, *(taps for _, taps, *_ in axes), *places]))
+    count = len(axes)
+    names = ["n", *(f"tap {axis}" for axis in range(count)), *(f"place {axis}" for axis in range(count))]
+    for axis in reversed(range(count)):
+        added = [f"tap {axis}", f"place {axis}"]
+        rest = [name for name in names if name not in added]
+        windows = emit(op.permute_dims(x, [names.index(name) for name in (*rest, *added)]))
+        x, names = add_up(emit, windows, *axes[axis]), [*rest, f"size {axis}"]
+    return emit(op.permute_dims(x, [names.index(name) for name in ("n", *(f"size {axis}" for axis in range(count)))]))
 
 
 def add_up(emit: Any, x: relax.Expr, size: int, taps: int, dilation: int, pad: int, stride: int) -> relax.Expr:
