@@ -126,6 +126,27 @@ def test_operators_of_several_steps_are_rounded_once(dtype: Any) -> None:
         np.testing.assert_allclose(got.astype(np.float64), want.numpy(), rtol=2 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_scores_of_attention_stay_in_float32(dtype: Any) -> None:
+    """Those of 100 and wide are infinite in float16; a row that all of a mask blocks is not uniform."""
+    attend = nn.functional.scaled_dot_product_attention
+
+    class Model(nn.Module):
+        def forward(self, query: Any, key: Any, value: Any, mask: Any) -> Any:
+            large = attend(100 * query, 100 * key, value)
+            return large, attend(query, key, value, is_causal=True), attend(query, key, value, mask)
+
+    generator = torch.Generator().manual_seed(0)
+    heads = [torch.randn(2, 2, 12, 64, generator=generator).to(dtype) for _ in range(3)]
+    mask = torch.full((12, 12), -60000.0).tril(-1).to(dtype)
+    mask[5] = -60000.0
+    inputs = (*heads, mask)
+    imported = load_model(Model(), example_inputs=inputs)
+    found = ModelRunner(untuned_executable(imported.mod, detect_target(1)))(*map(array_of_torch, inputs))
+    for got, want in zip(found, Model()(*(x.double() for x in inputs)), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), want.numpy(), atol=3 * torch.finfo(dtype).eps, rtol=0)
+
+
 def test_products_are_summed_in_float32() -> None:
     """Sums of ones in bfloat16 end at 256."""
     ones = torch.ones(1, 4096, dtype=torch.bfloat16)

@@ -17,11 +17,11 @@ from eqtune.transform.functions import operator, top_level_bindings
 N = tirx.Var("n", "int64")
 
 
-def attention_module(places, keys, bias=False, **attributes):
+def attention_module(places, keys, bias=False, dtype="float32", **attributes):
     """nn.attention of [2, places, 3, 8] and [2, keys, 3, 8]."""
     builder = relax.BlockBuilder()
     shapes = [(2, places, 3, 8), (2, keys, 3, 8), (2, keys, 3, 8), *([(2, 1, places, keys)] if bias else [])]
-    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
     with builder.function("main", inputs):
         with builder.dataflow():
             result = builder.emit_output(builder.emit(op.nn.attention(*inputs, **attributes)))
@@ -72,6 +72,16 @@ def test_a_bias_is_added():
     arrays.append(rng.standard_normal((2, 1, 5, 9), dtype="float32"))
     (piped,) = ModelRunner(relax.build(model, target, relax_pipeline="eqtune"))(*arrays)
     np.testing.assert_allclose(piped, attention(*arrays), rtol=1e-5, atol=1e-6)
+
+
+def test_scores_of_float16_stay_in_float32():
+    """Queries and keys of 100 have products that float16 has no number for."""
+    model, target = attention_module(5, 9, bias=True, dtype="float16"), detect_target()
+    rng = np.random.default_rng(0)
+    arrays = [(k * rng.standard_normal((2, n, 3, 8))).astype("float16") for n, k in ((5, 100), (9, 100), (9, 1))]
+    arrays.append(rng.standard_normal((2, 1, 5, 9)).astype("float16"))
+    (piped,) = ModelRunner(relax.build(model, target, relax_pipeline="eqtune"))(*arrays)
+    np.testing.assert_allclose(piped, attention(*(x.astype("float64") for x in arrays)), rtol=0, atol=5e-3)
 
 
 def test_sliding_windows_stay():

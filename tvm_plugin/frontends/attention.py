@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.relax import op
 from tvm_ffi import structural_equal
 
+from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..transform.causal import without_later_places
 from ..transform.functions import extents, shape_of
@@ -31,6 +32,8 @@ def attention(
     steps: list[relax.Expr] | None = None,
 ) -> relax.Expr:
     """softmax(scale * query @ key^T + mask) @ value, of [..., heads, places, width].
+
+    Scores of 16-bit floats stay in float32, where they do not overflow, up to the softmax, whose result is rounded.
 
     Parameters
     ----------
@@ -67,24 +70,26 @@ def attention(
     query = emit(op.reshape(query, [*rows, width])) if shared > 1 else query
     transposed = emit(op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
     dtype = str(query.ty.dtype)
-    scores = emit(op.matmul(query, transposed, out_dtype=dtype))
+    wide = "float32" if dtype in HALVES else dtype
+    scores = emit(op.matmul(query, transposed, out_dtype=wide))
     scores = emit(op.reshape(scores, [*batch, length, places])) if shared > 1 else scores
-    scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, dtype)))
+    scores = emit(op.multiply(scores, relax.const(width**-0.5 if scale is None else scale, wide)))
     products = scores
     if softcap:
-        scores = emit(op.tanh(emit(op.multiply(scores, relax.const(1.0 / softcap, dtype)))))
-        scores = emit(op.multiply(scores, relax.const(softcap, dtype)))
+        scores = emit(op.tanh(emit(op.multiply(scores, relax.const(1.0 / softcap, wide)))))
+        scores = emit(op.multiply(scores, relax.const(softcap, wide)))
     capped = scores
     if causal:
         scores = without_later_places(emit, scores, first)
     is_boolean = mask is not None and str(mask.ty.dtype) == "bool"
     if is_boolean:
-        scores = emit(op.where(mask, scores, relax.const(-math.inf, dtype)))
+        scores = emit(op.where(mask, scores, relax.const(-math.inf, wide)))
     elif mask is not None:
-        scores = emit(op.add(scores, mask))
+        scores = emit(op.add(scores, _as(emit, mask, wide)))
     weights = emit(op.nn.softmax(scores, axis=-1))
     if steps is not None:
-        steps += [products, capped, scores, weights]
+        steps += [_as(emit, step, dtype) for step in (products, capped, scores, weights)]
+    weights = _as(emit, weights, dtype)
     weights = emit(op.reshape(weights, [*rows, places])) if shared > 1 else weights
     result = emit(op.matmul(weights, value, out_dtype=dtype))
     result = emit(op.reshape(result, [*batch, length, shape_of(value)[-1]])) if shared > 1 else result
@@ -107,6 +112,10 @@ def join_heads(emit: Any, x: relax.Expr) -> relax.Expr:
     """[batch, heads, places, width] -> [batch, places, heads * width]."""
     batch, heads, places, width = extents(x.ty)
     return emit(op.reshape(emit(op.permute_dims(x, [0, 2, 1, 3])), [batch, places, heads * width]))
+
+
+def _as(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:
+    return x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
 
 
 def _queries_for_a_key(queries: Sequence[Any], keys: Sequence[Any], values: Sequence[Any]) -> int:

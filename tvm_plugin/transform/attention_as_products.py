@@ -8,6 +8,7 @@ from tvm import relax, tirx, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from ..dtypes import HALVES
 from .causal import without_later_places
 from .functions import map_functions, operator, top_level_bindings
 
@@ -21,7 +22,8 @@ class AttentionAsProducts:
     """nn.attention(q, k, v), of [batch, places, heads, width], as softmax(scale * q @ k^T + bias) @ v over heads.
 
     As `relax.frontend.nn` writes `scaled_dot_product_attention`. TVM makes one kernel of its seventeen steps, which no
-    sketch fits; as products, the graph search and `tasks.attention` know them. Sliding windows stay.
+    sketch fits; as products, the graph search and `tasks.attention` know them. Scores of 16-bit floats are float32.
+    Sliding windows stay.
     """
 
     def transform_module(self, mod: Any, _context: transform.PassContext) -> Any:
@@ -49,13 +51,14 @@ class _Speller(PyExprMutator):
         dtype, width = str(query.ty.dtype), int(query.ty.shape[3])
         scale = width**-0.5 if call.attrs.scale is None else float(call.attrs.scale)
         transposed = self._emit(op.permute_dims(key, [0, 1, 3, 2]))
-        scores = self._emit(op.matmul(query, transposed, out_dtype=dtype))
-        scores = self._emit(op.multiply(scores, relax.const(scale, dtype)))
+        wide = "float32" if dtype in HALVES else dtype
+        scores = self._emit(op.matmul(query, transposed, out_dtype=wide))
+        scores = self._emit(op.multiply(scores, relax.const(scale, wide)))
         if len(call.args) > 3:
-            scores = self._emit(op.add(scores, call.args[3]))
+            scores = self._emit(op.add(scores, self._as(call.args[3], wide)))
         if call.attrs.causal_mask is not None:
             scores = self._causal(scores, str(call.attrs.causal_mask))
-        weights = self._emit(op.nn.softmax(scores, axis=-1))
+        weights = self._as(self._emit(op.nn.softmax(scores, axis=-1)), dtype)
         result = self._emit(op.matmul(weights, value, out_dtype=dtype))
         return op.permute_dims(result, [0, 2, 1, 3])
 
@@ -68,6 +71,9 @@ class _Speller(PyExprMutator):
         are_known = isinstance(rows, tirx.IntImm) and isinstance(places, tirx.IntImm)
         later = abs(int(rows) - int(places)) if are_known else tirx.abs(rows - places)
         return without_later_places(self._emit, scores, later)
+
+    def _as(self, value: Any, dtype: str) -> Any:
+        return value if str(value.ty.dtype) == dtype else self._emit(op.astype(value, dtype))
 
     def _emit(self, value: Any) -> Any:
         return self.builder_.emit(self.builder_.normalize(value))
