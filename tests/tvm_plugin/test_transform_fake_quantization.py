@@ -217,3 +217,15 @@ def test_other_models_stay_as_they_are() -> None:
     assert FakeQuantizationToInteger()(mod).same_as(mod)
     assert not is_quantized(mod)
     assert is_quantized(CASES["conv"]())
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_models_that_quantise_by_arithmetic_are_quantised(rounded: bool) -> None:
+    """As torchao's are, whose results are as far apart; floats cut off to bytes are not."""
+
+    def body(emit: Any, x: Any) -> Any:
+        steps = emit(op.multiply(x, relax.const(20.0)))
+        steps = emit(op.add(emit(op.round(steps)), relax.const(3.0))) if rounded else steps
+        return emit(op.astype(emit(op.clip(steps, -128, 127)), "int8"))
+
+    assert is_quantized(model((4, 8), "float32", body)) == rounded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,31 @@ _SAME_SCALE = 1e-5
 """Relative difference of a bias's scale from that of the products: both were rounded."""
 
 
+_AFTER_ROUNDING = frozenset(f"relax.{name}" for name in ("add", "clip", "maximum", "minimum", "subtract"))
+"""What becomes of steps before they are stored: a zero point, and the limits of the type."""
+
+
 def is_quantized(mod: ir.IRModule) -> bool:
-    """Whether some activations of a Relax module are rounded to 8 bits."""
+    """Whether some activations of a Relax module are rounded to 8 bits, by `quantize` or by arithmetic and a cast."""
+    functions = [function for function in mod.functions.values() if isinstance(function, relax.Function)]
+    return any(_rounds_to_bytes(function) for function in functions)
+
+
+def _rounds_to_bytes(function: relax.Function) -> bool:
+    values = {binding.var: binding.value for binding in top_level_bindings(function)}
     return any(
-        operator(binding.value) == QUANTIZE and str(binding.var.ty.dtype) in ("int8", "uint8")
-        for function in mod.functions.values()
-        if isinstance(function, relax.Function)
-        for binding in top_level_bindings(function)
+        str(var.ty.dtype) in ("int8", "uint8") and (operator(value) == QUANTIZE or _is_rounded(value.args[0], values))
+        for var, value in values.items()
+        if operator(value) in (QUANTIZE, "relax.astype")
     )
+
+
+def _is_rounded(var: Any, values: Mapping[Any, Any]) -> bool:
+    """Whether a variable is whole numbers of steps, as a model writes them that quantises by arithmetic (torchao)."""
+    value: Any = values.get(var)
+    while operator(value) in _AFTER_ROUNDING:
+        value = values.get(value.args[0])
+    return operator(value) == "relax.round"
 
 
 @transform.module_pass(opt_level=0, name="FakeQuantizationToInteger")
