@@ -760,9 +760,10 @@ def test_of_equal_values_the_first_is_the_first(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) == 0
 
 
-def test_numbers_divided_by_zero():
-    module = Lambda(lambda x: torch.nan_to_num(x.relu() / 0, 3.0, 4.0) + torch.isinf(x / -0.0))
-    assert verify_import(load_model(module, example_inputs=(IMAGE,))) < 1e-6
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_numbers_divided_by_zero(dtype):
+    module = Lambda(lambda x: torch.nan_to_num(x.relu() / 0, 3.0, 4.0) + torch.isinf(x / -0.0) + torch.isinf(x // 0.0))
+    assert verify_import(load_model(module, example_inputs=(IMAGE.to(dtype),))) < 1e-6
 
 
 def test_attention_is_spelled_out():

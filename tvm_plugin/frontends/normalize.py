@@ -166,6 +166,8 @@ def with_plain_powers(mod: tvm.IRModule) -> tvm.IRModule:
 
 INTEGER_DIVISIONS = frozenset(f"relax.{name}" for name in ("divide", "floor_divide", "mod", "floor_mod"))
 
+_QUOTIENTS = ("relax.divide", "relax.floor_divide")
+
 
 @relax.expr_functor.mutator
 class _DivisionsByZero(relax.PyExprMutator):
@@ -173,12 +175,12 @@ class _DivisionsByZero(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if operator(call) in INTEGER_DIVISIONS and is_integer(str(call.ty.dtype)):
             return self._of_integers(call)
-        if operator(call) != "relax.divide" or not isinstance(call.args[1], tvm.ir.GenericConst):
+        if operator(call) not in _QUOTIENTS or not isinstance(call.args[1], tvm.ir.GenericConst):
             return call
         x, divisor = call.args[0], array_of(call.args[1])
-        if divisor.size != 1 or divisor.any() or not str(x.ty.dtype).startswith("float"):
+        if divisor.size != 1 or divisor.any() or not is_floating(str(x.ty.dtype)):
             return call
-        infinity = np.copysign(np.array(np.inf, divisor.dtype), divisor)
+        infinity = np.copysign(np.inf, divisor.astype("float64")).astype(divisor.dtype)
         return self.builder_.normalize(relax.op.multiply(x, constant_of(infinity)))
 
     def _of_integers(self, call: relax.Call) -> relax.Expr:
