@@ -760,6 +760,13 @@ def test_of_equal_values_the_first_is_the_first(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
+def test_order_of_bytes(dtype):
+    x = torch.randperm(256, generator=torch.Generator().manual_seed(0)).sub(128 * (dtype == torch.int8)).to(dtype)[None]
+    module = Lambda(lambda x: (x.kthvalue(9), x.median(-1), x.topk(200), x.sort(descending=True), x.argsort()))
+    assert verify_import(load_model(module, example_inputs=(x,))) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_numbers_divided_by_zero(dtype):
     module = Lambda(lambda x: torch.nan_to_num(x.relu() / 0, 3.0, 4.0) + torch.isinf(x / -0.0) + torch.isinf(x // 0.0))

@@ -27,6 +27,7 @@ __all__ = [
     "with_out_dtypes",
     "with_places_of_extrema",
     "with_plain_powers",
+    "with_small_integers_sorted",
     "with_unequal_nans",
     "with_what_bfloat16_lacks",
     "with_wide_sums",
@@ -96,6 +97,11 @@ _NOT_OF_BFLOAT16 = ORDERING | {
 def with_what_bfloat16_lacks(mod: tvm.IRModule) -> tvm.IRModule:
     """Compute in float32 what TVM cannot build of bfloat16 tensors."""
     return compute_in_float32(mod, _NOT_OF_BFLOAT16, ["bfloat16"])
+
+
+def with_small_integers_sorted(mod: tvm.IRModule) -> tvm.IRModule:
+    """Sort small integers and truth values, which TVM's sorts do not take, as float32, which holds all of them."""
+    return compute_in_float32(mod, ORDERING, ["bool", "int16", "int8", "uint8"])
 
 
 _not, _and, _or, _xor = (getattr(relax.op, f"logical_{name}") for name in ("not", "and", "or", "xor"))

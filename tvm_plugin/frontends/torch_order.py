@@ -19,7 +19,7 @@ from ..dtypes import numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import shape_of
-from .torch_nodes import Converter, arguments, cast, dtype_of
+from .torch_nodes import Converter, arguments, dtype_of
 
 __all__ = ["ORDER_CONVERTERS", "EqualsInOrder", "so_far"]
 
@@ -51,9 +51,6 @@ def _one_of(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     parts = [part.narrow(dim, k - 1, 1) if part.dim() else part for part in _sorted(x, dim)]
     return tuple(part if keepdim or not part.dim() else part.squeeze(dim) for part in parts)
 
-
-_NOT_SORTED = frozenset({"bool", "int8", "uint8", "int16"})
-"""What TVM's sorts do not take; int32 holds all of them."""
 
 _IN_ORDER: dict[Any, Callable[..., Any]] = {
     aten.sort.default: _sorted,
@@ -89,11 +86,8 @@ def _sort(*names: str) -> Callable[[Any, Any], tuple[relax.Expr, ...]]:
     def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
         given = dict(zip(names, arguments(node, importer, names, (-1, False)), strict=True))
         x, axis, descending = given["input"], given["dim"], given["descending"]
-        emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-        if dtype in _NOT_SORTED:
-            x = cast(x, "int32", importer)
-        ordered, places = op.sort(x, axis, descending), op.argsort(x, axis, descending, dtype="int64")
-        return cast(emit(ordered), dtype, importer), emit(places)
+        emit = importer.block_builder.emit
+        return emit(op.sort(x, axis, descending)), emit(op.argsort(x, axis, descending, dtype="int64"))
 
     return convert
 
