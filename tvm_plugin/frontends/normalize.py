@@ -71,7 +71,7 @@ class _WideSums(relax.PyExprMutator):
         dtype = str(getattr(call.ty, "dtype", ""))
         if not hasattr(call.attrs, "out_dtype") or dtype not in HALVES:
             return call
-        if any(str(argument.ty.dtype) != dtype for argument in call.args):
+        if any(str(getattr(argument.ty, "dtype", "")) != dtype for argument in call.args):  # a size, of a resized image
             return call
         return relax.op.astype(self.builder_.emit(_with_out_dtype(call, "float32")), dtype)
 
