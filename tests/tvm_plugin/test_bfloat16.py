@@ -148,6 +148,17 @@ def test_scores_of_attention_stay_in_float32(dtype: Any) -> None:
         np.testing.assert_allclose(got.astype(np.float64), want.numpy(), atol=3 * torch.finfo(dtype).eps, rtol=0)
 
 
+def test_numbers_that_float16_cannot_hold_stay_numbers() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 1e-3 * 1e6, x * 1e4 * 2e-7, torch.sub(x * 0.1, x, alpha=1e-7), 1e5 / (x + 200)
+
+    x = torch.linspace(-5, 5, 64).half()
+    found = ModelRunner(untuned_executable(load_model(Model(), example_inputs=(x,)).mod, detect_target(1)))(x.numpy())
+    for got, want in zip(found, Model()(x), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=3e-3, atol=1e-7)
+
+
 def test_products_are_summed_in_float32() -> None:
     """Sums of ones in bfloat16 end at 256."""
     ones = torch.ones(1, 4096, dtype=torch.bfloat16)

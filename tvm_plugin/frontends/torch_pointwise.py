@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import is_floating
+from ..dtypes import HALVES, epsilon, is_floating, numpy_dtype
 from ..transform.functions import is_empty, shape_of
 from .torch_nodes import Converter, arguments, cast, dtype_of, operand, shape_in_torch
 from .torch_order import so_far
@@ -106,17 +107,31 @@ def _exp2(node: Any, importer: Any) -> relax.Expr:
 
 
 def _arithmetic(function: Callable[[Any, Any], relax.Expr], reverse: bool = False) -> Converter:
-    """Of two operands, or the second and the first; `alpha` is a factor of the one that comes second."""
+    """Of two operands, or the second and the first; `alpha` is a factor of the one that comes second.
+
+    As in PyTorch, a number that 16 bits cannot hold meets tensors in float32: 1e6 is infinite in float16.
+    """
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         emit, dtype = importer.block_builder.emit, dtype_of(node)
         left, right, alpha = arguments(node, importer, ("input", "other", "alpha"), (1,))
+        if any(_is_lost(value, dtype) for value in (left, right, alpha)):
+            dtype = "float32"
         left, right = (operand(value, dtype, importer) for value in ((right, left) if reverse else (left, right)))
         if alpha != 1:
             right = emit(op.multiply(right, relax.const(alpha, dtype)))
-        return emit(function(left, right))
+        return cast(emit(function(left, right)), dtype_of(node), importer)
 
     return convert
+
+
+def _is_lost(value: Any, dtype: str) -> bool:
+    """Whether it is a number that becomes infinite in a dtype of 16 bits, or loses digits as it is next to zero."""
+    if dtype not in HALVES or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    with np.errstate(over="ignore"):
+        held = float(np.float64(value).astype(numpy_dtype(dtype)))
+    return abs(held - value) > epsilon(dtype) * abs(value)
 
 
 def _quotient(node: Any, importer: Any) -> relax.Expr:
