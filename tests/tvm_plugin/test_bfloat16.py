@@ -62,6 +62,7 @@ def half_modules() -> dict[str, tuple[Any, Any]]:
         "convolutions": (nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), image),
         "transposed": (nn.Sequential(*transposed), image),
         "resized": (nn.Sequential(nn.Upsample(scale_factor=2), nn.Upsample(scale_factor=1.5, mode="bilinear")), image),
+        "prelu": (nn.PReLU(8), x),
         "groups": (nn.GroupNorm(2, 8), x),
         "recurrent": (nn.LSTM(32, 16, batch_first=True), x),
         "embedding": (nn.Sequential(nn.Embedding(9, 32), nn.Linear(32, 8)), torch.randint(0, 9, (2, 5))),

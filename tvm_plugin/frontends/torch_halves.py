@@ -36,6 +36,7 @@ OF_SEVERAL_STEPS = frozenset(
         "logaddexp.default",
         "logcumsumexp.default",
         "mish.default",
+        "prelu.default",
         "selu.default",
         "softplus.default",
         "std.correction",
