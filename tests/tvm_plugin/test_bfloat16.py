@@ -149,6 +149,30 @@ def test_scores_of_attention_stay_in_float32(dtype: Any) -> None:
         np.testing.assert_allclose(got.astype(np.float64), want.numpy(), atol=3 * torch.finfo(dtype).eps, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_scattered_is_summed_in_float32(dtype: Any) -> None:
+    """A hundred numbers a place, of which bfloat16 would lose a tenth."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 4, mode="mean")
+
+        def forward(self, x: Any, places: Any) -> Any:
+            nothing = torch.zeros(3, 4, dtype=x.dtype)
+            mean = nothing.scatter_reduce(0, places[:, None].expand(-1, 4), x, "mean", include_self=False)
+            summed = nothing.scatter_add(0, places[:, None].expand(-1, 4), x)
+            return mean, summed, nothing.index_add(0, places, x), self.bag(places.reshape(3, -1))
+
+    generator = torch.Generator().manual_seed(0)
+    x, places = torch.rand(300, 4, generator=generator).to(dtype), torch.randint(0, 3, (300,), generator=generator)
+    model = Model().to(dtype)
+    imported = load_model(model, example_inputs=(x, places))
+    found = ModelRunner(untuned_executable(imported.mod, detect_target(1)))(array_of_torch(x), places.numpy())
+    for got, want in zip(found, model.double()(x.double(), places), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), want.detach().numpy(), rtol=2 * torch.finfo(dtype).eps)
+
+
 def test_numbers_that_float16_cannot_hold_stay_numbers() -> None:
     class Model(nn.Module):
         def forward(self, x: Any) -> Any:

@@ -37,6 +37,8 @@ OF_SEVERAL_STEPS = frozenset(
         "logcumsumexp.default",
         "mish.default",
         "prelu.default",
+        "scatter_add.default",
+        "scatter_reduce.two",
         "selu.default",
         "softplus.default",
         "std.correction",

@@ -10,13 +10,14 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import is_floating
+from ..dtypes import HALVES, is_floating
 from ..errors import UnsupportedModelError
 from ..transform.bounded_indices import from_start
 from ..transform.constants import constant_of
 from ..transform.functions import shape_of
 from ..transform.open_slices import from_begin, open_slice
-from .torch_nodes import Converter, arguments, full, scalar
+from .torch_halves import rounded_once
+from .torch_nodes import Converter, arguments, cast, full, scalar
 from .torch_sizes import is_size
 
 __all__ = ["INDEXING_CONVERTERS"]
@@ -64,11 +65,20 @@ def _is_integer(index: Any) -> bool:
     return str(index.ty.dtype).startswith("int")
 
 
-def _index_put(node: Any, importer: Any) -> relax.Expr:
+def _index_put(node: Any, importer: Any) -> Any:
+    """Sums of 16 bits, as `index_add` is exported, are taken in float32; what only moves stays narrow."""
+    return (rounded_once(_put) if _accumulates(node) else _put)(node, importer)
+
+
+def _accumulates(node: Any) -> bool:
+    return bool(node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False))
+
+
+def _put(node: Any, importer: Any) -> relax.Expr:
     """x[:, i, j] = values, or += where values accumulate, of integer indices: those axes come first meanwhile."""
     x, values = importer.env[node.args[0]], importer.env[node.args[2]]
     given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
-    accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
+    accumulate = _accumulates(node)
     if [str(index.ty.dtype) for index in given.values()] == ["bool"] and math.prod(shape_of(values)) == 1:
         return _put_where(x, given, values, accumulate, importer)
     if not all(map(_is_integer, given.values())):
@@ -180,18 +190,19 @@ def _embedding_bag(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     places = np.arange(shape_of(indices)[0], dtype=str(offsets.ty.dtype))
     begun = emit(op.greater_equal(relax.const(places[:, None]), offsets))
     last = emit(op.subtract(op.sum(op.astype(begun, "int64"), axis=1, keepdims=True), relax.const(1, "int64")))
-    rows = emit(op.take(table, indices, axis=0))
+    wide = "float32" if dtype in HALVES else dtype  # for sums
+    rows = cast(emit(op.take(table, indices, axis=0)), wide, importer)
     if factors is not None:
-        rows = emit(op.multiply(rows, emit(op.expand_dims(factors, 1))))
+        rows = emit(op.multiply(rows, emit(op.expand_dims(cast(factors, wide, importer), 1))))
 
     def collected(values: Any, columns: int) -> relax.Expr:
-        return emit(op.scatter_nd(relax.const(np.zeros((bags, columns), dtype)), last, values, "add"))
+        return emit(op.scatter_nd(relax.const(np.zeros((bags, columns), wide)), last, values, "add"))
 
     result = collected(rows, width)
     if _BAG_REDUCTIONS[mode] == "mean":
-        ones = relax.const(np.ones((shape_of(indices)[0], 1), dtype))
-        result = emit(op.divide(result, emit(op.maximum(collected(ones, 1), relax.const(1, dtype)))))
-    return (result, None, None, None)
+        ones = relax.const(np.ones((shape_of(indices)[0], 1), wide))
+        result = emit(op.divide(result, emit(op.maximum(collected(ones, 1), relax.const(1, wide)))))
+    return (cast(result, dtype, importer), None, None, None)
 
 
 def _windows(node: Any, importer: Any) -> relax.Expr:
