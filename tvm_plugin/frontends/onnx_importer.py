@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
+from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..runtime import first_line
 from ..transform.constants import array_of
@@ -50,6 +51,20 @@ Own = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
 
 _OF_ONNX = QUANTIZED.keys() | RECURRENT | FOURIER | IMAGES.keys() | NORMS.keys() | OPERATORS.keys()
 _OURS = _OF_ONNX | ONNX_RUNTIME.keys() | NARROW_WEIGHTS.keys() | CACHED_ATTENTION.keys()
+
+
+_OF_SEVERAL_STEPS = frozenset(
+    {
+        "GlobalLpPool",
+        "InstanceNormalization",
+        "LRN",
+        "LpPool",
+        "MeanVarianceNormalization",
+        "ReduceL2",
+        "ThresholdedRelu",
+    }
+)
+"""Of 16 bits, computed in float32 and rounded once, as ONNX Runtime does: squares of 300 are infinite in float16."""
 
 
 def known_operators() -> set[str]:
@@ -99,9 +114,21 @@ class _Importer(ONNXGraphImporter):
             value = self._sizes.convert(op_name, list(inputs), attrs)
             if value is not None:
                 return self.bb.emit(value) if isinstance(value, relax.Call) else value
+        if op_name in _OF_SEVERAL_STEPS:
+            inputs, narrow = _widened(self.bb, inputs)
+            if narrow:
+                return relax.op.astype(self.bb.emit(self._converted(op_name, inputs, attrs, convert)), narrow)
         own = _CONVERTERS.get(op_name)
         value = None if own is None else own(self.bb, list(inputs), attrs, convert)
         return convert(op_name, inputs, attrs) if value is None else self.bb.normalize(value)
+
+
+def _widened(bb: Any, inputs: Sequence[Any]) -> tuple[list[Any], str]:
+    """Tensors of 16-bit floats as float32, and the dtype that they had; "" where there are none."""
+    dtypes = [str(getattr(getattr(x, "ty", None), "dtype", "")) for x in inputs]
+    narrow = next((dtype for dtype in dtypes if dtype in HALVES), "")
+    pairs = zip(inputs, dtypes, strict=True)
+    return [bb.emit(relax.op.astype(x, "float32")) if dtype in HALVES else x for x, dtype in pairs], narrow
 
 
 @dataclass(frozen=True)
