@@ -760,6 +760,11 @@ def test_of_equal_values_the_first_is_the_first(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) == 0
 
 
+def test_extrema_of_truth_values():
+    module = Lambda(lambda x: (x.amax(1), x.amin((0, 2)), x.max(), x.cummax(-1), x.cummin(1)[0]))
+    assert verify_import(load_model(module, example_inputs=(IMAGE > 0.5,))) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
 def test_order_of_bytes(dtype):
     x = torch.randperm(256, generator=torch.Generator().manual_seed(0)).sub(128 * (dtype == torch.int8)).to(dtype)[None]

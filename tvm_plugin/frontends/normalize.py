@@ -124,11 +124,17 @@ BOOLEAN_LOGIC: dict[str, Callable[..., relax.Expr]] = {
 }
 """What an operator on tensors of bool means, as PyTorch and numpy define it with False < True."""
 
+_EXTREMA = ("relax.max", "relax.min")
+
 
 @relax.expr_functor.mutator
 class _BooleanLogic(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
+        if operator(call) in _EXTREMA and str(call.args[0].ty.dtype) == "bool":
+            numbers = self.builder_.emit(relax.op.astype(call.args[0], "int8"))
+            found = relax.Call(call.op, [numbers], call.attrs)
+            return self.builder_.normalize(relax.op.astype(self.builder_.emit(found), "bool"))
         logic = BOOLEAN_LOGIC.get(operator(call).removeprefix("relax."))
         if logic is None or any(argument.ty.dtype.dtype != "bool" for argument in call.args):
             return call
@@ -136,7 +142,7 @@ class _BooleanLogic(relax.PyExprMutator):
 
 
 def with_boolean_logic(mod: tvm.IRModule) -> tvm.IRModule:
-    """Write the comparisons and sums of bool tensors in "main" as logical operators.
+    """Write the comparisons and sums of bool tensors in "main" as logical operators, and find extrema of bytes.
 
     equal(a, b) -> logical_not(logical_xor(a, b)). TVM builds the logical ones for a CPU; the others it accepts, and
     fails while it generates code.

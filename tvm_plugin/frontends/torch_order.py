@@ -147,6 +147,8 @@ def _extreme_so_far(choose: Callable[..., relax.Expr], is_largest: bool) -> Conv
 
 
 def _limit(dtype: str, lowest: bool) -> float:
+    if dtype == "bool":
+        return not lowest
     if dtype.startswith("int") or dtype == "uint8":
         limits = np.iinfo(numpy_dtype(dtype))
         return int(limits.min if lowest else limits.max)
