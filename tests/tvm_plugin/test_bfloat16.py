@@ -173,6 +173,17 @@ def test_what_is_scattered_is_summed_in_float32(dtype: Any) -> None:
         np.testing.assert_allclose(got.astype(np.float64), want.detach().numpy(), rtol=2 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_inputs_add_to_states_is_not_rounded(dtype: Any) -> None:
+    """States are rounded once: below 1, by a quarter of the distance from 1 to the next number at most."""
+    torch.manual_seed(0)
+    layer, x = nn.RNN(32, 16).to(dtype), (3 * torch.randn(5, 2, 32)).to(dtype)
+    imported = load_model(layer, example_inputs=(x,))
+    found, _ = ModelRunner(untuned_executable(imported.mod, detect_target(1)))(array_of_torch(x))
+    want = layer.double()(x.double())[0].detach().numpy()
+    np.testing.assert_allclose(found.astype(np.float64), want, atol=0.3 * torch.finfo(dtype).eps, rtol=0)
+
+
 def test_numbers_that_float16_cannot_hold_stay_numbers() -> None:
     class Model(nn.Module):
         def forward(self, x: Any) -> Any:

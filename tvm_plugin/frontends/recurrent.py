@@ -48,7 +48,7 @@ def convert_recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str
     ]
     operands = [shares, _from_state(emit, layer, given["R"]), *first, *hidden_bias]
     if dtype in HALVES:  # states are not rounded between steps
-        operands = [emit(op.astype(operand, "float32")) for operand in operands]
+        operands = [_wide(emit, operand) for operand in operands]
     results = emit(recurrent(layer, *operands))
     every, *memories = [emit(relax.TupleGetItem(results, n)) for n in (0, 1)] if layer.has_memory else [results]
     if dtype in HALVES:
@@ -78,15 +78,19 @@ def _layer(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> Layer:
 
 
 def _from_inputs(emit: Any, layer: Layer, given: dict[str, Any]) -> list[Any]:
-    """What the inputs and biases contribute; and the bias that is none of it, where there is one."""
+    """What the inputs and biases contribute; and the bias that is none of it, where there is one. Of 16 bits, their
+    sums are float32."""
     directions, gates, hidden = layer.directions, layer.gates, layer.hidden
     by_gate = emit(op.reshape(given["W"], [directions, gates, hidden, -1]))
     by_block = emit(op.permute_dims(emit(in_blocks(by_gate, 2)), [0, 2, 1, 3, 4]))
     rows = emit(op.reshape(by_block, [-1, by_block.ty.shape[4]]))
-    shares = emit(op.matmul(given["X"], emit(op.permute_dims(rows))))
+    dtype = str(given["X"].ty.dtype)
+    is_half = dtype in HALVES
+    shares = emit(op.matmul(given["X"], emit(op.permute_dims(rows)), "float32" if is_half else dtype))
     hidden_bias = []
     if given["B"] is not None:
-        both = emit(op.reshape(given["B"], [directions, 2, gates, hidden]))
+        biases = _wide(emit, given["B"]) if is_half else given["B"]
+        both = emit(op.reshape(biases, [directions, 2, gates, hidden]))
         of_inputs, of_state = (emit(op.squeeze(_part(emit, both, 1, n, n + 1), [1])) for n in (0, 1))
         if layer.has_hidden_bias:
             last = _part(emit, of_state, 1, gates - 1, gates)
@@ -97,6 +101,10 @@ def _from_inputs(emit: Any, layer: Layer, given: dict[str, Any]) -> list[Any]:
     elif layer.has_hidden_bias:
         hidden_bias = [emit(op.zeros((directions, layer.blocks, LANES), str(shares.ty.dtype)))]
     return [shares, *hidden_bias]
+
+
+def _wide(emit: Any, x: Any) -> Any:
+    return x if str(x.ty.dtype) == "float32" else emit(op.astype(x, "float32"))
 
 
 def _from_state(emit: Any, layer: Layer, weights: Any) -> Any:
