@@ -13,9 +13,9 @@ from tvm_ffi import structural_equal
 from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..transform.causal import without_later_places
-from ..transform.functions import extents, shape_of
+from ..transform.functions import as_dtype, extents, shape_of
 
-__all__ = ["attention", "join_heads", "split_heads"]
+__all__ = ["attention", "join_heads", "split_heads", "zero_without"]
 
 
 def attention(
@@ -85,11 +85,11 @@ def attention(
     if is_boolean:
         scores = emit(op.where(mask, scores, relax.const(-math.inf, wide)))
     elif mask is not None:
-        scores = emit(op.add(scores, _as(emit, mask, wide)))
+        scores = emit(op.add(scores, as_dtype(emit, mask, wide)))
     weights = emit(op.nn.softmax(scores, axis=-1))
     if steps is not None:
-        steps += [_as(emit, step, dtype) for step in (products, capped, scores, weights)]
-    weights = _as(emit, weights, dtype)
+        steps += [as_dtype(emit, step, dtype) for step in (products, capped, scores, weights)]
+    weights = as_dtype(emit, weights, dtype)
     weights = emit(op.reshape(weights, [*rows, places])) if shared > 1 else weights
     result = emit(op.matmul(weights, value, out_dtype=dtype))
     result = emit(op.reshape(result, [*batch, length, shape_of(value)[-1]])) if shared > 1 else result
@@ -97,8 +97,13 @@ def attention(
         return result
     keys = mask if is_boolean else emit(op.greater(mask, relax.const(-math.inf, str(mask.ty.dtype))))
     # The result is cleared, not the softmax: `tasks.attention` looks for a product that reads a softmax.
+    return zero_without(emit, keys, result)
+
+
+def zero_without(emit: Any, keys: relax.Expr, rows: relax.Expr) -> relax.Expr:
+    """The rows, those of which no key counts as zeros; `keys` are booleans of [..., rows, places]."""
     count = emit(op.sum(emit(op.astype(keys, "int32")), axis=-1, keepdims=True))
-    return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), result, relax.const(0, dtype)))
+    return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), rows, relax.const(0, str(rows.ty.dtype))))
 
 
 def split_heads(emit: Any, x: relax.Expr, heads: int) -> relax.Expr:
@@ -112,10 +117,6 @@ def join_heads(emit: Any, x: relax.Expr) -> relax.Expr:
     """[batch, heads, places, width] -> [batch, places, heads * width]."""
     batch, heads, places, width = extents(x.ty)
     return emit(op.reshape(emit(op.permute_dims(x, [0, 2, 1, 3])), [batch, places, heads * width]))
-
-
-def _as(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:
-    return x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
 
 
 def _queries_for_a_key(queries: Sequence[Any], keys: Sequence[Any], values: Sequence[Any]) -> int:

@@ -13,7 +13,7 @@ from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from ..transform.functions import shape_of
-from .attention import attention, join_heads, split_heads
+from .attention import attention, join_heads, split_heads, zero_without
 from .onnx_nodes import padded
 
 __all__ = ["convert_attention", "is_known_attention"]
@@ -81,10 +81,7 @@ def _step(emit: Any, steps: Sequence[Any], mode: int) -> Any:
     step = steps[mode]
     if mode < 3:
         return step
-    dtype = str(step.ty.dtype)
-    is_left = emit(op.greater(steps[2], relax.const(-math.inf, dtype)))
-    count = emit(op.sum(emit(op.astype(is_left, "int32")), axis=-1, keepdims=True))
-    return emit(op.where(emit(op.greater(count, relax.const(0, "int32"))), step, relax.const(0, dtype)))
+    return zero_without(emit, emit(op.greater(steps[2], relax.const(-math.inf, str(step.ty.dtype)))), step)
 
 
 def _seen(emit: Any, rows: Any, places: Any, first: Any, lengths: Any, before: int, behind: int) -> Any:

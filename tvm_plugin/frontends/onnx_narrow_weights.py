@@ -18,7 +18,7 @@ from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from ..transform.constants import Array, array_of, constant_of
-from ..transform.functions import extents
+from ..transform.functions import as_dtype, extents
 from .onnx_nodes import Convert, padded
 
 __all__ = ["NARROW_WEIGHTS", "with_exact_products", "with_weights_in_bytes"]
@@ -116,9 +116,9 @@ def _matmul_nbits(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Conv
     weights = bb.emit(op.reshape(weights, [columns, blocks * size]))
     if blocks * size > places:
         weights = bb.emit(op.strided_slice(weights, [1], [0], [places]))
-    result = bb.emit(op.matmul(_in_float32(bb, x), bb.emit(op.permute_dims(weights, [1, 0]))))
+    result = bb.emit(op.matmul(as_dtype(bb.emit, x, "float32"), bb.emit(op.permute_dims(weights, [1, 0]))))
     if bias is not None:
-        result = bb.emit(op.add(result, _in_float32(bb, bias)))
+        result = bb.emit(op.add(result, as_dtype(bb.emit, bias, "float32")))
     dtype = str(x.ty.dtype)
     return result if dtype == "float32" else op.astype(result, dtype)
 
@@ -192,11 +192,7 @@ def _dequantized(bb: Any, codes: Any, scales: Any, zeros: Any) -> Any:
     """scales * (codes - zeros), in float32; zeros may be a number."""
     known = relax.const(zeros, "float32") if isinstance(zeros, float) else zeros
     shifted = bb.emit(op.subtract(bb.emit(op.astype(codes, "float32")), known))
-    return bb.emit(op.multiply(shifted, _in_float32(bb, scales)))
-
-
-def _in_float32(bb: Any, x: Any) -> Any:
-    return x if str(x.ty.dtype) == "float32" else bb.emit(op.astype(x, "float32"))
+    return bb.emit(op.multiply(shifted, as_dtype(bb.emit, scales, "float32")))
 
 
 NARROW_WEIGHTS = {

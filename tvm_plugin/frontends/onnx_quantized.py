@@ -15,6 +15,7 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax import op
 
+from ..transform.functions import as_dtype
 from .onnx_nodes import Convert, padded
 
 __all__ = ["QUANTIZED"]
@@ -169,8 +170,7 @@ def _rescaled(bb: Any, sums: Any, scales: tuple[Any, Any], y_scale: Any, y_zero:
     dtype = str(y_zero.ty.dtype)
     limits = np.iinfo(dtype)
     left, right, own = (  # float16 may be given, whose products could be infinite
-        scale if str(scale.ty.dtype) == "float32" else bb.emit(op.astype(scale, "float32"))
-        for scale in (*scales, _along(bb, y_scale, sums, -1))
+        as_dtype(bb.emit, scale, "float32") for scale in (*scales, _along(bb, y_scale, sums, -1))
     )
     ratio = bb.emit(op.divide(bb.emit(op.multiply(left, right)), own))
     real = bb.emit(op.multiply(bb.emit(op.astype(sums, "float32")), ratio))

@@ -1,4 +1,4 @@
-"""Reductions of ONNX where TVM's importer returns the input, or another type, or knows no type."""
+"""Reductions of ONNX where TVM's importer returns the input, or another type."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ _OF_EACH: dict[str, Callable[[Any], Any]] = {
 }
 """What is left of reductions of several steps where no axes are reduced."""
 
-_OF_BOOLEANS = frozenset({"ReduceMax", "ReduceMin"})
-"""These tell whether any, or all, are true; TVM knows no least boolean."""
-
 _OF_REAL_NUMBERS = frozenset({"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"})
 """These take roots, or logarithms."""
 
@@ -38,9 +35,6 @@ def _reduction(name: str) -> Callable[..., Any]:
         is_empty = axes is None or (isinstance(axes, ir.GenericConst) and not numbers_of(name, "axes", axes))
         if name in _OF_EACH and convert.opset >= 18 and attrs.get("noop_with_empty_axes", 0) and is_empty:
             return _OF_EACH[name](x)
-        if name in _OF_BOOLEANS and dtype == "bool":
-            bytes_ = [bb.emit(op.astype(x, "uint8")), *inputs[1:]]
-            return op.astype(bb.emit(convert(name, bytes_, attrs)), "bool")
         if name != "ReduceMean" or not is_integer(dtype):
             return None
         return op.astype(bb.emit(convert(name, inputs, attrs)), dtype)
@@ -48,5 +42,5 @@ def _reduction(name: str) -> Callable[..., Any]:
     return convert_reduction
 
 
-REDUCTIONS = {name: _reduction(name) for name in sorted({"ReduceMean", *_OF_BOOLEANS, *_OF_EACH, *_OF_REAL_NUMBERS})}
+REDUCTIONS = {name: _reduction(name) for name in sorted({"ReduceMean", *_OF_EACH, *_OF_REAL_NUMBERS})}
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""

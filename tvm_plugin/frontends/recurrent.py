@@ -15,7 +15,7 @@ from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..recurrent import ACTIVATIONS, CELLS, LANES, Layer, in_blocks, recurrent
 from ..transform.constants import array_of
-from ..transform.functions import extents
+from ..transform.functions import as_dtype, extents
 from .imported import KNOWN_SHAPES, is_number
 from .onnx_nodes import text_of
 
@@ -48,7 +48,7 @@ def convert_recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str
     ]
     operands = [shares, _from_state(emit, layer, given["R"]), *first, *hidden_bias]
     if dtype in HALVES:  # states are not rounded between steps
-        operands = [_wide(emit, operand) for operand in operands]
+        operands = [as_dtype(emit, operand, "float32") for operand in operands]
     results = emit(recurrent(layer, *operands))
     every, *memories = [emit(relax.TupleGetItem(results, n)) for n in (0, 1)] if layer.has_memory else [results]
     if dtype in HALVES:
@@ -89,7 +89,7 @@ def _from_inputs(emit: Any, layer: Layer, given: dict[str, Any]) -> list[Any]:
     shares = emit(op.matmul(given["X"], emit(op.permute_dims(rows)), "float32" if is_half else dtype))
     hidden_bias = []
     if given["B"] is not None:
-        biases = _wide(emit, given["B"]) if is_half else given["B"]
+        biases = as_dtype(emit, given["B"], "float32") if is_half else given["B"]
         both = emit(op.reshape(biases, [directions, 2, gates, hidden]))
         of_inputs, of_state = (emit(op.squeeze(_part(emit, both, 1, n, n + 1), [1])) for n in (0, 1))
         if layer.has_hidden_bias:
@@ -101,10 +101,6 @@ def _from_inputs(emit: Any, layer: Layer, given: dict[str, Any]) -> list[Any]:
     elif layer.has_hidden_bias:
         hidden_bias = [emit(op.zeros((directions, layer.blocks, LANES), str(shares.ty.dtype)))]
     return [shares, *hidden_bias]
-
-
-def _wide(emit: Any, x: Any) -> Any:
-    return x if str(x.ty.dtype) == "float32" else emit(op.astype(x, "float32"))
 
 
 def _from_state(emit: Any, layer: Layer, weights: Any) -> Any:

@@ -13,6 +13,7 @@ from tvm import relax
 
 from ..dtypes import numpy_dtype
 from ..transform.constants import constant_of
+from ..transform.functions import as_dtype
 from .torch_sizes import is_size, tensor_of_size
 
 __all__ = [
@@ -59,7 +60,7 @@ def dtype_of(node: Any) -> str:
 
 def cast(value: relax.Expr, dtype: str, importer: Any) -> relax.Expr:
     """A tensor in another dtype, or as it is."""
-    return value if str(value.ty.dtype) == dtype else importer.block_builder.emit(relax.op.astype(value, dtype))
+    return as_dtype(importer.block_builder.emit, value, dtype)
 
 
 def operand(value: Any, dtype: str, importer: Any) -> relax.Expr:

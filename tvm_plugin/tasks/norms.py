@@ -18,7 +18,7 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..transform.constants import is_static_tensor
-from ..transform.functions import map_functions, operator, shape_of, top_level_bindings
+from ..transform.functions import as_dtype, map_functions, operator, shape_of, top_level_bindings
 from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_norms", "legalize_rms_norm"]
@@ -154,9 +154,6 @@ class _OpenNorms(PyExprMutator):
         split = [shape[0], pixels, channels] if last else [shape[0], groups, channels // groups * pixels]
         wide = str(np.promote_types(dtype, self._sum_dtype))
 
-        def of_type(value: Any, wanted: str) -> Any:
-            return value if str(value.ty.dtype) == wanted else emit(op.astype(value, wanted))
-
         def mean(value: Any) -> Any:
             """Of each group, for each of its elements or, with channels last, for each of its channels."""
             if not last or groups == channels:
@@ -165,11 +162,11 @@ class _OpenNorms(PyExprMutator):
             of_groups = emit(op.broadcast_to(emit(op.mean(of_channels, [2], keepdims=True)), shape_of(of_channels)))
             return emit(op.reshape(of_groups, [shape[0], 1, channels]))
 
-        parts = of_type(emit(op.reshape(x, split)), wide)
+        parts = as_dtype(emit, emit(op.reshape(x, split)), wide)
         apart = emit(op.subtract(parts, mean(parts)))
         variance = mean(emit(op.multiply(apart, apart)))
         deviation = emit(op.rsqrt(emit(op.add(variance, relax.const(float(call.attrs.epsilon), wide)))))
-        scaled = emit(op.reshape(of_type(emit(op.multiply(apart, deviation)), dtype), shape))
+        scaled = emit(op.reshape(as_dtype(emit, emit(op.multiply(apart, deviation)), dtype), shape))
         column = [channels, *[1] * (len(shape) - 1 - channel)]
         gamma, beta = (emit(op.reshape(factor, column)) for factor in (gamma, beta))
         return self.builder_.normalize(op.add(emit(op.multiply(scaled, gamma)), beta))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..dtypes import is_floating
+from ..search.space.expressions import nodes_of
 from ..transform.functions import map_functions, rewrite_bindings, top_level_bindings
 from .concat import CONCAT_AXIS
 from .views import INJECTIVE, behind_views, fusion_pattern
@@ -59,22 +59,16 @@ class _Turns:
 
 def _samples(kernel: tirx.PrimFunc) -> bool:
     """Whether it computes with elements whose places are rounded floats, as those between pixels are."""
-    stores, loads = _nodes(kernel.body, tirx.BufferStore), _nodes(kernel.body, TensorLoad)
+    stores, loads = nodes_of(kernel.body, tirx.BufferStore), nodes_of(kernel.body, TensorLoad)
     if len(stores) != 1 or isinstance(stores[0].value, TensorLoad):
         return False
-    casts = [cast for load in loads for index in load.indices for cast in _nodes(index, tirx.Cast)]
+    casts = [cast for load in loads for index in load.indices for cast in nodes_of(index, tirx.Cast)]
     return any(is_floating(str(cast.value.ty.dtype)) for cast in casts)
-
-
-def _nodes(root: Any, kind: type) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(root, (kind, found.append))
-    return found
 
 
 def _turns(kernel: tirx.PrimFunc) -> bool:
     """Whether it only moves elements to other places, and another axis becomes the last."""
-    stores = _nodes(kernel.body, tirx.BufferStore)
+    stores = nodes_of(kernel.body, tirx.BufferStore)
     if len(stores) != 1 or not isinstance(stores[0].value, TensorLoad):
         return False
     written, read = list(stores[0].indices), list(stores[0].value.indices)

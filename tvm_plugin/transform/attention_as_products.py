@@ -10,7 +10,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..dtypes import HALVES
 from .causal import without_later_places
-from .functions import map_functions, operator, top_level_bindings
+from .functions import as_dtype, map_functions, operator, top_level_bindings
 
 __all__ = ["AttentionAsProducts"]
 
@@ -55,10 +55,10 @@ class _Speller(PyExprMutator):
         scores = self._emit(op.matmul(query, transposed, out_dtype=wide))
         scores = self._emit(op.multiply(scores, relax.const(scale, wide)))
         if len(call.args) > 3:
-            scores = self._emit(op.add(scores, self._as(call.args[3], wide)))
+            scores = self._emit(op.add(scores, as_dtype(self._emit, call.args[3], wide)))
         if call.attrs.causal_mask is not None:
             scores = self._causal(scores, str(call.attrs.causal_mask))
-        weights = self._as(self._emit(op.nn.softmax(scores, axis=-1)), dtype)
+        weights = as_dtype(self._emit, self._emit(op.nn.softmax(scores, axis=-1)), dtype)
         result = self._emit(op.matmul(weights, value, out_dtype=dtype))
         return op.permute_dims(result, [0, 2, 1, 3])
 
@@ -71,9 +71,6 @@ class _Speller(PyExprMutator):
         are_known = isinstance(rows, tirx.IntImm) and isinstance(places, tirx.IntImm)
         later = abs(int(rows) - int(places)) if are_known else tirx.abs(rows - places)
         return without_later_places(self._emit, scores, later)
-
-    def _as(self, value: Any, dtype: str) -> Any:
-        return value if str(value.ty.dtype) == dtype else self._emit(op.astype(value, dtype))
 
     def _emit(self, value: Any) -> Any:
         return self.builder_.emit(self.builder_.normalize(value))

@@ -14,6 +14,7 @@ from .constants import array_of
 __all__ = [
     "KERNEL_CALLS",
     "READY",
+    "as_dtype",
     "constant_bytes",
     "constants",
     "extents",
@@ -68,6 +69,11 @@ def map_functions(mod: ir.IRModule, rewrite: Callable[[relax.Function], relax.Fu
 def operator(value: Any) -> str:
     """The name of the operator that `value` calls; "" when it is no call of an operator."""
     return getattr(value.op, "name", "") if isinstance(value, relax.Call) else ""
+
+
+def as_dtype(emit: Callable[[Any], Any], tensor: Any, dtype: str) -> Any:
+    """A tensor in another dtype, by a block builder's `emit`, or as it is."""
+    return tensor if str(tensor.ty.dtype) == dtype else emit(relax.op.astype(tensor, dtype))
 
 
 def extents(ty: Any) -> list[int]:

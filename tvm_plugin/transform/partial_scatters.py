@@ -13,7 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from ..errors import UnsupportedModelError
 from .bounded_indices import from_start
 from .constants import constant_of, is_static_tensor
-from .functions import extents, map_functions, operator
+from .functions import as_dtype, extents, map_functions, operator
 
 __all__ = ["scatter_elements", "with_partial_scatters"]
 
@@ -46,7 +46,7 @@ def scatter_elements(
     if reduction not in _REDUCTIONS:
         known = ", ".join(_REDUCTIONS)
         raise UnsupportedModelError(f"elements are scattered into a part of {shape} by {reduction}; known are {known}")
-    wide = indices if str(indices.ty.dtype) == "int64" else emit(op.astype(indices, "int64"))
+    wide = as_dtype(emit, indices, "int64")
     places: list[Any] = [constant_of(grid) for grid in np.indices(part)]
     places[axis] = from_start(emit, wide, shape[axis])
     return op.scatter_nd(x, emit(op.stack(places, -1)), updates, reduction)
