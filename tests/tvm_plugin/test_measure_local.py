@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tvm import te
 
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import describe_machine, detect_target
-from eqtune.measure import LocalMeasurer, create, pool
+from eqtune.measure import LocalMeasurer, create, pool, template
 from eqtune.measure.base import NO_REFERENCE
 from eqtune.measure.timing import WORTH_GIVING_UP_S
 from eqtune.records.workload import as_workload, workload_hash
@@ -268,7 +269,7 @@ def test_a_worker_whose_asker_was_interrupted_is_not_taken_for_another(measurer,
     measurer._pool.wait_ready()
     template = measurer._pool._template
 
-    def interrupted(limit_s):
+    def interrupted(number, limit_s):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -461,3 +462,53 @@ def test_a_session_that_cannot_start_leaves_no_worker(tmp_path: Path, monkeypatc
         Session(Settings(detect_target(1), threads=1, work_dir=tmp_path, progress=False))
     (pid,) = started
     assert not psutil.pid_exists(pid)
+
+
+def template_after_measuring(threads: int = 1) -> psutil.Process:
+    """What had forked the worker of a measurer that has measured and is closed now."""
+    with LocalMeasurer(detect_target(threads), threads=threads, workers=1) as measurer:
+        measurer.baseline([matmul()])
+        return psutil.Process(measurer._pool._template.pid)
+
+
+def test_who_measures_next_need_not_load_tvm_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = template_after_measuring()
+    assert first.status() == psutil.STATUS_SLEEPING
+    assert template_after_measuring() == first
+    with LocalMeasurer(detect_target(1), threads=1, workers=1) as measurer, ThreadPoolExecutor(1) as thread:
+        measurer.baseline([matmul()])
+        assert measurer._pool._template.pid == first.pid
+        assert thread.submit(template_after_measuring).result() != first
+    assert template_after_measuring(2) != first, "workers with another number of threads"
+    moved = template_after_measuring(2)
+    monkeypatch.chdir(tmp_path)
+    assert template_after_measuring(2) != moved, "a measuring worker imports from where its parent is"
+    wait_until_gone(first, moved)
+
+
+def test_what_rests_ends_by_itself_or_by_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = template_after_measuring()
+    killed.kill()
+    monkeypatch.setattr(template, "REST_S", 0.05)
+    late = template_after_measuring()
+    assert late != killed
+    wait_until_gone(late)
+    monkeypatch.setattr(template, "REST_S", 1e-6)
+    assert all(template_after_measuring() for _ in range(2)), "it ends at the moment at which it is needed"
+
+
+def test_a_fork_of_this_process_leaves_what_rests_alone() -> None:
+    resting = template_after_measuring()
+    child = os.fork()
+    if not child:
+        vars(template._RESTING).clear()  # finalizes it in the child
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert template_after_measuring() == resting
+
+
+def wait_until_gone(*processes: psutil.Process) -> None:
+    deadline = time.monotonic() + 10
+    while any(running(process.pid) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import SetupError
 from .process import ParentLost, WorkerProcess
-from .template import Template
+from .template import Template, borrow, give_back
 
 __all__ = ["START_LIMIT_S", "Config", "Handle", "Request", "WorkerPool", "worker_environment"]
 
@@ -131,12 +131,13 @@ class WorkerPool:
     ) -> None:
         self._command = command
         self._configuration: Mapping[str, Any] | None = None
+        self._closed = False
         self._directory = directory
         self._workloads = workloads
         self._environment = worker_environment(threads)
         self._generations = [0] * count
         self._workers: list[WorkerProcess | None] = [None] * count
-        self._template = self._start_template()
+        self._template = borrow(command, self._environment)
 
     def configure(self, config: Config) -> None:
         """Tell the workers what they work on: once, before the first request."""
@@ -243,13 +244,15 @@ class WorkerPool:
         end = time.monotonic() + CLOSE_GRACE_S
         for worker in workers:
             worker.end(0.0 if worker.busy else max(0.0, end - time.monotonic()))
-        self._template.end()
+        if not self._closed:
+            self._closed = True
+            give_back(self._template)
 
-    def _start_template(self) -> Template:
-        template = Template(self._command, self._environment, self._directory / "template.log")
+    def _replace_template(self) -> None:
+        self._template.end()
+        self._template = Template(self._command, self._environment)
         if self._configuration is not None:
-            template.configure(self._configuration)
-        return template
+            self._template.configure(self._configuration)
 
     def _fork(self, index: int) -> WorkerProcess:
         log = self._directory / f"worker-{index}.log"
@@ -257,8 +260,7 @@ class WorkerPool:
             if self._template.ready:
                 return self._template.fork(log)
         except ParentLost:  # killed from outside, with all workers; the others are found gone
-            self._template.end()
-            self._template = self._start_template()
+            self._replace_template()
         try:
             self._template.wait_ready(START_LIMIT_S)
             return self._template.fork(log)

@@ -1,10 +1,10 @@
 """Measuring workers: `python -m eqtune.measure.worker SOCKET`. They build and run candidates for one parent process.
 
 Requests and replies are JSON objects, one a line, on standard input and output. Whatever the compiler or a kernel
-prints goes to standard error. The first line is the configuration (`pool.Config`), answered by {"ready": true}; TVM is
-loaded before it arrives. What answers then is a template, which forks workers (`template.py`); `server.py` says what
-these answer. A request that fails in an orderly way is answered with an error kind; one that hangs or crashes is the
-parent's to notice. All end when the parent does; elsewhere than on Linux, once they are idle.
+prints goes to standard error. What is asked first is a template, which loads TVM at once, is told the configuration
+(`pool.Config`) and forks workers (`template.py`); `server.py` says what these answer. A request that fails in an
+orderly way is answered with an error kind; one that hangs or crashes is the parent's to notice. All end when the parent
+does; elsewhere than on Linux, once they are idle.
 """
 
 from __future__ import annotations
@@ -65,22 +65,25 @@ def serve_forks(start: Callable[[Mapping[str, Any]], Answer], load: Callable[[],
     """
     requests, replies = _open()
     load()
-    configuration = json.loads(requests.readline())
-    answer = start(configuration)
-    restore_crash_signals()
-    _reply(replies, {"ready": True})
     template, codes = os.getpid(), dict[int, int]()
     with socket.socket(fileno=int(sys.argv[1])) as descriptors:
         for line in requests:
             request = json.loads(line)
             reply: dict[str, Any] = {"number": request["number"]}
-            if request["op"] == "fork":
+            if request["op"] == "rest":
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process; workers have no timer
+                signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
+            elif request["op"] == "configure":
+                memory_bytes = request["fields"]["memory_bytes"]
+                answer = start(request["fields"])
+                restore_crash_signals()
+            elif request["op"] == "fork":
                 pipes = _received(descriptors, request["number"])
                 reply["pid"] = os.fork()
                 if not reply["pid"]:
                     replies.close()
                     descriptors.close()
-                    _work(pipes, answer, configuration["memory_bytes"], template)
+                    _work(pipes, answer, memory_bytes, template)
                 codes.pop(reply["pid"], None)  # of an earlier worker with this number
                 os.setpgid(reply["pid"], reply["pid"])  # before anybody knows its number: a kill reaches all it starts
                 for descriptor in pipes:
