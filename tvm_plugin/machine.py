@@ -24,6 +24,7 @@ __all__ = [
     "detect_target",
     "device_name",
     "features_here",
+    "has_matrix_tiles",
     "is_host",
     "missing_here",
     "missing_instructions",
@@ -350,6 +351,11 @@ def vector_registers(target: Any) -> tuple[int, int]:
     else:
         found = 16, 16
     return (int(width) // 8 if width else found[0]), found[1]
+
+
+def has_matrix_tiles(target: Any) -> bool:
+    """Whether it is a CPU that multiplies tiles of bfloat16 (AMX)."""
+    return "amx-bf16" in _dot_products(target)
 
 
 def _dot_products(target: Any) -> tuple[str, ...]:

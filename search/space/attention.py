@@ -7,14 +7,16 @@
 
 It is FlashAttention's fusion (Dao et al., 2022) without its running maxima: a block has whole rows. Both products run
 in register tiles; key and value may be copied into panels, once or for each block, where their rows lie so far apart
-that they share the cache's sets. Where rows, places or columns do not come out even, panels have zeros for the places
-that are missing, whose scores are minus infinity, and for the columns, and rows that are missing are computed like the
-last one; neither rows nor columns are written.
+that they share the cache's sets. Keys that are stored place by place always are, and transposed on the way, in
+registers. Where rows, places or columns do not come out even, panels have zeros, or the last place again, for the keys
+that are missing, whose scores are minus infinity, and zeros for the columns, and rows that are missing are computed
+like the last one; neither rows nor columns are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -30,8 +32,10 @@ from .contraction.plan import whole_width
 from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
+from .memory_bound.lane_trees import LANE_TREE
 from .memory_bound.nest import extent_of, partition
 from .memory_bound.row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
+from .memory_bound.transpose_tiles import TRANSPOSE_TILE
 from .register_tiles import tile_efficiency, tile_fits
 from .schedule import schedule_of
 
@@ -44,6 +48,7 @@ __all__ = [
     "SCORES",
     "SUMS",
     "VALUES",
+    "VECTOR",
     "WEIGHTED",
     "AttentionSketch",
     "attention_sketches",
@@ -71,8 +76,21 @@ ROWS = tuple(range(4, 257, 4))
 EXP_INSTRUCTIONS = 16.0
 """Vector instructions of one exponential, with its score's way to it and its sum."""
 
+BLOCK, ONCE, HEAD = 1, 2, 3
+"""Where panels are copied: for each block; before all, by all threads; for each head, whose blocks one thread computes
+one after the other."""
+
 PANEL_INSTRUCTIONS = 1.0
 """Vector-instruction times in which one element is copied into a panel (Zen 4: a tenth of all with 64 rows a block)."""
+
+TURN_INSTRUCTIONS = 0.5
+"""More of them for an element that is transposed on the way: loads, shuffles and stores of a square of vectors."""
+
+SHORT_ROWS = 16
+"""Rows of so many vectors and fewer go through softmax step by step: the maxima of all rows of a block, then all
+exponentials. A row's steps wait for each other, and the scheduler of a core holds those of one or two rows. Of longer
+ones, the first-level cache keeps one between two steps. One thread of Zen 5, us, row by row and step by step: 12 heads
+of 64 places 57.4 and 55.0, of 256 level, of 512 3220 and 3350."""
 
 FAR_KEYS_BYTES, FAR_KEYS = 4096, 1.15
 """The product with keys whose rows lie a page apart, or more, takes so many times as long as with panels of them.
@@ -94,14 +112,15 @@ ROWS_ARE_WORTH = 6.4
 def filled_up(rows: int, places: int, columns: int) -> tuple[int, int, int] | None:
     """Rows, places and columns of the attention that blocks of rows and vectors compute; None where it does not pay.
 
-    The same numbers where they come out even. Else places fill two vectors, and rows the blocks that cost least.
+    The same numbers where they come out even. Else places fill two vectors, or one where that is much less, and rows
+    the blocks that cost least. Products alone fill vectors, too: what more they compute is not counted.
     """
     more_columns = -(-columns // VECTOR) * VECTOR
     if more_columns > MOST_COLUMNS * columns:
         return None
-    more_places = places if places % VECTOR == 0 else -(-places // (2 * VECTOR)) * 2 * VECTOR
-    most_rows = int(rows * MOST_FILLING * places / more_places)
-    choices = [count for count in range(rows, most_rows + 1) if _block(count)]
+    whole, pairs = (-(-places // width) * width for width in (VECTOR, 2 * VECTOR))
+    more_places = whole if whole == places or pairs > MOST_FILLING * whole else pairs
+    choices = [count for count in range(rows, int(rows * MOST_FILLING * whole / more_places) + 1) if _block(count)]
     if rows in choices:
         choices = [rows]
     if not choices:
@@ -149,26 +168,27 @@ class AttentionSketch(Sketch):
         self.stages = (*block_names(mod)[:-1], result)
         self.output = ROWS_OF_BLOCKS if ROWS_OF_BLOCKS in self.stages else result
         schedule = schedule_of(mod)
-        products, values = (_extents(schedule, name) for name in (PRODUCTS, VALUES))
-        *batch, self.all_rows, self.places, self.depth = products
+        *batch, self.all_rows, self.places, self.depth = _extents(schedule, PRODUCTS)
         self.heads = prod(batch)
-        self.columns = values[-2]
+        *_, self.columns, self.weights = _extents(schedule, VALUES)
         self.all_columns = _extents(schedule, result)[-1]
         self.row_axis = _row_axis(schedule, self.output)
+        self.turned = _right_operand(schedule, PRODUCTS).turned or (KEYS in self.stages and _turns(schedule, KEYS))
         self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
         self.lanes = hardware.lanes(4)
         rows = tuple(count for count in ROWS if self.all_rows % count == 0)
         tiles = tuple(count for count in range(1, 29) if any(block % count == 0 for block in rows))
+        panels = (BLOCK, ONCE, HEAD) if self.heads > 1 else (BLOCK, ONCE)
         self.knobs = (
             Knob("rows", rows),
             Knob("score_mr", tiles),
             Knob("score_nr", self._widths(self.places)),
-            Knob("score_ku", tuple(steps for steps in (1, 2, 4) if self.depth % steps == 0)),
+            Knob("score_ku", _divisors(self.depth)),
             Knob("value_mr", tiles),
             Knob("value_nr", self._widths(self.columns)),
-            Knob("value_ku", (1, 2, 4)),
-            Knob("key_panels", (1, 2) if KEYS in self.stages else (0, 1, 2)),
-            Knob("value_panels", (1, 2) if WEIGHTED in self.stages else (0, 1, 2)),
+            Knob("value_ku", _divisors(self.weights)),
+            Knob("key_panels", panels if KEYS in self.stages or self.turned else (0, *panels)),
+            Knob("value_panels", panels if WEIGHTED in self.stages else (0, *panels)),
         )
 
     def _widths(self, extent: int) -> tuple[int, ...]:
@@ -189,24 +209,28 @@ class AttentionSketch(Sketch):
         machine = self.hardware
         rows, s_mr, s_nr, _, v_mr, v_nr, _, key_panels, value_panels = values.astype(np.float64).T
         blocks = self.heads * self.all_rows / rows
-        used = np.minimum(machine.threads, blocks)
-        share = np.ceil(blocks / used) / blocks  # of the whole, that the busiest thread computes
+        parts = np.where((key_panels == HEAD) | (value_panels == HEAD), self.heads, blocks)
+        share = np.ceil(parts / np.minimum(machine.threads, parts)) / parts  # of all, that the busiest thread computes
         scores = float(self.heads * self.all_rows * self.places)
         serial_s = np.zeros(len(values))
         far = np.where((key_panels == 0) & (4 * self.places >= FAR_KEYS_BYTES), FAR_KEYS, 1.0)
-        products = ((s_mr, s_nr, self.depth, self.depth * far), (v_mr, v_nr, self.places, self.columns))
+        products = ((s_mr, s_nr, self.depth, self.places * far), (v_mr, v_nr, self.weights, self.columns))
         for mr, nr, steps, width in products:
-            efficiency = tile_efficiency(mr, nr / self.lanes, steps)
-            serial_s = serial_s + 2.0 * scores * width / machine.peak_flops_per_s / efficiency
+            flops = 2.0 * self.heads * self.all_rows * width * steps
+            serial_s = serial_s + flops / machine.peak_flops_per_s / tile_efficiency(mr, nr / self.lanes, steps)
         serial_s = serial_s + scores * EXP_INSTRUCTIONS * 2.0 / machine.peak_flops_per_s
-        copies = [np.choose(panels.astype(np.intp), (0.0, blocks, self.heads)) for panels in (key_panels, value_panels)]
-        copied = self.places * (self.depth * copies[0] + self.columns * copies[1])
-        serial_s = serial_s + copied * PANEL_INSTRUCTIONS * 2.0 * self.lanes / machine.peak_flops_per_s
+        of_keys, of_values = (
+            np.choose(panels.astype(np.intp), (0.0, blocks, self.heads, self.heads))
+            for panels in (key_panels, value_panels)
+        )
+        of_keys = of_keys * (PANEL_INSTRUCTIONS + TURN_INSTRUCTIONS * self.turned)
+        copied = self.places * self.depth * of_keys + self.weights * self.columns * of_values * PANEL_INSTRUCTIONS
+        serial_s = serial_s + copied * 2.0 * self.lanes / machine.peak_flops_per_s
         scratch = 8.0 * rows * self.places
         again = np.where(scratch <= machine.l2_bytes, 1.0, 1.2)
         # Keys and values come from the second-level cache in each block: 128 rows win over 32 by 14 %.
         traffic = 8.0 * scores * again + 2 * 4.0 * blocks * self.places * (self.depth + self.columns) + self.bytes_moved
-        regions = 1.0 + (key_panels == 2) + (value_panels == 2)
+        regions = 1.0 + (key_panels == ONCE) + (value_panels == ONCE)
         overhead_s = machine.parallel_overhead_s * regions if machine.threads > 1 else 0.0
         return np.asarray((serial_s + traffic / machine.cache_bandwidth_bytes_per_s / 2) * share + overhead_s)
 
@@ -242,30 +266,29 @@ class AttentionSketch(Sketch):
         batch = [loop for axis, loop in enumerate(loops[:-1]) if axis != self.row_axis]
         chunk, row = schedule.split(loops[self.row_axis], [None, values["rows"]])
         schedule.reorder(*batch, chunk, row, loops[-1])
-        outer = schedule.fuse(*batch, chunk)
+        by_heads = HEAD in (values["key_panels"], values["value_panels"])
+        head = schedule.fuse(*batch) if by_heads else None
+        outer = chunk if by_heads else schedule.fuse(*batch, chunk)
         if self.hardware.threads > 1:
-            schedule.parallel(outer)
+            schedule.parallel(head if by_heads else outer)
         finish = [self._product(schedule, blocks[VALUES], row, loops[-1], values, "value")]
         panels = []
         if values["value_panels"]:
-            copy = self._panels(schedule, blocks[VALUES], blocks.get(WEIGHTED), values["value_nr"])
-            panels.append((copy, WEIGHTED, self.all_columns, values["value_panels"] == 2))
+            copy = self._panels(schedule, VALUES, WEIGHTED, values["value_nr"])
+            panels.append((*copy, self.all_columns, values["value_panels"]))
         self._softmax(schedule, blocks, outer)
         schedule.compute_at(blocks[SCORES], outer, preserve_unit_loops=True)
         *_, row, place = schedule.get_loops(blocks[SCORES])
         finish.append(self._product(schedule, blocks[PRODUCTS], row, place, values, "score"))
         if values["key_panels"]:
-            copy = self._panels(schedule, blocks[PRODUCTS], blocks.get(KEYS), values["score_nr"])
-            panels.append((copy, KEYS, self.places, values["key_panels"] == 2))
-        for copy, filled, columns, once in panels:
-            if once and self.hardware.threads > 1:
-                *shared, _, _ = schedule.get_loops(copy)
+            copy = self._panels(schedule, PRODUCTS, KEYS, values["score_nr"])
+            panels.append((*copy, self.places, values["key_panels"]))
+        for copy, operand, columns, where in panels:
+            if where != ONCE:
+                schedule.compute_at(copy, head if where == HEAD else outer, preserve_unit_loops=True)
+            shared = self._copy(schedule, copy, operand, columns)
+            if where == ONCE and shared and self.hardware.threads > 1:
                 schedule.parallel(schedule.fuse(*shared))
-            elif not once:
-                schedule.compute_at(copy, outer, preserve_unit_loops=True)
-            vectors = self._vectorize(schedule, schedule.get_loops(copy)[-1], columns)
-            if filled in self.stages:
-                partition(schedule, vectors)
         for block, step in finish:
             schedule.decompose_reduction(block, step)
         if self.stages[-1] != self.output:
@@ -300,7 +323,7 @@ class AttentionSketch(Sketch):
         return product, steps
 
     def _softmax(self, schedule: Any, blocks: Mapping[str, Any], outer: Any) -> None:
-        """Maxima and exponentials row by row; sums are taken in lanes as exponentials are written."""
+        """Maxima, exponentials, which are added up in lanes as they are written, and sums; see `SHORT_ROWS`."""
         exponentials, maxima, sums = blocks[EXPONENTIALS], blocks[MAXIMA], blocks[SUMS]
         lanes = self.lanes
         rank = len(schedule.get(exponentials).iter_vars) - 1
@@ -309,43 +332,60 @@ class AttentionSketch(Sketch):
         (of_sums,) = vector_sums(schedule, sums, schedule.get_loops(sums)[-1], rank, lanes, lanes)
         for block in (sums, of_sums, exponentials):
             schedule.compute_at(block, outer, preserve_unit_loops=True)
-        row = schedule.get_loops(exponentials)[-2]
-        for block in (maxima, *reversed(of_maxima)):
-            schedule.compute_at(block, row, preserve_unit_loops=True)
-        depth = len(schedule.get_loops(exponentials)) - 1
-        self._vectorize(schedule, schedule.get_loops(exponentials)[-1])
-        for block in of_maxima:
-            finish_reduction(schedule, block, depth, lanes, False, True)
-        finish_reduction(schedule, maxima, depth, lanes, False, False)
-        sum_as_written(schedule, of_sums, exponentials, depth, lanes)
-        finish_reduction(schedule, sums, depth, lanes, False, False)
+        *_, row, place = schedule.get_loops(exponentials)
+        short = self.places <= SHORT_ROWS * lanes
+        schedule.compute_at(maxima, outer if short else row, preserve_unit_loops=True)
+        self._vectorize(schedule, place)
+        sum_as_written(schedule, of_sums, exponentials, len(schedule.get_loops(exponentials)) - 2, lanes)
+        for block, parts in ((maxima, of_maxima), (sums, [])):
+            row, lane = self._row_by_row(schedule, block)
+            for part in reversed(parts):
+                schedule.compute_at(part, row, preserve_unit_loops=True)
+                finish_reduction(schedule, part, len(schedule.get_loops(block)) - 1, lanes, False, True)
+            schedule.annotate(lane, LANE_TREE, lanes)
+            schedule.decompose_reduction(block, lane)
 
-    def _panels(self, schedule: Any, product: Any, filled: Any, nr: int) -> Any:
-        """The right operand, [..., step, column] in some order, as [..., column / nr, step, column % nr].
+    def _row_by_row(self, schedule: Any, block: Any) -> tuple[Any, Any]:
+        """Put the loop over what a block reduces into the one over rows; both."""
+        lane, *spatial = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
+        schedule.reorder(*spatial, lane)
+        return spatial[-1], lane
 
-        `filled` is the stage that writes it, if there is one.
+    def _panels(self, schedule: Any, product: str, filled: str, nr: int) -> tuple[Any, _RightOperand]:
+        """The right operand as [..., column / nr, step, column % nr]; what copies it, and how it is stored.
+
+        Where there is a stage of the name `filled`, that is what copies it.
         """
-        block = schedule.get(product)
-        step, column = block.iter_vars[-1].var, block.iter_vars[-2].var
-        loads: list[Any] = []
-        tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
-        right = next(
-            load
-            for load in loads
-            if load.indices[-1].same_as(column) and not load.source.same_as(block.writes[0].source)
-        )
-        own = next(axis for axis, index in enumerate(right.indices) if index.same_as(step))
-        rank = len(right.indices)
-        position = [read.source.name for read in block.reads].index(right.source.name)
-        copy = schedule.cache_read(product, position, "global") if filled is None else filled
+        operand = _right_operand(schedule, product)
+        if filled in self.stages:
+            copy = schedule.get_sblock(filled)
+        else:
+            copy = schedule.cache_read(schedule.get_sblock(product), operand.read, "global")
 
         def layout(*at: Any) -> list[Any]:
-            rest = [at[axis] for axis in range(rank - 1) if axis != own]
-            return [*rest, at[-1] // nr, at[own], at[-1] % nr]
+            rest = [index for axis, index in enumerate(at) if axis not in (operand.steps, operand.columns)]
+            column = at[operand.columns]
+            return [*rest, column // nr, at[operand.steps], column % nr]
 
-        index_map = tirx.IndexMap.from_func(layout, ndim=rank, index_dtype=str(column.ty.dtype))
+        index_map = tirx.IndexMap.from_func(layout, ndim=operand.rank, index_dtype=operand.index_dtype)
         schedule.transform_layout(copy, ("write", 0), index_map)
-        return copy
+        return copy, operand
+
+    def _copy(self, schedule: Any, copy: Any, operand: _RightOperand, columns: int) -> list[Any]:
+        """Vectors of what copies an operand, of which there are so many columns; its loops around them."""
+        loops = list(schedule.get_loops(copy)[-operand.rank :])
+        name = str(schedule.get(copy).name_hint)
+        if not operand.turned and not (name == KEYS and self.turned):
+            vectors = self._vectorize(schedule, loops[-1], columns)
+            if name in (KEYS, WEIGHTED):
+                partition(schedule, vectors)
+            return loops[:-2]
+        steps, step = schedule.split(loops[operand.steps], [None, self.lanes])
+        columns, column = schedule.split(loops[operand.columns], [None, self.lanes])
+        others = [loop for axis, loop in enumerate(loops) if axis not in (operand.steps, operand.columns)]
+        schedule.reorder(*others, columns, steps, step, column)
+        schedule.annotate(step, TRANSPOSE_TILE, 0)
+        return [*others, columns]
 
     def _vectorize(self, schedule: Any, loop: Any, extent: int = VECTOR) -> Any:
         """Vectors along a loop, the widest of which `extent` has a whole number; returns the loop over them."""
@@ -359,14 +399,61 @@ def _choice(panels: NDArray[np.float64]) -> NDArray[np.float64]:
     return panels + 3.0 * (panels == 2)
 
 
+def _divisors(steps: int) -> tuple[int, ...]:
+    """How many steps of a sum may be unrolled."""
+    return tuple(count for count in (1, 2, 4) if steps % count == 0)
+
+
 def _extents(schedule: Any, name: str) -> list[int]:
     return [int(axis.dom.extent) for axis in schedule.get(schedule.get_sblock(name)).iter_vars]
 
 
-def _row_axis(schedule: Any, output: str) -> int:
-    """Which axis of the result is its rows: the last one that the sums have."""
-    block = schedule.get(schedule.get_sblock(output))
+@dataclass(frozen=True)
+class _RightOperand:
+    """How a product's right operand is stored: its place among what is read, and its axes."""
+
+    read: int
+    rank: int
+    steps: int
+    columns: int
+    index_dtype: str
+
+    @property
+    def turned(self) -> bool:
+        """Whether a column's steps lie side by side, and not a step's columns."""
+        return self.columns != self.rank - 1
+
+
+def _right_operand(schedule: Any, product: str) -> _RightOperand:
+    block, loads = _block_and_loads(schedule, product)
+    step, column = block.iter_vars[-1].var, block.iter_vars[-2].var
+
+    def axis_of(load: Any, variable: Any) -> int | None:
+        return next((axis for axis, index in enumerate(load.indices) if index.same_as(variable)), None)
+
+    for load in loads:
+        steps, columns = axis_of(load, step), axis_of(load, column)
+        if steps is not None and columns is not None:
+            read = [region.source.name for region in block.reads].index(load.source.name)
+            return _RightOperand(read, len(load.indices), steps, columns, str(column.ty.dtype))
+    raise ScheduleError(f"no operand of {product} is read along its columns")
+
+
+def _turns(schedule: Any, copy: str) -> bool:
+    """Whether what a stage copies lies side by side along its axis before the last."""
+    block, (load,) = _block_and_loads(schedule, copy)
+    return bool(load.indices[-1].same_as(block.iter_vars[-2].var))
+
+
+def _block_and_loads(schedule: Any, name: str) -> tuple[Any, list[Any]]:
+    block = schedule.get(schedule.get_sblock(name))
     loads: list[Any] = []
     tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
+    return block, loads
+
+
+def _row_axis(schedule: Any, output: str) -> int:
+    """Which axis of the result is its rows: the last one that the sums have."""
+    block, loads = _block_and_loads(schedule, output)
     row = next(load.indices[-1] for load in loads if str(load.source.name) == SUMS)
     return next(axis for axis, variable in enumerate(block.iter_vars) if variable.var.same_as(row))

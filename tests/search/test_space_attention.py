@@ -1,4 +1,4 @@
-"""Attention over long sequences is one kernel, and every candidate of it computes what softmax and products do."""
+"""Attention is one kernel, and every candidate of it computes what softmax and products do."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def module(define: Callable[..., Any], **shapes: tuple[int, ...]) -> Any:
     return builder.get()
 
 
-def names(mod: Any) -> list[str]:
-    return sorted(task.name for task in extract_tasks(lower_to_kernels(mod, AVX2)))
+def names(mod: Any, target: Any = AVX2) -> list[str]:
+    return sorted(task.name for task in extract_tasks(lower_to_kernels(mod, target)))
 
 
 def between_heads(emit: Any, q: Any, k: Any, v: Any) -> Any:
@@ -39,6 +39,10 @@ def between_heads(emit: Any, q: Any, k: Any, v: Any) -> Any:
     q, k, v = (emit(op.permute_dims(tensor, axes)) for tensor, axes in ((q, apart), (k, [0, 2, 3, 1]), (v, apart)))
     scores = emit(op.multiply(emit(op.matmul(q, k)), relax.const(0.3, "float32")))
     return op.permute_dims(emit(op.matmul(emit(op.nn.softmax(scores)), v)), apart)
+
+
+def one_head(emit: Any, q: Any, k: Any, v: Any) -> Any:
+    return op.matmul(emit(op.nn.softmax(emit(op.matmul(q, emit(op.permute_dims(k)))))), v)
 
 
 def with_mask(emit: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
@@ -87,6 +91,21 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], Callable[
         {"q": (1, ROWS, HEADS, DEPTH), "k": (1, PLACES, HEADS, DEPTH), "v": (1, PLACES, HEADS, COLUMNS)},
         lambda x: np.einsum("bhij,bjhc->bihc", softmax(0.3 * np.einsum("bihd,bjhd->bhij", x["q"], x["k"])), x["v"]),
     ),
+    "keys place by place": (
+        between_heads,
+        {"q": (1, ROWS, HEADS, 16), "k": (1, 32, HEADS, 16), "v": (1, 32, HEADS, COLUMNS)},
+        lambda x: np.einsum("bhij,bjhc->bihc", softmax(0.3 * np.einsum("bihd,bjhd->bhij", x["q"], x["k"])), x["v"]),
+    ),
+    "many keys place by place, one head": (
+        one_head,
+        {"q": (ROWS, 32), "k": (320, 32), "v": (320, COLUMNS)},
+        lambda x: softmax(x["q"] @ x["k"].T) @ x["v"],
+    ),
+    "301 keys place by place": (
+        between_heads,
+        {"q": (1, ROWS, HEADS, 16), "k": (1, 301, HEADS, 16), "v": (1, 301, HEADS, 36)},
+        lambda x: np.einsum("bhij,bjhc->bihc", softmax(0.3 * np.einsum("bihd,bjhd->bhij", x["q"], x["k"])), x["v"]),
+    ),
     "with a mask": (
         with_mask,
         {**short(), "mask": (ROWS, PLACES)},
@@ -122,6 +141,11 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], Callable[
         {**short(rows=39, places=301, columns=25), "bias": (HEADS, 1, 1)},
         lambda x: softmax(x["q"] @ x["k"]) @ x["v"],
     ),
+    "windows of 49 places": (
+        ragged_places,
+        {**short(rows=49, places=49), "bias": (HEADS, 1, 1)},
+        lambda x: softmax(x["q"] @ x["k"]) @ x["v"],
+    ),
     "ragged places": (
         ragged_places,
         {**short(places=301), "bias": (1, ROWS, 1)},
@@ -142,7 +166,8 @@ def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> 
     task = max(extract_tasks(lower_to_kernels(mod, AVX2)), key=lambda task: task.flops)
     q, v = (shapes[name] for name in "qv")
     rows, places = (shape[1] if len(shape) == 4 else shape[-2] for shape in (q, v))
-    products = 2 * HEADS * rows * places * (DEPTH + v[-1])
+    heads = 1 if "one head" in case else HEADS
+    products = 2 * heads * rows * places * (q[-1] + v[-1])
     assert products < task.flops < 1.3 * products
     hardware = Hardware(threads=2, vector_bytes=registers[0], vector_registers=registers[1])
     (sketch,) = build_space(task.mod, hardware).sketches
@@ -159,8 +184,9 @@ def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> 
     choices = choices[sketch.legal(choices)]
     assert np.isfinite(sketch.latency_s(choices)).all()
     assert np.isfinite(sketch.features(choices)).any(axis=0).sum() > 10
-    once = choices[(choices[:, -2:] == 2).any(1)]  # panels that are copied before
-    for row in (*choices[:3], *once[:2]):
+    once, by_heads = (choices[(choices[:, -2:] == where).any(1)] for where in (2, 3))  # when panels are copied
+    assert len(by_heads) or heads == 1
+    for row in (*choices[:3], *once[:2], *by_heads[:2]):
         schedule = sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
         function = prepare_for_lowering(schedule.mod["main"]).with_attr("global_symbol", "main")
         library = tvm.compile(tvm.IRModule({"main": function}), AVX2)
@@ -176,14 +202,25 @@ def test_short_rows_short_sums_and_what_would_be_filled_up_too_far_stay_three_ke
 
     three = ["matmul", "matmul1", "softmax"]
     assert names(module(plain, **short())) == ["attention"]
-    assert names(module(plain, **short(places=128))) == three
+    assert names(module(plain, **short(places=32))) == ["attention"]
+    assert names(module(plain, **short(places=16))) == three
     assert names(module(plain, **short(columns=20))) == three  # 32 would be computed
     assert names(module(plain, **short(columns=24))) == ["attention"]
     assert names(module(plain, **short(places=264))) == ["attention"]
-    assert names(module(plain, **short(places=257))) == three  # 288 would be computed
+    assert names(module(plain, **short(places=257))) == ["attention"]
+    assert names(module(plain, **short(rows=5))) == three  # 8 would be computed
     assert names(module(plain, **short(rows=257))) == ["attention"]
     assert names(module(plain, **short(rows=1))) == three
     assert names(module(plain, **{**short(), "q": (HEADS, ROWS, 1), "k": (HEADS, 1, PLACES)})) == three
+
+
+def test_where_products_may_be_of_tiles_short_rows_are_left_to_them() -> None:
+    def plain(emit: Any, q: Any, k: Any, v: Any) -> Any:
+        return op.matmul(emit(op.nn.softmax(emit(op.matmul(q, k)))), v)
+
+    amx = tvm.target.Target({"kind": "llvm", "mcpu": "sapphirerapids"})
+    assert names(module(plain, **short(places=128)), amx) == ["matmul", "matmul1", "softmax"]
+    assert names(module(plain, **short(places=256)), amx) == ["attention"]
 
 
 def test_a_mask_that_is_not_constant_cannot_be_filled_up() -> None:

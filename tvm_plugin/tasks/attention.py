@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, te, tirx
 
+from ..machine import has_matrix_tiles
 from ..search.space.attention import (
     EXPONENTIALS,
     KEYS,
@@ -23,6 +24,7 @@ from ..search.space.attention import (
     SCORES,
     SUMS,
     VALUES,
+    VECTOR,
     WEIGHTED,
     filled_up,
 )
@@ -34,8 +36,11 @@ from .te_kernels import OPAQUE, with_te_kernels
 
 __all__ = ["legalize_attention"]
 
-LEAST_PLACES = 256
-"""Scores of a row from which one kernel wins (Zen 4, two threads: 128, level; 512, 1.2 times as fast as three)."""
+LEAST_PLACES = 32
+"""Scores of a row from which one kernel wins."""
+
+LEAST_PLACES_BESIDE_TILES = 256
+"""The same where fast math may multiply by tiles of AMX, which only products alone do."""
 
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "relax.add": lambda a, b: a + b,
@@ -47,10 +52,15 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def legalize_attention(mod: ir.IRModule) -> ir.IRModule:
+def legalize_attention(mod: ir.IRModule, target: Any) -> ir.IRModule:
     """One kernel of each attention that the sketch for it fits."""
+    least_places = LEAST_PLACES_BESIDE_TILES if has_matrix_tiles(target) else LEAST_PLACES
+
+    def attentions(function: relax.Function) -> dict[relax.Var, _Attention]:
+        return _attentions(function, least_places)
+
     # What FuseOps would add to the kernel, the sketch does not know.
-    return with_te_kernels(mod, "attention", _attentions, {"op_pattern": OPAQUE})
+    return with_te_kernels(mod, "attention", attentions, {"op_pattern": OPAQUE})
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class _Step:
 @dataclass(frozen=True)
 class _Attention:
     """Operands of shape [..., rows, depth], [..., depth, places] and [..., places, columns]; see `permuted_products`
-    for `order`."""
+    for `order`. Keys may be stored place by place."""
 
     query: Permuted
     key: Permuted
@@ -94,25 +104,29 @@ class _Attention:
         *batch, all_rows, all_columns = self.shape
         rows, places, columns = self.filled
         depth = te.reduce_axis((0, self.depth), name="d")
-        p, q, r = (te.reduce_axis((0, places), name=name) for name in "pqr")
+        p, q = (te.reduce_axis((0, places), name=name) for name in "pq")
+        r = te.reduce_axis((0, self.places), name="r")  # of missing places, the exponentials are nearly zero
 
         def zeros_beyond(index: Any, there: int, computed: int, value: Any) -> Any:
             """The value at an index of which there are so many."""
             return value if there == computed else tirx.if_then_else(index < there, value, 0.0)
 
         def key_at(*at: Any) -> Any:
+            if places != self.places and not keeps_runs(self.key.order):  # whole rows are copied; the last one again
+                *outer, step, place = at
+                at = (*outer, step, tirx.min(place, self.places - 1))
+                return element(key, self.key.order, at)
             return zeros_beyond(at[-1], self.places, places, element(key, self.key.order, at))
 
         def value_at(*at: Any) -> Any:
-            of_column = zeros_beyond(at[-1], all_columns, columns, element(value, self.value.order, at))
-            return zeros_beyond(at[-2], self.places, places, of_column)
+            return zeros_beyond(at[-1], all_columns, columns, element(value, self.value.order, at))
 
         keys: Any = key_at
         if places != self.places:
             keys = te.compute([*batch, self.depth, places], key_at, name=KEYS)
         weighted: Any = value_at
-        if (places, columns) != (self.places, all_columns):
-            weighted = te.compute([*batch, places, columns], value_at, name=WEIGHTED)
+        if columns != all_columns:
+            weighted = te.compute([*batch, self.places, columns], value_at, name=WEIGHTED)
 
         def product(*at: Any) -> Any:
             *outer, row, place = at
@@ -139,16 +153,16 @@ class _Attention:
 
         shape = [*batch, rows, places]
 
-        def stage(name: str, shape: Sequence[int], value: Callable[..., Any], more: float = 1.0) -> te.Tensor:
-            needed = all_rows * self.places / (rows * places * more)
-            attributes = {} if needed == 1 else {NEEDED: needed}
-            return te.compute(shape, value, name=name, attrs=attributes)
+        def stage(name: str, shape: Sequence[int], value: Callable[..., Any], needed: float) -> te.Tensor:
+            return te.compute(shape, value, name=name, attrs={} if needed == 1 else {NEEDED: needed})
 
-        products = stage(PRODUCTS, shape, product)
-        scores = stage(SCORES, shape, score)
-        maxima = stage(MAXIMA, shape[:-1], lambda *at: te.max(scores(*at, p), axis=p))
-        powers = stage(EXPONENTIALS, shape, lambda *at: te.exp(scores(*at) - maxima(*at[:-1])))
-        sums = stage(SUMS, shape[:-1], lambda *at: te.sum(powers(*at, q), axis=q))
+        needed_rows = all_rows / rows
+        needed = needed_rows * self.places / places
+        products = stage(PRODUCTS, shape, product, needed)
+        scores = stage(SCORES, shape, score, needed)
+        maxima = stage(MAXIMA, shape[:-1], lambda *at: te.max(scores(*at, p), axis=p), needed)
+        powers = stage(EXPONENTIALS, shape, lambda *at: te.exp(scores(*at) - maxima(*at[:-1])), needed)
+        sums = stage(SUMS, shape[:-1], lambda *at: te.sum(powers(*at, q), axis=q), needed)
 
         def logical(at: tuple[Any, ...]) -> list[Any]:
             return [at[self.order.index(axis)] for axis in range(len(self.order))]
@@ -159,7 +173,7 @@ class _Attention:
 
         result_shape = [self.shape[axis] for axis in self.order]
         computed = [(*batch, rows, columns)[axis] for axis in self.order]
-        values = stage(VALUES, computed, mixed, columns / all_columns)
+        values = stage(VALUES, computed, mixed, needed_rows * all_columns / columns)
 
         def divided(*at: Any) -> Any:
             return values(*at) / sums(*logical(at)[:-1])
@@ -170,7 +184,7 @@ class _Attention:
         return te.compute(result_shape, lambda *at: blocks(*at), name="attention")
 
 
-def _attentions(function: relax.Function) -> dict[relax.Var, _Attention]:
+def _attentions(function: relax.Function, least_places: int) -> dict[relax.Var, _Attention]:
     """The attentions of a function, by the variable of their (permuted) result."""
     values = {binding.var: binding.value for binding in top_level_bindings(function)}
     softmaxes = [value for value in values.values() if operator(value) == "relax.nn.softmax"]
@@ -181,7 +195,7 @@ def _attentions(function: relax.Function) -> dict[relax.Var, _Attention]:
     for var, value in values.items():
         if operator(value) == "relax.matmul":
             attention = _attention(value, values, uses, permuted)
-            if attention is not None:
+            if attention is not None and attention.places >= least_places:
                 found[var] = attention
     for var, value in values.items():
         order = permute_order(value)
@@ -230,13 +244,15 @@ def _attention(
         return None
     depth, rows, places, columns = shapes[0][-1], shapes[3][-2], shapes[3][-1], shapes[4][-1]
     # Sums of one product each have no axis that keys could be copied along.
-    filled = filled_up(rows, places, columns) if places >= LEAST_PLACES and depth > 1 else None
+    filled = filled_up(rows, places, columns) if depth > 1 else None
     if filled is None or not all(_can_be_filled(tensor, (rows, places), filled[:2]) for tensor in others):
         return None
     query, key, value = (permuted.get(operand) or Permuted.not_at_all(operand) for operand in operands)
     # Weights may be stored with their columns as rows, for kernels of products alone.
     if not all(keeps_runs(operand.order) for operand in (query, key, value)):
         return None
+    if depth % VECTOR == 0:
+        key = _stored_by_places(of_its_own(operands[1])) or key
     return _Attention(
         query=query,
         key=key,
@@ -248,6 +264,15 @@ def _attention(
         order=tuple(range(len(shapes[4]))),
         filled=filled,
     )
+
+
+def _stored_by_places(keys: Any) -> Permuted | None:
+    """What keys of shape [..., depth, places] are a permute of, if the elements of a place lie side by side there."""
+    order = permute_order(keys)
+    if not order or order[-2] != len(order) - 1 or not is_static_tensor(keys.ty):
+        return None
+    stored = keys.args[0]
+    return None if isinstance(stored, ir.GenericConst) else Permuted(stored, order)
 
 
 def _leads_to_scores(tensor: Any, softmax: relax.Call, of_its_own: Callable[[Any], Any]) -> bool:

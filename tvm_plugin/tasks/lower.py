@@ -80,7 +80,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             mod = repeat_channels(mod)
             mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
             mod = legalize_norms(mod)
-            mod = write_routines(write_stacks_as_copies(legalize_attention(mod)), thread_count(target))
+            mod = write_routines(write_stacks_as_copies(legalize_attention(mod, target)), thread_count(target))
         else:
             mod = with_functions_that_gpus_have(mod)
         mod = with_norms_of_doubles(with_norms_of_bfloat16(mod))  # those that are left
