@@ -150,6 +150,25 @@ def test_scores_of_attention_stay_in_float32(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_are_scaled_before_they_are_rounded(dtype: Any) -> None:
+    """In float16, 64 times 100 times 100 is infinite."""
+
+    class Model(nn.Module):
+        def forward(self, x: Any, y: Any, nothing: Any) -> Any:
+            several = torch.baddbmm(x[None], x[None], y[None], alpha=0.01)
+            return torch.addmm(x, x, y, beta=0.5, alpha=0.01), torch.addmm(nothing, x, y, beta=0, alpha=0.01), several
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(64, 64, generator=generator).mul(100).to(dtype) for _ in range(2))
+    inputs = (x, y, torch.full((64,), torch.inf, dtype=dtype))
+    found = ModelRunner(untuned_executable(load_model(Model(), example_inputs=inputs).mod, detect_target(1)))(
+        *map(array_of_torch, inputs)
+    )
+    for got, want in zip(found, Model()(*(z.double() for z in inputs)), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), want.numpy(), rtol=torch.finfo(dtype).eps, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_what_is_scattered_is_summed_in_float32(dtype: Any) -> None:
     """A hundred numbers a place, of which bfloat16 would lose a tenth."""
 

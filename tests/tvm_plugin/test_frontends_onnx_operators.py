@@ -64,7 +64,8 @@ def assert_equal(name: str, array: Any, constants: dict[str, Any], outputs: str 
         [onnx.ValueInfoProto(name=key) for key in results],
         [onnx.numpy_helper.from_array(np.asarray(constants[key]), key) for key in names[1:] if key],
     )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10 if opset > 8 else 3)
+    opsets = [helper.make_opsetid(*entry) for entry in {options.get("domain", ""): 1, "": opset}.items()]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=10 if opset > 8 else 3)
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = session.run(None, {"x": array})
     del proto.graph.output[:]
@@ -194,6 +195,7 @@ def test_norms_by_mean_and_deviation_of_values_far_from_zero(options: dict[str, 
         ("GlobalLpPool", {}, {}),
         ("InstanceNormalization", {"g": np.ones(3, "float16"), "b": np.ones(3, "float16")}, {}),
         ("LRN", {}, {"size": 3, "alpha": 0.1}),
+        ("LpNormalization", {}, {"p": 2}),
         ("MeanVarianceNormalization", {}, {}),
         ("ReduceL2", {"axes": np.array([2])}, {}),
         ("ThresholdedRelu", {}, {}),
@@ -203,6 +205,25 @@ def test_operators_of_several_steps_are_rounded_once(name: str, constants: Any, 
     """Squares of 300 are infinite in float16, which ONNX Runtime computes in float32."""
     images = 300 * np.random.default_rng(0).standard_normal((2, 3, 4, 5))
     assert_equal(name, images.astype("float16"), constants, tolerance=2e-3, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Gemm", {"alpha": 0.01, "beta": 2.0}),
+        ("Gemm", {"alpha": 0.01, "transA": 1, "transB": 1}),
+        ("FusedGemm", {"alpha": 0.01, "domain": "com.microsoft", "activation": "Relu"}),
+        ("FusedMatMul", {"alpha": 0.01, "domain": "com.microsoft"}),
+    ],
+)
+@pytest.mark.parametrize("size", [1e-3, 1e2])
+def test_products_in_float16_are_scaled_before_they_are_rounded(name: str, options: Any, size: float) -> None:
+    """Those of 100 may be infinite, and a hundredth of 0.001 has few digits."""
+    rng = np.random.default_rng(0)
+    left, right, bias = (rng.standard_normal((64, 64)) for _ in range(3))
+    constants = {"w": (100 * right).astype("float16"), "b": (size * bias).astype("float16")}
+    constants = {"w": constants["w"]} if name == "FusedMatMul" else constants
+    assert_equal(name, (size * left).astype("float16"), constants, tolerance=2e-3, **options)
 
 
 @pytest.mark.parametrize("axis", [0, -3, 1])

@@ -1,6 +1,6 @@
 """Functions whose plain formulas lose digits of small and large arguments, or overflow.
 
-Each takes what emits an expression, a tensor of floats, and its dtype.
+Each takes what emits an expression, a tensor of floats (or two), and its dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-__all__ = ["SELU", "atanh", "elu", "erfc", "expm1", "log1p", "mish", "softplus", "tanh"]
+from ..dtypes import HALVES
+
+__all__ = ["SELU", "atanh", "elu", "erfc", "expm1", "log1p", "mish", "scaled_product", "softplus", "tanh"]
 
 SELU = (1.6732632423543772, 1.0507009873554805)
 """`alpha` and `scale` that make an ELU keep means of 0 and variances of 1."""
@@ -26,6 +28,13 @@ _FRACTION_FROM = 2
 
 _ONE_FROM = {"float16": 5}
 """From here on, tanh(log(1 + e^x)) is 1; of other types from 20 on."""
+
+
+def scaled_product(emit: Any, left: relax.Expr, right: relax.Expr, dtype: str, factor: float) -> relax.Expr:
+    """A product of matrices times a number; of 16 bits in float32, because it may be infinite before it is scaled."""
+    wide = "float32" if dtype in HALVES else dtype
+    product = emit(op.matmul(left, right, out_dtype=wide))
+    return product if factor == 1 else emit(op.multiply(product, relax.const(factor, wide)))
 
 
 def log1p(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:

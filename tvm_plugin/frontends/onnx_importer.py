@@ -23,7 +23,7 @@ from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..runtime import first_line
 from ..transform.constants import array_of
-from ..transform.functions import shape_of
+from ..transform.functions import as_dtype, shape_of
 from ..transform.known_slices import BOUNDS
 from ..transform.open_slices import from_begin, open_slice
 from .imported import KNOWN_SHAPES
@@ -58,6 +58,7 @@ _OF_SEVERAL_STEPS = frozenset(
         "GlobalLpPool",
         "InstanceNormalization",
         "LRN",
+        "LpNormalization",
         "LpPool",
         "MeanVarianceNormalization",
         "ReduceL2",
@@ -117,7 +118,7 @@ class _Importer(ONNXGraphImporter):
         if op_name in _OF_SEVERAL_STEPS:
             inputs, narrow = _widened(self.bb, inputs)
             if narrow:
-                return relax.op.astype(self.bb.emit(self._converted(op_name, inputs, attrs, convert)), narrow)
+                return as_dtype(self.bb.emit, self.bb.emit(self._converted(op_name, inputs, attrs, convert)), narrow)
         own = _CONVERTERS.get(op_name)
         value = None if own is None else own(self.bb, list(inputs), attrs, convert)
         return convert(op_name, inputs, attrs) if value is None else self.bb.normalize(value)

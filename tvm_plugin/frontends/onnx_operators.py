@@ -11,11 +11,11 @@ import onnx.helper
 from tvm import ir, relax
 from tvm.relax import op
 
-from ..dtypes import is_integer, numpy_dtype
+from ..dtypes import HALVES, is_integer, numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import array_of, constant_of
-from ..transform.functions import extents, shape_of
-from .digits import SELU, elu, mish, softplus, tanh
+from ..transform.functions import as_dtype, extents, shape_of
+from .digits import SELU, elu, mish, scaled_product, softplus, tanh
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 
 __all__ = ["OPERATORS"]
@@ -87,6 +87,23 @@ def _eye_like(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(int(attrs["dtype"]))
     rows, columns = extents(x.ty)
     return constant_of(np.eye(rows, columns, k=int(attrs.get("k", 0)), dtype=dtype))
+
+
+def _gemm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Of 16 bits with a factor, by which TVM makes the numbers of the first matrix smaller than float16 has them."""
+    a, b, c = padded(inputs, 3)
+    alpha, beta, dtype = float(attrs.get("alpha", 1)), float(attrs.get("beta", 1)), str(a.ty.dtype)
+    if alpha == 1 or dtype not in HALVES:
+        return None
+    a, b = (
+        bb.emit(op.permute_dims(x)) if attrs.get(name) else x
+        for x, name in zip((a, b), ("transA", "transB"), strict=True)
+    )
+    result = scaled_product(bb.emit, a, b, dtype, alpha)
+    if c is not None:
+        wide = bb.emit(op.multiply(as_dtype(bb.emit, c, "float32"), relax.const(beta, "float32")))
+        result = bb.emit(op.add(result, wide))
+    return op.astype(result, dtype)
 
 
 def _is_inf(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -271,6 +288,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Einsum": _einsum,
     "Elu": _of_one(elu, ("alpha", 1)),
     "EyeLike": _eye_like,
+    "Gemm": _gemm,
     "IsInf": _is_inf,
     "LpNormalization": _lp_normalization,
     "Mish": _of_one(mish),

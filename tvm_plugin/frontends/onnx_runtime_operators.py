@@ -18,9 +18,11 @@ from tvm.relax import op
 from ..dtypes import numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
-from ..transform.functions import extents
+from ..transform.functions import as_dtype, extents
 from .attention import attention, join_heads, split_heads
+from .digits import scaled_product
 from .onnx_nodes import Convert, padded, text_of
+from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
 
 __all__ = ["ONNX_RUNTIME", "ONNX_RUNTIME_DOMAIN"]
@@ -50,7 +52,9 @@ def _fused_convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], co
 
 def _fused_gemm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     names = [f"activation_{name}" for name in ("alpha", "beta", "gamma")]
-    result = bb.emit(convert("Gemm", padded(inputs, 3), _without(attrs, "activation", *names)))
+    plain, inputs = _without(attrs, "activation", *names), padded(inputs, 3)
+    result = OPERATORS["Gemm"](bb, inputs, plain, convert)
+    result = bb.emit(convert("Gemm", inputs, plain) if result is None else result)
     return _activated(bb, result, attrs, [attrs[name] for name in names if name in attrs])
 
 
@@ -76,13 +80,14 @@ def _activated(bb: Any, x: Any, attrs: dict[str, Any], numbers: Sequence[Any]) -
 
 
 def _fused_matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
-    operands = [
+    left, right = (
         _transposed(bb, x, bool(attrs.get(f"trans{name}")), bool(attrs.get(f"transBatch{name}")))
         for name, x in zip("AB", inputs, strict=True)
-    ]
-    product = bb.emit(op.matmul(*operands))
-    alpha = float(attrs.get("alpha", 1.0))
-    return product if alpha == 1.0 else op.multiply(product, _number(alpha, product))
+    )
+    alpha, dtype = float(attrs.get("alpha", 1.0)), str(inputs[0].ty.dtype)
+    if alpha == 1.0:
+        return op.matmul(left, right)
+    return as_dtype(bb.emit, scaled_product(bb.emit, left, right, dtype, alpha), dtype)
 
 
 def _transposed(bb: Any, x: Any, is_transposed: bool, batch_is_inside: bool) -> Any:

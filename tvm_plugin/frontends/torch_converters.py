@@ -37,6 +37,7 @@ from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..transform.functions import is_empty, shape_of
 from .attention import attention
+from .digits import scaled_product
 from .torch_digits import DIGIT_CONVERTERS
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
@@ -302,16 +303,22 @@ def _linear(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(op.linear(x, weight, bias, str(x.ty.dtype)))
 
 
-def _addmm(node: Any, importer: Any) -> relax.Expr:
-    names = ("input", "mat1", "mat2", "beta", "alpha")
-    x, left, right, beta, alpha = arguments(node, importer, names, (1, 1))
+def _sum_with_product(node: Any, importer: Any) -> relax.Expr:
+    """Of a tensor and a product of matrices, with a factor each: of 16 bits, these are added before they are rounded.
+
+    What the factor 0 is of does not count, even where it is infinite.
+    """
+    beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
+    x, left, right = (importer.env[argument] for argument in node.args)
     emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
-
-    def scaled(value: Any, factor: float) -> Any:
-        return value if factor == 1 else emit(op.multiply(value, relax.const(factor, dtype)))
-
-    product = emit(op.matmul(left, right, out_dtype=dtype))
-    return emit(op.add(scaled(x, beta), scaled(product, alpha)))
+    if (beta, alpha) == (1, 1):
+        return emit(op.add(x, emit(op.matmul(left, right, out_dtype=dtype))))
+    result = scaled_product(emit, left, right, dtype, alpha)
+    if beta != 0:
+        wide = str(result.ty.dtype)
+        scaled = emit(op.multiply(cast(x, wide, importer), relax.const(beta, wide)))
+        result = emit(op.add(scaled, result))
+    return cast(result, dtype, importer)
 
 
 def _attention(node: Any, importer: Any) -> relax.Expr:
@@ -359,7 +366,8 @@ CONVERTERS: dict[str, Converter] = {
     "matmul.default": _matmul,
     "mm.default": _matmul,
     "bmm.default": _matmul,
-    "addmm.default": _addmm,
+    "addmm.default": _sum_with_product,
+    "baddbmm.default": _sum_with_product,
     **DIGIT_CONVERTERS,
     **IMAGE_CONVERTERS,
     **INDEXING_CONVERTERS,
