@@ -41,6 +41,18 @@ def test_operators_on_bools_mean_what_numpy_says(tmp_path: Path, name: str) -> N
     np.testing.assert_array_equal(found, getattr(np, name)(A, B))
 
 
+@pytest.mark.parametrize(("operator", "expected"), [("negative", [0, 255, 1]), ("sign", [0, 1, 1])])
+def test_signs_of_bytes_without_any(tmp_path: Path, operator: str, expected: list[int]) -> None:
+    x = relax.Var("x", relax.TensorType((3,), "uint8"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(getattr(relax.op, operator)(x))
+        builder.emit_func_output(result)
+    tuned = eqtune.tune_model(builder.get(), trials=1, threads=1, work_dir=tmp_path, progress=False)
+    np.testing.assert_array_equal(tuned.run(np.array([0, 1, 255], "uint8")), [np.array(expected, "uint8")])
+
+
 @pytest.mark.parametrize("operator", ["divide", "floor_divide", "mod", "floor_mod"])
 def test_integers_divided_by_zero_do_not_end_the_process(tmp_path: Path, operator: str) -> None:
     inputs = [relax.Var(name, relax.TensorType((4,), "int32")) for name in "ab"]

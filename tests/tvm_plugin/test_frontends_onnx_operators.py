@@ -207,6 +207,27 @@ def test_operators_of_several_steps_are_rounded_once(name: str, constants: Any, 
     assert_equal(name, images.astype("float16"), constants, tolerance=2e-3, **options)
 
 
+@pytest.mark.parametrize(("name", "rank"), [("ScatterElements", 2), ("ScatterND", 1)])
+@pytest.mark.parametrize("reduction", ["add", "mul"])
+def test_what_is_scattered_in_float16_is_rounded_once(name: str, rank: int, reduction: str) -> None:
+    """Three hundred ones and a bit; ONNX Runtime does not run such nodes in float16."""
+    helper, half = onnx.helper, onnx.TensorProto.FLOAT16
+    places = np.zeros((300, 1), "int64")
+    updates = (1 + np.linspace(0, 0.02, 300)).astype("float16").reshape([300, 1][:rank])
+    graph = helper.make_graph(
+        [helper.make_node(name, ["x", "i", "u"], ["y"], reduction=reduction)],
+        name,
+        [helper.make_tensor_value_info("x", half, [2, 1][:rank])],
+        [helper.make_tensor_value_info("y", half, [2, 1][:rank])],
+        [onnx.numpy_helper.from_array(places, "i"), onnx.numpy_helper.from_array(updates, "u")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    (found,) = ModelRunner(tvm.compile(load_model(proto).mod, "llvm"))(np.ones([2, 1][:rank], "float16"))
+    wide = updates.astype("float64")
+    exact = 1 + wide.sum() if reduction == "add" else wide.prod()
+    np.testing.assert_allclose(found.reshape(-1), [exact, 1], rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

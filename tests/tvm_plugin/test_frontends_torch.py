@@ -765,6 +765,12 @@ def test_extrema_of_truth_values():
     assert verify_import(load_model(module, example_inputs=(IMAGE > 0.5,))) == 0
 
 
+def test_the_smallest_so_far_of_long_integers():
+    """None of which is larger than the largest, which is no float."""
+    x = torch.tensor([[2**63 - 1, 2**63 - 1, 7, 2**53 + 1, -(2**63)], [3, 5, 2, 2, 9]])
+    assert verify_import(load_model(Lambda(lambda x: (*x.cummin(1), *x.cummax(1))), example_inputs=(x,))) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
 def test_order_of_bytes(dtype):
     x = torch.randperm(256, generator=torch.Generator().manual_seed(0)).sub(128 * (dtype == torch.int8)).to(dtype)[None]

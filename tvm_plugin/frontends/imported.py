@@ -31,6 +31,7 @@ from .normalize import (
     with_out_dtypes,
     with_places_of_extrema,
     with_plain_powers,
+    with_signs_of_unsigned,
     with_small_integers_sorted,
     with_unequal_nans,
     with_what_bfloat16_lacks,
@@ -178,6 +179,7 @@ def imported_model(
     mod = with_blocked_convolutions(with_channels_first(with_out_dtypes(with_einsum_products(mod))))
     mod = with_small_integers_sorted(with_what_bfloat16_lacks(with_places_of_extrema(with_unequal_nans(mod))))
     mod = with_no_division_by_zero(with_corners_apart(with_plain_powers(with_boolean_logic(mod))))
+    mod = with_signs_of_unsigned(mod)
     mod = with_bounded_indices(with_partial_scatters(with_whole_rows(with_norms_of_doubles(mod))))
     if reference is not None:  # whose sums are wide; Relax says itself what it sums in
         mod = with_wide_sums(mod)

@@ -27,6 +27,7 @@ __all__ = [
     "with_out_dtypes",
     "with_places_of_extrema",
     "with_plain_powers",
+    "with_signs_of_unsigned",
     "with_small_integers_sorted",
     "with_unequal_nans",
     "with_what_bfloat16_lacks",
@@ -148,6 +149,27 @@ def with_boolean_logic(mod: tvm.IRModule) -> tvm.IRModule:
     fails while it generates code.
     """
     return _with_main(_BooleanLogic(mod), mod)
+
+
+@relax.expr_functor.mutator
+class _SignsOfUnsigned(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator(call) not in ("relax.negative", "relax.sign"):
+            return call
+        (x,), dtype = call.args, str(call.ty.dtype)
+        if dtype == "bool" and operator(call) == "relax.sign":
+            return x
+        if not dtype.startswith("uint"):
+            return call
+        zero, one = (relax.const(number, dtype) for number in (0, 1))
+        result = relax.op.subtract(zero, x) if operator(call) == "relax.negative" else relax.op.minimum(x, one)
+        return self.builder_.normalize(result)
+
+
+def with_signs_of_unsigned(mod: tvm.IRModule) -> tvm.IRModule:
+    """Write -x of unsigned integers in "main" as 0 - x, sign(x) as min(x, 1): TVM would make a -1 of their dtype."""
+    return _with_main(_SignsOfUnsigned(mod), mod)
 
 
 @relax.expr_functor.mutator

@@ -32,7 +32,7 @@ from .onnx_cached_attention import CACHED_ATTENTION
 from .onnx_fourier import FOURIER, convert_fourier
 from .onnx_images import IMAGES
 from .onnx_narrow_weights import NARROW_WEIGHTS
-from .onnx_nodes import Convert, opset_of, padded
+from .onnx_nodes import Convert, opset_of, padded, text_of
 from .onnx_norms import NORMS
 from .onnx_operators import OPERATORS
 from .onnx_quantized import QUANTIZED
@@ -115,13 +115,19 @@ class _Importer(ONNXGraphImporter):
             value = self._sizes.convert(op_name, list(inputs), attrs)
             if value is not None:
                 return self.bb.emit(value) if isinstance(value, relax.Call) else value
-        if op_name in _OF_SEVERAL_STEPS:
+        if op_name in _OF_SEVERAL_STEPS or _adds_up(op_name, attrs):
             inputs, narrow = _widened(self.bb, inputs)
             if narrow:
                 return as_dtype(self.bb.emit, self.bb.emit(self._converted(op_name, inputs, attrs, convert)), narrow)
         own = _CONVERTERS.get(op_name)
         value = None if own is None else own(self.bb, list(inputs), attrs, convert)
         return convert(op_name, inputs, attrs) if value is None else self.bb.normalize(value)
+
+
+def _adds_up(op_name: str, attrs: dict[str, Any]) -> bool:
+    """Whether what is scattered to one place is added or multiplied there."""
+    scatters = op_name in ("ScatterElements", "ScatterND")
+    return scatters and text_of(attrs.get("reduction", "none")) in ("add", "mul")
 
 
 def _widened(bb: Any, inputs: Sequence[Any]) -> tuple[list[Any], str]:

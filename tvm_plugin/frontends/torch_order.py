@@ -137,7 +137,11 @@ def _extreme_so_far(choose: Callable[..., relax.Expr], is_largest: bool) -> Conv
         x, axis = arguments(node, importer, ("input", "dim"), ())
         emit, shape, dtype = importer.block_builder.emit, shape_of(x), str(x.ty.dtype)
         axis %= len(shape)
-        values = so_far(emit, x, axis, choose, _limit(dtype, lowest=is_largest))
+        if dtype == "int64" and not is_largest:  # a tensor is padded with floats, of which none is the largest integer
+            turned = so_far(emit, emit(op.bitwise_not(x)), axis, op.maximum, _limit(dtype, lowest=True))
+            values = emit(op.bitwise_not(turned))
+        else:
+            values = so_far(emit, x, axis, choose, _limit(dtype, lowest=is_largest))
         along = np.arange(shape[axis]).reshape([-1] + [1] * (len(shape) - 1 - axis))
         is_found = emit(op.equal(x, values))
         places = emit(op.where(is_found, constant_of(along), relax.const(0, "int64")))
