@@ -236,6 +236,22 @@ def test_inputs_that_are_not_tuned_are_named(kind):
         load_model(proto)
 
 
+@pytest.mark.parametrize("with_size", [False, True])
+def test_what_onnx_runtime_does_not_compute_in_is_named(with_size):
+    """Where sizes are folded, too, by ONNX Runtime itself."""
+    make = onnx.helper.make_node
+    nodes = [
+        make("Cast", ["x"], ["narrow"], to=onnx.TensorProto.BFLOAT16),
+        make("Shape", ["x"], ["size"]),
+        make("Add", ["narrow", "narrow"], ["twice"]),
+        make("Cast", ["twice"], ["wide"], to=onnx.TensorProto.FLOAT),
+        make("Reshape", ["wide", "size"], ["y"]),
+    ]
+    nodes = nodes if with_size else [*nodes[:1], *nodes[2:3], make("Cast", ["twice"], ["y"], to=onnx.TensorProto.FLOAT)]
+    with pytest.raises(UnsupportedModelError, match=r"result of .* has dtype bfloat16; .* in float16 or"):
+        load_model(model(nodes, {"x": [4, 3]}, {"y": [4, 3]}))
+
+
 def test_sizes_of_data_are_no_open_sizes_of_inputs():
     proto = model([onnx.helper.make_node("NonZero", ["x"], ["y"])], {"x": [4, 3]}, {"y": [2, "n"]})
     proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64

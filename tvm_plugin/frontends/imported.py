@@ -48,6 +48,7 @@ __all__ = [
     "check_shapes",
     "check_static",
     "check_tunable",
+    "foreign_dtype",
     "imported_model",
     "is_number",
     "random_input",
@@ -70,6 +71,13 @@ SUPPORTED_DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32"
 
 NOT_IMPORTED = {"onnx": "bfloat16"}
 """Dtypes that tuning knows, but that the reference (ONNX Runtime) cannot handle."""
+
+
+_ADVICE = {
+    "bfloat16": "; ONNX Runtime, which models are compared with, does not compute in it: give the model in float16 or "
+    "float32, or as it is in PyTorch"
+}
+"""What to do about a dtype that is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +211,14 @@ def _shape(ty: relax.TensorType) -> tuple[int | str, ...]:
     return tuple(int(dim) if is_number(dim) else str(dim) for dim in ty.shape)
 
 
+def foreign_dtype(what: str, dtype: str, allowed: Sequence[str]) -> UnsupportedModelError:
+    """The error that says which dtypes `what` may have, and what to do."""
+    known = ", ".join(allowed)
+    return UnsupportedModelError(
+        f"{what} has dtype {dtype or 'unknown'}; allowed here: {known}{_ADVICE.get(dtype, '')}"
+    )
+
+
 def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES, any_size: bool = False) -> None:
     """Refuse what cannot be tuned, by name: dynamic shapes, foreign dtypes, inputs that are not tensors.
 
@@ -255,7 +271,7 @@ def _check_tensor(ty: tvm.ir.Type, what: str, dtypes: Sequence[str]) -> None:
     if not isinstance(ty.shape, relax.ShapeExpr):  # none, or one that is a variable
         raise UnsupportedModelError(f"{what} {_OF_DATA}")
     if str(ty.dtype) not in dtypes:
-        raise UnsupportedModelError(f"{what} has dtype {ty.dtype or 'unknown'}; allowed here: {', '.join(dtypes)}")
+        raise foreign_dtype(what, str(ty.dtype or ""), dtypes)
 
 
 def check_static(shape: Sequence[Any], what: str) -> None:

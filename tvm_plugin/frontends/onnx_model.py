@@ -15,7 +15,15 @@ from tvm import relax
 
 from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
-from .imported import ANY_SIZE, NOT_IMPORTED, SUPPORTED_DTYPES, ImportedModel, check_shapes, imported_model
+from .imported import (
+    ANY_SIZE,
+    NOT_IMPORTED,
+    SUPPORTED_DTYPES,
+    ImportedModel,
+    check_shapes,
+    foreign_dtype,
+    imported_model,
+)
 from .onnx_attention import is_known_attention
 from .onnx_fourier import with_precise_transforms
 from .onnx_importer import known_operators, translated
@@ -79,9 +87,9 @@ def from_onnx(
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _refuse_foreign(model)
-    written = with_loops_written_out(folded(model, name)) if has_loops(model.graph) else model
+    written = with_loops_written_out(_folded(model, name)) if has_loops(model.graph) else model
     known = _in_known_operators(written)
-    constant = folded(known, name) if any(map(_needs_folding, known.graph.node)) else known
+    constant = _folded(known, name) if any(map(_needs_folding, known.graph.node)) else known
     is_open = not all(map(_is_static_input, _inputs(constant.graph).values()))
     mod = relax.transform.DeadCodeElimination(["main"])(translated(with_weights_in_bytes(constant), name, is_open))
     model = with_exact_products(with_precise_transforms(model))
@@ -100,8 +108,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
         if dtype in ("string", "complex64", "complex128"):  # the importer's message would not name the input
             raise UnsupportedModelError(f"input {value.name!r} has dtype {dtype}; tuning knows numbers and bool only")
         if dtype not in _DTYPES:
-            allowed = ", ".join(_DTYPES)
-            raise UnsupportedModelError(f"input {value.name!r} has dtype {dtype}; allowed here: {allowed}")
+            raise foreign_dtype(f"input {value.name!r}", dtype, _DTYPES)
 
 
 def _as_declared(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -179,6 +186,17 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
                 f"{node.op_type} of the domain {node.domain} cannot be imported; operators of ONNX and many of "
                 f"{ONNX_RUNTIME_DOMAIN} can{advice}"
             )
+
+
+def _folded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """By ONNX Runtime, whose message does not name a dtype that it cannot compute in."""
+    try:
+        return folded(model, name)
+    except InputError as error:
+        for node in model.graph.node:
+            if any(attribute.name == "to" and attribute.i == onnx.TensorProto.BFLOAT16 for attribute in node.attribute):
+                raise foreign_dtype(f"the result of {node.op_type} ({node.output[0]})", "bfloat16", _DTYPES) from error
+        raise
 
 
 def _is_static_input(value: onnx.ValueInfoProto) -> bool:
