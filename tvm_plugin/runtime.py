@@ -149,7 +149,7 @@ class ModelRunner:
             path = os.fspath(executable)
             raise InputError(f"{path!r} is a path, no executable; load it with tvm.runtime.load_module({path!r})")
         self._device = tvm.cpu() if device is None else device
-        self._pool = _thread_with_pool(threads or len(allowed_cores()))
+        self._threads = threads or len(allowed_cores())
         machine = self._pool.submit(lambda: relax.VirtualMachine(executable, self._device))
         self._main = machine.result()["main"]
 
@@ -164,6 +164,11 @@ class ModelRunner:
     def prepare(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
         """The inputs as tensors on the device."""
         return [tvm.runtime.tensor(np.asarray(value, order="C"), self._device) for value in inputs]
+
+    @property
+    def _pool(self) -> ThreadPoolExecutor:
+        """Looked up by each run: it may be another process than the last one's."""
+        return _thread_with_pool(self._threads)
 
     def time_s(self, arguments: Sequence[Any]) -> float:
         """Seconds of one run on prepared arguments."""
@@ -232,6 +237,10 @@ def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
 
 
+if hasattr(os, "register_at_fork"):  # no thread lives on in a forked process, which would wait for ever
+    os.register_at_fork(after_in_child=_thread_with_pool.cache_clear)
+
+
 def flat_tensors(value: Any) -> list[Any]:
     """The tensors of a result that may be a tuple of tuples."""
     if isinstance(value, tvm.runtime.Tensor):
@@ -241,6 +250,8 @@ def flat_tensors(value: Any) -> list[Any]:
 
 def export_library(executable: Any, path: Path, compiler: str | None = None) -> None:
     """Write an executable as a library, linked by a C++ compiler. Raises what TVM and its linker raise."""
+    if compiler is None and path.suffix == ".so" and cc.get_cc() is None:  # TVM would call a program named None
+        raise FileNotFoundError("there is no C++ compiler")
     link = None if compiler is None or path.suffix != ".so" else cc.cross_compiler(compiler)
     with _quiet_native_stderr():
         executable.export_library(str(path), fcompile=link)
@@ -254,8 +265,10 @@ def linker_of(target: Any) -> str | None:
 
 
 def first_line(error: Exception) -> str:
-    """What a linker's failure says first; its name where it says nothing."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What a failure says first, behind a heading as "Compilation error:"; its name where it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = 2 if lines and lines[0].endswith(":") else 1
+    return " ".join(lines[:said]) or type(error).__name__
 
 
 @contextlib.contextmanager

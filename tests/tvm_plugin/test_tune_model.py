@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +96,31 @@ def test_inputs_may_be_tensors_of_tvm(tuned: tuple[eqtune.TuneResult, Path]) -> 
     np.testing.assert_array_equal(tuned[0].run(tvm.runtime.tensor(x))[0], tuned[0].run(x)[0])
     with pytest.raises(eqtune.InputError, match="not float64 of shape"):
         tuned[0].run_tensors(tvm.runtime.tensor(x.astype("float64")))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_runs_it_too(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    """TVM's threads, and the one that calls them, stay behind in the parent."""
+    x = np.ones((1, 4, 24, 24), np.float32)
+    (expected,) = tuned[0].run(x)
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: np.testing.assert_array_equal(tuned[0].run(x)[0], expected)
+    )
+    child.start()
+    child.join(60)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
+    np.testing.assert_array_equal(tuned[0].run(x)[0], expected)
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.deepcopy])
+def test_compiled_code_is_not_sent_to_other_processes(
+    tuned: tuple[eqtune.TuneResult, Path], send: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(eqtune.SetupError, match="give the other process the path of what `export` writes"):
+        send(tuned[0])
 
 
 def test_the_result_prints_as_its_table_and_not_as_its_module(tuned: tuple[eqtune.TuneResult, Path]) -> None:
@@ -213,6 +243,25 @@ def test_the_exported_library_runs(
     np.testing.assert_array_equal(got, result.run(x)[0])
     with pytest.raises(eqtune.InputError, match=r"must end in \.so or \.tar"):
         result.export(tmp_path / "model.dll")
+    (tmp_path / "folder.so").mkdir()
+    with pytest.raises(eqtune.InputError, match="it is a folder"):
+        result.export(tmp_path / "folder.so")
+
+
+def test_without_a_compiler_object_files_are_exported(
+    tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("tar", "gzip"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(programs))
+    for name in ("CXX", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(eqtune.SetupError, match=r"there is no C\+\+ compiler.*a \.tar needs no compiler"):
+        tuned[0].export(tmp_path / "model.so")
+    assert tuned[0].export(tmp_path / "model.tar").stat().st_size > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar", "programs"]
 
 
 def test_the_report_names_every_kernel(tuned: tuple[eqtune.TuneResult, Path], tmp_path: Path) -> None:

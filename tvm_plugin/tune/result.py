@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tvm
@@ -171,6 +171,12 @@ class TuneResult:
 
     def __repr__(self) -> str:
         return f"<TuneResult: {next(iter(closing_lines(self.summary)), self.summary.model)}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise SetupError(
+            "what tune_model returned holds compiled code, and can be neither pickled nor copied: give the other process "
+            "the path of what `export` writes, for tvm.runtime.load_module (a forked one may use the result as it is)"
+        )
 
     @property
     def measured(self) -> bool:
@@ -367,6 +373,8 @@ def check_export_path(path: str | os.PathLike[str]) -> Path:
     path = as_path(path, "a library is exported to a path that ends in .so or .tar")
     if path.suffix not in {".so", ".tar"}:
         raise InputError(f"cannot export to {path.name!r}: the name must end in .so or .tar")
+    if path.is_dir():
+        raise InputError(f"cannot export to {str(path)!r}: it is a folder; name a file in it")
     return path
 
 
