@@ -59,6 +59,42 @@ run(sys.executable, "-c", SERVE, library, folder / "x.npy", folder / "python.npy
 np.testing.assert_allclose(np.load(folder / "python.npy"), expected, rtol=1e-6, atol=1e-6)
 print("Python: the same outputs")
 
+# Threads and processes
+# ---------------------
+#
+# A virtual machine is of one thread: two that call the same one crash. Each makes its own of the one library, whose
+# weights they share, and each has a pool of TVM_NUM_THREADS threads: a model that was tuned with `threads=1` suits
+# many. `result.run` needs no such care: calls from several threads wait for one another.
+#
+# TVM binds its threads to the first cores of the machine, whatever cores their process was given. Of several processes
+# each needs cores of its own: TVM_BIND_THREADS=0 in the environment, and `taskset -c 2,3` before the command.
+
+SERVE_MANY = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+import tvm
+from tvm import relax
+
+library = tvm.runtime.load_module(sys.argv[1])
+mine = threading.local()
+
+def start():
+    mine.main = relax.VirtualMachine(library, tvm.cpu())["main"]
+
+def answer(x):
+    return mine.main(tvm.runtime.tensor(x)).numpy()
+
+x = np.load(sys.argv[2])
+with ThreadPoolExecutor(2, initializer=start) as threads:
+    *_, last = threads.map(answer, [x] * 8)
+np.save(sys.argv[3], last)
+"""
+
+run(sys.executable, "-c", SERVE_MANY, library, folder / "x.npy", folder / "threads.npy")
+np.testing.assert_allclose(np.load(folder / "threads.npy"), expected, rtol=1e-6, atol=1e-6)
+print("Python, two threads: the same outputs")
+
 # In C++
 # ------
 #

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,14 @@ def test_inputs_may_be_tensors_of_tvm(tuned: tuple[eqtune.TuneResult, Path]) -> 
     np.testing.assert_array_equal(tuned[0].run(tvm.runtime.tensor(x))[0], tuned[0].run(x)[0])
     with pytest.raises(eqtune.InputError, match="not float64 of shape"):
         tuned[0].run_tensors(tvm.runtime.tensor(x.astype("float64")))
+
+
+def test_several_threads_run_it_at_once(tuned: tuple[eqtune.TuneResult, Path]) -> None:
+    inputs = [np.full((1, 4, 24, 24), value, np.float32) for value in range(4)]
+    expected = [tuned[0].run(x)[0] for x in inputs]
+    with ThreadPoolExecutor(4) as threads:
+        for index, (got,) in enumerate(threads.map(tuned[0].run, inputs * 16)):
+            np.testing.assert_array_equal(got, expected[index % 4])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
