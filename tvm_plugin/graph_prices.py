@@ -22,7 +22,8 @@ from .search.graph.cost import AnalyticCost, MeasuredCost, TermCost, TermKey, gr
 from .search.graph.relax_ops import write_term
 from .search.graph.terms import TermGraph
 from .search.space.hardware import Hardware
-from .tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
+from .symbolic import known_tasks
+from .tasks import Task, lower_to_kernels, permit_lossy_products
 from .transform.constants import constant_of
 from .transform.layout import ChannelsLast
 
@@ -163,7 +164,7 @@ class GraphPrices:
 
     def _priced(self, kernels: Any) -> list[Task]:
         """The tasks of a lowered module, with what is permitted."""
-        return extract_tasks(permit_lossy_products(kernels, self.hardware) if self.fast_math else kernels)
+        return known_tasks(permit_lossy_products(kernels, self.hardware) if self.fast_math else kernels)
 
     def _tasks(self, key: TermKey, result: TensorType) -> list[Task] | None:
         """The kernels of one term; None where it has none that can be priced."""

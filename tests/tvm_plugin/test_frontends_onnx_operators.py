@@ -346,7 +346,7 @@ def test_boxes_that_overlap_more_are_left_out(most: int, options: dict[str, Any]
     assert_equal("NonMaxSuppression", BOXES, constants, opset=11, any_size=True)
 
 
-def test_models_that_choose_boxes_are_compiled_and_not_tuned() -> None:
+def test_models_that_choose_boxes_are_of_open_sizes() -> None:
     helper, scores = onnx.helper, np.random.default_rng(0).random((1, 2, 5), "float32")
     numbers = {"most": np.int64([2]), "overlap": np.float32([0.5]), "last": np.int64(2), "first": np.int64([0])}
     graph = helper.make_graph(

@@ -17,10 +17,11 @@ from tvm import relax
 from ..dtypes import is_floating, numpy_dtype
 from ..errors import InputError, UnsupportedModelError
 from ..transform.bounded_indices import with_bounded_indices
-from ..transform.functions import symbols_of
+from ..transform.functions import sizes_read, symbols_of
 from ..transform.known_slices import BOUNDS
 from ..transform.partial_scatters import with_partial_scatters
 from ..transform.wide_norms import with_norms_of_doubles
+from .chosen import with_choices_apart
 from .einsum import with_einsum_products
 from .normalize import (
     with_blocked_convolutions,
@@ -191,6 +192,7 @@ def imported_model(
     mod = with_bounded_indices(with_partial_scatters(with_whole_rows(with_norms_of_doubles(mod))))
     if reference is not None:  # whose sums are wide; Relax says itself what it sums in
         mod = with_wide_sums(mod)
+    mod = with_choices_apart(mod)
     main = mod["main"]
     bounds = _index_bounds(main)
     inputs = tuple(
@@ -222,7 +224,8 @@ def foreign_dtype(what: str, dtype: str, allowed: Sequence[str]) -> UnsupportedM
 def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES, any_size: bool = False) -> None:
     """Refuse what cannot be tuned, by name: dynamic shapes, foreign dtypes, inputs that are not tensors.
 
-    With `any_size`, shapes may be dynamic, but not depend on data.
+    With `any_size`, shapes may be dynamic. They may depend on data where they tell so: are made of a size that the
+    model computes.
 
     Raises
     ------
@@ -240,13 +243,14 @@ def check_tunable(mod: tvm.IRModule, dtypes: Sequence[str] = SUPPORTED_DTYPES, a
         _check_tensor(param.ty, f"input {param.name!r}", dtypes)
         if not any_size:
             check_static(param.ty.shape, f"input {param.name!r}")
+    asked = sizes_read(main)
     for var, value in _bindings(main):
         what = f"the result of {_operator(value)} ({var.name})"
         for ty in _parts(var.ty):
             _check_tensor(ty, what, dtypes)
             if not any_size and not all(map(is_number, ty.shape)):  # of inputs whose shapes are known
                 raise UnsupportedModelError(f"{what} {_OF_DATA}")
-        if not any_size and _is_choice(value):
+        if _is_choice(value) and not (any_size and var in asked):
             raise UnsupportedModelError(f"{what} {_OF_DATA}: end the model before it, {ANY_SIZE}")
 
 

@@ -13,11 +13,12 @@ from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import extents, shape_of
 from .antialiased import cubic, linear, resized
+from .chosen import chosen_rows
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 from .overlap import fold
 from .pooled_places import places_of_maxima
 
-__all__ = ["IMAGES"]
+__all__ = ["CHOICES", "IMAGES"]
 
 
 def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -172,8 +173,22 @@ def _non_max_suppression(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], 
     above = max(np.nextafter(np.float32(overlap), np.float32(np.inf)), np.finfo("float32").tiny)
     if score < 0:
         scores, score = _positive(bb, scores, score), 0.0
+    if attrs.get("center_point_box"):
+        boxes = _corners(bb, boxes)
     known = (np.int64(min(most, extents(boxes.ty)[1])), above, np.float32(score))
-    return convert("NonMaxSuppression", [boxes, scores, *(constant_of(np.array(number)) for number in known)], attrs)
+    numbers = (constant_of(np.array(number)) for number in known)
+    chosen = bb.emit(op.vision.all_class_non_max_suppression(boxes, scores, *numbers, output_format="onnx"))
+    return chosen_rows(bb, *(bb.emit(relax.TupleGetItem(chosen, place)) for place in range(2)))
+
+
+def _corners(bb: Any, boxes: Any) -> Any:
+    """Of boxes that are given by their middles and sizes."""
+    middles, sizes = (
+        bb.emit(op.strided_slice(boxes, [2], [begin], [begin + 2], assume_inbound=True)) for begin in (0, 2)
+    )
+    halves = bb.emit(op.divide(sizes, relax.const(2, str(boxes.ty.dtype))))
+    corners = [bb.emit(function(middles, halves)) for function in (op.subtract, op.add)]
+    return bb.emit(op.concat(corners, axis=2))
 
 
 def _positive(bb: Any, scores: Any, least: float) -> Any:
@@ -303,3 +318,6 @@ IMAGES: dict[str, Callable[..., Any]] = {
     "Upsample": _upsample,
 }
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""
+
+CHOICES = frozenset({"NonMaxSuppression"})
+"""Operators whose results are as long as their data decides."""

@@ -30,7 +30,7 @@ from .imported import KNOWN_SHAPES
 from .onnx_attention import convert_attention
 from .onnx_cached_attention import CACHED_ATTENTION
 from .onnx_fourier import FOURIER, convert_fourier
-from .onnx_images import IMAGES
+from .onnx_images import CHOICES, IMAGES
 from .onnx_narrow_weights import NARROW_WEIGHTS
 from .onnx_nodes import Convert, opset_of, padded, text_of
 from .onnx_norms import NORMS
@@ -284,7 +284,8 @@ def translated(model: onnx.ModelProto, name: str, is_open: bool) -> tvm.IRModule
         It has what cannot be translated.
     """
     opset = opset_of(model)
-    importer = _Importer(any_size=is_open)
+    chooses = any(node.op_type in CHOICES for node in model.graph.node)
+    importer = _Importer(any_size=is_open or chooses)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # renamed inputs; it prints what it cannot convert before it raises
         try:

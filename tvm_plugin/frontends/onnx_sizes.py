@@ -6,6 +6,7 @@ those that are made of sizes alone, it is also known which ones. Operators that 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -265,6 +266,16 @@ def _product(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     return _objects([total]) if keep else total
 
 
+def _extreme(choose: Callable[[Any, Any], Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
+    """Of all elements."""
+
+    def of_array(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        found = functools.reduce(choose, given[0].reshape(-1))
+        return _objects([found]) if attrs.get("keepdims", 1) else found
+
+    return of_array
+
+
 def _reshaped(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     shape = _integers(given[1]) if len(given) > 1 else list(attrs["shape"])
     return None if shape is None else given[0].reshape(shape)
@@ -300,6 +311,8 @@ _OF_SIZES: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
     "ConstantOfShape": _filled,
     "Gather": _gather,
     "Identity": lambda given, attrs: given[0],
+    "ReduceMax": _extreme(_larger),
+    "ReduceMin": _extreme(_smaller),
     "ReduceProd": _product,
     "Reshape": _reshaped,
     "Slice": _slice,
@@ -414,6 +427,17 @@ def _flatten(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]
     return op.reshape(x, [math.prod(extents[:axis]), math.prod(extents[axis:])])
 
 
+def _top(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    """The largest, or smallest, elements along an axis, where it is computed how many: all in order, cut off."""
+    x, given = inputs[0], sizes.sizes(inputs[1]) if len(inputs) > 1 else None
+    if given is None or x.ty.shape is None or not isinstance(given.item(), ir.Expr):
+        return None
+    axis = int(attrs.get("axis", -1)) % x.ty.ndim
+    order = sizes.emit(op.argsort(x, axis, descending=bool(attrs.get("largest", 1)), dtype="int64"))
+    places = open_slice(sizes.emit, order, axis, 0, given.item())
+    return relax.Tuple([sizes.emit(op.gather_elements(x, places, axis)), places])
+
+
 def _resize(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> relax.Expr | None:
     """Images, along height and width: to sizes that are known only when the model runs; from such by whole factors."""
     x, _, factors, wanted = padded(inputs, 4)
@@ -454,4 +478,5 @@ _BY_SIZES: Mapping[str, Callable[[SizeTensors, Sequence[Any], Mapping[str, Any]]
     "Resize": _resize,
     "Slice": _slice_of,
     "Tile": _tile,
+    "TopK": _top,
 }

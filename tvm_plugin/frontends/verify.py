@@ -15,7 +15,7 @@ from ..runtime import ModelRunner
 from ..transform.apply_tuned import untuned_executable
 from .imported import ImportedModel
 
-__all__ = ["CHANGE", "compare", "sensitivity", "undecided", "verify_import"]
+__all__ = ["CHANGE", "compare", "is_settled", "sensitivity", "undecided", "verify_import"]
 
 CHANGES = 8
 """How often inputs are changed to find ties; each time, one in two shows."""
@@ -100,7 +100,8 @@ def undecided(
     """For each output, where `evaluate` itself gives something else for inputs that differ by roundings.
 
     The places of the largest values, and what is looked up there, are such outputs where two values are nearly equal:
-    one order is as right as the other. An output most of whose places are decided that way is not judged so: nowhere.
+    one order is as right as the other. An output most of whose places are decided that way is not judged so: nowhere;
+    and none is where some have another shape then, of a model that chooses more or fewer.
 
     Parameters
     ----------
@@ -113,16 +114,47 @@ def undecided(
     seed : int
         Of the changes to the inputs.
     """
+    places = _moved(evaluate, inputs, expected, tolerance, seed)
+    if places is None:
+        return [np.zeros(want.shape, bool) for want in expected]
+    return [place if place.mean() <= MOST_UNDECIDED else np.zeros(place.shape, bool) for place in places]
+
+
+def is_settled(
+    evaluate: Callable[..., list[NDArray[Any]]],
+    inputs: Sequence[NDArray[Any]],
+    expected: Sequence[NDArray[Any]],
+    tolerance: float,
+    seed: int = 0,
+) -> bool:
+    """Whether `evaluate` gives the same, but for few places, for inputs that differ by roundings: as many of all.
+
+    Arguments are as those of `undecided`.
+    """
+    places = _moved(evaluate, inputs, expected, tolerance, seed)
+    return places is not None and all(place.mean() <= MOST_UNDECIDED for place in places)
+
+
+def _moved(
+    evaluate: Callable[..., list[NDArray[Any]]],
+    inputs: Sequence[NDArray[Any]],
+    expected: Sequence[NDArray[Any]],
+    tolerance: float,
+    seed: int,
+) -> list[NDArray[Any]] | None:
+    """For each output, where it changes; None where there are outputs of another shape."""
     generator = np.random.default_rng(seed)
     places = [np.zeros(want.shape, bool) for want in expected]
     for _ in range(CHANGES):
-        changed = [_changed(array, generator) for array in inputs]
-        for other, got, want in zip(places, evaluate(*changed), expected, strict=True):
+        outputs = evaluate(*[_changed(array, generator) for array in inputs])
+        if any(got.shape != want.shape for got, want in zip(outputs, expected, strict=True)):
+            return None
+        for place, got, want in zip(places, outputs, expected, strict=True):
             limit = tolerance * np.max(np.abs(want[np.isfinite(want)]), initial=0.0)
             with np.errstate(invalid="ignore"):
                 same = np.abs(got.astype(np.float64) - want.astype(np.float64)) <= limit
-            other |= ~(same | (got == want))
-    return [other if other.mean() <= MOST_UNDECIDED else np.zeros(other.shape, bool) for other in places]
+            place |= ~(same | (got == want))
+    return places
 
 
 def sensitivity(

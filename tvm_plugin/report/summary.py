@@ -115,7 +115,8 @@ class RunSummary:
     curve : tuple of (int, float)
         Sum of the kernels' best latencies in seconds after so many trials; see `convergence`.
     graph : mapping
-        Which form of the model won, and what came of fast math: name to value, as it should be shown.
+        Which form of the model won, what came of fast math, with what a choice was compared: name to value, as it
+        should be shown.
     command : str
         How to run it again; "" when that is not known.
     seed : int

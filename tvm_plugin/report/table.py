@@ -85,6 +85,9 @@ def closing_lines(summary: RunSummary) -> list[str]:
         )
     if "fast math" in summary.graph:
         lines.append(f"fast math: {printable(str(summary.graph['fast math']))}")
+    if "choice" in summary.graph:
+        choice = printable(str(summary.graph["choice"]))
+        lines.append(f"{choice}; kernels behind what the model chooses are scheduled by estimate, and have no row")
     if summary.trials or summary.other_trials:
         kinds = ", ".join(f"{number} {printable(kind)}" for kind, number in summary.errors.items())
         lines.append(

@@ -25,6 +25,7 @@ from ..transform.wide_norms import with_norms_of_bfloat16, with_norms_of_doubles
 from .attention import legalize_attention
 from .block_names import rename_blocks
 from .channel_norms import legalize_channel_norms
+from .choices import write_choices
 from .concat import CONCAT_AXIS, write_concats_in_place
 from .half_precision import with_float32_arithmetic, with_functions_that_gpus_have
 from .legalize import legalize_ops
@@ -66,6 +67,8 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
     """
     on_cpu = not is_gpu(target)  # sketches for GPUs read operands as they come
     with target:
+        if on_cpu:
+            mod = write_choices(mod, thread_count(target))
         # The routine of scatter_nd for CPUs leaves out what lies outside.
         mod = with_bounded_indices(with_batch_statistics(mod), leave=["relax.scatter_nd"] if on_cpu else ())
         mod = transform.Sequential(

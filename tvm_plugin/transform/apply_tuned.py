@@ -13,12 +13,13 @@ from tvm import ir, relax, tirx, transform
 from eqtune.records.workload import as_workload, workload_hash
 
 from ..gpu_machine import current_target, is_gpu
-from ..machine import describe_machine
+from ..machine import describe_machine, thread_count
 from ..search.space.hardware import Hardware, with_weights
 from ..search.space.lowering import ASYNC_COPIES, as_written, prepare_for_lowering
 from ..search.space.replay import replay_schedule
 from ..symbolic import TILED, tile_symbolic_kernels
 from ..tasks import extract_tasks
+from ..tasks.choices import write_choices
 from ..tasks.norms import legalize_norms
 from ..tasks.stacks import MOST, write_stacks_as_copies
 from . import side_by_side
@@ -238,10 +239,10 @@ def untuned_module(mod: ir.IRModule, target: Any, plain: bool = False) -> ir.IRM
     Weights are folded with numpy first, which only saves the minutes that FoldConstant may take. With `plain`, the same
     kernels with plain schedules (CPUs only): no baseline, but the same outputs, much sooner, and norms that lose no
     digits. On a CPU, stacks of more than a hundred or so tensors are copies, which saves the minute that LLVM may take
-    for one.
+    for one, and boxes are chosen as in tuned models (tasks/choices.py): TVM may not lower what it makes of them.
     """
     if not is_gpu(target):
-        mod = write_stacks_as_copies(mod, MOST + 1)
+        mod = write_stacks_as_copies(write_choices(mod, thread_count(target)), MOST + 1)
     if plain:
         with target:
             mod = legalize_norms(mod, "float64")

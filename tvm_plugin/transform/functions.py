@@ -15,6 +15,7 @@ __all__ = [
     "KERNEL_CALLS",
     "READY",
     "as_dtype",
+    "as_shape",
     "constant_bytes",
     "constants",
     "extents",
@@ -29,6 +30,7 @@ __all__ = [
     "rewrite_calls",
     "seen_as",
     "shape_of",
+    "sizes_read",
     "substitute",
     "symbols_of",
     "top_level_bindings",
@@ -36,6 +38,8 @@ __all__ = [
 ]
 
 _VIEW = "vm.builtin.reshape"
+
+_SHAPE = "vm.builtin.tensor_to_shape"
 
 KERNEL_CALLS = frozenset({"relax.call_tir", "relax.call_tir_inplace"})
 """Operators that call a kernel: its name is their first argument, its inputs the tuple that is the second."""
@@ -115,7 +119,20 @@ def seen_as(value: relax.Expr, shape: Sequence[Any]) -> relax.Expr:
 
 def is_seen_as(value: Any) -> bool:
     """Whether a value is such a view; its second argument is what is seen."""
-    return operator(value) == "relax.call_pure_packed" and str(value.args[0].global_symbol) == _VIEW
+    return _calls(value, _VIEW)
+
+
+def as_shape(sizes: relax.Expr) -> relax.Expr:
+    """A tensor of integers as a shape.
+
+    No tensor_to_shape: what TVM makes of that names the sizes once more, and not all uses of them agree on a name then.
+    """
+    (count,) = shape_of(sizes)
+    return relax.op.call_pure_packed(_SHAPE, sizes, ty_args=relax.ShapeType(ndim=count))
+
+
+def _calls(value: Any, name: str) -> bool:
+    return operator(value) == "relax.call_pure_packed" and str(value.args[0].global_symbol) == name
 
 
 def is_empty(value: relax.Expr) -> bool:
@@ -186,6 +203,19 @@ def constants(mod: ir.IRModule) -> list[ir.GenericConst]:
 def constant_bytes(mod: ir.IRModule) -> int:
     """What a run reads of a module's constants: their sizes, each once for each use."""
     return sum(array_of(constant).nbytes for constant in constants(mod))
+
+
+def sizes_read(function: relax.Function) -> set[relax.Var]:
+    """The variables of tuples an element of which becomes a shape (`as_shape`): how many boxes are chosen."""
+    elements: dict[Any, Any] = {}
+    found: set[relax.Var] = set()
+    for binding in top_level_bindings(function):
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            elements[binding.var] = value.tuple_value
+        elif _calls(value, _SHAPE) and value.args[1] in elements:
+            found.add(elements[value.args[1]])
+    return found
 
 
 def use_counts(function: relax.Function) -> dict[relax.Var, int]:

@@ -11,18 +11,23 @@ from tvm.relax import op
 
 from .functions import shape_of
 
-__all__ = ["from_begin", "of_positive_sizes", "open_slice", "within"]
+__all__ = ["CHOSEN", "from_begin", "of_positive_sizes", "open_slice", "within"]
+
+
+CHOSEN = "chosen"
+"""What names of sizes begin with that a model computes of its data: they may be zero."""
 
 
 def of_positive_sizes(*values: Any) -> sym.Analyzer:
-    """An analyzer that knows what these are made of to be at least 1, as sizes of inputs are."""
+    """An analyzer that knows what these are made of to be at least 1, as sizes of inputs are, or 0 (`CHOSEN`)."""
     analyzer = sym.Analyzer()
     symbols: list[Any] = []
     for value in values:
         if isinstance(value, ir.Expr):
             tvm_ffi.structural_walk(value, (ir.Var, symbols.append))
     for symbol in symbols:
-        analyzer.bind(symbol, ir.Range(1, 2**31), allow_override=True)
+        least = 0 if str(symbol.name).startswith(CHOSEN) else 1
+        analyzer.bind(symbol, ir.Range(least, 2**31), allow_override=True)
     return analyzer
 
 

@@ -64,9 +64,10 @@ def _schedule_stage(schedule: s_tir.Schedule, stage: s_tir.schedule.SBlockRV) ->
         return
     spatial = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type == tirx.IterVar.DataPar]
     sums = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type != tirx.IterVar.DataPar]
-    if not spatial or any(int(schedule.get(loop).extent) == 0 for loop in spatial):
-        return
-    extent = int(schedule.get(spatial[-1]).extent)
+    extents = [schedule.get(loop).extent for loop in spatial]
+    if not extents or any(not isinstance(extent, tirx.IntImm) or int(extent) == 0 for extent in extents):
+        return  # also of what is as long as the model chooses
+    extent = int(extents[-1])
     width = max(divisor for divisor in range(1, min(extent, WIDEST) + 1) if extent % divisor == 0)
     rest, vector = schedule.split(spatial[-1], [None, width])
     schedule.reorder(*spatial[:-1], rest, *sums, vector)

@@ -70,9 +70,10 @@ class Accuracy:
         moved = self.reference.sensitivity(self.tolerance)
         if not moved > self.tolerance:
             return ""
+        what = "how long its outputs are, or finite" if moved == math.inf else f"its outputs by {moved:.0e}"
         return (
-            f"The model itself makes much of roundings: inputs changed by {CHANGE:.0e} of their values change its "
-            f"outputs by {moved:.0e} (as weights at random may; without comparison: verify=False, --no-verify). "
+            f"The model itself makes much of roundings: inputs changed by {CHANGE:.0e} of their values change {what} "
+            f"(as weights at random may; without comparison: verify=False, --no-verify). "
         )
 
     def permits(self, form: Form, run: Model) -> bool:

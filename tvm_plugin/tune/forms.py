@@ -18,7 +18,9 @@ import tvm_ffi
 from ..errors import InputError
 from ..machine import describe_machine
 from ..search.space.hardware import Hardware
-from ..tasks import Task, extract_tasks, lossy_products, lower_to_kernels, permit_lossy_products
+from ..symbolic import is_symbolic, known_tasks, tile_symbolic_kernels
+from ..tasks import Task, lossy_products, lower_to_kernels, permit_lossy_products
+from ..transform.apply_tuned import machine_running
 from ..transform.layout import CHANNELS_FIRST, ChannelsLast
 from ..transform.simplify import simplify
 from .loop import Variant
@@ -244,13 +246,13 @@ def model_forms(
     for name, candidate, lossy in [*graphs, ("as given", mod, False)]:
         last = tvm.transform.Sequential([ChannelsLast()])(candidate)
         can_be_last = not tvm_ffi.structural_equal(last, candidate)
-        kernels = lower_to_kernels(last, target) if prices is None else prices.lowered(candidate)
+        kernels = _tiled(lower_to_kernels(last, target) if prices is None else prices.lowered(candidate), target)
         rewritten = candidate is not mod
         last_name = f"{name}, channels last" if can_be_last else name
-        forms.append(Form(last_name, kernels, extract_tasks(kernels), rewritten, lossy))
+        forms.append(Form(last_name, kernels, known_tasks(kernels), rewritten, lossy))
         if can_be_last and seconds >= BOTH_LAYOUTS_S * len(forms[-1].tasks):
-            kernels = lower_to_kernels(candidate, target)
-            forms.append(Form(name, kernels, extract_tasks(kernels), rewritten, lossy, channels_first=True))
+            kernels = _tiled(lower_to_kernels(candidate, target), target)
+            forms.append(Form(name, kernels, known_tasks(kernels), rewritten, lossy, channels_first=True))
     if config is not None and config.fast_math:
         hardware = describe_machine(target, measure=False) if prices is None else prices.hardware
         forms = _with_lossy_products(forms, hardware)
@@ -258,6 +260,15 @@ def model_forms(
     for form in distinct:
         LOGGER.info("form %r: %d kernels, %d calls", form.name, len(form.tasks), sum(t.calls for t in form.tasks))
     return Forms(distinct), result
+
+
+def _tiled(kernels: Any, target: Any) -> Any:
+    """With loops over tiles, by estimate, for kernels whose sizes are known only when the model runs: those behind a
+    choice, such as of boxes. All others are tuned."""
+    if not any(isinstance(kernel, tvm.tirx.PrimFunc) and is_symbolic(kernel) for kernel in kernels.functions.values()):
+        return kernels
+    with target:
+        return tile_symbolic_kernels(kernels, machine_running(kernels, target))
 
 
 def _distinct(forms: Sequence[Form]) -> list[Form]:
@@ -311,7 +322,7 @@ def _with_lossy_products(forms: Sequence[Form], hardware: Hardware) -> list[Form
             kept.append(form)
             continue
         name = f"{form.name}, {lossy_products(hardware)}"
-        lossy = replace(form, name=name, mod=kernels, tasks=extract_tasks(kernels), lossy=True)
+        lossy = replace(form, name=name, mod=kernels, tasks=known_tasks(kernels), lossy=True)
         if form.lossy:
             kept.append(lossy)
         else:

@@ -22,6 +22,7 @@ from ..transform.fake_quantization import is_quantized
 from ..transform.narrow_weights import KeepNarrowWeights
 from .accuracy import TOLERANCE, Accuracy
 from .advice import fast_math_advice
+from .chosen_inputs import NOTHING_CHOSEN
 from .estimate import estimated_result
 from .forms import Form, Forms, check_graph, graph_config, model_forms
 from .kernel_search import KernelSearch
@@ -148,8 +149,8 @@ def tune_model(
     MissingExtraError
         An optional package is needed, to read the model or to measure; the message names the extra.
     UnsupportedModelError
-        The model has something that cannot be tuned: shapes that depend on data (or, on a GPU, dynamic ones), a foreign
-        dtype, an unknown operator.
+        The model has something that cannot be tuned: shapes that depend on data, but for those behind ONNX's
+        NonMaxSuppression (or, on a GPU, all dynamic ones), a foreign dtype, an unknown operator.
     MismatchError
         The tuned (or the imported) model computes something else; nothing is returned.
     SetupError
@@ -236,6 +237,7 @@ def _tuned(
         graph={
             "form": tuned.form.name,
             **({"fast math": verdict} if verdict else {}),
+            **({"choice": reference.choice} if verify and reference.choice else {}),
         },
         command=command,
         interrupted=loop.interrupted,
@@ -272,6 +274,8 @@ def _reference(imported: ImportedModel, forms: Forms, session: Session, verify: 
     )
     if verify and session.runs and imported.reference is not None:
         _ = reference.outputs  # what the source's framework cannot run is refused before the budget is spent
+    if verify and session.runs and reference.choice == NOTHING_CHOSEN:
+        session.progress.say(NOTHING_CHOSEN)
     finish_s = reference.prepare(len(forms.given.calls)) if in_limited_time else None
     session.keep_back(FINISH_S if finish_s is None else finish_s, len(forms.given.calls))
     if in_limited_time:

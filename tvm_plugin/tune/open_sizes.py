@@ -24,6 +24,7 @@ from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form, typ
 from ..transform.stored_schedules import keep_tiles
 from .accuracy import TOLERANCE, Accuracy
 from .advice import fast_math_advice
+from .chosen_inputs import NOTHING_CHOSEN
 from .reference import Reference
 from .result import Limit, TaskResult, TuneResult, check_size
 from .session import Session
@@ -100,6 +101,8 @@ def tuned_for_any_size(
     reference = _reference(session, imported, sizes)
     accuracies = _accuracies(session, imported, sizes, reference) if verify else {}
     built_s = time.monotonic()
+    if verify and reference.choice == NOTHING_CHOSEN:
+        session.progress.say(NOTHING_CHOSEN)
     form, built = _by_estimate(session, imported, graph, fast_math, sizes)
     verdict = _advice(imported, sizes, form, session) if graph and not fast_math else ""
     if fast_math:
@@ -151,7 +154,12 @@ def tuned_for_any_size(
         max_abs_error=errors[0],
         max_rel_error=errors[1],
         tolerance=accuracies[at].tolerance if verify else None,
-        graph={"form": form.name, "sizes": at, **({"fast math": verdict} if verdict else {})},
+        graph={
+            "form": form.name,
+            "sizes": at,
+            **({"fast math": verdict} if verdict else {}),
+            **({"choice": reference.choice} if verify and reference.choice else {}),
+        },
         command=command,
         interrupted=tuned.interrupted,
     )

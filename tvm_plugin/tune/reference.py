@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import epsilon
 from ..frontends import ImportedModel
+from ..frontends.chosen import computes_sizes
 from ..frontends.verify import compare, sensitivity, undecided
 from ..runtime import Model, Models
 from ..transform import side_by_side
@@ -29,6 +30,7 @@ from ..transform.constants import array_of
 from ..transform.fake_quantization import FakeQuantizationToInteger, is_quantized
 from ..transform.fold_weights import FoldWeights
 from ..transform.functions import constant_bytes, constants, operator, top_level_bindings
+from .chosen_inputs import NOTHING_CHOSEN, inputs_that_choose
 from .workdir import WorkDirectory
 
 __all__ = ["Reference"]
@@ -60,7 +62,9 @@ MobileNet-v2, where it computes operator by operator, by nine for BERT-base...""
 MOST_APART = 0.25
 """... but by no more than this: an error of the import would be larger."""
 
-_ORDERING = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort", "sort", "topk"))
+_ORDERING = frozenset(
+    f"relax.{name}" for name in ("argmax", "argmin", "argsort", "sort", "topk", "vision.all_class_non_max_suppression")
+)
 
 WEIGHTS_BYTES_PER_S = 1e8
 """How fast weights are folded, packed and copied, all in all: each step touches fresh memory."""
@@ -98,8 +102,23 @@ class Reference:
 
     @cached_property
     def inputs(self) -> list[NDArray[Any]]:
-        """Random inputs, seeded."""
-        return list(self.imported.random_inputs(self.seed))
+        """Random inputs, seeded: where the size of outputs depends on them, such that none is empty, if possible."""
+        return self._inputs[0]
+
+    @property
+    def choice(self) -> str:
+        """With what a model is compared the sizes of whose outputs depend on its inputs: for people; "" for others."""
+        if not computes_sizes(self.imported.mod):
+            return ""
+        if not self._inputs[1]:
+            return NOTHING_CHOSEN
+        return "compared with outputs of " + ", ".join(" x ".join(map(str, array.shape)) for array in self.outputs)
+
+    @cached_property
+    def _inputs(self) -> tuple[list[NDArray[Any]], bool]:
+        if not computes_sizes(self.imported.mod):
+            return list(self.imported.random_inputs(self.seed)), True
+        return inputs_that_choose(self.imported, self.imported.reference or self.run, self.seed)
 
     @cached_property
     def executable(self) -> Any:
