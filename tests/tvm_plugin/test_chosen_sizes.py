@@ -176,6 +176,22 @@ def test_the_best_boxes_of_each_class_and_image(corners: bool, most: int, overla
     close(runner(model, True)(places, scores), model.reference(places, scores))
 
 
+def test_as_many_boxes_as_the_model_knows_are_chosen_from() -> None:
+    graph = Graph()
+    chosen = graph("NonMaxSuppression", "places", "scores", np.int64([4]))
+    proto = graph.model([chosen])
+    del proto.graph.input[:]
+    proto.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, 1, shape)
+        for name, shape in (("places", [1, "count", 4]), ("scores", [1, 3, "count"]))
+    )
+    with pytest.raises(
+        UnsupportedModelError, match="needs known numbers of images, classes and boxes, not count; give"
+    ):
+        load_model(proto, any_size=True)
+    assert load_model(proto, shapes={"places": (1, 9, 4), "scores": (1, 3, 9)}, any_size=True).reference is not None
+
+
 def test_what_is_in_front_of_a_choice_has_its_own_block_and_kernels_of_known_sizes() -> None:
     mod = load_model(detector(rows_of_all), any_size=True).mod
     front, size, _ = mod["main"].body.blocks

@@ -14,6 +14,7 @@ from ..transform.constants import constant_of
 from ..transform.functions import extents, shape_of
 from .antialiased import cubic, linear, resized
 from .chosen import chosen_rows
+from .imported import KNOWN_SHAPES
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 from .overlap import fold
 from .pooled_places import places_of_maxima
@@ -163,6 +164,10 @@ def _max_unpool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: 
 def _non_max_suppression(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     """By ONNX's defaults, where TVM has others, also for what is computed; boxes that overlap just so much stay."""
     boxes, scores, *given = padded(inputs, 5)
+    unknown = [str(extent) for extent in shape_of(boxes) + shape_of(scores) if not isinstance(extent, int)]
+    if unknown:
+        what = f"known numbers of images, classes and boxes, not {', '.join(dict.fromkeys(unknown))}"
+        raise UnsupportedModelError(f"NonMaxSuppression needs {what}; {KNOWN_SHAPES}")
     names = ("max_output_boxes_per_class", "iou_threshold", "score_threshold")
     most, overlap, score = (
         default if value is None else numbers_of("NonMaxSuppression", name, value)[0]
