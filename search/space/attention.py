@@ -70,7 +70,7 @@ FAMILY_INDEX = 32
 VECTOR = 16
 """Places, and columns of the values, are computed in multiples of this: whole vectors on every machine."""
 
-ROWS = tuple(range(4, 257, 4))
+ROWS = tuple(sorted({*range(4, 257, 4), *range(6, 257, 6)}))
 """Rows of a block: divisors of all rows that are among these."""
 
 EXP_INSTRUCTIONS = 16.0
@@ -85,12 +85,6 @@ PANEL_INSTRUCTIONS = 1.0
 
 TURN_INSTRUCTIONS = 0.5
 """More of them for an element that is transposed on the way: loads, shuffles and stores of a square of vectors."""
-
-SHORT_ROWS = 16
-"""Rows of so many vectors and fewer go through softmax step by step: the maxima of all rows of a block, then all
-exponentials. A row's steps wait for each other, and the scheduler of a core holds those of one or two rows. Of longer
-ones, the first-level cache keeps one between two steps. One thread of Zen 5, us, row by row and step by step: 12 heads
-of 64 places 57.4 and 55.0, of 256 level, of 512 3220 and 3350."""
 
 FAR_KEYS_BYTES, FAR_KEYS = 4096, 1.15
 """The product with keys whose rows lie a page apart, or more, takes so many times as long as with panels of them.
@@ -108,24 +102,35 @@ MOST_COLUMNS = 4 / 3
 ROWS_ARE_WORTH = 6.4
 """A block of n rows takes (1 + this / n) times as long as a large one: 128 rows win over 32 by 14 %."""
 
+FEW_REGISTERS, TILE_ROWS, OTHER_TILES = 16, 6, 1.1
+"""With so few vector registers, products want tiles of so many rows (6 x 16, say). With others, of 4 or 8 rows, they
+take so many times as long: 384 rows run at 91 % of the peak, 256 and 512 at 80 (Zen 5 as a CPU with AVX2); with 264 and
+528 rows computed, at 84 and 86 %."""
 
-def filled_up(rows: int, places: int, columns: int) -> tuple[int, int, int] | None:
+
+def filled_up(rows: int, places: int, columns: int, registers: int) -> tuple[int, int, int] | None:
     """Rows, places and columns of the attention that blocks of rows and vectors compute; None where it does not pay.
 
     The same numbers where they come out even. Else places fill two vectors, or one where that is much less, and rows
-    the blocks that cost least. Products alone fill vectors, too: what more they compute is not counted.
+    the blocks that cost least; with few vector registers, rows fill their tiles. Products alone fill vectors, too: what
+    more they compute is not counted.
     """
     more_columns = -(-columns // VECTOR) * VECTOR
     if more_columns > MOST_COLUMNS * columns:
         return None
     whole, pairs = (-(-places // width) * width for width in (VECTOR, 2 * VECTOR))
     more_places = whole if whole == places or pairs > MOST_FILLING * whole else pairs
-    choices = [count for count in range(rows, int(rows * MOST_FILLING * whole / more_places) + 1) if _block(count)]
-    if rows in choices:
+    most = MOST_FILLING * rows * whole / more_places
+
+    def in_tiles(count: int) -> float:
+        return count * (OTHER_TILES if registers <= FEW_REGISTERS and count % TILE_ROWS else 1.0)
+
+    choices = [count for count in range(rows, int(most) + 1) if _block(count) and in_tiles(count) <= most]
+    if rows in choices and in_tiles(rows) == rows:
         choices = [rows]
     if not choices:
         return None
-    best = min(choices, key=lambda count: count * (1 + ROWS_ARE_WORTH / _block(count)))
+    best = min(choices, key=lambda count: in_tiles(count) * (1 + ROWS_ARE_WORTH / _block(count)))
     return best, more_places, more_columns
 
 
@@ -323,19 +328,21 @@ class AttentionSketch(Sketch):
         return product, steps
 
     def _softmax(self, schedule: Any, blocks: Mapping[str, Any], outer: Any) -> None:
-        """Maxima, exponentials, which are added up in lanes as they are written, and sums; see `SHORT_ROWS`."""
+        """The maxima of all rows of a block, exponentials, which are added up in lanes as they are written, and sums.
+
+        A row's steps wait for each other, and the scheduler of a core holds those of one or two rows. One thread of Zen
+        5, us, with all steps of a row together, and step by step: 12 heads of 64 places 57.1 and 55.3, of 128 219 and
+        214, of 512 level.
+        """
         exponentials, maxima, sums = blocks[EXPONENTIALS], blocks[MAXIMA], blocks[SUMS]
         lanes = self.lanes
         rank = len(schedule.get(exponentials).iter_vars) - 1
         width = lanes * fitting(4, lanes, self.places)
         of_maxima = vector_sums(schedule, maxima, schedule.get_loops(maxima)[-1], rank, lanes, width)
         (of_sums,) = vector_sums(schedule, sums, schedule.get_loops(sums)[-1], rank, lanes, lanes)
-        for block in (sums, of_sums, exponentials):
+        for block in (sums, of_sums, exponentials, maxima):
             schedule.compute_at(block, outer, preserve_unit_loops=True)
-        *_, row, place = schedule.get_loops(exponentials)
-        short = self.places <= SHORT_ROWS * lanes
-        schedule.compute_at(maxima, outer if short else row, preserve_unit_loops=True)
-        self._vectorize(schedule, place)
+        self._vectorize(schedule, schedule.get_loops(exponentials)[-1])
         sum_as_written(schedule, of_sums, exponentials, len(schedule.get_loops(exponentials)) - 2, lanes)
         for block, parts in ((maxima, of_maxima), (sums, [])):
             row, lane = self._row_by_row(schedule, block)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, te, tirx
 
-from ..machine import has_matrix_tiles
+from ..machine import has_matrix_tiles, vector_registers
 from ..search.space.attention import (
     EXPONENTIALS,
     KEYS,
@@ -55,9 +55,10 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 def legalize_attention(mod: ir.IRModule, target: Any) -> ir.IRModule:
     """One kernel of each attention that the sketch for it fits."""
     least_places = LEAST_PLACES_BESIDE_TILES if has_matrix_tiles(target) else LEAST_PLACES
+    _, registers = vector_registers(target)
 
     def attentions(function: relax.Function) -> dict[relax.Var, _Attention]:
-        return _attentions(function, least_places)
+        return _attentions(function, least_places, registers)
 
     # What FuseOps would add to the kernel, the sketch does not know.
     return with_te_kernels(mod, "attention", attentions, {"op_pattern": OPAQUE})
@@ -184,7 +185,7 @@ class _Attention:
         return te.compute(result_shape, lambda *at: blocks(*at), name="attention")
 
 
-def _attentions(function: relax.Function, least_places: int) -> dict[relax.Var, _Attention]:
+def _attentions(function: relax.Function, least_places: int, registers: int) -> dict[relax.Var, _Attention]:
     """The attentions of a function, by the variable of their (permuted) result."""
     values = {binding.var: binding.value for binding in top_level_bindings(function)}
     softmaxes = [value for value in values.values() if operator(value) == "relax.nn.softmax"]
@@ -194,7 +195,7 @@ def _attentions(function: relax.Function, least_places: int) -> dict[relax.Var, 
     found = {}
     for var, value in values.items():
         if operator(value) == "relax.matmul":
-            attention = _attention(value, values, uses, permuted)
+            attention = _attention(value, values, uses, permuted, registers)
             if attention is not None and attention.places >= least_places:
                 found[var] = attention
     for var, value in values.items():
@@ -211,6 +212,7 @@ def _attention(
     values: Mapping[relax.Var, Any],
     uses: Mapping[relax.Var, int],
     permuted: Mapping[relax.Var, Permuted],
+    registers: int,
 ) -> _Attention | None:
     """What a product's left operand makes an attention of; None where it is something else, or does not fit."""
 
@@ -244,7 +246,7 @@ def _attention(
         return None
     depth, rows, places, columns = shapes[0][-1], shapes[3][-2], shapes[3][-1], shapes[4][-1]
     # Sums of one product each have no axis that keys could be copied along.
-    filled = filled_up(rows, places, columns) if depth > 1 else None
+    filled = filled_up(rows, places, columns, registers) if depth > 1 else None
     if filled is None or not all(_can_be_filled(tensor, (rows, places), filled[:2]) for tensor in others):
         return None
     query, key, value = (permuted.get(operand) or Permuted.not_at_all(operand) for operand in operands)
