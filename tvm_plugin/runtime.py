@@ -33,6 +33,7 @@ __all__ = [
     "Model",
     "ModelRunner",
     "Models",
+    "can_link",
     "export_library",
     "first_line",
     "flat_tensors",
@@ -250,11 +251,16 @@ def flat_tensors(value: Any) -> list[Any]:
 
 def export_library(executable: Any, path: Path, compiler: str | None = None) -> None:
     """Write an executable as a library, linked by a C++ compiler. Raises what TVM and its linker raise."""
-    if compiler is None and path.suffix == ".so" and cc.get_cc() is None:  # TVM would call a program named None
+    if compiler is None and path.suffix == ".so" and not can_link():  # TVM would call a program named None
         raise FileNotFoundError("there is no C++ compiler")
     link = None if compiler is None or path.suffix != ".so" else cc.cross_compiler(compiler)
     with _quiet_native_stderr():
         executable.export_library(str(path), fcompile=link)
+
+
+def can_link() -> bool:
+    """Whether there is a C++ compiler for this machine."""
+    return cc.get_cc() is not None
 
 
 def linker_of(target: Any) -> str | None:

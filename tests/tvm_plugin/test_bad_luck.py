@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.support import cc
 
 import eqtune
 from eqtune.cli import main
@@ -64,6 +65,16 @@ def test_what_cannot_be_used_is_one_line(
     assert main(["tune", "zoo:nasrnn", *map(str, arguments)]) == 2
     said = capfd.readouterr().err
     assert message in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_a_missing_compiler_is_told_before_tuning(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cc, "get_cc", lambda: None)
+    assert main(["tune", "zoo:nasrnn", "--export", "model.so"]) == 1
+    said = capfd.readouterr().err
+    assert "there is no C++ compiler, which links model.so: install g++, or export a .tar, which needs none" in said
     assert len(said.strip().splitlines()) == 1
 
 

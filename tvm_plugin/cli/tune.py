@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, SetupError
 from .options import (
     MODEL,
     add_model_options,
@@ -55,11 +55,15 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tune, print the table, write what was asked for."""
     from ..report.table import kernel_table
+    from ..runtime import can_link
     from ..tune import tune_model
     from ..tune.result import check_export_path
 
     if args.export is not None:
-        check_export_path(args.export)
+        if check_export_path(args.export).suffix == ".so" and args.target is None and not can_link():
+            raise SetupError(
+                f"there is no C++ compiler, which links {args.export}: install g++, or export a .tar, which needs none"
+            )
         if args.measure == "compile-only":
             raise InputError(
                 "--measure compile-only builds no library that --export could write: leave out --export; in Python, "
