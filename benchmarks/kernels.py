@@ -13,7 +13,8 @@ instructions, null where it has none, and `gflops` counts their operations, too;
 these kernels only.
 
 `wall_s` counts from after the imports to the accepted schedule, but for `machine_s`, the measuring of the machine's
-peaks, which is done before, once for all kernels; a first `eqtune tune` has it in its time. Records are fresh. With
+peaks, which is done before, once for all kernels, and for starting workers (half a second), as MetaSchedule's runner is
+started before its clock; a first `eqtune tune` has both in its time. Records are fresh. With
 peers, eqtune's schedule and the peers take turns for several rounds, each in processes of its own, and the minimum
 counts; `*_start_ns` tells the state of the machine around it (benchmarks/peers/parallel_start.py). ONNX Runtime's
 inputs and outputs are bound before; `onnxruntime_call_us` of its time is what a call costs that computes nothing.
@@ -51,12 +52,15 @@ from benchmarks.cpu_target import cpu_target
 from benchmarks.dot_suites import DotCase
 from benchmarks.output import report
 from benchmarks.peers.timing import PeerError, alternating, in_own_process
-from benchmarks.suites import Case, suite
+from benchmarks.suites import Case, named, suite
 
 PEERS = ("onednn", "onnxruntime", "metaschedule")
 
 METASCHEDULE_LIMIT_S = 240.0
 """For one kernel: some candidates of large windows compile for minutes, and it measures none before all are."""
+
+STARTER = "transpose_64x12x64"
+"""What is run to start workers."""
 
 TIMING_S = 2.0
 """Seconds for which a kernel is timed in each round, as peers are."""
@@ -72,6 +76,7 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
     started = time.monotonic()
     hardware = describe_machine(target, threads=threads)  # measured once, before the clock starts
     machine_s = time.monotonic() - started
+    _start_workers(target, hardware, threads)
     limits = _limits(case, hardware, args.target)
     # No rule of the graph search: fast math permits products of smaller numbers (AMX) and nothing else.
     graph = eqtune.GraphConfig(rules=(), fast_math=True) if args.fast_math else "off"
@@ -129,6 +134,15 @@ def measure(case: Case | DotCase, threads: int, args: argparse.Namespace) -> dic
                 row["reached_metaschedule_s"] = reached_s(result.summary, records, started_at, peer_s)
     row |= {f"{name}_start_ns": one.start_ns for name, one in timed.items()}
     return row
+
+
+def _start_workers(target: Any, hardware: Any, threads: int) -> None:
+    """Those of a measurer that is closed are taken over by the next one (eqtune/measure/template.py)."""
+    from eqtune.measure import LocalMeasurer
+    from eqtune.tune.forms import model_forms
+
+    with LocalMeasurer(target, hardware, threads=threads) as measurer:
+        measurer.baseline(model_forms(named(STARTER).relax(), target, "off")[0].forms[0].tasks)
 
 
 def _limits(case: Case | DotCase, hardware: Any, cpu: str | None) -> dict[str, float]:

@@ -62,8 +62,8 @@ EXPONENTIALS, SUMS, VALUES = "attention_exponentials", "attention_sums", "attent
 STAGES = (PRODUCTS, SCORES, MAXIMA, EXPONENTIALS, SUMS, VALUES)
 
 KEYS, WEIGHTED, ROWS_OF_BLOCKS = "attention_keys", "attention_weighted", "attention_rows"
-"""Stages of a ragged attention: keys and values (those that are weighted) with zeros for what is missing of their
-places and columns, and the result with the rows and columns that there are."""
+"""Stages of a ragged attention: keys of all places that are computed, values (those that are weighted) with zeros for
+missing columns, and the result with the rows and columns that there are."""
 
 FAMILY_INDEX = 32
 
@@ -213,8 +213,7 @@ class AttentionSketch(Sketch):
         """
         machine = self.hardware
         rows, s_mr, s_nr, _, v_mr, v_nr, _, key_panels, value_panels = values.astype(np.float64).T
-        blocks = self.heads * self.all_rows / rows
-        parts = np.where((key_panels == HEAD) | (value_panels == HEAD), self.heads, blocks)
+        blocks, parts = self.heads * self.all_rows / rows, self._parallel_chunks(values)
         share = np.ceil(parts / np.minimum(machine.threads, parts)) / parts  # of all, that the busiest thread computes
         scores = float(self.heads * self.all_rows * self.places)
         serial_s = np.zeros(len(values))
@@ -239,6 +238,11 @@ class AttentionSketch(Sketch):
         overhead_s = machine.parallel_overhead_s * regions if machine.threads > 1 else 0.0
         return np.asarray((serial_s + traffic / machine.cache_bandwidth_bytes_per_s / 2) * share + overhead_s)
 
+    def _parallel_chunks(self, values: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Blocks, or heads, where one thread computes all blocks of a head."""
+        by_heads = (values[:, -2:] == HEAD).any(1)
+        return np.where(by_heads, self.heads, self.heads * self.all_rows / values[:, 0])
+
     def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `Sketch.features`; tiles are those of the values, the block's columns those of the scores."""
         rows, s_mr, s_nr, _, v_mr, v_nr, v_ku, key_panels, value_panels = values.astype(np.float64).T
@@ -255,11 +259,11 @@ class AttentionSketch(Sketch):
             "log_tile_k": np.log2(v_ku),
             "log_block_m": np.log2(rows),
             "log_block_k": np.log2(s_mr),
-            "log_parallel_chunks": np.log2(self.heads * self.all_rows / rows),
+            "log_parallel_chunks": np.log2(self._parallel_chunks(values)),
             "l2_footprint": 8.0 * rows * self.places / self.hardware.l2_bytes,
             "log_reduction": np.log2(float(self.places)),
             "log_latency": np.log2(self.latency_s(values)),
-            "variant": _choice(key_panels) + 2 * _choice(value_panels),
+            "variant": key_panels + 4 * value_panels,
         }
         return feature_table(len(values), known)
 
@@ -399,11 +403,6 @@ class AttentionSketch(Sketch):
         vectors, lane = schedule.split(loop, [None, whole_width(extent, self.lanes)])
         schedule.vectorize(lane)
         return vectors
-
-
-def _choice(panels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """0, 1 and, where panels are copied once, 5, so that the sum with twice another one tells both."""
-    return panels + 3.0 * (panels == 2)
 
 
 def _divisors(steps: int) -> tuple[int, ...]:

@@ -177,7 +177,11 @@ class _Origin:
 
 def _origin(command: Sequence[str], environment: Mapping[str, str]) -> _Origin:
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return _Origin(tuple(command), dict(environment), os.getcwd(), frozenset(cores), _asker())
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:  # somebody has removed it
+        directory = ""
+    return _Origin(tuple(command), dict(environment), directory, frozenset(cores), _asker())
 
 
 def _asker() -> tuple[int, int]:
