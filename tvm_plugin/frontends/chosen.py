@@ -6,7 +6,7 @@ has the sizes that it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
-from ..transform.functions import as_shape, symbols_of, top_level_bindings
+from ..transform.functions import as_shape, substituted, symbols_of, top_level_bindings
 from ..transform.open_slices import CHOSEN
 
 __all__ = ["chosen_rows", "computes_sizes", "with_choices_apart"]
@@ -43,17 +43,16 @@ def with_choices_apart(mod: tvm.IRModule) -> tvm.IRModule:
     known, behind = _apart(main)
     groups = [known, *(list(group) for _, group in groupby(behind, _defines_size))]
     variables = _variables(groups, main)
-    read = _Renamed(variables)
     blocks = []
     for group in groups:
         bindings = [
-            relax.MatchCast(variables[one.var], read.visit_expr(one.value), one.ty)
+            relax.MatchCast(variables[one.var], substituted(one.value, variables), one.ty)
             if _defines_size(one)
-            else relax.VarBinding(variables[one.var], read.visit_expr(one.value))
+            else relax.VarBinding(variables[one.var], substituted(one.value, variables))
             for one in group
         ]
         blocks.append((relax.BindingBlock if _defines_size(group[0]) else relax.DataflowBlock)(bindings))
-    body = relax.SeqExpr(blocks, read.visit_expr(main.body.body))
+    body = relax.SeqExpr(blocks, substituted(main.body.body, variables))
     result = mod.clone()
     result.update_func(
         mod.get_global_var("main"), relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
@@ -95,16 +94,3 @@ def _variables(groups: Sequence[Sequence[Any]], main: relax.Function) -> dict[re
         for group in groups
         for binding in group
     }
-
-
-@relax.expr_functor.mutator
-class _Renamed(relax.PyExprMutator):
-    def __init__(self, variables: Mapping[relax.Var, relax.Var]) -> None:
-        super().__init__()
-        self._variables = variables
-
-    def visit_var_(self, var: relax.Var) -> Any:
-        return self._variables.get(var, var)
-
-    def visit_dataflow_var_(self, var: relax.Var) -> Any:
-        return self._variables.get(var, var)

@@ -32,6 +32,7 @@ __all__ = [
     "shape_of",
     "sizes_read",
     "substitute",
+    "substituted",
     "symbols_of",
     "top_level_bindings",
     "use_counts",
@@ -245,7 +246,12 @@ def use_counts(function: relax.Function) -> dict[relax.Var, int]:
 
 def substitute(function: relax.Function, replacements: Mapping[relax.Var, Any]) -> relax.Function:
     """Put expressions in the place of variables, and drop the bindings that nothing uses any more."""
-    return relax.analysis.remove_all_unused(_Substitute(replacements).visit_expr(function))
+    return relax.analysis.remove_all_unused(substituted(function, replacements))
+
+
+def substituted(expr: Any, replacements: Mapping[relax.Var, Any]) -> Any:
+    """An expression with others in the place of variables."""
+    return _Substitute(replacements).visit_expr(expr)
 
 
 @mutator
