@@ -16,12 +16,11 @@ like the last one; neither rows nor columns are written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from numpy.typing import NDArray
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
@@ -29,6 +28,7 @@ from tvm.s_tir import ScheduleError
 
 from .base import Knob, Sketch
 from .contraction.plan import whole_width
+from .expressions import nodes_of
 from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
@@ -178,7 +178,7 @@ class AttentionSketch(Sketch):
         *_, self.columns, self.weights = _extents(schedule, VALUES)
         self.all_columns = _extents(schedule, result)[-1]
         self.row_axis = _row_axis(schedule, self.output)
-        self.turned = _right_operand(schedule, PRODUCTS).turned or (KEYS in self.stages and _turns(schedule, KEYS))
+        self.turned = self._right_operand(schedule, PRODUCTS, KEYS).turned
         self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
         self.lanes = hardware.lanes(4)
         rows = tuple(count for count in ROWS if self.all_rows % count == 0)
@@ -367,7 +367,7 @@ class AttentionSketch(Sketch):
 
         Where there is a stage of the name `filled`, that is what copies it.
         """
-        operand = _right_operand(schedule, product)
+        operand = self._right_operand(schedule, product, filled)
         if filled in self.stages:
             copy = schedule.get_sblock(filled)
         else:
@@ -382,13 +382,17 @@ class AttentionSketch(Sketch):
         schedule.transform_layout(copy, ("write", 0), index_map)
         return copy, operand
 
-    def _copy(self, schedule: Any, copy: Any, operand: _RightOperand, columns: int) -> list[Any]:
+    def _right_operand(self, schedule: Any, product: str, filled: str) -> _RightOperand:
+        """Of a product, whose operand is perhaps what a stage of the name `filled` writes."""
+        operand = _operand_read(schedule, product)
+        return replace(operand, turned=_turns(schedule, filled)) if filled in self.stages else operand
+
+    def _copy(self, schedule: Any, copy: Any, operand: _RightOperand, count: int) -> list[Any]:
         """Vectors of what copies an operand, of which there are so many columns; its loops around them."""
         loops = list(schedule.get_loops(copy)[-operand.rank :])
-        name = str(schedule.get(copy).name_hint)
-        if not operand.turned and not (name == KEYS and self.turned):
-            vectors = self._vectorize(schedule, loops[-1], columns)
-            if name in (KEYS, WEIGHTED):
+        if not operand.turned:
+            vectors = self._vectorize(schedule, loops[-1], count)
+            if schedule.get(copy).name_hint in (KEYS, WEIGHTED):
                 partition(schedule, vectors)
             return loops[:-2]
         steps, step = schedule.split(loops[operand.steps], [None, self.lanes])
@@ -416,21 +420,18 @@ def _extents(schedule: Any, name: str) -> list[int]:
 
 @dataclass(frozen=True)
 class _RightOperand:
-    """How a product's right operand is stored: its place among what is read, and its axes."""
+    """How a product's right operand is stored: its place among what is read, its axes, and whether a column's steps lie
+    side by side there, or in what it is copied from, and not a step's columns."""
 
     read: int
     rank: int
     steps: int
     columns: int
+    turned: bool
     index_dtype: str
 
-    @property
-    def turned(self) -> bool:
-        """Whether a column's steps lie side by side, and not a step's columns."""
-        return self.columns != self.rank - 1
 
-
-def _right_operand(schedule: Any, product: str) -> _RightOperand:
+def _operand_read(schedule: Any, product: str) -> _RightOperand:
     block, loads = _block_and_loads(schedule, product)
     step, column = block.iter_vars[-1].var, block.iter_vars[-2].var
 
@@ -441,7 +442,8 @@ def _right_operand(schedule: Any, product: str) -> _RightOperand:
         steps, columns = axis_of(load, step), axis_of(load, column)
         if steps is not None and columns is not None:
             read = [region.source.name for region in block.reads].index(load.source.name)
-            return _RightOperand(read, len(load.indices), steps, columns, str(column.ty.dtype))
+            rank = len(load.indices)
+            return _RightOperand(read, rank, steps, columns, columns != rank - 1, str(column.ty.dtype))
     raise ScheduleError(f"no operand of {product} is read along its columns")
 
 
@@ -453,9 +455,7 @@ def _turns(schedule: Any, copy: str) -> bool:
 
 def _block_and_loads(schedule: Any, name: str) -> tuple[Any, list[Any]]:
     block = schedule.get(schedule.get_sblock(name))
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
-    return block, loads
+    return block, nodes_of(block.body, TensorLoad)
 
 
 def _row_axis(schedule: Any, output: str) -> int:
