@@ -472,10 +472,14 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 }
 
 
-def build(name: str, seed: int = 0, dtype: str = "float32") -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model, of this file or a library, in evaluation mode, and inputs; floats as `dtype`, the same for a seed."""
+def build(name: str, seed: int = 0, dtype: str = "float32", batch: int = 1) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A model, of this file or a library, in evaluation mode, and inputs; floats as `dtype`, the same for a seed.
+
+    The inputs are repeated `batch` times along their first axis.
+    """
     torch.manual_seed(seed)
     module, inputs = (ARCHITECTURES | LIBRARY_MODELS | IMAGE_NETWORKS)[name]()
     wanted = getattr(torch, dtype)
     inputs = pytree.tree_map(lambda leaf: leaf.to(wanted) if leaf.is_floating_point() else leaf, inputs)
+    inputs = pytree.tree_map(lambda leaf: leaf.repeat(batch, *[1] * (leaf.dim() - 1)), inputs)
     return module.to(wanted).eval(), inputs

@@ -6,6 +6,7 @@ They are written in `architecture_modules.py`, or come from libraries (`library_
     python -m benchmarks.architectures --dtype bfloat16 --peers torch,torch-compile
     python -m benchmarks.architectures --architectures libraries --peers onnxruntime,torch
     python -m benchmarks.architectures --architectures image-networks --fast-math
+    python -m benchmarks.architectures --architectures torchvision:resnet18,vision-transformer --batch 8
 
 ONNX Runtime gets what `torch.onnx.export` makes of the same weights; it has no bfloat16 on a CPU. The runtimes take
 turns, in processes of their own; the minimum over the rounds counts. `rel_err` is the largest difference of the outputs
@@ -44,7 +45,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.architecture_modules import build
     from eqtune.frontends.torch_nodes import array_of_torch
 
-    module, inputs = build(name, args.seed, args.dtype)
+    module, inputs = build(name, args.seed, args.dtype, args.batch)
     with tempfile.TemporaryDirectory() as work_dir:
         started = time.monotonic()
         result = eqtune.tune_model(
@@ -62,7 +63,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         runs = {"eqtune": lambda: {"latency_s": timed_s(result, arrays, args.threads)}}
         for peer in args.peers:
             peer_module, options = PEERS[peer]
-            same = {"name": name, "threads": args.threads, "seed": args.seed, "dtype": args.dtype}
+            same = {key: getattr(args, key) for key in ("threads", "seed", "dtype", "batch")} | {"name": name}
             runs[peer] = partial(in_own_process, peer_module, **same, **options)
         timed = alternating(runs, args.rounds, args.threads)
     return comparison(name, result, tune_s, timed, args.peers)
@@ -86,6 +87,7 @@ def main() -> None:
     kinds = "comma-separated names, or all, libraries or image-networks: those of a kind (all)"
     parser.add_argument("--architectures", default="all", help=kinds)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--batch", type=int, default=1, help="repeats inputs along their first axis (1)")
     parser.add_argument("--peers", default="onnxruntime", help=f"comma-separated, of {','.join(PEERS)} (onnxruntime)")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of tuning a model (30)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both runtimes (all cores)")

@@ -54,6 +54,15 @@ def test_the_next_word_of_a_decoder(tmp_path):
             np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
 
 
+def test_a_batch_repeats_the_inputs():
+    module, (image,) = build("convnext", batch=3)
+    _, (one,) = build("convnext")
+    assert image.shape == (3, *one.shape[1:])
+    outputs = module(image)
+    assert len(outputs) == 3
+    np.testing.assert_allclose(outputs[2].detach(), module(one)[0].detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_the_benchmark_goes_on_after_a_model_that_is_refused(monkeypatch, capsys):
     from benchmarks import architectures
 

@@ -20,9 +20,9 @@ from benchmarks.architecture_modules import build
 from benchmarks.peers.onnxruntime_session import timed_s
 
 
-def main(name: str, threads: int, dtype: str, seed: int = 0, budget_s: float = 2.0) -> dict[str, float]:
+def main(name: str, threads: int, dtype: str, seed: int = 0, batch: int = 1, budget_s: float = 2.0) -> dict[str, float]:
     """Latency in seconds."""
-    module, inputs = build(name, seed, dtype)
+    module, inputs = build(name, seed, dtype, batch)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         with contextlib.redirect_stdout(io.StringIO()):

@@ -15,10 +15,16 @@ from benchmarks.peers.torch_model import timed
 
 
 def main(
-    name: str, threads: int, dtype: str, seed: int = 0, compiled: bool = False, budget_s: float = 2.0
+    name: str,
+    threads: int,
+    dtype: str,
+    seed: int = 0,
+    batch: int = 1,
+    compiled: bool = False,
+    budget_s: float = 2.0,
 ) -> dict[str, float]:
     """Latency in seconds."""
-    return timed(*build(name, seed, dtype), threads, compiled, budget_s)
+    return timed(*build(name, seed, dtype, batch), threads, compiled, budget_s)
 
 
 if __name__ == "__main__":
