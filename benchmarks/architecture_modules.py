@@ -233,8 +233,11 @@ class ConvNext(nn.Sequential):
 
 
 class Convolution(nn.Sequential):
+    """Weights are so large that outputs vary as much as inputs; by PyTorch's default, nothing is left of an image."""
+
     def __init__(self, channels: int, outputs: int, kernel: int = 1, stride: int = 1) -> None:
         convolution = nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=False)
+        nn.init.normal_(convolution.weight, std=1.45 / (channels * kernel**2) ** 0.5)
         super().__init__(convolution, nn.BatchNorm2d(outputs), nn.SiLU())
 
 
@@ -416,7 +419,9 @@ class TextRecognizer(nn.Module):
         widths, pools = (64, 128, 256, 256, 512), ((2, 2), (2, 2), None, (2, 1), (4, 1))
         steps: list[nn.Module] = []
         for before, width, pool in zip((1, *widths), widths, pools, strict=False):
-            steps += [nn.Conv2d(before, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+            convolution = nn.Conv2d(before, width, 3, padding=1)
+            nn.init.kaiming_normal_(convolution.weight)
+            steps += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
             steps += [nn.MaxPool2d(pool)] if pool else []
         self.columns = nn.Sequential(*steps)
         self.reader = nn.LSTM(widths[-1], hidden, 2, bidirectional=True, batch_first=True)

@@ -31,6 +31,19 @@ def test_architecture(name):
     assert difference(module, inputs) < 1e-4
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_outputs_depend_on_inputs(name):
+    """By far more than the tolerance of `test_architecture`, which would say nothing otherwise."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    module, inputs = build(name)
+    others = pytree.tree_map(lambda leaf: leaf.flip(-1), inputs)
+    with torch.no_grad():
+        for output, other in zip(pytree.tree_leaves(module(*inputs)), pytree.tree_leaves(module(*others)), strict=True):
+            assert (output - other).abs().max() > 0.003 * output.abs().max()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "convnext", "text-recognizer"])
 def test_architecture_in_bfloat16(name):
