@@ -27,6 +27,7 @@ from tvm.target import codegen
 from .errors import InputError
 from .machine import allowed_cores
 from .measure.gauge import Gauge
+from .weights_object import NoElfError, write_weights_object
 
 __all__ = [
     "LocalModels",
@@ -255,7 +256,10 @@ def export_library(executable: Any, path: Path, compiler: str | None = None) -> 
         raise FileNotFoundError("there is no C++ compiler")
     link = None if compiler is None or path.suffix != ".so" else cc.cross_compiler(compiler)
     with _quiet_native_stderr():
-        executable.export_library(str(path), fcompile=link)
+        try:
+            executable.export_library(str(path), fcompile=link, fpack_imports=write_weights_object)
+        except NoElfError:
+            executable.export_library(str(path), fcompile=link)
 
 
 def can_link() -> bool:
