@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from eqtune.measure import peaks
 from eqtune.report.table import closing_lines
 from eqtune.runtime import LocalModels, ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable, untuned_module
-from eqtune.tune import baselines, reference, session
+from eqtune.tune import baselines, model, reference, session
 from eqtune.tune.workdir import WorkDirectory
 
 from .small_models import module, weight
@@ -193,3 +194,32 @@ def spy_on_untuned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(reference, "untuned_module", build)
     return built
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_a_large_model_is_not_in_memory_untuned_while_it_is_built_tuned(
+    slower: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untuned: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    build, compiled = reference.Reference._built, model._compiled
+
+    def seen(self: reference.Reference, mod: tvm.IRModule) -> Any:
+        executable = build(self, mod)
+        untuned.append(weakref.ref(executable))
+        return executable
+
+    def counted(*arguments: Any) -> Any:
+        alive.append(sum(executable() is not None for executable in untuned))
+        return compiled(*arguments)
+
+    monkeypatch.setattr(reference, "MANY_BYTES", 0)
+    monkeypatch.setattr(reference.Reference, "_built", seen)
+    monkeypatch.setattr(model, "_compiled", counted)
+    if slower:
+        monkeypatch.setattr(model, "_beside_baseline", lambda *_: (2.0, 1.0))
+    mod = module(*BODIES["product and softmax"])
+    result = eqtune.tune_model(mod, trials=2, graph="off", progress=False, work_dir=tmp_path, threads=1)
+    assert alive == [0]
+    assert len(untuned) == (2 if slower else 1)  # compiled again where it is what is returned
+    assert result.max_rel_error <= 1e-4

@@ -301,6 +301,7 @@ def _fastest_right(
     contenders = _contenders(forms, loop, session)[: 1 if loop.interrupted else None]
     results = session.accept(_kernels_of(contenders, loop), guess=verify, look=not loop.interrupted)
     session.rest()
+    accuracy.reference.make_room(session.untuned_timing_s)
     built = _built(contenders, results, session, accuracy)
     if not built:  # fast math was not accurate enough
         spare = forms.exact(loop.best_s)

@@ -66,6 +66,9 @@ _ORDERING = frozenset(
     f"relax.{name}" for name in ("argmax", "argmin", "argsort", "sort", "topk", "vision.all_class_non_max_suppression")
 )
 
+MANY_BYTES = 256 << 20
+"""Weights whose copy in the untuned model is given back before the tuned model gets its own."""
+
 WEIGHTS_BYTES_PER_S = 1e8
 """How fast weights are folded, packed and copied, all in all: each step touches fresh memory."""
 
@@ -169,6 +172,13 @@ class Reference:
             latency_s = min(latency_s, self._run_once_more())
         self.work.database.put_json(self.key, {"latency_s": latency_s})
         return latency_s
+
+    def make_room(self, budget_s: float = UNTUNED_TIMING_S) -> None:
+        """Where its weights are many: time the untuned model now, and forget it. Whoever runs it compiles it again."""
+        if constant_bytes(self.imported.mod) >= MANY_BYTES:
+            self.time_s(budget_s)
+            for name in ("run", "executable"):
+                self.__dict__.pop(name, None)
 
     @property
     def _known_s(self) -> float | None:
