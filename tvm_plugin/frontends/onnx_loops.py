@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ..errors import UnsupportedModelError
 from .onnx_nodes import opset_of
+from .onnx_weights import MOST_SERIALIZED, weights_bytes
 
 __all__ = ["has_loops", "with_loops_written_out"]
 
@@ -53,7 +54,7 @@ def with_loops_written_out(model: onnx.ModelProto) -> onnx.ModelProto:
         How often a loop runs, or which nodes run in it, depends on inputs; it has no end; it never runs and stacks
         results; the steps of a Scan are not known; or the iterations have more than `MOST_NODES` nodes.
     """
-    inferred = onnx.shape_inference.infer_shapes(model) if model.ByteSize() < 2**31 else model
+    inferred = onnx.shape_inference.infer_shapes(model) if weights_bytes(model) < MOST_SERIALIZED else model
     writer = _Writer(opset_of(model))
     for value, name in zip(model.graph.output, writer.write(inferred.graph, {}), strict=True):
         if value.name != name:

@@ -31,6 +31,7 @@ from .onnx_loops import has_loops, with_loops_written_out
 from .onnx_narrow_weights import with_exact_products, with_weights_in_bytes
 from .onnx_runtime_operators import ONNX_RUNTIME_DOMAIN
 from .onnx_runtime_session import as_released, folded, references
+from .onnx_weights import MOST_SERIALIZED, on_graph, weights_bytes
 
 __all__ = ["from_onnx", "from_onnx_file"]
 
@@ -85,7 +86,7 @@ def from_onnx(
     _check(model, name)
     model = as_released(model, name)
     if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
+        model = on_graph(onnx.inliner.inline_local_functions, model)
     _refuse_foreign(model)
     written = with_loops_written_out(_folded(model, name)) if has_loops(model.graph) else model
     known = _in_known_operators(written)
@@ -97,7 +98,7 @@ def from_onnx(
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
-    if model.ByteSize() < 2**31:  # protobuf cannot serialise more, which the checker does
+    if weights_bytes(model) < MOST_SERIALIZED:  # the checker serialises
         try:
             onnx.checker.check_model(_as_declared(model))
         except onnx.checker.ValidationError as error:
@@ -228,7 +229,9 @@ def _in_known_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     if not unknown:
         return model
     try:
-        return onnx.inliner.inline_selected_functions(model, unknown, inline_schema_functions=True)
+        return on_graph(
+            lambda graph: onnx.inliner.inline_selected_functions(graph, unknown, inline_schema_functions=True), model
+        )
     except (RuntimeError, TypeError) as error:
         LOGGER.info("%s are not written as other operators: %s", unknown, error)
         return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..errors import InputError, UnsupportedModelError
 from ..runtime import first_line
 from .imported import Reference
 from .onnx_nodes import opset_of
+from .onnx_weights import without_weights
 
 __all__ = ["as_released", "folded", "references"]
 
@@ -26,6 +27,11 @@ that knows no padding, as if it were of -inf (1.31, ResNet50V2 of Keras)."""
 
 _EXACT_PRODUCTS = ("session.qdq_matmulnbits_accuracy_level", "1")
 """What is multiplied by weights of 8 bits or fewer stays float32; ONNX Runtime rounds it to 8 bits otherwise."""
+
+_WEIGHTS_AS_GIVEN = ("session.disable_prepacking", "1")
+"""Of a large model: products read its weights where they are, where packing them would make another copy."""
+
+_WEIGHTS_FILE = "session.optimized_model_external_initializers_file_name"
 
 _EXACT_SUMS = "session.x64quantprecision"
 """Without 8-bit dot products (AVX2 alone), ONNX Runtime's sums of two products would end at 16 bits otherwise. Models
@@ -55,8 +61,9 @@ def as_released(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     for entry in released.opset_import:
         if entry.domain in ("", "ai.onnx"):
             entry.version = known
+    light, weights = without_weights(released)
     try:
-        _session(released, name)
+        _session(light, name, weights=weights)
     except InputError as error:
         raise UnsupportedModelError(
             f"{name} is of opset {opset}; ONNX Runtime {onnxruntime.__version__} knows opsets up to {known}: export it "
@@ -85,31 +92,52 @@ def _loads(ir_version: int, opset: int) -> bool:
 
 def references(model: onnx.ModelProto, name: str) -> tuple[Reference, Reference]:
     """The model as ONNX Runtime optimises it, and operator by operator."""
-    unfused = onnxruntime.SessionOptions()
-    unfused.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _reference(model, name), _reference(model, name, unfused)
+    light, weights = without_weights(model)
+    return _reference(light, weights, name), _reference(light, weights, name, _unfused)
+
+
+def _unfused() -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
 
 
 def folded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Return the model with shape arithmetic and constants folded by ONNX Runtime (its basic level)."""
+    light, weights = without_weights(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "folded.onnx"
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(path)
-        _session(model, name, options)
+
+        def options() -> onnxruntime.SessionOptions:
+            saving = onnxruntime.SessionOptions()
+            saving.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+            saving.optimized_model_filepath = str(path)
+            if weights:
+                saving.add_session_config_entry(_WEIGHTS_FILE, "weights")
+            return saving
+
+        _session(light, name, options, weights)
         return onnx.load(path)
 
 
 def _session(
-    model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None, exact_sums: bool = True
+    model: onnx.ModelProto,
+    name: str,
+    options: Callable[[], onnxruntime.SessionOptions] = onnxruntime.SessionOptions,
+    weights: Mapping[str, NDArray[Any]] | None = None,
+    exact_sums: bool = True,
 ) -> onnxruntime.InferenceSession:
-    own = options or onnxruntime.SessionOptions()
+    """ONNX Runtime with a model, of which `weights` are read where they are as long as it runs."""
+    own = options()
     is_saved = bool(own.optimized_model_filepath)  # and keeps its weights
     exact_sums = exact_sums and not is_saved and not _has_blocks(model)
     own.log_severity_level = 3
     own.add_session_config_entry(*_EXACT_PRODUCTS)
     own.add_session_config_entry(_EXACT_SUMS, str(int(exact_sums)))
+    if weights:
+        own.add_session_config_entry(*_WEIGHTS_AS_GIVEN)
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        own.add_external_initializers(list(weights), values)
     try:
         return onnxruntime.InferenceSession(
             model.SerializeToString(),
@@ -119,7 +147,7 @@ def _session(
         )
     except Exception as error:  # ONNX Runtime's errors have no other common base
         if exact_sums:
-            return _session(model, name, options, exact_sums=False)
+            return _session(model, name, options, weights, exact_sums=False)
         raise InputError(f"ONNX Runtime cannot load {name}: {first_line(error)}") from error
 
 
@@ -128,8 +156,13 @@ def _has_blocks(model: onnx.ModelProto) -> bool:
     return any(attribute.name == "block_size" and attribute.i for node in nodes for attribute in node.attribute)
 
 
-def _reference(model: onnx.ModelProto, name: str, options: onnxruntime.SessionOptions | None = None) -> Reference:
-    session = functools.cache(lambda: _session(model, name, options))
+def _reference(
+    model: onnx.ModelProto,
+    weights: Mapping[str, NDArray[Any]],
+    name: str,
+    options: Callable[[], onnxruntime.SessionOptions] = onnxruntime.SessionOptions,
+) -> Reference:
+    session = functools.cache(lambda: _session(model, name, options, weights))
 
     def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
         feeds = {value.name: array for value, array in zip(session().get_inputs(), arrays, strict=True)}
