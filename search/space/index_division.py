@@ -17,6 +17,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from .expressions import binding_of
+from .guarded_indices import simplify_guarded_indices
 
 __all__ = ["keep_index_divisions"]
 
@@ -40,6 +41,7 @@ def keep_index_divisions(function: Any) -> Any:
     division = _Division(function.body)
     if not any(division.is_risky(value) for value in divided):
         return function
+    body = simplify_guarded_indices(function.body, division.analyzer)
 
     def index(value: Any) -> Any:
         return tvm_ffi.structural_map(value, (_DIVISIONS, division.kept))
@@ -54,7 +56,7 @@ def keep_index_divisions(function: Any) -> Any:
             return tirx.BufferStore(node.buffer, node.value, indices)
         return tirx.BufferLoad(node.source, indices)
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (_ACCESSES, access)))
+    return function.with_body(tvm_ffi.structural_map(body, (_ACCESSES, access)))
 
 
 def _indices(access: Any) -> Any:
@@ -75,15 +77,15 @@ class _Division:
 
     def __init__(self, body: Any) -> None:
         self._bindings: dict[Any, Any] = {}
-        self._analyzer = sym.Analyzer()
+        self.analyzer = sym.Analyzer()
 
         def loop(node: Any) -> None:
-            self._analyzer.bind(node.loop_var, ir.Range.from_min_extent(node.min, node.extent))
+            self.analyzer.bind(node.loop_var, ir.Range.from_min_extent(node.min, node.extent))
 
         def block(node: Any) -> None:
             self._bindings |= dict(binding_of(node))
             for axis in node.block.iter_vars:
-                self._analyzer.bind(axis.var, axis.dom)
+                self.analyzer.bind(axis.var, axis.dom)
 
         tvm_ffi.structural_walk(body, [(tirx.For, loop), (s_tir.SBlockRealize, block)])
 
@@ -92,7 +94,7 @@ class _Division:
         if not isinstance(node.b, tirx.IntImm) or int(node.b) <= 0 or not self._is_risky(node.a):
             return node
         dividend, divisor = node.a, node.b
-        least = int(self._analyzer.const_int_bound(dividend).min_value)
+        least = int(self.analyzer.const_int_bound(dividend).min_value)
         if least <= -_MOST:
             remainder = tirx.truncmod(tirx.truncmod(dividend, divisor) + divisor, divisor)
             return remainder if isinstance(node, tirx.FloorMod) else tirx.truncdiv(dividend - remainder, divisor)
@@ -112,7 +114,7 @@ class _Division:
 
     def _is_risky(self, dividend: Any) -> bool:
         """Whether a dividend, as a map of loop variables, has an offset or a falling term."""
-        expanded = self._analyzer.simplify(tvm_ffi.structural_map(dividend, (ir.Var, self._value_of)))
+        expanded = self.analyzer.simplify(tvm_ffi.structural_map(dividend, (ir.Var, self._value_of)))
         falling: list[bool] = []
 
         def difference(node: Any) -> None:

@@ -10,10 +10,12 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax, te, tirx
+from tvm.ir.expr import TensorLoad
+from tvm.script import tirx as T
 
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
-from eqtune.search.space.expressions import evaluate
+from eqtune.search.space.expressions import evaluate, nodes_of
 from eqtune.search.space.index_division import keep_index_divisions
 from eqtune.transform import ApplyTuned, LowerToKernels
 from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
@@ -116,3 +118,31 @@ def test_a_kernel_without_a_schedule() -> None:
     kernel, _ = indexed("reversed")
     module = tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")})
     assert not tvm_ffi.structural_equal(ApplyTuned()(module)["kernel"], module["kernel"])
+
+
+@T.prim_func(s_tir=True)
+def joined(x: T.Buffer((8, 32), "float32"), z: T.Buffer((8, 16), "float32"), y: T.Buffer((8, 64), "float32")) -> None:
+    for i, j in T.grid(8, 64):
+        with T.sblock("y"):
+            row, column = T.axis.remap("SS", [i, j])
+            y[row, column] = T.if_then_else(
+                column >= 16,
+                T.if_then_else(
+                    column < 48, x[(row + (column - 16) // 32) % 8, (column - 16) % 32], z[row, column % 16]
+                ),
+                z[row, column % 16],
+            )
+
+
+def test_what_a_condition_says_of_a_dividend() -> None:
+    """As where reshaped images are joined: with divisions that stay, elements would be read one by one."""
+    kept = keep_index_divisions(joined)
+    (store,) = nodes_of(kept.body, tirx.BufferStore)
+    loads = nodes_of(store.value, TensorLoad)
+    indices = [[str(index) for index in load.indices] for load in loads]
+    assert indices == [["row", "column - 16"], ["row", "column - 48"], ["row", "column"]]
+    library = tvm.compile(tvm.IRModule({"main": kept}), tvm.target.Target("llvm")).jit()
+    values = [np.arange(8 * width, dtype="float32").reshape(8, width) for width in (32, 16)]
+    output = tvm.runtime.tensor(np.full((8, 64), -1, "float32"))
+    library["main"](*map(tvm.runtime.tensor, values), output)
+    np.testing.assert_array_equal(output.numpy(), np.concatenate([values[1], values[0], values[1]], 1))
