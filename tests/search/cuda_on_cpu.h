@@ -2,6 +2,7 @@
 //
 // Barriers are honoured and nothing else orders threads, so a missing one shows: threads run in either order. Shared
 // memory starts as NaN, in every block. Asynchronous copies arrive only when they are waited for, and their target is NaN until then.
+// What is the same for every kernel is in cuda_on_cpu.cpp, which is compiled once.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -25,7 +26,8 @@ using uchar = unsigned char;
 using uint = unsigned int;
 using half = _Float16;
 struct dim3 { int x, y, z; };
-static dim3 threadIdx, blockIdx;
+#pragma GCC visibility push(hidden)  // each library has a machine of its own
+extern dim3 threadIdx, blockIdx;
 
 struct nv_bfloat16 {
   uint16_t bits;
@@ -99,12 +101,10 @@ using std::max;
 using std::min;
 
 constexpr int FENCE_BYTES = 1024;
-alignas(1024) uchar buf_dyn_shmem_ptr[256 * 1024 + FENCE_BYTES];
+extern uchar buf_dyn_shmem_ptr[256 * 1024 + FENCE_BYTES];
 #define SHARED __attribute__((section("shared_memory"), used))
-SHARED static uchar no_static_memory[64];
-extern __attribute__((visibility("hidden"))) uchar __start_shared_memory[], __stop_shared_memory[];
-static void** held;
-static int backwards;
+extern void** held;
+extern int backwards;
 
 namespace machine {
 
@@ -120,102 +120,17 @@ struct Thread {
   uint64_t lane_value;
   const void* given[2];
 };
-static std::vector<Thread> threads;
-static int current, block_threads, shared_bytes;
-static dim3 block;
-static ucontext_t scheduler;
-static void (*body)();
+extern std::vector<Thread> threads;
+extern int current, block_threads;
 
-inline void pause(State state) {
-  threads[current].state = state;
-  swapcontext(&threads[current].context, &scheduler);
-}
-inline void enter() {
-  body();
-  pause(done);
-}
-inline void place(int index) {
-  current = index;
-  threadIdx = {index % block.x, index / block.x % block.y, index / block.x / block.y};
-}
-// Whether all of [from, to) that are alive wait in `state`, and one of them is alive.
-inline bool all_wait(int from, int to, State state) {
-  bool alive = false;
-  for (int i = from; i < to; ++i) {
-    if (threads[i].state == done) continue;
-    if (threads[i].state != state) return false;
-    alive = true;
-  }
-  return alive;
-}
-inline void release(int from, int to) {
-  for (int i = from; i < to; ++i)
-    if (threads[i].state != done) threads[i].state = ready;
-}
-inline void run_block() {
-  std::memset(buf_dyn_shmem_ptr, 0xff, shared_bytes + FENCE_BYTES);
-  std::memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
-  for (auto& thread : threads) {
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.data();
-    thread.context.uc_stack.ss_size = thread.stack.size();
-    thread.context.uc_link = nullptr;
-    thread.state = ready;
-    thread.issued.clear();
-    thread.groups.clear();
-    thread.products.clear();
-    makecontext(&thread.context, enter, 0);
-  }
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (int n = 0; n < block_threads; ++n) {
-      int index = backwards ? block_threads - 1 - n : n;
-      if (threads[index].state != ready) continue;
-      place(index);
-      moved = true;
-      swapcontext(&scheduler, &threads[index].context);
-    }
-    for (int warp = 0; warp < block_threads; warp += 32) {
-      int end = min(warp + 32, block_threads);
-      if (all_wait(warp, end, at_warp)) release(warp, end), moved = true;
-    }
-    if (all_wait(0, block_threads, at_block)) release(0, block_threads), moved = true;
-  }
-  for (auto& thread : threads)
-    if (thread.state != done) std::fprintf(stderr, "threads wait for each other\n"), std::abort();
-  for (int i = 0; i < FENCE_BYTES; ++i)
-    if (buf_dyn_shmem_ptr[shared_bytes + i] != 0xff)
-      std::fprintf(stderr, "written beyond shared memory\n"), std::abort();
-}
-inline void launch(dim3 grid, dim3 threads_of_block, int dynamic_bytes, void (*kernel)()) {
-  block = threads_of_block;
-  shared_bytes = dynamic_bytes;
-  block_threads = block.x * block.y * block.z;
-  body = kernel;
-  threads.assign(block_threads, Thread{});
-  for (auto& thread : threads) thread.stack.resize(64 * 1024);
-  for (int z = 0; z < grid.z; ++z)
-    for (int y = 0; y < grid.y; ++y)
-      for (int x = 0; x < grid.x; ++x) {
-        blockIdx = {x, y, z};
-        run_block();
-      }
-}
-inline void copy_later(void* to, const void* from, int bytes) {
-  if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
-    std::fprintf(stderr, "an asynchronous copy of %d bytes is not aligned\n", bytes), std::abort();
-  std::memset(to, 0xff, bytes);
-  threads[current].issued.push_back({to, from, bytes});
-}
-inline void commit() {
-  threads[current].groups.push_back(std::move(threads[current].issued));
-  threads[current].issued.clear();
-}
-inline void wait(size_t in_flight) {
-  auto& groups = threads[current].groups;
-  for (; groups.size() > in_flight; groups.pop_front())
-    for (auto& copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
-}
+void pause(State state);
+void launch(dim3 grid, dim3 threads_of_block, int dynamic_bytes, void (*kernel)());
+void copy_later(void* to, const void* from, int bytes);
+void commit();
+void wait(size_t in_flight);
+void load_matrices(void* to, const void* row, bool transposed);
+void finish();
+
 template <class T> T exchange(T value, int lane) {
   int warp = current / 32 * 32;
   std::memcpy(&threads[current].lane_value, &value, sizeof(T));
@@ -233,20 +148,6 @@ inline void give(const void* first, const void* second = nullptr) {
   pause(at_warp);
 }
 inline const void* given(int lane, int which) { return threads[current / 32 * 32 + lane].given[which]; }
-
-// ldmatrix.x4 of b16 (PTX ISA): thread 8 q + r gives the address of row r of matrix q; thread 4 r + c gets its word c.
-inline void load_matrices(void* to, const void* row, bool transposed) {
-  if (reinterpret_cast<uintptr_t>(row) % 16) std::fprintf(stderr, "a row of ldmatrix is not aligned\n"), std::abort();
-  give(row);
-  int lane = current % 32;
-  for (int matrix = 0; matrix < 4; ++matrix)
-    for (int half = 0; half < 2; ++half) {
-      int r = lane / 4, c = lane % 4 * 2 + half;
-      if (transposed) std::swap(r, c);
-      std::memcpy((uint16_t*)to + 2 * matrix + half, (const uint16_t*)given(8 * matrix + r, 0) + c, 2);
-    }
-  pause(at_warp);
-}
 
 struct tf32 {
   float x;
@@ -280,10 +181,6 @@ template <class T, class Sum> void multiply(Sum* d, const void* a, const void* b
 
 // wgmma of 64 rows, N columns and lines of 128 bytes (PTX ISA): this thread's sums, when they are waited for. What lies
 // in shared memory must be there when it is issued, and stay there until then.
-inline void finish() {
-  for (auto& product : threads[current].products) product();
-  threads[current].products.clear();
-}
 template <class T> T in_line(const T* tile, int line, int position) {
   constexpr int piece = 16 / sizeof(T);
   auto address = reinterpret_cast<uintptr_t>(tile + line * 8 * piece + position);
@@ -365,3 +262,4 @@ template <class D, class A, class B, class C> void mma_sync(D& d, const A& a, co
     }
 }
 }  // namespace nvcuda::wmma
+#pragma GCC visibility pop

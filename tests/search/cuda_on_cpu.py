@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import math
 import re
+import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from eqtune.measure.cuda_code import CONFIG
 from eqtune.search.space.lowering import prepare_for_lowering
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
+FLAGS = ["-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing"]
 FENCE_BYTES = 1 << 14
 AXES = [f"{index}Idx.{axis}" for index in ("block", "thread") for axis in "xyz"]
 
@@ -144,7 +149,7 @@ def _as_cpp(source, launches):
     kernels = source[source.index('extern "C" __global__') :]
     kernels = kernels.replace("extern __shared__ __align__(64) uchar", "extern uchar")
     kernels = re.sub(r"__shared__ (alignas\(\d+\))?", r"SHARED \1 static ", kernels)
-    parts = [f'#include "{HEADER}"']
+    parts = [f'#include "{_machine() / HEADER.name}"']
     for name, predicated, size, to_bytes, from_bytes in {(m.group(), *m.groups()) for m in _COPY.finditer(kernels)}:
         last, zero = (", bool p", f"if (!p) {{ std::memset(t, 0, {size}); return; }}") if predicated else ("", "")
         parts.append(
@@ -193,10 +198,24 @@ def _registers(operands):
     return [part.strip().rstrip(", :").strip()[1:-4] for part in parts if ")[0])" in part]
 
 
+@functools.cache
+def _machine():
+    """A folder with the header, compiled too: most kernels would take g++ less time than to read it."""
+    directory = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, directory)
+    header = shutil.copy(HEADER, directory)
+    _call_compiler("-x", "c++-header", header, "-o", f"{header}.gch")
+    _call_compiler("-c", shutil.copy(HEADER.with_suffix(".cpp"), directory), "-o", str(directory / "machine.o"))
+    return directory
+
+
 def _compile(text, directory):
     file, library = directory / "k.cpp", directory / f"k{len(list(directory.iterdir()))}.so"
     file.write_text(text)
-    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"]
-    done = subprocess.run(["g++", *flags, "-o", str(library), str(file)], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr[:2000]
+    _call_compiler("-shared", "-o", str(library), str(file), str(_machine() / "machine.o"))
     return library
+
+
+def _call_compiler(*arguments):
+    done = subprocess.run(["g++", *FLAGS, *arguments], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr[:2000]

@@ -132,8 +132,9 @@ def test_candidates_compute_the_kernel_and_become_cuda(name):
     mod = KERNELS[name]()
     space = build_space(mod, H100)
     expected = outputs(mod)
+    sampled = sample(space, 200)
     for sketch in space.sketches:
-        decisions = [d for d in sample(space, 200) if d.sketch == sketch.name][:2]
+        decisions = [d for d in sampled if d.sketch == sketch.name][:2]
         assert decisions, f"no legal candidate of {sketch.name}"
         for decision in decisions:
             schedule = replay(trace_to_json(space.apply(decision).trace), mod)

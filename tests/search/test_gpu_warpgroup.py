@@ -13,6 +13,7 @@ import tvm
 
 from eqtune.errors import RecordError
 from eqtune.gpu_machine import describe_gpu, find_compiler, gpu_target
+from eqtune.measure import cuda_code
 from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
 from eqtune.records.traces import trace_to_json
 from eqtune.records.workload import serialize_workload
@@ -83,7 +84,9 @@ WIDE, HIGH = {"height": 1, "width": 256}, {"height": 2, "width": 128}
         ("uint8", "int32", HIGH),
     ],
 )
-def test_sums_stay_in_registers_and_instructions_are_not_serialized(dtype, sums, knobs, tmp_path):
+def test_sums_stay_in_registers_and_instructions_are_not_serialized(dtype, sums, knobs, monkeypatch):
+    reports, parse = [], cuda_code._parse
+    monkeypatch.setattr(cuda_code, "_parse", lambda report, source: reports.append(report) or parse(report, source))
     space = build_space(tensor.matmul(1024, 1024, 1024, dtype, sums, transposed=sums == "int32"), H100)
     tile = {"groups": 2, "stages": 4, "split": 1}
     function = prepare_for_lowering(space.apply(Decision("gpu_warpgroup", tile | knobs)).mod["main"])
@@ -91,24 +94,38 @@ def test_sums_stay_in_registers_and_instructions_are_not_serialized(dtype, sums,
     (resources,) = ptxas_resources(source, H100.arch, find_compiler()).values()
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.registers < 200  # of two groups, 255 would be all that there are
-    (tmp_path / "k.cu").write_text(source)
-    files = ["-o", str(tmp_path / "k"), str(tmp_path / "k.cu")]
-    command = [find_compiler().path, "-cubin", f"-arch={H100.arch}", "-Xptxas=-v", *files]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    (said,) = reports
     assert "Used" in said
     assert "serialized" not in said
     assert "injected" not in said  # no waits but ours
 
 
 REPLAYED = """
+import json
+import os
 import sys
 from pathlib import Path
 from eqtune.records.workload import deserialize_workload
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.replay import replay_schedule
-schedule = replay_schedule(Path(sys.argv[1]).read_text(), deserialize_workload(Path(sys.argv[2]).read_text()))
-Path(sys.argv[3]).write_text(prepare_for_lowering(schedule.mod["main"]).script())
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        trace, kernel, written = map(Path, json.loads(line))
+        schedule = replay_schedule(trace.read_text(), deserialize_workload(kernel.read_text()))
+        written.write_text(prepare_for_lowering(schedule.mod["main"]).script())
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def fresh_process():
+    """Replays what is written to it, each time in a process of its own; TVM is imported once for all of them."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", REPLAYED], stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
 
 WARPGROUPS = {"groups": 2, "height": 1, "width": 64, "stages": 3, "split": 1}
 FRAGMENTS = {"wi": 2, "fi": 2, "wj": 2, "fj": 2, "bk": 32, "stages": 3, "mma": 1, "split": 1}
@@ -124,13 +141,14 @@ FRAGMENTS = {"wi": 2, "fi": 2, "wj": 2, "fj": 2, "bk": 32, "stages": 3, "mma": 1
         ("int8", "int32", "gpu_tensor_core", FRAGMENTS | {"mma": 0, "bk": 64}),
     ],
 )
-def test_a_trace_is_replayed_by_a_process_that_made_no_schedule(dtype, sums, sketch, knobs, tmp_path):
+def test_a_trace_is_replayed_by_a_process_that_made_no_schedule(dtype, sums, sketch, knobs, tmp_path, fresh_process):
     mod = tensor.matmul(384, 384, 1024, dtype, sums)
     schedule = build_space(mod, H100).apply(Decision(sketch, knobs))
     trace, kernel, written = (tmp_path / name for name in ("trace", "kernel", "written"))
     trace.write_text(trace_to_json(schedule.trace))
     kernel.write_text(serialize_workload(mod))
-    subprocess.run([sys.executable, "-c", REPLAYED, str(trace), str(kernel), str(written)], check=True)
+    print(json.dumps([str(trace), str(kernel), str(written)]), file=fresh_process.stdin, flush=True)
+    assert fresh_process.stdout.readline() == "0\n"
     assert written.read_text() == prepare_for_lowering(schedule.mod["main"]).script()
 
 
