@@ -13,6 +13,7 @@ import torch
 import tvm
 
 import eqtune
+from eqtune.cli import main
 from eqtune.frontends import load_model
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform.simplify import simplify
@@ -92,22 +93,23 @@ def test_tune_model_takes_relay_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_takes_a_program_and_its_parameters(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_command_line_takes_a_program_and_its_parameters(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program, params = files
-    command = [sys.executable, "-m", "eqtune", "tune", str(program), "--params", str(params), "--json"]
     options = ["--trials", "2", "--graph", "off", "--threads", "1", "--work-dir", str(tmp_path / "work")]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["kernels"]
+    assert main(["tune", str(program), "--params", str(params), "--json", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["kernels"]
 
 
-def test_a_program_with_a_mistake_is_bad_input_to_the_command_line(tmp_path: Path) -> None:
+def test_a_program_with_a_mistake_is_bad_input_to_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = tmp_path / "broken.relay"
     program.write_text(TEXT.replace("nn.relu", "nn.reloo"))
-    command = [sys.executable, "-m", "eqtune", "tune", str(program), "--work-dir", str(tmp_path / "work")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert f"{program}: line 3, column 3: 1 operator cannot be converted to Relax: nn.reloo (1 time" in done.stderr
+    assert main(["tune", str(program), "--work-dir", str(tmp_path / "work")]) == 2
+    told = f"{program}: line 3, column 3: 1 operator cannot be converted to Relax: nn.reloo (1 time"
+    assert told in capsys.readouterr().err
 
 
 def test_help_names_relay_and_its_parameters() -> None:
