@@ -14,6 +14,8 @@ import eqtune
 from eqtune.errors import InputError
 from eqtune.frontends import load_model
 
+pytestmark = pytest.mark.unoptimised
+
 WEIGHTS = np.random.default_rng(0).standard_normal((16, 8, 3, 3)).astype("float32")
 
 

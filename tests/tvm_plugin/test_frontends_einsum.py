@@ -12,6 +12,8 @@ from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable
 
+pytestmark = pytest.mark.unoptimised
+
 SIZES = dict(zip("abcdijknhw", (2, 3, 4, 5, 6, 7, 8, 1, 3, 2), strict=True))
 
 

@@ -13,6 +13,8 @@ from eqtune.errors import InputError, MissingExtraError, UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 
 onnx = pytest.importorskip("onnx")
+
+pytestmark = pytest.mark.unoptimised
 pytest.importorskip("onnxruntime")
 helper = onnx.helper
 FLOAT = onnx.TensorProto.FLOAT

@@ -20,6 +20,8 @@ from eqtune.runtime import ModelRunner  # noqa: E402
 from eqtune.transform.apply_tuned import untuned_executable  # noqa: E402
 from eqtune.transform.narrow_weights import KeepNarrowWeights  # noqa: E402
 
+pytestmark = pytest.mark.unoptimised
+
 DOMAIN = "com.microsoft"
 HEADS, SHARED, WIDTH = 4, 2, 16
 

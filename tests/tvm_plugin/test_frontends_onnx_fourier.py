@@ -11,6 +11,8 @@ from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 
 onnx = pytest.importorskip("onnx")
+
+pytestmark = pytest.mark.unoptimised
 pytest.importorskip("onnxruntime")
 helper = onnx.helper
 

@@ -14,6 +14,8 @@ from eqtune.frontends.verify import compare
 from eqtune.runtime import ModelRunner
 
 onnx = pytest.importorskip("onnx")
+
+pytestmark = pytest.mark.unoptimised
 pytest.importorskip("onnxruntime")
 helper = onnx.helper
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64

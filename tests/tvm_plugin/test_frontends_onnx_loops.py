@@ -13,6 +13,8 @@ from eqtune.frontends import load_model, verify_import
 from eqtune.frontends.onnx_loops import with_loops_written_out
 
 onnx = pytest.importorskip("onnx")
+
+pytestmark = pytest.mark.unoptimised
 pytest.importorskip("onnxruntime")
 
 WITH_TRIP_COUNT = """

@@ -23,6 +23,8 @@ from eqtune.transform import KeepNarrowWeights  # noqa: E402
 from eqtune.transform.apply_tuned import build_executable  # noqa: E402
 from eqtune.transform.simplify import simplify  # noqa: E402
 
+pytestmark = pytest.mark.unoptimised
+
 DOMAIN = "com.microsoft"
 TARGET = detect_target(1)
 PLACES, COLUMNS = 256, 160

@@ -12,6 +12,8 @@ from eqtune.frontends import load_model
 from eqtune.runtime import ModelRunner
 
 onnx = pytest.importorskip("onnx")
+
+pytestmark = pytest.mark.unoptimised
 pytest.importorskip("onnxruntime")
 
 CONSTANT_INPUTS = {

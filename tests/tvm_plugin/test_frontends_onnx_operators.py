@@ -17,6 +17,8 @@ from eqtune.runtime import ModelRunner
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
+pytestmark = pytest.mark.unoptimised
+
 CACHE = np.zeros((2, 3, 5, 4), "float32")
 GRID = np.arange(24, dtype="float32").reshape(2, 3, 4)
 

@@ -21,6 +21,8 @@ from eqtune.transform.apply_tuned import build_executable
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
+
+pytestmark = pytest.mark.unoptimised
 helper, P = onnx.helper, onnx.TensorProto
 TYPES = {"uint8": P.UINT8, "int8": P.INT8, "int32": P.INT32}
 TARGET = tvm.target.Target("llvm")

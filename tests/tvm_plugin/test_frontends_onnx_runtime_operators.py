@@ -22,6 +22,8 @@ from eqtune.tasks.lower import lower_to_kernels  # noqa: E402
 from eqtune.transform.apply_tuned import build_executable  # noqa: E402
 from eqtune.transform.fold_weights import FoldWeights  # noqa: E402
 
+pytestmark = pytest.mark.unoptimised
+
 DOMAIN = "com.microsoft"
 TARGET = detect_target(1)
 

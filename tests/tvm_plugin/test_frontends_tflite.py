@@ -17,6 +17,8 @@ from eqtune.runtime import ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable
 
 tflite = pytest.importorskip("tflite")
+
+pytestmark = pytest.mark.unoptimised
 pytest.importorskip("ai_edge_litert")
 
 MODELS = Path(__file__).parent / "tflite_models"

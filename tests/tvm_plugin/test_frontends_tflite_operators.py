@@ -14,6 +14,8 @@ pytest.importorskip("tflite")
 schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
 flatbuffers = pytest.importorskip("flatbuffers")
 
+pytestmark = pytest.mark.unoptimised
+
 
 class Model:
     """Made operator by operator. Tensors are known by number; those of the shapes given to it are its inputs."""

@@ -25,6 +25,8 @@ from eqtune.transform.constants import array_of
 from eqtune.transform.functions import constants
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.unoptimised
 F = torch.nn.functional
 
 
@@ -148,7 +150,6 @@ def test_layers_stay_whole():
     assert found.count("relax.matmul") == 1
 
 
-@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     "function",
     [

@@ -10,6 +10,8 @@ from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.unoptimised
 nn = torch.nn
 
 SOUND = torch.sin(torch.linspace(0, 200, 800)).reshape(2, 400)

@@ -13,6 +13,8 @@ from eqtune.transform.apply_tuned import untuned_executable
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.unoptimised
+
 LIBRARY = torch.library.Library("transformers", "FRAGMENT")
 """The operator of this name, where the library is not installed that has it; it computes what that one's does."""
 

@@ -10,6 +10,8 @@ from eqtune.frontends import load_model, verify_import
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.unoptimised
+
 PAIRS = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
 KEYS = torch.tensor([[False] * 5, [False, False, False, True, True]])
 MASKS = {

@@ -16,6 +16,8 @@ from eqtune.transform.apply_tuned import build_executable
 from eqtune.transform.functions import operator, top_level_bindings
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.unoptimised
 pytest.importorskip("torch.ao.quantization.fx._decomposed")  # registers the operators
 ops = torch.ops.quantized_decomposed
 TARGET = tvm.target.Target("llvm")

@@ -19,6 +19,8 @@ from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
 from eqtune.transform.apply_tuned import untuned_executable  # noqa: E402
 
+pytestmark = pytest.mark.unoptimised
+
 F = torch.nn.functional
 HEADS, PLACES, DEPTH = 2, 8, 4
 

@@ -16,6 +16,8 @@ from eqtune.machine import detect_target
 from eqtune.transform.apply_tuned import after_kernels, build_scheduled
 from eqtune.transform.pipeline import cheapest_form
 
+pytestmark = pytest.mark.unoptimised
+
 RNG = np.random.default_rng(0)
 ROWS, WIDTH = 640, 512
 WEIGHTS = [RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 16 for _ in range(4)]

@@ -414,7 +414,7 @@ class StandIn:
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("limits", [{"trials": 8}, {"time_budget_s": 60, "trials": 8}], ids=["trials", "seconds"])
+@pytest.mark.parametrize("limits", [{"trials": 4}, {"time_budget_s": 60, "trials": 4}], ids=["trials", "seconds"])
 def test_a_model_is_tuned_and_resumed_as_on_a_gpu(tmp_path, monkeypatch, limits):
     stand_in = StandIn()
     monkeypatch.setattr(CudaMeasurer, "models", stand_in)
@@ -427,12 +427,12 @@ def test_a_model_is_tuned_and_resumed_as_on_a_gpu(tmp_path, monkeypatch, limits)
 
     result = tune()
     assert result.summary.context.device == "a GPU of paper"
-    assert sum(task.trials for task in result.tasks) == 8
+    assert sum(task.trials for task in result.tasks) == 4
     assert result.max_rel_error < 1e-6
     assert {"cuda"} == {module.kind for made in stand_in.executables for module in cuda_modules(made)}
     with pytest.raises(eqtune.SetupError, match="device that is not here"):
         result.run(np.ones((64, 96), "float32"))
-    assert sum(task.trials for task in tune().tasks) == 8, "nothing is left of the budget"
+    assert sum(task.trials for task in tune().tasks) == 4, "nothing is left of the budget"
 
 
 def cuda_modules(executable):

@@ -19,6 +19,8 @@ from eqtune.transform.simplify import simplify
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.unoptimised
+
 H, W = (tirx.Var(name, "int64") for name in "hw")
 RNG = np.random.default_rng(0)
 

@@ -13,6 +13,8 @@ from tvm.relax import op
 from eqtune.machine import detect_target
 from eqtune.tasks.lower import lower_to_kernels
 
+pytestmark = pytest.mark.unoptimised
+
 
 def model(build: Any, *shapes: tuple[int, ...]) -> Any:
     inputs = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]

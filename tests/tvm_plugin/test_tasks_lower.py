@@ -14,6 +14,8 @@ from eqtune.tasks.concat import _parts
 from eqtune.transform import FoldBatchNorm, FoldWeights
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
 
+pytestmark = pytest.mark.unoptimised
+
 op = relax.op
 TARGET = tvm.target.Target("llvm")
 

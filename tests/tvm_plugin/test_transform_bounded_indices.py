@@ -18,6 +18,8 @@ from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
 from eqtune.transform.bounded_indices import with_bounded_indices
 from eqtune.transform.constants import constant_of
 
+pytestmark = pytest.mark.unoptimised
+
 DATA = np.arange(60, dtype="float32").reshape(3, 4, 5)
 ANYWHERE = np.array([[0, -1, 3, 99], [-99, 2, 1, 0], [1 << 20, -4, -5, 4]])
 """Of an axis of 4 elements: in bounds, counted from the end, and beyond both ends."""

@@ -17,6 +17,8 @@ from eqtune.transform.apply_tuned import build_executable, untuned_executable
 from eqtune.transform.fake_quantization import is_quantized
 from eqtune.transform.functions import operator, top_level_bindings
 
+pytestmark = pytest.mark.unoptimised
+
 op = relax.op
 TARGET = tvm.target.Target("llvm")
 RNG = np.random.default_rng(0)

@@ -8,6 +8,8 @@ from tvm import relax
 from eqtune import zoo
 from eqtune.transform import FoldBatchNorm, FoldWeights
 
+pytestmark = pytest.mark.unoptimised
+
 op = relax.op
 
 

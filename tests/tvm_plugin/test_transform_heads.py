@@ -18,6 +18,8 @@ from eqtune.transform import JoinSharedHeads, ScaleSmallerOperand, SimplifyShape
 from eqtune.transform.apply_tuned import build_executable
 from eqtune.transform.functions import extents, operator, top_level_bindings
 
+pytestmark = pytest.mark.unoptimised
+
 op = relax.op
 TARGET = detect_target(1)
 KEYS, GROUP, PLACES, DEPTH = 2, 4, 24, 8

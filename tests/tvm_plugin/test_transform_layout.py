@@ -16,6 +16,8 @@ from eqtune.transform.apply_tuned import build_executable, untuned_executable
 from eqtune.transform.constants import array_of, constant_of
 from eqtune.transform.layout import _REORDERED, _reordered
 
+pytestmark = pytest.mark.unoptimised
+
 op = relax.op
 TARGET = tvm.target.Target("llvm")
 

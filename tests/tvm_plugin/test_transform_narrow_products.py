@@ -18,6 +18,8 @@ from eqtune.transform import ChannelsLast, FoldWeights, NarrowProducts
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
 from eqtune.transform.narrow_products import product_bits
 
+pytestmark = pytest.mark.unoptimised
+
 op = relax.op
 TARGET = tvm.target.Target("llvm")
 RNG = np.random.default_rng(0)

@@ -18,6 +18,8 @@ from eqtune.transform.apply_tuned import build_executable
 from eqtune.transform.functions import operator
 from eqtune.transform.simplify import simplify
 
+pytestmark = pytest.mark.unoptimised
+
 TARGET = detect_target(1)
 op = relax.op
 Define = Callable[..., Any]

@@ -337,7 +337,7 @@ SMALL = "zoo:nasrnn:steps=2:hidden=256"
 @pytest.mark.slow
 def test_the_command_line_tunes_reports_and_resumes(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    base = command("tune", SMALL, "--trials", 60, "--graph", "off", "--work-dir", work)
+    base = command("tune", SMALL, "--trials", 20, "--graph", "off", "--work-dir", work)
     first = subprocess.run(
         [*base, "--report", str(tmp_path / "r.html"), "--export", str(tmp_path / "m.so")],
         capture_output=True,
@@ -351,7 +351,7 @@ def test_the_command_line_tunes_reports_and_resumes(tmp_path: Path) -> None:
     again = subprocess.run([*base, "--json", "-q"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     summary = json.loads(again.stdout)
-    assert summary["trials"] <= 60
+    assert summary["trials"] <= 20
     assert summary["max_rel_error"] <= 1e-4
     assert again.stderr == ""
 

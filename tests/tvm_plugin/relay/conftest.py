@@ -15,6 +15,10 @@ from eqtune import relay
 Array = NDArray[Any]
 
 
+TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+"""What operators compute is asked, which LLVM does not decide."""
+
+
 def definition(name: str, body: str, inputs: tuple[Array, ...]) -> str:
     types = [
         f"Tensor[({', '.join(map(str, array.shape))}), {array.dtype}]" if array.shape else str(array.dtype)
@@ -40,7 +44,7 @@ def compile_cases(convert_cases: Callable[..., tvm.IRModule]) -> Callable[..., d
     """The same as functions of numpy arrays by name: the module is compiled once."""
 
     def compile_all(cases: Mapping[str, Any], metadata: str = "") -> dict[str, Callable[..., Array]]:
-        machine = relax.VirtualMachine(tvm.compile(convert_cases(cases, metadata), "llvm"), tvm.cpu())
+        machine = relax.VirtualMachine(tvm.compile(convert_cases(cases, metadata), TARGET), tvm.cpu())
 
         def runner(index: int) -> Callable[..., Array]:
             return lambda *inputs: machine[f"case{index}"](*map(tvm.runtime.tensor, inputs)).numpy()
