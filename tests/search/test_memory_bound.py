@@ -138,6 +138,13 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray]]] =
             layer_norm(x.reshape(len(x), 2, -1), 1, 0).reshape(x.shape) * g[:, None, None] + b[:, None, None]
         ),
     ),
+    "softmax of few rows": (emit(op.nn.softmax), [(3, 256)], lambda x: softmax(x, -1)),
+    "log_softmax of a row": (emit(op.nn.log_softmax), [(1, 1, 384)], lambda x: np.log(softmax(x, -1))),
+    "norm of an image": (
+        emit(op.nn.group_norm, num_groups=1, channel_axis=1, axes=[2, 3]),
+        [(1, 4, 8, 20), (4,), (4,)],
+        lambda x, g, b: layer_norm(x.reshape(1, -1), 1, 0).reshape(x.shape) * g[:, None, None] + b[:, None, None],
+    ),
     "max pool": (
         emit(op.nn.max_pool2d, (3, 3), (2, 2), (1, 1)),
         [(1, 3, 11, 16)],
@@ -575,6 +582,19 @@ def test_four_rows_that_share_a_cache_set_come_late() -> None:
     together = np.array([space.decision(point).values["together"] for point in points])
     latency = space.latency_s(points)
     assert latency[together == 4].min() > 1.3 * latency[together == 2].min()
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads", "shared"),
+    [((1, 256, 32, 32), 2, True), ((2, 256, 32, 32), 2, False), ((3, 256, 32, 32), 16, True), ((1, 8, 8, 8), 2, False)],
+)
+def test_long_rows_are_shared_where_there_are_too_few(shape: tuple[int, ...], threads: int, shared: bool) -> None:
+    channels = [(shape[1],), (shape[1],)]
+    mod = kernel(emit(op.nn.group_norm, num_groups=1, channel_axis=1, axes=[2, 3]), [shape, *channels])
+    space = Space(memory_bound_sketches(mod, Hardware(threads=threads)))
+    point = legal_points(space, 1000, seed=0)
+    best = space.decision(point[np.argmin(space.latency_s(point))])
+    assert best.sketch.startswith("shared_rows") == shared
 
 
 def test_stages_that_read_others_again_and_again_are_not_all_inlined() -> None:

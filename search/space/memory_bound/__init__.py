@@ -1,9 +1,9 @@
 """Sketches for kernels that are not contractions: element-wise, reductions, pooling, normalisation, data movement.
 
-`elementwise` and `transpose` move data, `rows` reduces along memory (softmax, norms), `columns` across it (pooling),
-`windows` pools with stride one, `masked_windows` takes pooling and depthwise convolutions with channels first,
-`resample` resizes images with channels first, `stages` takes whatever is left. Transcendental functions vectorise only
-in the form that `vector_math` gives them.
+`elementwise` and `transpose` move data, `rows` reduces along memory (softmax, norms), `shared_rows` where rows are few,
+`columns` across it (pooling), `windows` pools with stride one, `masked_windows` takes pooling and depthwise
+convolutions with channels first, `resample` resizes images with channels first, `stages` takes whatever is left.
+Transcendental functions vectorise only in the form that `vector_math` gives them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .masked_lanes import guards_only_loads
 from .masked_windows import MaskedWindowsSketch
 from .resample import ResampleSketch
 from .rows import RowsSketch
+from .shared_rows import SharedRowsSketch
 from .sketch import MemoryBoundSketch
 from .stages import StagesSketch, UntouchedSketch
 from .transpose import TransposeSketch
@@ -39,6 +40,7 @@ _FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
     ResampleSketch,
     TransposeSketch,
     RowsSketch,
+    SharedRowsSketch,
     ColumnsSketch,
     WindowsSketch,
 )

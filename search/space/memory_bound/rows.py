@@ -23,7 +23,7 @@ from .next_rows import NEXT_ROWS
 from .row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
 from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
-__all__ = ["RowsSketch"]
+__all__ = ["RowsSketch", "contiguous", "run_axes"]
 
 
 class RowsSketch(MemoryBoundSketch):
@@ -48,7 +48,7 @@ class RowsSketch(MemoryBoundSketch):
         rows = {stage.rows for stage in reductions}
         return (
             len(rows) == 1
-            and all(_contiguous(stage) for stage in reductions)
+            and all(contiguous(stage) for stage in reductions)
             and all(_row_prefix(stage, stage.rows if stage is output else min(rows)) for stage in kernel.stages)
         )
 
@@ -69,7 +69,7 @@ class RowsSketch(MemoryBoundSketch):
             and full < longest <= _MOST_LOADED * full
             and all(length == longest for length in self.lengths)
             and all(len(stage.reads) == 1 and stage.operations <= 1 for stage in self.reductions)
-            and all(_run_axes(stage) == len(stage.reduction) for stage in self.reductions)
+            and all(run_axes(stage) == len(stage.reduction) for stage in self.reductions)
         )
         if self.short:
             lanes = [*lanes, full]
@@ -193,7 +193,7 @@ class RowsSketch(MemoryBoundSketch):
         for reduction, length in zip(self.reductions, self.lengths, strict=True):
             block = schedule.get_sblock(reduction.name)
             loops = schedule.get_loops(block)
-            k = fuse(schedule, loops[len(loops) - _run_axes(reduction) :])
+            k = fuse(schedule, loops[len(loops) - run_axes(reduction) :])
             if parts > 1:
                 part, _ = schedule.split(k, [parts, None])
                 output = block = schedule.rfactor(part, len(reduction.spatial))
@@ -279,15 +279,16 @@ _MOST_LOADED = 24  # vectors of a row without a loop
 _REDUCTION = 2  # tirx.IterVar.CommReduce
 
 
-def _run_axes(stage: Stage) -> int:
+def run_axes(stage: Stage) -> int:
+    """How many of the last axes that it reduces over are one run of memory."""
     return stage.run(stage.reduction)
 
 
 def _run_length(stage: Stage) -> int:
-    return math.prod(stage.extents[len(stage.extents) - _run_axes(stage) :])
+    return math.prod(stage.extents[len(stage.extents) - run_axes(stage) :])
 
 
-def _contiguous(stage: Stage) -> bool:
+def contiguous(stage: Stage) -> bool:
     """Whether the reduced axes come last and the last of them is contiguous, or invariant, in everything read."""
     last = len(stage.extents) - 1
     strides = [access.strides[last] for access in stage.reads]
