@@ -37,7 +37,7 @@ def _normal(*shape):
 @pytest.mark.parametrize(
     ("reduction", "ufunc"), [("add", np.add), ("mul", np.multiply), ("min", np.minimum), ("max", np.maximum)]
 )
-@pytest.mark.parametrize("shape", [(300, 130), (9, 50, 3), (40, 7, 9), (5000,)], ids=str)
+@pytest.mark.parametrize("shape", [(300, 130), (200, 128), (9, 50, 3), (40, 7, 9), (5000,)], ids=str)
 def test_scattered_updates_meet_in_any_number(reduction, ufunc, shape):
     depth = 2 if len(shape) == 3 else 1
     generator = np.random.default_rng(1)

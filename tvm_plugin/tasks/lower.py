@@ -29,6 +29,7 @@ from .choices import write_choices
 from .concat import CONCAT_AXIS, write_concats_in_place
 from .half_precision import with_float32_arithmetic, with_functions_that_gpus_have
 from .legalize import legalize_ops
+from .neighbours import scatter_what_is_gathered
 from .norms import legalize_norms
 from .permuted_products import legalize_permuted_products
 from .repeated_channels import repeat_channels
@@ -83,6 +84,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             mod = repeat_channels(mod)
             mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
             mod = legalize_norms(mod)
+            mod = scatter_what_is_gathered(mod, thread_count(target))
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod, target)), thread_count(target))
         else:
             mod = with_functions_that_gpus_have(mod)

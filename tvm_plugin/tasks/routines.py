@@ -25,7 +25,7 @@ from .grid_sample import LEAST_CHANNELS, grid_sample
 from .te_kernels import extern_kernel, with_te_kernels
 from .workers import rest, share, variable, workers, worthwhile_threads
 
-__all__ = ["write_routines"]
+__all__ = ["Routine", "scatter", "write_routines"]
 
 LEAST_COLUMNS = 64
 """Of a row's elements for one thread: a few lines, so that no two threads write the same."""
@@ -35,6 +35,9 @@ FEWEST_COLUMNS = 8
 
 MOST_SELECTED = 128
 """Larger `k` of `topk` are left to TVM: each of n elements may have to find its place among k."""
+
+_LANES = 16
+"""Of the vectors in which rows are scattered."""
 
 AT_ONCE = 16
 """Elements of a row that `topk` compares with the last of the k before it looks at each one."""
@@ -59,7 +62,7 @@ def write_routines(mod: ir.IRModule, threads: int) -> ir.IRModule:
 
 
 @dataclass(frozen=True)
-class _Routine:
+class Routine:
     """What computes a value from placeholders of its arguments: a `TeKernel`."""
 
     arguments: list[Any]
@@ -68,7 +71,7 @@ class _Routine:
 
 def _found(
     name: str, routine: Callable[[relax.Call, int], Any], threads: int, function: relax.Function
-) -> dict[relax.Var, _Routine]:
+) -> dict[relax.Var, Routine]:
     kernels = {}
     for binding in top_level_bindings(function):
         call: Any = getattr(binding, "value", None)
@@ -76,7 +79,7 @@ def _found(
             continue
         compute = routine(call, threads) if all(extents(call.args[0].ty)) else None
         if compute is not None:
-            kernels[binding.var] = _Routine(list(call.args), compute)
+            kernels[binding.var] = Routine(list(call.args), compute)
     return kernels
 
 
@@ -125,9 +128,26 @@ _ROUTINES: Mapping[str, Callable[[relax.Call, int], Callable[..., Any] | None]] 
 
 
 def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction: str, threads: int) -> te.Tensor:
+    columns = math.prod(int(extent) for extent in data.shape[int(indices.shape[-1]) :])
+
+    def update(sources: list[Any], number: Any, column: Any) -> Any:
+        return sources[0][number * columns + column]
+
+    return scatter(data, indices, [updates], update, reduction, threads)
+
+
+def scatter(
+    data: te.Tensor,
+    indices: te.Tensor,
+    sources: list[te.Tensor],
+    update_of: Callable[[list[Any], Any, Any], Any],
+    reduction: str,
+    threads: int,
+) -> te.Tensor:
     """`data` with updates at some of its rows: indices are [..., depth] into its first axes, one update after another.
 
-    Threads have their own columns of all rows, or their own rows, and skip what is not theirs.
+    `update_of(sources, number, column)` is a column of an update, from flat buffers. Threads have their own columns of
+    all rows, or their own rows, and skip what is not theirs.
     """
     depth = int(indices.shape[-1])
     shape = [int(extent) for extent in data.shape]
@@ -139,9 +159,15 @@ def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction:
     wide, high = share(columns, across), share(rows, down)
     combine = _REDUCTIONS[reduction]
 
-    def body(given: Any, places: Any, new: Any, result: Any) -> None:
+    def body(given: Any, places: Any, *others: Any) -> None:
+        *new, result = others
+
         def coordinates(update: Any) -> list[Any]:
             return [places[update * depth + axis].astype("int64") for axis in range(depth)]
+
+        def add(row: Any, update: Any, column: Any) -> None:
+            at = row * columns + column
+            result[at] = combine(result[at], update_of(new, update, column))
 
         with workers(across * down, threads) as worker:
             left, top = worker % across * wide, worker // across * high
@@ -154,11 +180,16 @@ def _scatter(data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction:
                 row = sum(part * math.prod(shape[axis + 1 : depth]) for axis, part in enumerate(parts))
                 # Where these are inside, the row tells it of the first.
                 inside = [tirx.all(part >= 0, part < shape[axis]) for axis, part in enumerate(parts) if axis]
-                with T.If(tirx.all(row >= top, row < end, *inside)), T.Then(), T.serial(0, own) as column:
-                    at = row * columns + left + column
-                    result[at] = combine(result[at], new[update * columns + left + column])
+                with T.If(tirx.all(row >= top, row < end, *inside)), T.Then():
+                    if columns % (across * _LANES) == 0:  # LLVM does not know that what is read is written by nobody
+                        step, lanes = T.serial(0, tirx.IntImm("int64", wide // _LANES)), tirx.IntImm("int64", _LANES)
+                        with step as vector, T.vectorized(0, lanes) as lane:
+                            add(row, update, left + vector * _LANES + lane)
+                    else:
+                        with T.serial(0, own) as column:
+                            add(row, update, left + column)
 
-    return extern_kernel("scatter_nd", body, [data, indices, updates], [(data.shape, data.dtype)])
+    return extern_kernel("scatter_nd", body, [data, indices, *sources], [(data.shape, data.dtype)])
 
 
 def _cumulative_sum(data: te.Tensor, axis: int, dtype: str, threads: int) -> te.Tensor:

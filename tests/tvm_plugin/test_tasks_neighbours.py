@@ -1,0 +1,100 @@
+"""Graph networks' sums over neighbours are one kernel, which computes what numpy does."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from eqtune.tasks.lower import lower_to_kernels
+
+TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})
+NODES, EDGES = 90, 400
+GENERATOR = np.random.default_rng(0)
+SOURCES, TARGETS = GENERATOR.integers(0, NODES, EDGES), GENERATOR.integers(0, NODES, (EDGES, 1))
+
+
+def run(build, *arrays):
+    """The result, and the names of the kernels."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(arrays)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder.emit, *inputs))
+        builder.emit_func_output(result)
+    kernels = lower_to_kernels(builder.get(), TARGET)
+    machine = relax.VirtualMachine(relax.build(kernels, TARGET), tvm.cpu())
+    names = [variable.name_hint for variable, f in kernels.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy(), names
+
+
+def values(*shape):
+    return np.random.default_rng(1).standard_normal(shape).astype("float32")
+
+
+@pytest.mark.parametrize("columns", [(128,), (10,), (3, 16)], ids=str)
+@pytest.mark.parametrize("factors", ["none", "left", "right"])
+@pytest.mark.parametrize(("reduction", "ufunc"), [("add", np.add), ("max", np.maximum)])
+def test_neighbours_are_added_up_in_one_kernel(columns, factors, reduction, ufunc):
+    nodes, data, weights = values(NODES, *columns), values(NODES, *columns), values(EDGES, *[1] * len(columns))
+
+    def build(emit, x, y, w, sources, targets):
+        rows = emit(op.take(x, sources, 0, mode="clip"))
+        rows = emit(op.broadcast_to(rows, (EDGES, *columns)))
+        if factors != "none":
+            rows = emit(op.multiply(w, rows) if factors == "left" else op.multiply(rows, w))
+        return emit(op.scatter_nd(y, targets, rows, reduction))
+
+    result, kernels = run(build, nodes, data, weights, SOURCES, TARGETS)
+    expected = data.copy()
+    ufunc.at(expected, TARGETS[:, 0], nodes[SOURCES] * (1 if factors == "none" else weights))
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert kernels == ["scatter_gathered"]
+
+
+@pytest.mark.parametrize(("mode", "first", "last"), [("clip", 0, -1), ("wrap", -5, 7)])
+def test_places_outside_are_what_the_operators_say(mode, first, last):
+    """Sources are those at the end, or are counted round; a target outside is none."""
+    nodes, data = values(NODES, 32), values(NODES, 32)
+    sources, targets = np.array([-5, 3, NODES + 7]), np.array([[1], [NODES], [2]])
+
+    def build(emit, x, y, i, j):
+        return emit(op.scatter_nd(y, j, emit(op.take(x, i, 0, mode=mode)), "add"))
+
+    result, kernels = run(build, nodes, data, sources, targets)
+    assert kernels == ["scatter_gathered"]
+    expected = data.copy()
+    expected[1] += nodes[first]
+    expected[2] += nodes[last]
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_slices_that_leave_all_as_it_is(step):
+    """Importers write them before a scatter; one that turns the rows is none of these."""
+    nodes, data = values(NODES, 16), values(NODES, 16)
+    ends = [EDGES] if step == 1 else [-EDGES - 1]
+
+    def build(emit, x, y, i, j):
+        rows = emit(op.gather_nd(x, emit(op.expand_dims(i, 1))))
+        rows = emit(op.strided_slice(rows, [0], [0 if step == 1 else EDGES - 1], ends, [step]))
+        return emit(op.scatter_nd(y, j, rows, "add"))
+
+    result, kernels = run(build, nodes, data, SOURCES, TARGETS)
+    expected = data.copy()
+    np.add.at(expected, TARGETS[:, 0], nodes[SOURCES][::step])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert ("scatter_gathered" in kernels) == (step == 1)
+
+
+def test_one_factor_for_each_element_is_multiplied_before():
+    nodes, data, weights = values(NODES, 24), values(NODES, 24), values(EDGES, 24)
+
+    def build(emit, x, y, w, i, j):
+        return emit(op.scatter_nd(y, j, emit(op.multiply(emit(op.take(x, i, 0, mode="clip")), w)), "add"))
+
+    result, kernels = run(build, nodes, data, weights, SOURCES, TARGETS)
+    expected = data.copy()
+    np.add.at(expected, TARGETS[:, 0], nodes[SOURCES] * weights)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert "scatter_gathered" not in kernels
