@@ -17,7 +17,7 @@ from tvm.tirx import ForKind
 
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import Decision, Hardware, Space, build_space
-from eqtune.search.space.contraction.copies import PAD_INLINE
+from eqtune.search.space.contraction.copies import PAD_AT_OUTER, PAD_AT_ROOT, PAD_INLINE
 from eqtune.search.space.contraction.join_vectors import JOIN_VECTORS
 from eqtune.search.space.contraction.tile_counts import tiles
 from eqtune.search.space.expressions import is_conditional
@@ -686,6 +686,22 @@ def test_estimates_rank_a_register_tile_above_a_single_sum() -> None:
     rows = [[{**common, **tile}[k.name] for k in sketch.knobs] for tile in ({"mr": 8, "nr": 32}, {"mr": 1, "nr": 16})]
     tiled, plain = sketch.latency_s(np.array(rows))
     assert tiled < 0.5 * plain
+
+
+def test_copies_of_tall_windows_for_every_line_come_late() -> None:
+    """Of 3 rows, most have just been copied for the line above; of 31, copying takes longer than multiplying."""
+
+    def slower(window: int) -> float:
+        mod = conv(32, 40, 32, window, "NHWC", "HWIO", padding=window // 2, groups=32)
+        sketch = build_space(mod, Hardware(threads=2)).sketches[0]
+        common = {knob.name: knob.values[0] for knob in sketch.knobs} | {"mr": 6, "nr": 32, "pack": 3}
+        lines = {**common, "order": 1, "depth": 2, "pad": PAD_AT_OUTER}
+        rows = [[choice[k.name] for k in sketch.knobs] for choice in (lines, {**lines, "pad": PAD_AT_ROOT})]
+        at_lines, whole = sketch.latency_s(np.array(rows))
+        return float(at_lines / whole)
+
+    assert slower(3) < 1.0
+    assert slower(31) > 1.05
 
 
 def test_features_are_finite_and_complete() -> None:

@@ -19,7 +19,7 @@ from ..access import Access, dtype_bytes
 from ..features import feature_table
 from ..hardware import PAGE_BYTES, Hardware
 from .channel_windows import WINDOW_SUMS, apart, fetching_s, gathered
-from .copies import AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_ROOT, PAD_INLINE, UNPACKED
+from .copies import AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_OUTER, PAD_AT_ROOT, PAD_INLINE, UNPACKED
 from .plan import Plan
 from .tile_counts import Column, Tiles, tiles
 
@@ -208,6 +208,11 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         again = np.where((v["pad"] != PAD_AT_ROOT) & whole, t.column_tiles, 1.0)
         lines = 1.0 + (_window_extent(plan) - 1.0) / v["m2"]
         again = again * np.where(v["pad"] == PAD_AT_CHUNK, lines, 1.0)
+        # Where a thread's iterations are single lines of the image, each copies all the lines of its window: most of
+        # them have just been read, and 3 are as fast as a copy of the whole image, which others read; 41 are not.
+        by_lines = (v["pad"] == PAD_AT_OUTER) & (v["depth"] > len(plan.outer) + (plan.groups > 1) + columns_first)
+        again = again * np.where(by_lines, 1.0 + 0.25 * (lines - 1.0), 1.0)
+        again = again * np.where(v["pad"] == PAD_AT_ROOT, 1.5, 1.0)
         inline = 0.3 if plan.spread is None else 0.05  # pixels at the border are chosen once for all products
         extra_s = extra_s + np.where(
             v["pad"] == PAD_INLINE, inline * compute_s, 2.0 * left_bytes * again / cache / speedup
