@@ -40,7 +40,7 @@ def scatter_what_is_gathered(mod: ir.IRModule, threads: int) -> ir.IRModule:
 
 
 def _found(threads: int, function: relax.Function) -> dict[relax.Var, Routine]:
-    values = {binding.var: getattr(binding, "value", None) for binding in top_level_bindings(function)}
+    values: dict[relax.Var, Any] = {b.var: getattr(b, "value", None) for b in top_level_bindings(function)}
     kernels = {}
     for variable, call in values.items():
         if operator(call) != "relax.scatter_nd":
@@ -57,18 +57,18 @@ def _found(threads: int, function: relax.Function) -> dict[relax.Var, Routine]:
 
 
 def _gathered(updates: relax.Expr, values: Mapping[relax.Var, Any]) -> _Gathered | None:
-    value = _source(updates, values)
-    found = _of(value)
+    value, factors = _source(updates, values), []
     if operator(value) == "relax.multiply":
-        for factor, other in (value.args, reversed(value.args)):
+        for rows, other in (value.args, reversed(value.args)):
             each = extents(other.ty)
             if each[:1] == extents(updates.ty)[:1] and math.prod(each) == each[0] and len(each) > 1:
-                value = _source(factor, values)
-                found = _of(value, other)
+                value, factors = _source(rows, values), [other]
+                break
+    found = _of(value, factors)
     return found if found is not None and extents(value.ty) == extents(updates.ty) else None
 
 
-def _of(value: Any, *factors: relax.Expr) -> _Gathered | None:
+def _of(value: Any, factors: list[relax.Expr]) -> _Gathered | None:
     """Of a call that gathers whole rows; where it does not wrap them, places are bounded (bounded_indices.py)."""
     if operator(value) == "relax.take":
         rows, places = value.args
@@ -80,12 +80,12 @@ def _of(value: Any, *factors: relax.Expr) -> _Gathered | None:
         along_rows = int(value.attrs.batch_dims) == 0 and places.ty.ndim == 2 and extents(places.ty)[1] == 1
     else:
         return None
-    return _Gathered(rows, places, list(factors), mode == "wrap") if along_rows and rows.ty.ndim > 1 else None
+    return _Gathered(rows, places, factors, mode == "wrap") if along_rows and rows.ty.ndim > 1 else None
 
 
 def _source(value: relax.Expr, values: Mapping[relax.Var, Any]) -> Any:
     """What a variable is bound to; slices and broadcasts that leave all as it is are seen through."""
-    bound = values.get(value)
+    bound: Any = values.get(value)
     while _leaves_all(bound):
         bound = values.get(bound.args[0])
     return bound
