@@ -131,6 +131,8 @@ class SharedRowsSketch(MemoryBoundSketch):
             finish_reduction(schedule, block, 1, self.lanes, short=False, vector=True)
 
     def _compute(self, schedule: Any, stage: Stage, values: Mapping[str, int]) -> None:
+        if stage.iterations < values["parts"] * self.lanes:
+            return
         loops = schedule.get_loops(schedule.get_sblock(stage.name))
         axes = stage.run(tuple(range(len(stage.extents))))
         outer, run = loops[: len(loops) - axes], fuse(schedule, loops[len(loops) - axes :])
