@@ -597,6 +597,27 @@ def test_long_rows_are_shared_where_there_are_too_few(shape: tuple[int, ...], th
     assert best.sketch.startswith("shared_rows") == shared
 
 
+def first_choice(build: Callable[..., Any], shapes: Shapes) -> dict[str, int]:
+    space = Space(memory_bound_sketches(kernel(build, shapes), HARDWARE))
+    points = legal_points(space, 10000, seed=0)
+    return dict(space.decision(points[np.argmin(space.latency_s(points))]).values)
+
+
+def test_vectors_that_llvm_breaks_come_late() -> None:
+    """What it takes apart is stored by way of the stack: twenty times as long, and nothing else tells."""
+    values = first_choice(emit(op.permute_dims, [0, 3, 1, 2]), [(1, 56, 224, 21)])
+    inner = values["read_tile"] if values["inner"] else values["write_tile"]
+    assert inner % 16 == 0
+    assert values["inner"] == 0
+
+
+def test_short_runs_are_not_left_to_llvm() -> None:
+    assert first_choice(emit(op.multiply), [(1, 112, 112, 32), (1, 1, 1, 32)])["lanes"] > 1
+    values = first_choice(concat_relu(3), [(1, 80, 80, 16), (1, 80, 80, 32)])
+    assert values["lanes"] > 1
+    assert values["partition"] == 1
+
+
 def test_stages_that_read_others_again_and_again_are_not_all_inlined() -> None:
     def build(b: Any, x: Any) -> Any:
         for _ in range(8):

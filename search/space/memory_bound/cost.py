@@ -11,14 +11,14 @@ from ..features import feature_table
 from ..hardware import Hardware
 from .kernel import Kernel, Stage
 
-__all__ = ["CALL_INSTRUCTIONS", "Work", "features", "instructions", "latency_s"]
+__all__ = ["CALL_INSTRUCTIONS", "FORM_INSTRUCTIONS", "Work", "features", "instructions", "latency_s"]
 
 Array = NDArray[np.float64]
 
 CALL_INSTRUCTIONS = 20.0
 """One scalar call of libm, in instructions."""
 
-_FORM_INSTRUCTIONS = 24.0
+FORM_INSTRUCTIONS = 24.0
 """A vector of `exp`, `tanh` or `erf` in its vectorising form: 12 to 18 cycles at two instructions a cycle."""
 
 _LOOP_INSTRUCTIONS = 2.0
@@ -63,7 +63,7 @@ def instructions(stage: Stage, axis: int | None, lanes: Array, unroll: Array) ->
     an element.
     """
     # Part of the additions and multiplications become multiply-adds.
-    vector = 0.7 * stage.operations + stage.forms * _FORM_INSTRUCTIONS
+    vector = 0.7 * stage.operations + stage.forms * FORM_INSTRUCTIONS
     scalar = stage.calls * CALL_INSTRUCTIONS
     for access in stage.reads + stage.writes:
         stride = None if axis is None else access.strides[axis]
