@@ -87,6 +87,21 @@ def test_slices_that_leave_all_as_it_is(step):
     assert ("scatter_gathered" in kernels) == (step == 1)
 
 
+def test_graphs_of_any_size_stay_several_kernels():
+    nodes, edges = tvm.tirx.Var("nodes", "int64"), tvm.tirx.Var("edges", "int64")
+    shapes = {"x": (nodes, 16), "y": (nodes, 16), "w": (edges, 1), "i": (edges,), "j": (edges, 1)}
+    dtypes = {"i": "int64", "j": "int64"}
+    x, y, w, i, j = (relax.Var(n, relax.TensorType(s, dtypes.get(n, "float32"))) for n, s in shapes.items())
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y, w, i, j]):
+        with builder.dataflow():
+            rows = builder.emit(op.multiply(w, builder.emit(op.take(x, i, 0, mode="clip"))))
+            result = builder.emit_output(builder.emit(op.scatter_nd(y, j, rows, "add")))
+        builder.emit_func_output(result)
+    names = [variable.name_hint for variable in lower_to_kernels(builder.get(), TARGET).get_global_vars()]
+    assert "scatter_gathered" not in names
+
+
 def test_one_factor_for_each_element_is_multiplied_before():
     nodes, data, weights = values(NODES, 24), values(NODES, 24), values(EDGES, 24)
 

@@ -43,7 +43,7 @@ def _found(threads: int, function: relax.Function) -> dict[relax.Var, Routine]:
     values: dict[relax.Var, Any] = {b.var: getattr(b, "value", None) for b in top_level_bindings(function)}
     kernels = {}
     for variable, call in values.items():
-        if operator(call) != "relax.scatter_nd":
+        if operator(call) != "relax.scatter_nd" or not all(is_static_tensor(one.ty) for one in call.args):
             continue
         data, targets, updates = call.args
         gathered = _gathered(updates, values)
@@ -60,12 +60,12 @@ def _gathered(updates: relax.Expr, values: Mapping[relax.Var, Any]) -> _Gathered
     value, factors = _source(updates, values), []
     if operator(value) == "relax.multiply":
         for rows, other in (value.args, reversed(value.args)):
-            each = extents(other.ty)
+            each = extents(other.ty) if is_static_tensor(other.ty) else []
             if each[:1] == extents(updates.ty)[:1] and math.prod(each) == each[0] and len(each) > 1:
                 value, factors = _source(rows, values), [other]
                 break
     found = _of(value, factors)
-    return found if found is not None and extents(value.ty) == extents(updates.ty) else None
+    return found if found is not None and _are_alike(value, updates) else None
 
 
 def _of(value: Any, factors: list[relax.Expr]) -> _Gathered | None:
@@ -77,7 +77,8 @@ def _of(value: Any, factors: list[relax.Expr]) -> _Gathered | None:
     elif operator(value) == "relax.gather_nd":
         rows, places = value.args
         mode = "clip"
-        along_rows = int(value.attrs.batch_dims) == 0 and places.ty.ndim == 2 and extents(places.ty)[1] == 1
+        is_column = is_static_tensor(places.ty) and places.ty.ndim == 2 and extents(places.ty)[1] == 1
+        along_rows = int(value.attrs.batch_dims) == 0 and is_column
     else:
         return None
     return _Gathered(rows, places, factors, mode == "wrap") if along_rows and rows.ty.ndim > 1 else None
@@ -95,7 +96,12 @@ def _leaves_all(value: Any) -> bool:
     if operator(value) not in ("relax.broadcast_to", "relax.strided_slice"):
         return False
     reversed_axes = any(int(step.value) < 0 for step in (value.args[4].fields if len(value.args) > 4 else ()))
-    return extents(value.args[0].ty) == extents(value.ty) and not reversed_axes
+    return _are_alike(value.args[0], value) and not reversed_axes
+
+
+def _are_alike(one: relax.Expr, other: relax.Expr) -> bool:
+    """Whether both have the same static shape."""
+    return is_static_tensor(one.ty) and is_static_tensor(other.ty) and extents(one.ty) == extents(other.ty)
 
 
 def _kernel(

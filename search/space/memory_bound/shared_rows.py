@@ -66,7 +66,8 @@ class SharedRowsSketch(MemoryBoundSketch):
             for p in (threads, 2 * threads, 4 * threads)
             if all(length % (p * self.lanes) == 0 for length in self.lengths)
         ]
-        accumulators = [a for a in (1, 2, 4, 8) if a * self.lanes * _ITEM_BYTES < STACK_BYTES]
+        self.item_bytes = max(stage.writes[0].item_bytes for stage in self.reductions)
+        accumulators = [a for a in (1, 2, 4, 8) if a * self.lanes * self.item_bytes < STACK_BYTES]
         return (
             Knob("parts", tuple(parts) or (1,)),
             Knob("accumulators", tuple(accumulators)),
@@ -99,7 +100,7 @@ class SharedRowsSketch(MemoryBoundSketch):
             workers=np.full_like(lanes, float(self.hardware.threads)),
             chunks=(self.rows * knobs["parts"]).astype(np.float64),
             scratch_bytes=np.full_like(lanes, sum(2.0 * s.iterations * s.writes[0].item_bytes for s in kept)),
-            run_bytes=np.full_like(lanes, float(min(self.lengths) * _ITEM_BYTES)),
+            run_bytes=np.full_like(lanes, float(min(self.lengths) * self.item_bytes)),
             accumulators=accumulators,
             variant=np.full_like(lanes, self.variant),
         )
@@ -121,7 +122,7 @@ class SharedRowsSketch(MemoryBoundSketch):
         part, _ = schedule.split(fuse(schedule, loops[len(stage.spatial) :]), [values["parts"], None])
         sums = schedule.rfactor(part, len(stage.spatial))
         *rows, inside = schedule.get_loops(sums)
-        length = math.prod(stage.extents[i] for i in stage.reduction) // values["parts"]
+        length = stage.iterations // stage.rows // values["parts"]
         width = self.lanes * fitting(values["accumulators"], self.lanes, length)
         vectors = vector_sums(schedule, sums, inside, len(stage.spatial) + 1, self.lanes, width)
         row = parallelize(schedule, schedule.get_loops(sums)[: len(rows)], self.hardware.threads, self.hardware.threads)
@@ -141,6 +142,3 @@ class SharedRowsSketch(MemoryBoundSketch):
             outer = [*outer, part]
         vectorize(schedule, run, self.lanes, values["unroll"], axes)
         parallelize(schedule, outer, self.hardware.threads, self.hardware.threads)
-
-
-_ITEM_BYTES = 4
