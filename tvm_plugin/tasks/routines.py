@@ -165,7 +165,7 @@ def scatter(
         def coordinates(update: Any) -> list[Any]:
             return [places[update * depth + axis].astype("int64") for axis in range(depth)]
 
-        def add(row: Any, update: Any, column: Any) -> None:
+        def write(row: Any, update: Any, column: Any) -> None:
             at = row * columns + column
             result[at] = combine(result[at], update_of(new, update, column))
 
@@ -184,10 +184,10 @@ def scatter(
                     if columns % (across * _LANES) == 0:  # LLVM does not know that what is read is written by nobody
                         step, lanes = T.serial(0, tirx.IntImm("int64", wide // _LANES)), tirx.IntImm("int64", _LANES)
                         with step as vector, T.vectorized(0, lanes) as lane:
-                            add(row, update, left + vector * _LANES + lane)
+                            write(row, update, left + vector * _LANES + lane)
                     else:
                         with T.serial(0, own) as column:
-                            add(row, update, left + column)
+                            write(row, update, left + column)
 
     return extern_kernel("scatter_nd", body, [data, indices, *sources], [(data.shape, data.dtype)])
 
