@@ -491,6 +491,9 @@ def test_functions_of_integers(dtype):
             ordered,
             places,
             x.argsort(0),
+            x.cos(),
+            x.atan(),
+            torch.atan2(x, x.flip(0)),
         )
 
     x = torch.tensor([[1, -4, 3], [7, 2, -7]], dtype=dtype)
@@ -518,13 +521,14 @@ def test_norms_of_doubles(module):
         (lambda x: x[x > 0].sum(), "selects by a mask"),
         (lambda x: x + torch.randn_like(x), "draws random numbers .aten.randn_like"),
         (lambda x: x[1:].as_strided((2,), (1,), 0), "a part of one"),
+        (lambda x: x[0].as_strided((2,), (108,), 0), "reads what is behind it"),
         (
             lambda x: F.scaled_dot_product_attention(x[:1, [0, 1, 0, 1]], x[:, :2], x[:, :2], enable_gqa=True),
             "both shares keys and repeats queries",
         ),
         (lambda x: F.affine_grid(x[:, :, 0, :4], (2, 1, 2, 3, 5), align_corners=True), "of volumes"),
     ],
-    ids=["norm", "mask", "random-numbers", "strides-of-a-part", "attention", "grid-of-volumes"],
+    ids=["norm", "mask", "random-numbers", "strides-of-a-part", "strides-past-a-part", "attention", "grid-of-volumes"],
 )
 def test_what_converters_do_not_know_is_refused(function, message):
     with pytest.raises(UnsupportedModelError, match=message):
@@ -613,6 +617,140 @@ def test_norms_under_autocast_compute_in_the_dtype_of_their_statistics():
     imported = load_model(Lambda(under_autocast), example_inputs=(torch.randn(1, 3, 8, 8),))
     assert str(imported.mod["main"].ret_ty.dtype) == "bfloat16"
     assert verify_import(imported, tolerance=0.02) < 0.02
+
+
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm(6, bias=False), torch.nn.InstanceNorm2d(8, affine=True)], ids=str)
+def test_norms_under_autocast_may_have_wider_weights(norm):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), norm).eval()
+
+    def under_autocast(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    imported = load_model(Lambda(under_autocast), example_inputs=(torch.randn(1, 3, 8, 8),))
+    assert verify_import(imported, tolerance=0.02) < 0.02
+
+
+def test_integers_are_compared_with_fractions():
+    def compared(ids, mask):
+        return ids >= 2.5, ids < 0.5, ids == 1.5, ids != 2.5, ids > 1, mask > 0.5, mask < 2, mask == 1, mask <= ids
+
+    given = (torch.arange(6), torch.tensor([True, False, True, True, False, True]))
+    assert verify_import(load_model(Lambda(compared), example_inputs=given)) == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.round() // 0.1,
+        lambda x: (9 * x).int() // -0.3,
+        lambda x: torch.div(x.round(), 0.1 * x[0].sign(), rounding_mode="floor"),
+        lambda x: torch.isinf(x // x.round().relu()),
+    ],
+    ids=["number", "integers", "tensor", "zeros"],
+)
+def test_quotients_are_rounded_down_without_what_remains(function):
+    """A quotient of floats may be rounded up to a whole number: 1 / 0.1, of the float that is more than a tenth."""
+    assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-6
+
+
+def sliced(x):
+    """Writes from before the beginning, in the middle, at the end, and at every second place."""
+    y, z, v, w = x.clone(), x.clone(), x.clone(), x.clone()
+    y[:, -9:] = 2 * x
+    z[..., 1:3] = x[..., :2] + 1
+    v[:, :, 4:] = x[:, :, :1]
+    w[:, 1::2] = -x[:, :1]
+    return y, z, v, w, torch.slice_scatter(x, x[..., 3:], -1, step=2)
+
+
+def written(x):
+    """Where a mask holds: one image in each place, columns of each batch, and images one after another."""
+    y, z, w = x.clone(), x.clone(), x.clone()
+    y[x[:, :, 0, 0] > 0] = x[0, 0]
+    z[:, x[0, :, 0, 0] > 0] = x[:, :1, :, :1]
+    w[:, torch.tensor([True, False, True])] = 2 * x[:, 1:]
+    return y, z, w
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.hypot(torch.where(x > 0, torch.inf, x), torch.where(x > 0, -torch.inf, x)),
+        lambda x: torch.hypot(x.relu(), x.relu()),
+        lambda x: (3 * x).int().exp2(),
+        lambda x: x[:, torch.tensor([0, 2], dtype=torch.int32), torch.tensor([1, -1])],
+        lambda x: F.softshrink(torch.where(x > 0, torch.inf, x), 0.3),
+        lambda x: (
+            (x > 9).to(torch.uint8).argmax(1),
+            (x > 9).max(2),
+            ((x > 9).long() + torch.iinfo(torch.int64).min).argmax(),
+            ((x < 9).int() + (torch.iinfo(torch.int32).max - 1)).argmin(-1, keepdim=True),
+        ),
+        lambda x: ((x > 0) & 1, (x > 0) ^ (9 * x).int(), torch.maximum((9 * x).int(), torch.tensor(2))),
+        lambda x: torch.bitwise_right_shift((99 * x).int()[..., None], torch.tensor([0, 2, 4], dtype=torch.int32)) & 3,
+        lambda x: torch.bitwise_left_shift((9 * x).int(), 2),
+        lambda x: (torch.isin((9 * x).long(), torch.tensor([[1, -3], [1, 5]]), invert=True), torch.isin(x.round(), 0)),
+        lambda x: F.prelu(x, x.new_full((1,), 0.3)) + F.prelu(x[0, 0, 0], x.new_full((1,), 0.2)),
+        lambda x: F.avg_pool1d(x[0, 0], 2).flatten() + F.adaptive_avg_pool2d(x[0], (2, 3)).flatten(),
+        lambda x: x.split(2)[0] + x.split([3], 1)[0],
+        lambda x: (x.masked_scatter(x > 0.3, 2 * x.flatten()), x.masked_scatter(x[:1, :, :, :1] > 0, x + 1)),
+        written,
+        sliced,
+    ],
+    ids=[
+        "hypot-of-infinities",
+        "hypot-of-zeros",
+        "exp2-of-integers",
+        "indices-of-two-dtypes",
+        "softshrink-of-infinities",
+        "places-of-the-largest-that-is-least",
+        "bits-of-truth-values",
+        "bits-apart",
+        "shifted-by-a-number",
+        "membership",
+        "one-slope",
+        "pooling-without-a-batch",
+        "single-parts",
+        "masked-scatter",
+        "images-where-a-mask-holds",
+        "slices",
+    ],
+)
+def test_infinities_and_other_dtypes(function):
+    assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda nn: [nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 2, 2, stride=2), nn.Flatten(0)],
+        lambda nn: [nn.Conv1d(6, 4, 3, padding="same"), nn.ConvTranspose1d(4, 2, 2)],
+        lambda nn: [nn.Conv2d(3, 4, (2, 3), padding="same", bias=False), nn.PReLU()],
+    ],
+    ids=["without-a-batch", "rows", "uneven-padding"],
+)
+def test_convolutions_of_other_dtypes(make, dtype, tolerance):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*make(torch.nn)).to(dtype)
+    imported = load_model(model, example_inputs=(IMAGE[0].to(dtype),))
+    assert verify_import(imported, tolerance=tolerance) < tolerance
+
+
+def test_logarithms_of_powers_are_whole():
+    def logarithms(twos, tens):
+        return twos.log2().floor(), twos.double().log2().floor(), tens.log10().floor(), twos.float().log2()
+
+    example = (2 ** torch.arange(40), 10 ** torch.arange(11))
+    assert verify_import(load_model(Lambda(logarithms), example_inputs=example)) == 0
+
+
+def test_an_index_that_is_no_class_is_left_out_of_a_loss():
+    classes = torch.tensor([0, 1, 255, 2]).repeat(18).reshape(2, 6, 6)
+    loss = Lambda(lambda x, classes: F.cross_entropy(x, classes, ignore_index=255))
+    assert verify_import(load_model(loss, example_inputs=(IMAGE, classes))) < 1e-5
 
 
 @pytest.mark.parametrize("exponent", [3, 4.0])

@@ -350,6 +350,24 @@ def test_axes_of_open_sizes_are_rolled(tmp_path: Path) -> None:
             close(found, wanted.numpy())
 
 
+class Squeezed(torch.nn.Module):
+    """Axes that are open, and none of one, stay."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = 2 * x
+        return y.squeeze(0), y.squeeze(), y.squeeze((0, 1))
+
+
+def test_axes_of_open_sizes_are_not_squeezed(tmp_path: Path) -> None:
+    shapes = ({0: torch.export.Dim("n", min=2, max=64)},)
+    program = torch.export.export(Squeezed(), (torch.randn(6, 1, 5),), dynamic_shapes=shapes)
+    result = tuned(program, tmp_path, threads=1)
+    for size in (2, 7):
+        x = torch.randn(size, 1, 5)
+        for found, wanted in zip(result.run(x), Squeezed()(x), strict=True):
+            close(found, wanted.numpy())
+
+
 def computed(*steps: Any, **constants: Any) -> Any:
     """x, with "result", which is computed of the number "n" of its rows, added."""
     nodes = [node("Shape", ["x"], "n", end=1), *steps]

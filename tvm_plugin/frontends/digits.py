@@ -14,7 +14,19 @@ from tvm.relax import op
 
 from ..dtypes import HALVES
 
-__all__ = ["SELU", "atanh", "elu", "erfc", "expm1", "log1p", "mish", "scaled_product", "softplus", "tanh"]
+__all__ = [
+    "SELU",
+    "atanh",
+    "elu",
+    "erfc",
+    "expm1",
+    "log1p",
+    "log_to_base",
+    "mish",
+    "scaled_product",
+    "softplus",
+    "tanh",
+]
 
 SELU = (1.6732632423543772, 1.0507009873554805)
 """`alpha` and `scale` that make an ELU keep means of 0 and variances of 1."""
@@ -45,6 +57,14 @@ def log1p(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:
     series = _polynomial(emit, emit(op.multiply(s, s)), [2 / (2 * k + 1) for k in range(terms)], dtype)
     small = emit(op.less(emit(op.abs(x)), relax.const(_LOG_BELOW, dtype)))
     return emit(op.where(small, emit(op.multiply(s, series)), emit(op.log(emit(op.add(one, x))))))
+
+
+def log_to_base(emit: Any, x: relax.Expr, dtype: str, base: int) -> relax.Expr:
+    """log(x) / log(base), and whole numbers of the base's powers: the quotient may be just below, 12.999999 of 2^13."""
+    quotient = emit(op.divide(emit(op.log(x)), relax.const(math.log(base), dtype)))
+    whole = emit(op.round(quotient))
+    is_whole = emit(op.equal(emit(op.power(relax.const(base, dtype), whole)), x))
+    return emit(op.where(is_whole, whole, quotient))
 
 
 def expm1(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:

@@ -15,25 +15,28 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
   tensor's indices or where a mask holds, bags of embeddings, shifts, `fmax`, `erfc`, `hypot`, `eye`, adaptive max
   pooling, places of max pooling, transposed convolutions of volumes, layer and group norms without scale, stacked
   recurrent layers, attention whose queries share keys, nor what quantised models are exported with; of bfloat16, it has
-  no convolutions and constants;
+  no constants; all convolutions are those of a batch in float32;
 - joins and stacks tensors of one rank and dtype only, and chooses from such alone where a mask holds; forgets the
   dtype of `new_ones` and of sums so far;
+- reads past the end of what is written to a slice; says -1 where the largest of bytes is, all of which are 0;
+  logarithms of powers are not whole numbers; one slope of a PReLU is not for all channels; the options of `isin` and of
+  cross entropy are not looked at;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
-- computes with the dtype of an operand, `arange(4) / 4`, `arange(4) * 0.5` and `arange(4) ** 0.5` in integers, and
-  products in float32.
+- computes with the dtype of an operand, `arange(4) / 4`, `arange(4) * 0.5`, `arange(4) ** 0.5` and `arange(4) < 2.5`
+  in integers, and products in float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import HALVES
+from ..dtypes import is_floating
 from ..errors import UnsupportedModelError
 from ..transform.functions import is_empty, shape_of
 from .attention import attention
@@ -53,8 +56,9 @@ __all__ = ["CONVERTERS", "Converter"]
 
 
 def _affine(x: relax.Expr, shape: Sequence[int], gamma: Any, beta: Any) -> tuple[Any, Any]:
-    """Scale and shift of a norm, which PyTorch may leave out."""
-    return full(x, shape, 1.0) if gamma is None else gamma, full(x, shape, 0.0) if beta is None else beta
+    """Scale and shift of a norm, which PyTorch may leave out: one alone may have another dtype than `x`."""
+    like = next((given for given in (gamma, beta) if given is not None), x)
+    return full(like, shape, 1.0) if gamma is None else gamma, full(like, shape, 0.0) if beta is None else beta
 
 
 def _layer_norm(node: Any, importer: Any) -> relax.Expr:
@@ -105,38 +109,56 @@ def _softmax(function: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
-def _convolution(rank: int) -> Converter:
-    """TVM's importer sums 16-bit floats in float32 and leaves it at that, where the bias cannot be added."""
-    convolve = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}[rank]
+_PLAIN: Mapping[int, Callable[..., relax.Expr]] = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
+_TRANSPOSED: Mapping[int, Callable[..., relax.Expr]] = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose}
+"""Convolutions, by the number of axes of an image."""
 
+
+def _convolved(
+    importer: Any, convolve: Callable[..., relax.Expr], rank: int, x: Any, weight: Any, bias: Any, options: Any
+) -> relax.Expr:
+    """In the dtype of the images, with a batch of one where there is none.
+
+    TVM's importer sums in float32 and leaves it at that, where the bias of another dtype cannot be added.
+    """
+    emit = importer.block_builder.emit
+    images = x if len(shape_of(x)) == rank + 2 else emit(op.expand_dims(x, 0))
+    result = emit(convolve(images, weight, *options, out_dtype=str(x.ty.dtype)))
+    if bias is not None:
+        result = emit(op.add(result, emit(op.reshape(bias, (1, -1, *[1] * rank)))))
+    return result if images is x else emit(op.squeeze(result, [0]))
+
+
+def _convolution(rank: int) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
         names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-        x, weight, bias, strides, padding, dilation, groups = arguments(node, importer, names, (None, 1, 0, 1, 1))
-        dtype, emit = str(x.ty.dtype), importer.block_builder.emit
-        if dtype not in HALVES:
-            return getattr(importer, f"_conv{rank}d")(node)
-        result = emit(convolve(x, weight, strides, padding, dilation, groups, out_dtype=dtype))
-        return result if bias is None else emit(op.add(result, emit(op.reshape(bias, (1, -1, *[1] * rank)))))
+        x, weight, bias, *options = arguments(node, importer, names, (None, 1, 0, 1, 1))
+        return _convolved(importer, _PLAIN[rank], rank, x, weight, bias, options)
 
     return convert
 
 
 def _transposed_convolution(rank: int) -> Converter:
-    """As `_convolution`: of 16 bits, the bias cannot be added to what TVM's importer makes."""
-    convolve = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose}[rank]
-
     def convert(node: Any, importer: Any) -> relax.Expr:
         names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-        x, weight, bias, strides, padding, more, groups, dilation = arguments(
-            node, importer, names, (None, 1, 0, 0, 1, 1)
-        )
-        dtype, emit = str(x.ty.dtype), importer.block_builder.emit
-        if dtype not in HALVES:
-            return getattr(importer, f"_conv_transpose{rank}d")(node)
-        result = emit(convolve(x, weight, strides, padding, more, dilation, groups, out_dtype=dtype))
-        return result if bias is None else emit(op.add(result, emit(op.reshape(bias, (1, -1, *[1] * rank)))))
+        x, weight, bias, *options, groups, dilation = arguments(node, importer, names, (None, 1, 0, 0, 1, 1))
+        return _convolved(importer, _TRANSPOSED[rank], rank, x, weight, bias, [*options, dilation, groups])
 
     return convert
+
+
+def _any_convolution(node: Any, importer: Any) -> relax.Expr:
+    """What convolutions with padding "same" are made of; transposed ones of volumes, TVM's importer refuses."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    x, weight, bias, strides, padding, dilation, transposed, more, groups = arguments(node, importer, names, ())
+    rank = len(shape_of(x)) - 2
+    if not transposed:
+        options = [strides, padding, dilation, groups]
+        return _convolved(importer, _PLAIN[rank], rank, x, weight, bias, options)
+    if rank not in _TRANSPOSED:
+        return importer._convolution(node)
+    options = [strides, padding, more, dilation, groups]
+    return _convolved(importer, _TRANSPOSED[rank], rank, x, weight, bias, options)
 
 
 def _conv_transpose3d(node: Any, importer: Any) -> relax.Expr:
@@ -174,9 +196,24 @@ def _extremum_and_place(reduce: Callable[..., relax.Expr], place: Callable[..., 
     def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
         x, axis, keep = arguments(node, importer, ("input", "dim", "keepdim"), (False,))
         emit = importer.block_builder.emit
-        return emit(reduce(x, axis=[axis], keepdims=keep)), emit(place(x, axis=axis, keepdims=keep))
+        return emit(reduce(x, axis=[axis], keepdims=keep)), _placed(emit, place, x, axis, keep)
 
     return convert
+
+
+def _place(place: Callable[..., relax.Expr]) -> Converter:
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, axis, keep = arguments(node, importer, ("input", "dim", "keepdim"), (None, False))
+        return _placed(importer.block_builder.emit, place, x, axis, keep)
+
+    return convert
+
+
+def _placed(emit: Any, place: Callable[..., relax.Expr], x: Any, axis: int | None, keep: bool) -> relax.Expr:
+    """Where the first extremum is, 0 for integers that all are the least of their type: TVM finds none there, -1."""
+    dtype = str(x.ty.dtype)
+    found = emit(place(emit(op.astype(x, "int8")) if dtype == "bool" else x, axis=axis, keepdims=keep))
+    return found if is_floating(dtype) else emit(op.maximum(found, relax.const(0, str(found.ty.dtype))))
 
 
 def _var_mean(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
@@ -199,9 +236,9 @@ def _instance_norm(node: Any, importer: Any) -> relax.Expr:
     x, gamma, beta, mean, variance, own_statistics, _, epsilon = arguments(node, importer, names, defaults)
     gamma, beta = _affine(x, shape_of(x)[1:2], gamma, beta)
     if own_statistics:
-        return importer.block_builder.emit(
-            op.nn.instance_norm(x, gamma, beta, 1, list(range(2, len(shape_of(x)))), epsilon)
-        )
+        x = cast(x, str(gamma.ty.dtype), importer)  # of 16 bits, under autocast
+        norm = op.nn.instance_norm(x, gamma, beta, 1, list(range(2, len(shape_of(x)))), epsilon)
+        return cast(importer.block_builder.emit(norm), dtype_of(node), importer)
     return _by_statistics(x, gamma, beta, mean, variance, epsilon, importer)
 
 
@@ -343,6 +380,9 @@ CONVERTERS: dict[str, Converter] = {
     "conv_transpose1d.default": _transposed_convolution(1),
     "conv_transpose2d.input": _transposed_convolution(2),
     "conv_transpose3d.input": _conv_transpose3d,
+    "convolution.default": _any_convolution,
+    "argmax.default": _place(op.argmax),
+    "argmin.default": _place(op.argmin),
     "max.dim": _extremum_and_place(op.max, op.argmax),
     "min.dim": _extremum_and_place(op.min, op.argmin),
     "var_mean.correction": _var_mean,

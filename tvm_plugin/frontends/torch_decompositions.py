@@ -24,7 +24,22 @@ from .torch_state import decomposed
 
 __all__ = ["check_signature", "translatable"]
 
-OUR_DECOMPOSITIONS = EXPERT_DECOMPOSITIONS | FAST_PATH_DECOMPOSITIONS
+
+def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """The elements of a source, one after another, wherever a mask holds."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    places = (mask.reshape(-1).cumsum(0) - 1).clamp(0, source.numel() - 1)
+    return torch.where(mask, source.reshape(-1).index_select(0, places).reshape(x.shape), x)
+
+
+OUR_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    **EXPERT_DECOMPOSITIONS,
+    **FAST_PATH_DECOMPOSITIONS,
+    "aten.masked_scatter.default": _masked_scatter,
+}
+
+NOT_TVMS = {"cross_entropy_loss.default"}
+"""Operators that are decomposed, although TVM's importer has converters: it does not look at the options."""
 
 
 def translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.ExportedProgram, Constants]:
@@ -60,7 +75,7 @@ def translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.Ex
 
 def _unknown(program: torch.export.ExportedProgram, computed: Constants) -> set[Any]:
     """Operators that have no converter, but for those of constants."""
-    known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
+    known = (ExportedProgramImporter().convert_map.keys() - NOT_TVMS) | CONVERTERS.keys()
     nodes = [node for node in program.graph.nodes if node.op == "call_function" and node not in computed]
     return {node.target for node in nodes if node.target.__name__ not in known and not makes_number(node)}
 

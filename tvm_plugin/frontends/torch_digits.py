@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import is_floating
-from .digits import SELU, atanh, elu, erfc, expm1, log1p, mish, softplus, tanh
+from ..dtypes import HALVES, is_floating
+from .digits import SELU, atanh, elu, erfc, expm1, log1p, log_to_base, mish, softplus, tanh
 from .torch_nodes import Converter, arguments, cast, dtype_of, operand
 
-__all__ = ["DIGIT_CONVERTERS"]
+__all__ = ["DIGIT_CONVERTERS", "floor_quotient"]
 
 
 def _of_one(function: Callable[[Any, relax.Expr, str], relax.Expr]) -> Converter:
@@ -50,6 +51,13 @@ def _celu(node: Any, importer: Any) -> relax.Expr:
     return elu(importer.block_builder.emit, x, str(x.ty.dtype), alpha, slope=1 / alpha)
 
 
+def _softshrink(node: Any, importer: Any) -> relax.Expr:
+    """x - clip(x): TVM's importer multiplies by masks, which makes NaN of infinities."""
+    x, limit = arguments(node, importer, ("input", "lambd"), (0.5,))
+    emit = importer.block_builder.emit
+    return emit(op.subtract(x, emit(op.clip(x, -limit, limit))))
+
+
 def _log_of_sum(node: Any, importer: Any) -> relax.Expr:
     """log(e^a + e^b) = max(a, b) + log1p(e^-|a - b|); of equal ones, which may be infinite, a + log(2)."""
     emit, dtype = importer.block_builder.emit, dtype_of(node)
@@ -65,9 +73,33 @@ def _remainder(node: Any, importer: Any) -> relax.Expr:
     x, divisor = (operand(part, dtype, importer) for part in arguments(node, importer, ("input", "other"), ()))
     if not is_floating(dtype):
         return emit(op.floor_mod(x, divisor))
-    rest, zero = emit(op.mod(x, divisor)), relax.const(0, dtype)
-    opposite = emit(op.less(emit(op.multiply(emit(op.sign(rest)), emit(op.sign(divisor)))), zero))
-    return emit(op.where(opposite, emit(op.add(rest, divisor)), rest))
+    rest = emit(op.mod(x, divisor))
+    return emit(op.where(_are_opposite(emit, rest, divisor, dtype), emit(op.add(rest, divisor)), rest))
+
+
+def floor_quotient(node: Any, importer: Any) -> relax.Expr:
+    """Rounded down. Of floats without what remains, as in PyTorch: 1 // 0.1 is 9, though 1 / 0.1 is rounded to 10."""
+    emit, dtype = importer.block_builder.emit, dtype_of(node)
+    wide = "float32" if dtype in HALVES else dtype
+    given = arguments(node, importer, ("input", "other"), ())
+    x, divisor = (operand(part, wide, importer) for part in given)
+    is_number = isinstance(given[1], int | float)
+    if not is_floating(dtype) or (is_number and given[1] == 0):
+        return cast(emit(op.floor_divide(x, divisor)), dtype, importer)
+    rest, one = emit(op.mod(x, divisor)), relax.const(1, wide)
+    whole = emit(op.divide(emit(op.subtract(x, rest)), divisor))
+    whole = emit(op.where(_are_opposite(emit, rest, divisor, wide), emit(op.subtract(whole, one)), whole))
+    whole = emit(op.round(whole))
+    if not is_number:
+        is_zero = emit(op.equal(divisor, relax.const(0, wide)))
+        whole = emit(op.where(is_zero, emit(op.divide(x, divisor)), whole))
+    return cast(whole, dtype, importer)
+
+
+def _are_opposite(emit: Any, rest: relax.Expr, divisor: relax.Expr, dtype: str) -> relax.Expr:
+    """Whether a remainder has the sign that its divisor has not."""
+    signs = emit(op.multiply(emit(op.sign(rest)), emit(op.sign(divisor))))
+    return emit(op.less(signs, relax.const(0, dtype)))
 
 
 DIGIT_CONVERTERS: dict[str, Converter] = {
@@ -76,13 +108,22 @@ DIGIT_CONVERTERS: dict[str, Converter] = {
     "elu.default": _elu,
     "erfc.default": _of_one(erfc),
     "expm1.default": _of_one(expm1),
+    **{f"floor_divide.{kind}": floor_quotient for kind in ("Scalar", "default")},
     "log1p.default": _of_one(log1p),
+    **{f"log{base}.default": _of_one(partial(log_to_base, base=base)) for base in (2, 10)},
     "logaddexp.default": _log_of_sum,
     "mish.default": _of_one(mish),
     **{f"remainder.{kind}": _remainder for kind in ("Scalar", "Scalar_Tensor", "Tensor")},
     "reciprocal.default": _of_one(lambda emit, x, dtype: emit(op.divide(relax.const(1, dtype), x))),
     "selu.default": _of_one(lambda emit, x, dtype: elu(emit, x, dtype, *SELU)),
+    "softshrink.default": _softshrink,
     "softplus.default": _softplus,
     "tanh.default": _of_one(tanh),
-    **{f"{name}.default": _plain(getattr(op, name)) for name in ("exp", "log", "sigmoid", "sqrt", "erf")},
+    **{
+        f"{name}.default": _plain(getattr(op, name))
+        for name in (
+            *("exp", "log", "sigmoid", "sqrt", "rsqrt", "erf", "sin", "cos", "tan", "asin", "acos", "atan"),
+            *("sinh", "cosh", "asinh", "acosh"),
+        )
+    },
 }

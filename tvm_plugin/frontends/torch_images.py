@@ -51,6 +51,14 @@ def _gives_places(node: Any) -> bool:
     return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
 
 
+def _adaptive_avg_pool(rank: int) -> Converter:
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        result = getattr(importer, f"_adaptive_avg_pool{rank}d")(node)
+        return importer.block_builder.emit(result) if isinstance(result, relax.Call) else result  # without a batch
+
+    return convert
+
+
 def _avg_pool(rank: int) -> Converter:
     """TVM's importer does not look at `divisor_override`."""
 
@@ -258,6 +266,8 @@ def _upsample(name: str, weigh: Callable[..., Any], reach: int) -> Converter:
 IMAGE_CONVERTERS: dict[str, Converter] = {
     "pixel_shuffle.default": _pixel_shuffle,
     "adaptive_max_pool2d.default": _adaptive_max_pool,
+    **{f"{kind}adaptive_avg_pool{rank}d.default": _adaptive_avg_pool(rank) for kind in ("", "_") for rank in (1, 2, 3)},
+    "avg_pool1d.default": _avg_pool(1),
     "avg_pool2d.default": _avg_pool(2),
     "avg_pool3d.default": _avg_pool(3),
     **{f"max_pool{rank}d.default": _max_pool(rank) for rank in (1, 2, 3)},

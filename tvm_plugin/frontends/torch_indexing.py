@@ -45,6 +45,8 @@ def _index(node: Any, importer: Any) -> relax.Expr:
         )
     emit = importer.block_builder.emit
     shape, axes = shape_of(x), list(given)
+    if len({str(index.ty.dtype) for index in given.values()}) > 1:
+        given = {axis: cast(index, "int64", importer) for axis, index in given.items()}
     if axes != list(range(axes[0], axes[0] + len(axes))):  # apart: what they select comes first
         rest = [axis for axis in range(len(shape)) if axis not in given]
         x = emit(op.permute_dims(x, [*axes, *rest]))
@@ -79,10 +81,13 @@ def _put(node: Any, importer: Any) -> relax.Expr:
     x, values = importer.env[node.args[0]], importer.env[node.args[2]]
     given = {axis: importer.env[index] for axis, index in enumerate(node.args[1]) if index is not None}
     accumulate = _accumulates(node)
-    if [str(index.ty.dtype) for index in given.values()] == ["bool"] and math.prod(shape_of(values)) == 1:
+    if [str(index.ty.dtype) for index in given.values()] == ["bool"]:
         return _put_where(x, given, values, accumulate, importer)
     if not all(map(_is_integer, given.values())):
-        return importer._index_put(node)
+        raise UnsupportedModelError(
+            f"{node.name} writes where a mask holds, and at places of other axes: how much that is depends on data. "
+            "Use torch.where, or places for the mask"
+        )
     emit, shape, axes = importer.block_builder.emit, shape_of(x), list(given)
     rest = [axis for axis in range(len(shape)) if axis not in given]
     places = np.broadcast_shapes(*(tuple(shape_of(index)) for index in given.values()))
@@ -99,20 +104,55 @@ def _put(node: Any, importer: Any) -> relax.Expr:
     return emit(op.permute_dims(written, [order.index(axis) for axis in range(len(shape))]))
 
 
-def _put_where(x: Any, masks: Mapping[int, Any], value: Any, accumulate: bool, importer: Any) -> relax.Expr:
-    """x[:, mask] = value, or += value: one number, wherever a mask of some of the axes holds."""
+def _put_where(x: Any, masks: Mapping[int, Any], values: Any, accumulate: bool, importer: Any) -> relax.Expr:
+    """x[:, mask] = values, or +=, wherever a mask of some of the axes holds: equal ones, or one after another."""
     emit = importer.block_builder.emit
     ((first, mask),) = masks.items()
-    after = len(shape_of(x)) - first - len(shape_of(mask))
-    mask = emit(op.reshape(mask, [*shape_of(mask), *[1] * after]))
-    value = emit(op.reshape(emit(op.astype(value, str(x.ty.dtype))), []))
-    return emit(op.where(mask, emit(op.add(x, value)) if accumulate else value, x))
+    places, given = shape_of(mask), shape_of(values)
+    after = len(shape_of(x)) - first - len(places)
+    values = cast(values, str(x.ty.dtype), importer)
+    axis = len(given) - after - 1  # of the values for one place after another, if there is one
+    if axis >= 0:
+        if given[axis] != 1:
+            counts = emit(op.cumsum(emit(op.astype(emit(op.reshape(mask, [-1])), "int64")), 0))
+            numbers = emit(op.clip(emit(op.subtract(counts, relax.const(1, "int64"))), 0, given[axis] - 1))
+            values = emit(op.take(values, numbers, axis=axis))
+        extents = [1] * len(places) if given[axis] == 1 else places
+        values = emit(op.reshape(values, [*given[:axis], *extents, *given[axis + 1 :]]))
+    mask = emit(op.reshape(mask, [*places, *[1] * after]))
+    return emit(op.where(mask, emit(op.add(x, values)) if accumulate else values, x))
 
 
 def _coordinates(index: Any, shape: tuple[int, ...], importer: Any) -> relax.Expr:
     """Indices of `shape`, with an axis of one more."""
     emit = importer.block_builder.emit
     return emit(op.astype(emit(op.expand_dims(emit(op.broadcast_to(index, shape)), -1)), "int64"))
+
+
+def _write_slice(node: Any, importer: Any) -> relax.Expr:
+    """x[..., begin:end:step] = source, next to what is before and behind; TVM reads past the end of the source."""
+    x, source, axis, *bounds = arguments(
+        node, importer, ("input", "src", "dim", "start", "end", "step"), (0, None, None, 1)
+    )
+    emit, shape = importer.block_builder.emit, shape_of(x)
+    axis %= len(shape)
+    if any(map(is_size, (shape[axis], *bounds))):
+        return importer._slice_scatter(node)
+    begin, end, step = slice(*bounds).indices(shape[axis])
+    written = np.zeros(shape[axis], bool)
+    written[begin:end:step] = True
+    if not written.any():
+        return x
+    if step == 1:
+        around = [(0, begin), (end, shape[axis])]
+        before, behind = (
+            [emit(op.strided_slice(x, [axis], [first], [last]))] if first < last else [] for first, last in around
+        )
+        parts = [*before, source, *behind]
+        return emit(op.concat(parts, axis)) if len(parts) > 1 else source
+    taken = emit(op.take(source, constant_of(np.maximum(np.cumsum(written) - 1, 0)), axis=axis))
+    mask = constant_of(written.reshape([-1] + [1] * (len(shape) - 1 - axis)))
+    return emit(op.where(mask, taken, x))
 
 
 _REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
@@ -225,6 +265,8 @@ def _strided(node: Any, importer: Any) -> relax.Expr:
     places = np.full((), offset or 0, "int64")
     for extent, stride in zip(size, strides, strict=True):
         places = places[..., None] + stride * np.arange(extent)
+    if places.size and int(places.max()) >= given.numel():  # of a part whose storage goes on behind it
+        raise UnsupportedModelError(f"{node.name} is as_strided of a part of a tensor, and reads what is behind it")
     emit = importer.block_builder.emit
     return emit(op.take(emit(op.reshape(x, [-1])), relax.const(places), axis=0))
 
@@ -233,6 +275,7 @@ INDEXING_CONVERTERS: dict[str, Converter] = {
     "select.int": _select,
     "index.Tensor": _index,
     "index_put.default": _index_put,
+    "slice_scatter.default": _write_slice,
     "scatter.src": _scatter("update"),
     "scatter_add.default": _scatter("add"),
     "scatter_reduce.two": _scatter_reduce,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import torch.fx
 from tvm import relax
 from tvm.relax import op
 
 from ..dtypes import HALVES, epsilon, is_floating, numpy_dtype
 from ..transform.functions import is_empty, shape_of
+from .torch_digits import floor_quotient
 from .torch_nodes import Converter, arguments, cast, dtype_of, operand, shape_in_torch
 from .torch_order import so_far
 
@@ -53,6 +56,16 @@ def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> 
     return x if most is None else emit(op.minimum(x, operand(most, dtype, importer)))
 
 
+def _prelu(node: Any, importer: Any) -> relax.Expr:
+    """With a slope for each channel, or one for all, which TVM has no kernel for."""
+    x, slope = arguments(node, importer, ("input", "weight"), ())
+    emit, axis = importer.block_builder.emit, min(1, len(shape_of(x)) - 1)
+    channels, slope = shape_of(x)[axis], cast(slope, str(x.ty.dtype), importer)
+    if shape_of(slope) != [channels]:
+        slope = emit(op.broadcast_to(slope, [channels]))
+    return emit(op.nn.prelu(x, slope, axis))
+
+
 def _fmax(node: Any, importer: Any) -> relax.Expr:
     return _number_rather_than_nan(node, importer, op.maximum)
 
@@ -71,12 +84,12 @@ def _number_rather_than_nan(node: Any, importer: Any, function: Callable[[Any, A
 
 
 def _hypot(node: Any, importer: Any) -> relax.Expr:
-    """Of the larger one, and the quotient of both: squares of large numbers are infinite."""
+    """Of the larger one, and the quotient of both, 1 of zeros and infinities: squares of large numbers are infinite."""
     emit, dtype = importer.block_builder.emit, dtype_of(node)
     sizes = [emit(op.abs(operand(x, dtype, importer))) for x in arguments(node, importer, ("input", "other"), ())]
     large, small = emit(op.maximum(*sizes)), emit(op.minimum(*sizes))
-    zero, one = relax.const(0, dtype), relax.const(1, dtype)
-    quotient = emit(op.divide(small, emit(op.where(emit(op.equal(large, zero)), one, large))))
+    one = relax.const(1, dtype)
+    quotient = emit(op.where(emit(op.equal(small, large)), one, emit(op.divide(small, large))))
     return emit(op.multiply(large, emit(op.sqrt(emit(op.add(one, emit(op.multiply(quotient, quotient))))))))
 
 
@@ -102,8 +115,9 @@ def _log_cumulative_sum(node: Any, importer: Any) -> relax.Expr:
 
 
 def _exp2(node: Any, importer: Any) -> relax.Expr:
-    x = importer.env[node.args[0]]
-    return importer.block_builder.emit(op.power(relax.const(2, str(x.ty.dtype)), x))
+    dtype = dtype_of(node)
+    x = cast(importer.env[node.args[0]], dtype, importer)
+    return importer.block_builder.emit(op.power(relax.const(2, dtype), x))
 
 
 def _arithmetic(function: Callable[[Any, Any], relax.Expr], reverse: bool = False) -> Converter:
@@ -138,7 +152,7 @@ def _quotient(node: Any, importer: Any) -> relax.Expr:
     """Rounded down, towards zero, or not at all."""
     rounding, floating = node.kwargs.get("rounding_mode"), is_floating(dtype_of(node))
     if rounding == "floor":
-        return _arithmetic(op.floor_divide)(node, importer)
+        return floor_quotient(node, importer)
     quotient = _arithmetic(op.divide)(node, importer)
     return importer.block_builder.emit(op.trunc(quotient)) if rounding == "trunc" and floating else quotient
 
@@ -148,6 +162,44 @@ def _power(node: Any, importer: Any) -> relax.Expr:
     x, _ = arguments(node, importer, ("input", "exponent"), ())
     becomes_float = is_floating(dtype_of(node)) and not is_floating(str(x.ty.dtype))
     return _arithmetic(op.power)(node, importer) if becomes_float else importer._pow(node)
+
+
+def _comparison(function: Callable[[Any, Any], relax.Expr]) -> Converter:
+    """Of operands as PyTorch compares them: the integer 2 is not 2.5, though it would be if that became an integer."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        given, dtype = arguments(node, importer, ("input", "other"), ()), _compared_as(node.args)
+        left, right = (operand(value, dtype, importer) for value in given)
+        return importer.block_builder.emit(function(left, right))
+
+    return convert
+
+
+def _compared_as(operands: Sequence[Any]) -> str:
+    """The dtype in which PyTorch compares tensors and numbers. 0 and 1 are the same in any dtype, bool among them."""
+
+    def alike(given: Any) -> Any:
+        value = given.meta["val"] if isinstance(given, torch.fx.Node) else given
+        if isinstance(value, torch.Tensor):
+            return torch.empty([0] * min(value.ndim, 1), dtype=value.dtype)
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return 0 if isinstance(value, torch.SymInt) else 0.0
+        return bool(value) if value in (0, 1) else value
+
+    return str(torch.result_type(*map(alike, operands))).removeprefix("torch.")
+
+
+def _is_in(node: Any, importer: Any) -> relax.Expr:
+    """Which elements are among others, or are not; TVM's importer does not look at `invert`."""
+    given, dtype = arguments(node, importer, ("elements", "others"), ()), _compared_as(node.args)
+    emit = importer.block_builder.emit
+    x, others = (operand(value, dtype, importer) for value in given)
+    if is_empty(others):
+        found = emit(op.zeros(shape_in_torch(node, importer), "bool"))
+    else:
+        each = emit(op.equal(emit(op.expand_dims(x, -1)), emit(op.reshape(others, [-1]))))
+        found = emit(op.astype(emit(op.max(emit(op.astype(each, "int8")), axis=-1)), "bool"))
+    return emit(op.logical_not(found)) if node.kwargs.get("invert") else found
 
 
 def _where(node: Any, importer: Any) -> relax.Expr:
@@ -211,15 +263,49 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "mul.Tensor": _arithmetic(op.multiply),
     "div.Tensor": _arithmetic(op.divide),
     "div.Tensor_mode": _quotient,
+    **{
+        f"{name}.Scalar": _arithmetic(function)
+        for name, function in (("add", op.add), ("sub", op.subtract), ("mul", op.multiply), ("div", op.divide))
+    },
+    "div.Scalar_mode": _quotient,
     "rsub.Scalar": _arithmetic(op.subtract, reverse=True),
     "outer.default": _outer,
     "rsub.Tensor": _arithmetic(op.subtract, reverse=True),
     "pow.Scalar": _arithmetic(op.power),
     "pow.Tensor_Tensor": _arithmetic(op.power),
     "pow.Tensor_Scalar": _power,
+    **{
+        f"{name}.{kind}": _comparison(function)
+        for name, function in (
+            *(("eq", op.equal), ("ne", op.not_equal), ("lt", op.less), ("le", op.less_equal)),
+            *(("gt", op.greater), ("ge", op.greater_equal)),
+        )
+        for kind in ("Scalar", "Tensor")
+    },
     "fmod.Scalar": _arithmetic(op.mod),
     "fmod.Tensor": _arithmetic(op.mod),
     "where.self": _where,
+    **{
+        name: _arithmetic(function)
+        for function, names in (
+            (op.maximum, ("maximum.default", "max.other")),
+            (op.minimum, ("minimum.default", "min.other")),
+            (op.atan2, ("atan2.default",)),
+        )
+        for name in names
+    },
+    **{
+        f"{name}.{kind}": _arithmetic(getattr(op, f"bitwise_{logic}"))
+        for logic in ("and", "or", "xor")
+        for name in (f"bitwise_{logic}", f"__{logic}__")
+        for kind in ("Tensor", "Scalar", "Scalar_Tensor")
+    },
+    **{
+        f"bitwise_{side}_shift.{kind}": _arithmetic(getattr(op, f"{side}_shift"))
+        for side in ("left", "right")
+        for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    },
+    **{f"isin.{kind}": _is_in for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")},
     "__lshift__.Scalar": _arithmetic(op.left_shift),
     "__lshift__.Tensor": _arithmetic(op.left_shift),
     "__rshift__.Scalar": _arithmetic(op.right_shift),
@@ -230,6 +316,7 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "clamp_min.Tensor": _clamp_min,
     "clamp_max.default": _clamp_max,
     "clamp_max.Tensor": _clamp_max,
+    "prelu.default": _prelu,
     "fmax.default": _fmax,
     "fmin.default": _fmin,
     "hypot.default": _hypot,

@@ -92,6 +92,11 @@ def _rolled(emit: Callable[[Any], Any], x: relax.Expr, shift: Any, axis: int) ->
     return emit(op.take(x, places, axis, mode="fast"))
 
 
+def _split(node: Any, importer: Any) -> Any:
+    """A single part is the tensor itself: TVM's kernels of a split have several results."""
+    return (importer.env[node.args[0]],) if len(node.meta["val"]) == 1 else importer._split(node)
+
+
 SHAPE_CONVERTERS: dict[str, Converter] = {
     **{
         name: _where_open("_reshape", _to_shape(op.reshape))
@@ -101,6 +106,9 @@ SHAPE_CONVERTERS: dict[str, Converter] = {
     "unflatten.int": _where_open("_unflatten", _to_shape(op.reshape)),
     "expand.default": _where_open("_expand", _to_shape(op.broadcast_to)),
     "slice.Tensor": _where_open("_slice", _slice),
+    **{f"squeeze.{name}": _where_open("_squeeze", _to_shape(op.reshape)) for name in ("default", "dim", "dims")},
+    "split.Tensor": _split,
+    "split_with_sizes.default": _split,
     **{f"arange.{name}": _where_open("_arange", _arange) for name in ("default", "start", "start_step")},
     "repeat.default": _where_open("_repeat", _repeat),
     "roll.default": _where_open("_roll", _roll),
