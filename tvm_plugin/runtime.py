@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,9 @@ times within one bad moment of the machine, and was timed at 0.38."""
 
 PATIENCE = 3.0
 """So many times as long as otherwise, at most, while the cores are not at full speed."""
+
+_SILENCE = threading.Lock()
+"""File descriptors are the process's: two threads that replace one in turns would leave it replaced."""
 
 
 class Models(Protocol):
@@ -283,14 +287,15 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _quiet_native_stderr() -> Iterator[None]:
-    """TVM's C++ prints a line for every weight that it saves; nothing that Python can switch off."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(silence, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(silence)
-        os.close(kept)
+    """TVM's C++ prints a line for every weight that it saves; nothing that Python can switch off. One at a time."""
+    with _SILENCE:
+        sys.stderr.flush()
+        kept = os.dup(2)
+        silence = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(silence, 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(silence)
+            os.close(kept)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,3 +67,29 @@ def test_each_model_gets_as_many_runs(clock: list[float]) -> None:
 def test_a_path_is_no_executable() -> None:
     with pytest.raises(InputError, match=r"load_module\('model.so'\)"):
         runtime.ModelRunner("model.so")
+
+
+def test_threads_that_silence_native_code_leave_standard_error_as_it_was() -> None:
+    inside, left, kept = threading.Event(), threading.Event(), os.dup(2)
+
+    def first() -> None:
+        with runtime._quiet_native_stderr():
+            inside.set()
+            time.sleep(0.1)
+        left.set()
+
+    def second() -> None:
+        inside.wait()
+        with runtime._quiet_native_stderr():
+            left.wait()
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert os.path.sameopenfile(2, kept)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from eqtune.torch_compile import captured, described  # noqa: E402
+from eqtune.torch_compile.tuned import compared_s  # noqa: E402
 
 
 class Network(torch.nn.Module):
@@ -438,6 +440,18 @@ def test_what_pytorch_runs_faster_stays_with_pytorch(
             warnings.simplefilter("error")
             assert_same(fast(image), model(image))
     assert len(tunings) == 1
+
+
+def test_weights_that_change_without_gradients_are_timed() -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    nothing: Any = SimpleNamespace(compute=lambda _: None)
+
+    def doubled(given: Any) -> Any:
+        with torch.no_grad():
+            return (given.mul_(2).sum(),)
+
+    assert max(compared_s(nothing, doubled, [weight], [0])) < 1
+    assert weight.tolist() == [1.0] * 4
 
 
 def test_options_are_those_of_tune_model(compiled: Any) -> None:

@@ -113,8 +113,9 @@ def compared_s(
         for index, run in enumerate(runs):
             started = time.perf_counter()
             for _ in range(CALLS_A_TURN):
-                for other in changed:
-                    copies[other].copy_(arguments[other])
+                with torch.no_grad():  # of weights that the graph changes without gradients
+                    for other in changed:
+                        copies[other].copy_(arguments[other])
                 before = time.perf_counter()
                 run()
                 now = time.perf_counter()
