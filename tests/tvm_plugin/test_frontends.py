@@ -265,6 +265,13 @@ def test_load_params(tmp_path):
     path.write_bytes(b"junk")
     with pytest.raises(InputError, match=r"weights\.npz"):
         load_params(path)
+    np.savez_compressed(path, w=WEIGHT)
+    damaged = bytearray(path.read_bytes())
+    begin = 30 + int.from_bytes(damaged[26:28], "little") + int.from_bytes(damaged[28:30], "little")
+    damaged[begin] = 0xFF  # a kind of block that there is none of
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match="plain arrays"):
+        load_params(path)
     tvms = tmp_path / "weights.params"
     tvms.write_bytes(b"junk")
     with pytest.raises(InputError, match=r"weights\.params: "):

@@ -168,6 +168,23 @@ def test_the_places_of_maxima(attributes: Any) -> None:
     assert verify_import(load_model(proto)) == 0
 
 
+@pytest.mark.parametrize("kind", ["INT8", "UINT8"])
+def test_the_places_of_maxima_of_bytes(kind: str) -> None:
+    node = helper.make_node("MaxPool", ["x"], ["y", "places"], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    byte = getattr(onnx.TensorProto, kind)
+    results = [helper.make_tensor_value_info("y", byte, [None] * 4)]
+    results.append(helper.make_tensor_value_info("places", onnx.TensorProto.INT64, [None] * 4))
+    graph = helper.make_graph([node], "places", [helper.make_tensor_value_info("x", byte, (1, 2, 6, 5))], results)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    assert verify_import(load_model(proto)) == 0
+
+
+def test_maxima_are_put_back_where_one_axis_was_padded() -> None:
+    places = np.array([[[[0, 3, 5], [13, 14, 17]]]])
+    options = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]}
+    assert verify_import(load_model(model("MaxUnpool", (1, 1, 2, 3), {"places": places}, **options))) == 0
+
+
 def test_maxima_are_put_back_into_an_image_of_a_given_size() -> None:
     places = np.array([[[[5, 7], [13, 15]]]])
     proto = model(

@@ -87,6 +87,44 @@ WITH_A_BRANCH = """
 """
 
 
+WITH_TWO_BRANCHES = (
+    WITH_A_BRANCH.replace("last = If", "once = If")
+    + """
+    last = If <
+        then_branch = sum () => (float[2,3] f) { f = Add (grown, once) },
+        else_branch = difference () => (float[2,3] g) { g = Sub (grown, once) }
+    > (many)
+"""
+)
+
+WITH_A_NORM_IN_A_BRANCH = """
+    every = Identity (x)
+    factors = Constant <value = float[3] {1, 2, 3}> ()
+    seven = Constant <value = int64 {7}> ()
+    few = Less (count, seven)
+    last = If <
+        then_branch = normed () => (float[2,3] e) { d = LayerNormalization (start, factors) e = Relu (d) },
+        else_branch = same () => (float[2,3] f) { f = Identity (start) }
+    > (few)
+"""
+
+
+WITH_PARTS_IN_A_BRANCH = """
+    every = Identity (x)
+    factors = Constant <value = float[3] {1, 2, 3}> ()
+    seven = Constant <value = int64 {7}> ()
+    few = Less (count, seven)
+    last = If <
+        then_branch = scaled () => (float[2,3] e) {
+            a, b = Split <axis = 0> (start)
+            c = Mul (a, factors)
+            e = Concat <axis = 0> (b, c)
+        },
+        else_branch = same () => (float[2,3] f) { f = Identity (start) }
+    > (few)
+"""
+
+
 def model(body: str, opset: int = 17) -> Any:
     return onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : {opset}]> loops (float[4,2,3] x, float[2,3] start, int64 count) => '
@@ -94,13 +132,21 @@ def model(body: str, opset: int = 17) -> Any:
     )
 
 
-BODIES = (WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN, SCAN_IN_A_LOOP, WITH_WEIGHTS, WITH_A_BRANCH)
+BODIES = (WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN, SCAN_IN_A_LOOP, WITH_WEIGHTS, WITH_A_BRANCH, WITH_TWO_BRANCHES)
 
 
 @pytest.mark.parametrize("opset", [12, 17])
 @pytest.mark.parametrize("body", BODIES)
 def test_loops_compute_what_onnx_runtime_does(body: str, opset: int) -> None:
     assert verify_import(load_model(model(body, opset))) < 1e-6
+
+
+def test_a_branch_computes_with_parts_and_constants() -> None:
+    assert verify_import(load_model(model(WITH_PARTS_IN_A_BRANCH))) < 1e-6
+
+
+def test_a_branch_reads_one_of_several_results() -> None:
+    assert verify_import(load_model(model(WITH_A_NORM_IN_A_BRANCH))) < 1e-5
 
 
 def test_weights_of_a_body_are_there_once() -> None:

@@ -422,7 +422,7 @@ def test_digits_of_small_doubles(name: str, function: Any, attrs: dict[str, floa
 
 def test_messages_name_the_operators_only() -> None:
     with pytest.raises(UnsupportedModelError, match=r"translate RMSNormalization of RMSNormalization: nn.rms_norm"):
-        assert_equal("RMSNormalization", GRID, {"g": GRID[0, 0]}, axis=1, opset=23)
+        largest_difference("RMSNormalization", GRID, np.ones(5, "float32"), constants=(1,), opset=23)
 
 
 def test_shapes_that_are_inputs_are_refused() -> None:
@@ -434,3 +434,173 @@ def test_shapes_that_are_inputs_are_refused() -> None:
 def test_messages_name_the_operator_whose_input_is_no_constant() -> None:
     with pytest.raises(UnsupportedModelError, match="cannot translate ReduceSum of ReduceSum: Only constant axes"):
         largest_difference("ReduceSum", GRID, np.array([1]))
+
+
+def test_version_10_says_by_an_input_how_many_are_the_largest() -> None:
+    assert_equal("TopK", GRID, {"k": np.int64([2])}, "values places", opset=10, axis=1)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 1, 4), (1, 3, 4)], ids=str)
+def test_weights_of_a_norm_may_be_repeated(shape: tuple[int, ...]) -> None:
+    weights = {name: np.random.default_rng(seed).random(shape, "float32") for seed, name in enumerate("gb")}
+    assert_equal("LayerNormalization", GRID, weights, tolerance=1e-5)
+    assert_equal("LayerNormalization", GRID, weights, "y mean inverse", tolerance=1e-5)
+
+
+def test_weights_of_a_norm_of_as_many_elements_along_all_axes_are_repeated() -> None:
+    x = np.random.default_rng(0).random((4, 4, 4), "float32")
+    assert_equal("LayerNormalization", x, {"g": x + 1, "b": x - 1}, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_weights_of_a_root_mean_square_norm_may_be_repeated(axis: int) -> None:
+    assert_equal("RMSNormalization", GRID, {"g": GRID[0, 0]}, axis=axis, opset=23)
+
+
+def assert_text_equal(body: str, kind: str = "float[9,2]") -> None:
+    """A model in ONNX's text form, of "x" and with the result "y", computes what ONNX Runtime does."""
+    text = f'<ir_version: 8, opset_import: ["" : 13]> several ({kind} x) => ({kind} y) {{ {body} }}'
+    imported = load_model(onnx.parser.parse_model(text))
+    assert imported.reference is not None
+    inputs = imported.random_inputs()
+    (expected,) = imported.reference(*inputs)
+    (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(*inputs)
+    assert compare([result], [expected])[1] < 1e-6
+
+
+@pytest.mark.parametrize("parts", ["(x, four)", "(x, sizes)", "(x)"])
+def test_parts_of_a_sequence_are_as_long_as_is_said(parts: str) -> None:
+    assert_text_equal(
+        f"""
+        four = Constant <value = int64 {{4}}> ()
+        sizes = Constant <value = int64[3] {{2, 3, 4}}> ()
+        first = Constant <value = int64 {{0}}> ()
+        parts = SplitToSequence <axis = 0> {parts}
+        part = SequenceAt (parts, first)
+        middle = ReduceMean <axes = [0]> (part)
+        joined = ConcatFromSequence <axis = 0> (parts)
+        y = Add (joined, middle)
+        """
+    )
+
+
+def test_a_tensor_is_inserted_before_a_place_that_counts_from_the_end() -> None:
+    assert_text_equal(
+        """
+        last = Constant <value = int64 {-1}> ()
+        twice = Add (x, x)
+        half = SequenceConstruct (x, twice)
+        none = Sub (x, x)
+        all = SequenceInsert (half, none, last)
+        y = SequenceAt (all, last)
+        """
+    )
+
+
+def test_one_part_is_all() -> None:
+    assert_text_equal("part = Split <axis = 1> (x) y = Neg (part)")
+
+
+def test_integers_are_concatenated_for_any_operator() -> None:
+    assert_text_equal(
+        """
+        two = Constant <value = int64[2] {1, 2}> ()
+        one = Constant <value = int64[1] {3}> ()
+        three = Concat <axis = 0> (two, one)
+        y = Add (x, three)
+        """,
+        "int64[3]",
+    )
+
+
+def test_a_vector_times_quantised_columns() -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.integers(-60, 60, (8, 4), "int8"), "ws": rng.uniform(0.001, 0.003, 4).astype("float32")}
+    constants = {"xs": np.float32(0.5), "xz": np.uint8(5), **weights, "wz": np.zeros(4, "int8")}
+    constants |= {"ys": np.float32(0.25), "yz": np.uint8(130)}
+    assert_equal("QLinearMatMul", rng.integers(0, 100, 8, "uint8"), constants)
+
+
+@pytest.mark.parametrize("name", ["ReduceMax", "ReduceMin", "ReduceProd"])
+def test_rows_of_constants_are_no_sizes(name: str) -> None:
+    helper = onnx.helper
+    constants = {"table": np.array([[1, 5], [7, 2]]), "axes": np.array([1])}
+    graph = helper.make_graph(
+        [
+            helper.make_node(name, ["table", "axes"], ["row"], keepdims=0),
+            helper.make_node("Cast", ["row"], ["real"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Add", ["x", "real"], ["y"]),
+        ],
+        "rows",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 2])],
+        [onnx.numpy_helper.from_array(array, key) for key, array in constants.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    imported = load_model(proto, any_size=True)
+    assert imported.reference is not None
+    x = np.zeros((3, 2), "float32")
+    (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(x)
+    np.testing.assert_array_equal(result, imported.reference(x)[0])
+
+
+def test_infinities_below_a_threshold_are_zeros() -> None:
+    assert_equal("ThresholdedRelu", np.array([-np.inf, -1, 0.5, 2, np.inf], "float32"), {}, alpha=0.75)
+
+
+def result_of(body: str, array: Any, result: str) -> Any:
+    """What a model in ONNX's text form, of "x" and with "y" of a shape as the result, makes of an array."""
+    kind = {"float32": "float", "float64": "double"}[str(array.dtype)]
+    sizes = ",".join(map(str, array.shape))
+    head = f'<ir_version: 8, opset_import: ["" : 18]> one ({kind}[{sizes}] x) => ({kind}[{result}] y)'
+    imported = load_model(onnx.parser.parse_model(f"{head} {{ {body} }}"))
+    (found,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(array)
+    return found
+
+
+def test_logarithms_of_sums_with_infinities() -> None:
+    """Not ONNX Runtime's, which are no numbers for some axes."""
+    x = np.array([[-np.inf, -np.inf], [-np.inf, 0], [np.inf, 1], [np.inf, -np.inf], [1, 2]], "float32")
+    body = "axes = Constant <value = int64[1] {1}> () y = ReduceLogSumExp <keepdims = 0> (x, axes)"
+    np.testing.assert_allclose(result_of(body, x, "5"), np.logaddexp.reduce(x, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(result_of("y = ReduceLogSumExp (x)", x[4:], "1,1"), [[2.3132617]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-14)])
+def test_digits_of_small_inverse_hyperbolic_tangents(dtype: str, tolerance: float) -> None:
+    x = np.array([1e-30, -1e-9, 0.1, -0.3, 0.9, 0.999], dtype)
+    np.testing.assert_allclose(result_of("y = Atanh (x)", x, "6"), np.arctanh(x), rtol=tolerance)
+
+
+def test_the_largest_may_be_in_any_order() -> None:
+    assert_text_equal(
+        """
+        three = Constant <value = int64[1] {3}> ()
+        values, places = TopK <axis = 0, sorted = 0> (x, three)
+        middle = ReduceMean <axes = [0]> (values)
+        y = Add (x, middle)
+        """
+    )
+
+
+@pytest.mark.parametrize(("count", "attrs"), [(3, {"axis": 1}), (3, {"axis": -1}), (10, {})], ids=str)
+def test_elements_that_a_known_condition_chooses(count: int, attrs: dict[str, int]) -> None:
+    assert_equal("Compress", GRID, {"chosen": np.arange(count) % 2 == 0}, **attrs)
+
+
+def test_integers_shrink_by_fractions() -> None:
+    assert_equal("Shrink", np.arange(-6, 7, dtype="int32"), {}, lambd=1.5, bias=1.5)
+
+
+@pytest.mark.parametrize(("name", "attribute", "field"), [("Softmax", "axis", "i"), ("LeakyRelu", "alpha", "f")])
+def test_zeros_need_not_be_written(name: str, attribute: str, field: str) -> None:
+    """Of attributes: protobuf's third version leaves them out."""
+    helper = onnx.helper
+    node = helper.make_node(name, ["x"], ["y"], **{attribute: 0 if field == "i" else 0.0})
+    node.attribute[0].ClearField(field)
+    sides = [[helper.make_tensor_value_info(key, onnx.TensorProto.FLOAT, GRID.shape)] for key in "xy"]
+    graph = helper.make_graph([node], name, *sides)
+    imported = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert imported.reference is not None
+    (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(GRID - 9)
+    assert compare([result], imported.reference(GRID - 9))[1] < 1e-6

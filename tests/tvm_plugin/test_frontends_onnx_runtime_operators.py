@@ -212,6 +212,10 @@ def test_attention_with_an_addend_and_values_of_another_width() -> None:
     constants = {"w": weights(16, 40), "b": weights(40), "m": MASK}
     attrs = {"num_heads": 4, "qkv_hidden_sizes": [16, 16, 8]}
     assert_equal(proto("Attention", inputs, constants, "x w b m - r", **attrs))
+    read = proto("Attention", inputs, constants, "x w b m - r", **attrs)
+    read.graph.node[0].output[0] = "attended"
+    read.graph.node.append(helper.make_node("Neg", ["attended"], ["y"]))
+    assert_equal(read)
 
 
 def test_a_cache_of_keys_and_values_apart() -> None:

@@ -154,11 +154,19 @@ def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Co
 
 
 def _max_unpool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    """To a given shape, which TVM's converter takes as an array, not as the constant that it is."""
+    """To a shape, which TVM's converter takes as an array, not as the constant that it is. Where none is given, to what
+    was pooled: TVM subtracts the padding of other axes."""
     x, places, shape = padded(inputs, 3)
     if shape is None:
-        return None
-    return convert("MaxUnpool", [x, places, np.array(numbers_of("MaxUnpool", "output_shape", shape))], attrs)
+        before, window = extents(x.ty), [int(n) for n in attrs["kernel_shape"]]
+        count = len(window)
+        steps, _ = _steps_and_dilations(attrs, count)
+        pads = [int(n) for n in attrs.get("pads", [0] * (2 * count))]
+        sides = zip(before[2:], window, steps, pads[:count], pads[count:], strict=True)
+        size = [*before[:2], *((extent - 1) * step + taps - pad - end for extent, taps, step, pad, end in sides)]
+    else:
+        size = numbers_of("MaxUnpool", "output_shape", shape)
+    return convert("MaxUnpool", [x, places, np.array(size)], attrs)
 
 
 def _non_max_suppression(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:

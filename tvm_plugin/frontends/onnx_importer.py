@@ -67,6 +67,18 @@ _OF_SEVERAL_STEPS = frozenset(
 )
 """Of 16 bits, computed in float32 and rounded once, as ONNX Runtime does: squares of 300 are infinite in float16."""
 
+_OF_SEQUENCES = frozenset(
+    {
+        *("ConcatFromSequence", "Identity", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt"),
+        *("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength"),
+        "SplitToSequence",
+    }
+)
+"""Of which one result may be a tuple."""
+
+_ZEROS = {onnx.AttributeProto.INT: 0, onnx.AttributeProto.FLOAT: 0.0}
+"""What attributes of these types are that say nothing else."""
+
 
 def known_operators() -> set[str]:
     """Of ONNX's own domain: what TVM converts, or a converter here."""
@@ -108,7 +120,23 @@ class _Importer(ONNXGraphImporter):
         self._converting = op_name
         value = self._converted(op_name, inputs, attrs, _Plain(super()._convert_operator, opset))
         self._converting = ""
-        return value
+        return value if op_name in _OF_SEQUENCES else self._results(value, attrs["tvm_custom"]["num_outputs"])
+
+    def _results(self, value: relax.Expr, count: int) -> relax.Expr:
+        """Several results as variables, or the first of them where no other is used: in branches, TVM's importer takes
+        all of them for one then, and its arithmetic takes parts that are no variables for constants."""
+        if not isinstance(value, relax.Tuple):
+            if not isinstance(getattr(value, "ty", None), relax.TupleType):
+                return value
+            whole = value if isinstance(value, relax.Var) else self.bb.emit(value)
+            value = relax.Tuple([self.bb.emit(relax.TupleGetItem(whole, i)) for i in range(len(value.ty.fields))])
+        return value[0] if count == 1 else value
+
+    def _parse_attr(self, attr_proto: Sequence[onnx.AttributeProto]) -> dict[str, Any]:
+        """With zeros, which protobuf's third version does not write, and without lists that are empty."""
+        attrs: dict[str, Any] = super()._parse_attr([one for one in attr_proto if _is_written(one)])
+        zeros = {one.name: _ZEROS[one.type] for one in attr_proto if one.type in _ZEROS and not _is_written(one)}
+        return attrs | zeros
 
     def _converted(self, op_name: str, inputs: Any, attrs: dict[str, Any], convert: Convert) -> relax.Expr:
         if self._sizes is not None:
@@ -122,6 +150,11 @@ class _Importer(ONNXGraphImporter):
         own = _CONVERTERS.get(op_name)
         value = None if own is None else own(self.bb, list(inputs), attrs, convert)
         return convert(op_name, inputs, attrs) if value is None else self.bb.normalize(value)
+
+
+def _is_written(attribute: onnx.AttributeProto) -> bool:
+    """Whether it has a value besides its name and type."""
+    return not {field.name for field, _ in attribute.ListFields()} <= {"name", "type", "doc_string"}
 
 
 def _adds_up(op_name: str, attrs: dict[str, Any]) -> bool:

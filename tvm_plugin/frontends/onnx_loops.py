@@ -141,8 +141,8 @@ class _Writer:
                 f"its loops, written out, have more than {MOST_NODES} nodes; export the model with fewer steps"
             )
 
-    def _written(self, node: onnx.NodeProto, inputs: list[str], local: Names, suffix: str) -> list[str]:
-        """Write one node; what its outputs are called."""
+    def _written(self, node: onnx.NodeProto, inputs: list[str], local: dict[str, str], suffix: str) -> list[str]:
+        """Write one node; what its outputs are called. `local` learns of what gets its former name back."""
         if node.op_type == "Loop":
             return self._loop(node, inputs, local)
         if node.op_type == "Scan":
@@ -153,9 +153,9 @@ class _Writer:
         bodies = _bodies(node)
         if bodies and (suffix or any(map(has_loops, bodies))):
             raise UnsupportedModelError(f"{_description(node)}: which nodes run depends on inputs; export one branch")
-        for name in {name for body in bodies for name in _read_by(body)} & local.keys():
+        for name in sorted({name for body in bodies for name in _read_by(body)} & local.keys()):
             if local[name] != name:  # a body that stays knows the former name
-                self.add("Identity", [local[name]], name)
+                local[name] = self.add("Identity", [local[name]], name)
         outputs = [f"{name}{suffix}" if name else "" for name in node.output]
         copied = onnx.NodeProto()
         copied.CopyFrom(node)

@@ -15,7 +15,7 @@ from ..dtypes import HALVES, is_integer, numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import as_dtype, extents, shape_of
-from .digits import SELU, elu, mish, scaled_product, softplus, tanh
+from .digits import SELU, atanh, elu, mish, scaled_product, softplus, tanh
 from .onnx_nodes import Convert, numbers_of, padded, text_of
 
 __all__ = ["OPERATORS"]
@@ -30,6 +30,13 @@ def _of_one(function: Callable[..., Any], *defaults: tuple[str, float]) -> Calla
         return function(bb.emit, x, str(x.ty.dtype), *numbers)
 
     return convert
+
+
+def _atanh(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """With the digits of small numbers, of which TVM's has none left; 16 bits are computed in float32 anyway."""
+    (x,) = inputs
+    dtype = str(x.ty.dtype)
+    return None if dtype in HALVES else atanh(bb.emit, x, dtype)
 
 
 def _celu(emit: Any, x: Any, dtype: str, alpha: float) -> Any:
@@ -49,6 +56,24 @@ def _center_crop_pad(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: C
             x = bb.emit(op.strided_slice(x, [axis], [first], [first + size]))
         around[2 * axis : 2 * axis + 2] = [first, size - shape[axis] - first] if size > shape[axis] else [0, 0]
     return op.nn.pad(x, around)
+
+
+def _compress(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Of a condition that is known, which elements it chooses: TVM looks for them when the model runs."""
+    x, condition = inputs
+    if not isinstance(condition, ir.GenericConst):
+        return None
+    places = _integers(np.flatnonzero(array_of(condition)).tolist())
+    if "axis" in attrs:
+        return op.take(x, places, axis=int(attrs["axis"]) % x.ty.ndim)
+    return op.take(bb.emit(op.reshape(x, [-1])), places, axis=0)
+
+
+def _concat(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Of constants, a constant: of integers, TVM makes a shape, which few operators read."""
+    if not all(isinstance(part, ir.GenericConst) for part in inputs):
+        return None
+    return constant_of(np.concatenate([array_of(part) for part in inputs], int(attrs["axis"])))
 
 
 def _cumprod(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -196,6 +221,25 @@ def _reverse_sequence(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: 
     return op.permute_dims(_steps_of_each(bb, moved, source), order)
 
 
+def _sequence_insert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Before the tensor that a negative place says; TVM puts it behind that one."""
+    tensors, tensor, place = padded(inputs, 3)
+    number = 0 if place is None else int(numbers_of("SequenceInsert", "position", place)[0])
+    if number >= 0:
+        return None
+    return convert("SequenceInsert", [tensors, tensor, relax.const(len(tensors) + number, "int64")], attrs)
+
+
+def _shrink(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Of integers in float32, as ONNX Runtime computes it: TVM makes integers of the numbers, 1 of 1.5."""
+    (x,) = inputs
+    dtype = str(x.ty.dtype)
+    if not is_integer(dtype):
+        return None
+    wide = bb.emit(op.astype(x, "float32"))
+    return op.astype(bb.emit(convert("Shrink", [wide], attrs)), dtype)
+
+
 def _slice(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     """By numbers that were attributes before version 10; TVM refuses to end before the beginning."""
     if convert.opset < 10:
@@ -217,16 +261,37 @@ def _slice(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conve
 
 
 def _split(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    """Into parts, some of which are empty: TVM takes no such ones."""
+    """Into one part, or parts some of which are empty: TVM takes no such ones."""
     x, sizes = padded(inputs, 2)
+    if attrs["tvm_custom"]["num_outputs"] == 1:
+        return x
     lengths = [int(n) for n in attrs.get("split", ())]
     if isinstance(sizes, ir.GenericConst):
         lengths = [int(n) for n in numbers_of("Split", "sizes", sizes)]
-    if 0 not in lengths:
+    return relax.Tuple(_parts(bb, x, int(attrs.get("axis", 0)), lengths)) if 0 in lengths else None
+
+
+def _split_to_sequence(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Into parts of a length, the last of which may be shorter: TVM makes as many of equal ones."""
+    x, sizes = padded(inputs, 2)
+    axis = int(attrs.get("axis", 0)) % x.ty.ndim
+    extent = shape_of(x)[axis]
+    if not isinstance(extent, int):
         return None
-    axis, ends = int(attrs.get("axis", 0)), np.cumsum(lengths).tolist()
-    parts = zip([0, *ends], ends, strict=False)
-    return relax.Tuple([bb.emit(op.strided_slice(x, [axis], [begin], [end])) for begin, end in parts])
+    given = [1] if sizes is None else [int(n) for n in numbers_of("SplitToSequence", "split", sizes)]
+    if sizes is None or sizes.ty.ndim == 0:
+        given = [min(given[0], extent - begin) for begin in range(0, extent, given[0])]
+    parts = _parts(bb, x, axis, given)
+    if sizes is None and not attrs.get("keepdims", 1):
+        parts = [bb.emit(op.squeeze(part, [axis])) for part in parts]
+    return relax.Tuple(parts)
+
+
+def _parts(bb: Any, x: Any, axis: int, lengths: Sequence[int]) -> list[Any]:
+    """Of these lengths along an axis, one behind another."""
+    ends = np.cumsum(lengths).tolist()
+    pairs = zip([0, *ends], ends, strict=False)
+    return [bb.emit(op.strided_slice(x, [axis], [begin], [end])) for begin, end in pairs]
 
 
 def _swish(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
@@ -265,6 +330,26 @@ def _tensor_scatter(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Co
     return op.permute_dims(result, [order.index(a) for a in range(cache.ty.ndim)])
 
 
+def _thresholded_relu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Zeros up to a threshold: TVM multiplies by them, and makes NaN of -inf."""
+    (x,) = inputs
+    dtype = str(x.ty.dtype)
+    above = bb.emit(op.greater(x, relax.const(float(attrs.get("alpha", 1.0)), dtype)))
+    return op.where(above, x, relax.const(0, dtype))
+
+
+def _top(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """In version 10, as many as an input says: TVM looks for the attribute that said so before. Any order will do where
+    none is asked for, which TVM refuses."""
+    if convert.opset > 10 and not attrs.get("sorted", 1):
+        return convert("TopK", inputs, attrs | {"sorted": 1})
+    if convert.opset != 10:
+        return None
+    x, count = inputs
+    number = int(numbers_of("TopK", "k", count)[0])
+    return bb.emit(op.topk(x, number, int(attrs.get("axis", -1)), "both", largest=True, dtype="int64"))
+
+
 def _steps_of_each(bb: Any, x: Any, source: Any) -> Any:
     """Of [batch, step, ...] the steps that `source`, [batch, new step], says."""
     batch, steps, *rest = extents(x.ty)
@@ -281,8 +366,11 @@ def _integers(numbers: Sequence[int]) -> Any:
 _SIGNS_OF_INFINITY = {"detect_negative": -1, "detect_positive": 1}
 
 OPERATORS: dict[str, Callable[..., Any]] = {
+    "Atanh": _atanh,
     "Celu": _of_one(_celu, ("alpha", 1)),
     "CenterCropPad": _center_crop_pad,
+    "Compress": _compress,
+    "Concat": _concat,
     "CumProd": _cumprod,
     "Dropout": _dropout,
     "Einsum": _einsum,
@@ -298,11 +386,16 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Pow": _pow,
     "ReverseSequence": _reverse_sequence,
     "Selu": _of_one(elu, *zip(("alpha", "gamma"), SELU, strict=True)),
+    "SequenceInsert": _sequence_insert,
+    "Shrink": _shrink,
     "Slice": _slice,
     "Softplus": _of_one(softplus),
     "Split": _split,
+    "SplitToSequence": _split_to_sequence,
     "Swish": _swish,
     "Tanh": _of_one(tanh),
     "TensorScatter": _tensor_scatter,
+    "ThresholdedRelu": _thresholded_relu,
+    "TopK": _top,
 }
 """Name of an operator -> a function of block builder, inputs, attributes and `Convert` that returns the result."""

@@ -28,7 +28,7 @@ def _matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conv
     left = _centered(bb, a, a_zero, -2)
     right = _centered(bb, b, b_zero, -1)
     sums = bb.emit(op.matmul(left, right, out_dtype="int32"))
-    ratio = _along(bb, a_scale, a, -2), _along(bb, b_scale, b, -1)
+    ratio = _along(bb, a_scale, a, -2), _along(bb, b_scale, sums, -1)  # sums of a vector have no rows, unlike `b`
     return _rescaled(bb, sums, ratio, y_scale, y_zero)
 
 

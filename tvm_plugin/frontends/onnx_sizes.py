@@ -261,15 +261,19 @@ def _cast(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
 
 
 def _product(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    if given[0].ndim > 1:  # of some axes, perhaps
+        return None
     keep = bool(attrs.get("keepdims", 1))
     total = math.prod(given[0].reshape(-1))
     return _objects([total]) if keep else total
 
 
 def _extreme(choose: Callable[[Any, Any], Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
-    """Of all elements."""
+    """Of all elements of a vector."""
 
     def of_array(given: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        if given[0].ndim > 1:
+            return None
         found = functools.reduce(choose, given[0].reshape(-1))
         return _objects([found]) if attrs.get("keepdims", 1) else found
 

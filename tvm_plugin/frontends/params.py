@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def load_params(path: str | Path) -> dict[str, NDArray[Any]]:
             raise InputError(f"{path} holds a single array without a name; write weights with numpy.savez")
         with archive:
             return dict(archive)
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is not a .npz file of plain arrays; {_HOW_TO_WRITE}") from error

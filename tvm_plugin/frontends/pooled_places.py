@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from ..dtypes import is_floating
 from ..transform.functions import shape_of
 
 __all__ = ["places_of_maxima"]
@@ -29,8 +30,10 @@ def places_of_maxima(
     Places count along the rows of an image without its padding, of which there is so much `before`. All but `x` have
     two numbers, down and across.
     """
-    shape = shape_of(x)
+    shape, dtype = shape_of(x), str(x.ty.dtype)
     rank = len(shape)
+    if not is_floating(dtype):  # no integer is below all that an image may have
+        x = emit(op.astype(x, "float32" if dtype in ("int8", "uint8") else "float64"))
     reach = [(o - 1) * s + 1 for o, s in zip(size, strides, strict=True)]
     after = [
         max(0, d * (k - 1) + r - extent - p)
