@@ -250,6 +250,15 @@ def test_each_of_a_batch_has_its_own_places(batches: int, axis: int, tmp_path: P
     check(model.write(tmp_path, model.add("GATHER", [0, model.constant(indices)], result, options)))
 
 
+@pytest.mark.parametrize(("batches", "axis"), [(1, 1), (1, 2), (2, 2), (2, 3)])
+def test_each_of_a_batch_has_one_place(batches: int, axis: int, tmp_path: Path) -> None:
+    model, shape = Model((2, 3, 4, 5)), (2, 3, 4, 5)
+    indices = np.random.default_rng(0).integers(0, 3, shape[:batches])
+    result = model.tensor((*shape[:axis], *shape[axis + 1 :]))
+    options = schema.GatherOptionsT(axis, batches)
+    check(model.write(tmp_path, model.add("GATHER", [0, model.constant(indices)], result, options)))
+
+
 def test_several_axes_are_reversed(tmp_path: Path) -> None:
     model = Model((2, 5, 3))
     check(model.write(tmp_path, model.add("REVERSE_V2", [0, model.constant([1, 2])], model.tensor((2, 5, 3)))))

@@ -75,7 +75,8 @@ class Moves(OperatorConverter):
             return super().convert_gather(op)
         x, indices = map(self.get_tensor_expr, self.get_input_tensors(op))
         rank, added = x.ty.ndim, indices.ty.ndim
-        batches, axis = options.BatchDims() % added, options.Axis() % rank
+        batches, axis = options.BatchDims(), options.Axis() % rank
+        batches += added if batches < 0 else 0
         before = list(range(batches, axis))
         moved = relax_op.permute_dims(x, [*range(batches), axis, *before, *range(axis + 1, rank)])
         index = relax_op.expand_dims(self.bb.normalize(relax_op.astype(indices, "int64")), -1)
