@@ -3,9 +3,10 @@
     m = -3.4e38                           m = -inf
     for k: m = max(m, x[k])          ->   for k: m = max(m, x[k])
 
-TVM's maximum of nothing but -inf is -3.4e38, and its position -1, an index outside of the row; it pads windows with
--3.4e38, too. Positions begin with the largest integer, so that the first of equal elements is found. Of rows with NaN
-the position stays any in the row: to look for NaN takes 2.5 times as long, and TVM simplifies `x != x` to False.
+TVM's maximum of nothing but -inf is -3.4e38, and its position -1, an index outside of the row, as it is of bytes that
+are all zero; it pads windows with -3.4e38, too. Positions begin with the largest integer, so that the first of equal
+elements is found. Of rows with NaN the position stays any in the row: to look for NaN takes 2.5 times as long, and TVM
+simplifies `x != x` to False.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from .expressions import is_conditional
+from .expressions import is_conditional, nodes_of
 
 __all__ = ["begin_with_infinity"]
 
@@ -73,14 +74,22 @@ def _sign_of_reduction(store: Any) -> int:
 def _tracked(select: Any) -> tuple[int, Any, Any] | None:
     """Of `select(v > x, v, x)` and `select(v > x or v == x and i < k, i, k)`: the sign, and the buffers of v and i."""
     condition, chosen = select.condition, select.true_value
-    if isinstance(condition, tirx.Or):
-        condition = condition.a
-    if not isinstance(condition, tirx.GT | tirx.LT) or not isinstance(chosen, TensorLoad):
+    compared = condition.a if isinstance(condition, tirx.Or) else condition
+    if not isinstance(compared, tirx.GT | tirx.LT) or not isinstance(chosen, TensorLoad):
         return None
-    extremum = condition.a
-    if not isinstance(extremum, TensorLoad) or not _is_float(extremum):
+    extremum = compared.a
+    if not isinstance(extremum, TensorLoad) or not str(extremum.ty.dtype).startswith(("float", "int", "uint")):
         return None
-    return (1 if isinstance(condition, tirx.GT) else -1), extremum.source, chosen.source
+    is_extremum = chosen.source.same_as(extremum.source)
+    if not is_extremum and not _prefers_the_first(condition, chosen.source):
+        return None  # -1 serves positions of the last of equal elements
+    return (1 if isinstance(compared, tirx.GT) else -1), extremum.source, chosen.source
+
+
+def _prefers_the_first(condition: Any, positions: Any) -> bool:
+    """Whether, of equal elements, the smaller position stays."""
+    smaller = nodes_of(condition, tirx.LT)
+    return any(isinstance(one.a, TensorLoad) and one.a.source.same_as(positions) for one in smaller)
 
 
 def _images(stores: list[Any], first: dict[Any, int]) -> dict[Any, int]:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, sym, tirx
+from tvm.ir.expr import TensorLoad
 
 from eqtune.machine import describe_machine, detect_target
 from eqtune.measure.arguments import Interface
@@ -24,6 +25,7 @@ from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.amx import permit_halves
 from eqtune.search.space.amx.halves import HALVES, HALVES_PERMITTED, split_panels
 from eqtune.search.space.amx.tiles import AMX_TILES
+from eqtune.search.space.expressions import binding_of, nodes_of, substitute
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.transform.packing import pack
 
@@ -213,6 +215,37 @@ def test_panels_are_split_in_two_halves_of_eight_bits() -> None:
     first, rest = (halves[:, part].transpose(0, 1, 3, 2).reshape(3, 32, 48) for part in (0, 1))
     assert np.abs(first / panel - 1).max() <= 2**-8
     assert np.abs((first + rest) / panel - 1).max() <= 2**-16
+
+
+def test_tiles_of_ragged_lines_read_no_lines_behind_the_image() -> None:
+    """Tiles are read whole, whatever of them is written: a 1 x 1 convolution of 7 lines, in tiles of 2 and 4."""
+    lines = set()
+    for schedule in candidates(conv(14, 32, 40, 1, strides=(2, 2)), 40):
+        loops = nodes_of(schedule.mod["main"].body, tirx.For)
+        analyzer = sym.Analyzer()
+        for loop in loops:
+            analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+        marked = next(loop for loop in loops if AMX_TILES in loop.annotations)
+        (realize,) = nodes_of(marked.body, s_tir.SBlockRealize)
+        store = realize.block.body
+        for load in nodes_of(store.value, TensorLoad):
+            if not load.source.same_as(store.buffer):
+                for index, extent in zip(load.indices, load.source.shape, strict=True):
+                    place = analyzer.simplify(substitute(index, binding_of(realize)))
+                    assert int(analyzer.const_int_bound(place).max_value) < int(extent)
+        inside = marked
+        for _ in range(int(marked.annotations[AMX_TILES][1])):
+            inside = inside.body
+        lines.add(int(inside.extent))
+    assert lines - {1}
+
+
+def test_a_product_of_one_tensor_with_itself_has_other_schedules() -> None:
+    """Where one operand is copied, so is the other."""
+    square = kernel(
+        (64, 64), "int8", None, lambda emit, x, _: op.add(emit(op.matmul(x, x, "int32")), relax.const(3, "int32"))
+    )
+    assert "amx" not in [sketch.name for sketch in build_space(square, HARDWARE).sketches]
 
 
 def test_a_trace_replays_on_a_fresh_schedule() -> None:

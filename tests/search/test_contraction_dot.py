@@ -274,6 +274,16 @@ def test_without_an_instruction_the_plain_sketch_is_used(hardware: Hardware, mod
     assert {sketch.name for sketch in build_space(mod, hardware).sketches} <= {"tiled_columns", "tiled_rows"}
 
 
+def test_a_product_of_one_tensor_with_itself_has_no_operand_to_pack() -> None:
+    """Where one operand is copied, so is the other."""
+    square = kernel(
+        (22, 22), "int8", None, lambda emit, x, _: op.add(emit(op.matmul(x, x, "int32")), relax.const(3, "int32"))
+    )
+    names = [sketch.name for sketch in build_space(square, HARDWARE).sketches]
+    assert names
+    assert not any(name.startswith("dot_") for name in names)
+
+
 def test_the_estimate_knows_that_four_products_are_one_instruction() -> None:
     def best_s(hardware: Hardware) -> float:
         space = build_space(dense(256, 256, 256, "uint8", "int8"), hardware)

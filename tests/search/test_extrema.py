@@ -1,4 +1,4 @@
-"""Maxima and minima of rows of infinities, and their positions: what numpy finds."""
+"""Maxima and minima of rows of infinities, and their positions, also of the lowest integers: what numpy finds."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ OPERATORS: dict[str, tuple[Any, Any, Any]] = {
     "argmax": (ROWS, lambda x: op.argmax(x, -1), ROWS.argmax(-1)),
     "argmin": (ROWS, lambda x: op.argmin(x, -1), ROWS.argmin(-1)),
     "float16": (ROWS.astype("float16"), lambda x: op.max(x, -1), ROWS.astype("float16").max(-1)),
+    "argmax of bytes": (np.zeros((5, 40), "uint8"), lambda x: op.argmax(x, -1), np.zeros(5)),
+    "argmin of integers": (np.full((5, 40), 2**31 - 1, "int32"), lambda x: op.argmin(x, -1), np.zeros(5)),
     "pool": (
         IMAGE,
         lambda x: op.nn.max_pool2d(x, (2, 2), (2, 2)),

@@ -15,8 +15,10 @@ from eqtune.measure.cuda_code import cuda_source, launch_problem
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, Hardware, build_space
+from eqtune.search.space.analysis import analyze
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.gpu.hardware import DEVICES, GpuHardware
+from eqtune.search.space.gpu.matrix import matrix_form
 from eqtune.search.space.hardware import known_hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.strategies.moves import Moves
@@ -247,3 +249,33 @@ def test_rows_too_long_for_what_a_kernel_may_declare_are_not_kept():
     kept = [decision for decision in sample(shorter, 50) if decision.sketch == "gpu_rows-1"]
     assert {decision.values["rows"] for decision in kept} == {1}
     assert launch_problem(prepare_for_lowering(shorter.apply(kept[0]).mod["main"]), H100) == ""
+
+
+def convolution_without_padding(window):
+    data, weight = te.placeholder((1, 8, 10, 10), name="data"), te.placeholder((12, 8, window, window), name="weight")
+    return workload(data, weight, topi.nn.conv2d_nchw(data, weight, 1, 0, 1))
+
+
+def convolution_transposed():
+    data, weight = te.placeholder((1, 8, 6, 6), name="data"), te.placeholder((8, 12, 4, 4), name="weight")
+    return workload(data, weight, topi.nn.conv2d_transpose_nchw(data, weight, (2, 2), (1, 1), "float32", (0, 0)))
+
+
+def matmul_padded():
+    x, y = te.placeholder((14, 32), name="x"), te.placeholder((32, 24), name="y")
+    return workload(x, y, topi.nn.matmul(topi.nn.pad(x, (1, 0), (1, 0)), y))
+
+
+@pytest.mark.parametrize(
+    ("make", "operand", "run"),
+    [
+        (lambda: convolution_without_padding(3), "b", 1),  # three pixels side by side begin at any address
+        (lambda: convolution_without_padding(1), "b", 100),
+        (convolution_transposed, "a", 1),  # weights that are read backwards
+        (matmul_padded, "a", 32),
+    ],
+    ids=["window", "pixel", "turned", "padded"],
+)
+def test_vectors_are_runs_in_memory_at_aligned_addresses(make, operand, run):
+    """Asynchronous copies are not checked by TVM: others would be of the wrong elements, or stop the device."""
+    assert getattr(matrix_form(analyze(make())), operand).run == run

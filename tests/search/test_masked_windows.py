@@ -165,8 +165,8 @@ def test_what_is_computed_under_a_condition_is_left_to_others() -> None:
     assert "masked_windows" not in names
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_numbers_of_two_bytes_that_tvm_takes_for_four_are_not_masked(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_numbers_that_tvm_takes_for_others_in_memory_are_not_masked(dtype: str) -> None:
     def build(b: Any, x: Any) -> Any:
         return b.emit(op.astype(b.emit(op.nn.max_pool2d(x, (3, 3), (1, 1), (1, 1))), dtype))
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, topi
+from tvm import relax, tirx, topi
 from tvm.ir.expr import TensorLoad
 from tvm.relax import op
-from tvm_ffi import structural_equal, structural_walk
+from tvm_ffi import structural_equal, structural_map, structural_walk
 
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import build_space
@@ -24,6 +24,7 @@ from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound import memory_bound_sketches
 from eqtune.search.space.memory_bound.inlining import inlined_kernel
+from eqtune.search.space.memory_bound.lane_trees import reduce_lanes_as_trees
 
 sys.path.insert(0, str(Path(__file__).parent))
 from guard_pages import stays_inside
@@ -420,6 +421,28 @@ def test_axes_that_no_tile_divides_are_not_transposed_in_registers() -> None:
         prepare_for_lowering(space.apply(decision).mod["main"])
 
 
+def test_tiles_load_nothing_that_an_index_from_data_forbids() -> None:
+    """Rows out of bounds are NaN; nobody knows what lies where they would be."""
+
+    def build(b: Any, x: Any, places: Any) -> Any:
+        def turned(x: Any, places: Any) -> Any:
+            return topi.transpose(topi.take(x, places, 0, 0, "nan"))
+
+        return b.emit_te(turned, x, places)
+
+    mod = kernel(build, [(10, 32), (16,)], ["float32", "int64"])
+    space = Space([s for s in memory_bound_sketches(mod, Hardware(threads=1)) if s.name == "transpose"])
+    points = legal_points(space, 1000, seed=0)
+    points = points[[space.decision(point).values["vector"] == 2 for point in points]][:1]
+    assert len(points)
+    assert "T.Shuffle(" not in prepare_for_lowering(space.apply(space.decision(points[0])).mod["main"]).script()
+    x = np.random.default_rng(0).standard_normal((10, 32)).astype(np.float32)
+    places = np.array([3, 10, -1, *range(10), 0, 1, 2])
+    inside = (places >= 0) & (places < 10)
+    for result in run_points(mod, space, points, [x, places]):
+        np.testing.assert_array_equal(result, np.where(inside, x.T[:, places.clip(0, 9)], np.nan))
+
+
 CROWDED: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray], set[int]]] = {
     "rows": (
         lambda builder, x, y: builder.emit(op.add(builder.emit(op.permute_dims(x, [1, 0])), y)),
@@ -480,6 +503,24 @@ def test_lanes_are_combined_as_a_tree_and_rows_multiplied_by_one_reciprocal() ->
     assert script.count("T.Shuffle(") == 2 * 2 * 4  # two halves, of the maximum and of the sum, in log2(16) steps
     assert "T.float32(1.0) / T_softmax_expsum" in script
     assert 'scope="local"' not in script  # TVM would allocate it in every call
+
+
+def test_a_sum_that_names_itself_last_stays_a_loop() -> None:
+    """What lies along the lanes is what is added, and not the sum: somebody may write it the other way round."""
+    mod = kernel(emit(op.nn.adaptive_avg_pool2d, (1, 1)), [(1, 33, 7, 7)])
+    sketch = next(s for s in memory_bound_sketches(mod, HARDWARE) if s.name.startswith("rows"))
+    values = {knob.name: knob.values[0] for knob in sketch.knobs} | {"lanes": 16}
+    function = sketch.apply(values).mod["main"]
+    assert "T.Shuffle(" in reduce_lanes_as_trees(function).script()
+
+    def turned(store: Any) -> Any:
+        value = store.value
+        if not isinstance(value, tirx.Add):
+            return store
+        return tirx.BufferStore(store.buffer, tirx.Add(value.b, value.a), store.indices)
+
+    other = function.with_body(structural_map(function.body, (tirx.BufferStore, turned)))
+    assert reduce_lanes_as_trees(other).same_as(other)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

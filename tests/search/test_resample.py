@@ -15,6 +15,7 @@ from eqtune.machine import detect_target
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.tasks import extract_tasks, lower_to_kernels
+from eqtune.transform.in_place import overwritable
 
 TARGET = detect_target(2)
 HARDWARE = Hardware(threads=2)
@@ -115,6 +116,15 @@ def test_rows_that_threads_do_not_share_evenly_end_with_the_image() -> None:
     compiled["main"](tvm.runtime.tensor(np.ones((1, 17, 1, 16), "float32")), image)
     assert (beyond[:51] == 1.0).all()
     assert (beyond[51:] == 7.0).all()
+
+
+def test_rows_whose_vectors_overlap_are_not_written_over_what_is_added() -> None:
+    """What two vectors share would be added twice."""
+    mod = resized((1, 2, 5, 20), (10, 40), op.add, **NEAREST)
+    (sketch,) = (sketch for sketch in build_space(mod, HARDWARE).sketches if sketch.name == "resample")
+    found = {lanes: overwritable(sketch.apply({"lanes": lanes, "workers": 1}).mod["main"]) for lanes in (8, 16)}
+    assert found[8]
+    assert not found[16]  # 40 = 2 * 16 + 8
 
 
 def _picks(statement: Any) -> list[Any]:

@@ -192,6 +192,32 @@ def first_row_beside_others() -> Any:
     return kernel([(2, 9, 16), (16, 20), (2, 7, 20)], {1}, build)
 
 
+def chosen_by_row() -> Any:
+    """A product whose left operand is selected from two tensors, row by row."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def main(
+        x: T.Buffer((12, 18), "float32"),
+        y: T.Buffer((12, 18), "float32"),
+        w: T.Buffer((18, 20), "float32"),
+        out: T.Buffer((12, 20), "float32"),
+    ):
+        T.func_attr({"tirx.noalias": True, "layout_free_buffers": [2]})
+        chosen = T.sblock_alloc_buffer((12, 18))
+        for i, k in T.grid(12, 18):
+            with T.sblock("chosen"):
+                vi, vk = T.axis.remap("SS", [i, k])
+                chosen[vi, vk] = T.Select(vi % 2 == 0, x[vi, vk], y[vi, vk])
+        for i, j, k in T.grid(12, 20, 18):
+            with T.sblock("product"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    out[vi, vj] = T.float32(0)
+                out[vi, vj] = out[vi, vj] + chosen[vi, vk] * w[vk, vj]
+
+    return tvm.IRModule({"main": main})
+
+
 def integers() -> Any:
     return kernel([(10, 12), (12, 32)], {1}, lambda emit, a, b: op.matmul(a, b, out_dtype="int32"), "int8")
 
@@ -212,6 +238,7 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "float16": lambda: matmul((12, 10), (10, 48), dtype="float16"),
     "int8": integers,
     "first_row_beside_others": first_row_beside_others,
+    "chosen_by_row": chosen_by_row,
     "written_by_heads": written_by_heads,
     "between_heads": lambda: between_heads(9, 32, 16),
     "between_ragged_heads": lambda: between_heads(19, 21, 19),

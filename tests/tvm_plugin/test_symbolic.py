@@ -14,9 +14,10 @@ from tvm.relax import op
 
 import eqtune  # noqa: F401  registers the pipeline
 from eqtune.machine import describe_machine, detect_target
+from eqtune.search.space import build_space
 from eqtune.search.space.expressions import substitute
 from eqtune.search.space.hardware import Hardware
-from eqtune.symbolic import TILED, tile_symbolic_kernels
+from eqtune.symbolic import TILED, tile_symbolic_kernels, tiled_kernels
 from eqtune.symbolic.named_sizes import with_sizes_named
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels, pipeline
@@ -634,6 +635,24 @@ def test_threads_share_blocks_of_columns(columns: int) -> None:
 def calls(mod: tvm.IRModule) -> list[Any]:
     values = (binding.value for block in mod["main"].body.blocks for binding in block.bindings)
     return [value for value in values if getattr(value.op, "name", "") == "relax.call_tir"]
+
+
+def test_tile_registers_read_no_rows_that_lie_apart() -> None:
+    """They take a row after the other by the distance in a tile: in a part of each row, that is not where rows lie."""
+    target = detect_target(threads=1)
+    hardware = Hardware(dot_products=("amx-int8",), tile_flops_per_s=4e12)
+
+    def are_read_in_place(*shapes: tuple[Any, ...]) -> bool:
+        mod = module(lambda emit, x, y: op.matmul(x, y, out_dtype="int32"), *shapes, dtype="int8")
+        with target:
+            tiled = tiled_kernels(lower_to_kernels(mod, target), hardware)
+        used = [tile for tiles in tiled.tiles.values() for tile in tiles]
+        sketches = [sketch for tile in used for sketch in build_space(tile.workload, hardware).sketches]
+        assert sketches
+        return any(sketch.name == "amx" and sketch.plan.whole_rows for sketch in sketches)
+
+    assert are_read_in_place((N, 128), (128, 64))
+    assert not are_read_in_place((32, M), (M, 64))
 
 
 def test_masks_are_computed_where_they_are_used() -> None:

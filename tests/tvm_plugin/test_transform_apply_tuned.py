@@ -8,6 +8,7 @@ from tvm import relax, te, tirx
 from tvm.error import InternalError
 from tvm.s_tir import Schedule
 
+from eqtune.dtypes import numpy_dtype
 from eqtune.errors import InputError, RecordError
 from eqtune.gpu_machine import resolve_target
 from eqtune.records.traces import trace_to_json
@@ -22,6 +23,8 @@ from eqtune.transform.apply_tuned import (
     build_executable,
     untuned_executable,
 )
+from eqtune.transform.constants import array_of, constant_of
+from eqtune.transform.functions import constants
 from eqtune.transform.pack_weights import pack_weights
 from eqtune.transform.packing import pack
 from eqtune.tune import tune_kernels
@@ -302,6 +305,23 @@ def test_packing_that_mixes_axes_is_compiled(model):
     task = next(t for t in extract_tasks(kernels) if list(t.mod["main"].params[-1].shape) == [8, 100])
     got = ModelRunner(build_executable(kernels, TARGET, {task.workload_hash: mixed}))(data())
     np.testing.assert_allclose(got[0], ModelRunner(untuned_executable(model, TARGET))(data())[0], rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_bfloat16_that_numpy_cannot_pack_are_packed_by_compiled_code():
+    source = te.placeholder((64, 48), "bfloat16", name="source")
+    result = te.compute((64, 48), lambda *i: source(*i) + source(*i), name="result")
+    sch = Schedule(te.create_prim_func([source, result]))
+    copy = sch.cache_read("result", 0, "global")
+    sch.transform_layout(copy, ("write", 0), lambda k, n: ((k * 48 + n) // 32, (k * 48 + n) % 32))
+    sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
+    builder = relax.BlockBuilder()
+    kernel = builder.add_func(sch.mod["main"].without_attr("global_symbol"), "kernel")
+    weight = np.arange(64 * 48).reshape(64, 48).astype(numpy_dtype("bfloat16"))
+    with builder.function("main", []):
+        call = relax.call_tir(kernel, [constant_of(weight)], relax.TensorType((64, 48), "bfloat16"))
+        builder.emit_func_output(builder.emit(call))
+    (packed,) = constants(pack_weights(builder.get()))
+    np.testing.assert_array_equal(array_of(packed).reshape(-1), weight.reshape(-1))
 
 
 def test_outputs_outlive_the_next_run(kernels):

@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
+from ..search.space.amx import AMX_FEATURES, PARTS, PRODUCTS
 from ..search.space.base import Decision, Knob, Space
 from ..search.space.generate import build_space
 from ..search.space.hardware import FAR_WEIGHTS, ONE_THREAD, Hardware
@@ -23,6 +24,9 @@ from .kernel import number_at
 from .tile import Tile
 
 __all__ = ["CannotShareWeights", "ScheduledTile", "TileSchedules", "UsedTile", "sharing"]
+
+_READ_IN_PLACE = {product.left for product in PRODUCTS if not product.halves}
+"""Dtypes of left operands that tile registers may read where they are."""
 
 _LAYOUT_KNOBS = ("nr", "pack")
 """What the layout of packed weights depends on."""
@@ -154,7 +158,16 @@ class TileSchedules:
         whole, function = self.free - tile.parts, tile.function
         free = [place for place, buffer in enumerate(tile.buffers) if buffer in whole]
         function = function.with_attr("layout_free_buffers", free) if free else function
+        apart = self._apart(tile)
+        function = function.with_attr(PARTS, apart) if apart else function
         return as_workload(function if alone else function.with_attr(ONE_THREAD, 1))
+
+    def _apart(self, tile: Tile) -> list[int]:
+        """The attribute `PARTS`; nothing where no tile registers would read an operand in place."""
+        if not set(AMX_FEATURES).intersection(self.hardware.dot_products):
+            return []
+        found = [tile.apart.get(one, -1) if str(one.dtype) in _READ_IN_PLACE else -1 for one in tile.buffers]
+        return found if max(found, default=-1) >= 0 else []
 
     def _scheduled(self, workload: Any, workload_hash: str, shares: bool) -> tuple[tirx.PrimFunc, Decision]:
         """The function of a tile, scheduled, with variables of its own, and what was decided."""

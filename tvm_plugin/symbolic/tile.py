@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
@@ -36,6 +36,9 @@ class Tile:
         Of the sizes along which it is not the whole, how long it is.
     name : str
         For people.
+    apart : mapping
+        Of these buffers, those of which the tile is no single piece of memory: the last dimension along which it is a
+        part.
     """
 
     function: tirx.PrimFunc
@@ -44,6 +47,7 @@ class Tile:
     parts: frozenset[Any]
     extents: Mapping[Any, int]
     name: str = "tile"
+    apart: Mapping[Any, int] = field(default_factory=dict)
 
 
 def tile_of(
@@ -100,7 +104,13 @@ def tile_of(
     )
     own = {size for stage in stages for size in stage.sizes}
     along = {size: extent for size, extent in extents.items() if size in own}
-    return Tile(function, tuple(origins), len(written), parts, along)
+    apart: dict[Any, int] = {}
+    for one in origins:
+        sizes = enumerate(kernel.dimensions[one])
+        last = max((place for place, size in sizes if size in cut or (one, place) in windows), default=0)
+        if any(int(extent) > 1 for extent in shapes[one][:last]):
+            apart[one] = last
+    return Tile(function, tuple(origins), len(written), parts, along, apart=apart)
 
 
 def sums_parts(stage: Stage) -> bool:

@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx, transform
 
 from ..search.space.access import dtype_bytes
+from ..search.space.memory_bound.picked_lanes import PICKED_LANES
 from ..search.space.memory_bound.tails import OVERLAPPING_TAIL
 from .functions import map_functions, operator, rewrite_bindings, shape_of, top_level_bindings
 
@@ -45,7 +46,9 @@ def overwritable(function: tirx.PrimFunc) -> list[int]:
         special.extend(block.match_buffers)
 
     def visit_loop(loop: Any) -> None:
-        if loop.thread_binding is not None or OVERLAPPING_TAIL in loop.annotations:
+        # What two vectors of a row share is computed twice.
+        shares = OVERLAPPING_TAIL in loop.annotations or _is_ragged(loop)
+        if loop.thread_binding is not None or shares:
             special.append(loop)
 
     visitors = [
@@ -67,6 +70,12 @@ def overwritable(function: tirx.PrimFunc) -> list[int]:
         and all(_reads(store, operand) for store in own)
         and sum(load.source.same_as(operand) for load in loads) == sum(_reads(store, operand) for store in own)
     ]
+
+
+def _is_ragged(loop: Any) -> bool:
+    """Whether it will be vectors of which the last one overlaps the one before (`pick_lanes`)."""
+    lanes = loop.annotations.get(PICKED_LANES)
+    return lanes is not None and int(loop.extent) % int(lanes) != 0
 
 
 def _are_alike(one: Any, other: Any) -> bool:

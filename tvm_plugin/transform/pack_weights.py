@@ -11,6 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
+from ..dtypes import numpy_dtype
 from ..search.space.amx.halves import split_panels, splits_panels
 from .constants import Array, array_of, constant_of
 from .functions import KERNEL_CALLS, map_functions, operator, rewrite_calls, top_level_bindings
@@ -138,8 +139,8 @@ def _run(jobs: Sequence[tuple[SplitKernel, list[ir.GenericConst]]]) -> list[list
 
 def _call(function: Any, split: SplitKernel, weights: Sequence[ir.GenericConst]) -> list[Array]:
     outputs = [
-        tvm.runtime.tensor(np.zeros([int(extent) for extent in parameter.shape], str(parameter.dtype)))
+        constant_of(np.zeros([int(extent) for extent in parameter.shape], numpy_dtype(str(parameter.dtype))))
         for parameter in list(split.packing.params)[len(weights) :]
     ]
-    function(*(weight.value for weight in weights), *outputs)
-    return [np.from_dlpack(output) for output in outputs]
+    function(*(constant.value for constant in (*weights, *outputs)))
+    return [array_of(output) for output in outputs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .sketch import TileContraction, permit_halves, tile_sketches
+from .products import AMX_FEATURES, PRODUCTS
+from .sketch import PARTS, TileContraction, permit_halves, tile_sketches
 
-__all__ = ["TileContraction", "permit_halves", "tile_sketches"]
+__all__ = ["AMX_FEATURES", "PARTS", "PRODUCTS", "TileContraction", "permit_halves", "tile_sketches"]

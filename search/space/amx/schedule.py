@@ -142,15 +142,22 @@ def _copy_tiles(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int])
     cut = next(d for d, axis in enumerate(axes) if axis.position == plan.grouped.position)
     rows = [d for d, axis in enumerate(axes) if axis in plan.unrolled]
     others = [d for d in range(len(axes)) if d != cut and d not in rows]
+    m2 = values["m2"]
+    ragged_lines = plan.second_extent % m2 != 0
+
+    def line(d: int, index: Any) -> list[Any]:
+        """Of an image whose last tile has more lines, these are there, too."""
+        return [index // m2, index % m2] if ragged_lines and axes[d] == plan.second else [index]
 
     def tiles(*index: Any) -> list[Any]:
         row = index[rows[0]]
         for d in rows[1:]:
             row = row * shape[d] + index[d]
         steps, place = _cut(plan, index[cut])
-        return [*(index[d] for d in others), row // mr, *steps, row % mr, place]
+        return [*(part for d in others for part in line(d, index[d])), row // mr, *steps, row % mr, place]
 
-    _rearrange(sch, copy, access, tiles, plan.grouped.extent % depth != 0 or plan.unrolled_extent % mr != 0, len(axes))
+    ragged = plan.grouped.extent % depth != 0 or plan.unrolled_extent % mr != 0 or ragged_lines
+    _rearrange(sch, copy, access, tiles, ragged, len(axes))
     return _Copied(copy, 1)
 
 

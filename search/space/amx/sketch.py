@@ -15,6 +15,7 @@ from ..analysis import Kernel
 from ..base import Knob
 from ..contraction.copies import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 from ..contraction.dot_sketch import has_strides
+from ..contraction.plan import dimension_of
 from ..contraction.planning import make_plans
 from ..contraction.sketch import TiledContraction
 from ..features import feature_table
@@ -26,7 +27,11 @@ from .plan import TilePlan, tile_plan
 from .products import SUM_TILES, TILE_ROWS, TileProduct, find_tile_product
 from .schedule import LANES, copies_left, schedule_tiles, tile_height
 
-__all__ = ["TileContraction", "permit_halves", "tile_sketches"]
+__all__ = ["PARTS", "TileContraction", "permit_halves", "tile_sketches"]
+
+PARTS = "eqtune.parts"
+"""Attribute of a kernel whose parameters are parts of larger tensors: for each, the last dimension along which it is a
+part, or -1 where it is one piece of memory. Tile registers take in a tile's rows by their distance alone."""
 
 FAMILY_INDEX = 5.0
 
@@ -66,6 +71,8 @@ def tile_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[TileCont
     if product is None:
         return []
     for plan in _tile_plans(kernel, product):
+        if plan.whole_rows and not product.halves and _lies_apart(mod["main"], plan):
+            continue
         sketch = TileContraction(mod, plan, hardware)
         try:
             sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
@@ -79,6 +86,15 @@ def _tile_plans(kernel: Kernel, product: TileProduct) -> list[TilePlan]:
     """Plans whose columns fill tiles."""
     plans = [tile_plan(plan, product) for plan in make_plans(kernel)]
     return [plan for plan in plans if plan is not None and plan.vector_extent >= LANES]
+
+
+def _lies_apart(function: Any, plan: TilePlan) -> bool:
+    """Whether rows of the left operand, or what is in a row, may lie further apart than its shape says (`PARTS`)."""
+    cut = [int(dimension) for dimension in (function.attrs or {}).get(PARTS, ())]
+    left = plan.contraction.left.access
+    if left.buffer >= len(cut):  # one of the kernel's own, unless it only stands for a parameter
+        return not plan.staged and max(cut, default=-1) >= 0
+    return cut[left.buffer] > min(dimension_of(left, axis) for axis in (plan.unrolled[0], plan.grouped))
 
 
 class TileContraction(TiledContraction):

@@ -108,6 +108,8 @@ def dot_plan(plan: Plan, dot: DotProduct) -> DotPlan | None:
     left, right = contraction.left.access, contraction.right.access
     if plan.name != "columns" or plan.panel is None or plan.groups > 1 or plan.left_vectorised:
         return None
+    if left.buffer == right.buffer:  # a copy of one is one of both
+        return None
     if any(plan.kernel.block(name).write.buffer == right.buffer for name in plan.inlined):
         return None
     grouped = max(

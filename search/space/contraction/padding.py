@@ -64,8 +64,12 @@ def image_rows(sch: Any, plan: Plan) -> Mapping[int, ImageRows]:
 def misses_image(sch: Any, staged: Any, plan: Plan) -> bool:
     """Whether a part of the padded operand that is copied on its own may lie beside the image, padding being wider than
     the window. TVM does not partition loops over such parts correctly: it copies rows in front of the first.
+
+    Of what is no image with something around it, as a selection of one of several values, it may.
     """
     block = sch.get(staged)
+    if not is_conditional(block.body.value):
+        return True
     loops = sch.get_loops(staged)[-len(block.iter_vars) :]
     reach = {window.dimension: (window.tap.extent - 1) * window.dilation + 1 for window in plan.windows}
     for dimension, (loop, axis) in enumerate(zip(loops, block.iter_vars, strict=True)):

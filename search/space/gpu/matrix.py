@@ -267,26 +267,45 @@ def _operand(access: Access, outer: tuple[Axis, ...], reduction: tuple[Axis, ...
     def run_of(axes: tuple[Axis, ...]) -> int:
         """Elements one after another along the last of `axes`, and the one before where it goes on."""
         run = 1
+        others = {axis.position: strides[axis.position] for axis in (*outer, *reduction) if axis.extent > 1}
         for axis in reversed(axes):
             if axis.extent == 1:
                 continue
             if strides[axis.position] != run or (run > 1 and padded):
                 break
             run *= axis.extent
+            del others[axis.position]
         if run == 1:
             return 1
         last = access.shape[-1]
         if padded and (source.shape[-1:] != access.shape[-1:]):
             return 1
-        others = [s for s in strides.values() if s is not None and s >= run] + [last if padded else run]
-        return math.gcd(run, *others)
+        # Where a run begins: a window moves along it by single elements.
+        return math.gcd(run, last if padded else run, *(step for step in others.values() if step is not None))
 
     along = {True: run_of(reduction), False: run_of(outer)}
     steps = {True: _last_stride(reduction, strides), False: _last_stride(outer, strides)}
     along_reduction = min((False, True), key=lambda side: (steps[side], -along[side]))
-    usable = writer is None or len(writer.reads) == 1
+    usable = writer is None or (len(writer.reads) == 1 and _in_order(access.buffer, kernel))
     row = _last_extent(reduction if along_reduction else outer)
     return Operand(access, along_reduction, along[along_reduction] if usable else 1, steps[along_reduction], row)
+
+
+def _in_order(buffer: int, kernel: Kernel) -> bool:
+    """Whether neighbours in a buffer are neighbours in the argument that is copied to it: no axis is moved or turned.
+
+    Those of the weights of transposed convolutions are. TVM takes an asynchronous copy of such a vector for one of a
+    run.
+    """
+    writer = kernel.writer(buffer)
+    if buffer < len(kernel.arguments) or writer is None or len(writer.reads) != 1:
+        return True
+    (source,) = writer.reads
+    straight = writer.is_elementwise and all(
+        index is not None and not index.quotients and all(step == (axis, 1) for step in index.coefficients.items())
+        for axis, index in enumerate(source.indices)
+    )
+    return straight and source.buffer != buffer and _in_order(source.buffer, kernel)
 
 
 def _last_extent(axes: tuple[Axis, ...]) -> int:

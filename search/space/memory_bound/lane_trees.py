@@ -113,6 +113,8 @@ def _tree(loop: Any, rows_lie_apart: bool) -> Any | None:
     combine = type(store.value)
     if not isinstance(part, TensorLoad) or not isinstance(total, TensorLoad) or uses(total, part.source.data):
         return None
+    if not total.source.same_as(store.buffer):  # the loop is of what is added, not of the sum
+        return None
     if rows_lie_apart and any(uses(index, loop.loop_var) for index in part.indices[:-1]):
         return None
     *outer, begin = [substitute(index, [(loop.loop_var, loop.min)]) for index in part.indices]

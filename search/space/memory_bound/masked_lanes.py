@@ -36,11 +36,12 @@ _COMPARISONS = {tirx.LT: (-1, -1), tirx.LE: (-1, 0), tirx.GT: (1, -1), tirx.GE: 
 def guards_only_loads(func: Any) -> bool:
     """Whether `mask_lanes` can put all conditions of a PrimFunc into masks: each decides about a load and no more.
 
-    And none about bfloat16, which TVM takes for float32 in the intrinsics: twice the bytes.
+    And none about bfloat16, which TVM takes for float32 in the intrinsics: twice the bytes. Nor about booleans, of
+    which it has no vectors in memory.
     """
     calls: list[Any] = []
     tvm_ffi.structural_walk(func.body, (ir.Call, calls.append))
-    if any(str(getattr(parameter, "dtype", "")) == "bfloat16" for parameter in func.params):
+    if any(str(getattr(parameter, "dtype", "")) in ("bfloat16", "bool") for parameter in func.params):
         return False
     return all(isinstance(call.args[1], TensorLoad) for call in calls if is_conditional(call))
 

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, substitute, uses
+from ..expressions import binding_of, is_conditional, nodes_of, substitute, uses
 
 __all__ = ["TRANSPOSE_TILE", "transpose_in_registers"]
 
@@ -29,7 +29,8 @@ TRANSPOSE_TILE = "eqtune.transpose_tile"
 def transpose_in_registers(func: Any) -> Any:
     """Rewrite the marked tiles of a scheduled PrimFunc; the same object when there is none.
 
-    A tile stays two loops where its block has a condition, or anything but one store.
+    A tile stays two loops where its block has a condition, or anything but one store, or where a condition decides what
+    is loaded: an index from data may be out of bounds.
     """
 
     def tile(loop: Any) -> Any:
@@ -52,6 +53,8 @@ def _rewritten(along_read: Any) -> Any | None:
     loads: list[Any] = []
     tvm_ffi.structural_walk(store.value, (TensorLoad, loads.append))
     source = loads[int(along_read.annotations[TRANSPOSE_TILE])]
+    if any(source.same_as(load) for load in _guarded_loads(store.value)):
+        return None
     statements: list[Any] = []
 
     def register() -> Any:
@@ -95,6 +98,12 @@ def _rewritten(along_read: Any) -> Any | None:
     regions = [_tile_of(regions, binding, loops, size) for regions in (realize.block.reads, realize.block.writes)]
     block = s_tir.SBlock([], *regions, realize.block.name_hint, tile, annotations=realize.block.annotations)
     return s_tir.SBlockRealize([], True, block)
+
+
+def _guarded_loads(value: Any) -> list[Any]:
+    """What a condition decides to load, or not."""
+    branches = [branch for call in nodes_of(value, ir.Call) if is_conditional(call) for branch in call.args[1:]]
+    return [load for branch in branches for load in nodes_of(branch, TensorLoad)]
 
 
 def _tile_of(regions: Any, binding: Any, loops: Sequence[Any], size: int) -> list[Any]:
