@@ -305,7 +305,7 @@ def _report_choice(result: GraphResult, blocks: Sequence[_Rewritten | None]) -> 
 
 
 def _keep(result: GraphResult, reason: str) -> GraphResult:
-    result.kept_because, result.cost_after_s = reason, result.cost_before_s
+    result.kept_because, result.cost_after_s, result.exact = reason, result.cost_before_s, None
     return result
 
 

@@ -32,8 +32,14 @@ IN_PLACE = ("relax.call_tir_inplace", "relax.call_inplace_packed")
 """Calls that write into their arguments."""
 
 
-ROUNDING = ("ceil", "floor", "floor_divide", "floor_mod", "mod", "round", "trunc")
-"""Operators to which a last bit makes a difference of 1; so does a cast to integers."""
+ROUNDING = (
+    *("ceil", "floor", "floor_divide", "floor_mod", "mod", "round", "sign", "trunc"),
+    *("equal", "greater", "greater_equal", "less", "less_equal", "not_equal"),
+)
+"""Operators to which a last bit makes a difference of 1; so does a cast to integers or truth values."""
+
+PASSING = ("astype", "clip", "max", "min", "split", "where")
+"""Other operators whose results are numbers that they were given."""
 
 
 class NotEncodable(Exception):
@@ -211,18 +217,30 @@ class _Encoder:
 
 
 def _rounded(block: relax.DataflowBlock) -> set[Any]:
-    """The variables that are rounded after nothing but element-wise functions and moves.
+    """The variables that are rounded or compared after nothing but element-wise functions, choices and moves.
 
     Their quotients must stay as they are: 41 * 2 / 82 is 1, and 41 * (2 * (1 / 82)) is less, which floor makes 0.
     """
     found: set[Any] = set()
     for binding in reversed(list(block.bindings)):
-        name = _name(binding.value)
-        to_integers = name == "relax.astype" and str(binding.value.attrs.dtype) not in FLOATS
-        passes = name in ROWS and ROWS[name].op in ("unary", "binary", *MOVES)
-        if name.removeprefix("relax.") in ROUNDING or to_integers or (binding.var in found and passes):
-            found.update(argument for argument in binding.value.args if isinstance(argument, relax.Var))
+        value, name = binding.value, _name(binding.value)
+        short = name.removeprefix("relax.")
+        to_integers = name == "relax.astype" and str(value.attrs.dtype) not in FLOATS
+        passes = short in PASSING or (name in ROWS and ROWS[name].op in ("unary", "binary", *MOVES))
+        if short in ROUNDING or to_integers or (binding.var in found and (passes or not isinstance(value, relax.Call))):
+            found.update(_variables(value))
     return found
+
+
+def _variables(expr: Any) -> Iterator[Any]:
+    """What a value is computed from, or made of: a concatenation is one of a tuple."""
+    if isinstance(expr, relax.Var):
+        yield expr
+    elif isinstance(expr, relax.TupleGetItem):
+        yield from _variables(expr.tuple_value)
+    elif isinstance(expr, relax.Call | relax.Tuple):
+        for item in expr.args if isinstance(expr, relax.Call) else expr.fields:
+            yield from _variables(item)
 
 
 def _name(expr: Any) -> str:

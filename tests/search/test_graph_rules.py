@@ -203,6 +203,24 @@ def test_scales_do_not_move_where_sums_in_half_precision_get_larger(name: str) -
     assert applies(-0.125, "float32")
 
 
+@pytest.mark.parametrize(
+    "name", ["scale-of-bias", "sum-of-scaled", "matmul-of-biased", "reduce-of-matmul-rows", "reduce-of-reduce"]
+)
+def test_sums_and_products_keep_their_order_where_half_precision_may_not_hold_them(name: str) -> None:
+    """(1000 - 990) * 100 is 1000 there, and 1000 * 100 is infinite; so are 50000 + 50000 before they are halved."""
+    (rule,) = (rule for rule in EXTENDED_RULES if rule.name == name)
+    assert isinstance(rule, Rule)
+    bound = {"r": Reduce("sum", (0,), True), "inner": Reduce("mean", (1,), True), "outer": Reduce("mean", (0,), True)}
+
+    def applies(dtype: str) -> bool:
+        types = {var.name: TensorType((4, 4) if var.name in "xy" else (4,), dtype) for var in rule.variables}
+        if name == "matmul-of-biased":
+            types["w"] = types["x"]
+        return term_graphs(rule, types, {key: bound[key] for key in rule.attributes}) is not None
+
+    assert [applies(dtype) for dtype in ("float32", "bfloat16", "float16")] == [True, True, False]
+
+
 @pytest.mark.parametrize("layouts", [CHANNELS_LAST_RULES, BLOCKED_RULES], ids=["last", "blocked"])
 def test_orders_of_dimensions_saturate(layouts: tuple[Rule, ...]) -> None:
     """A bias that goes to another order of dimensions and back is the same bias: the e-graph does not grow for ever."""

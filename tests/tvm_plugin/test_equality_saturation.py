@@ -364,7 +364,20 @@ def test_weights_of_half_precision_absorb_no_scales(scale: Any, dtype: str, chan
     assert optimize_graph(module(scaled, x), FAST).changed == changes
 
 
-@pytest.mark.parametrize("rounding", [relax.op.floor, lambda value: relax.op.astype(value, "int32"), None])
+ROUNDINGS: dict[str, Callable[[Any], Any]] = {
+    "floor": relax.op.floor,
+    "cast": lambda value: relax.op.astype(value, "int32"),
+    "threshold": lambda value: relax.op.greater_equal(value, relax.const(1.0)),
+    "sign": lambda value: relax.op.sign(relax.op.subtract(value, relax.const(1.0))),
+    "index": lambda value: relax.op.astype(relax.op.clip(value, 0, 9), "int64"),
+    "choice": lambda value: relax.op.floor(relax.op.where(relax.const(np.arange(32) < 9), value, relax.const(0.0))),
+    "largest": lambda value: relax.op.round(relax.op.max(value)),
+    "joined": lambda value: relax.op.ceil(relax.op.concat([value, value])),
+    "wide": lambda value: relax.op.trunc(relax.op.astype(value, "float64")),
+}
+
+
+@pytest.mark.parametrize("rounding", [*ROUNDINGS.values(), None], ids=[*ROUNDINGS, "none"])
 def test_quotients_that_are_rounded_stay_as_they_are(rounding: Any) -> None:
     """41 * 2 / 82 is 1, and 41 * (2 * (1 / 82)) is less."""
 

@@ -150,6 +150,18 @@ def test_the_next_graph_is_tried_where_the_cheapest_computes_something_else() ->
     assert result.price_after_s > best.price_after_s
 
 
+def test_no_graph_that_was_refused_is_called_exact() -> None:
+    def run(mod: tvm.IRModule, _: object) -> list[np.ndarray]:
+        seen.append(mod)
+        return [np.full(3, float(len(seen) % 2), "float32")]
+
+    seen: list[tvm.IRModule] = []
+    result = optimize_graph(two_products(before=2), replace(CONFIG, verify=True), prices=prices(product), run=run)
+    assert len(seen) > 2
+    assert result.kept_because
+    assert result.exact is None
+
+
 def of_rows(m: Match) -> bool:
     return bool(m.r.kind == "sum" and m.r.keepdims and m.r.axes == (1,) and len(m.x.shape) == len(m.y.shape) == 2)
 

@@ -85,8 +85,20 @@ ALGEBRA_RULES: tuple[Rule, ...] = (
         _GATHER,
         worth=(keeps_range,),
     ),
-    Rule("scale-of-bias", multiply(add(x, v), w), add(multiply(x, w), multiply(v, w)), "the scale can reach weights"),
-    Rule("sum-of-scaled", add(multiply(x, w), multiply(y, w)), multiply(add(x, y), w), "one product instead of two"),
+    Rule(
+        "scale-of-bias",
+        multiply(add(x, v), w),
+        add(multiply(x, w), multiply(v, w)),
+        "the scale can reach weights",
+        worth=(keeps_range,),
+    ),
+    Rule(
+        "sum-of-scaled",
+        add(multiply(x, w), multiply(y, w)),
+        multiply(add(x, y), w),
+        "one product instead of two",
+        worth=(keeps_range,),
+    ),
 )
 """Rules that simplify, or bring constants together."""
 

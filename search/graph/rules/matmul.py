@@ -245,6 +245,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         before=matmul(add(x, s), w),
         after=add(_PRODUCT, matmul(reshape(s, _row_of_s), w)),
         when=(scales_input_columns,),
+        worth=(keeps_range,),
         reason="a product of weights is computed ahead of time, and biases meet",
     ),
     Rule(

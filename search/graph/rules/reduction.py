@@ -8,7 +8,7 @@ from math import prod
 from ..attributes import Axis, Permute, Reduce
 from .pattern import add, full, matmul, multiply, permute, reduce, softmax, tensors
 from .rule import Match, Rule
-from .shapes import keeps_sums_before_scale_small
+from .shapes import keeps_range, keeps_sums_before_scale_small
 
 __all__ = ["REDUCTION_RULES"]
 
@@ -29,6 +29,11 @@ def same_kind(m: Match) -> bool:
 def keeps_or_drops(m: Match) -> bool:
     """Both reductions keep the reduced dimensions, or both drop them."""
     return bool(m.inner.keepdims == m.outer.keepdims)
+
+
+def keeps_means_small(m: Match) -> bool:
+    """A mean of means sums fewer elements at once than one of all: GPUs sum float16 as such, which ends at 65504."""
+    return bool(m.outer.kind != "mean" or m.x.dtype != "float16")
 
 
 def reduces_nothing(m: Match) -> bool:
@@ -97,6 +102,7 @@ REDUCTION_RULES: tuple[Rule, ...] = (
         before=reduce(reduce(x, "inner"), "outer"),
         after=reduce(x, _both_reductions),
         when=(same_kind, keeps_or_drops),
+        worth=(keeps_means_small,),
         reason="one pass instead of two",
     ),
     Rule("reduce-identity", reduce(x, "r"), x, "nothing to do", when=(reduces_nothing,)),
@@ -120,6 +126,7 @@ REDUCTION_RULES: tuple[Rule, ...] = (
         before=reduce(_PRODUCT, "r"),
         after=matmul(reduce(x, "r"), y),
         when=(sums, reduces_rows),
+        worth=(keeps_range,),
         reason="a product of one row",
     ),
     Rule("softmax-of-permute", softmax(permute(x, "p"), "a"), permute(softmax(x, _axis_before), "p"), _MEET),

@@ -92,7 +92,9 @@ def keeps_sums_after_scale_small(m: Match) -> bool:
 
 
 def keeps_range(m: Match) -> bool:
-    """A product of weights, or a reciprocal, is a number as good as its factors: in float16 it may be 0 or infinite."""
+    """Products of weights, reciprocals, and sums and products in another order are numbers as good as those before: in
+    float16 they may be 0 or infinite.
+    """
     return bool(m.x.dtype != "float16")
 
 
