@@ -161,6 +161,21 @@ def test_gamma_along_another_axis_is_no_gamma() -> None:
     assert operators(JoinNorms()(module(write))) == ["nn.rms_norm", "multiply"]
 
 
+def test_what_another_block_multiplies_a_norm_by_is_no_gamma() -> None:
+    """What is normalised is known in its own block alone."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.relu(x))
+            square = builder.emit(op.mean(builder.emit(op.square(y)), [-1], True))
+            root = builder.emit(op.sqrt(builder.emit(op.add(square, number(EPSILON)))))
+            normal = builder.emit_output(op.divide(y, root))
+        builder.emit_func_output(builder.emit(op.multiply(normal, constant_of(GAMMA))))
+    joined = JoinNorms()(builder.get())
+    assert relax.analysis.check_well_formed(joined)
+    assert operators(joined) == ["nn.relu", "nn.rms_norm", "multiply"]
+
+
 @pytest.mark.parametrize("variance", [False, True])
 def test_gamma_multiplies_a_beta_that_was_added_before(variance: bool) -> None:
     """(norm(x) + beta) * gamma is not norm(x) * gamma + beta."""

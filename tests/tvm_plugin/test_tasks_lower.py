@@ -13,6 +13,7 @@ from eqtune.tasks import count_bytes, count_flops, count_integer_operations, ext
 from eqtune.tasks.concat import _parts
 from eqtune.transform import FoldBatchNorm, FoldWeights
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
+from eqtune.transform.functions import is_scheduled
 
 pytestmark = pytest.mark.unoptimised
 
@@ -132,6 +133,38 @@ def result_read_by_others(emit, x):
 def test_products_read_and_write_permuted_tensors(make, shape, expected):
     mod, kernels = lower(function(shape, make))
     assert names(kernels) == expected
+    assert_same_outputs(mod, kernels)
+
+
+def test_attention_of_a_single_vector_is_no_attention_of_rows():
+    def weighted(emit, x):
+        scores = emit(op.matmul(x, constant(8, 40)))
+        return op.matmul(emit(op.nn.softmax(scores)), constant(40, 16))
+
+    assert_same_outputs(*lower(function((8,), weighted)))
+
+
+def test_a_permuted_product_over_an_open_size_stays_apart():
+    n = tirx.Var("n", "int64")
+    x, y = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", (2, 4, n)), ("y", (2, n, 3))))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            result = builder.emit_output(op.permute_dims(builder.emit(op.matmul(x, y)), [1, 0, 2]))
+        builder.emit_func_output(result)
+    kernels = lower_to_kernels(builder.get(), TARGET)
+    assert {variable.name_hint for variable in kernels.functions} == {"main", "matmul", "transpose"}
+
+
+def test_products_do_not_read_what_another_block_permuted():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 5, 3, 5), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            heads = builder.emit_output(op.permute_dims(builder.emit(op.nn.relu(x)), [0, 2, 1, 3]))
+        builder.emit_func_output(builder.emit(op.matmul(heads, heads)))
+    mod, kernels = lower(builder.get())
+    assert relax.analysis.check_well_formed(kernels)
     assert_same_outputs(mod, kernels)
 
 
@@ -345,6 +378,63 @@ def test_kernels_of_the_users_own_stay_where_nothing_calls_them():
         builder.emit_func_output(builder.emit(op.nn.relu(x)))
     names = {variable.name_hint for variable in lower_to_kernels(builder.get(), TARGET).functions}
     assert names == {"main", "relu", "for_others"}
+
+
+def test_kernels_that_others_may_call_keep_their_names():
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    builder = relax.BlockBuilder()
+    data = te.placeholder((4, 8), "float32")
+    for name, compute in (("relu", topi.exp), ("scale2", topi.tanh)):
+        kernel = te.create_prim_func([data, compute(data)])
+        builder.add_func(kernel.with_attr("global_symbol", name), name)
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(op.nn.relu(x)))
+    kernels = lower_to_kernels(builder.get(), TARGET)
+    public = {
+        variable.name_hint: kernel.attrs["global_symbol"]
+        for variable, kernel in kernels.functions_items()
+        if isinstance(kernel, tirx.PrimFunc) and "global_symbol" in kernel.attrs
+    }
+    assert public == {"relu": "relu", "scale2": "scale2"}
+
+
+def test_kernels_do_not_take_the_names_of_functions():
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((4, 8), "float32")) for name in "xy")
+    with builder.function("relu", [y], private=True):
+        builder.emit_func_output(builder.emit(op.exp(y)))
+    with builder.function("main", [x]):
+        own = builder.emit(relax.Call(builder.get().get_global_var("relu"), [x]))
+        builder.emit_func_output(builder.emit(op.nn.relu(builder.emit(op.add(own, x)))))
+    mod, kernels = lower(builder.get())
+    assert isinstance(kernels["relu"], relax.Function)
+    assert_same_outputs(mod, kernels)
+
+
+def own_copy(first):
+    """A user's kernel with a schedule, which copies a row of a matrix."""
+    four, eight, one = (tirx.IntImm("int64", extent) for extent in (4, 8, 1))
+    data = te.placeholder((four, eight), "float32")
+    row = te.compute((one, eight), lambda i, j: data[i + first, j], name="row")
+    return te.create_prim_func([data, row]).without_attr("global_symbol").with_attr("tirx.is_scheduled", True)
+
+
+def test_scheduled_kernels_of_the_users_own_are_not_changed():
+    """Neither to write their part of a concatenation in its place, nor to be one kernel."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    own = [builder.add_func(own_copy(first), f"own_{name}") for first, name in enumerate("abcd")]
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            row = relax.TensorType((1, 8), "float32")
+            rows = [builder.emit(relax.call_tir(kernel, [x], row)) for kernel in own]
+            whole = builder.emit(op.concat([*rows, builder.emit(op.matmul(x, constant(8, 8)))], 0))
+            result = builder.emit_output(op.nn.softmax(whole))
+        builder.emit_func_output(result)
+    mod, kernels = lower(builder.get())
+    found = {variable.name_hint for variable, kernel in kernels.functions_items() if is_scheduled(kernel)}
+    assert found == {"own_a", "own_b", "own_c", "own_d"}
+    assert_same_outputs(mod, kernels)
 
 
 def test_kernels_of_the_users_own_in_plain_loops_are_no_tasks():

@@ -87,6 +87,63 @@ def test_slices_that_leave_all_as_it_is(step):
     assert ("scatter_gathered" in kernels) == (step == 1)
 
 
+def test_one_factor_for_each_row_of_every_edge_is_multiplied_before():
+    """As many rows as edges, so that the factors' shape alone does not tell whose they are."""
+    nodes, weights = values(NODES, 6, 16), values(6, 1)
+    sources, targets = SOURCES[:6], TARGETS[:6]
+
+    def build(emit, x, w, i, j):
+        return emit(op.scatter_nd(x, j, emit(op.multiply(emit(op.take(x, i, 0, mode="clip")), w)), "add"))
+
+    result, kernels = run(build, nodes, weights, sources, targets)
+    expected = nodes.copy()
+    np.add.at(expected, targets[:, 0], nodes[sources] * weights)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert "scatter_gathered" not in kernels
+
+
+def test_a_grid_of_targets_gets_elements_of_the_gathered_rows():
+    nodes, data, sources = values(NODES, 5, 16), values(NODES, 16), SOURCES[:4]
+    targets = GENERATOR.permutation(NODES)[:20].reshape(4, 5, 1)
+
+    def build(emit, x, y, i, j):
+        return emit(op.scatter_nd(y, j, emit(op.take(x, i, 0, mode="clip")), "add"))
+
+    result, kernels = run(build, nodes, data, sources, targets)
+    expected = data.copy()
+    np.add.at(expected, targets[..., 0], nodes[sources])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert "scatter_gathered" not in kernels
+
+
+def test_a_row_at_a_number_is_taken_before():
+    """The number is no tensor of places."""
+    nodes, data, targets = values(NODES, 16), values(NODES, 16), np.array([4])
+
+    def build(emit, x, y, j):
+        return emit(op.scatter_nd(y, j, emit(op.take(x, relax.prim_value(3), 0)), "add"))
+
+    result, kernels = run(build, nodes, data, targets)
+    expected = data.copy()
+    expected[4] += nodes[3]
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert "scatter_gathered" not in kernels
+
+
+def test_rows_that_another_block_gathers_stay_there():
+    """What they are gathered from is known in that block alone."""
+    shapes = {"x": (NODES, 16), "y": (NODES, 16), "i": (EDGES,), "j": (EDGES, 1)}
+    x, y, i, j = (relax.Var(n, relax.TensorType(s, "int64" if n in "ij" else "float32")) for n, s in shapes.items())
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y, i, j]):
+        with builder.dataflow():
+            rows = builder.emit_output(op.take(builder.emit(op.nn.relu(x)), i, 0, mode="clip"))
+        builder.emit_func_output(builder.emit(op.scatter_nd(y, j, rows, "add")))
+    kernels = lower_to_kernels(builder.get(), TARGET)
+    assert relax.analysis.check_well_formed(kernels)
+    assert "scatter_gathered" not in [variable.name_hint for variable in kernels.get_global_vars()]
+
+
 def test_graphs_of_any_size_stay_several_kernels():
     nodes, edges = tvm.tirx.Var("nodes", "int64"), tvm.tirx.Var("edges", "int64")
     shapes = {"x": (nodes, 16), "y": (nodes, 16), "w": (edges, 1), "i": (edges,), "j": (edges, 1)}

@@ -62,6 +62,7 @@ CASES = [
     ("multiply", op.multiply, [X, ROW]),
     ("divide", op.divide, [X, POSITIVE]),
     ("floor_divide", op.floor_divide, [X, POSITIVE]),
+    ("floor_divide", op.floor_divide, [np.array([1, -1, 3], "float32"), np.array([0.1], "float32")]),
     ("power", op.power, [POSITIVE, X]),
     ("maximum", op.maximum, [X, ROW]),
     ("minimum", op.minimum, [X, ROW]),
@@ -156,6 +157,19 @@ def test_what_means_something_else_in_tvm_is_refused():
     )
     row = relax.const(ROW)
     assert evaluate(normalize(op.nn.layer_norm(relax.const(X), row, row, [1], center=False)), [X, ROW, ROW]) is None
+
+
+def test_numbers_that_are_no_tensors_are_left_to_tvm():
+    x, number, normalize = relax.const(X), relax.prim_value(2.0, "float32"), relax.BlockBuilder().normalize
+    for operator in (op.add, op.divide, op.maximum, op.less):
+        assert evaluate(normalize(operator(x, number)), [X]) is None
+    assert evaluate(normalize(op.take(x, relax.prim_value(1), 0)), [X]) is None
+
+
+@pytest.mark.parametrize("extremum", [op.max, op.min])
+def test_the_extremum_of_nothing_is_left_to_tvm(extremum):
+    empty = floats(0, 3)
+    assert evaluate(relax.BlockBuilder().normalize(extremum(constant_of(empty), [0])), [empty]) is None
 
 
 @pytest.mark.parametrize("array", [X.T, np.broadcast_to(ROW, (512, 6)), floats(600, 700).T, floats(0, 3), floats()])

@@ -214,6 +214,66 @@ def test_scales_along_the_axis_that_is_summed_stay_with_the_floats() -> None:
     assert_a_step_apart(before)
 
 
+def test_zero_points_may_be_of_channels_where_the_scale_is_one_number() -> None:
+    def body(emit: Any, x: Any) -> Any:
+        value = emit(op.matmul(real(emit, x, 0.5, np.arange(8)), real(emit, drawn(8, 20), 0.02, 0)))
+        zeros = relax.const(np.arange(100, 120, dtype="uint8"))
+        return emit(op.quantize(value, relax.const(np.asarray(10, "float32")), zeros, axis=1, out_dtype="uint8"))
+
+    assert_a_step_apart(model((5, 8), "uint8", body))
+
+
+def test_zero_points_between_whole_numbers_are_left_to_tvm() -> None:
+    def body(emit: Any, x: Any) -> Any:
+        scale, zero = (relax.const(np.asarray(value, dtype)) for value, dtype in ((0.5, "float32"), (2.5, "float16")))
+        return emit(op.dequantize(x, scale, zero, axis=1))
+
+    assert "relax.dequantize" in operators(FakeQuantizationToInteger()(model((5, 8), "uint8", body)))
+
+
+def test_integers_of_another_block_stay_there() -> None:
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((5, 8), "float32"))
+    known = relax.const(np.asarray(0.5, "float32")), relax.const(np.asarray(3, "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit_output(op.dequantize(stored(builder.emit, x, 0.5, 3), *known, axis=1))
+        builder.emit_func_output(stored(builder.emit, first, 0.5, 3))
+    assert relax.analysis.check_well_formed(FakeQuantizationToInteger()(builder.get()))
+
+
+def test_a_bias_is_not_added_to_integers_of_any_size() -> None:
+    """32 bits might not hold the sums."""
+
+    def body(emit: Any, x: Any) -> Any:
+        scaled = emit(op.multiply(emit(op.astype(x, "float32")), relax.const(np.asarray([0.5], "float32"))))
+        return op.add(scaled, real(emit, relax.const(np.full(8, 3000, "int32")), 0.5, 0, axis=0))
+
+    mod = FakeQuantizationToInteger()(model((8,), "int32", body))
+    data = np.full(8, 2**31 - 1, "int32")
+    (result,) = ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(data)
+    np.testing.assert_allclose(result, (data.astype("float64") + 3000) / 2, rtol=1e-6)
+
+
+def test_zero_points_may_lie_outside_of_the_bytes() -> None:
+    def body(emit: Any, x: Any) -> Any:
+        known = relax.const(np.asarray(0.5, "float32")), relax.const(np.asarray(200, "int32"))
+        whole = emit(op.quantize(x, *known, axis=-1, out_dtype="int8"))
+        return op.dequantize(whole, *known, axis=-1)
+
+    mod = FakeQuantizationToInteger()(model((4,), "float32", body))
+    data = np.array([-100, -75, 0, 10], "float32")
+    (result,) = ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(data)
+    np.testing.assert_array_equal(result, (np.clip(data / 0.5 + 200, -128, 127) - 200) * 0.5)
+
+
+def test_a_number_that_is_no_tensor_is_added_to_the_floats() -> None:
+    def body(emit: Any, x: Any) -> Any:
+        moved = emit(op.add(real(emit, x, 0.5, 7), relax.prim_value(3.0, "float32")))
+        return stored(emit, moved, 0.8, 0)
+
+    assert_a_step_apart(model(*IMAGE, body))
+
+
 def test_other_models_stay_as_they_are() -> None:
     mod = model((1, 6, 9, 9), "float32", lambda emit, x: emit(op.nn.relu(x)))
     assert FakeQuantizationToInteger()(mod).same_as(mod)

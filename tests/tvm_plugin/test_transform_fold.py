@@ -148,6 +148,43 @@ def test_an_added_image_is_not_taken_for_a_bias():
     assert_equal(before, after)
 
 
+def test_a_constant_that_adds_an_axis_is_not_taken_for_a_bias():
+    """The channels of the sum lie on the axis of the product's rows."""
+
+    def make(emit, x):
+        y = emit(op.matmul(x, constant(8, 4)))
+        return batch_norm(emit, emit(op.add(y, constant(1, 4, 1))), 4)
+
+    before = function([(4, 8)], make)
+    after = FoldBatchNorm()(before)
+    assert operators(after) == ["add", "add", "matmul", "multiply"]
+    assert_equal(before, after)
+
+
+def test_whole_weights_are_not_scaled():
+    def make(emit, x):
+        weight = relax.const(np.random.default_rng(0).integers(-9, 9, (8, 4), "int8"))
+        whole = emit(op.astype(emit(op.multiply(x, relax.const(10.0))), "int8"))
+        return batch_norm(emit, emit(op.matmul(whole, weight, out_dtype="float32")), 4)
+
+    before = function([(3, 8)], make)
+    assert_equal(before, FoldBatchNorm()(before))
+
+
+def test_a_batch_norm_that_another_block_reads_stays():
+    """What it normalises is known in its own block alone."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 4, 5, 5), "float32"))
+    statistics = [constant(4, low=0.5, seed=seed) for seed in range(4)]
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.relu(x))
+            normal = builder.emit_output(op.nn.batch_norm(y, *statistics, axis=1, training=False))
+        builder.emit_func_output(builder.emit(normal[0]))
+    before = builder.get()
+    assert_equal(before, FoldBatchNorm()(before))
+
+
 def test_training_and_variable_statistics_stay():
     def training(emit, x):
         return batch_norm(emit, x, 4, training=True)

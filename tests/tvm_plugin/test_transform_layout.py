@@ -11,7 +11,7 @@ from tvm.script import relax as R
 from eqtune import zoo
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform import ChannelsLast, FoldBatchNorm, FoldWeights
+from eqtune.transform import ChannelsLast, FoldBatchNorm, FoldWeights, SimplifyShapes
 from eqtune.transform.apply_tuned import build_executable, untuned_executable
 from eqtune.transform.constants import array_of, constant_of
 from eqtune.transform.layout import _REORDERED, _reordered
@@ -248,6 +248,61 @@ def test_branches_have_images_of_their_own():
     after = ChannelsLast()(Branches)
     assert relax.analysis.check_well_formed(after)
     assert layouts(after) == {"NHWC"}
+
+
+def test_blocks_do_not_read_the_images_of_others():
+    """What is sorted between them keeps the dataflow blocks apart."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 4, 6), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit_output(op.nn.conv2d(x, constant(8, 3, 3, 3), padding=1))
+        middle = builder.emit(op.sort(first))
+        with builder.dataflow():
+            image = builder.emit(op.nn.relu(first))
+            again = builder.emit(op.add(middle, builder.emit(op.nn.conv2d(x, constant(8, 3, 1, 1)))))
+            result = builder.emit_output(op.add(image, again))
+        builder.emit_func_output(result)
+    before = builder.get()
+    after = ChannelsLast()(before)
+    assert layouts(after) == {"NHWC"}
+    assert_same_outputs(before, after)
+
+
+def test_what_another_block_transposed_is_transposed_back():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit_output(op.permute_dims(builder.emit(op.nn.relu(x))))
+        builder.emit_func_output(builder.emit(op.permute_dims(first)))
+    before = builder.get()
+    assert_same_outputs(before, SimplifyShapes()(before))
+
+
+def test_what_a_block_of_a_branch_transposed_is_transposed_back():
+    @tvm.script.ir_module
+    class Branches:
+        @R.function
+        def main(x: R.Tensor((4, 6), "float32"), which: R.Tensor((), "bool")):
+            turned = R.permute_dims(x)
+            if which:
+                with R.dataflow():
+                    positive = R.nn.relu(x)
+                    y = R.permute_dims(positive)
+                    R.output(y)
+                z = R.permute_dims(y)
+            else:
+                z = R.nn.relu(x)
+            return R.multiply(R.permute_dims(turned), z)
+
+    assert relax.analysis.check_well_formed(SimplifyShapes()(Branches))
+
+
+def test_one_row_of_an_image_is_taken_by_a_number():
+    """Which is no tensor."""
+    before = function((1, 3, 4, 6), lambda emit, x: op.take(conv(emit, x, 3, 8), relax.prim_value(1), 2))
+    assert_same_outputs(before, ChannelsLast()(before))
 
 
 def test_an_image_at_the_output_is_transposed_back():

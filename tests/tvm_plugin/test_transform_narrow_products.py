@@ -247,3 +247,15 @@ def test_relay_programs_reach_products_of_bytes() -> None:
 def test_an_empty_sum_stays_as_it_is() -> None:
     mod = layer((3, 0), "uint8", 5, drawn(0, 4), matmul)
     assert tvm_ffi.structural_equal(NarrowProducts()(mod), mod)
+
+
+def test_bytes_of_another_block_stay_there() -> None:
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((5, 24), "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            least = builder.emit(op.maximum(x, relax.const(np.asarray(3, "uint8"))))
+            wide = builder.emit_output(op.astype(least, "int32"))
+        builder.emit_func_output(builder.emit(matmul(wide, relax.const(drawn(24, 40).astype("int32")))))
+    after = NarrowProducts()(builder.get())
+    assert relax.analysis.check_well_formed(after)
+    assert products(after) == [["int32", "int32"]]

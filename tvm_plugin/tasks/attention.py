@@ -29,7 +29,7 @@ from ..search.space.attention import (
     filled_up,
 )
 from ..transform.constants import array_of, constant_of, is_static_tensor
-from ..transform.functions import extents, operator, top_level_bindings, use_counts
+from ..transform.functions import block_results, extents, operator, top_level_bindings, use_counts
 from .flops import NEEDED
 from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
 from .te_kernels import OPAQUE, with_te_kernels
@@ -192,16 +192,18 @@ def _attentions(function: relax.Function, least_places: int, registers: int) -> 
     if not softmaxes:
         return {}
     uses, permuted = use_counts(function), permuted_operands(function, activations=True)
+    results = block_results(function)
+    within = {var: value for var, value in values.items() if var not in results}
     found = {}
     for var, value in values.items():
         if operator(value) == "relax.matmul":
-            attention = _attention(value, values, uses, permuted, registers)
+            attention = _attention(value, within, uses, permuted, registers)
             if attention is not None and attention.places >= least_places:
                 found[var] = attention
     for var, value in values.items():
         order = permute_order(value)
         source = value.args[0] if order else None
-        if source in found and uses[source] == 1 and keeps_runs(order):
+        if source in found and source in within and uses[source] == 1 and keeps_runs(order):
             found[var] = replace(found.pop(source), order=order)
     fillings: dict[Any, Any] = {}
     return {var: replace(attention, steps=_filled_steps(attention, fillings)) for var, attention in found.items()}
@@ -242,7 +244,9 @@ def _attention(
     if not all(str(t.ty.dtype) in ("float32", "bool") for t in others):
         return None
     shapes = [extents(t.ty) for t in (*operands, scores, product)]
-    if len({tuple(shape[:-2]) for shape in shapes}) > 1 or not all(_broadcasts(tensor, shapes[3]) for tensor in others):
+    if min(map(len, shapes)) < 2 or len({tuple(shape[:-2]) for shape in shapes}) > 1:
+        return None
+    if not all(_broadcasts(tensor, shapes[3]) for tensor in others):
         return None
     depth, rows, places, columns = shapes[0][-1], shapes[3][-2], shapes[3][-1], shapes[4][-1]
     # Sums of one product each have no axis that keys could be copied along.

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import ir, relax, s_tir, tirx
 
-from ..transform.functions import operator, shape_of, top_level_bindings, use_counts
+from ..transform.functions import is_scheduled, operator, shape_of, top_level_bindings, use_counts
 from .copies import copy_block
 
 __all__ = ["CONCAT_AXIS", "legalize_concat", "write_concats_in_place"]
@@ -129,7 +129,7 @@ def _can_write_slice(producer: Any, mod: ir.IRModule) -> bool:
     if producer is None or operator(producer.value) != "relax.call_tir":
         return False
     kernel = mod[producer.value.args[0]]
-    return isinstance(kernel.body, s_tir.SBlockRealize) and CONCAT_AXIS not in kernel.attrs
+    return isinstance(kernel.body, s_tir.SBlockRealize) and CONCAT_AXIS not in kernel.attrs and not is_scheduled(kernel)
 
 
 def _write_slice(

@@ -186,12 +186,21 @@ def _attach_layout_free(mod: ir.IRModule) -> ir.IRModule:
 
 def _tidy(mod: ir.IRModule) -> ir.IRModule:
     """Merge equal kernels, drop those that nothing calls any more (concat.py), and name each after what it does:
-    fused_conv2d12_add5_relu51 -> conv2d_add_relu3."""
+    fused_conv2d12_add5_relu51 -> conv2d_add_relu3. Those that others may call keep their names, and take them first; no
+    kernel gets the name of a function."""
     builder, called = relax.BlockBuilder(), _called(mod)
+    found = [(variable.name_hint, f) for variable, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
+    # The builder appends numbers, so that it is names without them that must differ.
+    others = {_plain_name(v.name_hint) for v, f in mod.functions_items() if not isinstance(f, tirx.PrimFunc)}
+
+    def new_name(name: str) -> str:
+        plain = _plain_name(name)
+        return f"{plain}_kernel" if plain in others else plain
+
     kernels = {
-        variable.name_hint: builder.add_func(_without_leftovers(function), _plain_name(variable.name_hint))
-        for variable, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and (variable.name_hint in called or _is_public(function))
+        name: builder.add_func(_without_leftovers(function), name if _is_public(function) else new_name(name))
+        for name, function in sorted(found, key=lambda item: not _is_public(item[1]))
+        if name in called or _is_public(function)
     }
     rename = _Rename(kernels)
     functions = dict(builder.get().functions_items())

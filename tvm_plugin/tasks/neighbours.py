@@ -17,7 +17,7 @@ from typing import Any
 from tvm import ir, relax, te, tirx
 
 from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, top_level_bindings
+from ..transform.functions import block_results, extents, operator, top_level_bindings
 from .routines import Routine, scatter
 from .te_kernels import with_te_kernels
 
@@ -42,12 +42,14 @@ def scatter_what_is_gathered(mod: ir.IRModule, threads: int) -> ir.IRModule:
 def _found(threads: int, function: relax.Function) -> dict[relax.Var, Routine]:
     values: dict[relax.Var, Any] = {b.var: getattr(b, "value", None) for b in top_level_bindings(function)}
     kernels = {}
+    results = block_results(function)
+    within = {variable: value for variable, value in values.items() if variable not in results}
     for variable, call in values.items():
         if operator(call) != "relax.scatter_nd" or not all(is_static_tensor(one.ty) for one in call.args):
             continue
         data, targets, updates = call.args
-        gathered = _gathered(updates, values)
-        if gathered is None:
+        gathered = _gathered(updates, within)
+        if gathered is None or targets.ty.ndim != 2:
             continue
         arguments = [data, targets, gathered.rows, gathered.places, *gathered.factors]
         if all(is_static_tensor(one.ty) and all(extents(one.ty)) for one in arguments):
@@ -61,7 +63,7 @@ def _gathered(updates: relax.Expr, values: Mapping[relax.Var, Any]) -> _Gathered
     if operator(value) == "relax.multiply":
         for rows, other in (value.args, reversed(value.args)):
             each = extents(other.ty) if is_static_tensor(other.ty) else []
-            if each[:1] == extents(updates.ty)[:1] and math.prod(each) == each[0] and len(each) > 1:
+            if each == [*extents(updates.ty)[:1], *[1] * (updates.ty.ndim - 1)]:
                 value, factors = _source(rows, values), [other]
                 break
     found = _of(value, factors)
@@ -73,7 +75,8 @@ def _of(value: Any, factors: list[relax.Expr]) -> _Gathered | None:
     if operator(value) == "relax.take":
         rows, places = value.args
         mode = str(value.attrs.mode)
-        along_rows = int(value.attrs.axis or 0) == 0 and mode in ("clip", "wrap") and places.ty.ndim == 1
+        is_list = is_static_tensor(places.ty) and places.ty.ndim == 1
+        along_rows = int(value.attrs.axis or 0) == 0 and mode in ("clip", "wrap") and is_list
     elif operator(value) == "relax.gather_nd":
         rows, places = value.args
         mode = "clip"

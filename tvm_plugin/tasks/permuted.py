@@ -10,7 +10,7 @@ from tvm import ir, relax, te
 
 from ..transform.constants import is_static_tensor
 from ..transform.fold_weights import transposed_weights
-from ..transform.functions import leaves, operator, top_level_bindings, use_counts
+from ..transform.functions import block_results, leaves, operator, top_level_bindings, use_counts
 from ..transform.simplify_shapes import permutation_of
 
 __all__ = ["Permuted", "element", "keeps_runs", "moves_axes", "permute_order", "permuted_operands"]
@@ -36,7 +36,7 @@ class Permuted:
 
 def permuted_operands(function: relax.Function, activations: bool) -> dict[relax.Var, Permuted]:
     """What variables that only products read are permutes of, with vectors as long as before; weights in any order."""
-    weights = transposed_weights(function)
+    weights, results = transposed_weights(function), block_results(function)
     found = {}
     for binding in top_level_bindings(function):
         order = permute_order(binding.value)
@@ -47,6 +47,7 @@ def permuted_operands(function: relax.Function, activations: bool) -> dict[relax
             taken = binding.var in weights
         else:
             taken = activations and keeps_runs(order) and is_static_tensor(binding.value.ty)
+            taken = taken and binding.var not in results
         if taken:
             found[binding.var] = Permuted(stored, order)
     uses = use_counts(function) if found else {}

@@ -40,7 +40,9 @@ def _outputs_of_a_channel(call: Any) -> int:
     if operator(call) != "relax.nn.conv2d" or not all(is_static_tensor(argument.ty) for argument in call.args):
         return 1
     layouts = (str(call.attrs.data_layout), str(call.attrs.kernel_layout), str(call.attrs.out_layout))
+    if layouts != ("NHWC", "HWIO", "NHWC"):
+        return 1
     channels, (height, width, inputs, outputs) = extents(call.args[0].ty)[-1], extents(call.args[1].ty)
-    if layouts != ("NHWC", "HWIO", "NHWC") or inputs != 1 or int(call.attrs.groups) != channels or height * width == 1:
+    if inputs != 1 or int(call.attrs.groups) != channels or height * width == 1:
         return 1
     return outputs // channels

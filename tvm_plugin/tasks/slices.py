@@ -16,7 +16,7 @@ from tvm.ir.expr import TensorLoad
 
 from ..dtypes import numpy_dtype
 from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, rewrite_bindings
+from ..transform.functions import extents, is_scheduled, operator, rewrite_bindings
 from .block_names import rename_blocks
 
 __all__ = ["join_slices"]
@@ -67,7 +67,8 @@ def _is_small_slice(binding: Any, mod: ir.IRModule) -> bool:
     if not isinstance(value.args[1], relax.Tuple) or len(value.args[1].fields) != 1 or not is_static_tensor(ty):
         return False
     small = math.prod(extents(ty)) * numpy_dtype(str(ty.dtype)).itemsize <= SMALL_BYTES
-    return small and _is_copy(mod[value.args[0]])
+    kernel = mod[value.args[0]]
+    return small and not is_scheduled(kernel) and _is_copy(kernel)
 
 
 def _is_copy(kernel: tirx.PrimFunc) -> bool:

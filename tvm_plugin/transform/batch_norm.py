@@ -9,9 +9,10 @@ import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from ..dtypes import is_floating
 from .constants import Array, constant_of
 from .fold_weights import WeightValues
-from .functions import map_functions, operator, top_level_bindings, use_counts
+from .functions import block_results, map_functions, operator, top_level_bindings, use_counts
 
 __all__ = ["FoldBatchNorm", "with_batch_statistics"]
 
@@ -110,7 +111,8 @@ class _Folder(PyExprMutator):
         super().__init__()
         self._weights = WeightValues(function)
         self._uses = use_counts(function)
-        self._bound = {binding.var: binding.value for binding in top_level_bindings(function)}
+        bindings, results = top_level_bindings(function), block_results(function)
+        self._bound = {binding.var: binding.value for binding in bindings if binding.var not in results}
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         call = self._bound.get(item.tuple_value)
@@ -155,11 +157,13 @@ class _Folder(PyExprMutator):
                         return None
                     value = self._used_once(data)
                     break
-        if not isinstance(value, relax.Call):
+        if not isinstance(value, relax.Call) or value.ty.ndim != expr.ty.ndim:  # a bias may have more axes
             return None
         output_axis = _output_axis(value, axis)
         weight = None if output_axis is None else self._weights.array(value.args[1])
-        return None if weight is None or output_axis is None else _Linear(value, weight, output_axis, bias)
+        if weight is None or output_axis is None or not is_floating(str(weight.dtype)):
+            return None
+        return _Linear(value, weight, output_axis, bias)
 
     def _used_once(self, expr: Any) -> Any:
         return self._bound.get(expr) if isinstance(expr, relax.Var) and self._uses.get(expr) == 1 else None

@@ -39,7 +39,7 @@ def evaluate(call: relax.Call, arrays: Sequence[Array]) -> Value | None:
         it: an operator that is not in `EVALUATORS`, or a use of it whose meaning differs between numpy and TVM.
     """
     function = EVALUATORS.get(getattr(call.op, "name", ""))
-    if function is None or _depends_on_sizes(call):
+    if function is None or _depends_on_sizes(call) or _reads_numbers(call):
         return None
     if call.op.name not in _MOVES:
         arrays = [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
@@ -61,6 +61,12 @@ def _depends_on_sizes(call: relax.Call) -> bool:
         if not isinstance(argument, ir.GenericConst):
             tvm_ffi.structural_walk(argument, (ir.Var, found.append))
     return any(isinstance(variable.ty, ir.PrimType) for variable in found)
+
+
+def _reads_numbers(call: relax.Call) -> bool:
+    """Whether a number that is no tensor stands where the evaluator of the operator wants one: x + 1, x[1]."""
+    has_numbers = any(isinstance(argument.ty, ir.PrimType) for argument in call.args)
+    return has_numbers and call.op.name not in _OF_NUMBERS
 
 
 def _typed(array: Array, ty: Any) -> Array | None:
@@ -125,6 +131,11 @@ def _reduce(function: Callable[..., Array]) -> Evaluator:
         return np.asarray(function(x, axis=_axes(call.attrs.axis), keepdims=bool(call.attrs.keepdims)))
 
     return reduce
+
+
+def _extremum(function: Callable[..., Array]) -> Evaluator:
+    reduce = _reduce(function)
+    return lambda call, x: reduce(call, x) if x.size else None  # of nothing, numpy knows none
 
 
 def _matmul(call: relax.Call, a: Array, b: Array) -> Array:
@@ -285,7 +296,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.subtract": _binary(np.subtract),
     "relax.multiply": _binary(np.multiply),
     "relax.divide": _floats_only(np.divide),
-    "relax.floor_divide": _floats_only(np.floor_divide),
+    "relax.floor_divide": _floats_only(lambda a, b: np.floor(a / b)),
     "relax.power": _floats_only(np.power),
     "relax.maximum": _binary(np.maximum),
     "relax.minimum": _binary(np.minimum),
@@ -331,8 +342,8 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.sum": _reduce(np.sum),
     "relax.mean": _reduce(np.mean),
     "relax.prod": _reduce(np.prod),
-    "relax.max": _reduce(np.max),
-    "relax.min": _reduce(np.min),
+    "relax.max": _extremum(np.max),
+    "relax.min": _extremum(np.min),
     "relax.variance": _reduce(np.var),
     "relax.std": _reduce(np.std),
     "relax.cumsum": _cumulate(np.cumsum),
@@ -349,3 +360,6 @@ _MOVES = frozenset(
     )
 )  # fmt: skip
 """Operators that only move elements, of whatever dtype: most of them give a view, or make the only copy."""
+
+_OF_NUMBERS = frozenset(f"relax.{name}" for name in ("arange", "clip", "one_hot", "tril", "triu"))
+"""Operators whose evaluators read the numbers among their arguments."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,17 @@ from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from ..dtypes import is_integer
 from .constants import Array, array_of, constant_of, is_static_tensor
-from .functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings, use_counts
+from .functions import (
+    block_results,
+    extents,
+    map_functions,
+    operator,
+    rewrite_bindings,
+    top_level_bindings,
+    use_counts,
+)
 from .narrow_products import integer_product, padding_of
 from .simplify_shapes import permutation_of
 
@@ -91,15 +100,21 @@ class FakeQuantizationToInteger:
             return function
         if self._products:
             function = _unsigned(function)
-        integer = relax.analysis.remove_all_unused(_Integers(self._products).visit_expr(function))
+        integers = _Integers(self._products, block_results(function))
+        integer = relax.analysis.remove_all_unused(integers.visit_expr(function))
         return relax.analysis.remove_all_unused(_Arithmetic().visit_expr(integer))
 
 
 class _Builder(PyExprMutator):
     """What the two rewriters share."""
 
+    _results: Collection[relax.Var] = ()
+
     def _value(self, arg: Any) -> Any:
-        return self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg
+        """What a variable is bound to, as far as its block knows; constants are themselves."""
+        if not isinstance(arg, relax.Var):
+            return arg
+        return None if arg in self._results else self.lookup_binding(arg)
 
     def _rounded(self, real: Any, zero: Array, dtype: str) -> Any:
         """round(real) + zero, within the range of `dtype`; ties to even."""
@@ -145,16 +160,18 @@ def _unsigned(function: relax.Function) -> relax.Function:
 
 
 def _raised(zero: Any) -> Any:
-    return constant_of((array_of(zero).astype(np.int32) + 128).astype(np.uint8))
+    """In 32 bits, as a zero point may lie outside of bytes."""
+    return constant_of(array_of(zero).astype(np.int32) + np.int32(128))
 
 
 @mutator
 class _Integers(_Builder):
     """Works on what the builder holds already: operands come before their users."""
 
-    def __init__(self, products: bool) -> None:
+    def __init__(self, products: bool, results: Collection[relax.Var]) -> None:
         super().__init__()
-        self._products = products
+        self._products, self._results = products, results
+        self._sums_of_products: set[relax.Var] = set()
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
@@ -172,7 +189,7 @@ class _Integers(_Builder):
             known = self._value(call.args[0])
             if parameters is not None and isinstance(known, ir.GenericConst):
                 return _quantized_constant(call, array_of(known), *parameters)
-            if parameters is not None and parameters[0].size == 1:
+            if parameters is not None and _are_numbers(*parameters):
                 return self._quantized(call.args[0], *parameters, str(call.ty.dtype))
         return call
 
@@ -192,8 +209,9 @@ class _Integers(_Builder):
         if _largest_sum(call, integers) * largest > _LARGEST:
             return None
         centered, kernel = self._centered(stored, zero.reshape(())), constant_of(integers.astype(np.int32))
-        sums = integer_product(call, centered, kernel, padding_of(call))
-        return self._scaled(self.builder_.emit(sums), (scale.reshape(()) * weight_scale).reshape(shape))
+        sums = self.builder_.emit(integer_product(call, centered, kernel, padding_of(call)))
+        self._sums_of_products.add(sums)
+        return self._scaled(sums, (scale.reshape(()) * weight_scale).reshape(shape))
 
     def _product_as_it_runs(self, call: relax.Call, integers: Array, weight_scale: Array, shape: list[int]) -> Any:
         """The same where scale and zero point of the data are computed: of matrices, which need no padding by zeros."""
@@ -205,7 +223,9 @@ class _Integers(_Builder):
         stored, scale, zero = value.args
         if str(stored.ty.dtype) not in ("int8", "uint8") or str(scale.ty.dtype) != "float32":
             return None
-        if scale.ty.ndim or zero.ty.ndim or _largest_sum(call, integers) * _BYTES > _LARGEST:
+        if scale.ty.ndim or zero.ty.ndim or not is_integer(str(zero.ty.dtype)):
+            return None
+        if _largest_sum(call, integers) * _BYTES > _LARGEST:
             return None
         centered = emit(
             op.subtract(emit(op.astype(self._moved(call.args[0]), "int32")), emit(op.astype(zero, "int32")))
@@ -269,12 +289,12 @@ class _Integers(_Builder):
         return self._scaled(added, scale)
 
     def _sums(self, expr: Any) -> tuple[Any, Array] | None:
-        """The int32 tensor and the scale that are multiplied to make `expr`."""
+        """The sums of a product, none above `_LARGEST`, and the scale that are multiplied to make `expr`."""
         value = self._value(expr)
         if operator(value) != "relax.multiply" or not isinstance(value.args[1], ir.GenericConst):
             return None
         cast = self._value(value.args[0])
-        if operator(cast) != "relax.astype" or str(cast.args[0].ty.dtype) != "int32":
+        if operator(cast) != "relax.astype" or cast.args[0] not in self._sums_of_products:
             return None
         return cast.args[0], array_of(value.args[1])
 
@@ -308,7 +328,7 @@ class _Integers(_Builder):
                 return None
             return self.builder_.emit(relax.Call(value.op, [inner[0], *value.args[1:]], value.attrs)), *inner[1:]
         parameters = _parameters(value) if operator(value) == DEQUANTIZE else None
-        return None if parameters is None or parameters[0].size > 1 else (value.args[0], *parameters)
+        return (value.args[0], *parameters) if parameters is not None and _are_numbers(*parameters) else None
 
     def _divided(self, real: Any, scale: Any) -> Any:
         """real / scale, where possible without a division: scales of constants, sums and what was dequantised."""
@@ -318,10 +338,14 @@ class _Integers(_Builder):
         if operator(value) == "relax.multiply" and isinstance(value.args[1], ir.GenericConst):
             return op.multiply(value.args[0], constant_of((array_of(value.args[1]) / scale).astype(np.float32)))
         parameters = _parameters(value)
-        if parameters is not None and parameters[0].size == 1:
+        if parameters is not None and _are_numbers(*parameters):
             centered = self._centered(value.args[0], parameters[1].reshape(()))
             return self._scaled(centered, parameters[0].reshape(()) / scale)
-        if operator(value) == "relax.add" and operator(self._value(value.args[0])):
+        if (
+            operator(value) == "relax.add"
+            and all(is_static_tensor(term.ty) for term in value.args)
+            and operator(self._value(value.args[0]))
+        ):
             return op.add(*(self.builder_.emit(self._divided(term, scale)) for term in value.args))
         if operator(value) in ("relax.minimum", "relax.maximum") and isinstance(value.args[1], ir.GenericConst):
             limit = constant_of((array_of(value.args[1]) / scale).astype(np.float32))
@@ -374,7 +398,7 @@ _LARGEST = 2**30 - 1
 
 
 def _parameters(value: Any) -> tuple[Array, Array] | None:
-    """Scale (float32) and zero point of a `quantize` or `dequantize` between float32 and integers, if constant."""
+    """Scale (float32) and whole zero point of a `quantize` or `dequantize` of float32 and integers, if constant."""
     if operator(value) not in (QUANTIZE, DEQUANTIZE):
         return None
     data, scale, zero = value.args
@@ -384,9 +408,14 @@ def _parameters(value: Any) -> tuple[Array, Array] | None:
     real, stored = dtypes if operator(value) == QUANTIZE else reversed(dtypes)
     if real != "float32" or stored not in _STORED[operator(value)] or not is_static_tensor(value.ty):
         return None
-    scales = array_of(scale)
-    usable = scales.dtype == np.float32 and scales.ndim <= 1 and (scales > 0).all()
-    return (scales, array_of(zero)) if usable else None
+    scales, zeros = array_of(scale), array_of(zero)
+    usable = scales.dtype == np.float32 and scales.ndim <= 1 and (scales > 0).all() and zeros.dtype.kind in "iu"
+    return (scales, zeros) if usable else None
+
+
+def _are_numbers(scale: Array, zero: Array) -> bool:
+    """Whether both are of all elements: either may be one of each channel."""
+    return scale.size == zero.size == 1
 
 
 def _quantized_constant(call: relax.Call, real: Array, scale: Array, zero: Array) -> ir.GenericConst:

@@ -16,6 +16,7 @@ __all__ = [
     "READY",
     "as_dtype",
     "as_shape",
+    "block_results",
     "constant_bytes",
     "constants",
     "extents",
@@ -172,6 +173,27 @@ def top_level_bindings(function: relax.Function) -> Iterator[Any]:
     if isinstance(function.body, relax.SeqExpr):
         for block in function.body.blocks:
             yield from block.bindings
+
+
+def block_results(function: relax.Function) -> set[relax.Var]:
+    """The results of the dataflow blocks of a function, or a branch, that has several blocks.
+
+    What they are made of, other blocks may not read: a pass that looks there would write it where it is not known.
+    """
+    found: set[relax.Var] = set()
+    bodies: list[Any] = [function.body]
+    while bodies:
+        body = bodies.pop()
+        blocks = list(body.blocks) if isinstance(body, relax.SeqExpr) else []
+        for block in blocks:
+            if isinstance(block, relax.DataflowBlock):
+                results = {binding.var for binding in block.bindings if not isinstance(binding.var, relax.DataflowVar)}
+                found |= results if len(blocks) > 1 else set()
+                continue
+            for binding in block.bindings:
+                if isinstance(binding.value, relax.If):
+                    bodies += [binding.value.true_branch, binding.value.false_branch]
+    return found
 
 
 def leaves(value: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
 from .constants import array_of, constant_of, is_number, is_static_tensor
-from .functions import extents, map_functions, operator, shape_of, top_level_bindings, use_counts
+from .functions import block_results, extents, map_functions, operator, shape_of, top_level_bindings, use_counts
 
 __all__ = ["JoinNorms"]
 
@@ -60,6 +60,7 @@ class _Joiner(PyExprMutator):
     def __init__(self, function: relax.Function) -> None:
         super().__init__()
         self._uses = use_counts(function)
+        self._results = block_results(function)
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
@@ -213,9 +214,9 @@ class _Joiner(PyExprMutator):
         return operand if extents(operand.ty) == wanted else self._emit(op.reshape(operand, wanted))
 
     def _value(self, expr: Any) -> Any:
-        """What a variable is bound to, but for casts that change nothing."""
+        """What a variable is bound to, as far as its block knows, but for casts that change nothing."""
         while isinstance(expr, relax.Var):
-            value = self.lookup_binding(expr)
+            value = None if expr in self._results else self.lookup_binding(expr)
             if value is None:
                 return expr
             if operator(value) != "relax.astype" or str(value.ty.dtype) != str(value.args[0].ty.dtype):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .constants import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
 from .fold_weights import FoldWeights
 from .functions import (
+    block_results,
     extents,
     is_seen_as,
     leaves,
@@ -107,17 +108,30 @@ def _has_convolution(function: Any) -> bool:
 @transform.module_pass(opt_level=0, name="ConvertImages")
 class _ConvertImages:
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
-        return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_ImageConverter().visit_expr(f)))
+        return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_ImageConverter(f).visit_expr(f)))
 
 
 @mutator
 class _ImageConverter(PyExprMutator):
     """Converts convolutions and sinks permutes through what follows them, from the first operator to the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: relax.Function) -> None:
         super().__init__()
+        self._results = block_results(function)
         self._images: dict[relax.Var, Any] = {}  # in NHWC, by the variable in NCHW
         self._branches = 0
+
+    def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        return self._of_block(super().visit_binding_block_, block)
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        return self._of_block(super().visit_dataflow_block_, block)
+
+    def _of_block(self, visit: Callable[[Any], Any], block: Any) -> Any:
+        """What one block binds, the next one may not know; a branch knows it."""
+        if not self._branches:
+            self._images = {}
+        return visit(block)
 
     def visit_if_(self, conditional: relax.If) -> Any:
         self._branches += 1
@@ -154,7 +168,7 @@ class _ImageConverter(PyExprMutator):
             return self._pad(call, order)
         if name == "relax.strided_slice":
             return self._slice(call, order)
-        if name == "relax.take" and call.attrs.axis is not None and call.args[1].ty.ndim == 1:
+        if name == "relax.take" and call.attrs.axis is not None and getattr(call.args[1].ty, "ndim", 0) == 1:
             return self._changed(call, order, axis=order[int(call.attrs.axis) % len(order)])
         if name in _OF_AN_AXIS:
             return self._changed(call, order, axis=order[int(call.attrs.axis) % len(order)])
@@ -261,7 +275,8 @@ class _ImageConverter(PyExprMutator):
         return relax.op.permute_dims(self.builder_.emit(expr), order)
 
     def _order(self, argument: Any) -> list[int] | None:
-        value = self.lookup_binding(argument) if isinstance(argument, relax.Var) else None
+        is_known = isinstance(argument, relax.Var) and argument not in self._results
+        value = self.lookup_binding(argument) if is_known else None
         return permutation_of(value) if operator(value) == "relax.permute_dims" else None
 
     def _all_unpermuted(self, arguments: Sequence[Any], order: list[int]) -> list[Any] | None:
@@ -356,15 +371,16 @@ def _absorb_flattens(function: relax.Function) -> relax.Function:
 
     Likewise for permute_dims(W), which `FoldWeights` leaves where W is large.
     """
-    absorber = _Absorber(use_counts(function))
+    absorber = _Absorber(function)
     return relax.analysis.remove_all_unused(absorber.visit_expr(function))
 
 
 @mutator
 class _Absorber(PyExprMutator):
-    def __init__(self, uses: dict[relax.Var, int]) -> None:
+    def __init__(self, function: relax.Function) -> None:
         super().__init__()
-        self._uses = uses
+        self._uses = use_counts(function)
+        self._results = block_results(function)
 
     def visit_call_(self, call: relax.Call) -> Any:
         flat: Any = self._value(call.args[0]) if operator(call) == "relax.matmul" else None
@@ -393,7 +409,7 @@ class _Absorber(PyExprMutator):
         return relax.Call(call.op, [data, reordered], call.attrs)
 
     def _value(self, expr: Any) -> Any:
-        return self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        return self.lookup_binding(expr) if isinstance(expr, relax.Var) and expr not in self._results else None
 
 
 _REORDERED: dict[tuple[Any, ...], tuple[Any, weakref.ref[Array]]] = {}

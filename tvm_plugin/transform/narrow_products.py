@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..gpu_machine import is_gpu
 from ..machine import describe_machine
 from ..search.space.contraction.dot_intrinsics import find_dot_product
 from .constants import Array, array_of, constant_of, is_static_tensor
-from .functions import extents, map_functions, operator
+from .functions import block_results, extents, map_functions, operator
 from .simplify_shapes import permutation_of
 
 __all__ = ["NarrowProducts", "integer_product", "padding_of", "product_bits"]
@@ -63,14 +64,18 @@ class NarrowProducts:
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Rewrite `relax.matmul` and `relax.nn.conv2d` of int32; weights must be folded already."""
-        return map_functions(mod, lambda f: relax.analysis.remove_all_unused(_Narrower(self._bits).visit_expr(f)))
+        return map_functions(mod, self._narrowed)
+
+    def _narrowed(self, function: relax.Function) -> relax.Function:
+        narrower = _Narrower(self._bits, block_results(function))
+        return relax.analysis.remove_all_unused(narrower.visit_expr(function))
 
 
 @mutator
 class _Narrower(PyExprMutator):
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, results: Collection[relax.Var]) -> None:
         super().__init__()
-        self._bits = bits
+        self._bits, self._results = bits, results
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
@@ -203,7 +208,10 @@ class _Narrower(PyExprMutator):
         return None, None
 
     def _value(self, arg: Any) -> Any:
-        return self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg
+        """What a variable is bound to, as far as its block knows; constants are themselves."""
+        if not isinstance(arg, relax.Var):
+            return arg
+        return None if arg in self._results else self.lookup_binding(arg)
 
 
 def integer_product(call: relax.Call, data: Any, weight: Any, padding: list[int]) -> Any:

@@ -47,7 +47,8 @@ def _has_smaller_operand(value: Any) -> bool:
     if operator(value) != "relax.matmul" or not all(is_static_tensor(arg.ty) for arg in value.args):
         return False
     x, y = value.args
-    return str(x.ty.dtype) in _WIDE and math.prod(extents(x.ty)) < math.prod(extents(y.ty))
+    dtype = str(x.ty.dtype)
+    return dtype in _WIDE and dtype == str(y.ty.dtype) and math.prod(extents(x.ty)) < math.prod(extents(y.ty))
 
 
 @mutator

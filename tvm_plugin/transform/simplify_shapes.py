@@ -8,7 +8,7 @@ from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import is_static_tensor
-from .functions import extents, map_functions, operator, top_level_bindings, use_counts
+from .functions import block_results, extents, map_functions, operator, top_level_bindings, use_counts
 
 __all__ = ["RESHAPES", "SimplifyShapes", "permutation_of"]
 
@@ -53,7 +53,9 @@ class _Simplifier(PyExprMutator):
     def __init__(self, function: relax.Function) -> None:
         super().__init__()
         self._uses = use_counts(function)
-        self._given = {binding.var: binding.value for binding in top_level_bindings(function)}
+        self._results = block_results(function)
+        bindings = top_level_bindings(function)
+        self._given = {binding.var: binding.value for binding in bindings if binding.var not in self._results}
 
     def visit_call_(self, call: relax.Call) -> Any:
         if operator(call) == "relax.concat" and isinstance(call.args[0], relax.Tuple):
@@ -142,4 +144,4 @@ class _Simplifier(PyExprMutator):
         return relax.op.permute_dims(source, [*range(rank - 2), rank - 1, rank - 2])
 
     def _value(self, expr: Any) -> Any:
-        return self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        return self.lookup_binding(expr) if isinstance(expr, relax.Var) and expr not in self._results else None
