@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dtypes import numpy_dtype
 from .errors import RelayError
 
 __all__ = ["array_to_bytes", "load_params", "read_array"]
@@ -22,8 +23,9 @@ _ARRAY_MAGIC = 0xDD5E40F096B4A13F
 _LIST_MAGIC = 0xF7E58D4F05049CB7
 _MAX_RANK = 32
 _MAX_NAME_BYTES = 1 << 16
-_KINDS = {0: "int", 1: "uint", 2: "float", 6: "bool"}
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
+_BITS = {"float": (16, 32, 64), "bfloat": (16,)}
+_CODES = {"i": 0, "u": 1, "f": 2, "bfloat16": 4, "b": 6}
 
 
 class _Reader:
@@ -119,14 +121,15 @@ def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any] | None:
         return None
     if kind == "bool" or (kind == "uint" and bits == 1):  # TVM's bool, today and before 0.20
         return np.dtype(bool)
-    if bits not in ((16, 32, 64) if kind == "float" else (8, 16, 32, 64)):
+    if bits not in _BITS.get(kind, (8, 16, 32, 64)):
         return None
-    return np.dtype(f"{kind}{bits}")
+    return numpy_dtype(f"{kind}{bits}")
 
 
 def array_to_bytes(array: NDArray[Any]) -> bytes:
     """The inverse of `read_array`, as TVM 0.8 to 0.19 wrote it: bool is a uint of one bit."""
     array = np.ascontiguousarray(array).reshape(array.shape)
-    code, bits = (1, 1) if array.dtype.kind == "b" else (_CODES[array.dtype.kind], array.dtype.itemsize * 8)
+    kind = "bfloat16" if str(array.dtype) == "bfloat16" else array.dtype.kind  # numpy has no kind for it
+    code, bits = (1, 1) if kind == "b" else (_CODES[kind], array.dtype.itemsize * 8)
     head = struct.pack("<QQiii", _ARRAY_MAGIC, 0, 1, 0, array.ndim) + struct.pack("<BBH", code, bits, 1)
     return head + struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes) + array.tobytes()

@@ -134,14 +134,15 @@ class Builder:
     @staticmethod
     def shape(value: Any) -> list[int]:
         """The extents of a tensor."""
-        if not is_static_tensor(value.ty):
-            raise ValueError(f"a tensor of static shape is expected, found {value.ty}")
-        return extents(value.ty)
+        ty = _tensor_type(value)
+        if not is_static_tensor(ty):
+            raise ValueError(f"a tensor of static shape is expected, found {ty}")
+        return extents(ty)
 
     @staticmethod
     def dtype(value: Any) -> str:
         """The dtype of a tensor."""
-        return str(value.ty.dtype)
+        return str(_tensor_type(value).dtype)
 
     def rank(self, value: Any) -> int:
         """The number of axes of a tensor."""
@@ -168,3 +169,10 @@ class Builder:
         if isinstance(value.ty, relax.TupleType):
             return [relax.TupleGetItem(value, index) for index in range(len(value.ty.fields))]
         raise ValueError(f"a tuple is expected, found {value.ty}")
+
+
+def _tensor_type(value: Any) -> Any:
+    """The type of a value. Raises ValueError where it is a tuple."""
+    if isinstance(value, list) or isinstance(value.ty, relax.TupleType):
+        raise ValueError("a tensor is expected, found a tuple")
+    return value.ty

@@ -276,7 +276,7 @@ class _Converter:
     def _if(self, node: ir.If, frame: _Frame) -> Any:
         condition = frame.find(node.condition)
         self._refuse_closure(condition, node.position)
-        if isinstance(condition, list) or self._builder.dtype(condition) != "bool" or self._builder.shape(condition):
+        if relay_type(condition) != ir.TensorType((), "bool"):
             raise self._program.error(node.position, "the condition of if must be one bool")
         known = self._builder.known(condition)
         if known is not None:

@@ -88,14 +88,22 @@ def _layer_norm(w: Writer, call: Any) -> str:
     return w.call("nn.layer_norm", call.args, axis=axes[0], **_norm(call))
 
 
+def _channel_axis(call: Any) -> int:
+    """That of a norm over all axes but the first and the channels', as Relay has it."""
+    rank, channel = call.args[0].ty.ndim, int(call.attrs.channel_axis)
+    axes = {axis % rank for axis in numbers(call.attrs.axes)}
+    if axes != set(range(rank)) - {0, channel % rank}:
+        raise ValueError(f"over the axes {sorted(axes)} of {rank}, with the channels along axis {channel}")
+    return channel
+
+
 def _instance_norm(w: Writer, call: Any) -> str:
-    return w.call("nn.instance_norm", call.args, axis=int(call.attrs.channel_axis), **_norm(call))
+    return w.call("nn.instance_norm", call.args, axis=_channel_axis(call), **_norm(call))
 
 
 def _group_norm(w: Writer, call: Any) -> str:
-    attrs = call.attrs
     return w.call(
-        "nn.group_norm", call.args, num_groups=int(attrs.num_groups), axis=int(attrs.channel_axis), **_norm(call)
+        "nn.group_norm", call.args, num_groups=int(call.attrs.num_groups), axis=_channel_axis(call), **_norm(call)
     )
 
 

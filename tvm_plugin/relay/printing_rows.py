@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
+
+from tvm import relax
 
 from ..transform.functions import extents, operator
 from .printing import Write, Writer, integers, literal, numbers, optional, prim, same
@@ -100,9 +103,17 @@ def _joined(name: str) -> Write:
 
 
 def _split(w: Writer, call: Any) -> str:
-    sections = call.attrs.indices_or_sections
-    plain = int(prim(sections)) if not isinstance(sections, Sequence) else numbers(sections)
-    return w.call("split", call.args, indices_or_sections=plain, axis=int(call.attrs.axis))
+    """Relay has equal parts only, or the places between them; of one part, Relax makes no tuple."""
+    sections, axis = call.attrs.indices_or_sections, int(call.attrs.axis)
+    if not isinstance(call.ty, relax.TupleType):
+        return w.call("copy", call.args)
+    parts = [extents(part)[axis] for part in call.ty.fields]
+    plain: Any = len(parts)
+    if isinstance(sections, Sequence):
+        plain = numbers(sections)
+    elif len(set(parts)) > 1:
+        plain = list(accumulate(parts))[:-1]
+    return w.call("split", call.args, indices_or_sections=plain, axis=axis)
 
 
 def _strided_slice(w: Writer, call: Any) -> str:

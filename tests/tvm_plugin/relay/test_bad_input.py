@@ -22,6 +22,7 @@ GOOD = (
 )
 CROP = 'coordinate_transformation_mode="tf_crop_and_resize"'
 SIZE = 'arange(3f, 5f, 1f, dtype="int32")'
+PARTS = "split(%0, indices_or_sections=2, axis=1)"
 
 
 def ends_of_tokens(text: str) -> list[int]:
@@ -97,6 +98,9 @@ def test_a_truncated_version_line_is_refused(end: int) -> None:
         ("nn.relu(%0)", "take(%0, squeeze(argmax(%0, axis=[1])), axis=1, batch_dims=1)", 4, 3, "differ in the first 1"),
         ("nn.relu(%0)", "add(%0, 1)", 4, 3, "add: "),
         ("nn.relu(%0)", "free_var %z: float32; %z", 4, 3, "%z is a free variable"),
+        ("nn.relu(%0)", "reshape((%0, %0), newshape=[8])", 4, 3, "reshape: a tensor is expected, found a tuple"),
+        ("nn.relu(%0)", f'cast({PARTS}, dtype="int8")', 4, 3, "cast: a tensor is expected, found a tuple"),
+        ("nn.relu(%0)", f"if ({PARTS}) {{ %0 }} else {{ %0 }}", 4, 3, "the condition of if must be one bool"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_found_where_it_is(old: str, new: str, line: int, column: int, message: str) -> None:

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from eqtune import relay, zoo
+from eqtune.dtypes import numpy_dtype
 from eqtune.frontends import load_model
 from eqtune.runtime import ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable
+from eqtune.transform.constants import constant_of
 
 Array = NDArray[Any]
 
@@ -55,6 +57,36 @@ def test_ties_to_even_are_printed_with_what_relay_has() -> None:
     mod = relay.from_text(relay.astext(block.get()))
     machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
     np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(data)).numpy(), np.round(data))
+
+
+def printed(*results: Callable[[relax.Var], relax.Expr], dtype: str = "float32") -> str:
+    """What a function of x, which is [2, 4, 10], is in Relay."""
+    block = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 4, 10), dtype))
+    with block.function("main", [x]):
+        block.emit_func_output(relax.Tuple([block.emit(result(x)) for result in results]))
+    return relay.astext(block.get())
+
+
+def test_parts_of_different_lengths_are_printed_by_their_places() -> None:
+    text = printed(lambda x: relax.op.split(x, 3, axis=-1), lambda x: relax.op.split(x, 1))
+    parts, whole = relay.from_text(text)["main"].ret_ty.fields
+    assert [int(part.shape[2]) for part in parts.fields] == [4, 4, 2]
+    assert [int(extent) for extent in whole.shape] == [2, 4, 10]
+
+
+def test_norms_over_axes_that_relay_does_not_take_are_not_printed() -> None:
+    ones = constant_of(np.ones(4, "float32"))
+    assert "nn.group_norm(" in printed(lambda x: relax.op.nn.group_norm(x, ones, ones, 2, 1, [2]))
+    with pytest.raises(relay.UnsupportedRelayError, match=r"nn\.group_norm: over the axes \[0, 2\] of 3"):
+        printed(lambda x: relax.op.nn.group_norm(x, ones, ones, 2, 1, [0, 2]))
+
+
+def test_weights_of_bfloat16_are_read_back_as_they_were_printed() -> None:
+    weight = constant_of(np.linspace(-1, 1, 10).astype(numpy_dtype("bfloat16")))
+    text = printed(lambda x: relax.op.add(x, weight), dtype="bfloat16")
+    stored, again = (t.partition("#[metadata]")[2] for t in (text, relay.astext(relay.from_text(text))))
+    assert stored == again != ""
 
 
 class Text:

@@ -224,6 +224,11 @@ CASES: dict[str, Case] = {
         (f32(1, 3, 5, 5), f32(3, 2, 3, 3)),
         by_torch(lambda a, b: F.conv_transpose2d(a, b, stride=2, padding=1, output_padding=1)),
     ),
+    "nn.conv2d_transpose_oihw": Case(
+        'nn.conv2d_transpose(%a, %b, kernel_layout="OIHW")',
+        (IMAGE, np.linspace(-1, 1, 72, dtype="float32").reshape(2, 4, 3, 3)),
+        by_torch(lambda a, b: F.conv_transpose2d(a, b.transpose(0, 1))),
+    ),
     "nn.conv2d_transpose_nhwc": Case(
         'nn.conv2d_transpose(%a, %b, strides=[2, 2], data_layout="NHWC", kernel_layout="HWOI")',
         (f32(1, 5, 5, 3), f32(3, 3, 2, 3)),

@@ -84,10 +84,12 @@ def transposed_convolve(spatial: str) -> Convert:
     plain, data_plain = f"IO{spatial}", f"NC{spatial}"
 
     def convert(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
-        # Importers write OIHW and mean the same array; TVM's operator always reads its first axis as the input's.
-        layout = plain if attrs.kernel_layout == f"OI{spatial}" else attrs.kernel_layout
+        data = change_layout(b, args[0], attrs.data_layout, data_plain)
+        # Older importers write OIHW and mean the same array, whose first axis is the input's.
+        swapped = attrs.kernel_layout == f"OI{spatial}" and b.shape(args[1])[:1] == b.shape(data)[1:2]
+        layout = plain if swapped else attrs.kernel_layout
         result = function(
-            change_layout(b, args[0], attrs.data_layout, data_plain),
+            data,
             change_layout(b, args[1], layout, plain),
             strides=attrs.strides,
             padding=attrs.padding,
