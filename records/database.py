@@ -211,8 +211,9 @@ class RecordDatabase:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._errors():
-            self._connection.execute("BEGIN IMMEDIATE")
             try:
+                # Within: a Ctrl-C that came while it waited for the lock is raised once it has the lock.
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:

@@ -38,6 +38,9 @@ _ANNOTATIONS = frozenset(
 
 _OWN_ANNOTATIONS = ("eqtune.", "meta_schedule.")
 
+_TILES = frozenset({"SamplePerfectTile", "SamplePartitionedTile"})
+"""Instructions that choose the lengths of tiles: at random, unless their decisions are stored, too."""
+
 
 def trace_to_json(trace: Any) -> str:
     """A `tvm.s_tir.schedule.Trace` as compact JSON text.
@@ -82,8 +85,9 @@ def parse_trace(text: str) -> list[list[Any]]:
     """The trace as [instructions, decisions], checked.
 
     An instruction is [kind, inputs, attributes, outputs], a decision [index of an instruction, value]. TVM checks
-    most of this itself, but it would write out of bounds for an index that is out of range, link code that an
-    annotation holds, and build whatever an index map is said to be. Raises RecordError.
+    most of this itself, but it would write out of bounds for an index that is out of range, divide by a tile of no
+    elements, look for ever for tiles that nothing decides, link code that an annotation holds, and build whatever an
+    index map is said to be. Raises RecordError.
     """
     try:
         trace = json.loads(text)
@@ -93,12 +97,22 @@ def parse_trace(text: str) -> list[list[Any]]:
         raise RecordError("a stored trace is not a pair of instructions and decisions")
     instructions, decisions = trace
     instructions[:] = map(_checked_instruction, instructions)
+    decided: dict[int, Any] = {}
     for decision in decisions:
         match decision:
-            case [int(index), _] if 0 <= index < len(instructions):
+            case [int(index), value] if 0 <= index < len(instructions) and _is_decision(value):
+                decided[index] = value
                 continue
         raise RecordError(f"a stored trace has a malformed decision: {str(decision)[:80]}")
+    for index, (kind, *_) in enumerate(instructions):
+        if kind in _TILES and decided.get(index) is None:
+            raise RecordError(f"a stored trace has the instruction {kind!r} without its decision")
     return trace
+
+
+def _is_decision(value: Any) -> bool:
+    """Whether it is no list, or one of tiles: TVM computes the first, and divides by the others."""
+    return not isinstance(value, list) or (all(type(tile) is int for tile in value) and 0 not in value[1:])
 
 
 def _checked_instruction(instruction: Any) -> list[Any]:
@@ -109,6 +123,12 @@ def _checked_instruction(instruction: Any) -> list[Any]:
             raise RecordError(f"a stored trace has the annotation {key!r:.80}, which no schedule needs")
         case ["UnsafeSetDType", [str()], [int(), "float32"], list()]:
             pass
+        case ["SamplePerfectTile", list(), [int(tiles), int()], list()] if tiles > 0:
+            pass
+        case ["SamplePartitionedTile", list(), [int(tiles), int(at), int(by)], list()] if 0 <= at < tiles and by > 0:
+            pass
+        case [str(kind), *_] if kind in _TILES:
+            raise RecordError(f"a stored trace has a malformed choice of tiles: {str(instruction)[:80]}")
         case [str(kind), list(), list(), list()] if kind in _UNSAFE:
             raise RecordError(f"a stored trace has the instruction {kind!r}, which no schedule needs")
         case ["Annotate", *_]:

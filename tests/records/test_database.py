@@ -350,6 +350,29 @@ def test_waiting_for_another_process_ends(path):
         assert database.count() == 1
 
 
+def test_ctrl_c_while_a_transaction_begins_leaves_none_open(path):
+    """It is raised once SQLite returns, with the lock that it had waited for."""
+
+    class Interrupted:
+        def __getattr__(self, name):
+            return getattr(connection, name)
+
+        def execute(self, statement, *values):
+            done = connection.execute(statement, *values)
+            if statement.startswith("BEGIN"):
+                raise KeyboardInterrupt
+            return done
+
+    with RecordDatabase(path) as database:
+        connection, database._connection = database._connection, Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            database.add([record()])
+        database._connection = connection
+        assert not connection.in_transaction
+        database.add([record(2e-3)])
+        assert database.all() == [record(2e-3)]
+
+
 def test_a_closed_database_says_so(path):
     database = RecordDatabase(path)
     database.close()

@@ -55,6 +55,11 @@ def test_text_holds_the_instructions_that_were_hard_to_write():
         ('[[["GetSBlock",[],["c","main"],["b0"]],["GetLoops",["b0"],[],["l0"]]],[[0,{}]]]', "does not fit"),
         ('[[["GetSBlock",[],["missing","main"],["b0"]]],[]]', "does not fit"),
         ('[[["GetLoops",["b7"],[],["l0"]]],[]]', "does not fit"),
+        ('[[["SamplePerfectTile",["l0"],[2,0],["v0","v1"]]],[]]', "without its decision"),
+        ('[[["SamplePerfectTile",["l0"],[2,16],["v0","v1"]]],[[0,null]]]', "without its decision"),
+        ('[[["SamplePerfectTile",["l0"],[0,16],[]]],[[0,[4,4]]]]', "malformed choice of tiles"),
+        ('[[["SamplePartitionedTile",["l0"],[2,2,4],["v0","v1"]]],[[0,[4,4]]]]', "malformed choice of tiles"),
+        ('[[["SamplePartitionedTile",["l0"],[2,1,0],["v0","v1"]]],[[0,[4,4]]]]', "malformed choice of tiles"),
     ],
 )
 def test_a_trace_that_cannot_be_replayed_is_one_clear_error(text, complaint):
@@ -108,3 +113,11 @@ def test_an_index_map_that_is_no_arithmetic_is_refused(edit):
     )
     with pytest.raises(RecordError, match="damaged index map"):
         replay(edited_map(edit), as_workload(matmul_add()))
+
+
+def test_a_tile_of_no_elements_is_refused():
+    """TVM divides by it, which ends the process."""
+    instructions, ((index, tiles),) = json.loads(trace_to_json(factored_sum(row_sum()).trace))
+    for wrong in ([tiles[0], 0], [tiles[0], None]):
+        with pytest.raises(RecordError, match="malformed decision"):
+            replay(json.dumps([instructions, [[index, wrong]]]), as_workload(row_sum()))

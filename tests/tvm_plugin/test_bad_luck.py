@@ -23,6 +23,7 @@ from eqtune.measure import LocalMeasurer
 from eqtune.measure.base import Measurement
 from eqtune.report.curves import convergence
 from eqtune.runtime import linker_of
+from eqtune.tune.settings import Settings
 from eqtune.tune.workdir import WorkDirectory
 
 
@@ -85,6 +86,7 @@ def test_a_missing_compiler_is_told_before_tuning(
         ({"trials": 1.5}, "trials is a whole number, not 1.5"),
         ({"threads": True}, "threads is a whole number, not True"),
         ({"seed": None}, "seed is a whole number, not None"),
+        ({"seed": 2**63}, r"seed must be less than 2\*\*63"),
         ({"time_budget_s": "60"}, "time_budget_s is a number of seconds, not '60'"),
     ],
 )
@@ -92,6 +94,32 @@ def test_what_is_no_number_is_refused(tmp_path: Path, arguments: dict[str, objec
     with pytest.raises(eqtune.InputError, match=message):
         eqtune.tune_model(model(), work_dir=tmp_path / "work", progress=False, **arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "work").exists()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Workers are told them as JSON, which does not take numpy's."""
+    given: Any = {"trials": np.int64(8), "threads": np.int8(2), "seed": np.uint32(3), "time_budget_s": np.float32(1.5)}
+    settings = Settings(**given)
+    numbers = [settings.trials, settings.threads, settings.seed, settings.time_budget_s]
+    assert json.dumps(numbers) == "[8, 2, 3, 1.5]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sizes": [8]}, r"sizes are a mapping of names to whole numbers, .* not \[8\]"),
+        ({"shapes": [(1, 2)]}, "shapes is a mapping by name, not list"),
+        ({"shapes": {"x": 3}}, "has weights and shapes"),
+    ],
+)
+def test_shapes_that_are_none_are_refused_for_a_model_by_name(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    """The command that does it again was made of them before anybody had looked."""
+    with pytest.raises(eqtune.InputError, match=message):
+        eqtune.tune_model(
+            "zoo:nasrnn:steps=1:hidden=32", graph="off", work_dir=tmp_path / "work", progress=False, **arguments
+        )
 
 
 @pytest.mark.parametrize(

@@ -426,6 +426,8 @@ def test_create_knows_names_and_instances(measurer):
         create("remote")
     with pytest.raises(InputError, match="no baseline"):
         create(object())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"not a class: give LocalMeasurer\(...\)"):
+        create(LocalMeasurer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("argument", ["threads", "workers", "timeout_s"])

@@ -116,6 +116,12 @@ def test_what_is_not_a_number_is_wrong_unless_the_reference_has_it(bad):
     assert mismatch(reference, got, 1e-3) != ""
 
 
+def test_what_is_too_large_to_be_squared_is_compared_all_the_same():
+    reference = np.array([1e200, 2e200, 1.0])
+    assert mismatch(reference.copy(), reference, relative_tolerance("float64", 1)) == ""
+    assert "1 of 3 elements are wrong" in mismatch(reference * [1.0, 3.0, 1.0], reference, 1e-3)
+
+
 def test_integers_must_be_equal_and_a_poisoned_output_never_passes():
     assert mismatch(np.arange(4), np.arange(4), 0.0) == ""
     assert "first at (2,)" in mismatch(np.array([0, 1, 3, 3]), np.arange(4), 0.0)
@@ -134,6 +140,10 @@ def test_a_few_rounded_sums_may_be_the_next_integer_and_no_more():
     far = reference.copy()
     far[17] = 19
     assert mismatch(far, reference, 0.0, ONE_OFF) != ""
+    unwritten = poison(BufferSpec((200,), "uint64"))
+    written = np.zeros(200, np.uint64)
+    written[17] = unwritten[17]
+    assert mismatch(written, np.zeros(200, np.uint64), 0.0, ONE_OFF) != "", "the largest is not next to 0"
 
 
 def test_integers_that_are_rounded_sums_of_floats_are_known():
@@ -207,6 +217,19 @@ def test_nvcc_that_takes_too_long_is_killed_with_what_it_started(tmp_path, monke
     with pytest.raises(ValueError, match=r"nvcc took longer than 0.5 s"):
         cuda_code.compile_kernels("", "sm_90", Compiler("nvcc", str(nvcc), "1"))
     wait_for_end(int((tmp_path / "child").read_text()))
+
+
+def test_a_cache_that_cannot_be_written_to_only_costs_time(tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nprintf code > "$2"\n')
+    nvcc.chmod(0o755)
+    (tmp_path / "file").write_text("in the way")
+    compiler = Compiler("nvcc", str(nvcc), "1")
+    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert cuda_code.compile_kernels("", "sm_90", compiler, cache) == (b"code", {})
+    assert cuda_code.compile_kernels("", "sm_90", compiler, tmp_path / "cache") == (b"code", {})
+    nvcc.unlink()
+    assert cuda_code.compile_kernels("", "sm_90", compiler, tmp_path / "cache") == (b"code", {})
 
 
 CONTEXT = Context("{}", "machine", 1, "0.27.0")

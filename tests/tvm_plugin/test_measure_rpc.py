@@ -238,6 +238,11 @@ def test_no_tracker_is_one_error_that_says_what_to_start():
         create("rpc://127.0.0.1:1/cpu", target=detect_target(1))
 
 
+def test_a_host_that_cannot_be_a_name_is_one_error():
+    with pytest.raises(SetupError, match=r"no RPC tracker answers on a\.\.b:9190"):
+        rpc_status(RpcAddress.parse("rpc://a..b:9190/cpu"))
+
+
 def test_what_is_no_tracker_is_recognised():
     with socket.create_server(("127.0.0.1", 0)) as other:
 

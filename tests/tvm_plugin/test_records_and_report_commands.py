@@ -131,6 +131,10 @@ def test_export_and_import_make_a_round_trip(tmp_path, capsys):
         assert database.contexts() == [CONTEXT]
     with pytest.raises(InputError, match="--new-context is not usable"):
         command("records", "import", tmp_path / "out", "--db", tmp_path, "--new-context", "{}")
+    wrong = json.dumps(fields | {"threads": "2"})
+    with pytest.raises(InputError, match=r"not usable .threads must be a positive integer, not .2"):
+        command("records", "import", tmp_path / "out", "--db", tmp_path / "other.sqlite", "--new-context", wrong)
+    assert not (tmp_path / "other.sqlite").exists()
     with pytest.raises(InputError, match="say --new-context"):
         command("records", "import", tmp_path / "out", "--db", tmp_path / "empty.sqlite")
     assert not (tmp_path / "empty.sqlite").exists()

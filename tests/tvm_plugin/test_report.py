@@ -363,6 +363,8 @@ def test_page_is_written(summary, tmp_path):
     page = tmp_path / "new" / "report.html"
     write_html(summary, page)
     assert page.read_text(encoding="utf-8") == render_html(summary)
+    write_html(replace(summary, model="net\udcff"), page)  # of a file whose name is no text
+    assert "<h1>net?</h1>" in page.read_text(encoding="utf-8")
     with pytest.raises(InputError, match="cannot be written"):
         write_html(summary, page / "report.html")
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, RecordError
 
 if TYPE_CHECKING:
     from ..records import Context, Record, RecordDatabase
@@ -202,12 +202,13 @@ def _context(database: RecordDatabase, number: int | None) -> Context:
 
 def _new_context(text: str) -> Context:
     from ..records import Context
+    from ..records.validation import check_context
 
     try:
         fields = json.loads(text)
         target = json.dumps(fields.pop("target"), sort_keys=True)
-        context = Context(target=target, **fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        context = check_context(Context(target=target, **fields))
+    except (ValueError, TypeError, KeyError, AttributeError, RecordError) as error:
         raise InputError(
             f"--new-context is not usable ({error}); write it as "
             '{"target": {"kind": "llvm"}, "device": "...", "threads": 2, "tvm_version": "0.27.0"}'

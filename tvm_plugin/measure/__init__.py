@@ -81,7 +81,10 @@ def create(
     """
     if isinstance(measure, str):
         return _named_measurer(measure, target, hardware, threads, seed)
-    missing = [name for name in ("baseline", "measure", "retime", "close", "describe") if not hasattr(measure, name)]
+    if isinstance(measure, type):
+        raise InputError(f"measure is a text or a measurer, not a class: give {measure.__name__}(...)")
+    needed = ("baseline", "measure", "retime", "close", "describe", "overheads")
+    missing = [name for name in needed if not hasattr(measure, name)]
     if missing:
         raise InputError(f"{type(measure).__name__} is no measurer: it has no {', '.join(missing)}")
     return measure

@@ -70,18 +70,18 @@ def mismatch(got: NDArray[Any], reference: NDArray[Any], tolerance: float, one_o
         wrong = got != reference
         if not wrong.any():
             return ""
-        if (
-            wrong.mean() <= one_off
-            and np.abs(got[wrong].astype(np.int64) - reference[wrong].astype(np.int64)).max() == 1
-        ):
+        if wrong.mean() <= one_off and _differ_by_one(got[wrong], reference[wrong]):
             return ""
         return f"{int(wrong.sum())} of {got.size} elements differ, first at {_first(wrong)}"
     squares, count = 0.0, 0
     for _, expected in _blocks(got, reference):
         finite = expected[np.isfinite(expected)]
-        squares += float(np.sum(np.square(finite, dtype=np.float64)))
+        with np.errstate(over="ignore"):
+            squares += float(np.sum(np.square(finite, dtype=np.float64)))
         count += finite.size
     typical = math.sqrt(squares / max(1, count))
+    if typical == math.inf:  # which would permit everything: of squares beyond float64, the largest make the mean
+        typical = float(np.max(np.abs(reference), where=np.isfinite(reference), initial=0.0)) / math.sqrt(count)
     wrong_count, error = 0, 0.0
     for actual, expected in _blocks(got, reference):
         finite = np.isfinite(expected)
@@ -102,6 +102,13 @@ def mismatch(got: NDArray[Any], reference: NDArray[Any], tolerance: float, one_o
         f"{wrong_count} of {count} elements are wrong, by up to {error:.3g} where a typical value is "
         f"{typical:.3g} (relative tolerance {tolerance:.1e})"
     )
+
+
+def _differ_by_one(got: NDArray[Any], reference: NDArray[Any]) -> bool:
+    """Whether all integers do. Not by wrapping around: an output that nobody wrote holds the largest, 0 is no next."""
+    kind = np.uint64 if got.dtype == np.uint64 else np.int64
+    high, low = np.maximum(got, reference).astype(kind), np.minimum(got, reference).astype(kind)
+    return bool((high - low == 1).all())
 
 
 def _blocks(got: NDArray[Any], reference: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:

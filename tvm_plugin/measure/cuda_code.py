@@ -305,10 +305,11 @@ def compile_kernels(
             )
         code, found = cubin.read_bytes(), _parse(done.stderr + done.stdout, source)
     if cache is not None:
-        cache.mkdir(parents=True, exist_ok=True)
         report = json.dumps({name: asdict(resources) for name, resources in found.items()})
-        _keep(cache / f"{key}.cubin", code)
-        _keep(cache / f"{key}.json", report.encode())
+        with contextlib.suppress(OSError):  # a full disk, a place that cannot be written to: only time is lost
+            cache.mkdir(parents=True, exist_ok=True)
+            _keep(cache / f"{key}.cubin", code)
+            _keep(cache / f"{key}.json", report.encode())
     return code, found
 
 

@@ -80,7 +80,7 @@ def connect_tracker(address: RpcAddress) -> Any:
         if int.from_bytes(answer, "little") != RPC_TRACKER_MAGIC:
             raise SetupError(f"what listens on {where} is no RPC tracker; choose another port and {advice}")
         return rpc.connect_tracker(address.host, address.port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of what cannot be a name: a..b
         raise SetupError(f"no RPC tracker answers on {where} ({error}); {advice}") from error
 
 

@@ -36,7 +36,7 @@ def write_html(summary: RunSummary, path: str | os.PathLike[str]) -> Path:
     page = as_path(path, "a report is written to a path")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render_html(summary), encoding="utf-8")
+        page.write_text(render_html(summary), encoding="utf-8", errors="replace")  # names of files may be no text
     except OSError as error:
         raise InputError(f"the report cannot be written to {os.fspath(path)!r}: {error.strerror}") from error
     return page

@@ -77,15 +77,15 @@ def tune_model(
     Whatever is found is timed against what was there before it is used: the result is never slower than the untuned
     model. Its outputs, for one set of random inputs, equal the reference's (see `verify`) within 1e-4 of the largest
     value, or within 8 roundings of the least precise dtype that it computes in (8e-3 for float16, 6e-2 for bfloat16).
-    Models quantised to 8 bits: within 8/256 of the largest value, or twice what ONNX Runtime's own outputs differ by
+    Models quantised to 8 bits: within 8/256 of the largest value, or twice what the reference's own outputs differ by
     when it computes operator by operator, at most 0.25.
 
     Parameters
     ----------
     model : IRModule, torch.nn.Module, torch.export.ExportedProgram, onnx.ModelProto, str or path
-        A path ends in .onnx, .pt2 (`torch.export.save`), .relay (the text of a Relay program) or .json (a saved Relax
-        module, or a Relay module saved by TVM 0.8 to 0.19). A string may also be the text of a Relay program, or
-        "zoo:NAME", a model of `eqtune.zoo`, with options as in "zoo:bert_base:sequence_length=128".
+        A path ends in .onnx, .pt2 (`torch.export.save`), .tflite, .relay (the text of a Relay program) or .json (a
+        saved Relax module, or a Relay module saved by TVM 0.8 to 0.19). A string may also be the text of a Relay
+        program, or "zoo:NAME", a model of `eqtune.zoo`, with options as in "zoo:bert_base:sequence_length=128".
     target : tvm.target.Target, dict or str, optional
         What to compile for; this machine's CPU, fully described, unless given.
     params : mapping of str to array, optional
@@ -111,8 +111,8 @@ def tune_model(
     seed : int
         Of every random choice.
     verify : bool
-        Compare the tuned model's outputs with the reference: torch or ONNX Runtime where the model came from there,
-        else the untuned model. `measure="compile-only"` compares nothing.
+        Compare the tuned model's outputs with the reference: torch, ONNX Runtime or LiteRT where the model came from
+        there, else the untuned model. `measure="compile-only"` compares nothing.
     progress : bool
         Show progress on standard error.
     shapes : mapping of str to sequence of int, optional
@@ -169,10 +169,10 @@ def tune_model(
     with Session(settings) as session:
         config = graph_config(graph, fast_math)  # loads the graph search while the workers start
         fast_math = config is not None and config.fast_math
-        command = command_line(model, settings, graph, fast_math, verify, shapes, params, function, sizes)
         any_size = session.runs and not is_gpu(session.target)
         imported = load_model(model, example_inputs, params, shapes, function, any_size)
         typical = typical_sizes(imported, sizes)
+        command = command_line(model, settings, graph, fast_math, verify, shapes, params, function, sizes)
         session.progress.say(session.describe())
         if typical:
             with_graph = config is not None

@@ -29,11 +29,21 @@ class Settings:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        """Raise InputError for what is no number; how large those may be is for others to say."""
+        """Raise InputError for what is no number, and for a seed that no record can hold.
+
+        How large the others may be is for others to say. Numbers of numpy's become Python's, which JSON can hold.
+        """
         for name in ("trials", "threads", "seed"):
             value = getattr(self, name)
-            if (value is not None or name == "seed") and (isinstance(value, bool) or not isinstance(value, Integral)):
+            if value is None and name != "seed":
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral):
                 raise InputError(f"{name} is a whole number, not {value!r}")
+            object.__setattr__(self, name, int(value))
+        if self.seed >= 2**63:
+            raise InputError(f"seed must be less than 2**63, not {self.seed}")
         seconds = self.time_budget_s
         if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, Real)):
             raise InputError(f"time_budget_s is a number of seconds, not {seconds!r}")
+        if seconds is not None:
+            object.__setattr__(self, "time_budget_s", seconds if isinstance(seconds, int) else float(seconds))
