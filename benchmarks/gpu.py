@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=500, help="of each product")
     parser.add_argument("--model-trials", type=int, default=2000, help="of each model, in each of two runs")
     parser.add_argument("--flush-l2", action="store_true", help="empty L2 before each timed call; of ours and dlight's")
-    parser.add_argument("--target", default="nvidia/nvidia-h100", help="a tag, see `eqtune doctor`")
+    parser.add_argument("--target", default="nvidia/nvidia-h100", help="a tag (this one); an unknown one lists all")
     parser.add_argument("--models", default="all", help="comma-separated names of the zoo, or all")
     parser.add_argument("--samples", type=int, default=1, help="random candidates of each sketch, beside the best")
     parser.add_argument("--ptxas", action="store_true", help="compile to cubins with nvcc, too")

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eqtune.errors import InputError
+from eqtune.files import replacing
 from eqtune.measure import LocalMeasurer
 from eqtune.measure.base import Measurement, Measurer, Overheads
 from eqtune.search.space import Hardware
@@ -32,6 +34,11 @@ class RememberingMeasurer:
         What spaces are built from where there is no table; else the table's, so that estimates are the same.
     measure : bool
         Whether the machine may be asked; else an unknown candidate is a failure.
+
+    Raises
+    ------
+    InputError
+        The machine may be asked, and the table is of another one: their latencies are not to be compared.
     """
 
     def __init__(self, path: Path, target: Any, hardware: Hardware, measure: bool) -> None:
@@ -49,7 +56,13 @@ class RememberingMeasurer:
         self._machine: Measurer | None = None
         if measure:
             self._machine = LocalMeasurer(target, self.hardware, threads=1)
-            self._context = self._machine.describe()
+            here = self._machine.describe()
+            if self._context not in ({}, here):
+                self.close()
+                raise InputError(
+                    f"{path} was measured elsewhere, {self._context}, and here is {here}; name another table"
+                )
+            self._context = here
 
     def __enter__(self) -> RememberingMeasurer:
         return self
@@ -98,7 +111,8 @@ class RememberingMeasurer:
             return
         document = {"context": self._context, "hardware": self.hardware.to_json(), "kernels": self._known}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
+        with replacing(self._path) as temporary:  # killed meanwhile, it has lost nothing
+            temporary.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
 
     def close(self) -> None:
         """Stop the workers."""

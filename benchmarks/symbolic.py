@@ -7,7 +7,7 @@
 
 An encoder of any number of places, or a network of the zoo for any batch, or for images of any size. PyTorch exports it
 with that size open, and `eqtune.tune_model` makes a library of it. ONNX Runtime gets the same model as a file with that
-size open; PyTorch runs it eagerly, and compiled with `dynamic=True`. Each runtime has a process of its own, all
+size open; PyTorch runs it eagerly, and compiled with `dynamic=True`, frozen. Each runtime has a process of its own, all
 sizes in it, and takes its turns; milliseconds are the minimum. `rel_err` is eqtune's largest difference from PyTorch's
 eager outputs, relative to the largest.
 """

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import replay
 from benchmarks.convergence import reached_s, within_s
 from benchmarks.output import table, write
 from benchmarks.peers import timing
 from benchmarks.peers.timing import PeerError, alternating, in_own_process
+from eqtune.errors import InputError
 from eqtune.records import Context, Record
 from eqtune.report.summary import KernelRow, RunSummary
+from eqtune.search.space import Hardware
 
 HERE = Context(target="llvm", device="cpu", threads=1, tvm_version="0.27")
 
@@ -86,6 +90,46 @@ def test_a_process_that_fails_says_why() -> None:
 def test_a_peer_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(PeerError, match="stopped after 0 s"):
         in_own_process("benchmarks.peers.parallel_start", limit_s=0.01, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "bound"),
+    [
+        ("torch_model", {}, True),
+        ("onednn_kernel", {}, True),
+        ("onnxruntime_model", {}, False),
+        ("symbolic_model", {"runtime": "torch-compile"}, True),
+        ("symbolic_model", {"runtime": "onnxruntime"}, False),
+    ],
+)
+def test_threads_of_pytorch_have_a_core_each(monkeypatch, module, given, bound) -> None:
+    environment: dict[str, str] = {}
+
+    def run(_command, *, env, **_options):
+        environment.update(env)
+        return SimpleNamespace(returncode=0, stdout="{}\n")
+
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    monkeypatch.setattr(timing.subprocess, "run", run)
+    in_own_process(f"benchmarks.peers.{module}", threads=2, **given)
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert ("OMP_PROC_BIND" in environment) == bound
+
+
+def test_latencies_of_two_machines_do_not_share_a_table(monkeypatch, tmp_path) -> None:
+    def machine(name):
+        return lambda *_, **__: SimpleNamespace(describe=lambda: {"device": name}, close=lambda: None)
+
+    path = tmp_path / "replay.json.gz"
+    for name in ("one", "one"):
+        monkeypatch.setattr(replay, "LocalMeasurer", machine(name))
+        with replay.RememberingMeasurer(path, None, Hardware(), measure=True) as measurer:
+            measurer.save()
+    assert list(tmp_path.iterdir()) == [path]
+    monkeypatch.setattr(replay, "LocalMeasurer", machine("other"))
+    with pytest.raises(InputError, match="was measured elsewhere"):
+        replay.RememberingMeasurer(path, None, Hardware(), measure=True)
+    assert replay.RememberingMeasurer(path, None, Hardware(), measure=False).describe() == {"device": "one"}
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Every case of the benchmarks' suites can be built for eqtune and for its peers."""
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,43 @@ def test_tvm_takes_all_sketches_of_memory_bound_kernels(case: Case, caplog: pyte
         for task in forms.tasks:
             assert build_space(task.mod, hardware).size > 0
     assert not caplog.messages
+
+
+def test_a_copy_is_timed_from_a_core_that_the_pool_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.peers import copy
+
+    entered = []
+
+    @contextlib.contextmanager
+    def on_first_core():
+        entered.append(True)
+        yield
+
+    monkeypatch.setattr(copy, "on_first_core", on_first_core)
+    assert copy.main(1e5, threads=1)["bytes_per_s"] > 0
+    assert entered
+
+
+def test_the_runner_of_metaschedule_is_there_before_its_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.peers import metaschedule
+
+    seen = []
+
+    def local_runner():
+        seen.append("runner")
+        return "runner"
+
+    def tune_tir(*_, runner, **__):
+        assert runner == "runner"
+        return SimpleNamespace(get_all_tuning_records=list)
+
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")  # which tuning sets
+    monkeypatch.setattr(metaschedule, "warm_up", lambda: seen.append("warm"))
+    monkeypatch.setattr(metaschedule, "time", SimpleNamespace(monotonic=lambda: float(seen.append("clock") is None)))
+    monkeypatch.setattr(metaschedule.ms.runner, "LocalRunner", local_runner)
+    monkeypatch.setattr(metaschedule.ms, "tune_tir", tune_tir)
+    assert metaschedule.tune(None, SimpleNamespace(attrs={"num-cores": 1}), trials=1).schedule is None
+    assert seen == ["warm", "runner", "clock", "clock"]
 
 
 DOT_CASES = [case for cases in DOT_SUITES.values() for case in cases]

@@ -25,7 +25,7 @@ def main(kernel: str, threads: int, seed: int = 0, budget_s: float = 1.0) -> dic
     module = case.torch(seed).eval()
     inputs = [_tensor(value) for value in case.inputs(seed).values()]
     inductor.freezing = True
-    with torch.no_grad():
+    with torch.inference_mode():
         eager_s = minimum_s(lambda: module(*inputs).contiguous(), budget_s)
         frozen = torch.compile(module)
         frozen_s = minimum_s(lambda: frozen(*inputs).contiguous(), budget_s)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor
 import torch.nn.functional as F
 from torch import nn
 
@@ -89,6 +90,7 @@ def main() -> None:
     if runtime == "eqtune":
         call = of_eqtune(directory)
     elif runtime == "torch-compile":
+        inductor.freezing = True  # without it, oneDNN's packed weights are not used
         call = torch.compile(model, dynamic=True)
     with torch.inference_mode():
         seconds = {n: minimum_s(partial(call, x), SECONDS) for n, x in inputs.items()}

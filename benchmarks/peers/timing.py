@@ -96,7 +96,8 @@ def in_own_process(module: str, limit_s: float | None = None, **arguments: Any) 
     environment = dict(os.environ)
     if "threads" in arguments:
         environment.update(OMP_NUM_THREADS=str(arguments["threads"]), TVM_NUM_THREADS=str(arguments["threads"]))
-    if module.rpartition(".")[2].startswith(("torch_", "onednn_")):  # OpenMP's threads have a core each, as eqtune's
+    runtime = str(arguments.get("runtime", module.rpartition(".")[2]))
+    if runtime.startswith(("torch", "onednn")):  # OpenMP's threads have a core each, as eqtune's
         environment.update(OMP_PROC_BIND="true", OMP_PLACES="cores")
     command = [sys.executable, "-m", module, json.dumps(arguments)]
     try:
