@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,85 @@ def test_quantised_elements_are_moved_as_integers(tmp_path: Path) -> None:
     written = model.add("DYNAMIC_UPDATE_SLICE", [wide, x, begin], model.tensor((2, 7, 3), *scale))
     rows = model.add("GATHER_ND", [written, model.constant([[1, 6], [0, 2]])], model.tensor((2, 3), *scale))
     check(model.write(tmp_path, model.add("DEQUANTIZE", [rows], model.tensor((2, 3)))))
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_elements_are_gathered_along_an_axis(axis: int, tmp_path: Path) -> None:
+    model = Model((3, 4))
+    result = model.tensor((3, 2, 2) if axis else (2, 2, 4))
+    inputs = [0, model.constant([[2, 0], [1, 1]])]
+    check(model.write(tmp_path, model.add("GATHER", inputs, result, schema.GatherOptionsT(axis))))
+
+
+@pytest.mark.parametrize("reduction", ["SUM", "PROD", "MAX", "MIN"])
+def test_what_is_of_a_negative_segment_is_left_out(reduction: str, tmp_path: Path) -> None:
+    model = Model((6, 2))
+    segments = model.tensor((6,), "int32")
+    model.graph.inputs.append(segments)
+    inputs = [0, segments, model.constant(3)]
+    imported = load_model(
+        model.write(tmp_path, model.add(f"UNSORTED_SEGMENT_{reduction}", inputs, model.tensor((3, 2))))
+    )
+    examples = (np.zeros((6, 2), "float32"), np.array([2, -1, 0, 1, -1, 2], "int32"))
+    assert verify_import(replace(imported, examples=examples)) < 1e-5
+
+
+def test_small_rows_are_divided_by_the_least_norm(tmp_path: Path) -> None:
+    model = Model((4, 5))
+    small = model.add("MUL", [0, model.constant(1e-7)], model.tensor((4, 5)), schema.MulOptionsT())
+    check(model.write(tmp_path, model.add("L2_NORMALIZATION", [small], model.tensor((4, 5)), schema.L2NormOptionsT())))
+
+
+def test_remainders_of_large_quotients_are_exact(tmp_path: Path) -> None:
+    model = Model((64,), (64,))
+    large = model.add("MUL", [0, model.constant(1e6)], model.tensor((64,)), schema.MulOptionsT())
+    check(model.write(tmp_path, model.add("FLOOR_MOD", [large, 1], model.tensor((64,)))))
+
+
+@pytest.mark.parametrize("name", ["SPLIT", "SPLIT_V"])
+def test_a_single_part_is_the_whole(name: str, tmp_path: Path) -> None:
+    model = Model((2, 5))
+    axis, part = model.constant(1), model.tensor((2, 5))
+    if name == "SPLIT":
+        model.add(name, [axis, 0], part, schema.SplitOptionsT(1))
+    else:
+        model.add(name, [0, model.constant([5]), axis], part, schema.SplitVOptionsT(1))
+    check(model.write(tmp_path, model.add("TANH", [part], model.tensor((2, 5)))))
+
+
+@pytest.mark.parametrize("name", ["", "x"])
+def test_tensors_may_share_a_name(name: str, tmp_path: Path) -> None:
+    model = Model((3, 3))
+    y = model.add("TANH", [0], model.tensor((3, 3)))
+    z = model.add("MUL", [y, 0], model.tensor((3, 3)), schema.MulOptionsT())
+    for tensor in model.graph.tensors:
+        tensor.name = name
+    check(model.write(tmp_path, z))
+
+
+def test_one_scale_is_of_no_axis(tmp_path: Path) -> None:
+    """Of the only channel there is, as converters write it."""
+    model, shape = Model((1, 4, 4, 1)), (1, 4, 4, 1)
+    x = model.add("QUANTIZE", [0], model.tensor(shape, "int8", 0.05))
+    weights = model.constant(np.arange(9, dtype="int8").reshape(1, 3, 3, 1), 0.01)
+    model.graph.tensors[weights].quantization.quantizedDimension = 3
+    options = schema.DepthwiseConv2DOptionsT(strideW=1, strideH=1, depthMultiplier=1)
+    inputs = [x, weights, model.constant(np.zeros(1, "int32"), 0.0005)]
+    y = model.add("DEPTHWISE_CONV_2D", inputs, model.tensor(shape, "int8", 0.005), options)
+    path = model.write(tmp_path, model.add("DEQUANTIZE", [y], model.tensor(shape)))
+    assert verify_import(load_model(path), tolerance=0.05) < 0.05
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_recurrent_layers_begin_anew(time_major: bool, tmp_path: Path) -> None:
+    model, generator = Model((2, 3, 4)), np.random.default_rng(0)
+    weights = [model.constant(generator.standard_normal(shape)) for shape in ((5, 4), (5, 5), (5,))]
+    state = model.tensor((3 if time_major else 2, 5))
+    model.graph.tensors[state].isVariable = True
+    options = schema.SequenceRNNOptionsT(time_major, schema.ActivationFunctionType.TANH)
+    y = model.add("UNIDIRECTIONAL_SEQUENCE_RNN", [0, *weights, state], model.tensor((2, 3, 5)), options)
+    imported = load_model(model.write(tmp_path, y))
+    assert verify_import(imported) < 1e-5
+    inputs = imported.random_inputs()
+    (first,), (second,) = (imported.reference(*inputs) for _ in range(2))
+    np.testing.assert_array_equal(first, second)

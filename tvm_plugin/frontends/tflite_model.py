@@ -52,7 +52,7 @@ def _read(path: Path) -> tuple[Any, bytes]:
         content = path.read_bytes()
         if not tflite.Model.ModelBufferHasIdentifier(content, 0):
             raise InputError(f"{path} is not a TFLite model (it has no TFL3 in its header)")
-        model = tflite.Model.GetRootAsModel(content, 0)
+        model = _Model(tflite.Model.GetRootAsModel(content, 0))
         for graph in map(model.Subgraphs, range(model.SubgraphsLength())):
             for tensor in map(graph.Tensors, range(graph.TensorsLength())):
                 _ = tensor.ShapeAsNumpy(), tensor.Name(), model.Buffers(tensor.Buffer()).DataAsNumpy()
@@ -63,6 +63,48 @@ def _read(path: Path) -> tuple[Any, bytes]:
     except Exception as error:  # what reads flatbuffers trusts them
         raise InputError(f"{path} is not a readable TFLite model: {first_line(error)}") from error
     return model, content
+
+
+class _Model(tflite.Model):
+    """Whose tensors have names of their own: TVM's importer tells them apart by these, which a file need not."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.Init(model._tab.Bytes, model._tab.Pos)
+
+    def Subgraphs(self, j: int) -> _Graph:
+        """One of its graphs."""
+        return _Graph(super().Subgraphs(j))
+
+
+class _Graph(tflite.SubGraph):
+    def __init__(self, graph: Any) -> None:
+        super().__init__()
+        self.Init(graph._tab.Bytes, graph._tab.Pos)
+        self._names: list[bytes | None] = []
+        taken: set[bytes] = set()
+        for number in range(self.TensorsLength()):
+            name = super().Tensors(number).Name() or None  # without one, TVM's importer makes one of the number
+            while name is not None and name in taken:
+                name += f"_{number}".encode()
+            self._names.append(name)
+            if name is not None:
+                taken.add(name)
+
+    def Tensors(self, j: int) -> _Tensor:
+        """One of its tensors."""
+        return _Tensor(super().Tensors(j), self._names[j])
+
+
+class _Tensor(tflite.Tensor):
+    def __init__(self, tensor: Any, name: bytes | None) -> None:
+        super().__init__()
+        self.Init(tensor._tab.Bytes, tensor._tab.Pos)
+        self._name = name
+
+    def Name(self) -> bytes | None:
+        """What no other tensor of the graph is called."""
+        return self._name
 
 
 def _references(content: bytes) -> tuple[Reference | None, Reference | None]:
@@ -88,6 +130,7 @@ def _reference(content: bytes, kernels: Any) -> Reference:
 
     def reference(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
         loaded = interpreter()
+        loaded.reset_all_variables()  # the states of recurrent layers, which begin anew here
         for details, array in zip(loaded.get_input_details(), arrays, strict=True):
             loaded.set_tensor(details["index"], array)
         loaded.invoke()

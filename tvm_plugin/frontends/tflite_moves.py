@@ -69,12 +69,12 @@ class Moves(OperatorConverter):
         return update if inside is None else relax_op.where(inside, update, x)
 
     def convert_gather(self, op: Any) -> relax.Expr:
-        """TVM's takes batches for other axes."""
+        """TVM's takes batches for other axes, and looks at a constant index once for each element of the result."""
         options = options_of(op, tflite.GatherOptions())
-        if not options.BatchDims():
-            return super().convert_gather(op)
         x, indices = map(self.get_tensor_expr, self.get_input_tensors(op))
         rank, added = x.ty.ndim, indices.ty.ndim
+        if not options.BatchDims():
+            return relax_op.take(x, indices, options.Axis() % rank)
         batches, axis = options.BatchDims(), options.Axis() % rank
         batches += added if batches < 0 else 0
         before = list(range(batches, axis))

@@ -14,6 +14,7 @@ from tvm import relax
 from tvm.relax import op as relax_op
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_scalar_from_constant, get_tensor_name
 
+from ..dtypes import is_floating
 from ..errors import UnsupportedModelError
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
@@ -36,6 +37,9 @@ IN_FLOATS = _IN_FLOATS | _HYBRID
 
 _WRONG = frozenset({"MATRIX_DIAG", "MATRIX_SET_DIAG", "SPARSE_TO_DENSE"})
 """What TVM's importer converts wrongly, or to what cannot be compiled."""
+
+_LEAST_NORM = 1e-6
+"""What L2_NORMALIZATION divides by at least."""
 
 
 class Converter(Moves):
@@ -79,11 +83,13 @@ class Converter(Moves):
         return tensors
 
     def get_tensors(self, tensors_idx_list: Any) -> list[Any]:
-        """TVM's, where quantised tensors may look like others."""
+        """TVM's, where quantised tensors may look like others. One scale is of no axis, whichever the file names."""
         tensors: list[Any] = super().get_tensors(tensors_idx_list)
-        if self._quantised_look_plain:
-            for tensor in tensors:
+        for tensor in tensors:
+            if self._quantised_look_plain:
                 tensor.qnn_params = None
+            elif tensor.qnn_params is not None and not tensor.qnn_params["scale"].value.shape:
+                tensor.qnn_params["axis"] = 0
         return tensors
 
     def get_tensor_type_str(self, tensor_type: int) -> str:
@@ -149,6 +155,37 @@ class Converter(Moves):
             self.bb.normalize(zeros), self.get_tensor_expr(indices), self.get_tensor_expr(updates), "add"
         )
 
+    def _convert_segment_op(self, op: Any, op_name: str, reduction: str) -> relax.Expr:
+        """TVM's counts negative numbers of segments from the end; TFLite leaves out what has them."""
+        tensors = self.get_input_tensors(op)
+        if op_name == "SEGMENT_SUM" or not self.has_expr(tensors[1].tensor_idx):
+            return super()._convert_segment_op(op, op_name, reduction)
+        data, numbers = map(self.get_tensor_expr, tensors[:2])
+        emit, dtype = self.bb.normalize, str(numbers.ty.dtype)
+        count = self._get_segment_num_segments(op_name, tensors)
+        negative = emit(relax_op.less(numbers, relax.const(0, dtype)))
+        behind = emit(relax_op.where(negative, relax.const(count, dtype), numbers))
+        shape = [count + 1, *extents(data.ty)[numbers.ty.ndim :]]
+        base = emit(self._get_segment_scatter_base(shape, str(data.ty.dtype), reduction))
+        found = emit(relax_op.scatter_nd(base, emit(relax_op.expand_dims(behind, -1)), data, reduction))
+        return relax_op.strided_slice(found, [0], [0], [count])
+
+    def convert_l2_normalization(self, op: Any) -> relax.Expr:
+        """TVM's adds 1e-12 to the sum of the squares; TFLite divides by 1e-6 at least, which small rows show."""
+        (x,) = map(self.get_tensor_expr, self.get_input_tensors(op))
+        emit, least = self.bb.normalize, relax.const(_LEAST_NORM, str(x.ty.dtype))
+        squares = emit(relax_op.sum(emit(relax_op.multiply(x, x)), axis=-1, keepdims=True))
+        result = emit(relax_op.divide(x, emit(relax_op.maximum(emit(relax_op.sqrt(squares)), least))))
+        activation = options_of(op, tflite.L2NormOptions()).FusedActivationFunction()
+        return self.convert_fused_activation_function(result, activation)
+
+    def convert_unidirectional_sequence_rnn(self, op: Any) -> relax.Expr:
+        """TVM's puts batches before steps, also where they are asked for the other way round."""
+        result = self.bb.normalize(super().convert_unidirectional_sequence_rnn(op))
+        if options_of(op, tflite.SequenceRNNOptions()).TimeMajor():
+            return relax_op.permute_dims(result, [1, 0, 2])
+        return result
+
     def convert_select(self, op: Any) -> relax.Expr:
         """TVM's takes SELECT for SELECT_V2: a vector chooses among rows there, not among columns."""
         choices, x, _ = self.get_input_tensors(op)
@@ -159,17 +196,26 @@ class Converter(Moves):
         rows = relax_op.reshape(chosen, [int(choices.tensor.Shape(0)), *[1] * (rank - 1)])
         return relax_op.where(self.bb.normalize(rows), *values)
 
+    def convert_split(self, op: Any) -> relax.Expr:
+        """TVM's kernels of a split have several results: a single part is the tensor itself."""
+        if options_of(op, tflite.SplitOptions()).NumSplits() == 1:
+            return self.get_tensor_expr(self.get_input_tensors(op)[1])
+        return super().convert_split(op)
+
     def convert_split_v(self, op: Any) -> relax.Expr:
-        """TVM's does not know that one size may be -1: what the others leave."""
+        """TVM's does not know that one size may be -1: what the others leave. See `convert_split` for a single part."""
         x, given, axis = self.get_input_tensors(op)
-        if self.has_expr(given.tensor_idx) or min(self.get_tensor_value(given)) >= 0:
+        if self.has_expr(given.tensor_idx):
+            return super().convert_split_v(op)
+        sizes = [int(size) for size in self.get_tensor_value(given)]
+        if len(sizes) == 1:
+            return self.get_tensor_expr(x)
+        if min(sizes) >= 0:
             return super().convert_split_v(op)
         along = int(self.get_tensor_value(axis).item())
-        sizes = [int(size) for size in self.get_tensor_value(given)]
         rest = extents(self.get_tensor_expr(x).ty)[along] - sum(sizes) - 1
         ends = np.cumsum([rest if size < 0 else size for size in sizes])[:-1]
-        parts = relax_op.split(self.get_tensor_expr(x), [int(end) for end in ends], axis=along)
-        return parts if len(sizes) > 1 else self.get_tensor_expr(x)
+        return relax_op.split(self.get_tensor_expr(x), [int(end) for end in ends], axis=along)
 
     def convert_squeeze(self, op: Any) -> relax.Expr:
         """TVM's needs axes to be named; without, all of one element go."""
@@ -221,6 +267,23 @@ class Converter(Moves):
         """TVM's takes the indices for the table."""
         indices, table = map(self.get_tensor_expr, self.get_input_tensors(op))
         return relax_op.take(table, indices, axis=0)
+
+    def _convert_elemwise(self, op: Any, relax_op: Any, comparison_op: bool = False) -> relax.Expr:
+        """TVM's remainders of floats are differences: rounding errors of large quotients, NaN of infinite divisors."""
+        chosen = self._floor_mod if relax_op is relax.op.floor_mod else relax_op
+        return super()._convert_elemwise(op, chosen, comparison_op)
+
+    def _floor_mod(self, x: relax.Expr, divisor: relax.Expr) -> relax.Expr:
+        """With the divisor's sign. Of floats by way of C's fmod, as in TFLite."""
+        emit = self.bb.normalize
+        x, divisor = map(emit, (x, divisor))
+        dtype = str(x.ty.dtype)
+        if not is_floating(dtype):
+            return relax_op.floor_mod(x, divisor)
+        rest = emit(relax_op.mod(x, divisor))
+        signs = emit(relax_op.multiply(*(emit(relax_op.sign(value)) for value in (rest, divisor))))
+        are_opposite = emit(relax_op.less(signs, relax.const(0, dtype)))
+        return relax_op.where(are_opposite, emit(relax_op.add(rest, divisor)), rest)
 
     def _convert_reduce(self, relax_op: Any, op: Any) -> relax.Expr:
         """TVM's means of integers are of another type; TFLite's are sums that are divided, without what remains."""
