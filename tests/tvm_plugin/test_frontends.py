@@ -233,6 +233,16 @@ def test_the_only_pixels_whose_corners_are_aligned_are_the_first_ones():
     np.testing.assert_allclose(run(volume)[0], volume[:, :, :, :1, ::4], rtol=1e-6)
 
 
+def test_places_of_the_lowest_integers_are_in_the_row():
+    x = relax.Var("x", relax.TensorType((2, 4), "uint8"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.argmax(x, axis=1))
+        builder.emit_func_output(out)
+    assert "R.maximum" in load_model(builder.get()).mod.script()
+
+
 def test_what_is_no_model(tmp_path):
     with pytest.raises(InputError, match=r"no file .*missing\.onnx"):
         load_model(tmp_path / "missing.onnx")

@@ -270,14 +270,13 @@ class _PlacesOfExtrema(relax.PyExprMutator):
         call = self.visit_expr_post_order(call)
         if operator(call) not in ("relax.argmax", "relax.argmin"):
             return call
-        if not is_floating(str(call.args[0].ty.dtype)):
-            return call
         zero = constant_of(np.zeros((), str(call.ty.dtype)))
         return self.builder_.normalize(relax.op.maximum(self.builder_.emit(call), zero))
 
 
 def with_places_of_extrema(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let the largest of -inf alone, and the smallest of inf, be the first: TVM's `argmax` and `argmin` say -1."""
+    """Let the largest of -inf alone, or of bytes that are all zero, be the first, and so the smallest of the largest
+    numbers: TVM's `argmax` and `argmin` say -1."""
     return _with_main(_PlacesOfExtrema(mod), mod)
 
 
