@@ -8,7 +8,6 @@ whatever the caller runs with TVM in other threads keeps its own.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -230,8 +229,13 @@ def time_side_by_side(
         rounds += 1
 
 
-@functools.cache
+_POOLS: dict[int, ThreadPoolExecutor] = {}
+"""By number of threads."""
+
+
 def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
+    """The same one for all callers, also for two that ask for the first time at once: they may share a machine."""
+
     def configure() -> None:
         cores = sorted(allowed_cores())
         names = [str(cores[index % len(cores)]) for index in range(threads)]
@@ -240,11 +244,14 @@ def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
             os.sched_setaffinity(0, {cores[0]})
         tvm.get_global_func("runtime.config_threadpool")(AFFINITY_BIG_CORES, threads, names)
 
-    return ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
+    if threads not in _POOLS:
+        pool = ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
+        return _POOLS.setdefault(threads, pool)  # another one, perhaps; this one has no thread yet
+    return _POOLS[threads]
 
 
 if hasattr(os, "register_at_fork"):  # no thread lives on in a forked process, which would wait for ever
-    os.register_at_fork(after_in_child=_thread_with_pool.cache_clear)
+    os.register_at_fork(after_in_child=_POOLS.clear)
 
 
 def flat_tensors(value: Any) -> list[Any]:

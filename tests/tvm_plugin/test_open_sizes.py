@@ -390,11 +390,19 @@ def computed(*steps: Any, **constants: Any) -> Any:
             lambda n: 5 if n == 2 else n,
         ),
         ([node("Gather", ["n", "zero"], "m"), node("Max", ["m", "five"], "result")], lambda n: max(n, 5)),
+        (
+            [
+                node("Max", ["n", "two", "five"], "m"),
+                node("Min", ["m", "eight", "n"], "k"),
+                node("Max", ["k"], "result"),
+            ],
+            lambda n: min(n, 8),
+        ),
     ],
 )
 def test_numbers_of_sizes_that_are_negative_or_zero(tmp_path: Path, steps: list[Any], value: Any) -> None:
-    result = tuned(computed(*steps, zero=[0], two=[2], five=[5]), tmp_path, threads=1)
-    for size in (1, 2, 5, 8):
+    result = tuned(computed(*steps, zero=[0], two=[2], five=[5], eight=[8]), tmp_path, threads=1)
+    for size in (1, 2, 5, 8, 11):
         x = normal(size, 1)
         close(result.run(x)[0], x + np.float32(value(size)))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -93,3 +95,20 @@ def test_threads_that_silence_native_code_leave_standard_error_as_it_was() -> No
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+def test_threads_that_ask_at_once_get_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a forked process do, whose first calls are of one machine."""
+    both = threading.Barrier(2)
+
+    class Slow(ThreadPoolExecutor):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(1.0)
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(runtime, "_POOLS", {})
+    monkeypatch.setattr(runtime, "ThreadPoolExecutor", Slow)
+    with ThreadPoolExecutor(2) as callers:
+        one, other = callers.map(runtime._thread_with_pool, [3, 3])
+    assert one is other

@@ -18,6 +18,7 @@ from eqtune.search.space import build_space
 from eqtune.search.space.expressions import substitute
 from eqtune.search.space.hardware import Hardware
 from eqtune.symbolic import TILED, tile_symbolic_kernels, tiled_kernels
+from eqtune.symbolic.kernel import grouped, read_kernel
 from eqtune.symbolic.named_sizes import with_sizes_named
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels, pipeline
@@ -541,6 +542,42 @@ def test_places_of_rows_that_tensors_tell() -> None:
     for size in SIZES[1:]:
         rows, indices = normal(size, 33), RNG.integers(0, 33, (size, 5))
         close(run(rows, indices), np.maximum(np.take_along_axis(rows, indices, 1), 0))
+
+
+def test_sums_over_the_size_that_places_are_of() -> None:
+    """Each row less all rows: one axis is of places, the other of the sum."""
+    n, columns = te.var("n", "int64"), tirx.IntImm("int64", 32)
+    x = te.placeholder((n, columns), "float32", name="X")
+    k = te.reduce_axis((tirx.IntImm("int64", 0), n), name="k")
+    distances = te.compute((n, columns), lambda i, c: te.sum(te.abs(x[i, c] - x[k, c]), axis=k), name="distances")
+    run = compiled(calling(te.create_prim_func([x, distances]).without_attr("global_symbol"), in_place=False))
+    for size in SIZES:
+        rows = normal(size, 32)
+        close(run(rows), np.abs(rows[:, None] - rows).sum(1))
+
+
+def test_a_slice_of_known_length() -> None:
+    """Every second of the first rows, of which no axis is open."""
+    run = compiled(module(lambda emit, x: op.strided_slice(x, [0], [0], [8], [2], assume_inbound=True), (N,)))
+    for size in (8, 13):
+        x = normal(size)
+        np.testing.assert_array_equal(run(x), x[0:8:2])
+
+
+def test_stages_stay_in_front_of_what_overwrites_their_operands() -> None:
+    n, columns = te.var("n", "int64"), tirx.IntImm("int64", 32)
+    x = te.placeholder((n, columns), "float32", name="X")
+    more = te.compute((n, columns), lambda i, c: x[i, c] + tirx.const(1.0, "float32"), name="more")
+    numbered = te.compute((n, columns), lambda i, c: x[i, c] * tirx.Cast("float32", i) + more[i, c], name="numbered")
+    twice = te.compute((n, columns), lambda i, c: more[i, c] * tirx.const(2.0, "float32"), name="twice")
+    kernel = te.create_prim_func([x, numbered, twice])
+    given, _, result = kernel.params
+    body = substitute(kernel.body, [(result, given)])
+    found = read_kernel(tirx.PrimFunc(list(kernel.params)[:2], body))
+    assert found is not None
+    stages = {str(stage.block.name_hint): stage for stage in found.stages}
+    groups = grouped([stages[name] for name in ("more", "numbered", "twice")])
+    assert [[str(stage.block.name_hint) for stage in group] for group in groups] == [["more"], ["numbered"], ["twice"]]
 
 
 def test_a_kernel_of_ones_own_whose_places_come_in_order() -> None:

@@ -251,6 +251,10 @@ def _smaller(one: Any, other: Any) -> Any:
     return min(one, other) if not isinstance(one, ir.Expr) and not isinstance(other, ir.Expr) else tirx.min(one, other)
 
 
+def _of_any_number(choose: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda *values: functools.reduce(choose, values)
+
+
 def _where(condition: Any, one: Any, other: Any) -> Any:
     return None if isinstance(condition, ir.Expr) else (one if condition else other)
 
@@ -304,8 +308,8 @@ _OF_SIZES: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
     "Mul": _each(lambda one, other: one * other),
     "Div": _each(_quotient),
     "Mod": _remainder,
-    "Max": _each(_larger),
-    "Min": _each(_smaller),
+    "Max": _each(_of_any_number(_larger)),
+    "Min": _each(_of_any_number(_smaller)),
     "Equal": _each(_is_equal),
     "Less": _each(_compared(lambda one, other: one < other)),
     "Greater": _each(_compared(lambda one, other: one > other)),

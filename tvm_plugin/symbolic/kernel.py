@@ -234,7 +234,12 @@ def grouped(stages: Sequence[Stage]) -> list[list[Stage]]:
 
 
 def _depends(stage: Stage, others: Sequence[Stage]) -> bool:
-    return any(buffer in other.writes for other in others for buffer in stage.reads)
+    """Whether it reads what one of the others writes, or overwrites what one reads or writes."""
+    return any(
+        any(buffer in other.writes for buffer in (*stage.reads, *stage.writes))
+        or any(buffer in other.reads for buffer in stage.writes)
+        for other in others
+    )
 
 
 def _alike(one: Stage, other: Stage) -> bool:
@@ -311,16 +316,20 @@ def _join(block: Any, groups: _Groups) -> tuple[set[Key], dict[Key, tuple[Any, i
 
 
 def _window(index: Any, extent: Any, block: Any) -> tuple[Any, int, int] | None:
-    """v * stride + k * step + .. along a dimension of symbolic extent: the axis v, its stride, how far the ks reach."""
+    """v * stride + k * step + .. along a dimension of symbolic extent: the axis v, its stride, how far the ks reach.
+
+    The extent of v is symbolic, too: of others, there are no tiles.
+    """
     factors = _factors(index)
     if isinstance(extent, tirx.IntImm) or factors is None:
         return None
     free, reach = [], 1
     for axis in block.iter_vars:
         factor = factors.pop(axis.var, 0)
-        if factor and int(axis.iter_type) == tirx.IterVar.DataPar:
+        is_known, is_free = isinstance(axis.dom.extent, tirx.IntImm), int(axis.iter_type) == tirx.IterVar.DataPar
+        if factor and is_free and not is_known:
             free.append((axis.var, factor))
-        elif factor and isinstance(axis.dom.extent, tirx.IntImm):
+        elif factor and is_known and not is_free:
             reach += factor * (int(axis.dom.extent) - 1)
         elif factor:
             return None

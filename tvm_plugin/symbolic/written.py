@@ -29,7 +29,7 @@ def as_written(stage: Stage, part: Part) -> Any:
     for axis, size in zip(block.iter_vars, stage.sizes, strict=True):
         loop = tirx.Var(str(axis.var.name), "int64")
         at.append((axis.var, loop + part.starts[size] if size in part.starts else loop))
-        loops, extents = sums if size in stage.reduced else places
+        loops, extents = sums if int(axis.iter_type) == tirx.IterVar.CommReduce else places
         loops.append(loop)
         extents.append(number(part.lengths.get(size, size.extent)))
     lanes = _lanes(stage, places[1][-1]) if places[1] and not stage.reduced else 1
