@@ -248,6 +248,16 @@ def test_branches_have_images_of_their_own():
     after = ChannelsLast()(Branches)
     assert relax.analysis.check_well_formed(after)
     assert layouts(after) == {"NHWC"}
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype("float32") for shape in ((1, 3, 4, 6), (3, 3, 1, 1))]
+    # TVM's own build of `after` ends the process: what one branch allocates is used behind the other.
+    tuned = build_executable(lower_to_kernels(after, TARGET), TARGET)
+    executables = [untuned_executable(Branches, TARGET), untuned_executable(after, TARGET), tuned]
+    for which in (True, False):
+        given = [tvm.runtime.tensor(array) for array in (*arrays, np.array(which))]
+        want, *others = (relax.VirtualMachine(one, tvm.cpu())["main"](*given).numpy() for one in executables)
+        for got in others:
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_blocks_do_not_read_the_images_of_others():

@@ -31,6 +31,7 @@ from .huge_pages import in_huge_pages
 from .in_place import WriteInPlace, with_overwritable
 from .pack_weights import pack_weights
 from .plain_schedules import with_plain_schedules
+from .plan_memory import PLAN, PlanMemory, has_branches
 from .round_storage import RoundStorage
 from .stored_schedules import stored_decisions, stored_schedules
 
@@ -209,7 +210,7 @@ def after_kernels() -> list[transform.Pass]:
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
         WriteInPlace(),
-        relax.transform.StaticPlanBlockMemory(),
+        PlanMemory(),
         relax.transform.RewriteCUDAGraph(),
         relax.transform.LowerAllocTensor(),
         RoundStorage(),
@@ -246,7 +247,7 @@ def untuned_module(mod: ir.IRModule, target: Any, plain: bool = False) -> ir.IRM
     if plain:
         with target:
             mod = legalize_norms(mod, "float64")
-    with transform.PassContext(opt_level=3):
+    with transform.PassContext(opt_level=3, disabled_pass=[PLAN] if has_branches(mod) else []):
         mod = transform.Sequential([FoldWeights(transposes=True)])(mod)
         with as_dlight_expects(target) if is_gpu(target) else target:
             mod = relax.get_default_pipeline(target)(mod)
