@@ -27,9 +27,13 @@ def stays_inside(kernel: Callable[..., Any], shapes: list[tuple[int, ...]]) -> b
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the child starts none
         child = os.fork()
     if child == 0:
-        for arguments in placed:
-            kernel(*arguments)
-        os._exit(0)
+        code = 1
+        try:  # whatever is raised here, this process must not go on with the tests
+            for arguments in placed:
+                kernel(*arguments)
+            code = 0
+        finally:
+            os._exit(code)
     return os.waitpid(child, 0)[1] == 0
 
 

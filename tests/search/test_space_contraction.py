@@ -429,6 +429,7 @@ def test_padding_other_than_zero_is_multiplied() -> None:
     function = KERNELS["groups_of_4_nhwc"]()["main"]
     conditional = (tvm.ir.Call, lambda call: with_ones(call) if is_conditional(call) else call)
     mod = tvm.IRModule({"main": function.with_body(tvm_ffi.structural_map(function.body, conditional))})
+    assert not tvm_ffi.structural_equal(mod["main"], function)
     space = build_space(mod, HARDWARE)
     decisions = [space.decision(point) for point in random_points(space, 5000)]
     inline = [d for d in decisions if d.values["pad"] == PAD_INLINE and d.values["mr"] == 6]
@@ -446,6 +447,7 @@ def test_vectors_of_several_groups_read_no_channel_beyond_the_image() -> None:
     space = build_space(mod, HARDWARE)
     decisions = [space.decision(point) for point in random_points(space, 3000)]
     inline = [d for d in decisions if d.sketch == "tiled_groups" and d.values["pad"] == 3 and d.values["depth"] == 0]
+    assert inline
     for decision in inline[:3]:
         library = build({"main": prepare_for_lowering(space.apply(decision).mod["main"])})
         shapes = [tuple(int(n) for n in p.shape) for p in mod["main"].params]
@@ -496,6 +498,7 @@ def test_tiles_beside_a_dilated_image_are_not_multiplied(layout: str, weights: s
     decisions = [space.decision(point) for point in random_points(space, 3000)]
     one_row = [d for d in decisions if d.sketch == "tiled_columns" and d.values["m2"] == 1 and d.values["pad"] < 3]
     chosen = list({(d.values["pad"], d.values["order"], d.values["mr"] > 6): d for d in one_row}.values())
+    assert chosen
     for decision in chosen:
         text = str(prepare_for_lowering(space.apply(decision).mod["main"]))
         assert text.count("T.max(0, T.min(3, ") == looped
@@ -508,6 +511,7 @@ def test_sums_that_leave_out_padding_are_kept_by_the_tile() -> None:
     space = build_space(mod, HARDWARE)
     decisions = [space.decision(point) for point in random_points(space, 3000)]
     one_row = [d for d in decisions if d.sketch == "tiled_columns" and d.values["m2"] == 1 and d.values["pad"] < 3]
+    assert one_row
     for decision in {d.values["order"]: d for d in one_row}.values():
         function = prepare_for_lowering(space.apply(decision).mod["main"])
         assert "T.max(0, T.min(3, " in str(function)

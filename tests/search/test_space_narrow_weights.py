@@ -108,7 +108,9 @@ def test_rows_of_several_axes(rows: tuple[int, ...]) -> None:
     (sketch,) = build_space(task.mod, Hardware()).sketches
     values = np.stack(np.meshgrid(*(knob.values for knob in sketch.knobs)), -1).reshape(-1, len(sketch.knobs))
     assert {1, np.prod(rows)} <= set(sketch.knobs[0].values)
-    for row in values[sketch.legal(values)]:
+    values = values[sketch.legal(values)]
+    assert len(values)
+    for row in values:
         schedule = sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
         packed: list[tuple[int, ...]] = []
 

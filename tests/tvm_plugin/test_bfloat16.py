@@ -52,18 +52,26 @@ def test_weights_are_folded_in_float32_and_rounded_once() -> None:
     np.testing.assert_array_equal(array_of(binding.value.args[1]), expected)
 
 
+def drawn(layer: Any) -> Any:
+    """A layer whose numbers are not all zeros or ones, as they begin."""
+    for tensor in (*layer.parameters(), *layer.buffers()):
+        if tensor.is_floating_point():
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    return layer
+
+
 def half_modules() -> dict[str, tuple[Any, Any]]:
     x, image = torch.randn(2, 8, 32), torch.randn(1, 3, 16, 16)
     transposed = (nn.ConvTranspose2d(3, 4, 4, 2, 1), nn.Flatten(2), nn.ConvTranspose1d(4, 2, 3))
-    convolutions = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    convolutions = (nn.Conv2d(3, 8, 3, padding=1), drawn(nn.BatchNorm2d(8)), nn.ReLU(), nn.MaxPool2d(2))
     return {
         "perceptron": (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)), x),
         "transformer": (nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), x),
         "convolutions": (nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), image),
         "transposed": (nn.Sequential(*transposed), image),
         "resized": (nn.Sequential(nn.Upsample(scale_factor=2), nn.Upsample(scale_factor=1.5, mode="bilinear")), image),
-        "prelu": (nn.PReLU(8), x),
-        "groups": (nn.GroupNorm(2, 8), x),
+        "prelu": (drawn(nn.PReLU(8)), x),
+        "groups": (drawn(nn.GroupNorm(2, 8)), x),
         "recurrent": (nn.LSTM(32, 16, batch_first=True), x),
         "embedding": (nn.Sequential(nn.Embedding(9, 32), nn.Linear(32, 8)), torch.randint(0, 9, (2, 5))),
         "masked": (Masked(), x),

@@ -122,8 +122,9 @@ def test_clips_whose_bounds_cross_or_bound_nothing():
     crossed = [helper.make_node("Clip", ["x", "one", "zero"], ["c"]), helper.make_node("Add", ["c", "x"], ["y"])]
     proto = model(crossed, {"x": [2, 8]}, {"y": [2, 8]}, [constant("one", 1), constant("zero", 0)])
     assert verify_import(load_model(proto)) == 0
-    limits = [constant("three", 3, np.int64), constant("most", 2**63 - 1, np.int64), constant("zero", 0, np.int64)]
-    nodes = [helper.make_node("Sub", ["x", "three"], ["s"]), helper.make_node("Clip", ["s", "zero", "most"], ["y"])]
+    limits = [constant("some", np.arange(-4, 4), np.int64), constant("most", 2**63 - 1, np.int64)]
+    limits += [constant("zero", 0, np.int64)]
+    nodes = [helper.make_node("Sub", ["x", "some"], ["s"]), helper.make_node("Clip", ["s", "zero", "most"], ["y"])]
     proto = model(nodes, {"x": [2, 8]}, {"y": [2, 8]}, limits)
     for value in (proto.graph.input[0], proto.graph.output[0]):
         value.type.tensor_type.elem_type = onnx.TensorProto.INT64

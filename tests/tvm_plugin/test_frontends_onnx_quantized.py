@@ -238,7 +238,7 @@ def test_a_network_multiplies_bytes_and_gives_onnx_runtimes_results(quantised: P
     imported = load_model(quantised)
     narrow = tvm.transform.Sequential([FakeQuantizationToInteger(), FoldWeights(), NarrowProducts()])(imported.mod)
     # Signed activations, ONNX Runtime's default, are made unsigned where they are a QDQ model's own.
-    assert multiplied(narrow) == {"uint8", "int8"} if quantised.parent.name.startswith("QDQ") else {"int8"}
+    assert multiplied(narrow) == ({"uint8", "int8"} if quantised.parent.name.startswith("QDQ") else {"int8"})
     run = ModelRunner(build_executable(lower_to_kernels(narrow, TARGET), TARGET))
     for seed in range(3):
         (expected,) = imported.reference(image(seed))

@@ -172,7 +172,7 @@ def test_small_results_stay_where_they_are() -> None:
     assert allocated(scheduled(module(last_residual, 16), target), target) == 3
 
 
-def test_images_of_an_open_batch_are_overwritten() -> None:
+def test_images_of_an_open_batch_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads compute an image each; rows of any number, some of which are computed twice, are not."""
     target, n = detect_target(threads=2), tirx.Var("n", "int64")
     filters = [RNG.standard_normal((3, 3, 64, 64)).astype(np.float32) / 24 for _ in range(3)]
@@ -198,3 +198,6 @@ def test_images_of_an_open_batch_are_overwritten() -> None:
     assert allocated(mod, target) == 2
     rows = scheduled(module(last_residual, n), target)
     assert allocated(rows, target) == 3
+    monkeypatch.setattr("eqtune.transform.apply_tuned.WriteInPlace", relax.transform.ToNonDataflow)
+    assert allocated(mod, target) == 3
+    np.testing.assert_array_equal(together, outputs(mod, target, images)[0])

@@ -578,6 +578,8 @@ def test_images_of_any_batch(tmp_path: Path) -> None:
     layers = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
     )
+    for tensor in (layers[1].weight, layers[1].bias, layers[1].running_mean, layers[1].running_var):
+        torch.nn.init.uniform_(tensor, 0.5, 1.5)
     module = torch.nn.Sequential(layers, torch.nn.Flatten(), torch.nn.Linear(8 * 8 * 8, 5)).eval()
     program = torch.export.export(
         module, (torch.randn(2, 3, 16, 16),), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},)

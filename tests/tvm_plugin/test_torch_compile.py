@@ -25,6 +25,8 @@ class Network(torch.nn.Module):
         super().__init__()
         self.convolution = torch.nn.Conv2d(3, 16, 3, padding=1)
         self.norm = torch.nn.BatchNorm2d(16)
+        for tensor in (self.norm.weight, self.norm.bias, self.norm.running_mean, self.norm.running_var):
+            torch.nn.init.uniform_(tensor, 0.5, 1.5)
         self.product = torch.nn.Linear(16, 10)
 
     def forward(self, image: Any) -> Any:

@@ -404,6 +404,7 @@ def test_kernels_are_listed_by_name(tmp_path: Path, capsys: pytest.CaptureFixtur
     name = rows[0]["kernel"]
     assert main(["kernels", TINY, "--list", "--only", name, "--threads", "1"]) == 0
     listed = capsys.readouterr().out
+    assert listed.strip()
     assert all(name in line for line in listed.splitlines())
     assert " 0.00 M" not in listed  # of small kernels, too, three digits
     assert main(["kernels", TINY, "--list", "--only", "alexnet"]) == 2

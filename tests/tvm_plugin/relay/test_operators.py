@@ -168,7 +168,9 @@ CASES: dict[str, Case] = {
     "clip_int_between": Case("clip(%a, a_min=-2.5f, a_max=2.5f)", (i32(9),), lambda a: np.clip(a, -2, 2)),
     "clip_int_from": Case("clip(%a, a_min=0f, a_max=3.4028235e+38f)", (i32(9),), lambda a: np.maximum(a, 0)),
     "where": Case("where(%a, %b, %c)", (flags(3, 1), f32(3, 4), f32(4)), np.where),
-    "fixed_point_multiply": Case("fixed_point_multiply(%a, multiplier=1073741824, shift=1)", (i32(9),), lambda a: a),
+    "fixed_point_multiply": Case(
+        "fixed_point_multiply(%a, multiplier=1610612736, shift=2)", (i32(9),), lambda a: 3 * a
+    ),
     # nn
     "nn.conv2d": Case(
         "nn.conv2d(%a, %b, strides=[2, 1], padding=[1, 1, 1, 1], channels=5, kernel_size=[3, 3])",

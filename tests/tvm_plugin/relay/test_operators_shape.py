@@ -83,7 +83,7 @@ CASES: dict[str, Case] = {
     "concatenate": Case(
         "%0 = (%a, %b); concatenate(%0, axis=1)", (X, f32(2, 1, 4)), lambda a, b: np.concatenate([a, b], 1)
     ),
-    "stack": Case("stack((%a, %b), axis=-1)", (X, X), lambda a, b: np.stack([a, b], -1)),
+    "stack": Case("stack((%a, %b), axis=-1)", (X, -X), lambda a, b: np.stack([a, b], -1)),
     "split": Case("%0 = split(%a, indices_or_sections=2, axis=2); %0.1", (X,), lambda a: a[..., 2:]),
     "split_indices": Case("%0 = split(%a, indices_or_sections=[1], axis=2); %0.1", (X,), lambda a: a[..., 1:]),
     "strided_slice": Case(

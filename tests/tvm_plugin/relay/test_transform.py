@@ -96,7 +96,11 @@ def test_combine_parallel_dense_makes_one_product() -> None:
     weights = RNG.standard_normal((2, 64, 64)).astype("float32")
     mod = relay.from_text(text, {"w": weights[0], "v": weights[1]})
     assert operators(mod).count("matmul") == 2
-    assert operators(transform.CombineParallelDense()(mod)).count("matmul") == 1
+    combined = transform.CombineParallelDense()(mod)
+    assert operators(combined).count("matmul") == 1
+    data = RNG.standard_normal((16, 64)).astype("float32")
+    expected, actual = (ModelRunner(untuned_executable(module, TARGET))(data)[0] for module in (mod, combined))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_convert_layout_moves_convolutions_to_channels_last(mod: tvm.IRModule) -> None:
@@ -108,6 +112,7 @@ def test_convert_layout_moves_convolutions_to_channels_last(mod: tvm.IRModule) -
         if isinstance(b.value, relax.Call) and b.value.op.name == "relax.nn.conv2d"
     }
     assert layouts == {("NHWC", "HWIO")}
+    np.testing.assert_allclose(outputs(converted), outputs(mod), rtol=1e-4, atol=1e-4)
     with pytest.raises(InputError, match="choose from NCW, NWC, NCHW"):
         transform.ConvertLayout({"nn.conv2d": ["NCHW16c"]})
 
