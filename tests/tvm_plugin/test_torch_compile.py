@@ -107,6 +107,18 @@ def test_weights_that_change_are_seen(compiled: Any, tunings: list[Any]) -> None
         assert_same(fast(image), model(image))
 
 
+def test_parameters_that_differ_from_call_to_call_become_inputs(compiled: Any, tunings: list[Any]) -> None:
+    def product(weight: Any, x: Any) -> Any:
+        return torch.relu(x @ weight) * 2
+
+    fast, x = compiled(product), torch.randn(8, 8)
+    with torch.no_grad():
+        for _ in range(6):
+            weight = torch.nn.Parameter(torch.randn(8, 8))
+            assert_same((fast(weight, x),), (product(weight, x),))
+    assert len(tunings) == 4  # once, with two other values, and as an input
+
+
 def test_state_is_changed_as_pytorch_changes_it(compiled: Any, tunings: list[Any]) -> None:
     class Counter(torch.nn.Module):
         def __init__(self) -> None:

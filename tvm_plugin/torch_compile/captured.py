@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import warnings
@@ -80,7 +81,10 @@ class CapturedGraph:
         """The graph, tuned with the weights that are given; None where it stays with PyTorch."""
         if self._stays:
             return None
-        former = next((tuned for tuned in self._tuned if tuned.weights.are_of_one_module(arguments)), None)
+        if self._tuned:
+            gc.collect()  # programs that were exported keep parameters in cycles
+        weights = [(tuned, tuned.weights) for tuned in self._tuned]
+        former = next((tuned for tuned, its in weights if its.are_of_one_module(arguments) or its.are_gone()), None)
         if former is None and len(self._tuned) == MOST_MODULES:
             former = self._tuned[0]
         if former is not None:

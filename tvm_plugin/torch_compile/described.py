@@ -55,14 +55,14 @@ def described(graph: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) ->
         It changes what it holds itself, takes no time, needs gradients, or returns what cannot be made again.
     """
     graph = copy.deepcopy(graph) if own_tensors(graph) else graph
-    before = [State.of(tensor) for tensor in own_tensors(graph)]
+    before = [(tensor, State.of(tensor)) for tensor in own_tensors(graph)]
     fastest_s = math.inf
     for _ in range(LOOKS):
         copies = [copy_of(value) for value in arguments]
         started = time.perf_counter()
         outputs = graph(*copies)
         fastest_s = min(fastest_s, time.perf_counter() - started)
-    if any(not state.holds_for(state.tensor) for state in before):
+    if any(not state.holds_for(tensor) for tensor, state in before):
         raise Stays("it changes tensors that are not among its arguments")
     if fastest_s < EAGER_IS_ENOUGH_S:
         raise Stays("")

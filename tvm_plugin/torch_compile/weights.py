@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -35,20 +36,23 @@ class Number:
 
 @dataclass(frozen=True)
 class State:
-    """What tells that a tensor has been assigned to. Assignments to its `.data` show only where it moves."""
+    """What tells that a tensor has been assigned to. Assignments to its `.data` show only where it moves.
 
-    tensor: torch.Tensor
+    It does not keep the tensor.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
     version: int
     address: int
 
     @staticmethod
     def of(tensor: torch.Tensor) -> State:
         """That of a tensor now."""
-        return State(tensor, _version(tensor), tensor.data_ptr())
+        return State(weakref.ref(tensor), _version(tensor), tensor.data_ptr())
 
     def holds_for(self, tensor: torch.Tensor) -> bool:
         """Whether it is the same tensor, and nobody has assigned to it since."""
-        return tensor is self.tensor and _version(tensor) == self.version and tensor.data_ptr() == self.address
+        return tensor is self.tensor() and _version(tensor) == self.version and tensor.data_ptr() == self.address
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -70,18 +74,24 @@ class Weights:
         self, states: Mapping[int, State | Number], arguments: Sequence[torch.Tensor], graph: torch.fx.GraphModule
     ) -> None:
         self._states = list(states.items())
-        self._own = [State.of(tensor) for tensor in own_tensors(graph)]
-        self._parameters = {i: value for i, value in enumerate(arguments) if isinstance(value, torch.nn.Parameter)}
+        self._own = [(tensor, State.of(tensor)) for tensor in own_tensors(graph)]
+        self._parameters = {
+            index: weakref.ref(value) for index, value in enumerate(arguments) if isinstance(value, torch.nn.Parameter)
+        }
 
     def are_unchanged(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether all are the same tensors with the same values."""
         return all(state.holds_for(arguments[index]) for index, state in self._states) and all(
-            state.holds_for(state.tensor) for state in self._own
+            state.holds_for(tensor) for tensor, state in self._own
         )
 
     def are_of_one_module(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether the parameters are the same ones, whatever their values."""
-        return all(arguments[index] is value for index, value in self._parameters.items())
+        return all(arguments[index] is parameter() for index, parameter in self._parameters.items())
+
+    def are_gone(self) -> bool:
+        """Whether some parameter exists no more."""
+        return any(parameter() is None for parameter in self._parameters.values())
 
     def changed(self, arguments: Sequence[torch.Tensor]) -> list[int]:
         """The arguments that are others, or have other values."""
