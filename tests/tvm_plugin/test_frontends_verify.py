@@ -10,7 +10,7 @@ import pytest
 
 from eqtune.errors import MismatchError
 from eqtune.frontends import load_model, verify_import
-from eqtune.frontends.verify import compare, undecided
+from eqtune.frontends.verify import compare, is_settled, undecided
 
 ONES = np.ones((2, 2), np.float32)
 
@@ -83,3 +83,9 @@ def test_an_output_that_is_all_ties_is_compared():
     x = np.ones(100, np.float32)
     ties = undecided(ordered, [x], ordered(x), 1e-4)
     assert not any(places.any() for places in ties)
+
+
+def test_an_output_without_elements_is_settled():
+    inputs, expected = [np.ones((3, 3), "float32")], [np.zeros((0, 3), "float32")]
+    assert undecided(lambda x: [x[:0]], inputs, expected, 1e-4)[0].shape == (0, 3)
+    assert is_settled(lambda x: [x[:0]], inputs, expected, 1e-4)

@@ -117,7 +117,7 @@ def undecided(
     places = _moved(evaluate, inputs, expected, tolerance, seed)
     if places is None:
         return [np.zeros(want.shape, bool) for want in expected]
-    return [place if place.mean() <= MOST_UNDECIDED else np.zeros(place.shape, bool) for place in places]
+    return [place if _are_few(place) else np.zeros(place.shape, bool) for place in places]
 
 
 def is_settled(
@@ -132,7 +132,11 @@ def is_settled(
     Arguments are as those of `undecided`.
     """
     places = _moved(evaluate, inputs, expected, tolerance, seed)
-    return places is not None and all(place.mean() <= MOST_UNDECIDED for place in places)
+    return places is not None and all(map(_are_few, places))
+
+
+def _are_few(places: NDArray[Any]) -> bool:
+    return not places.size or bool(places.mean() <= MOST_UNDECIDED)
 
 
 def _moved(
