@@ -144,6 +144,23 @@ def test_the_last_steps_of_a_pooling_are_padded(window: int, step: int, where: s
     assert verify_import(load_model(proto)) == 0
 
 
+@pytest.mark.parametrize("sides", [(5,), (8, 5)])
+@pytest.mark.parametrize("attributes", [{}, {"pads": 1}, {"dilations": 2}], ids=str)
+def test_powers_of_windows_that_reach_beyond_the_image(sides: tuple[int, ...], attributes: dict[str, int]) -> None:
+    count = len(sides)
+    many = {key: [number] * count * (2 if key == "pads" else 1) for key, number in attributes.items()}
+    plain = {"kernel_shape": [2] * count, "strides": [2] * count, "ceil_mode": 1, "p": 3}
+    assert verify_import(load_model(model("LpPool", (1, 2, *sides), {}, 22, **plain, **many))) < 1e-6
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+@pytest.mark.parametrize("sides", [(1, 4), (4, 1)])
+def test_a_single_pixel_is_reflected(mode: str, sides: tuple[int, int]) -> None:
+    grid = np.random.default_rng(0).uniform(-2, 2, (1, 3, 3, 2)).astype("float32")
+    options = {"mode": mode, "padding_mode": "reflection", "align_corners": 1}
+    assert verify_import(load_model(model("GridSample", (1, 2, *sides), {"grid": grid}, 20, **options))) < 1e-5
+
+
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -244,8 +261,9 @@ def test_nearest_pixels_of_any_axes_by_any_factors(factors: list[float], place: 
             model("ConvTranspose", (1, 4, 8, 8), {"w": np.zeros((4, 5, 3, 3), "float32")}, output_shape=[12, 12]),
             "a step or more beyond what it computes",
         ),
+        (model("AffineGrid", (1, 2, 3), {"size": [1, 1, 1, 4]}, 20, align_corners=1), "a side is 1"),
     ],
-    ids=["pads", "corners", "larger"],
+    ids=["pads", "corners", "larger", "one pixel"],
 )
 def test_what_is_refused_is_named(proto: Any, message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):

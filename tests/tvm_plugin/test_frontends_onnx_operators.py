@@ -23,6 +23,9 @@ CACHE = np.zeros((2, 3, 5, 4), "float32")
 GRID = np.arange(24, dtype="float32").reshape(2, 3, 4)
 
 
+INT32_MAXIMA = np.full((2, 3), 2**31 - 1, "int32")
+
+
 def largest_difference(
     name: str, *inputs: Any, opset: int = 21, constants: tuple[int, ...] = (), **attrs: Any
 ) -> float:
@@ -605,3 +608,21 @@ def test_zeros_need_not_be_written(name: str, attribute: str, field: str) -> Non
     assert imported.reference is not None
     (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(GRID - 9)
     assert compare([result], imported.reference(GRID - 9))[1] < 1e-6
+
+
+@pytest.mark.parametrize(("name", "array"), [("ArgMax", np.zeros((2, 3), "uint8")), ("ArgMin", INT32_MAXIMA)])
+@pytest.mark.parametrize("last", [0, 1])
+def test_one_of_equal_integers_is_the_extremum(name: str, array: Any, last: int) -> None:
+    assert_equal(name, array, {}, axis=1, select_last_index=last)
+
+
+@pytest.mark.parametrize(("left", "right"), [((8,), (8, 4)), ((4, 8), (8,)), ((8,), (8,))])
+def test_integer_products_of_vectors(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    a, b = (np.arange(np.prod(shape), dtype="uint8").reshape(shape) for shape in (left, right))
+    zeros = {"a_zero": np.array([3], "uint8"), "b_zero": np.array([2], "uint8")}
+    assert_equal("MatMulInteger", a, {"b": b, **zeros}, tolerance=0)
+
+
+def test_halves_are_quantised_by_quotients_of_float32() -> None:
+    halves = np.random.default_rng(1).standard_normal(10000).astype("float16")
+    assert_equal("QuantizeLinear", halves, {"scale": np.float16(0.01), "zero": np.int8(3)}, tolerance=0)

@@ -275,8 +275,10 @@ class _PlacesOfExtrema(relax.PyExprMutator):
 
 
 def with_places_of_extrema(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let the largest of -inf alone, or of bytes that are all zero, be the first, and so the smallest of the largest
-    numbers: TVM's `argmax` and `argmin` say -1."""
+    """Let the largest of the least numbers of a dtype, -inf or 0, be the first, and the smallest of the largest.
+
+    TVM's `argmax` and `argmin` say -1.
+    """
     return _with_main(_PlacesOfExtrema(mod), mod)
 
 
@@ -343,6 +345,8 @@ def with_blocked_convolutions(mod: tvm.IRModule) -> tvm.IRModule:
 class _CornersApart(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
+        if operator(call) == "relax.image.grid_sample":
+            return self._sampled(call)
         if operator(call) not in ("relax.image.resize2d", "relax.image.resize3d"):
             return call
         sizes, layout = list(call.args[1].values), str(call.attrs.layout)
@@ -354,10 +358,23 @@ class _CornersApart(relax.PyExprMutator):
         axes = [layout.index(axis) for one, axis in zip(ones, "DHW"[-len(ones) :], strict=True) if one]
         return self.builder_.normalize(relax.op.strided_slice(image, axes, [0] * len(axes), [1] * len(axes)))
 
+    def _sampled(self, call: relax.Call) -> relax.Expr:
+        image, grid = call.args
+        attrs = call.attrs
+        if not attrs.align_corners or str(attrs.padding_mode) != "reflection" or image.ty.shape is None:
+            return call
+        layout = str(attrs.layout)
+        for axis in [layout.index(name) for name in "DHW" if name in layout]:
+            size = image.ty.shape[axis]
+            if isinstance(size, tvm.tirx.IntImm) and size.value == 1:
+                image = self.builder_.emit(relax.op.concat([image, image], axis))
+        return self.builder_.normalize(relax.Call(call.op, [image, grid], attrs))
+
 
 def with_corners_apart(mod: tvm.IRModule) -> tvm.IRModule:
     """Write what "main" resizes to one pixel, whose corners are aligned, as the first of two.
 
-    TVM divides by the distance of the corners, which would be zero.
+    What it samples from one pixel that is reflected, it samples from two equal ones. TVM divides by the distance of the
+    corners, which would be zero.
     """
     return _with_main(_CornersApart(mod), mod)

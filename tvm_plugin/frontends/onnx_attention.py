@@ -30,7 +30,7 @@ def is_known_attention(node: onnx.NodeProto) -> bool:
     return is_ours and all(attribute.name in _KNOWN for attribute in node.attribute)
 
 
-def convert_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> relax.Tuple:
+def convert_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], opset: int) -> relax.Tuple:
     """The result, and all keys and values: those of the cache, where there is one, and the new ones. Then, where it is
     asked for, one of the steps between: the scores, capped ones, those that masks leave, or their softmax.
 
@@ -56,7 +56,8 @@ def convert_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> 
     if old_key is not None:
         key, value = (bb.emit(op.concat(parts, 2)) for parts in ((old_key, key), (old_value, value)))
     places = shape_of(key)[2]
-    if mask is not None and isinstance(places, int) and shape_of(mask)[-1] not in (1, places):
+    widths = (1, places) if opset < 24 else (places,)  # from then on, shorter ones are padded
+    if mask is not None and isinstance(places, int) and shape_of(mask)[-1] not in widths:
         raise UnsupportedModelError(
             f"Attention to {places} keys with a mask of {shape_of(mask)[-1]} cannot be imported"
         )

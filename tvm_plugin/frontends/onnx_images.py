@@ -22,6 +22,14 @@ from .pooled_places import places_of_maxima
 __all__ = ["CHOICES", "IMAGES"]
 
 
+def _affine_grid(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+    """Where a side is one pixel, and corners are aligned, ONNX Runtime and ONNX's reference do not agree."""
+    size = [int(n) for n in numbers_of("AffineGrid", "size", inputs[1])]
+    if attrs.get("align_corners", 0) and 1 in size[2:]:
+        raise UnsupportedModelError(f"AffineGrid to {size[2:]} with align_corners=1 cannot be imported: a side is 1")
+    return None
+
+
 def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     x, size, taps = (
         inputs[0],
@@ -151,6 +159,25 @@ def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Co
         places = bb.emit(op.add(bb.emit(op.multiply(column, relax.const(shape[2], "int64"))), row))
     planes = np.arange(shape[0] * shape[1]).reshape([*shape[:2], 1, 1]) * (shape[2] * shape[3])
     return relax.Tuple([values, bb.emit(op.add(places, relax.const(planes, "int64")))])
+
+
+def _lp_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Of windows that reach beyond the image: TVM takes their means times as many elements as windows have."""
+    if not attrs.get("ceil_mode", 0) or text_of(attrs.get("auto_pad", "NOTSET")) != "NOTSET":
+        return None
+    (x,) = inputs
+    shape = shape_of(x)[2:]
+    if not all(isinstance(extent, int) for extent in shape):
+        raise UnsupportedModelError(f"LpPool of open sizes with ceil_mode=1 cannot be imported; {KNOWN_SHAPES}")
+    count = len(shape)
+    window, pads = ([int(n) for n in attrs.get(name, [0] * 2 * count)] for name in ("kernel_shape", "pads"))
+    steps, dilations = _steps_and_dilations(attrs, count)
+    for axis, (extent, taps, step, dilation) in enumerate(zip(shape, window, steps, dilations, strict=True)):
+        beyond = -(extent + pads[axis] + pads[count + axis] - (taps - 1) * dilation - 1) % step
+        last = extent + pads[axis] + pads[count + axis] + beyond - (taps - 1) * dilation - 1
+        pads[count + axis] += beyond if last < extent + pads[axis] else beyond - step
+    plain = {key: value for key, value in attrs.items() if key != "ceil_mode"}
+    return convert("LpPool", inputs, plain | {"pads": pads})
 
 
 def _max_unpool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
@@ -321,8 +348,10 @@ def _half_pixel(at: Any, factor: Any) -> Any:
 
 
 IMAGES: dict[str, Callable[..., Any]] = {
+    "AffineGrid": _affine_grid,
     "Col2Im": _col2im,
     "ConvTranspose": _transposed_convolution,
+    "LpPool": _lp_pool,
     "MaxPool": _max_pool,
     "MaxUnpool": _max_unpool,
     "NonMaxSuppression": _non_max_suppression,

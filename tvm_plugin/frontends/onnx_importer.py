@@ -244,7 +244,7 @@ def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: C
     """ONNX's, or ONNX Runtime's, which the importer does not tell apart by their domains."""
     if "num_heads" in attrs:
         return ONNX_RUNTIME["Attention"](bb, inputs, attrs, convert)
-    return convert_attention(bb, list(inputs), attrs)
+    return convert_attention(bb, list(inputs), attrs, convert.opset)
 
 
 def _rotary_embedding(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> relax.Expr:

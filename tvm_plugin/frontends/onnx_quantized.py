@@ -15,6 +15,7 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax import op
 
+from ..dtypes import HALVES
 from ..transform.functions import as_dtype
 from .onnx_nodes import Convert, padded
 
@@ -43,6 +44,24 @@ def _convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert:
 def _convolution_sums(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     x, w, x_zero, w_zero = padded(inputs, 4)
     return convert("Conv", [_centered(bb, x, x_zero, 1), _centered(bb, w, w_zero, 0), None], attrs)
+
+
+def _integer_product(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Of vectors, from which TVM subtracts zero points as from matrices, if they are vectors of one."""
+    a, b, a_zero, b_zero = padded(inputs, 4)
+    if 1 not in (a.ty.ndim, b.ty.ndim):
+        return None
+    left, right = _centered(bb, a, a_zero, -2 % a.ty.ndim), _centered(bb, b, b_zero, -1)
+    return op.matmul(left, right, out_dtype="int32")
+
+
+def _linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """Of float16 in float32, as ONNX Runtime computes it: TVM rounds quotients to 16 bits before it rounds them."""
+    x, scale, *zero = inputs
+    if str(x.ty.dtype) not in HALVES:
+        return None
+    wide = [as_dtype(bb.emit, part, "float32") for part in (x, scale)]
+    return convert("QuantizeLinear", [*wide, *zero], attrs)
 
 
 def _through(name: str, operands: int = 1) -> Quantized:
@@ -126,6 +145,7 @@ def _quantized_as_it_runs(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any],
 QUANTIZED: dict[str, Quantized] = {
     "ConvInteger": _convolution_sums,
     "DynamicQuantizeLinear": _quantized_as_it_runs,
+    "MatMulInteger": _integer_product,
     "QGemm": _gemm,
     "QLinearAdd": _through("Add", operands=2),
     "QLinearAveragePool": _through("AveragePool"),
@@ -138,6 +158,7 @@ QUANTIZED: dict[str, Quantized] = {
     "QLinearSigmoid": _through("Sigmoid"),
     "QLinearSoftmax": _softmax,
     "QLinearWhere": _where,
+    "QuantizeLinear": _linear,
 }
 """By operator: a function of the block builder, inputs, attributes, and what converts other nodes."""
 
