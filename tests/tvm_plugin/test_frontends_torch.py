@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import sys
 import time
 import zipfile
@@ -531,8 +532,13 @@ def test_norms_of_doubles(module):
             "both shares keys and repeats queries",
         ),
         (lambda x: F.affine_grid(x[:, :, 0, :4], (2, 1, 2, 3, 5), align_corners=True), "of volumes"),
+        (lambda x: F.interpolate(x.byte(), size=(5, 5), mode="bilinear"), "images of uint8"),
+        (lambda x: F.interpolate(x.byte(), size=(5, 5), mode="bicubic", antialias=True), "images of uint8"),
     ],
-    ids=["norm", "mask", "random-numbers", "strides-of-a-part", "strides-past-a-part", "attention", "grid-of-volumes"],
+    ids=[
+        *("norm", "mask", "random-numbers", "strides-of-a-part", "strides-past-a-part", "attention"),
+        *("grid-of-volumes", "bytes", "bytes-without-aliases"),
+    ],
 )
 def test_what_converters_do_not_know_is_refused(function, message):
     with pytest.raises(UnsupportedModelError, match=message):
@@ -695,6 +701,14 @@ def written(x):
         lambda x: ((x > 0) & 1, (x > 0) ^ (9 * x).int(), torch.maximum((9 * x).int(), torch.tensor(2))),
         lambda x: torch.bitwise_right_shift((99 * x).int()[..., None], torch.tensor([0, 2, 4], dtype=torch.int32)) & 3,
         lambda x: torch.bitwise_left_shift((9 * x).int(), 2),
+        lambda x: ((9 * x).char() & 0xF0, (9 * x).char() * 200, (9 * x.abs()).byte() > -1, (9 * x.abs()).byte() + 300),
+        lambda x: ((x > 0) ** 2, (x > 0) ** 0, x.exp().mean(dim=[]), x.exp().sum().squeeze(0)),
+        lambda x: (torch.linalg.vector_norm(x, 0, 1), torch.linalg.vector_norm(x, dtype=torch.float64)),
+        lambda x: torch.linalg.vector_norm(x, math.inf, (0, 1)),
+        lambda x: F.max_pool2d(x / 0, 2, padding=1, return_indices=True)[1],
+        lambda x: torch.bucketize((x - 0.1).sqrt(), torch.tensor([0.0, 0.5]), right=True),
+        lambda x: torch.searchsorted(torch.tensor([0.0, 0.5]), (x - 0.1).sqrt()),
+        lambda x: F.grid_sample(x[:, :, :1], 3 * x[..., :2, :].reshape(2, 6, 3, 2), "bilinear", "reflection", True),
         lambda x: (torch.isin((9 * x).long(), torch.tensor([[1, -3], [1, 5]]), invert=True), torch.isin(x.round(), 0)),
         lambda x: F.prelu(x, x.new_full((1,), 0.3)) + F.prelu(x[0, 0, 0], x.new_full((1,), 0.2)),
         lambda x: F.avg_pool1d(x[0, 0], 2).flatten() + F.adaptive_avg_pool2d(x[0], (2, 3)).flatten(),
@@ -713,6 +727,8 @@ def written(x):
         "bits-of-truth-values",
         "bits-apart",
         "shifted-by-a-number",
+        *("numbers-beyond-a-dtype", "masks-and-numbers", "norms-of-other-dtypes", "largest-norm"),
+        *("places-of-infinities", "bins-of-nan", "nan-in-order", "one-row-reflected"),
         "membership",
         "one-slope",
         "pooling-without-a-batch",
@@ -949,6 +965,16 @@ class Masked(torch.nn.Module):
         return F.scaled_dot_product_attention(turned, turned, x, attn_mask=seen.expand(x.shape[0], -1, -1)[:, None])
 
 
+def test_chains_of_constants_may_be_longer_than_pythons_stack():
+    def counted(x):
+        steps = torch.arange(6.0)
+        for _ in range(500):
+            steps = steps + 1
+        return x + steps
+
+    assert operators(load_model(Lambda(counted), example_inputs=(IMAGE,)).mod) == ["relax.add"]
+
+
 def test_masks_and_angles_are_constants():
     imported = load_model(Masked(), example_inputs=(IMAGE,))
     found = operators(imported.mod)
@@ -1088,6 +1114,18 @@ def test_dynamic_dimension_is_named_and_can_be_given():
     imported = load_model(program, shapes={"x": (4, 3, 6, 6)})
     assert imported.inputs[0].shape == (4, 3, 6, 6)
     assert verify_import(imported) < 1e-5
+
+
+def test_writes_along_an_axis_of_open_size_are_refused():
+    def shifted(x):
+        y = x.clone()
+        y[1:] = x[:-1]
+        return y
+
+    rows = torch.export.Dim("rows", min=4, max=8)
+    program = torch.export.export(Lambda(shifted), (torch.ones(5, 3),), dynamic_shapes=(({0: rows},),))
+    with pytest.raises(UnsupportedModelError, match="writes to a part of an axis of open size"):
+        load_model(program, any_size=True)
 
 
 def test_dynamic_dimensions_that_the_graph_computes_with():

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import is_floating
+from ..dtypes import is_floating, numpy_dtype
+from ..transform.constants import constant_of
 from ..transform.functions import shape_of
 
 __all__ = ["places_of_maxima"]
@@ -34,6 +36,10 @@ def places_of_maxima(
     rank = len(shape)
     if not is_floating(dtype):  # no integer is below all that an image may have
         x = emit(op.astype(x, "float32" if dtype in ("int8", "uint8") else "float64"))
+    else:  # nor is -inf; TVM finds what is above the lowest number
+        lowest = ml_dtypes.finfo(numpy_dtype(dtype)).min
+        above = constant_of(np.nextafter(lowest, np.zeros((), lowest.dtype)))
+        x = emit(op.where(emit(op.equal(x, relax.const(-math.inf, dtype))), above, x))
     reach = [(o - 1) * s + 1 for o, s in zip(size, strides, strict=True)]
     after = [
         max(0, d * (k - 1) + r - extent - p)

@@ -96,13 +96,23 @@ class Constants:
     def __getitem__(self, node: torch.fx.Node) -> Any:
         if node.target in ASSERTIONS:
             return None
+        waiting = [node]
+        while waiting:  # no recursion: chains may be longer than Python's stack
+            needed = [one for one in _operands(waiting[-1]) if one not in self._values and one.target not in ASSERTIONS]
+            if needed:
+                waiting += needed
+            else:
+                self._compute(waiting.pop())
+        return self._values[node]
+
+    def _compute(self, node: torch.fx.Node) -> None:
+        """Of operands whose values are known."""
         if node not in self._values:
             like = set(node.all_input_nodes) - set(_operands(node))
             operands = {one: _of_any_values(one) if one in like else self[one] for one in node.all_input_nodes}
             arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
             with torch.no_grad():
                 self._values[node] = node.target(*arguments, **keywords)
-        return self._values[node]
 
 
 def _buffers(program: torch.export.ExportedProgram) -> dict[torch.fx.Node, torch.Tensor]:

@@ -18,9 +18,9 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
   no constants; all convolutions are those of a batch in float32;
 - joins and stacks tensors of one rank and dtype only, and chooses from such alone where a mask holds; forgets the
   dtype of `new_ones` and of sums so far;
-- reads past the end of what is written to a slice; says -1 where the largest of bytes is, all of which are 0;
-  logarithms of powers are not whole numbers; one slope of a PReLU is not for all channels; the options of `isin` and of
-  cross entropy are not looked at;
+- reads past the end of what is written to a slice; logarithms of powers are not whole numbers; one slope of a PReLU is
+  not for all channels; the options of `isin`, of norms of vectors and of cross entropy are not looked at; the mean over
+  an empty list of axes is not that of all elements; NaN is before all boundaries of bins;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4`, `arange(4) * 0.5`, `arange(4) ** 0.5` and `arange(4) < 2.5`
   in integers, and products in float32.
@@ -36,7 +36,6 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import is_floating
 from ..errors import UnsupportedModelError
 from ..transform.functions import is_empty, shape_of
 from .attention import attention
@@ -90,6 +89,25 @@ def _var(node: Any, importer: Any) -> relax.Expr:
         return emit(op.multiply(variance, ratio))
     factor = count / (count - correction) if count > correction else math.inf
     return emit(op.multiply(variance, relax.const(factor, dtype)))
+
+
+def _mean(node: Any, importer: Any) -> relax.Expr:
+    """Along axes, or of all elements: that is what an empty list of axes means, too."""
+    x, axes, keep = arguments(node, importer, ("input", "dim", "keepdim"), (None, False))
+    return importer.block_builder.emit(op.mean(cast(x, dtype_of(node), importer), axes or None, keepdims=keep))
+
+
+def _vector_norm(node: Any, importer: Any) -> relax.Expr:
+    """In the dtype of the result, at which TVM's importer does not look; of the order 0, how many are not zero."""
+    x, order, axes, keep = arguments(node, importer, ("input", "ord", "dim", "keepdim"), (2, None, False))
+    emit, env, dtype = importer.block_builder.emit, importer.env, dtype_of(node)
+    if order == 0:
+        counted = emit(op.astype(emit(op.not_equal(x, relax.const(0, str(x.ty.dtype)))), dtype))
+        return emit(op.sum(counted, axes or None, keepdims=keep))
+    env[node.args[0]] = cast(x, dtype, importer)
+    result = importer._norm(node)
+    env[node.args[0]] = x
+    return result
 
 
 def _product(node: Any, importer: Any) -> relax.Expr:
@@ -210,10 +228,9 @@ def _place(place: Callable[..., relax.Expr]) -> Converter:
 
 
 def _placed(emit: Any, place: Callable[..., relax.Expr], x: Any, axis: int | None, keep: bool) -> relax.Expr:
-    """Where the first extremum is, 0 for integers that all are the least of their type: TVM finds none there, -1."""
-    dtype = str(x.ty.dtype)
-    found = emit(place(emit(op.astype(x, "int8")) if dtype == "bool" else x, axis=axis, keepdims=keep))
-    return found if is_floating(dtype) else emit(op.maximum(found, relax.const(0, str(found.ty.dtype))))
+    """Where the first extremum is."""
+    is_mask = str(x.ty.dtype) == "bool"
+    return emit(place(emit(op.astype(x, "int8")) if is_mask else x, axis=axis, keepdims=keep))
 
 
 def _var_mean(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
@@ -372,6 +389,9 @@ CONVERTERS: dict[str, Converter] = {
     "layer_norm.default": _layer_norm,
     "std.correction": _std,
     "var.correction": _var,
+    "mean.default": _mean,
+    "mean.dim": _mean,
+    "linalg_vector_norm.default": _vector_norm,
     "prod.default": _product,
     "prod.dim_int": _product,
     "softmax.int": _softmax(op.nn.softmax),

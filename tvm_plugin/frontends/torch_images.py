@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from ..dtypes import is_floating
 from ..errors import UnsupportedModelError
 from ..transform.bins import max_of_bins
 from ..transform.functions import shape_of
@@ -226,10 +227,18 @@ def _unfold_backward(node: Any, importer: Any) -> relax.Expr:
     return emit(op.permute_dims(total, [*range(axis), rank - 1, *range(axis, rank - 1)]))
 
 
+def _check_floats(node: Any, x: relax.Expr) -> None:
+    """Of bytes, PyTorch rounds weights, in ways that depend on the CPU."""
+    dtype = str(x.ty.dtype)
+    if not is_floating(dtype):
+        raise UnsupportedModelError(f"{node.name} resizes images of {dtype}; convert them to float32 before")
+
+
 def _antialiased(weigh: Callable[..., Any], reach: int) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
         names = ("input", "output_size", "align_corners", "scale_factors")
         x, _, corners, factors = arguments(node, importer, names, (False, None))
+        _check_floats(node, x)
         before, after = shape_of(x)[-2:], list(node.meta["val"].shape[-2:])
         if corners:
             steps = [(i - 1) / (o - 1) if o > 1 else 0.0 for i, o in zip(before, after, strict=True)]
@@ -246,6 +255,7 @@ def _upsample(name: str, weigh: Callable[..., Any], reach: int) -> Converter:
     def convert(node: Any, importer: Any) -> relax.Expr:
         names = ("input", "output_size", "align_corners", "scale_factors")
         x, _, corners, factors = arguments(node, importer, names, (False, None))
+        _check_floats(node, x)
         before, after = shape_of(x)[-2:], list(node.meta["val"].shape[-2:])
         if _is_open(node, importer, before):
             if weigh is not linear:

@@ -16,6 +16,7 @@ from ..transform.bounded_indices import from_start
 from ..transform.constants import constant_of
 from ..transform.functions import shape_of
 from ..transform.open_slices import from_begin, open_slice
+from .imported import KNOWN_SHAPES
 from .torch_halves import rounded_once
 from .torch_nodes import Converter, arguments, cast, full, scalar
 from .torch_sizes import is_size
@@ -137,7 +138,7 @@ def _write_slice(node: Any, importer: Any) -> relax.Expr:
     emit, shape = importer.block_builder.emit, shape_of(x)
     axis %= len(shape)
     if any(map(is_size, (shape[axis], *bounds))):
-        return importer._slice_scatter(node)
+        raise UnsupportedModelError(f"{node.name} writes to a part of an axis of open size; {KNOWN_SHAPES}")
     begin, end, step = slice(*bounds).indices(shape[axis])
     written = np.zeros(shape[axis], bool)
     written[begin:end:step] = True

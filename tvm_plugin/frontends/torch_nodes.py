@@ -11,7 +11,7 @@ import torch.fx
 from numpy.typing import NDArray
 from tvm import relax
 
-from ..dtypes import numpy_dtype
+from ..dtypes import is_integer, numpy_dtype
 from ..transform.constants import constant_of
 from ..transform.functions import as_dtype
 from .torch_sizes import is_size, tensor_of_size
@@ -47,9 +47,13 @@ def shape_in_torch(node: Any, importer: Any) -> list[Any]:
 
 
 def scalar(value: Any, dtype: str, importer: Any) -> relax.Expr:
-    """A number as a tensor without axes; also one that is known only when the model runs."""
+    """A number as a tensor without axes; also one that is known only when the model runs.
+
+    Integers beyond a dtype begin anew at its other end, as in PyTorch: 240 is -16 of int8.
+    """
     if not is_size(value):
-        return relax.const(value, dtype)
+        wraps = is_integer(dtype) and isinstance(value, int)
+        return relax.const(np.array(value).astype(dtype) if wraps else value, dtype)
     return cast(tensor_of_size(importer.block_builder.emit, value), dtype, importer)
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tvm import relax
 from tvm.relax import op
 
-from ..dtypes import numpy_dtype
+from ..dtypes import is_floating, numpy_dtype
 from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import shape_of
@@ -93,15 +93,28 @@ def _sort(*names: str) -> Callable[[Any, Any], tuple[relax.Expr, ...]]:
 
 
 def _places_in_order(node: Any, importer: Any) -> relax.Expr:
-    """searchsorted: how many elements of each sequence are smaller (or, with `right`, not larger)."""
+    """searchsorted: how many elements of each sequence are smaller (or, with `right`, not larger); all, of NaN."""
     names = ("sorted_sequence", "input", "out_int32", "right", "side", "sorter")
     sequence, values, _, right, side, sorter = arguments(node, importer, names, (False, False, None, None))
     if sorter is not None:
         raise UnsupportedModelError(f"{node.name} is a searchsorted with a sorter")
     compare = op.less_equal if right or side == "right" else op.less
     emit = importer.block_builder.emit
-    is_before = compare(emit(op.expand_dims(sequence, -2)), emit(op.expand_dims(values, -1)))
-    return emit(op.sum(emit(op.astype(emit(is_before), dtype_of(node))), axis=-1))
+    value = emit(op.expand_dims(values, -1))
+    is_before = emit(compare(emit(op.expand_dims(sequence, -2)), value))
+    if is_floating(str(values.ty.dtype)):
+        is_before = emit(op.logical_or(is_before, emit(op.isnan(value))))
+    return emit(op.sum(emit(op.astype(is_before, dtype_of(node))), axis=-1))
+
+
+def _bins(node: Any, importer: Any) -> relax.Expr:
+    """bucketize: NaN is behind all boundaries; TVM puts it before them."""
+    x, boundaries = arguments(node, importer, ("input", "boundaries"), ())
+    emit, found = importer.block_builder.emit, importer._bucketize(node)
+    if not is_floating(str(x.ty.dtype)):
+        return found
+    last = relax.const(shape_of(boundaries)[0], dtype_of(node))
+    return emit(op.where(emit(op.isnan(x)), last, found))
 
 
 def so_far(emit: Any, values: relax.Expr, axis: int, combine: Callable[..., relax.Expr], neutral: float) -> relax.Expr:
@@ -166,6 +179,7 @@ ORDER_CONVERTERS: dict[str, Converter] = {
     "topk.default": _largest,
     "kthvalue.default": _smallest_but,
     "searchsorted.Tensor": _places_in_order,
+    "bucketize.Tensor": _bins,
     "cummax.default": _extreme_so_far(op.maximum, True),
     "cummin.default": _extreme_so_far(op.minimum, False),
 }

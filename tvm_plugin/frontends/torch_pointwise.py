@@ -158,8 +158,11 @@ def _quotient(node: Any, importer: Any) -> relax.Expr:
 
 
 def _power(node: Any, importer: Any) -> relax.Expr:
-    """Integers to the power of 0.5 are floats; those to the power of 3 are products of integers."""
-    x, _ = arguments(node, importer, ("input", "exponent"), ())
+    """Integers to the power of 0.5 are floats; those to the power of 3 are products of integers; masks stay 0 and 1."""
+    x, exponent = arguments(node, importer, ("input", "exponent"), ())
+    if str(x.ty.dtype) == "bool" and not is_floating(dtype_of(node)):
+        whole = cast(x, dtype_of(node), importer)
+        return whole if exponent else importer.block_builder.emit(op.ones_like(whole))
     becomes_float = is_floating(dtype_of(node)) and not is_floating(str(x.ty.dtype))
     return _arithmetic(op.power)(node, importer) if becomes_float else importer._pow(node)
 

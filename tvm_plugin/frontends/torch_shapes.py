@@ -97,6 +97,14 @@ def _split(node: Any, importer: Any) -> Any:
     return (importer.env[node.args[0]],) if len(node.meta["val"]) == 1 else importer._split(node)
 
 
+def _squeeze(node: Any, importer: Any) -> relax.Expr:
+    """A number has no axis but the one that PyTorch lets it have: it stays."""
+    x = importer.env[node.args[0]]
+    return _SQUEEZED(node, importer) if shape_of(x) else x
+
+
+_SQUEEZED = _where_open("_squeeze", _to_shape(op.reshape))
+
 SHAPE_CONVERTERS: dict[str, Converter] = {
     **{
         name: _where_open("_reshape", _to_shape(op.reshape))
@@ -106,7 +114,7 @@ SHAPE_CONVERTERS: dict[str, Converter] = {
     "unflatten.int": _where_open("_unflatten", _to_shape(op.reshape)),
     "expand.default": _where_open("_expand", _to_shape(op.broadcast_to)),
     "slice.Tensor": _where_open("_slice", _slice),
-    **{f"squeeze.{name}": _where_open("_squeeze", _to_shape(op.reshape)) for name in ("default", "dim", "dims")},
+    **{f"squeeze.{name}": _squeeze for name in ("default", "dim", "dims")},
     "split.Tensor": _split,
     "split_with_sizes.default": _split,
     **{f"arange.{name}": _where_open("_arange", _arange) for name in ("default", "start", "start_step")},
