@@ -52,7 +52,8 @@ class State:
 
     def holds_for(self, tensor: torch.Tensor) -> bool:
         """Whether it is the same tensor, and nobody has assigned to it since."""
-        return tensor is self.tensor() and _version(tensor) == self.version and tensor.data_ptr() == self.address
+        is_same = self.tensor() is tensor
+        return is_same and _version(tensor) == self.version and tensor.data_ptr() == self.address
 
 
 def _version(tensor: torch.Tensor) -> int:
