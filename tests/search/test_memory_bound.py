@@ -509,6 +509,20 @@ def test_lanes_are_combined_as_a_tree_and_rows_multiplied_by_one_reciprocal() ->
     assert 'scope="local"' not in script  # TVM would allocate it in every call
 
 
+def test_quotients_that_are_rounded_stay_quotients() -> None:
+    """49 * (1 / 49) is less than 1."""
+    of_rows = np.arange(1, 65, dtype="float32").reshape(64, 1)
+    x = of_rows * np.arange(1, 33, dtype="float32")
+
+    def build(b: Any, x: Any, y: Any) -> Any:
+        return b.emit(op.floor(b.emit(op.divide(x, y))))
+
+    mod = kernel(build, [(64, 32), (64, 1)])
+    space = build_space(mod, HARDWARE)
+    for result in run_points(mod, space, legal_points(space, 4, 0), [x, of_rows]):
+        np.testing.assert_array_equal(result, x / of_rows)
+
+
 def test_a_sum_that_names_itself_last_stays_a_loop() -> None:
     """What lies along the lanes is what is added, and not the sum: somebody may write it the other way round."""
     mod = kernel(emit(op.nn.adaptive_avg_pool2d, (1, 1)), [(1, 33, 7, 7)])

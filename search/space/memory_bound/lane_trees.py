@@ -10,7 +10,7 @@ additions take 48 cycles and more; halves are combined instead:
 Of a longer loop whole vectors are added first, and what is left of it one by one.
 
 A division by something that all vectors of a row share becomes one reciprocal and multiplications, which LLVM may not
-do by itself: the last bit can differ.
+do by itself: the last bit can differ. Kernels that round or compare quotients keep them: floor(49 * (1 / 49)) is 0.
 
     for j in vectorized(16):                  for j in vectorized(16):
         y[i, j] = e[i, j] / total[i]      ->      y[i, j] = e[i, j] * (1 / total[i])
@@ -23,11 +23,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..analysis import accumulates
-from ..expressions import binding_of, nodes_of, substitute, uses
+from ..expressions import binding_of, is_zero, nodes_of, substitute, uses
 
 __all__ = ["LANE_TREE", "multiply_by_reciprocals", "reduce_lanes_as_trees"]
 
@@ -35,6 +35,8 @@ LANE_TREE = "eqtune.lane_tree"
 """Annotation of a loop around `out = out op part[..., lane]`, contiguous along it; its value, lanes of a vector."""
 
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
+_ROUNDINGS = ("tirx.ceil", "tirx.floor", "tirx.nearbyint", "tirx.round", "tirx.trunc")
+_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
 def reduce_lanes_as_trees(func: Any) -> Any:
@@ -53,7 +55,13 @@ def reduce_lanes_as_trees(func: Any) -> Any:
 
 
 def multiply_by_reciprocals(func: Any) -> Any:
-    """In vectorised loops, `x / d` becomes `x * (1 / d)` where all lanes share d, or d is a product of integers."""
+    """In vectorised loops, `x / d` becomes `x * (1 / d)` where all lanes share d, or d is a product of integers.
+
+    Not where a last bit could make a difference of 1. Reciprocals of less than 2^-128 are infinite: to scale such
+    divisors would cost rows of softmax 5 to 10 %.
+    """
+    if not nodes_of(func.body, tirx.Div) or _rounds_quotients(func.body):
+        return func
 
     def vector_loop(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.VECTORIZED:
@@ -94,6 +102,32 @@ def multiply_by_reciprocals(func: Any) -> Any:
 
     body = tvm_ffi.structural_map(func.body, (tirx.For, vector_loop))
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _rounds_quotients(body: Any) -> bool:
+    """Whether quotients, or what is computed of them, are rounded, cast to integers, or compared with more than 0."""
+    divided: set[Any] = set()
+
+    def of_quotients(value: Any) -> bool:
+        loads = nodes_of(value, TensorLoad)
+        return bool(nodes_of(value, tirx.Div)) or any(load.source in divided for load in loads)
+
+    stores, before = nodes_of(body, tirx.BufferStore), -1
+    while before < len(divided):
+        before = len(divided)
+        divided.update(store.buffer for store in stores if of_quotients(store.value))
+    rounded = [call for call in nodes_of(body, ir.Call) if getattr(call.op, "name", "") in _ROUNDINGS]
+    rounded += [cast for cast in nodes_of(body, tirx.Cast) if _is_float(cast.value) and not _is_float(cast)]
+    rounded += [
+        node
+        for node in nodes_of(body, _COMPARISONS)
+        if _is_float(node.a) and not is_zero(node.a) and not is_zero(node.b)
+    ]
+    return any(map(of_quotients, rounded))
+
+
+def _is_float(value: Any) -> bool:
+    return "float" in str(value.ty.dtype)
 
 
 def _reciprocal(value: Any) -> Any:
