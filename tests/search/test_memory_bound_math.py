@@ -66,6 +66,16 @@ def test_error_is_a_few_units_in_the_last_place(name: str) -> None:
     assert error.max() <= most
 
 
+def test_a_call_of_what_a_let_names_stays_inside() -> None:
+    def named(x: object) -> object:
+        name = tirx.Var("name", "float32")
+        return tirx.Let(name, tirx.tanh(x), tirx.exp(name) + name)
+
+    values = np.linspace(0.0, 4.0, 64, dtype="float32")
+    found, _ = evaluate(named, values)
+    np.testing.assert_allclose(found, np.exp(np.tanh(values)) + np.tanh(values), rtol=1e-6)
+
+
 def test_infinities_and_nan() -> None:
     edges = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 89.0, -104.0, 1e-40], dtype=np.float32)
     values = np.resize(edges, 16)

@@ -22,7 +22,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import is_conditional
+from ..expressions import is_conditional, nodes_of, uses
 from .math_forms import math_form
 
 __all__ = ["vectorizable_math"]
@@ -34,7 +34,8 @@ def vectorizable_math(func: Any) -> Any:
     Results differ from libm's by a few units in the last place; infinities and NaN are kept, but by roots of minus
     infinity. Results of `exp` below 2^-125 (1.7e-38 at most) become zero. Calls of other types stay as they are. Where
     a condition guards a load (padding, concatenation) nothing may be computed ahead of it: where calls are nested, each
-    of its sides becomes a statement of its own. In what `and` and `or` guard, only the innermost call is replaced.
+    of its sides becomes a statement of its own. In what `and` and `or` guard, and where the kernel has a Let that names
+    what a call is of, only the innermost call is replaced.
 
     Parameters
     ----------
@@ -86,7 +87,7 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
     """Rewrites a store into stores of the results of its calls, each at `place` of a new buffer, and of its value."""
 
     def staged(store: Any) -> Any:
-        if _guards_calls(store.value):
+        if _guards_calls(store.value) or _calls_depend_on_names(store.value):
             value = tvm_ffi.structural_map(store.value, (ir.Call, _replace_innermost))
             is_nested = _has(value, ir.Call, _has_form) and not _has(store.value, tirx.Let)  # whose names end there
             return (split(store) if is_nested else None) or with_value(store, value)
@@ -160,6 +161,12 @@ def _guards_calls(expression: Any) -> bool:
 
     tvm_ffi.structural_walk(expression, ((ir.Call, tirx.And, tirx.Or), visit))
     return any(_has(node, ir.Call, _has_form) and _has(node, TensorLoad) for node in guarded)
+
+
+def _calls_depend_on_names(expression: Any) -> bool:
+    """Whether a call with a vectorising form is of what a Let names: outside of it the name means nothing."""
+    names = [let.var for let in nodes_of(expression, tirx.Let)]
+    return any(uses(call, *names) for call in nodes_of(expression, ir.Call) if _has_form(call))
 
 
 def _breaks_in_let(cast: Any) -> bool:
