@@ -20,7 +20,7 @@ from eqtune.search.space.lowering import prepare_for_lowering
 
 sys.path.insert(0, str(Path(__file__).parent))
 from guard_pages import stays_inside
-from test_memory_bound import TARGET, kernel, legal_points
+from test_memory_bound import TARGET, kernel, legal_points, run_points
 
 HARDWARE = Hardware(threads=2)
 BESIDE = 64
@@ -172,3 +172,39 @@ def test_numbers_that_tvm_takes_for_others_in_memory_are_not_masked(dtype: str) 
 
     names = {sketch.name for sketch in build_space(kernel(build, [(1, 3, 6, 13)]), HARDWARE).sketches}
     assert ("masked_windows" in names) == (dtype == "float32")
+
+
+def test_what_stands_beside_an_image_is_the_same_everywhere() -> None:
+    def pooled(x: Any, beside: Any) -> Any:
+        zero, one, three = (tirx.const(n, "int64") for n in (0, 1, 3))
+        taps = [te.reduce_axis((zero, three)) for _ in range(2)]
+        height, width = x.shape[2:]
+
+        def tap(n: Any, c: Any, i: Any, j: Any) -> Any:
+            y, z = i + taps[0], j + taps[1]
+            inside = tirx.all(y >= one, y < height + one, z >= one, z < width + one)
+            return te.sum(tirx.if_then_else(inside, x[n, c, y - one, z - one], beside[c]), taps)
+
+        return te.compute(x.shape, tap, "pooled")
+
+    mod = kernel(lambda b, x, beside: b.emit_te(pooled, x, beside), [(1, 3, 9, 20), (3,)])
+    space = build_space(mod, HARDWARE)
+    inputs = [np.ones((1, 3, 9, 20), "float32"), np.arange(3, dtype="float32")]
+    padded = np.broadcast_to(inputs[1][:, None, None], (3, 11, 22)).copy()
+    padded[:, 1:-1, 1:-1] = 1.0
+    expected = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2)).sum((-1, -2))
+    for result in run_points(mod, space, legal_points(space, 2, 0), inputs):
+        np.testing.assert_array_equal(result[0], expected)
+
+
+@pytest.mark.parametrize("divide", [op.floor_divide, op.floor_mod, op.multiply])
+def test_no_integer_is_divided_by_what_is_masked(divide: Any) -> None:
+    """Rows of 20 leave lanes that would be 0 / 0, which ends the process."""
+
+    def build(b: Any, x: Any, w: Any, y: Any) -> Any:
+        return b.emit(divide(b.emit(op.nn.conv2d(x, w, groups=3, padding=1)), y))
+
+    mod = kernel(build, [(1, 3, 9, 20), (3, 1, 3, 3), (1, 3, 9, 20)], ["int32"] * 3)
+    names = {sketch.name for sketch in build_space(mod, HARDWARE).sketches}
+    assert names
+    assert ("masked_windows" in names) == (divide is op.multiply)

@@ -20,7 +20,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, is_conditional, substitute
+from ..expressions import binding_of, is_conditional, nodes_of, substitute
 
 __all__ = ["MASKED_LANES", "guards_only_loads", "mask_lanes"]
 
@@ -32,18 +32,23 @@ The loop may be shorter: sums of a row that is shorter than a vector get room fo
 _COMPARISONS = {tirx.LT: (-1, -1), tirx.LE: (-1, 0), tirx.GT: (1, -1), tirx.GE: (1, 0)}
 """For `a ? b` the sign of a - b and the constant with which it is at least zero."""
 
+_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
 
 def guards_only_loads(func: Any) -> bool:
     """Whether `mask_lanes` can put all conditions of a PrimFunc into masks: each decides about a load and no more.
 
-    And none about bfloat16, which TVM takes for float32 in the intrinsics: twice the bytes. Nor about booleans, of
-    which it has no vectors in memory.
+    What stands for the load is the same everywhere. None is about bfloat16, which TVM takes for float32 in the
+    intrinsics: twice the bytes. Nor about booleans, of which it has no vectors in memory. And nothing divides integers
+    by what it loads: that is 0 in lanes that are masked, at which CPUs stop.
     """
-    calls: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (ir.Call, calls.append))
     if any(str(getattr(parameter, "dtype", "")) in ("bfloat16", "bool") for parameter in func.params):
         return False
-    return all(isinstance(call.args[1], TensorLoad) for call in calls if is_conditional(call))
+    divisors = [node.b for node in nodes_of(func.body, _DIVISIONS) if "int" in str(node.b.ty.dtype)]
+    if any(nodes_of(divisor, TensorLoad) for divisor in divisors):
+        return False
+    conditional = [call for call in nodes_of(func.body, ir.Call) if is_conditional(call)]
+    return all(isinstance(call.args[1], TensorLoad) and not nodes_of(call.args[2], ir.Var) for call in conditional)
 
 
 def mask_lanes(func: Any) -> Any:
