@@ -32,11 +32,11 @@ IN_PLACE = ("relax.call_tir_inplace", "relax.call_inplace_packed")
 """Calls that write into their arguments."""
 
 
-ROUNDING = (
-    *("ceil", "floor", "floor_divide", "floor_mod", "mod", "round", "sign", "trunc"),
-    *("equal", "greater", "greater_equal", "less", "less_equal", "not_equal"),
-)
-"""Operators to which a last bit makes a difference of 1; so does a cast to integers or truth values."""
+ROUNDING = ("ceil", "floor", "floor_divide", "floor_mod", "mod", "round", "trunc")
+"""Operators to which a last bit makes a difference of 1; so does a cast to integers."""
+
+COMPARING = ("equal", "greater", "greater_equal", "less", "less_equal", "not_equal", "sign")
+"""Those whose truth can depend on it; so does a cast to truth values."""
 
 PASSING = ("astype", "clip", "max", "min", "split", "where")
 """Other operators whose results are numbers that they were given."""
@@ -92,12 +92,11 @@ class _Encoder:
         self.outside = 0
 
     def run(self, block: relax.DataflowBlock) -> Encoded:
-        rounded = _rounded(block)
+        exact = _exact(block)
         for binding in block.bindings:
             if not isinstance(binding, relax.VarBinding):
                 raise NotEncodable(f"{type(binding).__name__} of {binding.var.name}")
-            exact = binding.var in rounded and _name(binding.value) == "relax.divide"
-            value = self.call(binding.value, opaque=True) if exact else self.value(binding.value)
+            value = self.call(binding.value, opaque=True) if binding.var in exact else self.value(binding.value)
             self.values[binding.var] = value
             if not isinstance(binding.var, relax.DataflowVar):
                 self.result.outputs.append((binding.var, value))
@@ -216,20 +215,29 @@ class _Encoder:
         return self.outside
 
 
-def _rounded(block: relax.DataflowBlock) -> set[Any]:
-    """The variables that are rounded or compared after nothing but element-wise functions, choices and moves.
+def _exact(block: relax.DataflowBlock) -> set[Any]:
+    """The variables whose arithmetic must stay as it is.
 
-    Their quotients must stay as they are: 41 * 2 / 82 is 1, and 41 * (2 * (1 / 82)) is less, which floor makes 0.
+    Those that are rounded after nothing but element-wise functions, choices and moves: floor of (i + 0.5) * s - 0.5 and
+    of i * s + (0.5 * s - 0.5) differ. Of those that are compared, quotients: 41 * 2 / 82 is 1, and 41 * (2 * (1 / 82))
+    is less.
     """
-    found: set[Any] = set()
+    rounded: set[Any] = set()
+    compared: set[Any] = set()
+    exact: set[Any] = set()
     for binding in reversed(list(block.bindings)):
         value, name = binding.value, _name(binding.value)
         short = name.removeprefix("relax.")
-        to_integers = name == "relax.astype" and str(value.attrs.dtype) not in FLOATS
-        passes = short in PASSING or (name in ROWS and ROWS[name].op in ("unary", "binary", *MOVES))
-        if short in ROUNDING or to_integers or (binding.var in found and (passes or not isinstance(value, relax.Call))):
-            found.update(_variables(value))
-    return found
+        cast = str(value.attrs.dtype) if name == "relax.astype" else "float32"
+        operation = ROWS[name].op if name in ROWS else ""
+        if operation == "binary" and (binding.var in rounded or (binding.var in compared and short == "divide")):
+            exact.add(binding.var)
+        passes = short in PASSING or operation in ("unary", "binary", *MOVES) or not isinstance(value, relax.Call)
+        if short in ROUNDING or cast not in (*FLOATS, "bool") or (binding.var in rounded and passes):
+            rounded.update(_variables(value))
+        if short in COMPARING or cast == "bool" or (binding.var in compared and passes):
+            compared.update(_variables(value))
+    return exact
 
 
 def _variables(expr: Any) -> Iterator[Any]:

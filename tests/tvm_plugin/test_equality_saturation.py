@@ -395,6 +395,23 @@ def test_quotients_that_are_rounded_stay_as_they_are(rounding: Any) -> None:
     assert not optimize_graph(mod, FAST).changed
 
 
+@pytest.mark.parametrize("rounding", [relax.op.floor, None])
+def test_positions_that_are_rounded_are_computed_as_before(rounding: Any) -> None:
+    """Of 4096, 543 are 1 more or less as i * 5 / 3 + (0.5 * 5 / 3 - 0.5)."""
+    scale = relax.const(np.float32(5) / np.float32(3))
+
+    def resized(builder: relax.BlockBuilder) -> Any:
+        better = builder.emit(matmul_weights(x, builder))
+        centre = builder.emit(relax.op.multiply(builder.emit(relax.op.add(x, relax.const(0.5))), scale))
+        place = builder.emit(relax.op.subtract(centre, relax.const(0.5)))
+        return relax.Tuple([better, builder.emit(rounding(place)) if rounding else place])
+
+    x = tensor("x", (512, 8))
+    result = optimize_graph(module(resized, x), FAST)
+    assert result.changed
+    assert ("R.subtract(" in result.mod["main"].script()) == (rounding is not None)
+
+
 def test_every_relax_operator_of_the_vocabulary_exists() -> None:
     for name in ROWS:
         assert tvm.ir.Op.get(name).name == name
