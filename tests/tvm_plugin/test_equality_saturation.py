@@ -364,6 +364,22 @@ def test_weights_of_half_precision_absorb_no_scales(scale: Any, dtype: str, chan
     assert optimize_graph(module(scaled, x), FAST).changed == changes
 
 
+@pytest.mark.parametrize(("dtype", "adds"), [("float32", True), ("float16", False)])
+@pytest.mark.parametrize("product", ["matmuls", "convolutions"])
+def test_inputs_of_half_precision_are_not_added_before_their_products(product: str, dtype: str, adds: bool) -> None:
+    """4e4 + 4e4 is infinite there, and weights may be small."""
+    shape, kernel = {"matmuls": ((64, 64), (64, 64)), "convolutions": ((1, 8, 16, 16), (8, 8, 3, 3))}[product]
+    multiply = relax.op.matmul if product == "matmuls" else relax.op.nn.conv2d
+
+    def both(builder: relax.BlockBuilder) -> Any:
+        return relax.op.add(*(builder.emit(multiply(operand, shared)) for operand in (x, y)))
+
+    x, y, shared = tensor("x", shape, dtype), tensor("y", shape, dtype), tensor("shared", kernel, dtype)
+    result = optimize_graph(module(both, x, y, shared), FAST)
+    assert (f"sum-of-{product}-shared-weight" in result.rules) == adds
+    assert ("R.add(" in result.mod["main"].script()) == adds
+
+
 ROUNDINGS: dict[str, Callable[[Any], Any]] = {
     "floor": relax.op.floor,
     "cast": lambda value: relax.op.astype(value, "int32"),

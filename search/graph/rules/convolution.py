@@ -208,6 +208,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
         before=add(_CONVOLUTION, conv2d(y, w, "a")),
         after=conv2d(add(x, y), w, "a"),
         when=(same_inputs,),
+        worth=(keeps_range,),
         reason="one convolution instead of two",
         source="TASO",
     ),

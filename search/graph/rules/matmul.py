@@ -204,6 +204,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         "sum-of-matmuls-shared-weight",
         before=add(matmul(x, z), matmul(y, z)),
         after=matmul(add(x, y), z),
+        worth=(keeps_range,),
         reason="one product instead of two",
         source="TASO",
     ),

@@ -11,7 +11,7 @@ from typing import Any
 from ..attributes import Conv2d, Full, Pad, Pool2d, Reduce, TensorType
 from .pattern import add, concat, conv2d, full, multiply, pad, pool2d, reduce, relu, tensors, weights
 from .rule import Match, Rule, both_ways
-from .shapes import keeps_sums_after_scale_small, keeps_sums_before_scale_small
+from .shapes import keeps_range, keeps_sums_after_scale_small, keeps_sums_before_scale_small
 
 __all__ = ["POOLING_LAWS", "POOLING_RULES"]
 
@@ -230,6 +230,7 @@ POOLING_RULES: tuple[Rule, ...] = (
         before=add(_POOLED, pool2d(y, "a")),
         after=pool2d(add(x, y), "a"),
         when=(averages, same_inputs),
+        worth=(keeps_range,),
         reason="one pass instead of two",
     ),
     Rule(

@@ -111,6 +111,7 @@ REDUCTION_RULES: tuple[Rule, ...] = (
         before=add(reduce(x, "r"), reduce(y, "r")),
         after=reduce(add(x, y), "r"),
         when=(sums, same_shape),
+        worth=(keeps_range,),
         reason="one pass instead of two",
     ),
     Rule(
