@@ -181,6 +181,24 @@ def test_inputs_exist_for_every_dtype(dtype):
         assert array.min() < 0 < array.max(), "a sign that is lost must show"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bound", "largest"), [("int8", 4, 3), ("uint8", 4, 3), ("int8", 500, 127), ("int16", 99999, 2**15 - 1)]
+)
+def test_narrow_integers_that_index_lie_inside(dtype, bound, largest):
+    data, places = BufferSpec((bound, 2), "float32"), BufferSpec((9000,), dtype)
+    interface = Interface((data, places, BufferSpec((9000, 2), "float32")), (2,), index_bound=bound, reduction=1)
+    drawn = random_inputs(interface, 0, "0123456789abcdef")[1]
+    assert drawn.min() >= 0
+    assert largest // 2 < drawn.max() <= largest
+
+
+def test_bytes_beside_wider_integers_are_no_indices():
+    specs = (BufferSpec((4, 2), "int8"), BufferSpec((9,), "int64"), BufferSpec((9, 2), "int8"))
+    weights, places = random_inputs(Interface(specs, (2,), index_bound=4, reduction=1), 0, "0123456789abcdef").values()
+    assert weights.min() < 0
+    assert places.min() >= 0
+
+
 def wait_for_end(pid):
     deadline = time.monotonic() + 10
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:

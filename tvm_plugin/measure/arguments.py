@@ -151,14 +151,17 @@ def random_inputs(
     """Inputs by parameter position; the same for the same arguments, in every process.
 
     Floating-point values are standard normal ("normal") or uniform in [0.5, 1.5) ("positive"). Integers that index
-    something lie inside it; integers of 8 and 16 bits are spread around 0 (signed) or above it; other integers are
-    small and positive. Words of 32 bits without a sign are any.
+    something lie inside it, those of 8 bits where no others can be what indexes; integers of 8 and 16 bits are spread
+    around 0 (signed) or above it; other integers are small and positive. Words of 32 bits without a sign are any.
     """
+    integers = [spec for spec in (interface.params[i] for i in interface.inputs) if "int" in spec.dtype]
+    bytes_index = interface.index_bound is not None and all(numpy_dtype(s.dtype).itemsize == 1 for s in integers)
     return {
         position: _random(
             interface.params[position],
             np.random.default_rng([seed, int(workload_hash, 16), position]),
             interface.index_bound,
+            bytes_index,
             domain,
         )
         for position in interface.inputs
@@ -190,20 +193,22 @@ def _has_load(index: Any) -> bool:
     return bool(found)
 
 
-def _random(spec: BufferSpec, rng: np.random.Generator, index_bound: int | None, domain: Domain) -> NDArray[Any]:
+def _random(
+    spec: BufferSpec, rng: np.random.Generator, index_bound: int | None, bytes_index: bool, domain: Domain
+) -> NDArray[Any]:
     dtype = numpy_dtype(spec.dtype)
     size = math.prod(spec.shape)
     count = min(size, _BLOCK)
     block: NDArray[Any]
     if dtype.kind == "b":
         block = rng.integers(0, 2, count).astype(dtype)
-    elif dtype.kind in "iu" and (dtype.itemsize == 1 or (dtype.itemsize == 2 and index_bound is None)):
+    elif dtype.kind in "iu" and not bytes_index and dtype.itemsize <= (2 if index_bound is None else 1):
         block = rng.integers(-8 if dtype.kind == "i" else 0, 8, count).astype(dtype)
     elif dtype == np.uint32 and index_bound is None:  # words of weights in fewer bits
         block = rng.integers(0, 2**32, count, dtype)
     elif dtype.kind in "iu":
         low, high = (1, 8) if index_bound is None else (0, index_bound)
-        block = rng.integers(low, high, count).astype(dtype)
+        block = rng.integers(low, min(high, int(np.iinfo(dtype).max) + 1), count).astype(dtype)
     elif domain == "positive":
         block = (rng.random(count, dtype=np.float32) + 0.5).astype(dtype)
     else:
