@@ -509,6 +509,21 @@ def test_a_fork_of_this_process_leaves_what_rests_alone() -> None:
     assert template_after_measuring() == resting
 
 
+def test_a_fork_of_this_process_leaves_the_measurer_alone() -> None:
+    with LocalMeasurer(detect_target(1), threads=1, workers=1) as measurer:
+        measurer.baseline([matmul()])
+        workers = measurer._pool.pids
+        child = os.fork()
+        if not child:
+            measurer.close()
+            measurer._directory._finalizer()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert Path(measurer._directory.name).exists()
+        assert measurer._pool.pids == workers
+        assert all(running(pid) for pid in workers)
+
+
 def wait_until_gone(*processes: psutil.Process) -> None:
     deadline = time.monotonic() + 10
     while any(running(process.pid) for process in processes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -95,6 +96,7 @@ class Fleet:
         self._absent: set[int] = set()
         self._queue: deque[_Job] = deque()
         self._closed = False
+        self._owner = os.getpid()
         self._last_open_s = time.monotonic()
         self._last_loss = ""
         self.losses = 0
@@ -151,7 +153,9 @@ class Fleet:
                 raise batch.fault
 
     def close(self) -> None:
-        """Let go of all devices. May be repeated."""
+        """Let go of all devices, unless this process was forked from the one that uses them. May be repeated."""
+        if os.getpid() != self._owner:
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()

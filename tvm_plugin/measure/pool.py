@@ -132,6 +132,7 @@ class WorkerPool:
         self._command = command
         self._configuration: Mapping[str, Any] | None = None
         self._closed = False
+        self._owner = os.getpid()
         self._directory = directory
         self._workloads = workloads
         self._environment = worker_environment(threads)
@@ -237,7 +238,9 @@ class WorkerPool:
                 self._drop(index)
 
     def close(self) -> None:
-        """End all workers. May be repeated."""
+        """End all workers, unless this process was forked from the one that they work for. May be repeated."""
+        if os.getpid() != self._owner:
+            return
         workers = [worker for worker in self._workers if worker is not None]
         for worker in workers:
             worker.hang_up()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
+import weakref
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 try:
     import fcntl
@@ -26,7 +28,8 @@ YOUNG_S = 60.0
 
 
 class Scratch(tempfile.TemporaryDirectory[str]):
-    """A temporary directory that is removed when it is cleaned up, or once its owner was killed.
+    """A temporary directory that is removed when it is cleaned up, or once its owner was killed. What its owner forks
+    leaves it alone.
 
     Parameters
     ----------
@@ -34,16 +37,27 @@ class Scratch(tempfile.TemporaryDirectory[str]):
         What it is for; part of its name.
     """
 
+    _finalizer: weakref.finalize[Any, Any]
+
     def __init__(self, kind: str) -> None:
         _remove_abandoned(Path(tempfile.gettempdir()))
         super().__init__(prefix=f"{PREFIX}{kind}-", ignore_cleanup_errors=True)
+        self._owner = os.getpid()
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _remove, self._owner, self.name)
         self._lock = (Path(self.name) / LOCK).open("w")
         _lock(self._lock)
 
     def cleanup(self) -> None:
         """Remove it. May be repeated."""
-        super().cleanup()
+        if os.getpid() == self._owner:
+            super().cleanup()
         self._lock.close()
+
+
+def _remove(owner: int, directory: str) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _remove_abandoned(directory: Path) -> None:
