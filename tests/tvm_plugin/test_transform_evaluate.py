@@ -35,6 +35,7 @@ CASES = [
     ("concat", lambda a, b: op.concat([a, b], 1), [X, POSITIVE]),
     ("stack", lambda a, b: op.stack([a, b], 1), [X, POSITIVE]),
     ("split", lambda x: op.split(x, 4, 1), [floats(2, 10)]),
+    ("split", lambda x: op.split(x, 4, 1), [X]),
     ("split", lambda x: op.split(x, [1, 4], 1), [X]),
     ("strided_slice", lambda x: op.strided_slice(x, [0, 1], [1, -5], [4, 6], [2, 1]), [X]),
     ("take", lambda x: op.take(x, relax.const([2, 0], "int64"), 1), [X]),
@@ -157,6 +158,14 @@ def test_what_means_something_else_in_tvm_is_refused():
     )
     row = relax.const(ROW)
     assert evaluate(normalize(op.nn.layer_norm(relax.const(X), row, row, [1], center=False)), [X, ROW, ROW]) is None
+    assert evaluate(normalize(op.nn.pad(relax.const(X), [-1, 0, 0, 0])), [X]) is None
+
+
+@pytest.mark.parametrize("moment", [op.mean, op.variance, op.std])
+def test_moments_of_integers_are_left_to_tvm(moment):
+    """The mean of 100 and 100 is -28 of int8, in which they are added."""
+    values = np.array([100, 100], "int8")
+    assert evaluate(relax.BlockBuilder().normalize(moment(constant_of(values))), [values]) is None
 
 
 def test_numbers_that_are_no_tensors_are_left_to_tvm():

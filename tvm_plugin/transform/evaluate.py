@@ -138,6 +138,11 @@ def _extremum(function: Callable[..., Array]) -> Evaluator:
     return lambda call, x: reduce(call, x) if x.size else None  # of nothing, numpy knows none
 
 
+def _moment(function: Callable[..., Array]) -> Evaluator:
+    reduce = _reduce(function)
+    return lambda call, x: reduce(call, x) if x.dtype.kind == "f" else None  # integers are added in their own type
+
+
 def _matmul(call: relax.Call, a: Array, b: Array) -> Array:
     return np.matmul(a, b, dtype=_computed_dtype(call))
 
@@ -154,9 +159,9 @@ def _split(call: relax.Call, x: Array) -> tuple[Array, ...]:
     parts = call.attrs.indices_or_sections
     axis = int(call.attrs.axis)
     if hasattr(parts, "value") or isinstance(parts, int):
-        # TVM cuts equal parts of ceil(extent / sections); numpy spreads the remainder.
-        step = -(-x.shape[axis] // _scalar(parts))
-        return tuple(np.split(x, range(int(step), x.shape[axis], int(step)), axis))
+        # TVM cuts equal parts of ceil(extent / sections), the last of them perhaps empty; numpy spreads the remainder.
+        step = -(-x.shape[axis] // int(_scalar(parts)))
+        return tuple(np.split(x, [place * step for place in range(1, int(_scalar(parts)))], axis))
     return tuple(np.split(x, _ints(parts), axis))
 
 
@@ -176,6 +181,8 @@ def _pad(call: relax.Call, x: Array) -> Array | None:
     mode = str(call.attrs.pad_mode)
     widths = np.asarray(_ints(call.attrs.pad_width)).reshape(-1, 2)
     if len(widths) != x.ndim or mode not in ("constant", "reflect", "replicate", "circular"):
+        return None
+    if widths.size and widths.min() < 0:  # cuts off, which numpy does not
         return None
     if mode == "constant":
         return np.pad(x, widths, constant_values=_scalar(call.attrs.pad_value))
@@ -340,12 +347,12 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.where": lambda call, condition, a, b: np.where(condition, a, b),
     # reductions and products
     "relax.sum": _reduce(np.sum),
-    "relax.mean": _reduce(np.mean),
+    "relax.mean": _moment(np.mean),
     "relax.prod": _reduce(np.prod),
     "relax.max": _extremum(np.max),
     "relax.min": _extremum(np.min),
-    "relax.variance": _reduce(np.var),
-    "relax.std": _reduce(np.std),
+    "relax.variance": _moment(np.var),
+    "relax.std": _moment(np.std),
     "relax.cumsum": _cumulate(np.cumsum),
     "relax.cumprod": _cumulate(np.cumprod),
     "relax.matmul": _matmul,
