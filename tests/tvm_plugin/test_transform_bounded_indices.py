@@ -199,3 +199,31 @@ def test_shapes_that_are_not_known_and_coordinates_of_nothing_stay() -> None:
 def test_constants_in_bounds_stay() -> None:
     mod = module(lambda x, i: op.gather_elements(x, i, axis=1), [nearest(ELEMENTS, 4)], fixed=True)
     ir.assert_structural_equal(with_bounded_indices(mod), mod)
+
+
+@pytest.mark.parametrize("made", ["outside", "by a call", "in another block"])
+def test_indices_may_be_a_tuple_of_any_making(made: str) -> None:
+    x, pair = relax.Var("x", relax.TensorType((3, 4), "float32")), relax.TensorType((2,), "int64")
+    given = relax.Var(
+        "given", relax.TensorType((2, 2), "int64") if made == "by a call" else relax.TupleType([pair] * 2)
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, given]):
+        indices: Any = given
+        with builder.dataflow():
+            if made == "by a call":
+                indices = builder.emit(op.split(given, 2, 0))
+            elif made == "in another block":
+                negated = [builder.emit(op.negative(builder.emit(relax.TupleGetItem(given, i)))) for i in range(2)]
+                indices = builder.emit_output(relax.Tuple(negated))
+            if made != "in another block":
+                result = builder.emit_output(op.index_tensor(x, indices))
+        if made == "in another block":
+            x = builder.emit(op.negative(x))
+            with builder.dataflow():
+                result = builder.emit_output(op.index_tensor(x, indices))
+        builder.emit_func_output(result)
+    after = with_bounded_indices(builder.get())
+    relax.analysis.well_formed(after)  # raises where it is not
+    assert after["main"].script().count("R.minimum") == 2
+    ir.assert_structural_equal(with_bounded_indices(after), after)

@@ -82,10 +82,15 @@ class _BoundedIndices(PyExprMutator):
         return self.builder_.normalize(relax.Call(call.op, arguments, call.attrs, call.ty_args))
 
     def _bounded_each(self, indices: relax.Expr, counts: list[int]) -> relax.Expr:
-        """A tuple of indices, one of each axis."""
+        """A tuple of indices, one of each axis. Variables that one of another block is made of end with that block."""
         known = self._binding(indices)
-        given = known if isinstance(known, relax.Tuple) else indices
-        fields = list(given.fields) if isinstance(given, relax.Tuple) else [given]
+        if isinstance(known, relax.Tuple):
+            fields = list(known.fields)
+        else:
+            fields = [relax.TupleGetItem(indices, place) for place in range(len(indices.ty.fields))]
+        if isinstance(indices, relax.Var) and not isinstance(indices, relax.DataflowVar):
+            local = [isinstance(field, relax.DataflowVar) for field in fields]
+            fields = [relax.TupleGetItem(indices, i) if local[i] else field for i, field in enumerate(fields)]
         bounded = [self._bounded(field, [count]) for field, count in zip(fields, counts, strict=False)]
         changed = any(new is not old for new, old in zip(bounded, fields, strict=True))
         return relax.Tuple(bounded) if changed else indices
