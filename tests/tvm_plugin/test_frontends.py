@@ -248,6 +248,8 @@ def test_what_is_no_model(tmp_path):
         load_model(tmp_path / "missing.onnx")
     with pytest.raises(InputError, match=r"^.* is a folder; give .*\.onnx"):
         load_model(tmp_path)
+    with pytest.raises(InputError, match=r"cannot look for a file 'def main.*: File name too long; give .*\.onnx"):
+        load_model("def main" * 1000)  # a text, but not of a Relay program
     weird = tmp_path / "model.pb"
     weird.touch()
     with pytest.raises(InputError, match=r"'\.pb'.*\.onnx"):

@@ -308,6 +308,68 @@ def test_local_functions_are_inlined():
     assert verify_import(imported) == 0
 
 
+def leaky(version=18):
+    """LeakyRelu, whose slope is 0.5 where the caller leaves it out."""
+    node = helper.make_node("LeakyRelu", ["a"], ["b"])
+    node.attribute.append(onnx.AttributeProto(name="alpha", type=onnx.AttributeProto.FLOAT, ref_attr_name="slope"))
+    opsets, slopes = [helper.make_opsetid("", version)], [helper.make_attribute("slope", 0.5)]
+    return helper.make_function("local", "Leaky", ["a"], ["b"], [node], opsets, attribute_protos=slopes)
+
+
+@pytest.mark.parametrize("version", [17, 18])
+@pytest.mark.parametrize("nested", [False, True])
+def test_attributes_of_functions_have_defaults(version, nested):
+    """Also of those that another function calls, or that declare another version of the same operators."""
+    call = helper.make_node("Leaky", ["x"], ["y"], domain="local")
+    functions = [leaky(version)]
+    if nested:
+        opsets = [helper.make_opsetid("local", 1)]
+        functions.append(helper.make_function("local", "Outer", ["x"], ["y"], [call], opsets))
+        call = helper.make_node("Outer", ["x"], ["y"], domain="local")
+    proto = model([call], {"x": [2, 8]}, {"y": [2, 8]}, functions=functions[-1:])
+    del proto.functions[:]
+    proto.functions.extend(functions)
+    proto.ir_version = 9
+    imported = load_model(proto)
+    assert verify_import(imported) < 1e-6
+    (x,) = imported.random_inputs(0)
+    np.testing.assert_allclose(imported.reference(x)[0], np.where(x < 0, x / 2, x), rtol=1e-6)
+
+
+def test_functions_alone_declare_the_version_of_operators():
+    softmax = helper.make_node("Softmax", ["a"], ["b"])  # of all axes but the first, before version 13
+    function = helper.make_function("local", "Shares", ["a"], ["b"], [softmax], [helper.make_opsetid("", 12)])
+    proto = model([helper.make_node("Shares", ["x"], ["y"], domain="local")], {"x": [2, 3, 4]}, {"y": [2, 3, 4]})
+    proto.functions.append(function)
+    del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("local", 1))
+    imported = load_model(proto)
+    assert verify_import(imported) < 1e-6
+    np.testing.assert_allclose(imported.reference(*imported.random_inputs(0))[0].sum(axis=(1, 2)), [1, 1], rtol=1e-5)
+
+
+def test_functions_of_versions_that_onnx_runtime_does_not_know_yet():
+    latest = onnx.defs.onnx_opset_version()
+    call = helper.make_node("Leaky", ["x"], ["y"], domain="local", slope=0.25)
+    proto = model([call], {"x": [2, 8]}, {"y": [2, 8]}, opset=latest, functions=[leaky(latest)])
+    proto.ir_version = 9
+    assert verify_import(load_model(proto)) < 1e-6
+
+
+@pytest.mark.parametrize("by_axis", [False, True])
+def test_weights_with_few_elements(by_axis):
+    places = [[0, 1], [2, 0], [3, 2]] if by_axis else [1, 6, 11]
+    values, indices = constant("w", [1.5, -2, 3]), constant("", places, np.int64)
+    proto = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 4]}, {"y": [2, 3]})
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4, 3]))
+    imported = load_model(proto)
+    assert verify_import(imported) < 1e-6
+    weights = np.array([[0, 1.5, 0], [0, 0, 0], [-2, 0, 0], [0, 0, 3]], np.float32)
+    (x,) = imported.random_inputs(0)
+    np.testing.assert_allclose(imported.reference(x)[0], x @ weights, rtol=1e-6)
+    assert proto.graph.sparse_initializer, "the caller's proto must stay as it is"
+
+
 def test_external_data(tmp_path):
     path = tmp_path / "big.onnx"
     onnx.save(convolution(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)

@@ -97,6 +97,15 @@ WITH_TWO_BRANCHES = (
 """
 )
 
+WITH_A_SCAN_BEHIND_A_BRANCH = (
+    WITH_A_BRANCH.replace("last = If", "once = If")
+    + """
+    total = Scan <num_scan_inputs = 1, body = add (float[3] p, float[3] row) => (float[3] q) { q = Add (p, row) }>
+        (zeros, grown)
+    last = Sub (once, total)
+"""
+)
+
 WITH_A_NORM_IN_A_BRANCH = """
     every = Identity (x)
     factors = Constant <value = float[3] {1, 2, 3}> ()
@@ -132,7 +141,10 @@ def model(body: str, opset: int = 17) -> Any:
     )
 
 
-BODIES = (WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN, SCAN_IN_A_LOOP, WITH_WEIGHTS, WITH_A_BRANCH, WITH_TWO_BRANCHES)
+BODIES = (
+    *(WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN, SCAN_IN_A_LOOP, WITH_WEIGHTS),
+    *(WITH_A_BRANCH, WITH_TWO_BRANCHES, WITH_A_SCAN_BEHIND_A_BRANCH),
+)
 
 
 @pytest.mark.parametrize("opset", [12, 17])

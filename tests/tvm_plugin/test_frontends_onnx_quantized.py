@@ -171,6 +171,24 @@ def test_the_range_is_what_there_is_and_zero(values: list[float]) -> None:
     assert compare(results, imported.reference(array)) == (0, 0)
 
 
+@pytest.mark.parametrize(("left", "right"), [((32,), (32, 20)), ((6, 32), (32,)), ((6, 32), (32, 20))])
+def test_zero_points_of_one_element_add_no_axis(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 255, left, "uint8", endpoint=True)
+    constants = {"w": rng.integers(-60, 60, right, "int8"), "z": np.array([131], "uint8"), "u": np.array([3], "int8")}
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w", "z", "u"], ["y"])],
+        "sums",
+        [helper.make_tensor_value_info("x", P.UINT8, left)],
+        [helper.make_tensor_value_info("y", P.INT32, [*left[:-1], *right[1:]])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    imported = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert imported.reference is not None
+    (actual,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(x)
+    np.testing.assert_array_equal(actual, imported.reference(x)[0])
+
+
 def test_channels_last_is_refused_by_name() -> None:
     model = proto("QLinearConv", "uint8", "int8", False, "uint8")
     model.graph.node[0].domain = "com.microsoft"

@@ -15,7 +15,7 @@ from onnx import TensorProto as P  # noqa: E402
 from onnx import helper  # noqa: E402
 
 import eqtune  # noqa: E402
-from eqtune.frontends import load_model  # noqa: E402
+from eqtune.frontends import load_model, verify_import  # noqa: E402
 from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
 from eqtune.tasks.lower import lower_to_kernels  # noqa: E402
@@ -170,6 +170,22 @@ def test_a_norm_that_onnx_runtime_puts_among_onnx_s_operators() -> None:
     )
 
 
+def test_a_norm_that_onnx_runtime_puts_among_older_operators_of_onnx() -> None:
+    """ONNX has it from version 17 on; what is optimised keeps the version that it had. Also in a branch."""
+    constants = {"g": weights(16), "b": weights(16, seed=1)}
+    model = proto("LayerNormalization", {"x": (2, 5, 16)}, constants, "x g b", domain="", epsilon=1e-5)
+    model.opset_import[0].version = 13
+    assert_equal(model)
+    result = helper.make_tensor_value_info("y", P.FLOAT, (2, 5, 16))
+    normed = helper.make_graph(list(model.graph.node), "normed", [], [result])
+    negated = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "negated", [], [result])
+    del model.graph.node[:], model.graph.output[:]
+    model.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=normed, else_branch=negated))
+    model.graph.input.append(helper.make_tensor_value_info("c", P.BOOL, ()))
+    model.graph.output.append(helper.make_tensor_value_info("z", P.FLOAT, (2, 5, 16)))
+    assert verify_import(load_model(model)) < 1e-5
+
+
 MASK = np.array([[1, 1, 1, 0, 0, 1], [1, 0, 1, 1, 1, 1]], np.int32)
 LATER = np.tril(np.ones((2, 6, 6), np.int32))
 
@@ -228,6 +244,13 @@ def test_packed_operands_are_refused_by_name() -> None:
         load_model(proto("MultiHeadAttention", {"q": (2, 6, 4, 3, 4)}, {}, "q", num_heads=4))
 
 
+def test_a_cache_that_is_written_in_place_is_refused_by_name() -> None:
+    inputs = {"q": (2, 2, 16), "k": (2, 2, 16), "v": (2, 2, 16), "a": (2, 4, 8, 4), "c": (2, 4, 8, 4)}
+    constants = {"n": np.array([3], np.int32)}
+    with pytest.raises(eqtune.UnsupportedModelError, match="MultiHeadAttention whose cache is written in place"):
+        load_model(proto("MultiHeadAttention", inputs, constants, "q k v - - - a c n", "y s t", num_heads=4))
+
+
 @pytest.mark.parametrize(
     ("inputs", "constants", "order"),
     [
@@ -269,6 +292,13 @@ def test_a_product_that_is_quantised_when_it_runs(bias: bool) -> None:
 def test_a_layout_of_one_cpu_is_refused_with_advice() -> None:
     model = proto("Conv", {"x": (1, 16, 7, 7)}, {"w": weights(16, 16, 3, 3)}, "x w", domain="com.microsoft.nchwc")
     model.opset_import.append(helper.make_opsetid("com.microsoft.nchwc", 1))
+    with pytest.raises(eqtune.UnsupportedModelError, match="ORT_ENABLE_EXTENDED"):
+        load_model(model)
+    body = helper.make_graph(list(model.graph.node), "body", [], list(model.graph.output))
+    del model.graph.node[:]
+    model.graph.input.append(helper.make_tensor_value_info("c", P.BOOL, ()))
+    model.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body))
+    model.graph.output[0].name = "z"
     with pytest.raises(eqtune.UnsupportedModelError, match="ORT_ENABLE_EXTENDED"):
         load_model(model)
 

@@ -76,6 +76,11 @@ def half(x: Any) -> Any:
     )
 
 
+def of_half(x: Any) -> Any:
+    stored = ops.quantize_per_tensor(x.half(), 0.02, 3, *SIGNED)
+    return ops.dequantize_per_tensor(stored, 0.02, 3, *SIGNED)
+
+
 def without_zeros(x: Any) -> Any:
     scales = torch.full((5,), 0.02)
     stored = ops.quantize_per_channel(x, scales, torch.zeros(5, dtype=torch.int64), 1, *SIGNED)
@@ -88,7 +93,7 @@ def wide(x: Any) -> Any:
     return ops.dequantize_per_channel(stored, scales, zeros, 0, *limits)
 
 
-@pytest.mark.parametrize("body", [half, without_zeros, wide])
+@pytest.mark.parametrize("body", [half, of_half, without_zeros, wide])
 def test_each_argument_has_its_effect(body: Any) -> None:
     class Body(torch.nn.Module):
         def forward(self, x: Any) -> Any:

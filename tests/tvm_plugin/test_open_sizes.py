@@ -27,6 +27,8 @@ from eqtune.transform import pipeline
 from eqtune.transform.pipeline import cheapest_form
 from eqtune.transform.stored_schedules import stored_schedules
 from eqtune.tune import open_sizes
+from eqtune.tune.result import TaskResult
+from eqtune.tune.tiles import TunedTiles, _with_results
 
 onnx = pytest.importorskip("onnx")
 torch = pytest.importorskip("torch")
@@ -697,3 +699,12 @@ def test_a_model_that_computes_something_else_at_another_size_is_refused(
     monkeypatch.setattr(open_sizes.Accuracy, "errors", wrong_at_17(open_sizes.Accuracy.errors))
     with pytest.raises(MismatchError, match="at n=17, the tuned model's outputs differ"):
         tuned(rows(), tmp_path)
+
+
+@pytest.mark.parametrize(("trials", "schedule"), [(0, "by estimate"), (1, "plain")])
+def test_a_kernel_that_was_not_measured_keeps_its_schedule_by_estimate(trials: int, schedule: str) -> None:
+    """It got the plain one, which is there for kernels that nothing makes faster."""
+    nothing: Any = None
+    form = pipeline.EstimatedForm("exact", nothing, nothing, nothing, {"a": "by estimate"}, {}, 1, 1, 1.0)
+    found = TaskResult("kernel", "a", 1, 1.0, 1.0, 1e-3, 1e-3, trials=trials, failed=0, trace="plain")
+    assert _with_results(TunedTiles(form, {}), [found], interrupted=False).form.schedules == {"a": schedule}

@@ -17,11 +17,12 @@ from eqtune.report.units import binary, count, counted, duration, number, percen
 
 CONTEXT = Context('{"kind": "llvm"}', "a cpu", 2, "0.27.0")
 CONV, ADD = "a" * 16, "b" * 16
+DECISION = '{"sketch": "rows", "values": {}}'
 
 
 def trial(workload, latency_s):
     latencies, error = ((), "timeout") if math.isinf(latency_s) else ((latency_s,), "")
-    return Record(workload, "", "[[],[]]", CONTEXT, latencies, error=error)
+    return Record(workload, DECISION, "[[],[]]", CONTEXT, latencies, error=error)
 
 
 @pytest.fixture
@@ -88,6 +89,14 @@ def test_records_of_another_context_or_kernel_do_not_count(summary):
         trial("c" * 16, 1e-9),
     ]
     assert with_records(summary, others).trials == 0
+
+
+def test_imported_schedules_and_prices_are_no_trials(summary):
+    """A kernel that the budget did not reach had one trial, and the curve what nobody had measured for the model."""
+    priced = [replace(trial(ADD, 1e-9), decision=""), replace(trial(CONV, 1e-9), decision=""), trial(CONV, 0.1)]
+    add, conv = with_records(summary, priced).kernels
+    assert (add.trials, add.curve) == (0, ())
+    assert (conv.trials, conv.curve) == (1, ((1, 0.1),))
 
 
 def test_best_so_far_keeps_changes_and_the_end():

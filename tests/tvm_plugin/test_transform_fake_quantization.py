@@ -274,6 +274,19 @@ def test_a_number_that_is_no_tensor_is_added_to_the_floats() -> None:
     assert_a_step_apart(model(*IMAGE, body))
 
 
+def test_a_stream_of_floats_is_summed_once() -> None:
+    """And not for each layer again, in the scale of that."""
+
+    def body(emit: Any, x: Any) -> Any:
+        for _ in range(4):
+            layer = emit(op.tanh(real(emit, stored(emit, x, 0.5, 0), 0.5, 0)))
+            x = emit(op.add(emit(op.nn.relu(x)), layer))
+        return x
+
+    values = top_level_bindings(FakeQuantizationToInteger()(model((5, 8), "float32", body))["main"])
+    assert [operator(binding.value) for binding in values].count("relax.add") == 4
+
+
 def test_other_models_stay_as_they_are() -> None:
     mod = model((1, 6, 9, 9), "float32", lambda emit, x: emit(op.nn.relu(x)))
     assert FakeQuantizationToInteger()(mod).same_as(mod)

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from eqtune import cost_model
 from eqtune.errors import InputError
 from eqtune.measure.base import NO_REFERENCE, Measurement, Overheads
-from eqtune.records import Context, RecordDatabase
+from eqtune.records import Context, Record, RecordDatabase
 from eqtune.search import allocation, strategies
 from eqtune.search.allocation.base import TaskStatus
 from eqtune.search.space.base import Decision, Knob, Sketch, Space
 from eqtune.search.space.features import FEATURES
 from eqtune.tune.budget import Budget
-from eqtune.tune.kernel_search import KernelSearch
+from eqtune.tune.kernel_search import KernelSearch, decision_key
 from eqtune.tune.loop import TuningLoop, Variant
 from eqtune.tune.progress import Progress
 
@@ -221,6 +221,18 @@ def test_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
     second = LookUp(sketches)
     loop_over([resumed], second, tmp_path, trials=48).run()
     assert not set(first.asked) & set(second.asked)
+
+
+def test_a_narrowed_space_resumes_from_candidates_that_it_has() -> None:
+    """Others pack weights otherwise: the fastest of all was reported, and not used."""
+    sketch = ToySketch(1.0, 0)
+    sketch.knobs = (Knob("a", (3,)), ToySketch.knobs[1])
+    decisions = [Decision("toy", {"a": a, "b": 5}) for a in (0, 3)]
+    records = [Record(K0, decision_key(d), "[[],[]]", CONTEXT, (1e-6 * (1 + d.values["a"]),)) for d in decisions]
+    narrowed = kernel(K0, sketch)
+    narrowed.resume(records, within=True)
+    assert narrowed.status.trials == 1
+    assert [one.decision for one in narrowed.finalists(2)] == decisions[1:]
 
 
 def test_failed_candidates_are_counted_and_never_best(tmp_path: Path) -> None:

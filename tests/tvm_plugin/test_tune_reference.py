@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import weakref
 from collections.abc import Callable
@@ -90,6 +91,22 @@ def test_what_roundings_make_of_a_quantised_model_is_measured(
     assert told == pytest.approx([permitted, permitted], rel=1e-4)
 
 
+def test_what_another_version_of_eqtune_computed_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake in the untuned model outlived its correction: the right tuned model was refused from then on."""
+    wrong, right = np.zeros((7, 9), np.float32), np.ones((7, 9), np.float32)
+    mod = module((7, 9), lambda bb, x: relax.op.exp(x))
+    told: list[float] = []
+    with contextlib.closing(WorkDirectory(tmp_path)) as work:
+        for version, outputs in (("1", wrong), ("2", right), ("2", wrong)):
+            monkeypatch.setattr(reference, "__version__", version)
+            imported = imported_model(mod, "model", "relax", lambda x, outputs=outputs: [outputs])
+            compared = reference.Reference(imported, detect_target(1), work, 0, "here", LocalModels(1))
+            told.append(float(compared.outputs[0].mean()))
+    assert told == [0.0, 1.0, 1.0]
+
+
 def test_a_model_that_takes_long_untuned_is_compared_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +155,18 @@ def test_a_wrong_model_is_refused_without_the_untuned_one(tmp_path: Path, monkey
     monkeypatch.setattr(reference.Reference, "first_run", property(wrong))
     with pytest.raises(eqtune.MismatchError):
         tune(tmp_path)
+
+
+def test_outputs_without_a_finite_number_are_not_said_to_be_equal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They differed by 0, whatever the tuned model computes: NaN equals NaN."""
+    caplog.set_level(logging.INFO, "eqtune")
+    mod = module((4, 30), lambda bb, x: relax.op.sqrt(bb.emit(relax.op.negative(bb.emit(relax.op.exp(x))))))
+    result = eqtune.tune_model(mod, trials=1, graph="off", threads=1, work_dir=tmp_path, progress=False)
+    assert math.isnan(result.max_rel_error)
+    assert result.summary.max_rel_error is None
+    assert "NOT COMPARED" in caplog.text
 
 
 def test_what_runs_quickly_is_run_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

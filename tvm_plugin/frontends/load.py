@@ -202,7 +202,11 @@ def _onnx_door() -> ModuleType:
 
 
 def _check_file(path: Path) -> None:
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # the name is too long, as of a text, or a folder is another user's
+        raise InputError(f"cannot look for a file {str(path)[:80]!r}: {error.strerror}; give {KINDS}") from error
+    if not is_file:
         raise InputError(f"{f'{path} is a folder' if path.is_dir() else f'no file {path}'}; give {KINDS}")
     if path.suffix in (".pt", ".pth"):
         raise InputError(

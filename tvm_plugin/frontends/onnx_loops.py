@@ -155,7 +155,11 @@ class _Writer:
             raise UnsupportedModelError(f"{_description(node)}: which nodes run depends on inputs; export one branch")
         for name in sorted({name for body in bodies for name in _read_by(body)} & local.keys()):
             if local[name] != name:  # a body that stays knows the former name
-                local[name] = self.add("Identity", [local[name]], name)
+                written, local[name] = local[name], self.add("Identity", [local[name]], name)
+                if written in self.known:
+                    self.known[name] = self.known[written]
+                if written in self.shapes:
+                    self.shapes[name] = self.shapes[written]
         outputs = [f"{name}{suffix}" if name else "" for name in node.output]
         copied = onnx.NodeProto()
         copied.CopyFrom(node)

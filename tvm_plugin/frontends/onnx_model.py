@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ from .onnx_fourier import with_precise_transforms
 from .onnx_importer import known_operators, translated
 from .onnx_loops import has_loops, with_loops_written_out
 from .onnx_narrow_weights import with_exact_products, with_weights_in_bytes
+from .onnx_nodes import opset_of
 from .onnx_runtime_operators import ONNX_RUNTIME_DOMAIN
 from .onnx_runtime_session import as_released, folded, references
-from .onnx_weights import MOST_SERIALIZED, on_graph, weights_bytes
+from .onnx_weights import MOST_SERIALIZED, on_graph, weights_bytes, with_dense_weights
 
 __all__ = ["from_onnx", "from_onnx_file"]
 
@@ -84,9 +85,10 @@ def from_onnx(
         model = _with_shapes(model, shapes)
     _refuse_symbolic(model, any_size)
     _check(model, name)
-    model = as_released(model, name)
+    model = with_dense_weights(model)
     if model.functions:
-        model = on_graph(onnx.inliner.inline_local_functions, model)
+        model = on_graph(_inlined, model)
+    model = as_released(model, name)
     _refuse_foreign(model)
     written = with_loops_written_out(_folded(model, name)) if has_loops(model.graph) else model
     known = _in_known_operators(written)
@@ -114,16 +116,57 @@ def _check(model: onnx.ModelProto, name: str) -> None:
 
 def _as_declared(model: onnx.ModelProto) -> onnx.ModelProto:
     """With what ONNX Runtime puts into ONNX's domain, and ONNX does not know, in its own."""
-    foreign = [index for index, node in enumerate(model.graph.node) if node.op_type == "SimplifiedLayerNormalization"]
-    if not foreign:
+    foreign = {"SimplifiedLayerNormalization", *(["LayerNormalization"] if opset_of(model) < 17 else [])}
+    if not any(node.op_type in foreign for node in _every(model.graph.node)):
         return model
     declared = onnx.ModelProto()
     declared.CopyFrom(model)
-    for index in foreign:
-        declared.graph.node[index].domain = ONNX_RUNTIME_DOMAIN
+    for node in _every(declared.graph.node):
+        if node.op_type in foreign:
+            node.domain = ONNX_RUNTIME_DOMAIN
     if all(entry.domain != ONNX_RUNTIME_DOMAIN for entry in declared.opset_import):
         declared.opset_import.append(onnx.helper.make_opsetid(ONNX_RUNTIME_DOMAIN, 1))
     return declared
+
+
+def _every(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, each before those of its branches and bodies."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _every(graph.node)
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Without functions of its own.
+
+    The inliner of onnx looks at no defaults of attributes: calls get those that they leave out. And it does not inline
+    what declares another version of ONNX than the model: of a valid model, the operators are the same in both.
+    """
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    versions = {_of_onnx(entry.domain): entry.version for entry in plain.opset_import}
+    defaults = {}
+    for function in plain.functions:
+        defaults[function.domain, function.name, function.overload] = function.attribute_proto
+        for entry in function.opset_import:
+            domain = _of_onnx(entry.domain)
+            if domain not in versions:
+                versions[domain] = entry.version
+                plain.opset_import.append(entry)
+            entry.version = versions[domain]
+    nodes = [*plain.graph.node, *(node for function in plain.functions for node in function.node)]
+    for node in _every(nodes):
+        given = {attribute.name for attribute in node.attribute}
+        known = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend([attribute for attribute in known if attribute.name not in given])
+    return onnx.inliner.inline_local_functions(plain)
+
+
+def _of_onnx(domain: str) -> str:
+    """A domain; ONNX's own has two names."""
+    return "" if domain == "ai.onnx" else domain
 
 
 def _inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
@@ -180,7 +223,7 @@ def _refuse_symbolic(model: onnx.ModelProto, any_size: bool) -> None:
 
 def _refuse_foreign(model: onnx.ModelProto) -> None:
     """Names alone do not tell: a model that ONNX Runtime laid out for one CPU has a Conv of another domain."""
-    for node in model.graph.node:
+    for node in _every(model.graph.node):
         if node.domain not in ("", "ai.onnx", ONNX_RUNTIME_DOMAIN):
             advice = ": save it with ORT_ENABLE_EXTENDED, not ORT_ENABLE_ALL" if "nchwc" in node.domain else ""
             raise UnsupportedModelError(

@@ -1,6 +1,6 @@
 """Quantised operators of ONNX, and of ONNX Runtime's own domain, that TVM's importer does not know.
 
-QLinearMatMul, QLinearConv and ConvInteger sum (x - zero point) * (w - zero point) in int32, as ONNX defines them;
+QLinearMatMul, QLinearConv, MatMulInteger and ConvInteger sum (x - zero point) * (w - zero point) in int32, as in ONNX;
 `eqtune.transform.NarrowProducts` makes products of 8 or 16 bits of that, as the CPU has instructions for. All others
 (QLinearAdd, QGemm, ...) become what they stand for: `dequantize`, the operator, `quantize`, which
 `eqtune.transform.FakeQuantizationToInteger` takes together again.
@@ -26,11 +26,15 @@ Quantized = Callable[[Any, Sequence[Any], dict[str, Any], Convert], Any]
 
 def _matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs[:8]
-    left = _centered(bb, a, a_zero, -2)
-    right = _centered(bb, b, b_zero, -1)
-    sums = bb.emit(op.matmul(left, right, out_dtype="int32"))
+    sums = bb.emit(_matmul_sums(bb, [a, b, a_zero, b_zero], attrs, convert))
     ratio = _along(bb, a_scale, a, -2), _along(bb, b_scale, sums, -1)  # sums of a vector have no rows, unlike `b`
     return _rescaled(bb, sums, ratio, y_scale, y_zero)
+
+
+def _matmul_sums(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """TVM makes matrices of vectors whose zero point is a tensor of one element."""
+    a, b, a_zero, b_zero = padded(inputs, 4)
+    return op.matmul(_centered(bb, a, a_zero, -2), _centered(bb, b, b_zero, -1), out_dtype="int32")
 
 
 def _convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
@@ -44,15 +48,6 @@ def _convolution(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert:
 def _convolution_sums(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     x, w, x_zero, w_zero = padded(inputs, 4)
     return convert("Conv", [_centered(bb, x, x_zero, 1), _centered(bb, w, w_zero, 0), None], attrs)
-
-
-def _integer_product(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
-    """Of vectors, from which TVM subtracts zero points as from matrices, if they are vectors of one."""
-    a, b, a_zero, b_zero = padded(inputs, 4)
-    if 1 not in (a.ty.ndim, b.ty.ndim):
-        return None
-    left, right = _centered(bb, a, a_zero, -2 % a.ty.ndim), _centered(bb, b, b_zero, -1)
-    return op.matmul(left, right, out_dtype="int32")
 
 
 def _linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
@@ -145,7 +140,7 @@ def _quantized_as_it_runs(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any],
 QUANTIZED: dict[str, Quantized] = {
     "ConvInteger": _convolution_sums,
     "DynamicQuantizeLinear": _quantized_as_it_runs,
-    "MatMulInteger": _integer_product,
+    "MatMulInteger": _matmul_sums,
     "QGemm": _gemm,
     "QLinearAdd": _through("Add", operands=2),
     "QLinearAveragePool": _through("AveragePool"),

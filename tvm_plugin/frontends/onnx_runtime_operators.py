@@ -211,7 +211,9 @@ def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert
 
 def _multi_head_attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """Query, key and value are given."""
-    query, key, value, bias, mask, added, past_key, past_value = padded(inputs, 8)[:8]
+    query, key, value, bias, mask, added, past_key, past_value, *more = padded(inputs, 8)
+    if any(tensor is not None for tensor in more):  # its length, say, of one that the results share
+        raise UnsupportedModelError("MultiHeadAttention whose cache is written in place cannot be imported")
     heads = int(attrs["num_heads"])
     if key is None or value is None:
         raise UnsupportedModelError("MultiHeadAttention of packed operands cannot be imported, nor run on a CPU")
@@ -285,7 +287,7 @@ def _dynamic_quantize_matmul(bb: Any, inputs: Sequence[Any], attrs: dict[str, An
 
 def _matmul_integer_to_float(bb: Any, inputs: Sequence[Any], _: dict[str, Any], convert: Convert) -> Any:
     a, b, a_scale, b_scale, a_zero, b_zero, bias = padded(inputs, 7)
-    sums = bb.emit(convert("MatMulInteger", [a, b, a_zero, b_zero], {}))
+    sums = bb.emit(QUANTIZED["MatMulInteger"](bb, [a, b, a_zero, b_zero], {}, convert))
     scale = _times(bb, a_scale, b_scale)
     result = _times(bb, bb.emit(op.astype(sums, str(scale.ty.dtype))), scale)
     return result if bias is None else bb.emit(op.add(result, bias))

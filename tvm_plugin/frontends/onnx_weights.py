@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from ..transform.constants import Array
 
-__all__ = ["LARGE_BYTES", "MOST_SERIALIZED", "on_graph", "weights_bytes", "without_weights"]
+__all__ = ["LARGE_BYTES", "MOST_SERIALIZED", "on_graph", "weights_bytes", "with_dense_weights", "without_weights"]
 
 LARGE_BYTES = 1 << 28
 """Weights that are worth being left out where a model is handed on."""
@@ -31,6 +32,23 @@ _EVERYWHERE = frozenset(
 def weights_bytes(model: onnx.ModelProto) -> int:
     """Of the graph's initializers, about; `ModelProto.ByteSize` serialises the model to count."""
     return sum(map(_nbytes, model.graph.initializer))
+
+
+def with_dense_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with sparse initializers written out, which TVM's importer does not read; itself where it has none."""
+    if not model.graph.sparse_initializer:
+        return model
+    dense = onnx.ModelProto()
+    dense.CopyFrom(model)
+    for sparse in dense.graph.sparse_initializer:
+        values = numpy_helper.to_array(sparse.values)
+        array = np.zeros(tuple(sparse.dims), values.dtype)
+        if values.size:
+            places = numpy_helper.to_array(sparse.indices)  # one number for each value, or one for each axis
+            array[tuple(places.T) if places.ndim == 2 else np.unravel_index(places, array.shape)] = values
+        dense.graph.initializer.append(numpy_helper.from_array(array, sparse.values.name))
+    del dense.graph.sparse_initializer[:]
+    return dense
 
 
 def without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Array]]:

@@ -46,6 +46,7 @@ def _given(node: Any, importer: Any, names: tuple[str, ...]) -> dict[str, Any]:
 def _quantize(names: tuple[str, ...]) -> Callable[[Any, Any], Any]:
     def converted(node: Any, importer: Any) -> Any:
         given = _given(node, importer, names)
+        given["input"] = cast(given["input"], "float32", importer)  # where it has 16 bits, as PyTorch does
         if given["dtype"] == "int32":
             return _quantized_widely(importer, given)
         limits, real = np.iinfo(given["dtype"]), given["input"]

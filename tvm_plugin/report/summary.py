@@ -240,9 +240,12 @@ class RunSummary:
 
 
 def with_records(summary: RunSummary, records: Sequence[Record]) -> RunSummary:
-    """The summary with curves, trials and failures by kind taken from the records of its context, in their order."""
+    """The summary with curves, trials and failures by kind taken from the records of its context, in their order.
+
+    Records without a decision are no trials: imported ones, and those of kernels that the budget did not reach.
+    """
     wanted = {row.workload_hash for row in summary.kernels}
-    records = [r for r in records if r.context == summary.context and r.workload_hash in wanted]
+    records = [r for r in records if r.decision and r.context == summary.context and r.workload_hash in wanted]
     rows = []
     for row in summary.kernels:
         own = [record for record in records if record.workload_hash == row.workload_hash]

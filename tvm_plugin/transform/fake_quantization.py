@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ class FakeQuantizationToInteger:
             return function
         if self._products:
             function = _unsigned(function)
-        integers = _Integers(self._products, block_results(function))
+        integers = _Integers(self._products, function)
         integer = relax.analysis.remove_all_unused(integers.visit_expr(function))
         return relax.analysis.remove_all_unused(_Arithmetic().visit_expr(integer))
 
@@ -159,6 +160,16 @@ def _unsigned(function: relax.Function) -> relax.Function:
     return rewrite_bindings(function, rewrite)
 
 
+def _shared(function: relax.Function) -> set[relax.Var]:
+    """What several operators read, not all of them `quantize`: it is computed in any case.
+
+    By another scale as well, a residual stream of floats would be summed from its beginning for each layer.
+    """
+    bindings = top_level_bindings(function)
+    quantized = Counter(binding.value.args[0] for binding in bindings if operator(binding.value) == QUANTIZE)
+    return {var for var, uses in use_counts(function).items() if uses > 1 and uses != quantized[var]}
+
+
 def _raised(zero: Any) -> Any:
     """In 32 bits, as a zero point may lie outside of bytes."""
     return constant_of(array_of(zero).astype(np.int32) + np.int32(128))
@@ -168,9 +179,9 @@ def _raised(zero: Any) -> Any:
 class _Integers(_Builder):
     """Works on what the builder holds already: operands come before their users."""
 
-    def __init__(self, products: bool, results: Collection[relax.Var]) -> None:
+    def __init__(self, products: bool, function: relax.Function) -> None:
         super().__init__()
-        self._products, self._results = products, results
+        self._products, self._results, self._shared = products, block_results(function), _shared(function)
         self._sums_of_products: set[relax.Var] = set()
 
     def visit_call_(self, call: relax.Call) -> Any:
@@ -341,6 +352,8 @@ class _Integers(_Builder):
         if parameters is not None and _are_numbers(*parameters):
             centered = self._centered(value.args[0], parameters[1].reshape(()))
             return self._scaled(centered, parameters[0].reshape(()) / scale)
+        if real in self._shared:
+            return op.divide(real, _constant(scale, "float32", real))
         if (
             operator(value) == "relax.add"
             and all(is_static_tensor(term.ty) for term in value.args)

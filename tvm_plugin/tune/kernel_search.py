@@ -130,12 +130,17 @@ class KernelSearch:
         if measurements:
             self.status.history.append(self.best_s)
 
-    def resume(self, records: Sequence[Record]) -> None:
-        """Take in what earlier runs measured on this kernel in this context, round by round, roughly."""
+    def resume(self, records: Sequence[Record], within: bool = False) -> None:
+        """Take in what earlier runs measured on this kernel in this context, round by round, roughly.
+
+        With `within`, only candidates that the space has: others may not be used.
+        """
         known = []
         for record in records:
             if record.decision:
                 decision = Decision.from_json(json.loads(record.decision))
+                if within and self.space.point(decision) is None:
+                    continue
                 outcome = record.latencies_s, record.error, record.detail, record.trace
                 known.append(Measurement(decision, *outcome, notes=notes_of(record)))
         for start in range(0, len(known), BATCH):

@@ -40,6 +40,9 @@ __all__ = ["tune_model"]
 
 LOGGER = logging.getLogger(__name__)
 
+NOTHING_FINITE = "for random inputs, all outputs of the model are NaN or infinite: its numbers are NOT COMPARED"
+"""Said where a comparison would tell nothing."""
+
 INTERPRETER_S = 0.15e-6
 """What the virtual machine's interpreter takes for a call of a kernel, beyond what compiled code takes for it."""
 
@@ -221,6 +224,9 @@ def _tuned(
         latency_s = baseline_s
         if verify:
             absolute, relative = accuracy.errors(tuned.run)
+    if verify and not reference.tells:
+        session.progress.say(NOTHING_FINITE)
+        absolute = relative = math.nan
     session.save_spent()
     verdict = accuracy.verdict(tuned.form) if fast_math else advice
     summary = summarize(

@@ -318,7 +318,7 @@ def _kernels(session: Session, tuned: TunedTiles, sizes: Mapping[str, int], base
     for task in tasks:
         alone = tuned.results.get(task.workload_hash)  # its sizes are known
         measured = tuned.of_kernel(task.functions[0], sizes) if alone is None else [alone]
-        if measured:
+        if measured and all(one.trials for one in measured):
             results |= {one.workload_hash: one for one in measured}
             continue
         roofline_s = session.hardware.least_latency_s(task.flops, task.bytes_moved, task.weight_bytes)

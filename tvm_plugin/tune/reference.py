@@ -19,6 +19,7 @@ import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 
+from .. import __version__
 from ..dtypes import epsilon
 from ..frontends import ImportedModel
 from ..frontends.chosen import computes_sizes
@@ -201,6 +202,12 @@ class Reference:
         return outputs
 
     @cached_property
+    def tells(self) -> bool:
+        """False where all numbers of the outputs are NaN or infinite: then anything equals them that is so, too."""
+        told = [output for output in self.outputs if output.size]
+        return not told or any(bool(np.isfinite(output.astype(np.float64)).any()) for output in told)
+
+    @cached_property
     def orders(self) -> bool:
         """Whether the model puts values in order, or gives places of some."""
         return any(operator(binding.value) in _ORDERING for binding in top_level_bindings(self.imported.mod["main"]))
@@ -263,10 +270,13 @@ class Reference:
 
     @cached_property
     def key(self) -> str:
-        """Names the model with the contents of its weights, the inputs and the context."""
+        """Names the model with the contents of its weights, the inputs, the context and the version of eqtune.
+
+        What another version made of the untuned model may be what was wrong with it.
+        """
         plain = ":plain" if self.plain else ""
         model, inputs = _fingerprint(self.imported.mod), _digest(self.inputs)
-        return f"reference:{self.context_key}:{model}:{inputs}{plain}"
+        return f"reference:{self.context_key}:{__version__}:{model}:{inputs}{plain}"
 
 
 def _shared_kernels(mod: Any) -> Any:

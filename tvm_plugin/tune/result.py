@@ -145,7 +145,7 @@ class TuneResult:
         What the graph search did; None when it was off.
     max_abs_error, max_rel_error : float
         Largest difference of the tuned outputs from the reference, absolute, and relative to the largest reference
-        value of that output. NaN when `verify=False`.
+        value of that output. NaN when `verify=False`, and where the reference's outputs have no finite number.
     interrupted : bool
         True after Ctrl-C: this is the best so far.
     summary : RunSummary

@@ -238,12 +238,12 @@ class Session:
         """Search the schedules of `tasks`; returns the finished (or interrupted) loop. Resumes from the records.
 
         With `guess`, variants are compared by estimates of the kernels that were not reached; see `accept`. `spaces`:
-        by workload hash, what is searched in place of all schedules.
+        by workload hash, what is searched in place of all schedules; what was measured of others counts for nothing.
         """
         self._spaces |= spaces or {}
         if not self.run_key:
             self.identify(variants[0])
-        kernels = [self._kernel(task) for task in tasks]
+        kernels = [self._kernel(task, within=task.workload_hash in (spaces or {})) for task in tasks]
         if guess and self.runs:
             self._price(kernels, variants)
         self.resumed_trials = sum(kernel.status.trials for kernel in kernels)
@@ -434,7 +434,7 @@ class Session:
         at_peak_s = multiply_adds_at_peak_s(self.hardware) if self._speeds_measured else math.inf
         return Gauge(multiply_adds(self.target, self.hardware), at_peak_s)
 
-    def _kernel(self, task: Task) -> KernelSearch:
+    def _kernel(self, task: Task, within: bool) -> KernelSearch:
         database = self.work.database
         database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
         space = self.space(task)
@@ -444,7 +444,7 @@ class Session:
         status = TaskStatus(task.name, task.calls, task.operations, roofline_s, space.sketches[0].name, [])
         seed = (self.settings.seed * 1_000_003 + int(task.workload_hash[:8], 16)) % 2**31
         kernel = KernelSearch(task, space, self.strategy.begin(space, seed), status)
-        kernel.resume(database.for_workload(task.workload_hash, self.context))
+        kernel.resume(database.for_workload(task.workload_hash, self.context), within)
         return kernel
 
     @property

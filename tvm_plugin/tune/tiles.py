@@ -88,10 +88,12 @@ def _searched(session: Session, tuned: TunedTiles, tasks: Sequence[Task], spaces
 
 
 def _with_results(tuned: TunedTiles, found: Sequence[TaskResult], interrupted: bool) -> TunedTiles:
-    decisions = {one.workload_hash: Decision.from_json(one.decision) for one in found if one.decision is not None}
+    """What was not measured, which may have a plain schedule, keeps that by estimate."""
+    measured = [one for one in found if one.trials]
+    decisions = {one.workload_hash: Decision.from_json(one.decision) for one in measured if one.decision is not None}
     form = replace(
         tuned.form,
-        schedules={**tuned.form.schedules, **schedules_of(found)},
+        schedules={**tuned.form.schedules, **schedules_of(measured)},
         decisions={**tuned.form.decisions, **decisions},
     )
     return TunedTiles(form, {**tuned.results, **{one.workload_hash: one for one in found}}, interrupted)
