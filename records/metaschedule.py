@@ -16,7 +16,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ WORKLOAD_FILE = "database_workload.json"
 RECORD_FILE = "database_tuning_record.json"
 
 _DIRECTORY = "a MetaSchedule database is a directory at a path"
+
+Replay = Callable[[str, Any], Any]
 
 _FAILED_S = 1e10
 """MetaSchedule's time of a candidate that failed."""
@@ -65,6 +67,7 @@ def export_metaschedule(
     *,
     every: bool = False,
     overwrite: bool = False,
+    replay: Replay = replay,
 ) -> Exchange:
     """Write the records of one context as a MetaSchedule database, which `MetaScheduleApplyDatabase` applies.
 
@@ -83,6 +86,10 @@ def export_metaschedule(
         minimum.
     overwrite : bool
         Replace a database that is already there.
+    replay : callable
+        Makes a schedule of a trace and a module. `eqtune.search.space.replay.replay_schedule` also knows the intrinsics
+        that eqtune's own schedules name (products of bytes, matrix units of GPUs); without it, such records are skipped
+        where nothing has registered them yet.
 
     Raises
     ------
@@ -125,6 +132,8 @@ def export_metaschedule(
                     seconds = list(record.latencies_s)
                     written.commit_tuning_record(TuningRecord(trace, workload, seconds, target, arguments))
                     exported += 1
+            # Records name workloads by their lines: none may be left beside those of another database.
+            (directory / RECORD_FILE).unlink(missing_ok=True)
             for name in (WORKLOAD_FILE, RECORD_FILE):
                 os.replace(os.path.join(unfinished, name), directory / name)
     except OSError as error:
@@ -132,7 +141,9 @@ def export_metaschedule(
     return Exchange(workloads, exported, dict(skipped))
 
 
-def import_metaschedule(database: RecordDatabase, directory: str | os.PathLike[str], context: Context) -> Exchange:
+def import_metaschedule(
+    database: RecordDatabase, directory: str | os.PathLike[str], context: Context, *, replay: Replay = replay
+) -> Exchange:
     """Add the successes of a MetaSchedule database.
 
     Records of another target are skipped, and so are those that are already there. Lines that cannot be read (a last
@@ -145,6 +156,8 @@ def import_metaschedule(database: RecordDatabase, directory: str | os.PathLike[s
         Holds the two files.
     context : Context
         Where the records were measured: MetaSchedule does not note device, threads and TVM version.
+    replay : callable
+        As in `export_metaschedule`.
 
     Raises
     ------
@@ -161,7 +174,7 @@ def import_metaschedule(database: RecordDatabase, directory: str | os.PathLike[s
     known = {found: {record.trace for record in database.for_workload(found, context)} for found in mods}
     batch = []
     for line in _lines(directory / RECORD_FILE):
-        record, reason = _record(line, kernels, target, context)
+        record, reason = _record(line, kernels, target, context, replay)
         if record is not None and record.trace in known[record.workload_hash]:
             record, reason = None, "already there"
         if record is None:
@@ -212,7 +225,7 @@ def _kernel(line: str) -> tuple[str, Any] | None:
 
 
 def _record(
-    line: str, kernels: list[tuple[str, Any] | None], target: str, context: Context
+    line: str, kernels: list[tuple[str, Any] | None], target: str, context: Context, replay: Replay
 ) -> tuple[Record | None, str]:
     """The record of a line, or None and why it is left out."""
     try:

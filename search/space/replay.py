@@ -15,9 +15,11 @@ _NAMED = re.compile(r'"Tensorize",\[[^\]]*\],\["(eqtune_(?:wgmma|mma|wmma)_[\w.]
 def replay_schedule(text: str, mod: Any) -> Any:
     """A new `tvm.s_tir.Schedule` of `mod` with the trace applied.
 
-    Intrinsics of GPUs are registered when a schedule needs them, and another process made this one. Those of CPUs are
-    registered where they are imported. Raises RecordError as `records.traces.replay` does.
+    Intrinsics are registered when a schedule needs them, and another process made this one. Raises RecordError as
+    `records.traces.replay` does.
     """
+    if '"eqtune_dot_' in text:
+        from .contraction import dot_intrinsics  # noqa: F401  which registers them
     named = set(_NAMED.findall(text))
     if named:
         from .gpu.intrinsics import register_intrinsic

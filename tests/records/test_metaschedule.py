@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -149,6 +150,20 @@ def test_an_export_replaces_a_database_only_when_told_to(filled, tmp_path):
     export_metaschedule(filled, tmp_path / "out", CONTEXT, every=True, overwrite=True)
     assert len((tmp_path / "out" / RECORD_FILE).read_text().splitlines()) == 4
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [RECORD_FILE, WORKLOAD_FILE]
+
+
+def test_an_export_that_was_cut_short_leaves_no_records_of_other_kernels(filled, tmp_path, monkeypatch):
+    export_metaschedule(filled, tmp_path / "out", CONTEXT)
+
+    def killed(source, target):
+        if str(target).endswith(RECORD_FILE):
+            raise KeyboardInterrupt
+        os.rename(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export_metaschedule(filled, tmp_path / "out", CONTEXT, every=True, overwrite=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [WORKLOAD_FILE]
 
 
 def test_what_is_missing_or_no_target_is_a_clear_error(filled, tmp_path):

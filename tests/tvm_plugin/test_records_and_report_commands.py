@@ -1,8 +1,11 @@
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
 
+import numpy as np
 import pytest
 
 from eqtune.cli import main
@@ -106,6 +109,31 @@ def test_looking_at_nothing_creates_nothing(tmp_path):
     with pytest.raises(InputError, match="no records"):
         command("records", "list", "--db", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_schedules_of_another_process_with_intrinsics_are_exported(tmp_path):
+    import tvm
+    from tvm import te
+
+    from eqtune.records.traces import trace_to_json
+    from eqtune.records.workload import serialize_workload, workload_hash
+    from eqtune.search.space import Hardware, build_space
+
+    a, b = (te.placeholder((16, 16), "int8", name) for name in "ab")
+    k = te.reduce_axis((0, 16), "k")
+    product = te.compute((16, 16), lambda i, j: te.sum(a[i, k].astype("int32") * b[k, j].astype("int32"), k), "c")
+    func = te.create_prim_func([a, b, product])
+    space = build_space(tvm.IRModule({"main": func}), Hardware(dot_products=("avx512vnni",)))
+    knobs = np.random.default_rng(0).integers(0, space.cardinalities[0], (500, space.cardinalities.shape[1]))
+    points = np.insert(knobs, 0, 0, axis=1).astype(np.int16)
+    trace = trace_to_json(space.apply(space.decision(points[space.legal(points)][0])).trace)
+    assert "eqtune_dot_" in trace
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        database.add_workload(workload_hash(func), serialize_workload(func), name="product", flops=8192.0)
+        database.add([Record(workload_hash(func), "", trace, CONTEXT, (1e-6,))])
+    arguments = ["records", "export", str(tmp_path / "out"), "--db", str(tmp_path), "--json"]
+    done = subprocess.run([sys.executable, "-m", "eqtune", *arguments], capture_output=True, check=True)
+    assert json.loads(done.stdout) == {"workloads": 1, "records": 1, "skipped": {}}
 
 
 def test_export_and_import_make_a_round_trip(tmp_path, capsys):

@@ -170,17 +170,21 @@ def _best(database: RecordDatabase, args: argparse.Namespace) -> None:
 
 def _export(database: RecordDatabase, args: argparse.Namespace) -> None:
     from ..records.metaschedule import export_metaschedule
+    from ..search.space.replay import replay_schedule
 
     context = _context(database, args.context)
-    done = export_metaschedule(database, args.directory, context, every=args.every, overwrite=args.overwrite)
+    done = export_metaschedule(
+        database, args.directory, context, every=args.every, overwrite=args.overwrite, replay=replay_schedule
+    )
     _print_exchange(done, f"exported to {args.directory}", args.json)
 
 
 def _import(database: RecordDatabase, args: argparse.Namespace) -> None:
     from ..records.metaschedule import import_metaschedule
+    from ..search.space.replay import replay_schedule
 
     context = _new_context(args.new_context) if args.new_context else _context(database, args.context)
-    done = import_metaschedule(database, args.directory, context)
+    done = import_metaschedule(database, args.directory, context, replay=replay_schedule)
     _print_exchange(done, f"imported from {args.directory}", args.json)
 
 
