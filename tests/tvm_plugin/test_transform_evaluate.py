@@ -5,7 +5,8 @@ import pytest
 import tvm
 from tvm import relax
 
-from eqtune.transform.constants import constant_of
+from eqtune.dtypes import numpy_dtype
+from eqtune.transform.constants import array_of, constant_of
 from eqtune.transform.evaluate import EVALUATORS, evaluate
 
 op = relax.op
@@ -187,3 +188,11 @@ def test_constants_hold_any_array_in_aligned_memory(array):
     stored = np.from_dlpack(constant.value)
     np.testing.assert_array_equal(stored, array)
     assert stored.size == 0 or stored.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "bool"])
+def test_constants_are_arrays_of_any_dtype(dtype):
+    array = X.astype(numpy_dtype(dtype))
+    found = array_of(constant_of(array))
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array)

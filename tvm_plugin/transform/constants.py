@@ -58,9 +58,11 @@ def is_number(expr: Any, most_axes: int) -> bool:
 
 def array_of(constant: ir.GenericConst) -> Array:
     """The constant's data, not copied: do not write into it."""
-    if str(constant.value.dtype) != "bfloat16":
-        return np.from_dlpack(constant.value)
-    return np.from_dlpack(constant.value._create_view(constant.value.shape, "uint16")).view(numpy_dtype("bfloat16"))
+    value, dtype = constant.value, str(constant.value.dtype)
+    plain = _plain(dtype)
+    if not plain:
+        return np.from_dlpack(value)  # itself: whoever keeps a reordered copy asks whether this one still lives
+    return np.from_dlpack(value._create_view(value.shape, plain)).view(numpy_dtype(dtype))
 
 
 def constant_of(array: Array) -> ir.GenericConst:
@@ -77,8 +79,14 @@ def tensor_of(array: Array) -> runtime.Tensor:
         copy = aligned_empty(array.shape, array.dtype)
         copy_into(copy, array)
         array = copy
-    plain = array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
-    return runtime.from_dlpack(plain)._create_view(array.shape, str(array.dtype))
+    plain = _plain(str(array.dtype))
+    stored = array.view(plain) if plain else array
+    return runtime.from_dlpack(stored)._create_view(array.shape, str(array.dtype))
+
+
+def _plain(dtype: str) -> str:
+    """As what numpy takes over a dtype that is not its own; "" for the others."""
+    return "uint16" if dtype == "bfloat16" else "uint8" if dtype.startswith("float8_") else ""
 
 
 def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
