@@ -23,6 +23,8 @@ __all__ = [
     "log1p",
     "log_to_base",
     "mish",
+    "opposite_signs",
+    "remainder",
     "scaled_product",
     "softplus",
     "tanh",
@@ -57,6 +59,18 @@ def log1p(emit: Any, x: relax.Expr, dtype: str) -> relax.Expr:
     series = _polynomial(emit, emit(op.multiply(s, s)), [2 / (2 * k + 1) for k in range(terms)], dtype)
     small = emit(op.less(emit(op.abs(x)), relax.const(_LOG_BELOW, dtype)))
     return emit(op.where(small, emit(op.multiply(s, series)), emit(op.log(emit(op.add(one, x))))))
+
+
+def remainder(emit: Any, x: relax.Expr, divisor: relax.Expr, dtype: str) -> relax.Expr:
+    """Of floats, with the divisor's sign, by way of C's fmod: x - floor(x / divisor) * divisor is rounded thrice."""
+    rest = emit(op.mod(x, divisor))
+    return emit(op.where(opposite_signs(emit, rest, divisor, dtype), emit(op.add(rest, divisor)), rest))
+
+
+def opposite_signs(emit: Any, one: relax.Expr, other: relax.Expr, dtype: str) -> relax.Expr:
+    """Whether one is negative and the other positive."""
+    signs = emit(op.multiply(emit(op.sign(one)), emit(op.sign(other))))
+    return emit(op.less(signs, relax.const(0, dtype)))
 
 
 def log_to_base(emit: Any, x: relax.Expr, dtype: str, base: int) -> relax.Expr:

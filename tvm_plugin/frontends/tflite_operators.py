@@ -18,6 +18,7 @@ from ..dtypes import is_floating
 from ..errors import UnsupportedModelError
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
+from .digits import remainder
 from .tflite_images import batch_to_space, nearest_pixels, space_to_batch
 from .tflite_moves import MOVES, Moves, options_of
 
@@ -280,10 +281,7 @@ class Converter(Moves):
         dtype = str(x.ty.dtype)
         if not is_floating(dtype):
             return relax_op.floor_mod(x, divisor)
-        rest = emit(relax_op.mod(x, divisor))
-        signs = emit(relax_op.multiply(*(emit(relax_op.sign(value)) for value in (rest, divisor))))
-        are_opposite = emit(relax_op.less(signs, relax.const(0, dtype)))
-        return relax_op.where(are_opposite, emit(relax_op.add(rest, divisor)), rest)
+        return remainder(emit, x, divisor, dtype)
 
     def _convert_reduce(self, relax_op: Any, op: Any) -> relax.Expr:
         """TVM's means of integers are of another type; TFLite's are sums that are divided, without what remains."""

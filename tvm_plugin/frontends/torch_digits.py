@@ -11,7 +11,20 @@ from tvm import relax
 from tvm.relax import op
 
 from ..dtypes import HALVES, is_floating
-from .digits import SELU, atanh, elu, erfc, expm1, log1p, log_to_base, mish, softplus, tanh
+from .digits import (
+    SELU,
+    atanh,
+    elu,
+    erfc,
+    expm1,
+    log1p,
+    log_to_base,
+    mish,
+    opposite_signs,
+    remainder,
+    softplus,
+    tanh,
+)
 from .torch_nodes import Converter, arguments, cast, dtype_of, operand
 
 __all__ = ["DIGIT_CONVERTERS", "floor_quotient"]
@@ -73,8 +86,7 @@ def _remainder(node: Any, importer: Any) -> relax.Expr:
     x, divisor = (operand(part, dtype, importer) for part in arguments(node, importer, ("input", "other"), ()))
     if not is_floating(dtype):
         return emit(op.floor_mod(x, divisor))
-    rest = emit(op.mod(x, divisor))
-    return emit(op.where(_are_opposite(emit, rest, divisor, dtype), emit(op.add(rest, divisor)), rest))
+    return remainder(emit, x, divisor, dtype)
 
 
 def floor_quotient(node: Any, importer: Any) -> relax.Expr:
@@ -88,18 +100,12 @@ def floor_quotient(node: Any, importer: Any) -> relax.Expr:
         return cast(emit(op.floor_divide(x, divisor)), dtype, importer)
     rest, one = emit(op.mod(x, divisor)), relax.const(1, wide)
     whole = emit(op.divide(emit(op.subtract(x, rest)), divisor))
-    whole = emit(op.where(_are_opposite(emit, rest, divisor, wide), emit(op.subtract(whole, one)), whole))
+    whole = emit(op.where(opposite_signs(emit, rest, divisor, wide), emit(op.subtract(whole, one)), whole))
     whole = emit(op.round(whole))
     if not is_number:
         is_zero = emit(op.equal(divisor, relax.const(0, wide)))
         whole = emit(op.where(is_zero, emit(op.divide(x, divisor)), whole))
     return cast(whole, dtype, importer)
-
-
-def _are_opposite(emit: Any, rest: relax.Expr, divisor: relax.Expr, dtype: str) -> relax.Expr:
-    """Whether a remainder has the sign that its divisor has not."""
-    signs = emit(op.multiply(emit(op.sign(rest)), emit(op.sign(divisor))))
-    return emit(op.less(signs, relax.const(0, dtype)))
 
 
 DIGIT_CONVERTERS: dict[str, Converter] = {
