@@ -24,6 +24,7 @@ from eqtune.records import RecordDatabase
 from eqtune.runtime import LocalModels
 from eqtune.search.allocation.stopping import Stopping
 from eqtune.transform import pipeline
+from eqtune.transform.check_sizes import STEPS
 from eqtune.transform.pipeline import cheapest_form
 from eqtune.transform.stored_schedules import stored_schedules
 from eqtune.tune import open_sizes
@@ -558,6 +559,59 @@ def test_what_programs_compute_of_sizes(tmp_path: Path) -> None:
         x, y = torch.randn(n, 6), torch.randn(m, 6)
         for found, wanted in zip(result.run(x, y), module(x, y), strict=True):
             close(found, wanted.numpy())
+    with pytest.raises(InputError, match=r"the size of_\w+ is a multiple of 2, from 2 to 64, not 5"):
+        result.run(normal(5, 6), normal(3, 6))
+
+
+class PairsAfterFirst(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:1] + x[1:].reshape(-1, 12).sum(0).reshape(2, 6).sum(0)
+
+
+def test_one_more_than_a_multiple(tmp_path: Path) -> None:
+    odd = {0: 2 * torch.export.Dim("pairs", min=1, max=20) + 1}
+    program = torch.export.export(PairsAfterFirst(), (torch.randn(7, 6),), dynamic_shapes=(odd,))
+    result = tuned(program, tmp_path)
+    (size,) = (pair.split("=")[0] for pair in result.summary.open_sizes.split(", "))
+    for n in (3, 41):
+        x = torch.randn(n, 6)
+        close(result.run(x)[0], PairsAfterFirst()(x).numpy())
+    message = f"the size {size} is 1 more than a multiple of 2, from 3 to 41, not "
+    for n in (1, 6, 43):
+        with pytest.raises(InputError, match=f"{message}{n}"):
+            result.run(normal(n, 6))
+        with pytest.raises(InputError, match=f"{message}{n}"):
+            tuned(program, tmp_path, sizes={size: n})
+
+
+def test_other_sizes_that_are_compared_are_allowed_ones() -> None:
+    third = tvm.ir.IRModule({"main": rows()["main"].with_attr(STEPS, {"n": [3, 1]})})
+    upper = third["main"].with_attr("tir_var_lower_bound", {"n": 2}).with_attr("tir_var_upper_bound", {"n": 30})
+    for main, expected in ((third["main"], [16, 19, 31]), (upper, [16, 19, 28])):
+        imported = load_model(tvm.ir.IRModule({"main": main}), any_size=True)
+        sizes = open_sizes.typical_sizes(imported, None)
+        assert [size["n"] for size in (sizes, *open_sizes._others(imported, sizes))] == expected
+
+
+def test_a_library_refuses_sizes_that_it_was_not_made_for(tmp_path: Path) -> None:
+    """It read a table past its end, and left out the last of five rows."""
+    library = tuned(rows_of_a_table(), tmp_path / "table").export(tmp_path / "table.so")
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    x = normal(8, 4)
+    close(machine["main"](tvm.runtime.tensor(x)).numpy(), x + TABLE)
+    with pytest.raises(RuntimeError, match=r"11 vs\. 8"):
+        machine["main"](tvm.runtime.tensor(np.zeros((11, 4), np.float32)))
+    halves = torch.export.export(Halves(), (torch.randn(4, 6),), dynamic_shapes=({0: 2 * torch.export.Dim("half")},))
+    machine = relax.VirtualMachine(tuned(halves, tmp_path / "halves").compile(), tvm.cpu())
+    x = normal(6, 6)
+    close(machine["main"](tvm.runtime.tensor(x)).numpy(), x[:3] + x[3:])
+    with pytest.raises(RuntimeError, match=r"5 vs\. 4"):
+        machine["main"](tvm.runtime.tensor(normal(5, 6)))
+
+
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(2, -1, 6).sum(0)
 
 
 class Masked(torch.nn.Module):

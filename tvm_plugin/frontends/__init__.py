@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .imported import ImportedModel, InputInfo
 from .load import check_model, load_model
+from .open_size import OpenSize
 from .params import load_params
 from .verify import verify_import
 
-__all__ = ["ImportedModel", "InputInfo", "check_model", "load_model", "load_params", "verify_import"]
+__all__ = ["ImportedModel", "InputInfo", "OpenSize", "check_model", "load_model", "load_params", "verify_import"]

@@ -18,7 +18,6 @@ from ..dtypes import is_floating, numpy_dtype
 from ..errors import InputError, UnsupportedModelError
 from ..transform.bounded_indices import with_bounded_indices
 from ..transform.functions import sizes_read, symbols_of
-from ..transform.known_slices import BOUNDS
 from ..transform.partial_scatters import with_partial_scatters
 from ..transform.wide_norms import with_norms_of_doubles
 from .chosen import with_choices_apart
@@ -38,6 +37,7 @@ from .normalize import (
     with_what_bfloat16_lacks,
     with_wide_sums,
 )
+from .open_size import OpenSize, open_sizes_of
 from .whole_rows import with_whole_rows
 
 __all__ = [
@@ -128,12 +128,9 @@ class ImportedModel:
     examples: tuple[NDArray[Any], ...] = ()
 
     @cached_property
-    def open_sizes(self) -> dict[str, tuple[int, int | None]]:
-        """By name, what inputs leave open, and what that is at least and at most (None: anything), as far as known."""
-        low, high = ((self.mod["main"].attrs or {}).get(name, {}) for name in BOUNDS)
-        names = map(str, symbols_of(self.mod["main"]))
-        bounds = {name: (max(1, int(low.get(name, 1))), high.get(name)) for name in names}
-        return {name: (least, None if most is None else int(most)) for name, (least, most) in bounds.items()}
+    def open_sizes(self) -> dict[str, OpenSize]:
+        """By name, what inputs leave open, and what that may be, as far as known."""
+        return open_sizes_of(self.mod["main"])
 
     def at(self, sizes: Mapping[str, int]) -> ImportedModel:
         """The same model with its open sizes known."""

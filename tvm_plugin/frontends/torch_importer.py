@@ -15,6 +15,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..errors import UnsupportedModelError
 from ..runtime import first_line
+from ..transform.check_sizes import STEPS
 from ..transform.constants import constant_of
 from ..transform.functions import seen_as
 from .imported import KNOWN_SHAPES, is_number
@@ -31,7 +32,7 @@ def translated(program: torch.export.ExportedProgram, computed: Constants, name:
     """The program as a module with a function "main"; UnsupportedModelError where TVM's importer fails."""
     importer = _Importer(program, computed)
     try:
-        return importer.from_exported_program(
+        mod = importer.from_exported_program(
             program,
             False,
             unwrap_unit_return_tuple=True,
@@ -43,6 +44,9 @@ def translated(program: torch.export.ExportedProgram, computed: Constants, name:
     except Exception as error:  # the importer fails by assertions and errors of any kind
         what, advice = (f"{name} with open sizes", f"; {KNOWN_SHAPES}") if importer.sizes.parameters else (name, "")
         raise UnsupportedModelError(f"TVM's importer cannot translate {what}: {first_line(error)}{advice}") from error
+    if importer.sizes.steps:
+        mod["main"] = mod["main"].with_attr(STEPS, importer.sizes.steps)
+    return mod
 
 
 class _Importer(ExportedProgramImporter):

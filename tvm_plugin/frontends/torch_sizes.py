@@ -41,11 +41,14 @@ class OpenSizes:
         Inputs with open sizes, by name.
     names : dict
         Of PyTorch's symbols, as their sizes are called here.
+    steps : dict
+        By name, [step, first] of a size that PyTorch computes: `first` and any number of steps more.
     """
 
     def __init__(self, symbols: Mapping[str, Any]) -> None:
         self.parameters: dict[str, relax.Var] = {}
         self.names: dict[str, str] = {}
+        self.steps: dict[str, list[int]] = {}
         self._computed: dict[str, str] = {}
         self._symbols = dict(symbols)
         self._analyzer = sym.Analyzer()
@@ -74,6 +77,7 @@ class OpenSizes:
                 factor, added = map(int, sympy.Poly(expression, symbol).all_coeffs())
                 sizes._symbols[str(symbol)] = (whole - added) // factor
                 sizes._computed[str(expression)] = str(whole.name)
+                sizes.steps[str(whole.name)] = [factor, added]
         for name, value in values.items():
             if any(isinstance(dim, torch.SymInt) for dim in value.shape):
                 ty = relax.TensorType([sizes(dim) for dim in value.shape], given[name].ty.dtype)

@@ -24,6 +24,7 @@ from ..tasks.norms import legalize_norms
 from ..tasks.stacks import MOST, write_stacks_as_copies
 from . import side_by_side
 from .analytic_schedules import analytic_schedules
+from .check_sizes import CheckSizes
 from .default_schedules import as_dlight_expects
 from .fold_weights import FoldWeights
 from .functions import READY, constant_bytes, is_scheduled
@@ -217,6 +218,7 @@ def after_kernels() -> list[transform.Pass]:
         relax.transform.KillAfterLastUse(),
         relax.transform.LowerRuntimeBuiltin(),
         relax.transform.ComputePrimValue(),
+        CheckSizes(),
         relax.transform.VMShapeLower(),
         relax.transform.AttachGlobalSymbol(),
     ]

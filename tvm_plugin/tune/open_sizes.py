@@ -26,7 +26,7 @@ from .accuracy import TOLERANCE, Accuracy
 from .advice import fast_math_advice
 from .chosen_inputs import NOTHING_CHOSEN
 from .reference import Reference
-from .result import Limit, TaskResult, TuneResult, check_size
+from .result import Limit, TaskResult, TuneResult
 from .session import Session
 from .summarize import summarize
 from .tiles import TunedTiles, tuned_tiles
@@ -56,16 +56,15 @@ def typical_sizes(imported: ImportedModel, given: Mapping[str, int] | None) -> d
             usual.setdefault(extent, typical_size(info.shape, place))
             if example is not None:
                 sizes.setdefault(extent, example.shape[place])
-    for name, (least, most) in imported.open_sizes.items():
-        size = 1 if SINGLE in name.lower() else usual.get(name, TYPICAL_SIZE)
-        sizes.setdefault(name, max(least, size if most is None else min(size, most)))
+    for name, open_size in imported.open_sizes.items():
+        sizes.setdefault(name, open_size.nearest(1 if SINGLE in name.lower() else usual.get(name, TYPICAL_SIZE)))
     for name, size in (given or {}).items():
         if name not in sizes:
             known = ", ".join(sizes) or "none (shapes that are given are not open)"
             raise InputError(f"the model has no open size {name!r}; its open sizes are: {known}")
         if not isinstance(size, numbers.Integral) or isinstance(size, bool):
             raise InputError(f"the size {name} is a whole number, not {size!r}")
-        check_size(name, size, *imported.open_sizes[name])
+        imported.open_sizes[name].check(int(size))
         sizes[name] = int(size)
     return sizes
 
@@ -280,7 +279,7 @@ def _checked(built: _Built, accuracies: Mapping[str, Accuracy]) -> tuple[float, 
 def _limits(imported: ImportedModel) -> tuple[Limit, ...]:
     """What the sizes of inputs have to be."""
     return tuple(
-        Limit(place, dimension, str(extent), *imported.open_sizes[str(extent)])
+        Limit(place, dimension, imported.open_sizes[str(extent)])
         for place, info in enumerate(imported.inputs)
         for dimension, extent in enumerate(info.shape)
         if extent in imported.open_sizes
@@ -298,11 +297,11 @@ def _reference(session: Session, imported: ImportedModel, sizes: Mapping[str, in
 
 
 def _others(imported: ImportedModel, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """One more of each size, and twice as much: as far as the model allows."""
-    known = [dict(sizes)]
-    for factor, more in ((1, 1), (2, 0)):
-        limits = {name: imported.open_sizes[name][1] or math.inf for name in sizes}
-        others = {name: int(min(size * factor + more, limits[name])) for name, size in sizes.items()}
+    """The next of each size, and twice as much: as far as the model allows."""
+    known, may_be = [dict(sizes)], imported.open_sizes
+    for factor, steps in ((1, 1), (2, 0)):
+        wanted = {name: size * factor + steps * may_be[name].step for name, size in sizes.items()}
+        others = {name: may_be[name].nearest(size) for name, size in wanted.items()}
         if others not in known:
             known.append(others)
             yield others

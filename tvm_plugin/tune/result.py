@@ -17,6 +17,7 @@ from tvm import relax, tirx
 
 from ..errors import InputError, SetupError
 from ..files import as_path, replacing
+from ..frontends import OpenSize
 from ..report.summary import RunSummary
 from ..report.table import closing_lines, kernel_table
 from ..runtime import ModelRunner, export_library, first_line, linker_of
@@ -103,27 +104,18 @@ class KernelsResult:
         return {task.workload_hash: task.trace for task in self.tasks if task.tuned}
 
 
-def check_size(name: str, size: int, least: int, most: int | None) -> None:
-    """Raise InputError where an open size is too small or too large."""
-    if size < least or (most is not None and size > most):
-        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"the size {name} is {allowed}, not {size}")
-
-
 @dataclass(frozen=True)
 class Limit:
-    """What an open size of an input is at least, and at most where the model says so."""
+    """What an open size of an input may be."""
 
     input: int
     dimension: int
-    name: str
-    least: int
-    most: int | None
+    size: OpenSize
 
     def check(self, shape: Sequence[int]) -> None:
         """Raise InputError where a shape has another size there. Other ranks are the virtual machine's to refuse."""
         if self.dimension < len(shape):
-            check_size(self.name, shape[self.dimension], self.least, self.most)
+            self.size.check(shape[self.dimension])
 
 
 @dataclass(repr=False)
