@@ -120,7 +120,8 @@ class RecordDatabase:
             return
         with self._transaction() as connection:
             connection.executemany(_PUT_FACT, fact_rows)
-            numbers = {context: self._context_number(context) for context in {record.context for record in records}}
+            contexts = dict.fromkeys(record.context for record in records)  # a set has another order in each process
+            numbers = {context: self._context_number(context) for context in contexts}
             connection.executemany(
                 "INSERT INTO records (context, workload_hash, decision, trace, latencies_s, latency_s, error, detail, "
                 "timestamp_s, seed, eqtune_version, notes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

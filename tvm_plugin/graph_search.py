@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from .frontends.imported import InputInfo, random_input
 from .graph_result import ExtractorReport, GraphConfig, GraphResult, RuleReport
 from .search.graph.cost import Pricing
 from .search.graph.decode import decode_block
-from .search.graph.encode import Encoded, NotEncodable, encode_block
+from .search.graph.encode import Encoded, NotEncodable, encode_block, exact_variables
 from .search.graph.superoptimize import Candidate, SearchResult, superoptimize
 
 __all__ = ["ExtractorReport", "GraphConfig", "GraphResult", "RuleReport", "optimize_graph"]
@@ -165,8 +165,11 @@ def _search_blocks(
     mod: ir.IRModule, main: Any, config: GraphConfig, prices: Prices | None, deadline: float, result: GraphResult
 ) -> list[_Choice]:
     """Modules of each block's candidates; fills `result`."""
+    exact = exact_variables(main.body.blocks)
     found = [
-        _search_block(block, main, config, prices, deadline, result) if isinstance(block, relax.DataflowBlock) else []
+        _search_block(block, exact, main, config, prices, deadline, result)
+        if isinstance(block, relax.DataflowBlock)
+        else []
         for block in main.body.blocks
     ]
     return _choices(mod, main, found)
@@ -317,12 +320,18 @@ def _main_function(mod: ir.IRModule) -> Any:
 
 
 def _search_block(
-    block: Any, main: Any, config: GraphConfig, prices: Prices | None, deadline: float, result: GraphResult
+    block: Any,
+    exact: Collection[Any],
+    main: Any,
+    config: GraphConfig,
+    prices: Prices | None,
+    deadline: float,
+    result: GraphResult,
 ) -> list[_Rewritten]:
-    """Cheaper blocks, the cheapest first; fills `result`."""
+    """Cheaper blocks, the cheapest first; fills `result`. The arithmetic of `exact` variables stays."""
     started = time.perf_counter()
     try:
-        encoded = encode_block(block)
+        encoded = encode_block(block, exact)
     except NotEncodable as error:
         result.kept_because = f"a dataflow block was left as it is: {error}"
         return []

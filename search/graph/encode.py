@@ -7,7 +7,7 @@ says that they are the same function of the same operands. A result of several t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from .attributes import Full, Leaf, Opaque, Slice, TensorType
 from .relax_ops import FLOATS, MOVES, ROWS, read_call, static_type
 from .terms import Term, TermGraph
 
-__all__ = ["Encoded", "NotEncodable", "Tree", "encode_block"]
+__all__ = ["Encoded", "NotEncodable", "Tree", "encode_block", "exact_variables"]
 
 Tree = int | tuple["Tree", ...]
 """A value of a Relax program: the index of a term, or a tuple."""
@@ -38,7 +38,10 @@ ROUNDING = ("ceil", "floor", "floor_divide", "floor_mod", "mod", "round", "trunc
 COMPARING = ("equal", "greater", "greater_equal", "less", "less_equal", "not_equal", "sign")
 """Those whose truth can depend on it; so does a cast to truth values."""
 
-PASSING = ("astype", "clip", "max", "min", "split", "where")
+PASSING = (
+    *("astype", "clip", "dynamic_strided_slice", "flip", "gather_elements", "gather_nd", "index_tensor", "max"),
+    *("meshgrid", "min", "nn.pad", "repeat", "split", "stack", "take", "tile", "where"),
+)
 """Other operators whose results are numbers that they were given."""
 
 
@@ -78,9 +81,13 @@ class Template:
     path: tuple[int, ...] = ()
 
 
-def encode_block(block: relax.DataflowBlock) -> Encoded:
-    """Encode one dataflow block. Raises NotEncodable."""
-    return _Encoder().run(block)
+def encode_block(block: relax.DataflowBlock, exact: Collection[Any] | None = None) -> Encoded:
+    """Encode one dataflow block. Raises NotEncodable.
+
+    `exact`: the variables whose arithmetic must stay as it is (`exact_variables`), by all blocks of the function; None:
+    by this one alone.
+    """
+    return _Encoder().run(block, exact_variables([block]) if exact is None else exact)
 
 
 class _Encoder:
@@ -91,8 +98,7 @@ class _Encoder:
         self.calls: dict[int, list[tuple[Any, int]]] = {}
         self.outside = 0
 
-    def run(self, block: relax.DataflowBlock) -> Encoded:
-        exact = _exact(block)
+    def run(self, block: relax.DataflowBlock, exact: Collection[Any]) -> Encoded:
         for binding in block.bindings:
             if not isinstance(binding, relax.VarBinding):
                 raise NotEncodable(f"{type(binding).__name__} of {binding.var.name}")
@@ -215,8 +221,8 @@ class _Encoder:
         return self.outside
 
 
-def _exact(block: relax.DataflowBlock) -> set[Any]:
-    """The variables whose arithmetic must stay as it is.
+def exact_variables(blocks: Sequence[relax.BindingBlock]) -> set[Any]:
+    """The variables of a function's blocks, and of their branches, whose arithmetic must stay as it is.
 
     Those that are rounded after nothing but element-wise functions, choices and moves: floor of (i + 0.5) * s - 0.5 and
     of i * s + (0.5 * s - 0.5) differ. Of those that are compared, quotients: 41 * 2 / 82 is 1, and 41 * (2 * (1 / 82))
@@ -225,7 +231,8 @@ def _exact(block: relax.DataflowBlock) -> set[Any]:
     rounded: set[Any] = set()
     compared: set[Any] = set()
     exact: set[Any] = set()
-    for binding in reversed(list(block.bindings)):
+
+    def look_at(binding: Any) -> None:
         value, name = binding.value, _name(binding.value)
         short = name.removeprefix("relax.")
         cast = str(value.attrs.dtype) if name == "relax.astype" else "float32"
@@ -237,15 +244,28 @@ def _exact(block: relax.DataflowBlock) -> set[Any]:
             rounded.update(_variables(value))
         if short in COMPARING or cast == "bool" or (binding.var in compared and passes):
             compared.update(_variables(value))
+        for branch in (value.true_branch, value.false_branch) if isinstance(value, relax.If) else ():
+            look_at_all(branch.blocks)
+
+    def look_at_all(blocks: Sequence[relax.BindingBlock]) -> None:
+        """From the last binding to the first: uses come before what they use."""
+        for block in reversed(list(blocks)):
+            for binding in reversed(list(block.bindings)):
+                look_at(binding)
+
+    look_at_all(blocks)
     return exact
 
 
 def _variables(expr: Any) -> Iterator[Any]:
-    """What a value is computed from, or made of: a concatenation is one of a tuple."""
+    """What a value is computed from, or made of: a concatenation is one of a tuple, a choice one of two branches."""
     if isinstance(expr, relax.Var):
         yield expr
     elif isinstance(expr, relax.TupleGetItem):
         yield from _variables(expr.tuple_value)
+    elif isinstance(expr, relax.If):
+        yield from _variables(expr.true_branch.body)
+        yield from _variables(expr.false_branch.body)
     elif isinstance(expr, relax.Call | relax.Tuple):
         for item in expr.args if isinstance(expr, relax.Call) else expr.fields:
             yield from _variables(item)

@@ -250,7 +250,8 @@ def _read_block(block: Any, buffers: list[Any]) -> Block:
     )
     conditional = any(map(is_conditional, operators))
     conditional |= any(isinstance(node, tirx.Select) for node in operators)
-    operators = [node for node in operators if not str(node.ty.dtype).startswith(("int64", "bool"))]
+    # An address has no dtype.
+    operators = [node for node in operators if not str(getattr(node.ty, "dtype", "")).startswith(("int64", "bool"))]
     if not all(isinstance(variable.dom.extent, tirx.IntImm) for variable in block.iter_vars):
         raise ValueError(f"block {block.name_hint!r} has an axis whose extent varies, as ragged adaptive pooling has")
     axes = tuple(

@@ -373,6 +373,27 @@ def test_ctrl_c_while_a_transaction_begins_leaves_none_open(path):
         assert database.all() == [record(2e-3)]
 
 
+def test_contexts_of_one_batch_are_in_the_order_of_their_records(path):
+    """Whoever asks for one by its number means the same one in every process."""
+    contexts = [replace(CONTEXT, device=device) for device in "hbgcfade"]
+    with RecordDatabase(path) as database:
+        database.add([record(context=context) for context in contexts])
+        assert database.contexts() == contexts
+
+
+def test_who_only_reads_changes_nothing(tmp_path):
+    path = tmp_path / "wörk 100% ?#.sqlite"
+    with pytest.raises(RecordError, match="cannot be opened"):
+        RecordDatabase(path, read_only=True)
+    assert list(tmp_path.iterdir()) == []
+    with RecordDatabase(path) as database:
+        database.add([record()])
+    with RecordDatabase(path, read_only=True) as database:
+        with pytest.raises(RecordError, match="not writable"):
+            database.add([record(2e-3)])
+        assert database.all() == [record()]
+
+
 def test_a_closed_database_says_so(path):
     database = RecordDatabase(path)
     database.close()

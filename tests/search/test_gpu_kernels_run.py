@@ -180,6 +180,23 @@ def test_arguments_of_one_name_are_told_apart(tmp_path):
     check(mod, Decision("gpu_elementwise", {"threads": 32, "vector": 1, "repeat": 1}), tmp_path)
 
 
+def test_factors_of_one_name_are_told_apart(tmp_path):
+    x, other = te.placeholder((36, 68), name="x"), te.placeholder((68, 40), name="x")
+    mod = as_workload(te.create_prim_func([x, other, topi.nn.matmul(x, other)]))
+    check(mod, Decision("gpu_tiled", TILE), tmp_path)
+
+
+def test_what_is_computed_of_a_rows_sum_is_there_for_all_of_its_threads(tmp_path):
+    shape = [tirx.IntImm("int64", extent) for extent in (6, 70)]
+    x, y = te.placeholder(shape, name="x"), te.placeholder(shape, name="y")
+    sums = topi.sum(x, axis=-1)
+    gate = te.compute(shape[:1], lambda i: tirx.exp(sums[i] * 0.01), name="gate")  # used twice: not inlined
+    mod = as_workload(
+        te.create_prim_func([x, y, te.compute(shape, lambda i, j: gate[i] * x[i, j] + (1.0 - gate[i]) * y[i, j])])
+    )
+    check(mod, Decision("gpu_rows-1", {"threads": 64, "rows": 2}), tmp_path, tolerance=1e-4)
+
+
 @pytest.mark.parametrize(
     ("dtype", "reduce", "sketch"),
     [

@@ -16,12 +16,14 @@ from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, Hardware, build_space
 from eqtune.search.space.analysis import analyze
+from eqtune.search.space.expressions import nodes_of
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.gpu.hardware import DEVICES, GpuHardware
 from eqtune.search.space.gpu.matrix import matrix_form
 from eqtune.search.space.hardware import known_hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.strategies.moves import Moves
+from eqtune.tasks.concat import _slice_kernel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_on_cpu import outputs, serial
@@ -266,6 +268,31 @@ def matmul_padded():
     return workload(x, y, topi.nn.matmul(topi.nn.pad(x, (1, 0), (1, 0)), y))
 
 
+def matmul_of(rows, columns, value):
+    """x of `rows` by `columns`; the product reads what `value` makes of it, [32, 32]."""
+    x, y = te.placeholder((rows, columns), name="x"), te.placeholder((32, 24), name="y")
+    return workload(x, y, topi.nn.matmul(value(x), y))
+
+
+def shifted(x):
+    return te.compute((32, 32), lambda i, k: tirx.if_then_else(k > 0, x[i, k - 1], 0.0), name="shifted")
+
+
+def columns_behind_the_first(x):
+    return topi.nn.relu(te.compute((32, 32), lambda i, k: x[i, k + 1], name="slice"))
+
+
+def repeated(x):
+    column = te.compute((32,), lambda i: x[i, 0], name="column")
+    return te.compute((32, 32), lambda i, k: column[i], name="repeated")
+
+
+def product_of_a_slice():
+    x, y = te.placeholder((16, 36), name="x"), te.placeholder((32, 24), name="y")
+    r = te.reduce_axis((0, 32), name="r")
+    return workload(x, y, te.compute((16, 24), lambda i, j: te.sum(x[i, r + 1] * y[r, j], axis=r), name="c"))
+
+
 @pytest.mark.parametrize(
     ("make", "operand", "run"),
     [
@@ -273,9 +300,83 @@ def matmul_padded():
         (lambda: convolution_without_padding(1), "b", 100),
         (convolution_transposed, "a", 1),  # weights that are read backwards
         (matmul_padded, "a", 32),
+        (lambda: matmul_of(32, 32, shifted), "a", 1),
+        (lambda: matmul_of(32, 36, columns_behind_the_first), "a", 1),
+        (lambda: matmul_of(32, 1, repeated), "a", 1),
+        (product_of_a_slice, "a", 1),
     ],
-    ids=["window", "pixel", "turned", "padded"],
+    ids=["window", "pixel", "turned", "padded", "shifted", "slice", "repeated", "product_of_a_slice"],
 )
 def test_vectors_are_runs_in_memory_at_aligned_addresses(make, operand, run):
     """Asynchronous copies are not checked by TVM: others would be of the wrong elements, or stop the device."""
     assert getattr(matrix_form(analyze(make())), operand).run == run
+
+
+def part_of_a_concatenation(mod, extent, begin):
+    """The kernel, whose last axis goes to the places from `begin` of a result that is `extent` wide."""
+    return as_workload(_slice_kernel(mod["main"], None, extent, 1, begin))
+
+
+@pytest.mark.parametrize(
+    ("extent", "begin", "widest"), [(10, 2, 2), (9, 0, 1), (12, 3, 1), (12, 4, 4)], ids=["even", "row", "odd", "whole"]
+)
+def test_parts_of_a_concatenation_are_written_in_vectors_at_aligned_addresses(extent, begin, widest):
+    mod = part_of_a_concatenation(unary((6, 8), topi.nn.relu), extent, begin)
+    sketch = next(s for s in build_space(mod, H100).sketches if s.name == "gpu_elementwise")
+    assert max(next(knob.values for knob in sketch.knobs if knob.name == "vector")) == widest
+
+
+def vectors_written(mod, name):
+    loops = [loop for loop in nodes_of(mod["main"].body, tirx.For) if loop.kind == tirx.ForKind.VECTORIZED]
+    return {
+        int(loop.extent)
+        for loop in loops
+        if any(str(store.buffer.name) == name for store in nodes_of(loop.body, tirx.BufferStore))
+    }
+
+
+def matmul_of_long_indices(m, n, k, dtype="float32"):
+    a, b = (unary_placeholder(shape, dtype, name) for shape, name in (((m, k), "a"), ((k, n), "b")))
+    return workload(a, b, topi.nn.matmul(a, b))
+
+
+def unary_placeholder(shape, dtype, name):
+    return te.placeholder([tirx.IntImm("int64", extent) for extent in shape], dtype, name=name)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "dtype", "knobs", "widest"),
+    [
+        ("gpu_tiled", "float32", {"rj": 4, "ti": 8, "tj": 8, "ri": 2, "vi": 1, "vj": 1, "bk": 8}, 4),
+        ("gpu_warpgroup", "float16", {"groups": 1, "height": 1, "width": 64}, 2),
+    ],
+)
+@pytest.mark.parametrize(("extent", "begin", "aligned"), [(68, 4, True), (67, 3, False)])
+def test_products_that_are_parts_of_a_concatenation_too(sketch, dtype, knobs, widest, extent, begin, aligned):
+    mod = part_of_a_concatenation(matmul_of_long_indices(64, 64, 320, dtype), extent, begin)
+    stages = 3 if sketch == "gpu_warpgroup" else 1
+    schedule = build_space(mod, H100).apply(Decision(sketch, knobs | {"stages": stages, "split": 1}))
+    assert vectors_written(schedule.mod, "T_concat") == ({widest} if aligned else set())
+
+
+def test_an_axis_of_one_factor_alone_is_not_padded():
+    """Zeros behind its end would be multiplied by infinities of the other factor."""
+    a, b = te.placeholder((16, 21), name="a"), te.placeholder((24,), name="b")
+    r = te.reduce_axis((0, 21), name="r")
+    mod = workload(a, b, te.compute((16, 24), lambda i, j: te.sum(a[i, r] * b[j], axis=r), name="c"))
+    assert matrix_form(analyze(mod)) is None
+    assert build_space(mod, H100).sketches
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16"])
+def test_narrow_values_are_reduced_to_one(dtype):
+    mod = unary_of(dtype, (4, 40), topi.all if dtype == "bool" else topi.max)
+    space = build_space(mod, H100)
+    assert "gpu_rows" in [sketch.name for sketch in space.sketches]
+    decision = Decision("gpu_rows", {"threads": 32, "rows": 1})
+    assert launch_problem(prepare_for_lowering(space.apply(decision).mod["main"]), H100) == ""
+
+
+def unary_of(dtype, shape, function):
+    x = unary_placeholder(shape, dtype, "x")
+    return workload(x, function(x))

@@ -204,19 +204,44 @@ def test_scales_do_not_move_where_sums_in_half_precision_get_larger(name: str) -
 
 
 @pytest.mark.parametrize(
-    "name", ["scale-of-bias", "sum-of-scaled", "matmul-of-biased", "reduce-of-matmul-rows", "reduce-of-reduce"]
+    "name",
+    [
+        "scale-of-bias",
+        "sum-of-scaled",
+        "matmul-of-biased",
+        "reduce-of-matmul-rows",
+        "reduce-of-reduce",
+        "sum-of-matmuls-shared-input",
+        "sum-of-convolutions-shared-input",
+        "matmul-associate-left",
+        "matmul-associate-right",
+    ],
 )
 def test_sums_and_products_keep_their_order_where_half_precision_may_not_hold_them(name: str) -> None:
     """(1000 - 990) * 100 is 1000 there, and 1000 * 100 is infinite; so are 50000 + 50000 before they are halved."""
     (rule,) = (rule for rule in EXTENDED_RULES if rule.name == name)
     assert isinstance(rule, Rule)
-    bound = {"r": Reduce("sum", (0,), True), "inner": Reduce("mean", (1,), True), "outer": Reduce("mean", (0,), True)}
+    bound: dict[str, object] = {"r": Reduce("sum", (0,), True), "a": Conv2d()}
+    bound |= {"inner": Reduce("mean", (1,), True), "outer": Reduce("mean", (0,), True)}
+    matrices = "xyzvw" if "matmul" in name else "xy"
 
     def applies(dtype: str) -> bool:
-        types = {var.name: TensorType((4, 4) if var.name in "xy" else (4,), dtype) for var in rule.variables}
-        if name == "matmul-of-biased":
-            types["w"] = types["x"]
+        types = {var.name: TensorType((4, 4) if var.name in matrices else (4,), dtype) for var in rule.variables}
+        if "convolutions" in name:
+            types = dict.fromkeys(types, TensorType((4, 4, 1, 1), dtype))
         return term_graphs(rule, types, {key: bound[key] for key in rule.attributes}) is not None
+
+    assert [applies(dtype) for dtype in ("float32", "bfloat16", "float16")] == [True, True, False]
+
+
+@pytest.mark.parametrize("rule", WINOGRAD_RULES, ids=lambda rule: rule.name)
+def test_pixels_of_half_precision_are_not_transformed(rule: Rule) -> None:
+    """Pixels of 4000 are transformed to up to 32 times as much, and 65504 is the largest number."""
+    kernel, _ = ERRORS[rule.name]
+
+    def applies(dtype: str) -> bool:
+        types = {"x": TensorType((1, 16, 28, 28), dtype), "w": TensorType((16, 16, *kernel), dtype)}
+        return term_graphs(rule, types, {"a": Conv2d(padding=(1, 1, 1, 1))}) is not None
 
     assert [applies(dtype) for dtype in ("float32", "bfloat16", "float16")] == [True, True, False]
 

@@ -12,11 +12,13 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 from tvm.relax import op
+from tvm_ffi import structural_map
 
 from eqtune.search.space import build_space
 from eqtune.search.space.base import Space
 from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.memory_bound.masked_lanes import MASKED_LANES, mask_lanes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from guard_pages import stays_inside
@@ -208,3 +210,20 @@ def test_no_integer_is_divided_by_what_is_masked(divide: Any) -> None:
     names = {sketch.name for sketch in build_space(mod, HARDWARE).sketches}
     assert names
     assert ("masked_windows" in names) == (divide is op.multiply)
+
+
+@pytest.mark.parametrize("times", [0.5, 2])
+def test_a_forged_mark_is_refused(times: float) -> None:
+    """Marks may come from records of others; rows would be written beyond their end, or in part."""
+    build, shapes = depthwise((1, 2, 9, 40), (3, 3), padding=1)
+    space = masked(kernel(build, shapes))
+    function = space.apply(space.decision(legal_points(space, 1, 0)[0])).mod["main"]
+
+    def forge(loop: Any) -> Any:
+        if MASKED_LANES not in loop.annotations:
+            return loop
+        mark = {MASKED_LANES: int(times * int(loop.annotations[MASKED_LANES]))}
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations=mark)
+
+    with pytest.raises(ValueError, match="longer"):
+        mask_lanes(function.with_body(structural_map(function.body, (tirx.For, forge))))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx, topi
+from tvm import relax, s_tir, te, tirx, topi
 from tvm.ir.expr import TensorLoad
 from tvm.relax import op
+from tvm.script import tirx as T
 from tvm_ffi import structural_equal, structural_map, structural_walk
 
 from eqtune.records.traces import replay, trace_to_json
@@ -25,6 +26,8 @@ from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound import memory_bound_sketches
 from eqtune.search.space.memory_bound.inlining import inlined_kernel
 from eqtune.search.space.memory_bound.lane_trees import reduce_lanes_as_trees
+from eqtune.search.space.memory_bound.tails import OVERLAPPING_TAIL, overlap_tails
+from eqtune.search.space.memory_bound.transpose_tiles import TRANSPOSE_TILE, transpose_in_registers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from guard_pages import stays_inside
@@ -422,7 +425,7 @@ def test_axes_that_no_tile_divides_are_not_transposed_in_registers() -> None:
     decisions = [space.decision(point) for point in legal_points(space, 1000, seed=0)]
     assert any(decision.sketch == "transpose" for decision in decisions)
     for decision in decisions:
-        prepare_for_lowering(space.apply(decision).mod["main"])
+        assert "T.Shuffle(" not in prepare_for_lowering(space.apply(decision).mod["main"]).script(), str(decision)
 
 
 def test_tiles_load_nothing_that_an_index_from_data_forbids() -> None:
@@ -445,6 +448,18 @@ def test_tiles_load_nothing_that_an_index_from_data_forbids() -> None:
     inside = (places >= 0) & (places < 10)
     for result in run_points(mod, space, points, [x, places]):
         np.testing.assert_array_equal(result, np.where(inside, x.T[:, places.clip(0, 9)], np.nan))
+
+
+def test_tiles_of_no_power_of_two_stay_loops() -> None:
+    """Marks may come from records of others."""
+    schedule = s_tir.Schedule(kernel(emit(op.permute_dims, [1, 0]), [(24, 24)]))
+    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
+    row, column = schedule.get_loops(block)
+    (row, read), (column, write) = (schedule.split(loop, [None, 12]) for loop in (row, column))
+    schedule.reorder(row, column, read, write)
+    schedule.annotate(read, TRANSPOSE_TILE, 0)
+    function = schedule.mod["main"]
+    assert transpose_in_registers(function).same_as(function)
 
 
 CROWDED: dict[str, tuple[Callable[..., Any], Shapes, Callable[..., np.ndarray], set[int]]] = {
@@ -509,18 +524,23 @@ def test_lanes_are_combined_as_a_tree_and_rows_multiplied_by_one_reciprocal() ->
     assert 'scope="local"' not in script  # TVM would allocate it in every call
 
 
-def test_quotients_that_are_rounded_stay_quotients() -> None:
+@pytest.mark.parametrize(
+    ("rounded", "expected"),
+    [(op.floor, np.floor), (lambda quotient: op.mod(quotient, relax.const(1.0, "float32")), np.zeros_like)],
+    ids=["floor", "remainder"],
+)
+def test_quotients_that_are_rounded_stay_quotients(rounded: Any, expected: Any) -> None:
     """49 * (1 / 49) is less than 1."""
     of_rows = np.arange(1, 65, dtype="float32").reshape(64, 1)
     x = of_rows * np.arange(1, 33, dtype="float32")
 
     def build(b: Any, x: Any, y: Any) -> Any:
-        return b.emit(op.floor(b.emit(op.divide(x, y))))
+        return b.emit(rounded(b.emit(op.divide(x, y))))
 
     mod = kernel(build, [(64, 32), (64, 1)])
     space = build_space(mod, HARDWARE)
     for result in run_points(mod, space, legal_points(space, 4, 0), [x, of_rows]):
-        np.testing.assert_array_equal(result, x / of_rows)
+        np.testing.assert_array_equal(result, expected(x / of_rows))
 
 
 def test_a_sum_that_names_itself_last_stays_a_loop() -> None:
@@ -555,6 +575,24 @@ def test_the_next_rows_are_asked_for_while_functions_are_computed(threads: int) 
         np.testing.assert_allclose(result, softmax(x, -1), rtol=1e-5, err_msg=str(space.decision(point)))
 
 
+def test_numbers_without_axes_are_not_asked_for() -> None:
+    def scaled(x: Any, scale: Any) -> Any:
+        k = te.reduce_axis((0, x.shape[1]), "k")
+        total = te.compute(x.shape[:1], lambda i: te.sum(x[i, k], axis=k), "total")
+        return te.compute(x.shape, lambda i, j: te.exp(x[i, j] * scale()) + total[i], "scaled")
+
+    mod = kernel(lambda b, x, scale: b.emit_te(scaled, x, scale), [(24, 128), ()])
+    hardware = Hardware(threads=1, l2_bytes=8 * 1024)
+    space = Space([s for s in memory_bound_sketches(mod, hardware) if s.name.startswith("rows")])
+    points = legal_points(space, 1000, seed=0)
+    points = points[[space.decision(point).values["fetch"] == 1 for point in points]][:3]
+    assert len(points)
+    x = np.random.default_rng(0).standard_normal((24, 128)).astype(np.float32)
+    expected = np.exp(x * np.float32(0.5)) + x.sum(axis=1, keepdims=True)
+    for result in run_points(mod, space, points, [x, np.asarray(0.5, "float32")]):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("count_pad", [False, True])
 def test_windows_of_ragged_rows_are_whole_vectors_that_overlap(count_pad: bool) -> None:
     def build(b: Any, x: Any) -> Any:
@@ -571,6 +609,23 @@ def test_windows_of_ragged_rows_are_whole_vectors_that_overlap(count_pad: bool) 
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
     script = prepare_for_lowering(space.apply(space.decision(points[0])).mod["main"]).script()
     assert "T.where(" not in script
+
+
+def test_tails_of_other_tiles_than_those_inside_are_refused() -> None:
+    """Marks may come from records of others; what has a condition would be written beyond the end."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def copied(x: T.Buffer((2,), "float32"), y: T.Buffer((2,), "float32")):
+        for i in range(3):
+            with T.sblock("copy"):
+                v = T.axis.spatial(2, i)
+                T.where(i < 2)
+                y[v] = x[v]
+
+    schedule = s_tir.Schedule(tvm.IRModule({"main": copied}))
+    schedule.annotate(schedule.get_loops(schedule.get_sblock("copy"))[0], OVERLAPPING_TAIL, 4)
+    with pytest.raises(ValueError, match="tiles of 4"):
+        overlap_tails(schedule.mod["main"])
 
 
 def test_windows_serve_maxima_without_padding() -> None:

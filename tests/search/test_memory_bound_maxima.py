@@ -59,3 +59,14 @@ def test_error_grows_no_more_than_that_of_a_rounded_difference() -> None:
     exact = np.exp(values.astype(np.float64))
     error = np.abs(run(func, values) / exact - 1)
     assert np.all(error <= 2.5 * 2.0**-24 + 7.5e-8 * np.abs(values))
+
+
+def test_the_maximum_of_every_third_element_or_of_a_diagonal_is_not_that_of_its_row() -> None:
+    x, k = te.placeholder((ROWS, COLUMNS), "float32", "x"), te.reduce_axis((0, COLUMNS // 3 + 1), "k")
+    m = te.compute((ROWS,), lambda i: te.max(x[i, k * 3], axis=k), "m")  # from 0 to 63
+    third = te.create_prim_func([x, te.compute(x.shape, lambda i, j: tirx.exp(x[i, j] - m[i]), "y")])
+    assert exp_of_differences_from_maxima(third).same_as(third)
+    x, k = te.placeholder((ROWS, 8, 8), "float32", "x"), te.reduce_axis((0, 8), "k")
+    m = te.compute((ROWS,), lambda i: te.max(x[i, k, k], axis=k), "m")
+    diagonal = te.create_prim_func([x, te.compute(x.shape, lambda i, j, n: tirx.exp(x[i, j, n] - m[i]), "y")])
+    assert exp_of_differences_from_maxima(diagonal).same_as(diagonal)

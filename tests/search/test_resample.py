@@ -14,6 +14,7 @@ from tvm import relax, tirx
 from eqtune.machine import detect_target
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.memory_bound.picked_lanes import PICKED_LANES, pick_lanes
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform.in_place import overwritable
 
@@ -125,6 +126,21 @@ def test_rows_whose_vectors_overlap_are_not_written_over_what_is_added() -> None
     found = {lanes: overwritable(sketch.apply({"lanes": lanes, "workers": 1}).mod["main"]) for lanes in (8, 16)}
     assert found[8]
     assert not found[16]  # 40 = 2 * 16 + 8
+
+
+def test_vectors_longer_than_the_row_are_refused() -> None:
+    """Marks may come from records of others; the vector would begin in front of the row."""
+    mod = resized((1, 3, 9, 32), (18, 64), **NEAREST)
+    (sketch,) = (sketch for sketch in build_space(mod, HARDWARE).sketches if sketch.name == "resample")
+    function = sketch.apply({"lanes": sketch.knobs[0].values[0], "workers": 1}).mod["main"]
+
+    def forge(loop: Any) -> Any:
+        if PICKED_LANES not in loop.annotations:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations={PICKED_LANES: 128})
+
+    with pytest.raises(ValueError, match="vectors of 128"):
+        pick_lanes(function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, forge))))
 
 
 def _picks(statement: Any) -> list[Any]:

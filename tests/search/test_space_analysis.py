@@ -68,6 +68,15 @@ def gate(
             out[vi, vj] = image[vi, vj] * product[0, vj]
 
 
+@T.prim_func(private=True, s_tir=True)
+def by_address(x: T.Buffer((8,), "float32"), out: T.Buffer((8,), "float32")):
+    T.func_attr({"tirx.noalias": True})
+    for i in range(8):
+        with T.sblock("call"):
+            vi = T.axis.spatial(8, i)
+            out[vi] = T.call_extern("float32", "first_of", T.address_of(x[vi]))
+
+
 def contraction(function):
     found = analyze(tvm.IRModule({"main": function})).contraction
     assert found is not None
@@ -132,3 +141,8 @@ def test_a_symbolic_shape_is_refused() -> None:
 def test_only_the_first_number_of_a_type_counts_its_bits() -> None:
     types = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "int4": 1, "bool": 1}
     assert {dtype: dtype_bytes(dtype) for dtype in types} == types
+
+
+def test_what_is_called_with_an_address_is_read() -> None:
+    (block,) = analyze(tvm.IRModule({"main": by_address})).blocks
+    assert [read.buffer for read in block.reads] == [0]

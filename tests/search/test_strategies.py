@@ -37,9 +37,18 @@ def test_conforms_where_nothing_is_enumerated(name: str) -> None:
     check_strategy(replace(strategy, batch=replace(strategy.batch, exhaustive_limit=0)), seed=1)
 
 
-@pytest.mark.parametrize("fault", ["illegal", "repeats", "too many", "unseeded"])
+FAULTS = {
+    "illegal": "not legal",
+    "repeats": "twice|before",
+    "too many": "asked for 0 points, got 1",
+    "unseeded": "same seed",
+}
+"""What is said of each."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_conformance_finds_faults(fault: str) -> None:
-    with pytest.raises(AssertionError, match={"repeats": "twice|before", "unseeded": "same seed"}.get(fault)):
+    with pytest.raises(AssertionError, match=FAULTS[fault]):
         check_strategy(_Faulty(fault))
 
 

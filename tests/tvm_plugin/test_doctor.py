@@ -36,7 +36,7 @@ def test_every_extra_is_looked_for(capsys, monkeypatch):
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
     assert run() == 0
     said = capsys.readouterr().out
-    for extra in ("torch", "onnx", "ray", "rpc"):
+    for extra in ("torch", "onnx", "tflite", "ray", "rpc"):
         assert f'pip install "eqtune[{extra}]"' in said
 
 

@@ -380,6 +380,35 @@ def test_inputs_of_half_precision_are_not_added_before_their_products(product: s
     assert ("R.add(" in result.mod["main"].script()) == adds
 
 
+@pytest.mark.parametrize(("dtype", "adds"), [("float32", True), ("float16", False)])
+@pytest.mark.parametrize("product", ["matmuls", "convolutions"])
+def test_right_operands_of_half_precision_are_not_added_before_their_products(
+    product: str, dtype: str, adds: bool
+) -> None:
+    """4e4 + 4e4 is infinite there, and what they are multiplied by may be small."""
+    shape, kernel = {"matmuls": ((64, 64), (64, 64)), "convolutions": ((1, 8, 16, 16), (8, 8, 3, 3))}[product]
+    multiply = relax.op.matmul if product == "matmuls" else relax.op.nn.conv2d
+
+    def both(builder: relax.BlockBuilder) -> Any:
+        return relax.op.add(*(builder.emit(multiply(shared, operand)) for operand in (y, z)))
+
+    shared, y, z = tensor("shared", shape, dtype), tensor("y", kernel, dtype), tensor("z", kernel, dtype)
+    result = optimize_graph(module(both, shared, y, z), FAST)
+    assert (f"sum-of-{product}-shared-input" in result.rules) == adds
+
+
+@pytest.mark.parametrize(("dtype", "changes"), [("float32", True), ("float16", False)])
+def test_products_of_inputs_of_half_precision_keep_their_order(dtype: str, changes: bool) -> None:
+    """Queries that were scaled have small scores; sums of keys times values, over all places, may be infinite."""
+    shapes = {"queries": (1024, 64), "keys": (64, 1024), "values": (1024, 64)}
+    queries, keys, values = (tensor(name, shape, dtype) for name, shape in shapes.items())
+
+    def mixed(builder: relax.BlockBuilder) -> Any:
+        return relax.op.matmul(builder.emit(relax.op.matmul(queries, keys)), values)
+
+    assert optimize_graph(module(mixed, queries, keys, values), FAST).changed == changes
+
+
 ROUNDINGS: dict[str, Callable[[Any], Any]] = {
     "floor": relax.op.floor,
     "cast": lambda value: relax.op.astype(value, "int32"),
@@ -389,6 +418,9 @@ ROUNDINGS: dict[str, Callable[[Any], Any]] = {
     "choice": lambda value: relax.op.floor(relax.op.where(relax.const(np.arange(32) < 9), value, relax.const(0.0))),
     "largest": lambda value: relax.op.round(relax.op.max(value)),
     "joined": lambda value: relax.op.ceil(relax.op.concat([value, value])),
+    "gathered": lambda value: relax.op.floor(relax.op.take(value, relax.const(np.arange(3)), axis=0)),
+    "padded": lambda value: relax.op.floor(relax.op.nn.pad(value, [1, 1])),
+    "repeated": lambda value: relax.op.round(relax.op.tile(value, 2)),
     "wide": lambda value: relax.op.trunc(relax.op.astype(value, "float64")),
 }
 
@@ -424,6 +456,34 @@ def test_positions_that_are_rounded_are_computed_as_before(rounding: Any) -> Non
 
     x = tensor("x", (512, 8))
     result = optimize_graph(module(resized, x), FAST)
+    assert result.changed
+    assert ("R.subtract(" in result.mod["main"].script()) == (rounding is not None)
+
+
+@pytest.mark.parametrize("rounding", [relax.op.floor, None])
+def test_positions_that_a_branch_rounds_are_computed_as_before(rounding: Any) -> None:
+    x, flag = tensor("x", (512, 8)), tensor("flag", (), "bool")
+    builder = relax.BlockBuilder()
+
+    def branch(place: Any, function: Any) -> relax.SeqExpr:
+        inner = relax.BlockBuilder()
+        inner.begin_scope([x, flag, place])
+        inner._begin_binding_block()
+        result = inner.emit(function(place))
+        block = inner._end_block()
+        inner.end_scope()
+        return relax.SeqExpr([block], result)
+
+    with builder.function("main", [x, flag]):
+        with builder.dataflow():
+            better = builder.emit_output(matmul_weights(x, builder))
+            centre = builder.emit(relax.op.add(x, relax.const(0.5)))
+            scaled = builder.emit(relax.op.multiply(centre, relax.const(np.float32(5) / np.float32(3))))
+            place = builder.emit_output(relax.op.subtract(scaled, relax.const(0.5)))
+        branches = [branch(place, function) for function in (rounding or relax.op.exp, relax.op.negative)]
+        chosen = builder.emit(relax.If(flag, *branches))
+        builder.emit_func_output(builder.emit(relax.Tuple([better, chosen])))
+    result = optimize_graph(builder.get(), FAST)
     assert result.changed
     assert ("R.subtract(" in result.mod["main"].script()) == (rounding is not None)
 
@@ -804,7 +864,9 @@ def test_the_command_reports_rules_costs_and_why_it_stopped(
     assert fields["changed"] is False
     assert main(["graph", "zoo:nasrnn", "--rules", "no-such-rule"]) == 2
     assert "no-such-rule" in capsys.readouterr().err
-    assert main(["graph", "zoo:nasrnn", "--e-nodes", "-1"]) == 2
+    for option, limit in (("--e-nodes", "-1"), ("--seconds", "nan")):
+        assert main(["graph", "zoo:nasrnn", f"{option}={limit}"]) == 2
+        assert "limits must be numbers from 0" in capsys.readouterr().err
     assert main(["graph"]) == 2
     assert "zoo:nasrnn" in capsys.readouterr().err
     assert main(["graph", "--list-rules"]) == 0

@@ -292,6 +292,33 @@ def test_one_symbol_has_one_extent():
     assert load_model(proto, shapes={"a": (2, 2), "b": (2, 2)}).inputs[1].shape == (2, 2)
 
 
+def test_a_question_mark_is_no_symbol():
+    proto = model([helper.make_node("Exp", ["x"], ["y"])], {"x": ["?", "?"]}, {"y": [None, None]})
+    assert load_model(proto, shapes={"x": (2, 3)}).inputs[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize("sizes", [(None, None), (-1, 0), ("?", "?"), ("batch-size", "length/2")])
+def test_open_sizes_are_told_apart(sizes):
+    """All without a name were the same one, -1 was a number, and "batch-size" a difference."""
+    proto = model([helper.make_node("Exp", ["x"], ["y"])], {"x": [*sizes, 3]}, {"y": [None, None, 3]})
+    imported = load_model(proto, any_size=True)
+    first, second, _ = imported.inputs[0].shape
+    assert first != second
+    assert set(imported.open_sizes) == {first, second}
+    known = imported.at({first: 2, second: 5})
+    assert known.inputs[0].shape == (2, 5, 3)
+    assert verify_import(known) < 1e-6
+
+
+def test_open_sizes_may_be_computed_of_others():
+    node = helper.make_node("Concat", ["a", "b"], ["y"], axis=0)
+    imported = load_model(model([node], {"a": ["n", 2], "b": ["n + 1", 2]}, {"y": [None, 2]}), any_size=True)
+    assert set(imported.open_sizes) == {"n"}
+    known = imported.at({"n": 3})
+    assert [info.shape for info in known.inputs] == [(3, 2), (4, 2)]
+    assert verify_import(known) == 0
+
+
 def test_awkward_names_are_fed_in_order():
     node = helper.make_node("Sub", ["input.2", "0"], ["y"])
     imported = load_model(model([node], {"0": [2, 2], "input.2": [2, 2]}, {"y": [2, 2]}))

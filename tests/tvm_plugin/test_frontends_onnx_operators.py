@@ -517,6 +517,21 @@ def test_integers_are_concatenated_for_any_operator() -> None:
     )
 
 
+def test_a_shape_may_be_made_of_an_element_of_a_constant() -> None:
+    assert_text_equal(
+        """
+        sizes = Constant <value = int64[3] {2, 9, 4}> ()
+        second = Constant <value = int64 {1}> ()
+        first = Constant <value = int64[1] {0}> ()
+        rest = Constant <value = int64[1] {-1}> ()
+        nine = Gather <axis = 0> (sizes, second)
+        vector = Unsqueeze (nine, first)
+        shape = Concat <axis = 0> (vector, rest)
+        y = Reshape (x, shape)
+        """
+    )
+
+
 def test_a_vector_times_quantised_columns() -> None:
     rng = np.random.default_rng(0)
     weights = {"w": rng.integers(-60, 60, (8, 4), "int8"), "ws": rng.uniform(0.001, 0.003, 4).astype("float32")}

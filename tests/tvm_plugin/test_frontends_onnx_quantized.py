@@ -104,7 +104,7 @@ def test_the_integers_are_those_of_onnx_runtime(
     (expected,) = session.run(None, {"x": x})
     imported = tvm.transform.Sequential([FoldWeights()])(load_model(model).mod)
     narrow = NarrowProducts()(imported)
-    assert multiplied(narrow) <= {"uint8", "int8"}
+    assert multiplied(narrow) in ({"uint8"}, {"int8"}, {"uint8", "int8"})
     for mod in (imported, narrow):
         (actual,) = ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(x)
         np.testing.assert_array_equal(actual, expected)

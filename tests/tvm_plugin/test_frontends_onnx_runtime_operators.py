@@ -150,7 +150,7 @@ def test_a_norm_of_a_sum(order: str, outputs: str) -> None:
     constants = {"g": weights(16), "b": weights(16, seed=1), "c": weights(16, seed=2)}
     kept = {name: value for name, value in constants.items() if name in order.split()}
     inputs = {"x": (2, 5, 16), "s": (2, 5, 16)}
-    assert_equal(proto("SkipLayerNormalization", inputs, kept, order, outputs, epsilon=1e-5))
+    assert_equal(proto("SkipLayerNormalization", inputs, kept, order, outputs, epsilon=0.05))
 
 
 @pytest.mark.parametrize("order", ["x s g c", "x s g"])
@@ -160,11 +160,11 @@ def test_a_root_mean_square_norm_of_a_sum(order: str, outputs: str) -> None:
         name: value for name, value in {"g": weights(16), "c": weights(16, seed=2)}.items() if name in order.split()
     }
     inputs = {"x": (2, 5, 16), "s": (2, 5, 16)}
-    assert_equal(proto("SkipSimplifiedLayerNormalization", inputs, kept, order, outputs, epsilon=1e-5))
+    assert_equal(proto("SkipSimplifiedLayerNormalization", inputs, kept, order, outputs, epsilon=0.05))
 
 
 def test_a_norm_that_onnx_runtime_puts_among_onnx_s_operators() -> None:
-    attrs = {"axis": -1, "epsilon": 1e-5, "stash_type": 1}
+    attrs = {"axis": -1, "epsilon": 0.05, "stash_type": 1}
     assert_equal(
         proto("SimplifiedLayerNormalization", {"x": (2, 5, 16)}, {"g": weights(16)}, "x g", domain="", **attrs)
     )
@@ -173,7 +173,7 @@ def test_a_norm_that_onnx_runtime_puts_among_onnx_s_operators() -> None:
 def test_a_norm_that_onnx_runtime_puts_among_older_operators_of_onnx() -> None:
     """ONNX has it from version 17 on; what is optimised keeps the version that it had. Also in a branch."""
     constants = {"g": weights(16), "b": weights(16, seed=1)}
-    model = proto("LayerNormalization", {"x": (2, 5, 16)}, constants, "x g b", domain="", epsilon=1e-5)
+    model = proto("LayerNormalization", {"x": (2, 5, 16)}, constants, "x g b", domain="", epsilon=0.05)
     model.opset_import[0].version = 13
     assert_equal(model)
     result = helper.make_tensor_value_info("y", P.FLOAT, (2, 5, 16))

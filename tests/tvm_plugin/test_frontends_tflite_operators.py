@@ -177,9 +177,9 @@ def test_what_equals_a_boundary_is_after_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(2, 4, 5), (1, 4, 5), (4, 5)])
 def test_products_with_constants_and_batches_of_other_sizes(shape: tuple[int, ...], tmp_path: Path) -> None:
     model = Model((2, 4, 3), shape)
-    weights = model.constant(np.arange(20.0).reshape(5, 4))
+    weights = model.constant(np.arange(20.0).reshape(4, 5))
     first = model.add("BATCH_MATMUL", [0, 1], model.tensor((2, 3, 5)), schema.BatchMatMulOptionsT(adjX=True))
-    second = model.add("BATCH_MATMUL", [first, weights], model.tensor((2, 3, 4)), schema.BatchMatMulOptionsT())
+    second = model.add("BATCH_MATMUL", [first, weights], model.tensor((2, 3, 4)), schema.BatchMatMulOptionsT(adjY=True))
     check(model.write(tmp_path, second))
 
 
@@ -208,7 +208,9 @@ def test_rows_are_as_long_as_those_of_the_weights(shape: tuple[int, ...], tmp_pa
 def test_means_of_integers_are_integers(dtype: str, tmp_path: Path) -> None:
     model = Model((2, 9, 4), dtype=dtype)
     mean = model.add("MEAN", [0, model.constant([1])], model.tensor((2, 4), dtype), schema.ReducerOptionsT())
-    check(model.write(tmp_path, mean))
+    imported = load_model(model.write(tmp_path, mean))
+    examples = (np.random.default_rng(0).integers(-100, 100, (2, 9, 4)).astype(dtype),)
+    assert verify_import(replace(imported, examples=examples)) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
@@ -272,6 +274,15 @@ def test_slices_that_say_how_long_they_are(begin: list[int], mask: int, tmp_path
     inputs = [0, *(model.constant(values) for values in (begin, [1, 3, 3], [1, 2, 1]))]
     result = model.tensor((2, 3) if mask else (1, 2, 3))
     check(model.write(tmp_path, model.add("STRIDED_SLICE", inputs, result, options)))
+
+
+def test_a_slice_may_begin_where_it_is_as_long(tmp_path: Path) -> None:
+    """Converters write equal constants once."""
+    model = Model((4, 6, 3))
+    numbers = model.constant([1, 2, 1])
+    options = schema.StridedSliceOptionsT(shrinkAxisMask=1, offset=True)
+    inputs = [0, numbers, numbers, model.constant([1, 1, 1])]
+    check(model.write(tmp_path, model.add("STRIDED_SLICE", inputs, model.tensor((2, 1)), options)))
 
 
 @pytest.mark.parametrize("start", [[0, 2, 0], [0, 1, 1], [1, 9, -3]], ids=str)
@@ -349,6 +360,12 @@ def test_tensors_may_share_a_name(name: str, tmp_path: Path) -> None:
     for tensor in model.graph.tensors:
         tensor.name = name
     check(model.write(tmp_path, z))
+
+
+def test_operators_may_have_no_inputs(tmp_path: Path) -> None:
+    model = Model((3, 3))
+    model.add("VAR_HANDLE", [], model.tensor((), "resource"), schema.VarHandleOptionsT("", "state"))
+    check(model.write(tmp_path, model.add("TANH", [0], model.tensor((3, 3)))))
 
 
 def test_one_scale_is_of_no_axis(tmp_path: Path) -> None:

@@ -714,6 +714,14 @@ def written(x):
         lambda x: F.avg_pool1d(x[0, 0], 2).flatten() + F.adaptive_avg_pool2d(x[0], (2, 3)).flatten(),
         lambda x: x.split(2)[0] + x.split([3], 1)[0],
         lambda x: (x.masked_scatter(x > 0.3, 2 * x.flatten()), x.masked_scatter(x[:1, :, :, :1] > 0, x + 1)),
+        lambda x: (x.index_select(1, (x[0, 0, 0, 0] > 0).long()), x.amax().index_select(0, torch.tensor([0]))),
+        lambda x: torch.searchsorted(torch.tensor([-0.5, 0.0, 0.5]), x[0, 0, 0, 0]),
+        lambda x: F.max_pool2d(x[0], 2, return_indices=True),
+        lambda x: (
+            (9 * x.abs()).byte().masked_fill(x > 0, -1),
+            (9 * x.abs()).byte() & torch.full((6,), -3, dtype=torch.uint8),
+        ),
+        lambda x: x + torch.eye(1500)[3, :6],
         written,
         sliced,
     ],
@@ -734,12 +742,43 @@ def written(x):
         "pooling-without-a-batch",
         "single-parts",
         "masked-scatter",
+        *("one-place", "a-number-in-order", "places-without-a-batch", "numbers-below-a-dtype", "large-identity"),
         "images-where-a-mask-holds",
         "slices",
     ],
 )
 def test_infinities_and_other_dtypes(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-6
+
+
+def sampled_once(x, boxes, scale, height, width, _samples, aligned):
+    """What torchvision's `roi_align` computes with one sample a bin, of boxes inside of the image."""
+    left, top, right, bottom = (boxes[:, 1:] * scale - 0.5 * aligned).unbind(1)
+    rows = top[:, None] + (bottom - top)[:, None] * (torch.arange(height) + 0.5) / height
+    columns = left[:, None] + (right - left)[:, None] * (torch.arange(width) + 0.5) / width
+    places = torch.broadcast_tensors(columns[:, None, :], rows[:, :, None])
+    grid = torch.stack([2 * at / (n - 1) - 1 for at, n in zip(places, (x.shape[3], x.shape[2]), strict=True)], -1)
+    return F.grid_sample(x[boxes[:, 0].long()], grid, align_corners=True)
+
+
+def test_aligned_boxes_are_moved_by_half_a_pixel_of_the_image_that_is_sampled():
+    library = torch.library.Library("eqtune_tests", "FRAGMENT")
+    library.define(
+        "roi_align(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width, "
+        "int sampling_ratio, bool aligned) -> Tensor"
+    )
+    library.impl("roi_align", sampled_once, "CPU")
+
+    @torch.library.register_fake("eqtune_tests::roi_align", lib=library)
+    def _(x, boxes, _scale, height, width, _samples, _aligned):
+        return x.new_empty(boxes.shape[0], x.shape[1], height, width)
+
+    def pooled(x):
+        boxes = torch.tensor([[1.0, 2.0, 2.5, 10.0, 9.0], [0.0, 3.0, 1.5, 8.0, 10.5]])
+        align = torch.ops.eqtune_tests.roi_align
+        return align(x, boxes, 0.5, 2, 3, 1, True), align(x, boxes, 0.5, 3, 2, 1, False)
+
+    assert verify_import(load_model(Lambda(pooled), example_inputs=(IMAGE,))) < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -107,6 +107,10 @@ def sharpened(sound: Any) -> Any:
         (Lambda(lambda x: parts(nn.functional.pad(turned(x), (0, 1), value=2), written(turned(x), x))), (IMAGE,)),
         (Lambda(lambda x: parts(torch.select_scatter(turned(x), x[:, 0], 1, 1), turned(x))), (IMAGE,)),
         (Lambda(lambda x: parts(torch.slice_scatter(turned(x), x[:, :1], 1, 1, 2), turned(x))), (IMAGE,)),
+        (
+            Lambda(lambda x: parts(torch.complex(x, torch.ones(1)), torch.fft.fft(x) * torch.full((10,), 2 - 1j))),
+            (IMAGE,),
+        ),
     ],
     ids=[
         "rotary",
@@ -128,6 +132,7 @@ def sharpened(sound: Any) -> Any:
         "padded-and-written-with-real",
         "selected-real",
         "sliced-real",
+        "parts-that-broadcast",
     ],
 )
 def test_complex_numbers_are_pairs(module: Any, inputs: Any) -> None:

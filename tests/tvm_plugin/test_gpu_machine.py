@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tvm
 
@@ -53,6 +55,13 @@ def test_a_bare_arch_is_described_by_its_limits():
     assert hardware.shared_bytes_per_block == 227 * 1024
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_listed_arch_is_described_though_no_product_has_it(arch):
+    hardware = describe_gpu(tvm.target.Target({"kind": "cuda", "arch": arch}))
+    assert hardware.arch == arch
+    assert hardware.shared_bytes_per_block == ARCHITECTURES[arch].shared_per_block * 1024
+
+
 def test_fields_can_be_overridden_and_unknown_ones_are_refused():
     target = resolve_target("nvidia/nvidia-h100")
     assert describe_machine(target, clock_hz=1e9).clock_hz == 1e9
@@ -72,8 +81,10 @@ def test_cuda_without_a_gpu_is_refused_with_the_tags(monkeypatch):
 
 
 def test_cuda_is_this_machines_gpu(monkeypatch):
-    own = DEVICES["nvidia/nvidia-l4"].hardware()
+    own = replace(DEVICES["nvidia/nvidia-l4"].hardware(), clock_hz=1.5e9)
     monkeypatch.setattr(gpu_machine, "local_gpu", lambda: own)
     target = resolve_target("cuda")
     assert describe_gpu(target) == own
     assert target_json(target) == target_json(gpu_target(own))
+    other = resolve_target("nvidia/geforce-rtx-4090")  # of the same architecture
+    assert describe_gpu(other) == DEVICES["nvidia/geforce-rtx-4090"].hardware()

@@ -9,7 +9,7 @@ import pytest
 import tvm
 
 from eqtune import machine
-from eqtune.errors import InputError
+from eqtune.errors import InputError, SetupError
 from eqtune.machine import describe_machine, detect_target, device_name, is_host, runs_here, target_json
 from eqtune.measure import peaks
 from eqtune.search.space.gpu.hardware import GpuHardware
@@ -41,6 +41,15 @@ def test_measured_speeds_are_those_of_a_real_machine():
     assert hardware.cache_bandwidth_bytes_per_s > hardware.bandwidth_bytes_per_s / 2
     assert 0 <= hardware.parallel_overhead_s < 1e-2
     assert 1 <= hardware.half_vector_rate <= 2
+
+
+def test_measuring_that_takes_too_long_is_given_up(monkeypatch):
+    monkeypatch.setattr(peaks, "_KNOWN", {})
+    target = detect_target(1)
+    assert describe_machine(target, limit_s=0.01) == describe_machine(target, measure=False)
+    monkeypatch.setattr(peaks, "LIMIT_S", 0.01)
+    with pytest.raises(SetupError, match=r"took more than 0\.01 s"):
+        describe_machine(target)
 
 
 def test_what_can_be_looked_up_is_instant_and_overridable():

@@ -13,7 +13,7 @@ from tvm import relax
 import eqtune
 from eqtune.machine import detect_target
 from eqtune.measure import LocalMeasurer
-from eqtune.measure.arguments import Interface
+from eqtune.measure.arguments import BufferSpec, Interface
 from eqtune.measure.bench import MOST_TURNS, WEIGHT_DTYPES, Bench, _memory_of_weights
 from eqtune.measure.build import Program
 from eqtune.records import RecordDatabase
@@ -52,18 +52,18 @@ class Watch:
         return lambda *arguments: self.calls.append([tensor.data_ptr() for tensor in arguments])
 
 
-def addresses(mod: tvm.IRModule, path: Path, model_bytes: int, *repeats: int) -> tuple[list[list[int]], Interface]:
+def addresses(interface: Interface, path: Path, model_bytes: int, *repeats: int) -> list[list[int]]:
     """Of the arguments of so many calls, in as many evaluations as there are numbers."""
-    task, watch = kernel(mod), Watch()
-    interface = Interface.of(task.mod["main"])
-    bench = Bench(task.workload_hash, interface, tvm.cpu(), path, 0, "normal")
+    watch = Watch()
+    bench = Bench("0" * 16, interface, tvm.cpu(), path, 0, "normal")
     for repeat in repeats:
         assert len(bench.evaluate_cold(Program(watch, "kernel"), 1, repeat, model_bytes)) == repeat
-    return watch.calls, interface
+    return watch.calls
 
 
 def test_each_call_finds_its_weights_elsewhere_until_the_whole_model_was_passed(tmp_path: Path) -> None:
-    calls, interface = addresses(product(), tmp_path, 5 * 64 * 48 * 4, 5, 7)
+    interface = Interface.of(kernel(product()).mod["main"])
+    calls = addresses(interface, tmp_path, 5 * 64 * 48 * 4, 5, 7)
     (position,) = interface.weights
     weights = [call[position] for call in calls]
     assert len(set(weights[:5])) == 5
@@ -76,15 +76,19 @@ def test_each_call_finds_its_weights_elsewhere_until_the_whole_model_was_passed(
 
 def test_of_tiny_weights_no_more_than_enough_take_turns(tmp_path: Path) -> None:
     mod = module((8, 64), lambda builder, x: relax.op.matmul(x, weight(64, 8)))
-    calls, _ = addresses(mod, tmp_path, 1 << 21, MOST_TURNS + 5)
+    calls = addresses(Interface.of(kernel(mod).mod["main"]), tmp_path, 1 << 21, MOST_TURNS + 5)
     assert len({tuple(call) for call in calls}) == MOST_TURNS
 
 
-def test_indices_are_never_exchanged(tmp_path: Path) -> None:
-    rows = relax.const(np.array([3, 1, 2], "int64"))
-    mod = module((8, 64), lambda builder, x: relax.op.take(x, rows, axis=0))
-    calls, _ = addresses(mod, tmp_path, 1 << 20, 5, 7)
-    assert all(call == calls[0] for call in calls)
+@pytest.mark.parametrize(("bound", "weights", "exchanged"), [(8, (0, 1), []), (None, (1,), []), (None, (0, 1), [0])])
+def test_indices_are_never_exchanged(
+    bound: int | None, weights: tuple[int, ...], exchanged: list[int], tmp_path: Path
+) -> None:
+    """Nor are other weights, where it is known that something indexes: it may be computed of them."""
+    specs = (BufferSpec((8, 64), "float32"), BufferSpec((3,), "int64"), BufferSpec((3, 64), "float32"))
+    interface = Interface(specs, (2,), bound, reduction=1, weights=weights)
+    calls = addresses(interface, tmp_path, 1 << 20, 5, 7)
+    assert [place for place in range(3) if len({call[place] for call in calls}) > 1] == exchanged
 
 
 def test_what_stands_for_weights_is_an_ordinary_number_in_every_dtype() -> None:

@@ -166,6 +166,7 @@ def no_library(name):
 
 def test_clocks_are_read_where_the_driver_tells_them():
     assert GpuClock(0, lambda _: FakeDriver()).read() == {"clock_mhz": 1980.0, "memory_clock_mhz": 2619.0}
+    assert GpuClock(1, lambda _: FakeDriver()).read() == {"clock_mhz": 0.0, "memory_clock_mhz": 0.0}, "of another GPU"
     assert GpuClock(0, lambda _: FakeDriver("nvmlDeviceGetClockInfo")).read() == {}
     assert GpuClock(0, lambda _: FakeDriver("nvmlInit_v2")).read() == {}
     assert GpuClock(0, no_library).read() == {}

@@ -20,6 +20,8 @@ from tvm import te
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import describe_machine, detect_target
 from eqtune.measure import LocalMeasurer, create, pool, template
+from eqtune.measure.affinity import start_pool
+from eqtune.measure.arguments import Interface, random_inputs
 from eqtune.measure.base import NO_REFERENCE
 from eqtune.measure.timing import WORTH_GIVING_UP_S
 from eqtune.records.workload import as_workload, workload_hash
@@ -282,12 +284,22 @@ def test_a_worker_whose_asker_was_interrupted_is_not_taken_for_another(measurer,
     assert [m.error for m in measurer.measure(matmul(), [tiled(8, 64), tiled(16, 64)])] == ["", ""]
 
 
+def reference_of(measurer, task):
+    """What the untuned kernel computed in a worker."""
+    (file,) = Path(measurer._directory.name).glob(f"{task.workload_hash}.*.npy")
+    return np.load(file)
+
+
 def test_index_inputs_stay_in_range_and_odd_domains_are_found(measurer):
     table, rows = te.placeholder((5, 16), name="table"), te.placeholder((7,), "int64", name="rows")
     gather = make_task("gather", [table, rows, te.compute((7, 16), lambda i, j: table[rows[i], j])])
     x = te.placeholder((32,), name="x")
     root = make_task("root", [x, te.compute((32,), lambda i: te.log(te.sqrt(x[i])))])
     assert all(math.isfinite(seconds) for seconds in measurer.baseline([gather, root]))
+    table_of, chosen = random_inputs(Interface.of(gather.mod["main"]), 0, gather.workload_hash).values()
+    np.testing.assert_array_equal(reference_of(measurer, gather), table_of[chosen])
+    assert [measurer._domains[task.workload_hash] for task in (gather, root)] == ["normal", "positive"]
+    assert np.isfinite(reference_of(measurer, root)).all()
 
 
 def larger_than_memory():
@@ -408,8 +420,6 @@ def test_threads_reach_the_kernel():
 
 
 def test_the_same_seed_gives_the_same_inputs():
-    from eqtune.measure.arguments import Interface, random_inputs
-
     task = matmul()
     interface = Interface.of(task.mod["main"])
     first, again = (random_inputs(interface, 3, task.workload_hash) for _ in range(2))
@@ -419,6 +429,14 @@ def test_the_same_seed_gives_the_same_inputs():
     np.testing.assert_array_equal(first[1], again[1])
     assert not np.array_equal(first[1], other[1])
     assert not np.array_equal(first[0], first[1])
+
+
+def test_the_seed_reaches_the_workers():
+    task, seed = matmul(), 5
+    with LocalMeasurer(detect_target(1), threads=1, workers=1, seed=seed) as measurer:
+        measurer.baseline([task])
+        a, b = random_inputs(Interface.of(task.mod["main"]), seed, task.workload_hash).values()
+        np.testing.assert_allclose(reference_of(measurer, task), a @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_create_knows_names_and_instances(measurer):
@@ -435,6 +453,42 @@ def test_create_knows_names_and_instances(measurer):
 def test_numbers_must_be_positive(argument):
     with pytest.raises(InputError, match=argument):
         LocalMeasurer(detect_target(1), **{argument: 0})
+
+
+def test_who_was_closed_says_so() -> None:
+    """What had forked its workers may work for another one."""
+    unused, used = (LocalMeasurer(detect_target(1), threads=1, workers=1) for _ in range(2))
+    used.baseline([matmul()])
+    for closed in (unused, used):
+        closed.close()
+        with pytest.raises(InputError, match=r"closed.*make another one"):
+            closed.measure(matmul(2 * SIZE), [tiled()])
+
+
+@pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux, and two cores")
+def test_threads_that_tvm_does_not_bind_may_run_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were started from the first core, and stayed there: all shared it."""
+    monkeypatch.setenv("TVM_BIND_THREADS", "0")
+    with LocalMeasurer(detect_target(2), threads=2, workers=1) as measurer:
+        measurer.baseline([matmul()])
+        threads = os.listdir(f"/proc/{measurer.worker_pids[0]}/task")
+        assert len(threads) > 1
+        assert [os.sched_getaffinity(int(thread)) for thread in threads] == [os.sched_getaffinity(0)] * len(threads)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux, and two cores")
+def test_who_starts_threads_keeps_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM would bind it to as many cores as there are threads; it compiles, too."""
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+
+    def cores_before_and_after() -> tuple[set[int], set[int]]:
+        cores = os.sched_getaffinity(0)
+        start_pool()
+        return cores, os.sched_getaffinity(0)
+
+    with ThreadPoolExecutor(1) as thread:  # each has a pool of its own
+        before, after = thread.submit(cores_before_and_after).result()
+    assert before == after
 
 
 def test_after_a_ctrl_c_between_two_signals_no_worker_stays_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from eqtune.errors import SetupError
+from eqtune.errors import InputError, SetupError
 from eqtune.machine import detect_target
-from eqtune.measure.far_models import FarModels
+from eqtune.measure.far_models import FarModel, FarModels
 from eqtune.measure.fleet import DeviceLost, Fleet
 from eqtune.measure.model_bench import ModelBench, digest_of, read_arrays, write_arrays
 from eqtune.runtime import LocalModels
@@ -96,6 +96,24 @@ def test_models_elsewhere_are_timed_in_turn_on_one_device(tmp_path: Path) -> Non
     assert 0 < seconds < 1
 
 
+def test_each_model_elsewhere_has_its_own_time_and_as_much_of_the_budget(tmp_path: Path) -> None:
+    seconds, asked = {"slow": 0.4, "fast": 0.1}, []
+
+    class Stopwatch(Shelf):
+        def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+            name = Path(request["model"]).name
+            asked.append((name, request["repeat"]))
+            return {"latencies_s": [seconds[name]] * request["repeat"]}
+
+    models = far(Stopwatch(), tmp_path)
+    pair = [FarModel(models, tmp_path / name) for name in seconds]
+    assert models.time_s(pair, [X], budget_s=3.0) == [0.4, 0.1]
+    assert asked == [("slow", 1), ("fast", 1), ("slow", 1), ("fast", 5), ("slow", 1), ("fast", 5)]
+    asked.clear()
+    assert models.time_s(pair, [X], budget_s=0.5, at_least=1) == [0.4, 0.1]
+    assert asked == [("slow", 1), ("fast", 1)], "the budget is spent"
+
+
 def test_a_lost_device_loses_no_model(tmp_path: Path) -> None:
     device = Shelf("lost")
     model = far(device, tmp_path).load(executable(1.0))
@@ -167,3 +185,12 @@ def test_a_model_in_this_process_runs_on_the_device_that_it_is_given(monkeypatch
     LocalModels(1, tvm.cuda(1)).load(lambda: None)
     LocalModels(1).load(lambda: None)
     assert asked == [tvm.cuda(1), tvm.cpu()]
+
+
+def test_after_closing_nobody_waits_for_ever(tmp_path: Path) -> None:
+    models = far(Shelf(), tmp_path)
+    model = models.load(executable(1.0))
+    np.testing.assert_array_equal(model(X)[0], X + 1)
+    models._fleet.close()
+    with pytest.raises(InputError, match=r"closed.*make another one"):
+        model(X)

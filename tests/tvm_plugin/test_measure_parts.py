@@ -22,6 +22,7 @@ from eqtune.measure.arguments import BufferSpec, Interface, poison, random_input
 from eqtune.measure.check import ONE_OFF, mismatch, relative_tolerance
 from eqtune.measure.gauge import LOOKS, Gauge, multiply_adds, multiply_adds_at_peak_s
 from eqtune.measure.process import spawn
+from eqtune.measure.scratch import LOCK
 from eqtune.measure.timing import BASELINE, QUICK, time_kernel
 from eqtune.records.record import Context, Record
 from eqtune.search.space.base import Decision
@@ -237,6 +238,17 @@ def test_nvcc_that_takes_too_long_is_killed_with_what_it_started(tmp_path, monke
     wait_for_end(int((tmp_path / "child").read_text()))
 
 
+def test_what_nvcc_leaves_when_its_builder_is_killed_is_removed_later(tmp_path):
+    """Its files are in a directory with a lock, also the temporary ones: a build that takes too long is killed."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
+        f'[ "$TMPDIR/kernels.cubin" = "$2" ] && [ -e "$TMPDIR/{LOCK}" ] && printf code > "$2"\n'
+    )
+    nvcc.chmod(0o755)
+    assert cuda_code.compile_kernels("", "sm_90", Compiler("nvcc", str(nvcc), "1")) == (b"code", {})
+
+
 def test_a_cache_that_cannot_be_written_to_only_costs_time(tmp_path):
     nvcc = tmp_path / "nvcc"
     nvcc.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nprintf code > "$2"\n')
@@ -269,6 +281,7 @@ def test_replay_answers_what_was_recorded():
     assert replay.baseline([TASK]) == [16.0]
     assert replay.describe()["device"] == "machine"
     assert ReplayMeasurer([], {TASK.workload_hash: 5.0}).baseline([TASK]) == [5.0]
+    assert ReplayMeasurer([record(2, error="timeout")]).baseline([TASK]) == [math.inf], "nothing to go by"
 
 
 def test_replay_refuses_records_that_cannot_be_compared():

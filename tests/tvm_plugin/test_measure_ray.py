@@ -138,3 +138,40 @@ def test_without_ray_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(ray_cluster, "ray_available", lambda: False)
     with pytest.raises(MissingExtraError, match=r"eqtune\[ray\]"):
         create("ray", target=detect_target(1))
+
+
+TRACEBACK = """\x1b[36mray::DeviceActor.load()\x1b[39m (pid=1, ip=10.0.0.1, repr=<DeviceActor>)
+  File "ray_node.py", line 1, in load
+OSError: [Errno 28] No space left on device"""
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (TRACEBACK, "OSError: [Errno 28] No space left on device"),
+        (f"The actor died because of an error raised in its creation task, {TRACEBACK}", "OSError: [Errno 28]"),
+        ("The actor died unexpectedly.\n\tactor_id: 1\n\tpid: 2", "The actor died unexpectedly."),
+        ("", "RuntimeError"),
+    ],
+)
+def test_what_happened_on_a_node_is_told(monkeypatch, said, line):
+    def get(_: str) -> None:
+        raise RuntimeError(said)
+
+    cluster = Cluster(cpus=2)
+    monkeypatch.setattr(cluster, "get", get)
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    (answer,) = ray_cluster._collect(["a"], limit_s=10.0, patience_s=0.1)
+    assert answer["error"] == "crash"
+    assert f"took longer than 10 s: {line}" in answer["detail"]
+    assert "actor_id" not in answer["detail"]
+
+
+def test_a_cluster_that_does_not_answer_is_one_error(monkeypatch):
+    def init(**_: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.setattr(ray_cluster, "ray_available", lambda: True)
+    with pytest.raises(SetupError, match=r"cluster does not answer \(ConnectionError\); see `ray status`"):
+        create("ray", target=detect_target(1), threads=1)

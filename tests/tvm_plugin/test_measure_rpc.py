@@ -23,7 +23,7 @@ import eqtune
 from eqtune import runtime
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import detect_target
-from eqtune.measure import LocalMeasurer, RpcMeasurer, create, model_bench, rpc_worker, runner
+from eqtune.measure import LocalMeasurer, RpcMeasurer, create, model_bench, rpc_server, rpc_worker, runner
 from eqtune.measure.far_models import transfer_limit_s
 from eqtune.measure.rpc_tracker import RpcAddress, rpc_status
 from eqtune.records.workload import as_workload, workload_hash
@@ -213,9 +213,11 @@ def test_a_crash_and_a_hang_over_there_are_failed_candidates(measurer):
 
 
 def test_a_price_needs_no_reference(measurer):
-    task = matmul(160)
-    price, none = measurer.price([(task, DECISIONS[:2]), (matmul(192), [])])
+    task = matmul(80)
+    price, none = measurer.price([(task, [faulty("raises"), DECISIONS[0]]), (matmul(192), [])])
     assert 0 < price.latency_s < 1e-2
+    assert price.fastest == 1
+    assert task.workload_hash not in measurer._baselines
     assert none.latency_s == math.inf
 
 
@@ -241,6 +243,14 @@ def test_no_tracker_is_one_error_that_says_what_to_start():
 def test_a_host_that_cannot_be_a_name_is_one_error():
     with pytest.raises(SetupError, match=r"no RPC tracker answers on a\.\.b:9190"):
         rpc_status(RpcAddress.parse("rpc://a..b:9190/cpu"))
+
+
+@pytest.mark.parametrize("tracker", ["9190", "localhost:", "localhost:0", "localhost:99999"])
+def test_a_server_says_where_a_tracker_may_be(tracker, capsys, monkeypatch):
+    monkeypatch.setattr(rpc_server, "serve", None)
+    with pytest.raises(SystemExit, match="2"):
+        rpc_server.main(["--tracker", tracker, "--key", "cpu"])
+    assert f"--tracker takes HOST:PORT, with a port from 1 to 65535, got {tracker!r}" in capsys.readouterr().err
 
 
 def test_what_is_no_tracker_is_recognised():
@@ -312,6 +322,62 @@ def test_what_was_sent_too_slowly_is_not_begun(client):
     sending_s[:] = [60.0]
     talk.answer({"op": "load", **limits})
     assert talk.answer({"op": "run", **limits}) == {"error": "timeout", "detail": "sending it took longer than 5 s"}
+
+
+def test_a_session_does_not_last_far_longer_than_what_is_asked_for(client):
+    """A kernel that hangs occupies the server as long: that of a baseline was left to the candidates after it."""
+    talk, _, sessions, _ = client
+    talk.answer({"op": "connect", "limit_s": 10.0, "load_limit_s": 10.0})
+    for limit_s in (120.0, 10.0, 10.0):
+        assert talk.answer({"op": "load", "limit_s": limit_s, "load_limit_s": 10.0}) == {}
+    assert sessions == [rpc_worker.lifetime_s(limit_s, 10.0) for limit_s in (10.0, 120.0, 10.0)]
+
+
+def test_a_session_that_is_renewed_is_with_an_equal_device(client, monkeypatch):
+    talk, clock, sessions, _ = client
+    limits = {"limit_s": 10.0, "load_limit_s": 10.0}
+    assert talk.answer({"op": "connect", **limits}) == {"device": "a board"}
+    clock.now_s = sessions[0]
+    monkeypatch.setattr(rpc_worker, "_check_server", lambda *_: {"device": "another board"})
+    lost = {"lost": "a server under the key 'key' is another device: another board"}
+    assert talk.answer({"op": "load", **limits}) == lost
+
+
+@pytest.mark.parametrize("op", ["connect", "load"])
+def test_a_server_that_cannot_be_prepared_is_lost(client, monkeypatch, op):
+    def refuse(*_: object) -> None:
+        raise ValueError("processor 'new' is not known")
+
+    talk, clock, sessions, _ = client
+    limits = {"limit_s": 10.0, "load_limit_s": 10.0}
+    talk.answer({"op": "connect", **limits})
+    clock.now_s = sessions[0]
+    monkeypatch.setattr(rpc_worker, "_check_server", refuse)
+    assert talk.answer({"op": op, **limits}) == {"lost": "processor 'new' is not known"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("exited with -11"), OSError("no space left on device")])
+def test_a_server_goes_on_after_a_session_that_failed(capfd, error):
+    def fail(*_: object) -> None:
+        raise error
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        rpc_server._outlive_crashes(fail)(ours, "", {}, "")
+    assert ours.fileno() == -1, "it is closed"
+    assert f"{error}; going on" in capfd.readouterr().err
+
+
+def test_a_server_whose_tracker_cannot_be_found_says_so():
+    with pytest.raises(InputError, match=r"the tracker's host, 'a\.\.b', is not known here"):
+        rpc_server.serve(("a..b", 9190), "cpu", threads=1)
+
+
+@pytest.mark.parametrize("tracker", ["localhost", "localhost:0", "localhost:65536"])
+def test_a_server_takes_the_address_of_a_tracker(capsys, tracker):
+    with pytest.raises(SystemExit):
+        rpc_server.main(["--tracker", tracker, "--key", "cpu"])
+    assert "HOST:PORT, with a port from 1 to 65535" in capsys.readouterr().err
 
 
 def test_large_inputs_may_take_longer_to_be_sent(tmp_path):

@@ -549,6 +549,17 @@ def test_an_onnx_image_resized_to_the_size_of_another(tmp_path: Path, mode: str,
         close(result.run(x, y)[0], session.run(None, {"x": x, "y": y})[0])
 
 
+def test_a_part_of_an_onnx_image_of_any_size_is_not_resized() -> None:
+    """It would be all of it, or a corner: the input that tells the part is not read."""
+    part = onnx.numpy_helper.from_array(np.float32([0, 0, 0.2, 0.2, 1, 1, 0.8, 0.8]), "part")
+    factors = onnx.numpy_helper.from_array(np.float32([1, 1, 2, 2]), "factors")
+    options = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
+    resize = node("Resize", ["x", "part", "factors"], "y", **options)
+    model = graph([resize], {"x": [1, 3, "h", "w"]}, {"y": [1, 3, None, None]}, [part, factors])
+    with pytest.raises(UnsupportedModelError, match=r"a Resize of open sizes .*tf_crop_and_resize"):
+        load_model(model, any_size=True)
+
+
 def test_what_programs_compute_of_sizes(tmp_path: Path) -> None:
     even = 2 * torch.export.Dim("half", min=1, max=32)
     shapes = {"x": {0: even}, "y": {0: torch.export.Dim("m", min=2, max=64)}}
@@ -587,8 +598,8 @@ def test_one_more_than_a_multiple(tmp_path: Path) -> None:
 def test_other_sizes_that_are_compared_are_allowed_ones() -> None:
     third = tvm.ir.IRModule({"main": rows()["main"].with_attr(STEPS, {"n": [3, 1]})})
     upper = third["main"].with_attr("tir_var_lower_bound", {"n": 2}).with_attr("tir_var_upper_bound", {"n": 30})
-    for main, expected in ((third["main"], [16, 19, 31]), (upper, [16, 19, 28])):
-        imported = load_model(tvm.ir.IRModule({"main": main}), any_size=True)
+    for function, expected in ((third["main"], [16, 19, 31]), (upper, [16, 19, 28])):
+        imported = load_model(tvm.ir.IRModule({"main": function}), any_size=True)
         sizes = open_sizes.typical_sizes(imported, None)
         assert [size["n"] for size in (sizes, *open_sizes._others(imported, sizes))] == expected
 

@@ -170,6 +170,42 @@ def test_export_and_import_make_a_round_trip(tmp_path, capsys):
     assert (tmp_path / "work" / "records.sqlite").is_file()  # a directory that `eqtune tune` can go on in
 
 
+def test_options_of_export_and_import_say_which_records(tmp_path, capsys):
+    from tvm import te
+
+    from eqtune.records.workload import serialize_workload, workload_hash
+
+    a = te.placeholder((8,), "float32", "a")
+    func = te.create_prim_func([a, te.compute((8,), lambda i: a[i] + 1.0, "b")])
+    kernel = workload_hash(func)
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        database.add_workload(kernel, serialize_workload(func), name="add", flops=8.0)
+        database.add([Record(kernel, "", "[[],[]]", CONTEXT, (seconds,)) for seconds in (2e-6, 1e-6)])
+    export = ("records", "export", tmp_path / "out", "--db", tmp_path, "--json")
+    command(*export)
+    assert json.loads(capsys.readouterr().out)["records"] == 1
+    with pytest.raises(InputError, match="already holds"):
+        command(*export, "--every")
+    command(*export, "--every", "--overwrite")
+    assert json.loads(capsys.readouterr().out)["records"] == 2
+    with RecordDatabase(tmp_path / "other.sqlite") as database:
+        database.add([record(SLOW, 1.0), record(SLOW, 1.0, OTHER)])
+    into = ("records", "import", tmp_path / "out", "--db", tmp_path / "other.sqlite")
+    with pytest.raises(InputError, match="--context was not given"):
+        command(*into)
+    command(*into, "--context", 2)
+    with RecordDatabase(tmp_path / "other.sqlite") as database:
+        assert [database.best(kernel, context) is None for context in (CONTEXT, OTHER)] == [True, False]
+
+
+def test_records_that_can_be_begun_nowhere_are_a_clear_error(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    fields = {"target": {"kind": "llvm"}, "device": "a cpu", "threads": 2, "tvm_version": "0.27.0"}
+    new = ["--db", str(tmp_path / "file" / "below"), "--new-context", json.dumps(fields)]
+    assert main(["records", "import", str(tmp_path), *new]) == 1
+    assert "its directory must exist and be writable" in capsys.readouterr().err
+
+
 def test_report_is_made_again_from_summary_and_records(work, capsys):
     row = KernelRow("conv2d", FAST, 2, 2e9, 1e6, baseline_s=1e-2, tuned_s=1e-3, trials=0)
     summary = RunSummary("net", CONTEXT, (row,), baseline_s=2.1e-2, tuned_s=2.2e-3)
@@ -184,8 +220,10 @@ def test_report_is_made_again_from_summary_and_records(work, capsys):
     assert (fields["trials"], fields["failed"], fields["errors"]) == (3, 1, {"crash": 1})
     assert (work / "other.html").exists()
     (work / "records.sqlite").unlink()
+    (work / "report.html").unlink()
     command("report", work, "--json")
     assert json.loads(capsys.readouterr().out)["trials"] == 0
+    assert not (work / "report.html").exists()
 
 
 def test_a_report_that_cannot_be_written_is_bad_input(work, capsys):

@@ -227,6 +227,7 @@ def test_what_the_budget_did_not_reach_is_marked_and_has_no_speedup(summary):
     page = render_html(partly)
     assert ">~40000</td>" in page
     assert "<p class='note'>~ Not measured" in page
+    assert "<td>~83000</td><td>-</td>" in page
     assert json.loads(json.dumps(partly.to_json()))["kernels"][1]["speedup"] is None
     for text in (kernel_table(summary), render_html(summary)):
         assert "~" not in text
@@ -272,6 +273,10 @@ def test_layout_places_the_curve_between_the_margins():
     labels = dict((label, y) for y, label in drawn.y_ticks)
     assert labels["10 ms"] == heights[0]
     assert len(drawn.y_ticks) <= 6
+    assert [label for _, label in drawn.x_ticks] == ["0", "2", "4", "6", "8", "10"]
+    assert [x for x, _ in drawn.x_ticks] == [40, 70, 100, 130, 160, 190]
+    many = layout(((1, 1e-2), (1000, 1e-3)), baseline_s=1e-1, size=size)
+    assert [label for _, label in many.x_ticks] == ["0", "200", "400", "600", "800", "1000"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1e-3, 1e-1), (9e-6, 1.1e-5), (1e-9, 1e3), (0.9, 1.2)])
@@ -279,10 +284,14 @@ def test_log_ticks_are_round_few_and_inside(low, high):
     ticks = log_ticks(low, high)
     assert 1 <= len(ticks) <= 6
     assert all(low <= tick <= high for tick in ticks)
+    assert all(float(f"{tick:.1e}") == pytest.approx(tick, rel=1e-9) for tick in ticks)
+    assert ticks == sorted(set(ticks))
 
 
 def test_a_constant_curve_and_none_at_all_can_be_drawn():
     assert curve_svg((), 1.0, "nothing") == ""
+    assert 'class="untuned"' in curve_svg(((1, 1.0),), 1.0, "untuned took as long")
+    assert 'class="untuned"' not in curve_svg(((1, 1.0),), math.inf, "nothing was run untuned")
     root = ET.fromstring(curve_svg(((1, 1.0),), 1.0, 'a "title" <&>'))
     assert root.tag == "svg"
     assert root.find("title").text == 'a "title" <&>'

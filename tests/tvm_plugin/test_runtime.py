@@ -60,6 +60,13 @@ def test_a_model_runs_until_it_was_undisturbed(
     assert model.runs == runs
 
 
+@pytest.mark.parametrize(("budget_s", "runs"), [(100.0, 100), (500.0, 200), (1000.0, 300)])
+def test_a_short_model_does_not_take_all_of_a_large_budget(clock: list[float], budget_s: float, runs: int) -> None:
+    model = Model(clock, slow=0)
+    runtime.time_side_by_side([model], [], budget_s, at_least=3)  # type: ignore[list-item]
+    assert model.runs == 1 + runs
+
+
 def test_each_model_gets_as_many_runs(clock: list[float]) -> None:
     models = [Model(clock, slow=0), Model(clock, slow=4)]
     assert runtime.time_side_by_side(models, [], budget_s=4.0, at_least=3, gauge=GAUGE) == [1.0, 1.0]  # type: ignore[arg-type]

@@ -144,6 +144,15 @@ def test_attention_of_a_single_vector_is_no_attention_of_rows():
     assert_same_outputs(*lower(function((8,), weighted)))
 
 
+def test_attention_of_no_rows_is_products():
+    def weighted(emit, x):
+        scores = emit(op.matmul(x, constant(8, 40)))
+        return op.matmul(emit(op.nn.softmax(scores)), constant(40, 16))
+
+    _, kernels = lower(function((0, 8), weighted))
+    assert not any("attention" in variable.name_hint for variable in kernels.functions)
+
+
 def test_a_permuted_product_over_an_open_size_stays_apart():
     n = tirx.Var("n", "int64")
     x, y = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", (2, 4, n)), ("y", (2, n, 3))))

@@ -366,7 +366,7 @@ def test_the_command_line_tunes_reports_and_resumes(tmp_path: Path) -> None:
         (("tune", "zoo:nasrnn", "--graph", "off", "--fast-math"), "drop one of the two"),
         (("tune", "zoo:nasrnn", "--shape", "x=a"), "NAME=1,3,224,224"),
         (("tune", "zoo:nasrnn", "--export", "model.dll"), "must end in"),
-        (("records", "list", "--db", "nowhere"), ""),
+        (("records", "list", "--db", "nowhere"), "there are no records at 'nowhere'"),
         (("watch", "nowhere"), "no records.sqlite"),
     ],
 )

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from eqtune.cli import build_parser
-from eqtune.cli.options import parse_shapes, parse_target, search_arguments
+from eqtune.cli.options import parse_shapes, parse_sizes, parse_target, search_arguments
 from eqtune.tune.session import Settings
 from eqtune.tune.summarize import command_line
 
 CORTEX = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72", "num-cores": 4}
 
 
+@pytest.mark.parametrize("fast_math", [False, True])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -24,13 +25,16 @@ CORTEX = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72", 
         Settings(strategy="annealing", cost_model="random", allocator="round-robin", work_dir="a folder"),
     ],
 )
-def test_the_command_means_the_same_settings(settings: Settings) -> None:
-    text = command_line("a model.onnx", settings, "off", fast_math=False, verify=False, shapes={"x": (1, 3), "n": (2,)})
+def test_the_command_means_the_same_settings(settings: Settings, fast_math: bool) -> None:
+    given = {"shapes": {"x": (1, 3), "n": (2,)}, "function": "forward", "sizes": {"places": 5}}
+    text = command_line("a model.onnx", settings, "off", fast_math, verify=fast_math, **given)  # type: ignore[arg-type]
     program, *words = shlex.split(text)
     assert program == "eqtune"
     args = build_parser().parse_args(words)
-    assert (args.model, args.graph, args.no_verify) == ("a model.onnx", "off", True)
-    assert parse_shapes(args.shape) == {"x": (1, 3), "n": (2,)}
+    assert (args.model, args.graph, args.fast_math) == ("a model.onnx", "off", fast_math)
+    assert args.no_verify == (not fast_math)
+    said = {"shapes": parse_shapes(args.shape), "function": args.function, "sizes": parse_sizes(args.size)}
+    assert said == given
     assert Settings(**search_arguments(args)) == settings
 
 

@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.model is None:
         raise InputError("no model was given: try `eqtune graph zoo:nasrnn`, or `eqtune graph --list-rules`")
-    if min(args.e_nodes, args.iterations, args.k_multi) < 0 or args.seconds < 0:
-        raise InputError("limits must not be negative: --e-nodes, --iterations, --seconds, --k-multi")
+    if min(args.e_nodes, args.iterations, args.k_multi) < 0 or not args.seconds >= 0:
+        raise InputError("limits must be numbers from 0: --e-nodes, --iterations, --seconds, --k-multi")
     for file in (args.html, args.output):
         if file:
             check_writable(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"there are no records at {str(path)!r}; give --db a work directory of `eqtune tune`{more}")
     if begins:
         _new_context(args.new_context)  # refused before there is a file
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the database says what is wrong with it
+            path.parent.mkdir(parents=True, exist_ok=True)
     with RecordDatabase(path) as database:
         args.do(database, args)
     return 0

@@ -221,6 +221,8 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Conv
     x, indices = inputs
     if any(not isinstance(value.ty, relax.TensorType) or value.ty.shape is None for value in (x, indices)):
         return None
+    if isinstance(x, tvm.ir.GenericConst) and _is_one_number(indices):
+        return None  # a constant, of which the model may make a shape
     axis = int(attrs.get("axis", 0)) % len(x.ty.shape)
     if _is_one_number(indices):
         index, extent = int(indices.value.numpy()), shape_of(x)[axis]

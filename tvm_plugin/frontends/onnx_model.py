@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ _DTYPES = tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED["on
 
 _LONG_NAMES = {"float": "float32", "double": "float64"}
 
+_NAMELESS = frozenset({"", "?", "-1"})
+"""What exporters write as names of sizes that have none."""
+
+_COMPUTING = re.compile(r"//|[-+*/]")
+"""Where TVM's importer cuts the name of a size, to compute it of others."""
+
 LOGGER = logging.getLogger(__name__)
 
 
@@ -84,6 +91,7 @@ def from_onnx(
     if shapes:
         model = _with_shapes(model, shapes)
     _refuse_symbolic(model, any_size)
+    model = _with_named_sizes(model)
     _check(model, name)
     model = with_dense_weights(model)
     if model.functions:
@@ -189,7 +197,7 @@ def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
         ):
             raise InputError(f"input {name!r} has shape {_shape_text(dims)}, which {tuple(shape)} does not fit")
         for dim, extent in zip(dims, shape, strict=True):
-            if dim.dim_param and symbols.setdefault(dim.dim_param, extent) != extent:
+            if dim.dim_param not in _NAMELESS and symbols.setdefault(dim.dim_param, extent) != extent:
                 raise InputError(
                     f"the symbolic dimension {dim.dim_param!r} would be both {symbols[dim.dim_param]} and {extent}"
                 )
@@ -219,6 +227,48 @@ def _refuse_symbolic(model: onnx.ModelProto, any_size: bool) -> None:
                 f"input {name!r} has the dynamic {named}; only static shapes can be tuned. Give its shape, for example "
                 f"shapes={{{name!r}: ({example})}} or --shape {name}={example}; {ANY_SIZE}"
             )
+
+
+def _with_named_sizes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a name for each open size of its inputs that TVM's importer takes for one; itself where all have.
+
+    TVM takes all sizes without a name for the same, -1 for a number, and "batch-size" for a difference of two sizes
+    that no input has. What is computed of sizes that inputs have ("past + 1") stays.
+    """
+    given = {
+        (name, place): dim.dim_param.replace(" ", "")
+        for name, value in _inputs(model.graph).items()
+        for place, dim in enumerate(value.type.tensor_type.shape.dim)
+        if not _is_known(dim)
+    }
+    plain = {size for size in given.values() if size not in _NAMELESS and not _COMPUTING.search(size)}
+    awkward = {
+        (name, place): f"{name}_axis_{place}" if size in _NAMELESS else size
+        for (name, place), size in given.items()
+        if size not in plain and not _is_computed(size, plain)
+    }
+    if not awkward:
+        return model
+    taken = set(plain)
+    names: dict[str, str] = {}
+    for size in awkward.values():
+        if size not in names:
+            names[size] = re.sub(r"\W", "_", size)
+            while names[size] in taken:
+                names[size] += "_"
+            taken.add(names[size])
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    inputs = _inputs(named.graph)
+    for (name, place), size in awkward.items():
+        inputs[name].type.tensor_type.shape.dim[place].dim_param = names[size]
+    return named
+
+
+def _is_computed(size: str, known: Collection[str]) -> bool:
+    """Whether TVM's importer computes it, from the left to the right, of sizes that inputs have, and numbers."""
+    in_order = not re.search(r"[-+].*[*/]", size)
+    return in_order and all(part in known or part.isdigit() for part in _COMPUTING.split(size))
 
 
 def _refuse_foreign(model: onnx.ModelProto) -> None:

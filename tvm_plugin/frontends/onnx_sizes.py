@@ -458,24 +458,28 @@ def _resize(sizes: SizeTensors, inputs: Sequence[Any], attrs: Mapping[str, Any])
     if after is None or len(shape) != 4 or not any(isinstance(one, ir.Expr) for one in (*after, *shape)):
         return None
     mode, policy = text_of(attrs.get("mode", "nearest")), text_of(attrs.get("keep_aspect_ratio_policy", "stretch"))
+    place = text_of(attrs.get("coordinate_transformation_mode", "half_pixel"))
     unusual = policy != "stretch" or attrs.get("antialias") or attrs.get("exclude_outside") or "axes" in attrs
     same = all(sizes.is_equal(one, other) for one, other in zip(after[:2], shape[:2], strict=True))
-    if unusual or mode not in _METHODS or not same:
+    if unusual or mode not in _METHODS or place not in _PLACES or not same:
         raise UnsupportedModelError(
             f"a Resize of open sizes can be imported where it is nearest or linear, of height and width, not as here "
-            f"({mode}); {KNOWN_SHAPES}"
+            f"({mode}, {place}); {KNOWN_SHAPES}"
         )
     return op.image.resize2d(
         x,
         relax.ShapeExpr(list(after[2:])),
         layout="NCHW",
         method=_METHODS[mode],
-        coordinate_transformation_mode=text_of(attrs.get("coordinate_transformation_mode", "half_pixel")),
+        coordinate_transformation_mode=place,
         rounding_method=text_of(attrs.get("nearest_mode", "round_prefer_floor")),
     )
 
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear"}
+
+_PLACES = frozenset({"align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel"})
+"""Where pixels of the result may lie, of all of an image: not of a part of it that an input tells."""
 
 _BY_SIZES: Mapping[str, Callable[[SizeTensors, Sequence[Any], Mapping[str, Any]], relax.Expr | None]] = {
     "ConstantOfShape": _constant_of_shape,

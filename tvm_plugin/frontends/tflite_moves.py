@@ -33,13 +33,12 @@ class Moves(OperatorConverter):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._values: dict[int, Any] = {}
+        self._values: list[Any] = []
         self.convert_map["DYNAMIC_UPDATE_SLICE"] = self.convert_dynamic_update_slice
 
     def get_tensor_value(self, tensor: Any, is_sparse: bool = False) -> Any:
-        """TVM's, or what a converter puts in its place."""
-        known = self._values.get(tensor.tensor_idx)
-        return super().get_tensor_value(tensor, is_sparse) if known is None else known
+        """TVM's, or what a converter puts in the place of those that are asked for next."""
+        return self._values.pop(0) if self._values else super().get_tensor_value(tensor, is_sparse)
 
     def convert_cumsum(self, op: Any) -> relax.Expr:
         """TVM's sums from the start alone."""
@@ -111,17 +110,18 @@ class Moves(OperatorConverter):
         return result
 
     def convert_strided_slice(self, op: Any) -> relax.Expr:
-        """TVM's does not know that ends may be relative to where the slice begins."""
-        x, begin, length, *_ = self.get_input_tensors(op)
+        """TVM's does not know that ends may be relative to where the slice begins.
+
+        What is equal may be one tensor: values are told apart by the order in which TVM's asks for them.
+        """
+        x, *numbers = self.get_input_tensors(op)
         if not options_of(op, tflite.StridedSliceOptions()).Offset():
             return super().convert_strided_slice(op)
-        starts = self.get_tensor_value(begin)
+        starts, lengths, steps = map(self.get_tensor_value, numbers)
         sizes = np.array(extents(self.get_tensor_expr(x).ty))[: len(starts)]
-        ends = np.where(starts < 0, starts + sizes, starts) + self.get_tensor_value(length)
-        self._values[length.tensor_idx] = ends
-        result = super().convert_strided_slice(op)
-        self._values.clear()
-        return result
+        ends = np.where(starts < 0, starts + sizes, starts) + lengths
+        self._values = [starts, ends, steps]
+        return super().convert_strided_slice(op)
 
 
 def options_of(op: Any, options: Any) -> Any:

@@ -362,9 +362,11 @@ class Converter(Moves):
     def _is_hybrid(self, op: Any, tensors: Sequence[Any]) -> bool:
         """Whether, of an operator's inputs, weights alone are quantised."""
         name = self.get_op_code_str(op)
+        if name not in IN_FLOATS:  # others may have no inputs
+            return False
         data = tensors[2 if name == "TRANSPOSE_CONV" else 0]
         quantised = [tensor for tensor in tensors if tensor.qnn_params is not None]
-        return name in IN_FLOATS and data.qnn_params is None and bool(quantised)
+        return data.qnn_params is None and bool(quantised)
 
     def _in_floats(self, convert: Callable[..., relax.Expr], op: Any) -> relax.Expr:
         tensors = self.get_input_tensors(op)

@@ -234,6 +234,11 @@ def _exp(value: Complex) -> Complex:
     return _polar(torch.exp(value.real), value.imag)
 
 
+def _of_parts(real: Any, imag: Any) -> Complex:
+    """Of parts that broadcast: a tensor and one of zeros, say."""
+    return Complex(real, imag) if real.shape == imag.shape else _full(Complex(real, imag))
+
+
 def _polar(size: Any, angle: Any) -> Complex:
     return Complex(size * torch.cos(angle), size * torch.sin(angle))
 
@@ -261,9 +266,9 @@ def _to(value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
     return Complex(parts.real.to(part), parts.imag.to(part))
 
 
-def _filled(size: Sequence[int], value: complex, dtype: torch.dtype, **_: Any) -> Complex:
-    parts = _of(value)
-    return Complex(*(torch.full(size, part, dtype=dtype.to_real()) for part in parts))
+def _filled(size: Sequence[int], value: complex, dtype: torch.dtype | None = None, **_: Any) -> Complex:
+    parts, part_dtype = _of(value), torch.get_default_dtype() if dtype is None else dtype.to_real()
+    return Complex(*(torch.full(size, part, dtype=part_dtype) for part in parts))
 
 
 def _real_transform(x: Any, dims: Sequence[int], normalization: int, onesided: bool) -> Complex:
@@ -406,7 +411,7 @@ _OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.angle: lambda value: torch.atan2(value.imag, value.real),
     aten.real: lambda value: value.real,
     aten.imag: lambda value: value.imag,
-    aten.complex: Complex,
+    aten.complex: _of_parts,
     aten.polar: _polar,
     aten._conj: _conjugate,
     aten._conj_physical: _conjugate,

@@ -2,7 +2,8 @@
 
 Each takes a node of the exported graph and the importer, and returns the Relax value. With TVM 0.27 the importer
 
-- reads `select` and indexing with negative indices out of bounds, and takes `x[:, i, j]` for `x[:, i][:, :, j]`;
+- reads `select` and indexing with negative indices out of bounds, and takes `x[:, i, j]` for `x[:, i][:, :, j]`; loses
+  the axis along which `index_select` takes one place;
 - ignores the correction of `std` and the divisor of average pooling, and translates `pixel_shuffle` into an operator
   without an implementation;
 - reads `clamp_max` as nothing to do, `celu` wrongly unless alpha is 1, a `grid_sample` grid as NCHW, and `nearest` to
@@ -43,7 +44,7 @@ from .digits import scaled_product
 from .torch_digits import DIGIT_CONVERTERS
 from .torch_images import IMAGE_CONVERTERS
 from .torch_indexing import INDEXING_CONVERTERS
-from .torch_nodes import Converter, arguments, cast, dtype_of, full, scalar, shape_in_torch
+from .torch_nodes import Converter, arguments, cast, dtype_of, full, operand, scalar, shape_in_torch
 from .torch_order import ORDER_CONVERTERS
 from .torch_pointwise import POINTWISE_CONVERTERS
 from .torch_quantized import QUANTIZED_CONVERTERS
@@ -301,9 +302,7 @@ def _by_statistics(
 
 def _masked_fill(node: Any, importer: Any) -> relax.Expr:
     x, mask, value = arguments(node, importer, ("input", "mask", "value"), ())
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    value = emit(op.astype(value, dtype)) if isinstance(value, relax.Expr) else relax.const(value, dtype)
-    return emit(op.where(mask, value, x))
+    return importer.block_builder.emit(op.where(mask, operand(value, str(x.ty.dtype), importer), x))
 
 
 def _distances(node: Any, importer: Any) -> relax.Expr:

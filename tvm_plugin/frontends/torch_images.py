@@ -106,9 +106,9 @@ _MAX_POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode
 
 def _max_pool_and_places(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     x, *options = arguments(node, importer, _MAX_POOL, ((), 0, 1, False))
-    *four, ceil = [options[0], options[1] or options[0], *options[2:]]
+    four = [options[0], options[1] or options[0], *options[2:4]]
     window, strides, padding, dilation = ([int(n) for n in np.broadcast_to(option, 2)] for option in four)
-    values = importer._max_pool2d_impl(x, window, strides, padding, dilation, ceil)
+    values = _max_pool(2)(node, importer)
     emit, size = importer.block_builder.emit, shape_of(values)[-2:]
     return values, places_of_maxima(emit, x, size, window, strides, padding, dilation)
 
@@ -208,6 +208,18 @@ def _affine_grid(node: Any, importer: Any) -> relax.Expr:
     return emit(op.reshape(grid, (-1, height, width, 2)))
 
 
+def _roi_align(node: Any, importer: Any) -> relax.Expr:
+    """torchvision's. Half a pixel is one of the image that is sampled; TVM moves boxes before they are scaled."""
+    names = ("input", "rois", "spatial_scale", "pooled_height", "pooled_width", "sampling_ratio", "aligned")
+    x, boxes, scale, height, width, samples, aligned = arguments(node, importer, names, ())
+    emit = importer.block_builder.emit
+    if aligned:
+        half = 0.5 / scale
+        moved = relax.const(np.array([0.0, half, half, half, half]), str(boxes.ty.dtype))  # not the number of the image
+        boxes = emit(op.subtract(boxes, moved))
+    return emit(op.vision.roi_align(x, boxes, (height, width), scale, samples, bool(aligned), "NCHW", "avg"))
+
+
 def _fold(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "output_size", "kernel_size", "dilation", "padding", "stride")
     x, *axes = arguments(node, importer, names, ())
@@ -292,4 +304,5 @@ IMAGE_CONVERTERS: dict[str, Converter] = {
     "upsample_bicubic2d.vec": _upsample("_upsample_bicubic2d", cubic(-0.75), 2),
     "grid_sampler_2d.default": _grid_sample,
     "affine_grid_generator.default": _affine_grid,
+    "roi_align.default": _roi_align,
 }

@@ -63,6 +63,16 @@ def _index(node: Any, importer: Any) -> relax.Expr:
     return emit(op.take(flat, place, axis=axes[0]))
 
 
+def _index_select(node: Any, importer: Any) -> relax.Expr:
+    """Along an axis, which stays where the index has no axes; a number has nothing else to select."""
+    x, axis, index = arguments(node, importer, ("input", "dim", "index"), ())
+    emit = importer.block_builder.emit
+    given, places = (operand.meta["val"] for operand in (node.args[0], node.args[2]))
+    if not given.ndim:
+        return x
+    return emit(op.take(x, index if places.ndim else emit(op.expand_dims(index, 0)), axis=axis))
+
+
 def _is_integer(index: Any) -> bool:
     """Bytes without a sign are masks, as PyTorch has it."""
     return str(index.ty.dtype).startswith("int")
@@ -275,6 +285,7 @@ def _strided(node: Any, importer: Any) -> relax.Expr:
 INDEXING_CONVERTERS: dict[str, Converter] = {
     "select.int": _select,
     "index.Tensor": _index,
+    "index_select.default": _index_select,
     "index_put.default": _index_put,
     "slice_scatter.default": _write_slice,
     "scatter.src": _scatter("update"),

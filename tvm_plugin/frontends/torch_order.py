@@ -101,7 +101,9 @@ def _places_in_order(node: Any, importer: Any) -> relax.Expr:
     compare = op.less_equal if right or side == "right" else op.less
     emit = importer.block_builder.emit
     value = emit(op.expand_dims(values, -1))
-    is_before = emit(compare(emit(op.expand_dims(sequence, -2)), value))
+    if len(shape_of(sequence)) > 1:  # else it is that of all values, or of a number
+        sequence = emit(op.expand_dims(sequence, -2))
+    is_before = emit(compare(sequence, value))
     if is_floating(str(values.ty.dtype)):
         is_before = emit(op.logical_or(is_before, emit(op.isnan(value))))
     return emit(op.sum(emit(op.astype(is_before, dtype_of(node))), axis=-1))

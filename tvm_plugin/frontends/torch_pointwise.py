@@ -15,7 +15,7 @@ from tvm.relax import op
 from ..dtypes import HALVES, epsilon, is_floating, numpy_dtype
 from ..transform.functions import is_empty, shape_of
 from .torch_digits import floor_quotient
-from .torch_nodes import Converter, arguments, cast, dtype_of, operand, shape_in_torch
+from .torch_nodes import Converter, arguments, cast, dtype_of, operand, scalar, shape_in_torch
 from .torch_order import so_far
 
 __all__ = ["POINTWISE_CONVERTERS"]
@@ -220,10 +220,17 @@ def _filled(value: Any = None) -> Converter:
         fill = importer.env.get(fill, fill)
         shape, dtype = shape_in_torch(node, importer), dtype_of(node)
         if not isinstance(fill, relax.Expr) and math.isfinite(fill):
-            return importer.block_builder.emit(op.full(shape, relax.const(fill, dtype), dtype))
+            return importer.block_builder.emit(op.full(shape, scalar(fill, dtype, importer), dtype))
         return importer.block_builder.emit(op.broadcast_to(operand(fill, dtype, importer), shape))
 
     return convert
+
+
+def _identity(node: Any, importer: Any) -> relax.Expr:
+    """Ones on the diagonal, where sizes are open or too large for a constant; TVM's importer wants a dtype."""
+    emit = importer.block_builder.emit
+    down, across = (emit(op.arange(0, count, 1, "int64")) for count in shape_in_torch(node, importer))
+    return cast(emit(op.equal(emit(op.expand_dims(down, 1)), across)), dtype_of(node), importer)
 
 
 def _so_far_in_its_dtype(function: Callable[..., relax.Expr]) -> Converter:
@@ -338,6 +345,8 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "new_zeros.default": _filled(0),
     "new_ones.default": _filled(1),
     "new_full.default": _filled(),
+    "eye.default": _identity,
+    "eye.m": _identity,
     "cumsum.default": _so_far_in_its_dtype(op.cumsum),
     "cumprod.default": _so_far_in_its_dtype(op.cumprod),
 }

@@ -6,7 +6,25 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-__all__ = ["on_first_core"]
+__all__ = ["on_first_core", "start_pool"]
+
+
+def start_pool() -> None:
+    """Let TVM start the calling thread's pool, before `on_first_core`. The caller keeps its cores. May be repeated.
+
+    The pool's threads have the cores of who starts them until TVM binds them, which it does not with TVM_BIND_THREADS=0
+    and cannot in a container without the machine's first cores: started from the first core, all of them shared it.
+    And TVM binds the caller, who also compiles, to as many cores as the pool has threads.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    import tvm
+
+    cores = os.sched_getaffinity(0)
+    try:
+        tvm.get_global_func("runtime.NumThreads")()
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # a worker imports this package before it can say that TVM is
     from ..tasks.task import Task
 
 __all__ = [
+    "CLOSED",
     "ERROR_KINDS",
     "MAX_DETAIL",
     "NO_REFERENCE",
@@ -36,6 +37,8 @@ NO_REFERENCE = "no_reference"
 
 MAX_DETAIL = 300
 """Characters of an error that are kept."""
+
+CLOSED = "this measurer is closed, as by a tune_model that was given it: make another one"
 
 
 def last_line(error: Exception) -> str:

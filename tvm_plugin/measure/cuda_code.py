@@ -9,7 +9,6 @@ import math
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from ..search.space.features import COMPILED
 from ..search.space.gpu.hardware import STATIC_SHARED_BYTES, GpuHardware
 from ..search.space.lowering import ASYNC_COPIES
 from .process import run_limited
+from .scratch import Scratch
 
 __all__ = [
     "CALLBACK",
@@ -290,12 +290,12 @@ def compile_kernels(
     if cache is not None and (cache / f"{key}.json").exists():  # written last
         known = json.loads((cache / f"{key}.json").read_text(encoding="utf-8"))
         return (cache / f"{key}.cubin").read_bytes(), {name: Resources(**fields) for name, fields in known.items()}
-    with tempfile.TemporaryDirectory(prefix="eqtune-nvcc-") as directory:
+    with Scratch("nvcc") as directory:  # a builder that takes too long is killed
         file, cubin = Path(directory) / "kernels.cu", Path(directory) / "kernels.cubin"
         file.write_text(source, encoding="utf-8")
         command = [compiler.path, "-cubin", f"-arch={arch}", *NVCC_FLAGS, "-o", str(cubin), str(file)]
         try:
-            done = run_limited(command, None if patient else COMPILE_LIMIT_S)
+            done = run_limited(command, None if patient else COMPILE_LIMIT_S, temporary=directory)
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"nvcc took longer than {COMPILE_LIMIT_S:g} s") from error
         if done.returncode:

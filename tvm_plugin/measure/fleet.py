@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..errors import SetupError
+from ..errors import InputError, SetupError
+from .base import CLOSED
 
 __all__ = ["Device", "DeviceLost", "Fleet"]
 
@@ -133,6 +134,8 @@ class Fleet:
 
         Raises
         ------
+        InputError
+            After `close`.
         SetupError
             When there was no device for `patience_s` seconds.
         """
@@ -166,6 +169,8 @@ class Fleet:
                 thread.join(CLOSE_LIMIT_S)
 
     def _check_patience(self) -> None:
+        if self._closed:
+            raise InputError(CLOSED)
         being_opened = len(self.devices) - len(self._open) - len(self._absent)
         if self._open:
             self._last_open_s = time.monotonic()

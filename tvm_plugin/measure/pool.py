@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import SetupError
+from ..errors import InputError, SetupError
+from .base import CLOSED
 from .process import ParentLost, WorkerProcess
 from .template import Template, borrow, give_back
 
@@ -141,7 +142,9 @@ class WorkerPool:
         self._template = borrow(command, self._environment)
 
     def configure(self, config: Config) -> None:
-        """Tell the workers what they work on: once, before the first request."""
+        """Tell the workers what they work on: once, before the first request. Raises InputError after `close`."""
+        if self._closed:
+            raise InputError(CLOSED)
         self._configuration = asdict(config)
         self._template.configure(self._configuration)
 
@@ -213,9 +216,13 @@ class WorkerPool:
 
         Raises
         ------
+        InputError
+            After `close`: what forks workers may work for somebody else by now.
         SetupError
             When a worker cannot start; the message ends with the last thing it said.
         """
+        if self._closed:
+            raise InputError(CLOSED)
         for index in range(len(self._workers)) if indices is None else indices:
             worker = self._workers[index]
             if worker is not None and worker.gone:

@@ -214,10 +214,16 @@ def spawn(
 
 
 def run_limited(
-    command: Sequence[str], limit_s: float | None, directory: Path | None = None
+    command: Sequence[str], limit_s: float | None, directory: Path | None = None, temporary: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` with both outputs, but what takes too long is killed with what it started."""
-    with subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """As `subprocess.run` with both outputs, but what takes too long is killed with what it started.
+
+    Its temporary files are in the directory `temporary`, where that is given.
+    """
+    environment = {**os.environ, "TMPDIR": temporary} if temporary else None
+    with subprocess.Popen(
+        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             stdout, stderr = process.communicate(timeout=limit_s)
         except BaseException:

@@ -16,6 +16,7 @@ from ..errors import InputError, MissingExtraError, SetupError
 from ..gpu_machine import is_gpu
 from ..machine import describe_machine, is_host, target_json
 from ..search.space.hardware import Hardware
+from .base import MAX_DETAIL
 from .elsewhere import ElsewhereMeasurer, FarTrial
 from .exported import libraries_of
 from .far_models import FarModels, transfer_limit_s
@@ -71,7 +72,7 @@ class RayMeasurer(ElsewhereMeasurer):
     InputError
         For numbers out of range.
     SetupError
-        When no node has such a device.
+        When Ray does not start or its cluster does not answer, or no node has such a device.
     """
 
     def __init__(
@@ -96,7 +97,13 @@ class RayMeasurer(ElsewhereMeasurer):
             raise InputError(f"threads and wait_s must be positive, got {threads!r} and {wait_s!r}")
         own = not ray.is_initialized()
         if own:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+            try:
+                ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+            except (OSError, RuntimeError, ValueError) as error:
+                raise SetupError(
+                    f"Ray does not start, or its cluster does not answer ({_said(error)}); see `ray status`, and the "
+                    "environment variable RAY_ADDRESS"
+                ) from error
         self._directory = Scratch("ray")
         self._close = weakref.finalize(self, _close, self._fleet, own, self._directory)
         self._seed = seed
@@ -304,7 +311,7 @@ class _RayDevice:
             self.close()
             raise DeviceLost("timeout", f"no result after {limit_s:g} s") from error
         except ray.exceptions.RayError as error:
-            raise DeviceLost("crash", f"the Ray actor was lost: {str(error).splitlines()[0]}"[:300]) from error
+            raise DeviceLost("crash", f"the Ray actor was lost: {_said(error)}"[:MAX_DETAIL]) from error
         self._busy = False
         return answer
 
@@ -321,9 +328,9 @@ def _collect(pending: Sequence[Any], limit_s: float, patience_s: float) -> list[
         for task in done:
             try:
                 answers[task] = ray.get(task)
-            except ray.exceptions.RayError:
+            except ray.exceptions.RayError as error:
                 late = time.monotonic() - started >= limit_s
-                detail = f"the builder died, or took longer than {limit_s:g} s"
+                detail = f"the builder died, or took longer than {limit_s:g} s: {_said(error)}"[:MAX_DETAIL]
                 answers[task] = {"error": "timeout" if late else "crash", "detail": detail}
         if done or ray.cluster_resources().get("CPU"):
             last_cpu_s = time.monotonic()
@@ -332,6 +339,12 @@ def _collect(pending: Sequence[Any], limit_s: float, patience_s: float) -> list[
                 ray.cancel(task, force=True)
             raise SetupError(f"the Ray cluster has had no CPU to build on for {patience_s:g} s; {ADVICE}")
     return [answers[task] for task in pending]
+
+
+def _said(error: Exception) -> str:
+    """The line of Ray's error that says what happened: the last where it is a traceback of a node, else the first."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1 if "ray::" in lines[0] else 0]
 
 
 def _changed(environment: Mapping[str, str]) -> dict[str, str]:

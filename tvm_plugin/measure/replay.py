@@ -29,7 +29,7 @@ class ReplayMeasurer:
     records : iterable of Record
         Of one context. Records without a decision are skipped.
     baselines_s : mapping of str to float, optional
-        Seconds of the untuned kernels by workload hash; by default twice the slowest record of each.
+        Seconds of the untuned kernels by workload hash; by default twice the slowest that ran of each.
 
     Raises
     ------
@@ -57,7 +57,8 @@ class ReplayMeasurer:
                 f"{sorted((c.device, c.threads, c.tvm_version) for c in self._contexts)}"
             )
         for workload_hash, seconds in slowest_s.items():
-            self._baselines_s.setdefault(workload_hash, 2 * seconds)
+            if seconds:
+                self._baselines_s.setdefault(workload_hash, 2 * seconds)
 
     def baseline(self, tasks: Sequence[Task]) -> list[float]:
         """Seconds of the untuned kernels; `inf` where there is nothing to go by."""

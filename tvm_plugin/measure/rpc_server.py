@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,11 +49,15 @@ def serve(tracker: tuple[str, int], key: str, threads: int | None = None, host: 
     Raises
     ------
     InputError
-        When `threads` is not positive.
+        When `threads` is not positive, or nobody knows the tracker's host.
     """
     threads = core_count() if threads is None else threads
     if threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
+    try:
+        socket.getaddrinfo(*tracker)  # TVM's server would try again at once, for ever
+    except (OSError, UnicodeError) as error:  # the latter of what cannot be a name: a..b
+        raise InputError(f"the tracker's host, {tracker[0]!r}, is not known here ({error})") from error
     os.environ["TVM_NUM_THREADS"] = str(threads)  # the only way to more threads than TVM's default
     let_tvm_compile()  # kernels for a GPU that were built where there is none arrive as source
     from tvm.rpc import server
@@ -87,23 +92,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default=LOOPBACK, help=f"interface to listen on (default: {LOOPBACK})")
     options = parser.parse_args(arguments)
     host, _, port = options.tracker.rpartition(":")
-    if not host or not port.isdecimal():
-        parser.error(f"--tracker takes HOST:PORT, got {options.tracker!r}")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        parser.error(f"--tracker takes HOST:PORT, with a port from 1 to 65535, got {options.tracker!r}")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process, which has nothing to tidy up, at once
     try:
-        serve((host, int(port)), options.key, options.threads, options.host)
+        serve((host.strip("[]"), int(port)), options.key, options.threads, options.host)
     except InputError as error:
         parser.error(str(error))
 
 
 def _outlive_crashes(serve_one: Callable[..., None]) -> Callable[..., None]:
-    """TVM's server raises where a kernel crashed its session's process, which would end the thread that listens."""
+    """TVM's server raises where a session's process crashed or could not start: the thread that listens would end."""
 
     def serve_and_go_on(sock: Any, addr: Any, opts: Any, load_library: Any) -> None:
         directory = os.getcwd()
         try:
             serve_one(sock, addr, opts, load_library)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - a full disk, no memory to fork: the next session may fare better
             print(f"{error}; going on", file=sys.stderr, flush=True)
         finally:
             sock.close()

@@ -15,6 +15,7 @@ in "limit_s" what a run may take, and in "load_limit_s" what loading may take be
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class _Client:
         self._session: Any = None
         self._runner: Any = None
         self._models: Any = None
+        self._description: dict[str, Any] = {}
         self._until_s = 0.0
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +101,7 @@ class _Client:
             return {"lost": str(error)}
         except Exception as error:  # noqa: BLE001 - the far side raises anything: its own faults and the candidates'
             text = last_line(error)
-            if self._session is None or not self._alive():
+            if self._runner is None or not self._alive():  # there is none where connecting failed
                 self._drop()
                 return {"lost": text}
             return {"error": "crash" if request["op"].startswith("run") else "build_error", "detail": text}
@@ -116,10 +118,10 @@ class _Client:
         self._until_s = time.monotonic() + seconds
         kind = str(self._target.kind.name)
         device = self._session.device("cpu" if kind == "llvm" else kind, 0)
-        description = _check_server(self._session, device, self._target, config.threads)
+        self._description = _check_server(self._session, device, self._target, config.threads)
         self._runner = Runner(device, self._module, Path(config.references), config.seed)
         self._models = ModelBench(device, self._module)
-        return description
+        return self._description
 
     def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._renew(request)
@@ -132,9 +134,19 @@ class _Client:
         return {}
 
     def _renew(self, request: Mapping[str, Any]) -> None:
-        """Another session, unless what is asked for will be done before this one ends."""
-        if self._until_s - time.monotonic() < request["load_limit_s"] + request["limit_s"] + SPARE_S:
-            self._connect(request)
+        """Another session, unless what is asked for will be done before this one ends, and this one ends soon after.
+
+        A kernel that hangs occupies its server to the end of the session: after a model, of ten minutes.
+        """
+        left_s = self._until_s - time.monotonic()
+        longest_s = lifetime_s(request["limit_s"], request["load_limit_s"]) + MIN_LIFETIME_S
+        if request["load_limit_s"] + request["limit_s"] + SPARE_S <= left_s <= longest_s:
+            return
+        known = self._description
+        if self._connect(request) != known:
+            raise _Unsuitable(
+                f"a server under the key {self._config.key!r} is another device: {self._description['device']}"
+            )
 
     def _run(self, bench: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._until_s - time.monotonic() < request["limit_s"]:  # the server would end the session in the middle
@@ -153,10 +165,11 @@ class _Client:
         return True
 
     def _drop(self) -> None:
-        """End the session: it lasts as long as anything refers to it."""
+        """End the session: it lasts as long as anything refers to it, as a model's virtual machine does, in a cycle."""
         self._runner = None
         self._models = None
         self._session = None
+        gc.collect()
 
 
 def main() -> None:

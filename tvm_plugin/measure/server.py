@@ -39,7 +39,7 @@ from ..search.space.hardware import Hardware
 from ..search.space.lowering import as_written, prepare_for_lowering
 from ..search.space.replay import replay_schedule
 from ..transform.plain_schedules import plain_schedule
-from .affinity import on_first_core
+from .affinity import on_first_core, start_pool
 from .arguments import Interface
 from .base import last_line
 from .bench import Bench
@@ -116,6 +116,7 @@ class Server:
         try:
             if request["op"] == "build":
                 return self._build(request)
+            start_pool()
             if request["op"] == "untuned":
                 return self._run_untuned(request)
             with on_first_core():

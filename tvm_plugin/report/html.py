@@ -137,7 +137,7 @@ def _kernels(summary: RunSummary) -> str:
     foot = (
         f"<th>{counted(len(summary.kernels), 'kernel')}, all calls</th><td>{calls}</td><td>{count(flops)}</td>"
         f"<td>{about(number(before * 1e6), measured)}</td><td>{about(number(after * 1e6), measured)}</td>"
-        f"<td>{about(times(before / after if after else None), measured)}</td>"
+        f"<td>{times(before / after if measured and after else None)}</td>"
         f"<td></td><td></td><td>{summary.trials}</td><td>{summary.failed}</td><td></td>"
     )
     return (

@@ -244,7 +244,7 @@ def _attention(
     if not all(str(t.ty.dtype) in ("float32", "bool") for t in others):
         return None
     shapes = [extents(t.ty) for t in (*operands, scores, product)]
-    if min(map(len, shapes)) < 2 or len({tuple(shape[:-2]) for shape in shapes}) > 1:
+    if min(map(len, shapes)) < 2 or len({tuple(shape[:-2]) for shape in shapes}) > 1 or any(0 in one for one in shapes):
         return None
     if not all(_broadcasts(tensor, shapes[3]) for tensor in others):
         return None

@@ -27,7 +27,7 @@ class CheckSizes:
 
     def transform_module(self, mod: ir.IRModule, _context: transform.PassContext) -> ir.IRModule:
         """Add to the beginning of "main" what is to be checked, if anything is."""
-        main = mod["main"] if "main" in mod else None
+        main = mod["main"] if "main" in mod else None  # noqa: SIM401 - a module has no `get`
         if not isinstance(main, relax.Function) or not main.attrs:
             return mod
         checks = [check for parameter in main.params for check in _checks(parameter, main.attrs)]

@@ -200,6 +200,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
         before=add(_CONVOLUTION, conv2d(x, v, "a")),
         after=conv2d(x, add(w, v), "a"),
         when=(same_kernels,),
+        worth=(keeps_range,),
         reason="weights are added ahead of time",
         source="TASO",
     ),

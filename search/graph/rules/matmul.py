@@ -89,6 +89,11 @@ def one_number(m: Match) -> bool:
     return bool(prod(m.c.shape) == 1 and len(m.c.shape) <= 2)
 
 
+def is_half_precision(m: Match) -> bool:
+    """Numbers end at 65504: other rules leave products of products as they are."""
+    return bool(m.x.dtype == "float16")
+
+
 def swaps_rows_and_columns(m: Match) -> bool:
     """The permutation exchanges rows and columns, and nothing else, of operands of one rank."""
     rank = len(m.x.shape)
@@ -182,7 +187,16 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         matmul(matmul(x, y), z),
         "matmul-associate-left",
         matmul(x, matmul(y, z)),
+        worth=(keeps_range,),
         reason=_ORDER,
+        source="TASO",
+    ),
+    Rule(
+        "matmul-of-weights",
+        before=matmul(_PRODUCT, s),
+        after=matmul(x, matmul(w, s)),
+        worth=(is_half_precision,),
+        reason="a product of weights is computed ahead of time: of such, unlike of inputs, float16 has the numbers",
         source="TASO",
     ),
     Rule(
@@ -197,6 +211,7 @@ MATMUL_RULES: tuple[Rule | Group, ...] = (
         "sum-of-matmuls-shared-input",
         before=add(matmul(x, z), matmul(x, v)),
         after=matmul(x, add(z, v)),
+        worth=(keeps_range,),
         reason="one product instead of two; weights are added ahead of time",
         source="TASO",
     ),

@@ -278,12 +278,13 @@ def both_ways(
     reason: str,
     source: str = "eqtune",
     when: tuple[Condition, ...] = (),
+    worth: tuple[Condition, ...] = (),
     example: Example | None = None,
 ) -> tuple[Rule, Rule]:
     """A rule and its inverse: `forward` names left -> right, `backward` right -> left."""
     return (
-        Rule(forward, left, right, reason, source, when, example=example),
-        Rule(backward, right, left, reason, source, when, example=example),
+        Rule(forward, left, right, reason, source, when, worth=worth, example=example),
+        Rule(backward, right, left, reason, source, when, worth=worth, example=example),
     )
 
 

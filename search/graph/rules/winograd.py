@@ -6,8 +6,9 @@ of (m r)**2. All tiles and channels together make a batch of that many matrix pr
 results are a kernel each, or all is one kernel; that of the weight, a product with the Kronecker product of both G, is
 computed ahead of time.
 
-The transforms lose accuracy as their entries grow with m and r, hence `fast_math`. In float32, for 64 channels, the
-error is 5e-7 of the largest result directly, and (tests/search/test_graph_rules.py)
+The transforms lose accuracy as their entries grow with m and r, hence `fast_math`. In float16 they would leave its
+range: those of F(4x4, 3x3) are up to 32 times the pixels. In float32, for 64 channels, the error is 5e-7 of the largest
+result directly, and (tests/search/test_graph_rules.py)
 
     F(2x2, 3x3)    F(4x4, 3x3)    F(6x6, 3x3)    F(4x4, 5x5)    F(1x4, 1x3)    F(1x6, 1x7)
     3e-7           2e-6           1e-5           7e-6           6e-7           1e-5
@@ -38,6 +39,7 @@ from .pattern import (
 )
 from .pattern import weights as trained
 from .rule import Condition, Match, Rule
+from .shapes import keeps_range
 
 __all__ = ["FEWEST_CHANNELS", "KERNELS", "WINOGRAD_RULES"]
 
@@ -166,7 +168,7 @@ def _rule(name: str, outputs: Pair, kernel: Pair, after: Pattern, *worth: Condit
         before=conv2d(x, w, "a"),
         after=after,
         when=(kernel_fits, slides_by_one, ungrouped, channels_first),
-        worth=(many_channels, enough_tiles(outputs, kernel), *worth),
+        worth=(keeps_range, many_channels, enough_tiles(outputs, kernel), *worth),
         fast_math=True,
         example=_example(kernel),
         reason=f"{prod(outputs) * prod(kernel) / products:.3g} times fewer multiplications",

@@ -204,7 +204,10 @@ def vectorised_operands(loop: Any) -> Iterator[Operand]:
 
 
 def _operands(loop: Any) -> Iterator[tuple[Operand, bool]]:
-    """What a loop reads and its block does not write, in the order of its blocks; whether it is read by vectors."""
+    """What a loop reads and its block does not write, in the order of its blocks; whether it is read by vectors.
+
+    Not numbers without axes.
+    """
     inside: list[Any] = []
     realized: list[Any] = []
     tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
@@ -215,7 +218,7 @@ def _operands(loop: Any) -> Iterator[tuple[Operand, bool]]:
         tvm_ffi.structural_walk(realize.block.body, [(TensorLoad, loads.append), (tirx.BufferStore, stores.append)])
         for load in loads:
             index = [substitute(part, binding_of(realize)) for part in load.indices]
-            if not any(load.source.same_as(store.buffer) for store in stores):
+            if index and not any(load.source.same_as(store.buffer) for store in stores):
                 yield Operand(load.source, index, inside), uses(index[-1], *lanes)
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tvm import sym, tirx
 
 from ..base import Knob
+from ..expressions import nodes_of, substitute
+from ..memory_bound.inlining import inlined
 from ..memory_bound.kernel import Kernel, Stage
 from .bind import bind_elementwise, fuse_all
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, coalesced_share, powers, stage_instructions
@@ -47,7 +50,7 @@ class ElementwiseGpuSketch(MemoryBoundGpuSketch):
         run = math.prod(stage.extents[len(axes) - count :]) if count else 1
         # A condition on the last axis may change inside a vector.
         guards = stage.guards.get(len(axes) - 1, ()) if axes else ()
-        common = math.gcd(run, *guards)
+        common = math.gcd(run, *guards, *self._written_from(len(axes) - count))
         vectors = tuple(v for v in powers(1, _widest_vector(stage)) if common % v == 0)
         most = max(32, min(1024, stage.iterations))
         return (
@@ -55,6 +58,28 @@ class ElementwiseGpuSketch(MemoryBoundGpuSketch):
             Knob("vector", vectors),
             Knob("repeat", tuple(r for r in (1, 2, 4, 8) if r == 1 or stage.iterations >= 256 * r)),
         )
+
+    def _written_from(self, outer: int) -> list[int]:
+        """Where runs of the output begin, the steps of its `outer` axes, for whoever writes vectors: TVM does so at any
+        address, also where a part of a concatenation begins at an odd one.
+        """
+        stage, schedule = self.main, inlined(self.mod, self.keep)
+        block = schedule.get(schedule.get_sblock(stage.name))
+        first = [(axis.var, tirx.const(0, str(axis.var.ty.dtype))) for axis in block.iter_vars]
+        result: list[int] = []
+        for access, store in zip(stage.writes, nodes_of(block.body, tirx.BufferStore), strict=True):
+            moving = [step for step, extent in zip(access.strides, stage.extents, strict=True) if extent > 1]
+            if None in moving:
+                result.append(1)
+            elif moving and moving[-1] == 1:  # else a vector's elements are written one by one
+                begin: Any = tirx.const(0, "int64")
+                for index, extent in zip(store.indices, store.buffer.shape, strict=True):
+                    begin = begin * int(extent) + tirx.Cast("int64", substitute(index, first))
+                begin = sym.Analyzer().simplify(begin)
+                result.append(int(begin) if isinstance(begin, tirx.IntImm) else 1)
+                outer_steps = zip(access.strides[:outer], stage.extents[:outer], strict=True)
+                result += [step for step, extent in outer_steps if step is not None and extent > 1]
+        return result
 
     def _work(self, v: Mapping[str, Array]) -> GpuWork:
         stage = self.main

@@ -14,10 +14,12 @@ from functools import cached_property
 from typing import Any
 
 from tvm import tirx
+from tvm.ir.expr import TensorLoad
 from tvm.s_tir import Schedule, ScheduleError
 
 from ..access import Access, Axis, dtype_bytes
 from ..analysis import Contraction, Kernel
+from ..expressions import nodes_of
 
 __all__ = ["MatrixForm", "Normalized", "Operand", "inline_producers", "matrix_form"]
 
@@ -109,6 +111,22 @@ class MatrixForm:
         """Dtype of the sums."""
         return self.contraction.block.write.dtype
 
+    @cached_property
+    def written_run(self) -> int:
+        """Columns of the result that lie side by side where the kernel writes them, at aligned addresses.
+
+        TVM writes vectors at any address, also where a part of a concatenation begins at an odd one.
+        """
+        last = [axis for axis in self.columns if axis.extent > 1][-1]
+        run = math.gcd(self.shape[2], last.extent)
+        for block in self.kernel.blocks:
+            write = block.write
+            results = math.prod(axis.extent for axis in block.spatial)
+            if write.buffer in self.kernel.outputs and results < write.elements:
+                steps = [write.stride(axis.position) for axis in block.spatial if axis.extent > 1]
+                run = math.gcd(run, _offset(write), *(1 if step is None else step for step in steps if step != 1))
+        return run
+
     def normalize(self, mod: Any, padding: Sequence[int]) -> Normalized:
         """Start a schedule in which the contraction's loops are batch, row, column and reduction.
 
@@ -133,8 +151,7 @@ class MatrixForm:
         if self.groups > 1:
             # First, so that the data's indices follow the run of channels and not each of them.
             sch.transform_block_layout(block, maps.split_groups())
-        names = [str(region.source.name) for region in sch.get(block).reads]
-        places = [names.index(self.kernel.buffers[operand.access.buffer]) for operand in (self.a, self.b)]
+        places = self._places(sch.get(block))
         copies = [sch.reindex(block, ("read", place)) for place in places]
         result = sch.reindex(block, ("write", 0))
         sblock = sch.get(block)
@@ -145,6 +162,15 @@ class MatrixForm:
         sch.transform_block_layout(block, maps.of_positions(list(range(len(sblock.iter_vars))), "bijk"))
         sch.pad_einsum(block, [1, *padding])
         return Normalized(sch, block, places, index_dtype)
+
+    def _places(self, block: Any) -> list[int]:
+        """Those of A and B among what the contraction's block reads; not by name, which two arguments may share."""
+        written = block.writes[0].source
+        loads = [load for load in nodes_of(block.body, TensorLoad) if not load.source.same_as(written)]
+        reads = self.contraction.block.reads
+        factors = [loads[reads.index(operand.access)].source for operand in (self.a, self.b)]
+        regions = list(enumerate(block.reads))
+        return [next(place for place, region in regions if region.source.same_as(factor)) for factor in factors]
 
 
 @dataclass
@@ -239,14 +265,16 @@ def matrix_form(kernel: Kernel) -> MatrixForm | None:
         rows, columns, left, right = columns, rows, right, left
     if any(math.prod(axis.extent for axis in axes) == 1 for axes in (rows, columns)):
         return None
-    reduction = contraction.reduction
+    # Behind the end of an axis that one factor lacks, zeros would be multiplied by what the other one is: infinity.
+    if any(axis.position not in left.axes() & right.axes() for axis in contraction.reduction if axis.extent > 1):
+        return None
     return MatrixForm(
         kernel,
         contraction,
         rows,
         columns,
-        _operand(left, rows, reduction, kernel),
-        _operand(right, columns, reduction, kernel),
+        _operand(left, rows, contraction, kernel),
+        _operand(right, columns, contraction, kernel),
     )
 
 
@@ -254,20 +282,21 @@ def _quotient_axes(access: Access) -> frozenset[int]:
     return frozenset(axis for index in access.indices if index is not None for axis in index.quotients)
 
 
-def _operand(access: Access, outer: tuple[Axis, ...], reduction: tuple[Axis, ...], kernel: Kernel) -> Operand:
+def _operand(access: Access, outer: tuple[Axis, ...], contraction: Contraction, kernel: Kernel) -> Operand:
     """How the operand lies in memory, seen through the padding that is computed on the way."""
-    source = access
+    reduction = contraction.reduction
+    every = [axis for axis in (*outer, *reduction, *contraction.batch) if axis.extent > 1]
     writer = kernel.writer(access.buffer)
-    padded = False
-    if writer is not None and writer.reads:
-        source = max(writer.reads, key=lambda read: read.elements)
-        padded = source.shape != access.shape
-    strides = {a.position: access.stride(a.position) for a in (*outer, *reduction)}
+    sources = _sources(access.buffer, kernel)
+    padded = any(source.shape != access.shape or _offset(source) for source in sources or ())
+    # Lines of another length than the argument's, or that begin elsewhere.
+    moved = any(source.shape[-1:] != access.shape[-1:] or _begins_within(source) for source in sources or ())
+    strides = {axis.position: access.stride(axis.position) for axis in every}
 
     def run_of(axes: tuple[Axis, ...]) -> int:
         """Elements one after another along the last of `axes`, and the one before where it goes on."""
         run = 1
-        others = {axis.position: strides[axis.position] for axis in (*outer, *reduction) if axis.extent > 1}
+        others = dict(strides)
         for axis in reversed(axes):
             if axis.extent == 1:
                 continue
@@ -275,37 +304,54 @@ def _operand(access: Access, outer: tuple[Axis, ...], reduction: tuple[Axis, ...
                 break
             run *= axis.extent
             del others[axis.position]
-        if run == 1:
+        if run == 1 or moved:
             return 1
         last = access.shape[-1]
-        if padded and (source.shape[-1:] != access.shape[-1:]):
-            return 1
         # Where a run begins: a window moves along it by single elements.
-        return math.gcd(run, last if padded else run, *(step for step in others.values() if step is not None))
+        steps = (step for step in others.values() if step is not None)
+        return math.gcd(run, last if padded else run, _offset(access), *steps)
 
     along = {True: run_of(reduction), False: run_of(outer)}
     steps = {True: _last_stride(reduction, strides), False: _last_stride(outer, strides)}
     along_reduction = min((False, True), key=lambda side: (steps[side], -along[side]))
-    usable = writer is None or (len(writer.reads) == 1 and _in_order(access.buffer, kernel))
+    usable = sources is not None and (writer is None or len(writer.reads) == 1)
     row = _last_extent(reduction if along_reduction else outer)
     return Operand(access, along_reduction, along[along_reduction] if usable else 1, steps[along_reduction], row)
 
 
-def _in_order(buffer: int, kernel: Kernel) -> bool:
-    """Whether neighbours in a buffer are neighbours in the argument that is copied to it: no axis is moved or turned.
+def _sources(buffer: int, kernel: Kernel) -> list[Access] | None:
+    """What is copied to a buffer, and to that, back to an argument; None where an axis is moved, turned or added.
 
-    Those of the weights of transposed convolutions are. TVM takes an asynchronous copy of such a vector for one of a
-    run.
+    Neighbours in the buffer are then none in the argument, as those of the weights of transposed convolutions. TVM
+    takes an asynchronous copy of such a vector for one of a run.
     """
     writer = kernel.writer(buffer)
     if buffer < len(kernel.arguments) or writer is None or len(writer.reads) != 1:
-        return True
+        return []
     (source,) = writer.reads
-    straight = writer.is_elementwise and all(
+    straight = writer.is_elementwise and len(source.indices) == len(writer.write.indices)
+    straight &= all(
         index is not None and not index.quotients and all(step == (axis, 1) for step in index.coefficients.items())
         for axis, index in enumerate(source.indices)
     )
-    return straight and source.buffer != buffer and _in_order(source.buffer, kernel)
+    before = _sources(source.buffer, kernel) if straight and source.buffer != buffer else None
+    return None if before is None else [source, *before]
+
+
+def _offset(access: Access) -> int:
+    """Elements from where the buffer begins to where all axes are zero; 1, which nothing divides, when unknown."""
+    total, step = 0, 1
+    for extent, index in zip(reversed(access.shape), reversed(access.indices), strict=True):
+        if index is None:
+            return 1
+        total += step * index.offset
+        step *= extent
+    return total
+
+
+def _begins_within(access: Access) -> bool:
+    """Whether the first element along the last axis is another than the buffer's."""
+    return any(index is None or index.offset != 0 for index in access.indices[-1:])
 
 
 def _last_extent(axes: tuple[Axis, ...]) -> int:

@@ -76,6 +76,11 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         )
 
     def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
+        for stage in self.kernel.stages[:-1]:
+            # What is computed of a row's sum is computed where it is read. In a register, TVM would write it over the
+            # sum, which the threads of a row share by then.
+            if not stage.is_reduction and stage.iterations == self.rows:
+                schedule.compute_inline(schedule.get_sblock(stage.name))
         output, stage = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1]
         count, inner = _row_prefix(stage, self.rows) or (0, 1)
         if stage.is_reduction and not are_exchanged(str(schedule.get(output).writes[0].source.dtype)):
@@ -87,7 +92,7 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         if inner > 1:
             outer, _ = schedule.split(loops[count], [inner, None])
             rows.append(outer)
-        rows = rows or [schedule.add_unit_loop(loops[0])]
+        rows = rows or [schedule.add_unit_loop(loops[0] if loops else output)]
         # Before what is around it is fused, or TVM sees no box in what the rows of a block read of several axes.
         outer, row = schedule.split(rows[-1], [None, values["rows"]])
         blocks = fuse_all(schedule, [*rows[:-1], outer])

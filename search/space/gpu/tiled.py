@@ -162,9 +162,7 @@ def _write_back(sch: Any, writer: Any, form: MatrixForm, v: Mapping[str, int]) -
     width = max(1, 16 // max(4 if dtype == "bfloat16" else dtype_bytes(dtype) for dtype in dtypes))
     while v["rj"] % width:
         width //= 2
-    output_run = form.shape[2]
-    last = [axis for axis in form.columns if axis.extent > 1][-1]
     inner = sch.get(loops[-1]).extent
     constant = isinstance(inner, tirx.IntImm) and int(inner) % width == 0
-    if width > 1 and constant and output_run % width == 0 and last.extent % width == 0:
+    if width > 1 and constant and form.written_run % width == 0:
         sch.vectorize(sch.split(loops[-1], [None, width])[1])

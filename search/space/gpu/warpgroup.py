@@ -166,10 +166,9 @@ def _spread(sch: Any, block: Any) -> Any:
 
 
 def _write(sch: Any, writer: Any, form: MatrixForm) -> None:
-    """Every thread writes the sums that it holds, and what follows them, two neighbours at once where they are even."""
+    """Every thread writes the sums that it holds, and what follows them, in pairs where those are aligned."""
     column = _spread(sch, writer)
-    last = [axis for axis in form.columns if axis.extent > 1][-1]
-    if form.shape[2] % 2 == 0 and last.extent % 2 == 0:
+    if form.written_run % 2 == 0:
         sch.vectorize(column)
 
 

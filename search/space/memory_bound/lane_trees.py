@@ -105,7 +105,8 @@ def multiply_by_reciprocals(func: Any) -> Any:
 
 
 def _rounds_quotients(body: Any) -> bool:
-    """Whether quotients, or what is computed of them, are rounded, cast to integers, or compared with more than 0."""
+    """Whether quotients, or what is computed of them, are rounded, cast to integers, divided with a remainder, or
+    compared with more than 0."""
     divided: set[Any] = set()
 
     def of_quotients(value: Any) -> bool:
@@ -118,6 +119,7 @@ def _rounds_quotients(body: Any) -> bool:
         divided.update(store.buffer for store in stores if of_quotients(store.value))
     rounded = [call for call in nodes_of(body, ir.Call) if getattr(call.op, "name", "") in _ROUNDINGS]
     rounded += [cast for cast in nodes_of(body, tirx.Cast) if _is_float(cast.value) and not _is_float(cast)]
+    rounded += [remainder for remainder in nodes_of(body, tirx.Mod) if _is_float(remainder)]
     rounded += [
         node
         for node in nodes_of(body, _COMPARISONS)

@@ -61,7 +61,8 @@ def mask_lanes(func: Any) -> Any:
     ------
     ValueError
         When a condition is not linear in the lane, or guards more than a load, or the loop holds anything but one
-        store.
+        store; or when the loop, or a row of its own that it fills, is longer than the vector: marks may come from
+        records of others.
     """
     arguments = [parameter for parameter in func.params if hasattr(parameter.ty, "shape")]
 
@@ -82,6 +83,8 @@ def _with_room(body: Any, arguments: Sequence[Any]) -> Any:
             return
         buffer = loop.body.block.body.buffer
         if not any(buffer.same_as(known) for known in (*arguments, *(old for old, _ in wider))):
+            if int(buffer.shape[-1]) > lanes:
+                raise ValueError(f"rows of {buffer.name} are longer than {lanes}, as {loop.loop_var} is marked")
             shape = [*buffer.shape[:-1], tirx.IntImm(str(buffer.shape[-1].ty.dtype), lanes)]
             wider.append((buffer, tirx.decl_buffer(shape, str(buffer.dtype), str(buffer.name))))
 
@@ -100,6 +103,8 @@ class _Vector:
         if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
             raise ValueError(f"the loop over {loop.loop_var} is marked as a vector but holds more than one store")
         self.lane, self.lanes, self.arguments = loop.loop_var, int(loop.annotations[MASKED_LANES]), arguments
+        if int(loop.extent) > self.lanes:
+            raise ValueError(f"the loop over {self.lane} is marked as a vector of {self.lanes}, but is longer")
         self.dtype = str(self.lane.ty.dtype)
         self.binding = binding_of(realize)
         self.store = realize.block.body

@@ -8,12 +8,14 @@ Softmax's exp is two instructions of nineteen a vector shorter without the case 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..expressions import nodes_of
 from .math_forms import exp_below_zero
 
 __all__ = ["exp_of_differences_from_maxima"]
@@ -83,10 +85,20 @@ def _of_one_row(store: Any, axes: int, analyzer: Any) -> bool:
 
 
 def _runs_over_all(load: Any, axes: int, analyzer: Any) -> bool:
-    """Whether all indices of `load` but the first `axes` begin at zero and end where their axis does."""
-    pairs = zip(list(load.indices)[axes:], list(load.source.shape)[axes:], strict=True)
-    bounds = [(analyzer.const_int_bound(index), int(extent)) for index, extent in pairs]
-    return all(int(bound.min_value) == 0 and int(bound.max_value) == extent - 1 for bound, extent in bounds)
+    """Whether all indices of `load` but the first `axes` begin at zero and end where their axis does, and take as many
+    places as there are: neither every third one nor a diagonal."""
+    row, indices = list(load.indices)[:axes], list(load.indices)[axes:]
+    extents = [int(extent) for extent in list(load.source.shape)[axes:]]
+    whole = all(_bounds(index, analyzer) == (0, extent - 1) for index, extent in zip(indices, extents, strict=True))
+    fixed = {variable for index in row for variable in nodes_of(index, ir.Var)}
+    moving = {variable for index in indices for variable in nodes_of(index, ir.Var)} - fixed
+    taken = (_bounds(variable, analyzer) for variable in moving)
+    return whole and math.prod(last - first + 1 for first, last in taken) >= math.prod(extents)
+
+
+def _bounds(value: Any, analyzer: Any) -> tuple[int, int]:
+    bound = analyzer.const_int_bound(value)
+    return int(bound.min_value), int(bound.max_value)
 
 
 def _starts_with(indices: Any, row: list[Any]) -> bool:

@@ -66,7 +66,8 @@ def pick_lanes(func: Any) -> Any:
     ------
     ValueError
         When the loop holds anything but one store, or a load whose places are no constants, or lie too far apart, or
-        under a condition that differs within a row.
+        under a condition that differs within a row; or when the row is shorter than a vector: marks may come from
+        records of others.
     """
 
     def row(loop: Any) -> Any:
@@ -83,6 +84,8 @@ def _row(loop: Any) -> Any:
     if uses(realize.predicate, loop.loop_var):
         raise ValueError(f"whether places of {loop.loop_var} are written differs within a row")
     lanes, extent = int(loop.annotations[PICKED_LANES]), int(loop.extent)
+    if not 0 < lanes <= extent:
+        raise ValueError(f"the loop over {loop.loop_var} has {extent} places, and is marked as vectors of {lanes}")
     row = _vectors(substitute(realize.block.body, binding_of(realize)), loop.loop_var, extent, lanes)
     # Rows that threads do not share evenly: the last thread has fewer.
     return tirx.IfThenElse(realize.predicate, row, None) if conjuncts(realize.predicate) else row

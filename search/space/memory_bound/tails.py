@@ -31,7 +31,8 @@ def overlap_tails(func: Any) -> Any:
     Raises
     ------
     ValueError
-        When the length of the row cannot be read off the conditions inside.
+        When the length of the row cannot be read off the conditions inside, or what ends there is at no multiple of the
+        loop: marks may come from records of others.
     """
 
     def overlapping(loop: Any) -> Any:
@@ -58,7 +59,11 @@ def _overlapping(loop: Any) -> Any:
 
     def unconditional(realize: Any) -> Any:
         values = [moved(value) for value in realize.iter_values]
-        others = [term for term in conjuncts(realize.predicate) if _end(term, loop, lanes) != length]
+        terms = conjuncts(realize.predicate)
+        others = [term for term in terms if _end(term, loop, lanes) != length]
+        stays = [new for new, old in zip(values, realize.iter_values, strict=True) if new.same_as(old)]
+        if len(others) < len(terms) and any(uses(value, loop.loop_var) for value in stays):
+            raise ValueError(f"the loop over {loop.loop_var} is marked as tiles of {lanes} but its blocks have others")
         kept = [
             tirx.LT(moved(term.a), term.b) if isinstance(term, tirx.LT) and uses(term.a, loop.loop_var) else moved(term)
             for term in others

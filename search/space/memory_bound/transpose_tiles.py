@@ -29,8 +29,8 @@ TRANSPOSE_TILE = "eqtune.transpose_tile"
 def transpose_in_registers(func: Any) -> Any:
     """Rewrite the marked tiles of a scheduled PrimFunc; the same object when there is none.
 
-    A tile stays two loops where its block has a condition, or anything but one store, or where a condition decides what
-    is loaded: an index from data may be out of bounds.
+    A tile stays two loops where its size is no power of two, its block has a condition, or anything but one store, or
+    where a condition decides what is loaded: an index from data may be out of bounds.
     """
 
     def tile(loop: Any) -> Any:
@@ -47,7 +47,8 @@ def _rewritten(along_read: Any) -> Any | None:
     realize, size = along_write.body, int(along_read.extent)
     store, predicate = realize.block.body, realize.predicate
     always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
-    if not always or not isinstance(store, tirx.BufferStore) or int(along_write.extent) != size:
+    is_square = int(along_write.extent) == size and size.bit_count() == 1
+    if not always or not isinstance(store, tirx.BufferStore) or not is_square:
         return None
     binding = binding_of(realize)
     loads: list[Any] = []
