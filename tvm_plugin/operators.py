@@ -24,5 +24,10 @@ def register_operator(
     if name in ir.Op.list_op_names():
         return
     tvm_ffi.get_global_func("ir.RegisterOp")(name, description)
-    for attribute, value in {"FInferType": infer_type, "FLegalize": legalize, "FPurity": True}.items():
+    for attribute, value in {
+        "FInferType": infer_type,
+        "FLegalize": legalize,
+        "FPurity": True,
+        "TScriptPrinterName": name,
+    }.items():
         ir.register_op_attr(name, attribute, value)

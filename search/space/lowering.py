@@ -11,6 +11,7 @@ from tvm.error import InternalError
 from tvm.s_tir import SBlock, ScheduleError
 
 from .amx.tiles import multiply_tiles
+from .byte_tables import pick_from_tables
 from .chosen_values import load_chosen_values
 from .contraction.join_vectors import join_vectors
 from .contraction.padding import skip_padding
@@ -82,7 +83,8 @@ def prepare_for_lowering(function: Any) -> Any:
         function = exp_of_differences_from_maxima(sum_moments_together(function))
         function = fetch_next_rows(pick_lanes(mask_lanes(function)))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
-        function = separate_steps(prefetch_operands(sums_on_stack(vectorizable_math(round_in_vectors(function)))))
+        function = vectorizable_math(round_in_vectors(pick_from_tables(function)))
+        function = separate_steps(prefetch_operands(sums_on_stack(function)))
         function = spread_groups(skip_padding(function))
     return narrow_indices(keep_index_divisions(load_chosen_values(function)))
 

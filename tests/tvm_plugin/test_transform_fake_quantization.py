@@ -96,6 +96,22 @@ def joined(emit: Any, x: Any) -> Any:
     return stored(emit, emit(op.concat(parts, axis=1)), 0.5, 7)
 
 
+def depthwise(emit: Any, x: Any) -> Any:
+    """As TFLite stores it: weights are (1, H, W, C), and the padding is the zero point."""
+    scales = RNG.uniform(0.002, 0.004, 6).astype("float32")
+    weight = emit(op.reshape(real(emit, drawn(1, 3, 3, 6), scales, np.zeros(6), axis=3), (3, 3, 6, 1)))
+    layouts = {"data_layout": "NHWC", "kernel_layout": "HWOI", "out_layout": "NHWC"}
+    value = emit(op.nn.conv2d(real(emit, x, 0.5, 9), weight, groups=6, padding=1, strides=2, **layouts))
+    return stored(emit, value, 0.25, 3)
+
+
+def averaged(axis: list[int], keepdims: bool) -> Body:
+    def body(emit: Any, x: Any) -> Any:
+        return stored(emit, emit(op.mean(real(emit, x, 0.5, 7), axis, keepdims)), 0.2, 3)
+
+    return body
+
+
 IMAGE = ((1, 6, 9, 9), "uint8")
 CASES: dict[str, Callable[[], Any]] = {
     "conv": lambda: model(*IMAGE, convolution(padding=1)),
@@ -106,6 +122,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "pooled": lambda: model(*IMAGE, pooled),
     "residual": lambda: model(*IMAGE, residual),
     "joined": lambda: model(*IMAGE, joined),
+    "depthwise": lambda: model((1, 9, 9, 6), "int8", depthwise),
+    "averaged": lambda: model((8, 6, 3, 2), "int8", averaged([2, 3], keepdims=True)),
+    "averaged_axis": lambda: model((4, 6, 3), "uint8", averaged([-1], keepdims=False)),
 }
 
 
@@ -304,3 +323,12 @@ def test_models_that_quantise_by_arithmetic_are_quantised(rounded: bool) -> None
         return emit(op.astype(emit(op.clip(steps, -128, 127)), "int8"))
 
     assert is_quantized(model((4, 8), "float32", body)) == rounded
+
+
+def test_means_are_sums_of_integers() -> None:
+    """No image of floats is written for them."""
+    for name in ("averaged", "averaged_axis"):
+        after = FakeQuantizationToInteger()(CASES[name]())
+        assert "relax.mean" not in operators(after)
+        (total,) = (b.var for b in top_level_bindings(after["main"]) if operator(b.value) == "relax.sum")
+        assert str(total.ty.dtype) == "int32"

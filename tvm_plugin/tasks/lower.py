@@ -14,8 +14,10 @@ from tvm.relax.pipeline import library_dispatch_passes
 
 from ..gpu_machine import is_gpu
 from ..machine import thread_count
+from ..search.space.byte_tables import BYTE_TABLES, has_table
 from ..transform.batch_norm import with_batch_statistics
 from ..transform.bounded_indices import with_bounded_indices
+from ..transform.byte_tables import table_instructions
 from ..transform.constants import is_static_tensor
 from ..transform.functions import KERNEL_CALLS, extents, is_scheduled, map_functions, operator, rewrite_calls
 from ..transform.joined_norms import JoinNorms
@@ -27,6 +29,7 @@ from .block_names import rename_blocks
 from .channel_norms import legalize_channel_norms
 from .choices import write_choices
 from .concat import CONCAT_AXIS, write_concats_in_place
+from .depthwise_bytes import pad_in_depthwise_convolutions
 from .half_precision import with_float32_arithmetic, with_functions_that_gpus_have
 from .legalize import legalize_ops
 from .neighbours import scatter_what_is_gathered
@@ -41,8 +44,8 @@ from .turned import keep_turns_apart
 
 __all__ = ["lower_to_kernels"]
 
-OPAQUE = 8
-"""TVM's pattern of what is not fused."""
+ELEMENTWISE, OPAQUE = 0, 8
+"""TVM's patterns of element-wise kernels, which it does not see in loads of tables, and of what is not fused."""
 
 _NAMED_AFTER_INPUT = re.compile(r".+_(sum|mean|red_temp|red)(?:_?\d+)?")
 """Blocks that TVM's operator library names after the variable that they read: lv24_var_sum, x_red_1."""
@@ -81,7 +84,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             ]
         )(mod)
         if on_cpu:
-            mod = repeat_channels(mod)
+            mod = pad_in_depthwise_convolutions(repeat_channels(mod))
             mod = legalize_channel_norms(with_float32_arithmetic(mod, target), thread_count(target))
             mod = legalize_norms(mod)
             mod = scatter_what_is_gathered(mod, thread_count(target))
@@ -98,10 +101,11 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.AnnotateTIROpPattern(),
             ]
         )(mod)
+        mod = _with_attribute(mod, has_table, "op_pattern", ELEMENTWISE)
         mod = relax.transform.RewriteDataflowReshape()(_fused(keep_turns_apart(keep_spreads_apart(mod))))
         mod = _reshape_outputs(mod)
         if on_cpu:
-            mod = join_slices(mod)
+            mod = _with_attribute(join_slices(mod), has_table, BYTE_TABLES, table_instructions(target))
         mod = _attach_layout_free(mod)
         if concat_in_place:
             mod = write_concats_in_place(mod)
@@ -114,19 +118,25 @@ def _fused(mod: ir.IRModule) -> ir.IRModule:
     FuseTIR writes a size twice into a kernel that needs it as a number and for its own shapes.
     """
     fuse = transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])
-    mod = _apart(mod, is_scheduled)
+    mod = _with_attribute(mod, is_scheduled, "op_pattern", OPAQUE)
     try:
         return fuse(mod)
     except RuntimeError:
-        return fuse(_apart(mod, lambda kernel: not all(hasattr(one.ty, "shape") for one in kernel.params)))
+        return fuse(_with_attribute(mod, _takes_numbers, "op_pattern", OPAQUE))
 
 
-def _apart(mod: ir.IRModule, which: Callable[[tirx.PrimFunc], bool]) -> ir.IRModule:
-    """A module in which some kernels are not fused with others."""
+def _takes_numbers(kernel: tirx.PrimFunc) -> bool:
+    return not all(hasattr(one.ty, "shape") for one in kernel.params)
+
+
+def _with_attribute(
+    mod: ir.IRModule, which: Callable[[tirx.PrimFunc], bool], name: str, value: int | str
+) -> ir.IRModule:
+    """A module in which some kernels have an attribute."""
     result = mod.clone()
     for variable, kernel in mod.functions_items():
         if isinstance(kernel, tirx.PrimFunc) and which(kernel):
-            result.update_func(variable, kernel.with_attr("op_pattern", OPAQUE))
+            result.update_func(variable, kernel.with_attr(name, value))
     return result
 
 

@@ -315,6 +315,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.floor": _floats_only(np.floor),
     "relax.ceil": _floats_only(np.ceil),
     "relax.trunc": _floats_only(np.trunc),
+    "relax.round": _floats_only(np.rint),
     "relax.clip": _clip,
     "relax.astype": lambda call, x: x.astype(numpy_dtype(str(call.ty.dtype))),
     # functions

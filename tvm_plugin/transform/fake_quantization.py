@@ -195,6 +195,9 @@ class _Integers(_Builder):
         if name == "relax.add":
             sides = call.args, call.args[::-1]
             return next((found for side in sides if (found := self._biased(*side)) is not None), call)
+        if name == "relax.mean":
+            mean = self._mean(call)
+            return call if mean is None else mean
         if name == QUANTIZE:
             parameters = _parameters(call)
             known = self._value(call.args[0])
@@ -257,9 +260,11 @@ class _Integers(_Builder):
 
     def _weight(self, call: relax.Call) -> tuple[Array, Array, list[int]] | None:
         """Centred integers, their scales, and the shape in which those broadcast against the product."""
-        value, order = self._value(call.args[1]), None
+        value, order, shape = self._value(call.args[1]), None, None
         if operator(value) == "relax.permute_dims":
             order, value = permutation_of(value), self._value(value.args[0])
+        elif operator(value) == "relax.reshape":  # TFLite's of depthwise convolutions, (1, H, W, C)
+            shape, value = extents(value.ty), self._value(value.args[0])
         parameters = _parameters(value)
         stored = None if parameters is None else self._value(value.args[0])
         if parameters is None or not isinstance(stored, ir.GenericConst):
@@ -269,14 +274,35 @@ class _Integers(_Builder):
         integers = array_of(stored).astype(np.int64) - zero.astype(np.int64).reshape(_along(axis, zero, value))
         if order is not None:
             integers, axis = integers.transpose(order), order.index(axis)
+        if shape is not None:
+            moved = _same_axis(integers.shape, axis, shape)
+            if moved is None:
+                return None
+            integers, axis = integers.reshape(shape), moved
         if operator(call) == "relax.matmul":
-            shape, outputs = [-1], integers.ndim - 1
+            along, outputs = [-1], integers.ndim - 1
         else:
-            shape = [-1 if letter == "C" else 1 for letter in str(call.attrs.out_layout)]
+            along = [-1 if letter == "C" else 1 for letter in str(call.attrs.out_layout)]
             outputs = str(call.attrs.kernel_layout).index("O")
         if scale.size > 1 and (axis != outputs or integers.ndim == 1):  # the only axis of a vector is summed
             return None
-        return integers, scale.reshape(-1), shape if scale.size > 1 else []
+        return integers, scale.reshape(-1), along if scale.size > 1 else []
+
+    def _mean(self, call: relax.Call) -> Any:
+        """The mean of integers as their sum, which reads bytes; None where the operand is no quantised data."""
+        data = self._dequantized(call.args[0])
+        count = math.prod(extents(call.args[0].ty)) // max(1, math.prod(extents(call.ty)))
+        if data is None or str(data[0].ty.dtype) not in ("int8", "uint8") or not 0 < count < _LARGEST // _BYTES:
+            return None
+        stored, scale, zero = data
+        wide = self.builder_.emit(op.astype(stored, "int32"))
+        sums = self.builder_.emit(op.sum(wide, axis=call.attrs.axis, keepdims=call.attrs.keepdims))
+        total = zero.reshape(()).astype(np.int64) * count
+        if abs(total) > _LARGEST:
+            return None
+        if total:
+            sums = self.builder_.emit(op.subtract(sums, _constant(total, "int32", sums)))
+        return self._scaled(sums, scale.reshape(()) / count)
 
     def _biased(self, scaled: Any, bias: Any) -> Any:
         """scaled + bias with the integers of the bias added to the sums; None where they are not of one scale."""
@@ -446,6 +472,13 @@ def _along(axis: int, parameter: Array, value: Any) -> list[int]:
     shape = [1] * value.ty.ndim
     shape[axis] = parameter.size
     return shape
+
+
+def _same_axis(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
+    """The axis that one of a tensor is after a reshape; None where it is split or joined."""
+    outside, extent = math.prod(before[:axis]), before[axis]
+    found = (one for one, size in enumerate(after) if size == extent and math.prod(after[:one]) == outside)
+    return next(found, None)
 
 
 def _trimmed(shape: Sequence[int]) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .byte_tables import OPERATOR as BYTE_TABLE
 from .constants import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
 from .fold_weights import FoldWeights
 from .functions import (
@@ -170,6 +171,8 @@ class _ImageConverter(PyExprMutator):
             return self._slice(call, order)
         if name == "relax.take" and call.attrs.axis is not None and getattr(call.args[1].ty, "ndim", 0) == 1:
             return self._changed(call, order, axis=order[int(call.attrs.axis) % len(order)])
+        if name == BYTE_TABLE:
+            return self._changed(call, order)
         if name in _OF_AN_AXIS:
             return self._changed(call, order, axis=order[int(call.attrs.axis) % len(order)])
         if name in _NORMS:

@@ -10,6 +10,7 @@ from ..gpu_machine import is_gpu
 from ..recurrent import fits_loop, with_steps_written_out
 from .attention_as_products import AttentionAsProducts
 from .batch_norm import FoldBatchNorm
+from .byte_tables import TabulateBytes
 from .empty_rows import AskMaximaForEmptyRows
 from .fake_quantization import FakeQuantizationToInteger
 from .fold_weights import FoldWeights
@@ -43,6 +44,7 @@ def simplify(mod: Any, target: Any = None) -> Any:
     # Parameters of quantisation are constants only once they are folded.
     integers = [FoldWeights(), FakeQuantizationToInteger(products=bits > 0)]
     stored = [] if target is None or on_gpu else [KeepNarrowWeights()]
+    tables = [] if target is None or on_gpu else [TabulateBytes(target)]
     return transform.Sequential(
-        [KnownSlices(), PadPooling(), *stored, *integers, *fold, JoinNorms(), *products, *narrow]
+        [KnownSlices(), PadPooling(), *stored, *integers, *tables, *fold, JoinNorms(), *products, *narrow]
     )(mod)

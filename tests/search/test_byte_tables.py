@@ -1,0 +1,74 @@
+"""Tables of bytes in registers: results are those of the loads that they stand for, on each kind of CPU."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+from eqtune.machine import features_here
+from eqtune.search.space.byte_tables import BYTE_TABLES, BYTES, TABLE_INSTRUCTIONS, pick_from_tables, table_index
+from eqtune.search.space.lowering import prepare_for_lowering
+
+CPUS = {"avx512vbmi": ("znver4", r"vperm[it]2b"), "avx2": ("znver3", "vpshufb")}
+"""By feature: a CPU that has it, and its instruction."""
+
+
+def looked_up(count: int, lanes: int, of: str, result: str, feature: str | None) -> Any:
+    """y[i] = table[x[i] + 3] in vectors, scheduled."""
+    x, table = te.placeholder((count,), of, "x"), te.placeholder((BYTES,), result, "table")
+    moved = te.compute((count,), lambda i: x[i] + tirx.const(3, of), name="moved")
+    y = te.compute((count,), lambda i: table[table_index(moved(i))], name="y")
+    function = te.create_prim_func([x, table, y]).with_attr("tirx.noalias", True)
+    sch = tvm.s_tir.Schedule(function if feature is None else function.with_attr(BYTE_TABLES, feature))
+    block = sch.get_sblock("y")
+    sch.compute_inline(sch.get_sblock("moved"))
+    _, inner = sch.split(sch.get_loops(block)[0], [None, lanes])
+    sch.vectorize(inner)
+    return sch.mod["main"]
+
+
+def compiled(function: Any, cpu: str) -> Any:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+    module = tvm.IRModule({"main": prepare_for_lowering(function).with_attr("global_symbol", "main")})
+    return tvm.compile(module, target)
+
+
+@pytest.mark.parametrize("feature", CPUS)
+@pytest.mark.parametrize(("count", "lanes"), [(256, 16), (256, 8), (256, 32), (256, 64), (100, 16), (6, 16), (35, 7)])
+@pytest.mark.parametrize(("of", "result"), [("uint8", "int8"), ("int8", "uint8")])
+def test_each_byte_gets_its_own(feature: str, count: int, lanes: int, of: str, result: str) -> None:
+    cpu, instruction = CPUS[feature]
+    library = compiled(looked_up(count, lanes, of, result, feature), cpu)
+    whole = TABLE_INSTRUCTIONS[feature].least <= lanes <= TABLE_INSTRUCTIONS[feature].lanes
+    assert bool(re.search(instruction, library.mod.inspect_source("asm"))) == whole
+    if feature not in features_here():
+        pytest.skip(f"a CPU with {feature} runs this")
+    generator = np.random.default_rng(0)
+    x, table = (generator.permutation(BYTES).astype("uint8") for _ in range(2))
+    x, table = x[:count].view(of), table.view(result)
+    y = tvm.runtime.tensor(np.zeros(count, result))
+    library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(table), y)
+    np.testing.assert_array_equal(y.numpy(), table[(x + np.array(3, of)).view("uint8")])
+
+
+def test_what_is_said_to_have_no_instructions_stays_as_it_is() -> None:
+    for feature in (None, "", "neon"):
+        function = looked_up(64, 16, "uint8", "uint8", feature)
+        assert pick_from_tables(function).same_as(function)
+
+
+def test_other_loads_stay_as_they_are() -> None:
+    """Rows of an embedding by bytes, and a table of other numbers, are no tables of bytes."""
+    x = te.placeholder((64,), "uint8", "x")
+    rows, numbers = te.placeholder((BYTES, 4), "int8", "rows"), te.placeholder((BYTES,), "int32", "numbers")
+    taken = te.compute((64, 4), lambda i, j: rows[table_index(x(i)), j], name="taken")
+    found = te.compute((64,), lambda i: numbers[table_index(x(i))], name="found")
+    for operand, result in ((rows, taken), (numbers, found)):
+        sch = tvm.s_tir.Schedule(te.create_prim_func([x, operand, result]).with_attr(BYTE_TABLES, "avx2"))
+        sch.vectorize(sch.get_loops(sch.get_sblock(result.op.name))[-1])
+        assert pick_from_tables(sch.mod["main"]).same_as(sch.mod["main"])
