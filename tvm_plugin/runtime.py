@@ -239,10 +239,11 @@ def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
     def configure() -> None:
         cores = sorted(allowed_cores())
         names = [str(cores[index % len(cores)]) for index in range(threads)]
-        # Its own core, for good: the pool's other threads are bound to the others (measure/affinity.py).
+        tvm.get_global_func("runtime.config_threadpool")(AFFINITY_BIG_CORES, threads, names)
+        # Its own core, for good: the pool's other threads are bound to the others (measure/affinity.py). After they
+        # were started, because they have their starter's cores where TVM does not bind them.
         if hasattr(os, "sched_setaffinity"):  # Linux
             os.sched_setaffinity(0, {cores[0]})
-        tvm.get_global_func("runtime.config_threadpool")(AFFINITY_BIG_CORES, threads, names)
 
     if threads not in _POOLS:
         pool = ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -119,3 +121,28 @@ def test_threads_that_ask_at_once_get_one_pool(monkeypatch: pytest.MonkeyPatch) 
     with ThreadPoolExecutor(2) as callers:
         one, other = callers.map(runtime._thread_with_pool, [3, 3])
     assert one is other
+
+
+CORES_OF_THREADS = """
+import os
+import subprocess
+import sys
+from eqtune.runtime import _thread_with_pool
+
+_thread_with_pool(2).submit(lambda: None).result()
+for thread in sorted(map(int, os.listdir("/proc/self/task"))):
+    print(thread, sorted(os.sched_getaffinity(thread)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux, and two cores")
+def test_one_thread_alone_has_the_first_core_where_tvm_binds_none() -> None:
+    """The others were started by it, and shared its core: models took twice as long."""
+    environment = os.environ | {"TVM_BIND_THREADS": "0"}
+    ended = subprocess.run(
+        [sys.executable, "-c", CORES_OF_THREADS], env=environment, capture_output=True, text=True, check=True
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    found = [line.split(" ", 1)[1] for line in ended.stdout.splitlines()]
+    assert found.count(str(cores[:1])) == 1
+    assert found.count(str(cores)) == len(found) - 1
