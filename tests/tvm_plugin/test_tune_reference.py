@@ -18,11 +18,12 @@ from tvm import relax
 import eqtune
 from eqtune.frontends.imported import imported_model
 from eqtune.machine import detect_target
-from eqtune.measure import peaks
+from eqtune.measure import LocalMeasurer, peaks
 from eqtune.report.table import closing_lines
 from eqtune.runtime import LocalModels, ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable, untuned_module
 from eqtune.tune import baselines, model, reference, session
+from eqtune.tune.budget import Budget
 from eqtune.tune.workdir import WorkDirectory
 
 from .small_models import module, weight
@@ -252,3 +253,13 @@ def test_a_large_model_is_not_in_memory_untuned_while_it_is_built_tuned(
     assert alive == [0]
     assert len(untuned) == (2 if slower else 1)  # compiled again where it is what is returned
     assert result.max_rel_error <= 1e-4
+
+
+@pytest.mark.parametrize(("layers", "time_s", "plain"), [(30, 60.0, False), (100, 60.0, True), (100, 600.0, False)])
+def test_many_kernels_of_their_own_are_not_compiled_in_a_short_time(layers: int, time_s: float, plain: bool) -> None:
+    """A quantised model of 82 layers took half a minute of 60 s to compile as TVM writes it."""
+    with contextlib.closing(LocalMeasurer(detect_target(1), threads=1, workers=1)) as measurer:
+        database: Any = None
+        untuned = baselines.Baselines(database, measurer, detect_target(1), runs=True)
+        untuned.choose(1e6, Budget(time_s=time_s), own_kernels=layers)
+    assert untuned.plain is measurer.plain_baselines is plain

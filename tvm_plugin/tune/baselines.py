@@ -27,6 +27,10 @@ UNTUNED_SHARE = 0.02
 UNTUNED_S = 0.05
 """... but so many seconds in any case; if it takes longer, plain schedules are the baseline."""
 
+COMPILE_S, MOST_COMPILE_S, COMPILE_SHARE = 0.15, 5.0, 0.15
+"""What compiling a layer of a quantised model takes untuned, where each has a kernel of its own; and what compiling all
+may take: so many seconds, or such a share of all tuning. EfficientNet-B0 takes 28 s, 5 with plain schedules."""
+
 
 class Baselines:
     """Sets `KernelSearch.baseline_s`, and knows what untuned kernels take that nobody has timed.
@@ -57,14 +61,16 @@ class Baselines:
         self._runs = runs
         self._any_ran = False
 
-    def choose(self, operations: float, budget: Budget) -> None:
+    def choose(self, operations: float, budget: Budget, own_kernels: int = 0) -> None:
         """Compare with plain schedules where running everything untuned once, so many `operations`, takes too long.
 
-        Call it before anything is measured. Plain schedules are for CPUs.
+        Or compiling it: `own_kernels` are those that plain schedules let layers share. Call it before anything is
+        measured. Plain schedules are for CPUs.
         """
         trials, time_s = budget.trials, budget.time_s
         tuning_s = min(math.inf if trials is None else TRIAL_S * trials, math.inf if time_s is None else time_s)
         too_long = UNTUNED_S_PER_OPERATION * operations > max(UNTUNED_S, UNTUNED_SHARE * tuning_s)
+        too_long |= COMPILE_S * own_kernels > max(MOST_COMPILE_S, COMPILE_SHARE * tuning_s)
         if too_long and isinstance(self._measurer, TakesPlainBaselines) and not is_gpu(self._target):
             self.plain = self._measurer.plain_baselines = True
 

@@ -268,7 +268,8 @@ def _tuned(
 def _reference(imported: ImportedModel, forms: Forms, session: Session, verify: bool) -> Reference:
     """What the result is compared with; the time that its last steps will take is kept back from the search."""
     in_limited_time = session.budget.time_s is not None and session.runs
-    session.baselines.choose(forms.given_operations, session.budget)
+    layers = sum(forms.given.calls.values()) if is_quantized(imported.mod) else 0
+    session.baselines.choose(forms.given_operations, session.budget, own_kernels=layers)
     reference = Reference(
         imported,
         session.target,
