@@ -1,8 +1,9 @@
 # Tune a model
 # ============
 #
-# `tune_model` takes a Relax module, a torch module with example inputs, an ONNX file, or a model of the zoo, and gives
-# back a faster executable that computes the same. Here: NasRNN from the zoo, with a budget of a quarter of a minute.
+# `tune_model` takes a Relax module, a torch module with example inputs, an ONNX or TFLite file, a Relay program, or a
+# model of the zoo, and gives back a faster executable that computes the same. Here: NasRNN from the zoo, with a budget
+# of a quarter of a minute.
 
 import tempfile
 from pathlib import Path

@@ -35,12 +35,13 @@ IN_PLACE = ("relax.call_tir_inplace", "relax.call_inplace_packed")
 ROUNDING = ("ceil", "floor", "floor_divide", "floor_mod", "mod", "round", "trunc")
 """Operators to which a last bit makes a difference of 1; so does a cast to integers."""
 
-COMPARING = ("equal", "greater", "greater_equal", "less", "less_equal", "not_equal", "sign")
-"""Those whose truth can depend on it; so does a cast to truth values."""
+COMPARING = ("bucketize", "equal", "greater", "greater_equal", "less", "less_equal", "not_equal", "sign")
+"""Those whose truth, or place among boundaries, can depend on it; so does a cast to truth values."""
 
 PASSING = (
-    *("astype", "clip", "dynamic_strided_slice", "flip", "gather_elements", "gather_nd", "index_tensor", "max"),
-    *("meshgrid", "min", "nn.pad", "repeat", "split", "stack", "take", "tile", "where"),
+    *("astype", "clip", "dynamic_strided_slice", "flip", "gather_elements", "gather_nd", "index_put", "index_tensor"),
+    *("max", "meshgrid", "min", "nn.pad", "repeat", "reverse_sequence", "scatter_elements", "scatter_nd"),
+    *("slice_scatter", "sort", "split", "stack", "take", "tile", "tril", "triu", "where"),
 )
 """Other operators whose results are numbers that they were given."""
 

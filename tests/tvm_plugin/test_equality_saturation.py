@@ -421,6 +421,11 @@ ROUNDINGS: dict[str, Callable[[Any], Any]] = {
     "gathered": lambda value: relax.op.floor(relax.op.take(value, relax.const(np.arange(3)), axis=0)),
     "padded": lambda value: relax.op.floor(relax.op.nn.pad(value, [1, 1])),
     "repeated": lambda value: relax.op.round(relax.op.tile(value, 2)),
+    "written": lambda value: relax.op.floor(
+        relax.op.scatter_elements(value, relax.const(np.arange(3)), relax.const(np.zeros(3, "float32")))
+    ),
+    "sorted": lambda value: relax.op.ceil(relax.op.sort(value)),
+    "bucket": lambda value: relax.op.bucketize(value, relax.const(np.float32([0.5, 1.0]))),
     "wide": lambda value: relax.op.trunc(relax.op.astype(value, "float64")),
 }
 

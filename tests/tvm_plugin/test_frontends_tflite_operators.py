@@ -204,12 +204,15 @@ def test_rows_are_as_long_as_those_of_the_weights(shape: tuple[int, ...], tmp_pa
     check(model.write(tmp_path, model.add("FULLY_CONNECTED", inputs, y, schema.FullyConnectedOptionsT())))
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_means_of_integers_are_integers(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"), [("int32", -100, 100), ("int64", -100, 100), ("int32", 2**29, 2**30)]
+)
+def test_means_of_integers_are_integers(dtype: str, low: int, high: int, tmp_path: Path) -> None:
+    """Of sums that 32 bits do not hold, too."""
     model = Model((2, 9, 4), dtype=dtype)
     mean = model.add("MEAN", [0, model.constant([1])], model.tensor((2, 4), dtype), schema.ReducerOptionsT())
     imported = load_model(model.write(tmp_path, mean))
-    examples = (np.random.default_rng(0).integers(-100, 100, (2, 9, 4)).astype(dtype),)
+    examples = (np.random.default_rng(0).integers(low, high, (2, 9, 4)).astype(dtype),)
     assert verify_import(replace(imported, examples=examples)) < 1e-5
 
 
@@ -394,3 +397,31 @@ def test_recurrent_layers_begin_anew(time_major: bool, tmp_path: Path) -> None:
     inputs = imported.random_inputs()
     (first,), (second,) = (imported.reference(*inputs) for _ in range(2))
     np.testing.assert_array_equal(first, second)
+
+
+def test_transposed_convolutions_may_leave_out_the_bias(tmp_path: Path) -> None:
+    """As converters write it: the place is there, and no tensor."""
+    model = Model((1, 3, 3, 2))
+    weights = model.constant(np.random.default_rng(0).standard_normal((3, 2, 2, 2)))
+    options = schema.TransposeConvOptionsT(schema.Padding.SAME, strideW=2, strideH=2)
+    inputs = [model.constant([1, 6, 6, 3]), weights, 0, -1]
+    check(model.write(tmp_path, model.add("TRANSPOSE_CONV", inputs, model.tensor((1, 6, 6, 3)), options)))
+
+
+def test_constants_are_dequantised(tmp_path: Path) -> None:
+    """For operators that know no weights of 8 bits."""
+    model = Model((3, 8))
+    stored = model.constant(np.arange(-12, 12, dtype="int8").reshape(3, 8), 0.01)
+    floats = model.add("DEQUANTIZE", [stored], model.tensor((3, 8)))
+    check(model.write(tmp_path, model.add("ADD", [0, floats], model.tensor((3, 8)), schema.AddOptionsT())))
+
+
+@pytest.mark.parametrize(("low", "high", "bits"), [(-1, 1, 8), (-6, 6, 8), (0, 6, 4), (-0.3, 1.1, 8)])
+def test_simulated_quantisation_begins_where_it_does_in_float32(
+    low: float, high: float, bits: int, tmp_path: Path
+) -> None:
+    """The zero point of -1 to 1 is 127.49999 in float32, and 127.5 in float64."""
+    model = Model((64,))
+    wide = model.add("MUL", [0, model.constant(4.0)], model.tensor((64,)), schema.MulOptionsT())
+    options = schema.FakeQuantOptionsT(float(low), float(high), bits)
+    check(model.write(tmp_path, model.add("FAKE_QUANT", [wide], model.tensor((64,)), options)))

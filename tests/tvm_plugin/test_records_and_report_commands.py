@@ -11,6 +11,7 @@ import pytest
 from eqtune.cli import main
 from eqtune.cli import records as records_command
 from eqtune.cli import report as report_command
+from eqtune.cli.options import write_text
 from eqtune.errors import InputError
 from eqtune.records import Context, Record, RecordDatabase
 from eqtune.report import KernelRow, RunSummary
@@ -235,6 +236,15 @@ def test_a_report_that_cannot_be_written_is_bad_input(work, capsys):
     page = (work / "page.html").read_text(encoding="utf-8")
     assert "<h2>Form</h2>" in page
     assert "Graph search" not in page
+
+
+def test_names_of_files_may_be_no_text(work, capsys):
+    (work / "summary.json").write_text(json.dumps(RunSummary("net", CONTEXT, ()).to_json()))
+    page = work / "page\udcff.html"
+    assert main(["report", str(work), "-o", str(page)]) == 0
+    assert "page\\udcff.html" in capsys.readouterr().out
+    write_text(str(page), "of net\udcff")
+    assert page.read_text(encoding="utf-8") == "of net?"
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}"])

@@ -325,6 +325,16 @@ def test_models_that_quantise_by_arithmetic_are_quantised(rounded: bool) -> None
     assert is_quantized(model((4, 8), "float32", body)) == rounded
 
 
+def test_means_over_open_sizes_are_those_of_floats() -> None:
+    """Their type does not tell how many elements there are, though that of the result is known."""
+    n = tvm.tirx.Var("n", "int64")
+
+    def body(emit: Any, x: Any) -> Any:
+        return op.mean(real(emit, stored(emit, x, 0.5, 3), 0.5, 3), [0])
+
+    assert "relax.mean" in operators(FakeQuantizationToInteger()(model((n, 8), "float32", body)))
+
+
 def test_means_are_sums_of_integers() -> None:
     """No image of floats is written for them."""
     for name in ("averaged", "averaged_axis"):

@@ -69,6 +69,13 @@ def of_integers(emit: Emit, x: Any) -> Any:
     return op.matmul(x, emit(op.divide(centred, floats(1, COLUMNS))))
 
 
+def dequantized_differences(emit: Emit, x: Any) -> Any:
+    """Two zeros come off, one before `dequantize` and one in it."""
+    wide = emit(op.astype(codes(PLACES, COLUMNS), "int32"))
+    less = emit(op.subtract(wide, relax.const(40, "int32")))
+    return op.matmul(x, emit(op.dequantize(less, floats(COLUMNS), relax.const(3, "int32"), axis=1)))
+
+
 def whole_floats(emit: Emit, x: Any) -> Any:
     """An importer made the codes floats."""
     return op.matmul(x, emit(op.multiply(whole(PLACES, COLUMNS), floats(COLUMNS))))
@@ -80,7 +87,7 @@ def filled_up(emit: Emit, x: Any) -> Any:
     return op.nn.softmax(emit(op.matmul(x, weights)))
 
 
-KEPT = (scaled, dequantized, in_groups, of_integers, whole_floats, filled_up)
+KEPT = (scaled, dequantized, in_groups, of_integers, dequantized_differences, whole_floats, filled_up)
 
 
 def small_groups(emit: Emit, x: Any) -> Any:

@@ -23,6 +23,7 @@ EXTRAS = {
     "onnx": ("onnx", "to read ONNX models"),
     "onnxruntime": ("onnx", "to read ONNX models"),
     "tflite": ("tflite", "to read TFLite models"),
+    "ai_edge_litert": ("tflite", "to compare TFLite models with LiteRT"),
     "ray": ("ray", "to measure on a Ray cluster"),
     "cloudpickle": ("rpc", "for TVM's RPC tracker"),
     "tornado": ("rpc", "for TVM's RPC tracker"),
@@ -69,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
     for finding in examine():
         findings.append(finding)
         if not args.json:
-            print(f"{finding.status:9}{finding.check:13}{finding.detail}", flush=True)
+            print(f"{finding.status:9}{finding.check:15}{finding.detail}", flush=True)
             if finding.advice:
-                print(f"{'':22}-> {finding.advice}")
+                print(f"{'':24}-> {finding.advice}")
     works = all(finding.status != "problem" for finding in findings)
     if args.json:
         json.dump({"works": works, "findings": [asdict(finding) for finding in findings]}, sys.stdout, indent=1)

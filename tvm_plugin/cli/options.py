@@ -67,7 +67,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     """The options of `tune` and `kernels` that say how, where and how long to search."""
     where = parser.add_argument_group("where")
     where.add_argument(
-        "--target", help="a TVM target tag or JSON object (default, and llvm: this machine's CPU, fully described)"
+        "--target",
+        help="a TVM target tag or JSON object (default, and llvm: this machine's CPU, fully described; cuda: its GPU)",
     )
     where.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use (default: all cores)")
     where.add_argument(
@@ -166,6 +167,6 @@ def write_text(file: str, text: str) -> None:
     """Write a file, whose folder is made. Raises InputError."""
     try:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text(text, encoding="utf-8")
+        Path(file).write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
     except OSError as error:
         raise InputError(f"{file} cannot be written ({error.strerror}); name another file") from error

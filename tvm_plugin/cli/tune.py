@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=128",
-        help="what a size that stays open (no --shape) is where the model is compared and timed",
+        help="what a size that stays open (no --shape) is where the model is tuned, compared and timed",
     )
     parser.add_argument("--graph", default="saturate", help="saturate (default): search equal graphs first; or off")
     parser.add_argument(

@@ -231,6 +231,29 @@ class Converter(Moves):
         narrow = output.tensor.Type() == tflite.TensorType.INT32
         return relax_op.bucketize(self.get_tensor_expr(x), boundaries, out_int32=narrow, right=True)
 
+    def convert_dequantize(self, op: Any) -> relax.Expr:
+        """TVM's knows no constants of 8 bits, and no floats of 16 that are computed."""
+        (x,) = self.get_input_tensors(op)
+        value = self.get_tensor_expr(x)
+        halves = x.tensor.Type() == tflite.TensorType.FLOAT16
+        return relax_op.astype(value, "float32") if halves else self.dequantize(value, x)
+
+    def convert_fake_quant(self, op: Any) -> relax.Expr:
+        """TVM's finds the zero point in float64: of ranges such as -1 to 1, it is another one in float32."""
+        (x,), options = map(self.get_tensor_expr, self.get_input_tensors(op)), options_of(op, tflite.FakeQuantOptions())
+        low, high = np.float32(options.Min()), np.float32(options.Max())
+        if not (2 <= options.NumBits() <= 16 and low < high):
+            raise UnsupportedModelError("FAKE_QUANT without a range, or not of 2 to 16 bits, cannot be imported")
+        least, most = np.float32(options.NarrowRange()), np.float32(2 ** options.NumBits() - 1)
+        scale = (high - low) / (most - least)
+        zero = np.float32(np.floor(np.clip(least - low / scale, least, most) + np.float64(0.5)))
+        first, last = (float((limit - zero) * scale) for limit in (least, most))
+        emit, step = self.bb.normalize, relax.const(float(scale), "float32")
+        above = emit(relax_op.subtract(emit(relax_op.clip(x, first, last)), relax.const(first, "float32")))
+        steps = emit(relax_op.multiply(above, relax.const(float(np.float32(1) / scale), "float32")))
+        whole = emit(relax_op.floor(emit(relax_op.add(steps, relax.const(0.5, "float32")))))
+        return relax_op.add(emit(relax_op.multiply(whole, step)), relax.const(first, "float32"))
+
     def convert_batch_matmul(self, op: Any) -> relax.Expr:
         """TVM's knows neither constants nor batches of different sizes."""
         tensors = self.get_input_tensors(op)
@@ -284,14 +307,19 @@ class Converter(Moves):
         return remainder(emit, x, divisor, dtype)
 
     def _convert_reduce(self, relax_op: Any, op: Any) -> relax.Expr:
-        """TVM's means of integers are of another type; TFLite's are sums that are divided, without what remains."""
+        """TVM's means of integers are of another type; TFLite's are sums in 64 bits, divided without what remains."""
         x = self.get_input_tensors(op)[0]
         dtype = self.get_tensor_type_str(x.tensor.Type())
         if relax_op is not relax.op.mean or x.qnn_params is not None or dtype not in ("int32", "int64"):
             return super()._convert_reduce(relax_op, op)
-        total = self.bb.normalize(super()._convert_reduce(relax.op.sum, op))
+
+        def wide_sum(value: relax.Expr, *options: Any) -> relax.Expr:
+            return relax.op.sum(self.bb.normalize(relax.op.astype(value, "int64")), *options)
+
+        total = self.bb.normalize(super()._convert_reduce(wide_sum, op))
         count = math.prod(extents(self.get_tensor_expr(x).ty)) // math.prod(extents(total.ty))
-        return relax.op.divide(total, relax.const(count, dtype))
+        mean = self.bb.normalize(relax.op.divide(total, relax.const(count, "int64")))
+        return relax.op.astype(mean, dtype)
 
     def convert_pool2d(self, op: Any, pool_type: str) -> relax.Expr:
         """TVM's averages do not round; TFLite rounds halves away from zero, of the integers as they are stored."""
@@ -334,7 +362,7 @@ class Converter(Moves):
             data_layout="NHWC",
             kernel_layout="IOHW",
         )
-        for tensor in bias:
+        for tensor in (given for given in bias if given.tensor_idx >= 0):
             result = relax_op.add(self.bb.normalize(result), self.get_tensor_expr(tensor))
         return self.convert_fused_activation_function(self.bb.normalize(result), options.FusedActivationFunction())
 

@@ -291,8 +291,10 @@ class _Integers(_Builder):
     def _mean(self, call: relax.Call) -> Any:
         """The mean of integers as their sum, which reads bytes; None where the operand is no quantised data."""
         data = self._dequantized(call.args[0])
+        if data is None or str(data[0].ty.dtype) not in ("int8", "uint8"):  # which may be of an open size
+            return None
         count = math.prod(extents(call.args[0].ty)) // max(1, math.prod(extents(call.ty)))
-        if data is None or str(data[0].ty.dtype) not in ("int8", "uint8") or not 0 < count < _LARGEST // _BYTES:
+        if not 0 < count < _LARGEST // _BYTES:
             return None
         stored, scale, zero = data
         wide = self.builder_.emit(op.astype(stored, "int32"))

@@ -242,7 +242,7 @@ class _Stored:
             shape[int(call.attrs.axis) % rank] = -1
         whole = source.codes.shape
         scales, zeros = (RepeatedArray.of(a.reshape(shape) if a.ndim else a, whole) for a in arrays)
-        return _Affine(source.codes, scales, zeros)
+        return _Affine(source.codes, scales, source.zeros.combined(zeros, np.add))
 
     def _number(self, expr: Any, call: relax.Call) -> RepeatedArray | None:
         """A constant operand, with the shape of the result of the call."""

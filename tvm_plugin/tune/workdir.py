@@ -58,7 +58,7 @@ class WorkDirectory:
     """Everything one tuning run keeps on disk.
 
     `records.sqlite` (measurements and cached facts), `eqtune.log`, `summary.json` (what the report shows) and
-    `reference-*.npz` (outputs of the untuned model).
+    `reference-*.npz` (what the outputs must be).
 
     Parameters
     ----------

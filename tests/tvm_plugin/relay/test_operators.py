@@ -379,6 +379,14 @@ CASES: dict[str, Case] = {
         (f32(5, 3), i32(5, low=0, high=3, dtype="int64"), f32(3, low=0.5)),
         by_torch(F.nll_loss),
     ),
+    **{
+        f"where_{dtype}": Case(
+            "where(%a, %b, 0f)",
+            (np.array([0, 1, -2, 0.5]).astype(dtype), VECTOR4),
+            lambda a, b: np.where(a != 0, b, 0),
+        )
+        for dtype in ("int32", "float32")
+    },
 }
 
 

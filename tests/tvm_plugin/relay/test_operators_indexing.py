@@ -102,6 +102,11 @@ CASES: dict[str, Case] = {
     ),
     "take_known_int8": Case('take(%a, cast(99, dtype="int8"), axis=0)', (f32(300, 2),), lambda a: a[99]),
     "take_int8": Case("take(%a, %b, axis=0)", (f32(300, 2), np.array([99, -1], "int8")), lambda a, b: a[[99, 0]]),
+    "take_known_int8_wrap": Case(
+        'take(%a, cast(-1, dtype="int8"), axis=0, mode="wrap")',
+        (np.arange(200, dtype="float32"),),
+        lambda a: a[-1],
+    ),
     "take_flat": Case("take(%a, %b)", (X, i32(2, 2, low=0, high=24)), np.take),
     "take_flat_known": Case("take(%a, 23)", (X,), lambda a: a[1, 2, 3]),
     "one_hot_int8": Case(

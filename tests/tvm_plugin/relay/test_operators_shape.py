@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import tvm
 
+from eqtune import relay
 from eqtune.relay.operators import OPERATORS
 from eqtune.relay.operators.image import IMAGE as IMAGE_ROWS
 from eqtune.relay.operators.reduce import REDUCE
@@ -225,6 +226,16 @@ CASES: dict[str, Case] = {
         (VOLUME,),
         lambda a: a.repeat(2, 3),
     ),
+    # sums of 5000 numbers, which float16 does not hold
+    "mean_float16": Case("mean(%a, axis=[0])", (np.full((5000, 2), 3, "float16"),), lambda a: np.array([3, 3])),
+    **{
+        f"variance_float16{unbiased}": Case(
+            f"variance(%a, mean(%a, axis=[0], keepdims=True), axis=[0]{unbiased})",
+            (np.tile(np.array([0, 6], "float16"), 2500),),
+            lambda a: np.float64(9),
+        )
+        for unbiased in ("", ", unbiased=True")
+    },
 }
 
 METADATA = """
@@ -248,6 +259,13 @@ def test_operator_computes_what_its_reference_computes(name: str, functions: dic
 
 def test_every_operator_of_these_tables_has_a_case() -> None:
     assert {row.name for row in [*SHAPE, *REDUCE, *IMAGE_ROWS]} - set(CASES) == set()
+
+
+def test_extents_of_no_elements_are_inferred_from_those_that_are_not_copied() -> None:
+    text = """def @main(%x: Tensor[(0, 2, 3), float32]) -> Tensor[(0, 6), float32] {
+      reshape(%x, newshape=[0, -1])
+    }"""
+    assert [int(extent) for extent in relay.from_text(text)["main"].ret_ty.shape] == [0, 6]
 
 
 def test_there_are_enough_operators() -> None:

@@ -54,6 +54,7 @@ def quantized_cases() -> dict[str, Case]:
         i32(4, 3, 3, 3, low=-50, high=50, dtype="int8"),
     )
     ab = "0.5f, 3, 0.25f, -2, 0.75f, 1"
+    channels = image[:, :, :3, :3].copy()
 
     def real(x: Array, scale: float, zero: int) -> Array:
         return scale * (x.astype("float64") - zero)
@@ -146,6 +147,16 @@ def quantized_cases() -> dict[str, Case]:
             f"qnn.{name}": through(name, function, ", alpha=0.1f" if name == "leaky_relu" else "")
             for name, function in FLOAT_FUNCTIONS.items()
         },
+        "qnn.mul_of_channels": Case(  # as many as columns
+            "qnn.mul(%a, %b, %c, 3, %c, -2, 0.5f, 1, lhs_axis=1, rhs_axis=1)",
+            (channels, channels[:, ::-1].copy(), np.array([0.5, 0.25, 0.125], "float32")),
+            lambda x, y, s: q(real(x, 1, 3) * real(y, 1, -2) * (s * s)[:, None, None], 0.5, 1, tie=up),
+        ),
+        "qnn.requantize_in_float32": Case(
+            'qnn.requantize(%a, 0.5f, 0, 1f, 3, rounding="TONEAREST", compute_dtype="float32", out_dtype="int8")',
+            (np.array([-9, -7, -3, -1, 0, 1, 3], "int32"),),
+            lambda x: away(0.5 * x + 3),
+        ),
     }
 
 
@@ -166,6 +177,14 @@ def test_operator_computes_what_its_reference_computes(name: str, functions: dic
 
 def test_every_quantized_operator_has_a_case() -> None:
     assert {name for name in OPERATORS if name.startswith("qnn.")} - set(CASES) == set()
+
+
+def test_scales_of_channels_along_two_axes_are_refused() -> None:
+    text = """def @main(%x: Tensor[(3, 3), int8], %s: Tensor[(3), float32]) {
+      qnn.mul(%x, %x, %s, 0, %s, 0, 1f, 0, lhs_axis=0, rhs_axis=1)
+    }"""
+    with pytest.raises(relay.RelayError, match="scales of channels along the axes 0 and 1; give one"):
+        relay.from_text(text)
 
 
 def test_printed_operators_are_read_back_as_the_same(convert_cases: Callable[..., tvm.IRModule]) -> None:

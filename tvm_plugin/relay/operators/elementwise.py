@@ -101,6 +101,14 @@ def _identity(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     return args[0]
 
 
+def _where(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+    """Conditions of Relay may be numbers, which hold where they are not zero."""
+    condition, *values = args
+    if b.dtype(condition) != "bool":
+        condition = b.emit(op.not_equal(condition, b.like(0, condition)))
+    return op.where(condition, *values)
+
+
 def _fixed_point_multiply(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     """x * multiplier * 2^(shift - 31), rounded half up; the multiplier is a Q31 fraction."""
     wide = b.emit(op.astype(args[0], "float64"))
@@ -185,7 +193,7 @@ ELEMENTWISE: list[Operator] = [
     row("cast", 1, "CastAttrs", _cast),
     row("cast_like", 2, "", _cast_like),
     row("clip", 1, "ClipAttrs", _clip),
-    row("where", 3, "", lambda b, args, attrs: op.where(*args)),
+    row("where", 3, "", _where),
     row("fixed_point_multiply", 1, "FixedPointMultiplyAttrs", _fixed_point_multiply),
     row("copy", 1, "", _identity),
     row("device_copy", 1, "DeviceCopyAttrs", _identity),

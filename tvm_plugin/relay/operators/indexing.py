@@ -32,7 +32,8 @@ def _take(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if known is not None:  # within bounds, so that the mode does not matter, and others may look into the gather
         wide = known.astype("int64")
         bounded = wide % extent if mode == "wrap" else np.clip(wide, 0, extent - 1)
-        indices, mode = b.constant(np.asarray(bounded, known.dtype)), "fast"
+        narrow = bounded.astype(known.dtype)  # 199 of 200 rows is no int8
+        indices, mode = b.constant(narrow if np.array_equal(narrow, bounded) else bounded), "fast"
     return op.take(data, indices, axis=axis, mode=mode)
 
 

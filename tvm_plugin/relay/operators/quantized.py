@@ -7,6 +7,7 @@ factor: the same integers, but where the product lies within 2^-31 (relative) of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -73,17 +74,21 @@ def requantize(
     axis: int = -1,
     rounding: str = "UPWARD",
     compute: str = "float64",
+    adds_first: bool = False,
 ) -> Any:
-    """From one (scale, zero_point) to another."""
+    """From one (scale, zero_point) to another; with `adds_first`, the new zero point is added before the rounding."""
     value = _centered(b, data, source[1], axis, compute)
     ratio = b.emit(op.divide(_along(b, source[0], data, axis, compute), _along(b, target[0], data, axis, compute)))
     value = b.emit(op.multiply(value, ratio))
+    zero = None if _is_zero(b, target[1]) else _along(b, target[1], data, axis, compute)
+    if zero is not None and adds_first:
+        value = b.emit(op.add(value, zero))
     if rounding == "TONEAREST":
         value = b.emit(round_half_away(b, value))
     else:
         value = b.emit(op.floor(b.emit(op.add(value, b.constant(0.5, compute)))))
-    if not _is_zero(b, target[1]):
-        value = b.emit(op.add(value, _along(b, target[1], data, axis, compute)))
+    if zero is not None and not adds_first:
+        value = b.emit(op.add(value, zero))
     return _saturate(b, value, dtype)
 
 
@@ -100,9 +105,10 @@ def _requantize(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
     if rounding not in ("UPWARD", "TONEAREST"):
         raise ValueError(f"rounding is {rounding!r}, expected UPWARD or TONEAREST")
     compute = "float32" if attrs.compute_dtype == "float32" else "float64"
-    return requantize(
-        b, args[0], (args[1], args[2]), (args[3], args[4]), attrs.out_dtype, attrs.axis, rounding, compute
-    )
+    # Relay does where it computes in floating point: -0.5 + 3 is rounded to 3, and -0.5 to -1.
+    adds_first = attrs.compute_dtype in ("float32", "float64")
+    source, target = (args[1], args[2]), (args[3], args[4])
+    return requantize(b, args[0], source, target, attrs.out_dtype, attrs.axis, rounding, compute, adds_first)
 
 
 def _accumulating(layer: Convert, weight_axis: Callable[[SimpleNamespace], int]) -> Convert:
@@ -140,10 +146,13 @@ def _binary(kind: str) -> Convert:
         left, right, left_scale, left_zero, right_scale, right_zero, out_scale, out_zero = args
         dtype, target = b.dtype(left), (out_scale, out_zero)
         if kind == "multiply":
-            sides = [_centered(b, side, zero, -1, "int32") for side, zero in ((left, left_zero), (right, right_zero))]
+            if attrs.lhs_axis != attrs.rhs_axis and any(math.prod(b.shape(scale)) > 1 for scale in args[2:6]):
+                raise ValueError(f"scales of channels along the axes {attrs.lhs_axis} and {attrs.rhs_axis}; give one")
+            axis = attrs.lhs_axis
+            sides = [_centered(b, side, zero, axis, "int32") for side, zero in ((left, left_zero), (right, right_zero))]
             product = b.emit(op.multiply(*sides))
             scale = b.emit(op.multiply(left_scale, right_scale))
-            return requantize(b, product, (scale, b.constant(0, "int32")), target, dtype)
+            return requantize(b, product, (scale, b.constant(0, "int32")), target, dtype, axis)
         first = requantize(b, left, (left_scale, left_zero), target, "int32", attrs.lhs_axis)
         second = requantize(b, right, (right_scale, right_zero), target, "int32", attrs.rhs_axis)
         zero = _along(b, out_zero, left, -1, "int32")

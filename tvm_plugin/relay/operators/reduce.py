@@ -23,6 +23,18 @@ def _reduce(function: Callable[..., Any]) -> Convert:
     return convert
 
 
+def _in_float32(convert: Convert) -> Convert:
+    """Of float16 in float32, as Relay takes means since 0.11: a sum of many numbers is more than float16 holds."""
+
+    def wide(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
+        if b.dtype(args[0]) != "float16":
+            return convert(b, args, attrs)
+        result = convert(b, [b.emit(op.astype(arg, "float32")) for arg in args], attrs)
+        return op.astype(b.emit(result), "float16")
+
+    return wide
+
+
 def _logic_reduce(function: Callable[..., Any]) -> Convert:
     """all and any: the least and the greatest of zeros and ones."""
 
@@ -103,7 +115,7 @@ def _einsum(b: Builder, args: Sequence[Any], attrs: SimpleNamespace) -> Any:
 
 REDUCE: list[Operator] = [
     row("sum", 1, "ReduceAttrs", _reduce(op.sum)),
-    row("mean", 1, "ReduceAttrs", _reduce(op.mean)),
+    row("mean", 1, "ReduceAttrs", _in_float32(_reduce(op.mean))),
     row("max", 1, "ReduceAttrs", _reduce(op.max)),
     row("min", 1, "ReduceAttrs", _reduce(op.min)),
     row("prod", 1, "ReduceAttrs", _reduce(op.prod)),
@@ -111,7 +123,7 @@ REDUCE: list[Operator] = [
     row("any", 1, "ReduceAttrs", _logic_reduce(op.max)),
     row("argmax", 1, "ArgReduceAttrs", _arg_reduce(op.argmax)),
     row("argmin", 1, "ArgReduceAttrs", _arg_reduce(op.argmin)),
-    row("variance", 2, "VarianceAttrs", _variance),
+    row("variance", 2, "VarianceAttrs", _in_float32(_variance)),
     row("cumsum", 1, "ScanopAttrs", _scan(op.cumsum)),
     row("cumprod", 1, "ScanopAttrs", _scan(op.cumprod)),
     row("argsort", 1, "ArgsortAttrs", _argsort),

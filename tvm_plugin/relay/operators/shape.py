@@ -21,13 +21,16 @@ def new_shape(shape: Sequence[int], wanted: Sequence[int], allow_zero: bool = Fa
     """What Relay's `newshape` means for a tensor of extents `shape`.
 
     0 copies an extent, -1 is inferred, -2 copies all that remain, -3 merges two, -4 splits one into the next two.
+    Inferred is what the extents that are not copied, merged or split have in place of those that are given.
     """
     source, result, inferred, position = list(shape), [], -1, 0
-    at = 0
+    taken: set[int] = set()
+    at, given = 0, 1
     while at < len(wanted):
         extent = wanted[at]
         if extent > 0 or (extent == 0 and allow_zero):
             result.append(extent)
+            given *= extent
             position += 1
         elif extent == -1:
             if inferred >= 0:
@@ -37,25 +40,28 @@ def new_shape(shape: Sequence[int], wanted: Sequence[int], allow_zero: bool = Fa
             position += 1
         elif extent == -2:
             result.extend(source[position:])
+            taken.update(range(position, len(source)))
             position = len(source)
         elif extent in (0, -3):
             count = 1 if extent == 0 else 2
             if position + count > len(source):
                 raise ValueError(f"newshape {list(wanted)} reads past the end of the shape {source}")
             result.append(math.prod(source[position : position + count]))
+            taken.update(range(position, position + count))
             position += count
         elif extent == -4 and at + 2 < len(wanted) and position < len(source):
             left, right = wanted[at + 1], wanted[at + 2]
             left = source[position] // right if left == -1 and right > 0 else left
             result += [left, source[position] // left if right == -1 and left > 0 else right]
+            taken.add(position)
             position += 1
             at += 2
         else:
             raise ValueError(f"newshape {list(wanted)} cannot be applied to the shape {source}")
         at += 1
     if inferred >= 0:
-        rest = math.prod(result)
-        result[inferred] = math.prod(source) // rest if rest > 0 else 0
+        left = math.prod(extent for place, extent in enumerate(source) if place not in taken)
+        result[inferred] = left // given if given > 0 else 0
     if math.prod(result) != math.prod(source):
         raise ValueError(f"newshape {list(wanted)} cannot be applied to the shape {source}")
     return result
