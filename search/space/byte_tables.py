@@ -17,13 +17,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from .expressions import nodes_of
+from .expressions import is_conditional, nodes_of
 from .statements import with_code
 
-__all__ = ["BYTES", "BYTE_TABLES", "TABLE_INSTRUCTIONS", "has_table", "pick_from_tables", "table_index"]
+__all__ = [
+    "BYTES",
+    "BYTE_TABLES",
+    "TABLE_INSTRUCTIONS",
+    "has_table",
+    "looks_up_elements",
+    "pick_from_tables",
+    "table_index",
+]
 
 BYTE_TABLES = "eqtune.byte_tables"
 """Attribute of kernels: the instructions that pick bytes on the CPU that they are for, in `TABLE_INSTRUCTIONS`."""
@@ -81,8 +89,24 @@ def has_table(function: Any) -> bool:
     return any(_byte(load) is not None for load in nodes_of(function.body, TensorLoad))
 
 
+def looks_up_elements(function: Any) -> bool:
+    """Whether a PrimFunc is one block that writes, for each byte of a tensor, what a table has for it, in its place."""
+    stores = nodes_of(function.body, tirx.BufferStore)
+    if not isinstance(function.body, s_tir.SBlockRealize) or len(stores) != 1:
+        return False
+    byte = _byte(stores[0].value) if isinstance(stores[0].value, TensorLoad) else None
+    while isinstance(byte, tirx.Cast):
+        byte = byte.value
+    if not isinstance(byte, TensorLoad) or len(byte.indices) != len(stores[0].indices):
+        return False
+    return all(one.same_as(other) for one, other in zip(byte.indices, stores[0].indices, strict=True))
+
+
 def pick_from_tables(function: Any) -> Any:
-    """Rewrite loads of tables in the vector loops of a scheduled PrimFunc; the same object when there is none."""
+    """Rewrite loads of tables in the vector loops of a scheduled PrimFunc; the same object when there is none.
+
+    Where a condition decides what is looked up, loads stay: the place of a byte that is not wanted may not be there.
+    """
     name = str((function.attrs or {}).get(BYTE_TABLES, ""))
     if name not in TABLE_INSTRUCTIONS:
         return function
@@ -138,12 +162,24 @@ def _staging(buffers: list[Any], lane: Any, count: int, name: str) -> Callable[[
             picked = tirx.BufferLoad(found, [lane])
             return picked if str(load.ty.dtype) == "uint8" else tirx.reinterpret(str(load.ty.dtype), picked)
 
+        if _guards_tables(store.value):
+            return store
         value = tvm_ffi.structural_map(store.value, (TensorLoad, replace))
         if not before:
             return store
         return tirx.SeqStmt([*before, tirx.BufferStore(store.buffer, value, store.indices)])
 
     return staged
+
+
+def _guards_tables(value: Any) -> bool:
+    """Whether a condition in a value decides if a table is asked."""
+    branches = [branch for call in nodes_of(value, ir.Call) if is_conditional(call) for branch in call.args[1:]]
+    return any(_byte(load) is not None for branch in branches for load in nodes_of(branch, TensorLoad))
+
+
+_WIDE = ("int16", "int32", "int64", "uint16", "uint32", "uint64")
+"""Integers that hold every byte."""
 
 
 def _byte(load: Any) -> Any:
@@ -153,7 +189,7 @@ def _byte(load: Any) -> Any:
     (extent,), (index,) = load.source.shape, load.indices
     if not isinstance(extent, tirx.IntImm) or int(extent) != BYTES:
         return None
-    while isinstance(index, tirx.Cast):
+    while isinstance(index, tirx.Cast) and str(index.ty.dtype) in _WIDE:
         if str(index.value.ty.dtype) == "uint8":
             return index.value
         index = index.value

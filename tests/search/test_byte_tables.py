@@ -11,7 +11,15 @@ import tvm
 from tvm import te, tirx
 
 from eqtune.machine import features_here
-from eqtune.search.space.byte_tables import BYTE_TABLES, BYTES, TABLE_INSTRUCTIONS, pick_from_tables, table_index
+from eqtune.search.space.byte_tables import (
+    BYTE_TABLES,
+    BYTES,
+    TABLE_INSTRUCTIONS,
+    has_table,
+    looks_up_elements,
+    pick_from_tables,
+    table_index,
+)
 from eqtune.search.space.lowering import prepare_for_lowering
 
 CPUS = {"avx512vbmi": ("znver4", r"vperm[it]2b"), "avx2": ("znver3", "vpshufb")}
@@ -72,3 +80,33 @@ def test_other_loads_stay_as_they_are() -> None:
         sch = tvm.s_tir.Schedule(te.create_prim_func([x, operand, result]).with_attr(BYTE_TABLES, "avx2"))
         sch.vectorize(sch.get_loops(sch.get_sblock(result.op.name))[-1])
         assert pick_from_tables(sch.mod["main"]).same_as(sch.mod["main"])
+
+
+@pytest.mark.parametrize("feature", CPUS)
+def test_nothing_is_looked_up_ahead_of_a_condition(feature: str) -> None:
+    """A second row has no bytes: they would be read behind the first one."""
+    x, table = te.placeholder((32,), "uint8", "x"), te.placeholder((BYTES,), "uint8", "table")
+    seven = tirx.const(7, "uint8")
+    y = te.compute((2, 32), lambda i, j: tirx.if_then_else(i < 1, table[table_index(x[i * 32 + j])], seven), name="y")
+    sch = tvm.s_tir.Schedule(te.create_prim_func([x, table, y]).with_attr(BYTE_TABLES, feature))
+    sch.vectorize(sch.get_loops(sch.get_sblock("y"))[-1])
+    assert has_table(sch.mod["main"])
+    assert pick_from_tables(sch.mod["main"]).same_as(sch.mod["main"])
+
+
+def test_what_a_byte_becomes_on_the_way_to_a_place_is_no_byte() -> None:
+    x, table = te.placeholder((64,), "uint8", "x"), te.placeholder((BYTES,), "uint8", "table")
+    truth = te.compute((64,), lambda i: table[tirx.Cast("int32", tirx.Cast("bool", x(i)))], name="truth")
+    assert not has_table(te.create_prim_func([x, table, truth]))
+
+
+def test_elements_are_looked_up_in_their_places() -> None:
+    """What finds them in others, or sums them, is no element-wise kernel."""
+    x, table = te.placeholder((4, 8), "int8", "x"), te.placeholder((BYTES,), "int8", "table")
+    k = te.reduce_axis((0, 8), "k")
+    found = te.compute(x.shape, lambda i, j: table[table_index(x[i, j])], name="found")
+    turned = te.compute(x.shape, lambda i, j: table[table_index(x[i, 7 - j])], name="turned")
+    summed = te.compute((4,), lambda i: te.sum(table[table_index(x[i, k])].astype("int32"), axis=k), name="summed")
+    kernels = [te.create_prim_func([x, table, y]) for y in (found, turned, summed)]
+    assert [*map(has_table, kernels)] == [True, True, True]
+    assert [*map(looks_up_elements, kernels)] == [True, False, False]

@@ -19,6 +19,8 @@ from tvm_ffi import structural_equal, structural_map, structural_walk
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import build_space
 from eqtune.search.space.base import Space
+from eqtune.search.space.byte_tables import table_index
+from eqtune.search.space.expressions import nodes_of
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.gpu.hardware import GpuHardware
 from eqtune.search.space.hardware import Hardware
@@ -26,6 +28,7 @@ from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound import memory_bound_sketches
 from eqtune.search.space.memory_bound.inlining import inlined_kernel
 from eqtune.search.space.memory_bound.lane_trees import reduce_lanes_as_trees
+from eqtune.search.space.memory_bound.next_rows import fetch_next_rows
 from eqtune.search.space.memory_bound.tails import OVERLAPPING_TAIL, overlap_tails
 from eqtune.search.space.memory_bound.transpose_tiles import TRANSPOSE_TILE, transpose_in_registers
 
@@ -591,6 +594,25 @@ def test_numbers_without_axes_are_not_asked_for() -> None:
     expected = np.exp(x * np.float32(0.5)) + x.sum(axis=1, keepdims=True)
     for result in run_points(mod, space, points, [x, np.asarray(0.5, "float32")]):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_places_in_a_table_are_not_computed_of_the_next_rows() -> None:
+    """Behind the last one there is none to compute them of."""
+
+    def looked_up(x: Any, table: Any) -> Any:
+        k = te.reduce_axis((0, x.shape[1]), "k")
+        total = te.compute(x.shape[:1], lambda i: te.sum(x[i, k], axis=k), "total")
+        return te.compute(x.shape, lambda i, j: table[table_index(te.exp(x[i, j]) * total[i])], "looked_up")
+
+    mod = kernel(lambda b, x, table: b.emit_te(looked_up, x, table), [(24, 128), (256,)], ["float32", "uint8"])
+    hardware = Hardware(threads=1, l2_bytes=8 * 1024)
+    space = Space([s for s in memory_bound_sketches(mod, hardware) if s.name.startswith("rows")])
+    points = legal_points(space, 1000, seed=0)
+    points = points[[space.decision(point).values["fetch"] == 1 for point in points]]
+    function = fetch_next_rows(space.apply(space.decision(points[0])).mod["main"])
+    calls = [call for call in nodes_of(function.body, tvm.ir.Call) if call.op.name.endswith("address_of")]
+    assert calls
+    assert all(call.args[0].source.same_as(function.params[0]) for call in calls)
 
 
 @pytest.mark.parametrize("count_pad", [False, True])

@@ -93,3 +93,19 @@ def test_what_stays_two_kernels(options: dict[str, Any]) -> None:
     lowered = lower_to_kernels(mod, TARGET)
     assert len(kernels(lowered)) > 1
     assert_same(mod, lowered)
+
+
+def test_sums_that_floats_do_not_hold_stay_integers() -> None:
+    """289 products of 255 and 255 are more than 2^24, and odd."""
+    x = relax.Var("x", relax.TensorType((1, 17, 17, 2), "uint8"))
+    weight = relax.const(np.full((17, 17, 2, 1), 255, "uint8"))
+    layouts = {"data_layout": "NHWC", "kernel_layout": "HWOI", "out_layout": "NHWC"}
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            padded = builder.emit(op.nn.pad(x, [0, 0, 0, 1, 0, 0, 0, 0], "constant", 255))
+            sums = builder.emit_output(op.nn.conv2d(padded, weight, groups=2, out_dtype="int32", **layouts))
+        builder.emit_func_output(sums)
+    lowered = lower_to_kernels(builder.get(), TARGET)
+    (found,) = ModelRunner(build_executable(lowered, TARGET))(np.full((1, 17, 17, 2), 255, "uint8"))
+    np.testing.assert_array_equal(found, np.full((1, 2, 1, 2), 17 * 17 * 255 * 255))

@@ -465,6 +465,37 @@ def test_kernels_of_the_users_own_in_plain_loops_are_no_tasks():
     assert_same_outputs(mod, kernels)
 
 
+def test_tables_of_the_users_own_in_plain_loops_are_not_joined_with_what_follows():
+    i, j = (tirx.Var(name, "int64") for name in "ij")
+    x, table, y = (
+        tirx.decl_buffer(shape, "uint8", name) for shape, name in (((4, 8), "x"), ((256,), "table"), ((4, 8), "y"))
+    )
+    found = tirx.BufferLoad(table, [tirx.Cast("int32", tirx.BufferLoad(x, [i, j]))])
+    place = [i, tirx.Add(j, tirx.const(0, "int64"))]  # two stores to places that are written in two ways: opaque
+    loops = tirx.SeqStmt(
+        [
+            tirx.BufferStore(y, found, [i, j]),
+            tirx.BufferStore(y, tirx.BufferLoad(y, [i, j]) + tirx.const(1, "uint8"), place),
+        ]
+    )
+    for var, extent in ((j, 8), (i, 4)):
+        loops = tirx.For(var, tirx.const(0, "int64"), tirx.const(extent, "int64"), tirx.ForKind.SERIAL, loops)
+    builder = relax.BlockBuilder()
+    own = builder.add_func(tirx.PrimFunc([x, table, y], loops), "own")
+    ty, values = relax.TensorType((4, 8), "uint8"), np.random.default_rng(0).integers(0, 256, 256, "uint8")
+    data = relax.Var("data", ty)
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            looked_up = builder.emit(relax.call_tir(own, [data, relax.const(values)], ty))
+            result = builder.emit_output(op.add(looked_up, relax.const(1, "uint8")))
+        builder.emit_func_output(result)
+    _, kernels = lower(builder.get())
+    assert names(kernels) == ["add"]
+    given = np.arange(32, dtype="uint8").reshape(4, 8) * np.uint8(8)
+    (result,) = ModelRunner(build_executable(kernels, TARGET))(given)
+    np.testing.assert_array_equal(result, values[given] + np.uint8(2))
+
+
 def test_transposed_weights_keep_the_dtype_that_they_are_summed_in():
     def linear(emit, x):
         weight = relax.const(np.random.default_rng(0).standard_normal((1200, 512)).astype("float16"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
@@ -25,7 +25,7 @@ RNG = np.random.default_rng(0)
 Body = Callable[[Any, Any], Any]
 
 
-def model(shape: tuple[int, ...], dtype: str, body: Body) -> Any:
+def model(shape: tuple[Any, ...], dtype: str, body: Body) -> Any:
     """`body(emit, x)` of one input."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(shape, dtype))
@@ -342,3 +342,16 @@ def test_means_are_sums_of_integers() -> None:
         assert "relax.mean" not in operators(after)
         (total,) = (b.var for b in top_level_bindings(after["main"]) if operator(b.value) == "relax.sum")
         assert str(total.ty.dtype) == "int32"
+
+
+def test_open_axes_that_are_summed_over_stay_as_they_are() -> None:
+    """Their results have known shapes: a mean over places, and a product along them of a reshaped factor."""
+    n = tirx.Var("n", "int64")
+
+    def body(emit: Any, x: Any) -> Any:
+        mean = emit(op.mean(real(emit, stored(emit, x, 0.5, 7), 0.5, 7), [0]))
+        product = emit(op.matmul(emit(op.permute_dims(x)), emit(op.reshape(x, (n, 8)))))
+        return emit(op.add(product, mean))
+
+    after = FakeQuantizationToInteger()(model((n, 8), "float32", body))
+    assert {"relax.mean", "relax.matmul"} <= operators(after)

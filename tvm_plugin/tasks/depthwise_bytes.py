@@ -20,6 +20,9 @@ _BYTES = ("int8", "uint8")
 _EXACT = 2**24
 """Whole numbers up to this are exact in float32."""
 
+_LARGEST = 255 * 255
+"""Product of two bytes, both of which may be unsigned."""
+
 
 def pad_in_depthwise_convolutions(mod: ir.IRModule) -> ir.IRModule:
     """conv2d(pad(x, number), W) -> one kernel, where x are bytes with channels last, and nothing else is read padded.
@@ -59,7 +62,7 @@ def _is_depthwise(call: Any) -> bool:
         and str(weight.ty.dtype) in _BYTES
         and int(call.attrs.groups) == shape[3] == kernel["O"]
         and kernel["I"] == 1
-        and kernel["H"] * kernel["W"] * 2**15 < _EXACT
+        and kernel["H"] * kernel["W"] * _LARGEST < _EXACT
         and not any(map(int, call.attrs.padding))
     )
 

@@ -14,7 +14,7 @@ from tvm.relax.pipeline import library_dispatch_passes
 
 from ..gpu_machine import is_gpu
 from ..machine import thread_count
-from ..search.space.byte_tables import BYTE_TABLES, has_table
+from ..search.space.byte_tables import BYTE_TABLES, has_table, looks_up_elements
 from ..transform.batch_norm import with_batch_statistics
 from ..transform.bounded_indices import with_bounded_indices
 from ..transform.byte_tables import table_instructions
@@ -101,7 +101,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.AnnotateTIROpPattern(),
             ]
         )(mod)
-        mod = _with_attribute(mod, has_table, "op_pattern", ELEMENTWISE)
+        mod = _with_attribute(mod, looks_up_elements, "op_pattern", ELEMENTWISE)
         mod = relax.transform.RewriteDataflowReshape()(_fused(keep_turns_apart(keep_spreads_apart(mod))))
         mod = _reshape_outputs(mod)
         if on_cpu:

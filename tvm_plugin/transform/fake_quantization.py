@@ -263,7 +263,7 @@ class _Integers(_Builder):
         value, order, shape = self._value(call.args[1]), None, None
         if operator(value) == "relax.permute_dims":
             order, value = permutation_of(value), self._value(value.args[0])
-        elif operator(value) == "relax.reshape":  # TFLite's of depthwise convolutions, (1, H, W, C)
+        elif operator(value) == "relax.reshape" and is_static_tensor(value.ty):  # TFLite: depthwise, (1, H, W, C)
             shape, value = extents(value.ty), self._value(value.args[0])
         parameters = _parameters(value)
         stored = None if parameters is None else self._value(value.args[0])
@@ -291,7 +291,7 @@ class _Integers(_Builder):
     def _mean(self, call: relax.Call) -> Any:
         """The mean of integers as their sum, which reads bytes; None where the operand is no quantised data."""
         data = self._dequantized(call.args[0])
-        if data is None or str(data[0].ty.dtype) not in ("int8", "uint8"):  # which may be of an open size
+        if data is None or str(data[0].ty.dtype) not in ("int8", "uint8") or not is_static_tensor(call.args[0].ty):
             return None
         count = math.prod(extents(call.args[0].ty)) // max(1, math.prod(extents(call.ty)))
         if not 0 < count < _LARGEST // _BYTES:

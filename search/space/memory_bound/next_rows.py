@@ -18,8 +18,10 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir.expr import TensorLoad
 
 from ..contraction.prefetch import Operand, vectorised_operands, with_fetches
+from ..expressions import nodes_of, uses
 from ..statements import with_body
 
 __all__ = ["NEXT_ROWS", "fetch_next_rows"]
@@ -31,7 +33,8 @@ NEXT_ROWS = "eqtune.next_rows"
 def fetch_next_rows(func: Any) -> Any:
     """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
 
-    What is fetched are vectors of arguments that are others in each row.
+    What is fetched are vectors of arguments that are others in each row, at places that can be told without reading
+    what the row after the last one would have.
     """
 
     def fetching(loop: Any) -> Any:
@@ -51,9 +54,17 @@ def _rows(loop: Any, arguments: Any) -> list[Operand]:
     for operand in vectorised_operands(loop):
         is_argument = any(operand.source.same_as(argument) for argument in arguments)
         is_known = any(operand.source.same_as(other.source) for other in found)
-        if is_argument and not is_known and _depends_on_others(operand.index, [loop, *operand.inside]):
+        if not is_argument or is_known or _is_looked_up(operand.index, loop):
+            continue
+        if _depends_on_others(operand.index, [loop, *operand.inside]):
             found.append(operand)
     return found
+
+
+def _is_looked_up(index: Sequence[Any], loop: Any) -> bool:
+    """Whether the place is read itself, in each step of the loop another: in a table of what bytes become."""
+    loads = [load for part in index for load in nodes_of(part, TensorLoad)]
+    return any(uses(load, loop.loop_var) for load in loads)
 
 
 def _depends_on_others(index: Sequence[Any], loops: Sequence[Any]) -> bool:
