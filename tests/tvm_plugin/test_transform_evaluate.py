@@ -75,6 +75,7 @@ CASES = [
     ("floor", op.floor, [X]),
     ("ceil", op.ceil, [X]),
     ("trunc", op.trunc, [X]),
+    ("round", op.round, [np.arange(-9, 9, dtype="float32").reshape(3, 6) / 2]),
     ("clip", lambda x: op.clip(x, 0, 1.5), [X]),
     ("clip", lambda x: op.clip(x, 1, 0), [X]),
     ("astype", lambda x: op.astype(x, "int32"), [X]),
