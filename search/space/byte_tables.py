@@ -49,10 +49,9 @@ class TableInstructions:
     lanes, least : int
         How many bytes are picked at once, and how few are worth it.
     features : str
-        Of the function, for LLVM.
-    code : str
-        Declarations, "define", and the body of a function in LLVM's language, whose arguments are %q, the places, and
-        %table, a pointer to the table, and whose result is %found.
+        Of the CPU, as LLVM lists them.
+    declarations, body : str
+        Of a function in LLVM's language: the body makes %found of %q, the places, and %table, a pointer to the table.
     """
 
     lanes: int

@@ -52,13 +52,15 @@ def _convolutions(function: relax.Function) -> Mapping[relax.Var, _Depthwise]:
 def _is_depthwise(call: Any) -> bool:
     if operator(call) != "relax.nn.conv2d" or not is_static_tensor(call.ty) or str(call.ty.dtype) != "int32":
         return False
+    layouts = str(call.attrs.data_layout), str(call.attrs.out_layout), sorted(str(call.attrs.kernel_layout))
+    if layouts != ("NHWC", "NHWC", sorted("HWIO")):
+        return False
     image, weight = call.args
     if not isinstance(weight, ir.GenericConst) or not is_static_tensor(image.ty) or 0 in extents(call.ty):
         return False
     shape, kernel = extents(image.ty), dict(zip(str(call.attrs.kernel_layout), extents(weight.ty), strict=True))
     return (
-        (str(call.attrs.data_layout), str(call.attrs.out_layout)) == ("NHWC", "NHWC")
-        and str(image.ty.dtype) in _BYTES
+        str(image.ty.dtype) in _BYTES
         and str(weight.ty.dtype) in _BYTES
         and int(call.attrs.groups) == shape[3] == kernel["O"]
         and kernel["I"] == 1
