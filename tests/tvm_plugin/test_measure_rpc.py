@@ -23,8 +23,19 @@ import eqtune
 from eqtune import runtime
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import detect_target
-from eqtune.measure import LocalMeasurer, RpcMeasurer, create, model_bench, rpc_server, rpc_worker, runner
+from eqtune.measure import (
+    LocalMeasurer,
+    RpcMeasurer,
+    create,
+    model_bench,
+    process_device,
+    rpc,
+    rpc_server,
+    rpc_worker,
+    runner,
+)
 from eqtune.measure.far_models import transfer_limit_s
+from eqtune.measure.fleet import DeviceLost
 from eqtune.measure.rpc_tracker import RpcAddress, rpc_status
 from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space.base import Decision
@@ -345,6 +356,97 @@ def test_a_server_that_cannot_be_prepared_is_lost(client, monkeypatch, op):
     clock.now_s = sessions[0]
     monkeypatch.setattr(rpc_worker, "_check_server", refuse)
     assert talk.answer({"op": op, **limits}) == {"lost": "processor 'new' is not known"}
+
+
+class Talk:
+    """The client's process: what it answers, in order. An error instead of an answer comes at the limit."""
+
+    def __init__(self, clock, answers):
+        self._clock = clock
+        self._answers = answers
+
+    def send(self, message): ...
+
+    def answer(self, limit_s):
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            self._clock.now_s += limit_s
+            raise answer
+        return answer
+
+    def autopsy(self):
+        return {"error": "crash", "detail": "the worker ended"}
+
+    def end(self): ...
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """A server, seen from here: its clock, and what the client is going to answer."""
+    clock, answers = Clock(), []
+    monkeypatch.setattr(rpc, "time", clock)
+    monkeypatch.setattr(rpc, "transfer_limit_s", lambda _: 0.0)
+    monkeypatch.setattr(process_device, "spawn", lambda *_: Talk(clock, answers))
+    config = rpc_worker.RpcConfig("127.0.0.1", 1, "key", 1.0, {"kind": "llvm"}, 1, "", 0)
+    return rpc._RpcDevice(config, 10.0, Path("log"), None), clock, answers
+
+
+CONNECTED = [{}, {"device": "a board"}]
+RAN = [{}, {"latencies_s": [1.0]}]
+
+
+@pytest.mark.parametrize("kind", [{}, {"model": "model.so"}])
+@pytest.mark.parametrize("error", [TimeoutError("no result"), EOFError()])
+def test_what_hangs_occupies_the_server_as_long_as_the_longest_session(board, kind, error):
+    """The session may be the one that was made for a baseline, or for a model."""
+    device, _, answers = board
+    answers[:] = [*CONNECTED, *RAN, {}, error]
+    device.open()
+    device.run({"limit_s": 120.0, **kind})
+    with pytest.raises(DeviceLost) as lost:
+        device.run({"limit_s": 10.0})
+    assert lost.value.occupied_until_s == rpc_worker.lifetime_s(120.0, rpc.LOAD_LIMIT_S)
+
+
+def test_a_session_that_is_opened_after_a_hang_is_short_again(board):
+    device, clock, answers = board
+    answers[:] = [*CONNECTED, *RAN, {}, TimeoutError("no result"), *CONNECTED, {}, TimeoutError("no result")]
+    device.open()
+    device.run({"limit_s": 120.0})
+    with pytest.raises(DeviceLost):
+        device.run({"limit_s": 10.0})
+    device.open()
+    with pytest.raises(DeviceLost) as lost:
+        device.run({"limit_s": 10.0})
+    assert lost.value.occupied_until_s == clock.now_s + rpc_worker.lifetime_s(10.0, rpc.LOAD_LIMIT_S)
+
+
+def test_sending_that_hangs_may_have_opened_a_session_just_before(board):
+    device, clock, answers = board
+    answers[:] = [*CONNECTED, TimeoutError("no result")]
+    device.open()
+    with pytest.raises(DeviceLost) as lost:
+        device.run({"limit_s": 120.0})
+    assert lost.value.occupied_until_s == clock.now_s + rpc_worker.lifetime_s(120.0, rpc.LOAD_LIMIT_S)
+
+
+@pytest.mark.parametrize("before", [[], [{}]])
+def test_nothing_occupies_a_server_that_is_gone(board, before):
+    device, _, answers = board
+    answers[:] = [*CONNECTED, *RAN, *before, {"lost": "the connection was closed"}]
+    device.open()
+    device.run({"limit_s": 120.0})
+    with pytest.raises(DeviceLost) as lost:
+        device.run({"limit_s": 10.0})
+    assert lost.value.occupied_until_s == 0.0
+
+
+def test_a_server_that_never_answers_who_connects_does_not_occupy_the_fleet_for_ever(board):
+    device, _, answers = board
+    answers[:] = [{}, TimeoutError("no result")]
+    with pytest.raises(DeviceLost) as lost:
+        device.open()
+    assert lost.value.occupied_until_s == 0.0
 
 
 @pytest.mark.parametrize("error", [RuntimeError("exited with -11"), OSError("no space left on device")])

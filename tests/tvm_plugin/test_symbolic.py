@@ -736,6 +736,20 @@ def test_sizes_in_two_spellings_are_one() -> None:
     close(run(x, y), np.concatenate([x, y])[1:10] - y)
 
 
+def test_the_last_rows_of_an_open_tensor() -> None:
+    weight = relax.const(normal(8, 8))
+
+    def last(emit: Callable[[Any], Any], x: Any) -> Any:
+        ends = [N - behind for behind in range(4)]
+        rows = [emit(op.strided_slice(x, [0], [end - 1], [end], assume_inbound=True)) for end in ends]
+        return op.concat([emit(op.matmul(row, weight)) for row in rows], 0)
+
+    run = compiled(module(last, (N, 8)))
+    for size in (4, 9):
+        x = normal(size, 8)
+        close(run(x), x[::-1][:4] @ weight.value.numpy())
+
+
 def test_a_slice_beyond_a_table_is_its_last_row() -> None:
     table = normal(8, 4)
     run = compiled(module(lambda emit, x: emit(op.add(x, open_slice(emit, relax.const(table), 0, 0, N))), (N, 4)))

@@ -136,6 +136,14 @@ def test_products_read_and_write_permuted_tensors(make, shape, expected):
     assert_same_outputs(mod, kernels)
 
 
+def test_a_batch_of_none_times_one_is_none():
+    def make(emit, x):
+        return op.matmul(swap(emit, x, [2, 1, 0, 3]), constant(0, 3, 4, 5))
+
+    _, kernels = lower(function((2, 3, 1, 4), make))
+    assert [int(extent) for extent in kernels["matmul"].params[-1].shape] == [0, 3, 2, 5]
+
+
 def test_attention_of_a_single_vector_is_no_attention_of_rows():
     def weighted(emit, x):
         scores = emit(op.matmul(x, constant(8, 40)))

@@ -161,6 +161,19 @@ def test_a_constant_that_adds_an_axis_is_not_taken_for_a_bias():
     assert_equal(before, after)
 
 
+def test_what_is_added_to_a_tensor_of_unknown_sizes_is_read():
+    x = relax.Var("x", relax.TensorType(None, "float32", ndim=2))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.add(x, constant(4)))
+            result = builder.emit_output(batch_norm(builder.emit, y, 4))
+        builder.emit_func_output(result)
+    after = FoldBatchNorm()(builder.get())
+    assert relax.analysis.check_well_formed(after)
+    assert operators(after) == ["add", "add", "multiply"]
+
+
 def test_whole_weights_are_not_scaled():
     def make(emit, x):
         weight = relax.const(np.random.default_rng(0).integers(-9, 9, (8, 4), "int8"))

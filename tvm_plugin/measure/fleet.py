@@ -25,11 +25,20 @@ RETRY_S = 0.5
 
 
 class DeviceLost(Exception):
-    """The device is gone, or hangs, and with it the request. `kind` is one of `ERROR_KINDS`."""
+    """The device is gone, or hangs, and with it the request.
+
+    Attributes
+    ----------
+    kind : str
+        One of `ERROR_KINDS`.
+    occupied_until_s : float
+        When the device has ended at the latest what it was running, by `time.monotonic`. 0 where nothing occupies it.
+    """
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
         self.kind = kind
+        self.occupied_until_s = 0.0
 
 
 class Device(Protocol):
@@ -75,7 +84,7 @@ class Fleet:
     Parameters
     ----------
     patience_s : float
-        How long work waits while there is no device at all. May be assigned.
+        How long work waits while there is no device at all, and no lost one may still be occupied. May be assigned.
     advice : str
         What to do when there is none; ends the error.
 
@@ -99,6 +108,7 @@ class Fleet:
         self._closed = False
         self._owner = os.getpid()
         self._last_open_s = time.monotonic()
+        self._occupied_until_s = 0.0
         self._last_loss = ""
         self.losses = 0
 
@@ -137,7 +147,7 @@ class Fleet:
         InputError
             After `close`.
         SetupError
-            When there was no device for `patience_s` seconds.
+            When there was no device for `patience_s` seconds, nor before that one that may have been occupied.
         """
         batch = _Batch(ask, note, len(jobs))
         with self._changed:
@@ -172,11 +182,12 @@ class Fleet:
         if self._closed:
             raise InputError(CLOSED)
         being_opened = len(self.devices) - len(self._open) - len(self._absent)
+        patience_s = self.patience_s + max(0.0, self._occupied_until_s - self._last_open_s)
         if self._open:
             self._last_open_s = time.monotonic()
-        elif not being_opened and time.monotonic() - self._last_open_s > self.patience_s:
+        elif not being_opened and time.monotonic() - self._last_open_s > patience_s:
             why = f" ({self._last_loss})" if self._last_loss else ""
-            raise SetupError(f"there has been no device to measure on for {self.patience_s:g} s{why}; {self._advice}")
+            raise SetupError(f"there has been no device to measure on for {patience_s:g} s{why}; {self._advice}")
 
     def _cancel(self, batch: _Batch) -> None:
         batch.cancelled = True
@@ -248,6 +259,7 @@ class Fleet:
     def _lose(self, job: _Job, lost: DeviceLost) -> None:
         with self._changed:
             self.losses += 1
+            self._occupied_until_s = max(self._occupied_until_s, lost.occupied_until_s)
             if job.batch.cancelled:
                 return
             job.losses += 1

@@ -68,7 +68,8 @@ class RpcMeasurer(ElsewhereMeasurer):
     seed : int
         Of the random inputs.
     wait_s : float
-        How long to wait for a server: the first, or another once all are lost.
+        How long to wait for a server: the first, or another once all are lost. One whose kernel hangs is waited for
+        until its session ends, and as long again.
     workers : int, optional
         Processes that compile; by default, one a core.
     space_builder : str
@@ -132,7 +133,7 @@ class RpcMeasurer(ElsewhereMeasurer):
         )
         try:
             self._device = {"device": self._first_device(), "threads": threads}
-            # A server whose kernel hangs is back only when its session ends.
+            # Where connecting was given up, the session that it opened may last as long.
             self._fleet.patience_s += lifetime_s(timeout_s, LOAD_LIMIT_S)
         except BaseException:
             self.close()
@@ -217,6 +218,7 @@ class _RpcDevice(ProcessDevice):
         self._config = config
         self._timeout_s = timeout_s
         self._expected = expected
+        self._until_s = 0.0
 
     def open(self) -> None:
         super().open()
@@ -225,6 +227,7 @@ class _RpcDevice(ProcessDevice):
         device = f"{name} over rpc, key {self._config.key}"
         if self._expected not in (None, device):
             raise DeviceLost("crash", f"a server under the key {self._config.key!r} is another device: {device}")
+        self._until_s = time.monotonic() + lifetime_s(self._timeout_s, LOAD_LIMIT_S)
         self._expected = device
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,12 +236,23 @@ class _RpcDevice(ProcessDevice):
         load, run = ("load_model", "run_model") if "model" in request else ("load", "run")
         load_limit_s = LOAD_LIMIT_S + transfer_limit_s(request)
         message = {**request, "load_limit_s": load_limit_s}
-        failure = self.ask({**message, "op": load}, self._config.wait_s + CONNECT_LIMIT_S + load_limit_s)
-        return failure or self.ask({**message, "op": run}, request["limit_s"])
+        try:
+            failure = self.ask({**message, "op": load}, self._config.wait_s + CONNECT_LIMIT_S + load_limit_s)
+            answer = failure or self.ask({**message, "op": run}, request["limit_s"])
+        except DeviceLost as lost:
+            if self._process is None:  # the client is gone, but what it had begun goes on
+                lost.occupied_until_s = self._session_end_s(request["limit_s"], load_limit_s)
+            raise
+        self._until_s = self._session_end_s(request["limit_s"], load_limit_s)
+        return answer
 
     def lost(self, detail: str) -> DeviceLost:
         """The client stays, and connects to another server."""
         return DeviceLost("crash", f"the RPC server was lost: {detail}")
+
+    def _session_end_s(self, limit_s: float, load_limit_s: float) -> float:
+        """When the session ends at the latest: it is the one before, or has been opened by now for these limits."""
+        return max(self._until_s, time.monotonic() + lifetime_s(limit_s, load_limit_s))
 
 
 def _close(fleet: Fleet, pool: WorkerPool, directory: Scratch) -> None:

@@ -89,4 +89,4 @@ def _products(function: relax.Function, activations: bool) -> dict[relax.Var, _P
 def _wider(left: Sequence[Any], right: Sequence[Any], axis: int) -> Any:
     """The extent of an axis, counted from the last one, of which either may have none, or one place."""
     found = [shape[axis] for shape in (left, right) if -axis <= len(shape)]
-    return max(found, key=int)
+    return next((extent for extent in found if int(extent) != 1), found[0])  # of 0 and 1 it is 0

@@ -66,6 +66,8 @@ def _is_small_slice(binding: Any, mod: ir.IRModule) -> bool:
         return False
     if not isinstance(value.args[1], relax.Tuple) or len(value.args[1].fields) != 1 or not is_static_tensor(ty):
         return False
+    if not is_static_tensor(value.args[1].fields[0].ty):  # each kernel has its own symbols of the sizes
+        return False
     small = math.prod(extents(ty)) * numpy_dtype(str(ty.dtype)).itemsize <= SMALL_BYTES
     kernel = mod[value.args[0]]
     return small and not is_scheduled(kernel) and _is_copy(kernel)

@@ -184,11 +184,11 @@ def _output_axis(call: relax.Call, axis: int) -> int | None:
 
 
 def _per_channel(array: Array, ty: Any, axis: int) -> Array | None:
-    """An added constant as one number a channel; None when it varies along another axis."""
+    """An added constant as one number a channel, or one for all; None when it varies along another axis."""
     shape = (1,) * (ty.ndim - array.ndim) + array.shape
     if any(extent != 1 for position, extent in enumerate(shape) if position != axis):
         return None
-    return np.broadcast_to(array.reshape(-1), (int(ty.shape.values[axis]),)).astype(np.float64)
+    return array.reshape(-1).astype(np.float64)
 
 
 def _spread(values: Array, ty: Any, axis: int) -> ir.GenericConst:
