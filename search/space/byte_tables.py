@@ -21,7 +21,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from .expressions import is_conditional, nodes_of
-from .statements import with_code
+from .statements import with_body, with_code
 
 __all__ = [
     "BYTES",
@@ -121,10 +121,7 @@ def pick_from_tables(function: Any) -> Any:
         if body.same_as(loop.body):
             return loop
         code[called] = instructions.function(called, count)
-        loop = tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations, step=loop.step
-        )
-        return tirx.SeqStmt([*map(tirx.AllocBuffer, buffers), *map(_cleared, buffers), loop])
+        return tirx.SeqStmt([*map(tirx.AllocBuffer, buffers), *map(_cleared, buffers), with_body(loop, body)])
 
     body = tvm_ffi.structural_map(function.body, (tirx.For, vector_loop))
     for text in code.values():

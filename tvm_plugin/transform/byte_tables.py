@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,15 @@ from ..operators import register_operator
 from ..search.space.byte_tables import BYTES, TABLE_INSTRUCTIONS, table_index
 from .constants import Array, array_of, constant_of, is_static_tensor
 from .evaluate import evaluate
-from .functions import extents, map_functions, operator, top_level_bindings, use_counts
+from .functions import (
+    block_results,
+    extents,
+    map_functions,
+    operator,
+    rewrite_bindings,
+    top_level_bindings,
+    use_counts,
+)
 
 __all__ = ["OPERATOR", "TabulateBytes", "table_instructions"]
 
@@ -76,25 +84,11 @@ class _OfByte:
 def _tabulated(function: relax.Function, many: int) -> relax.Function:
     if not any(_is_byte(binding.var) for binding in top_level_bindings(function)):
         return function
-    uses = use_counts(function)
-    blocks = [type(block)(_rewritten(block.bindings, uses, many)) for block in function.body.blocks]
-    if all(
-        new.same_as(old)
-        for one, other in zip(blocks, function.body.blocks, strict=True)
-        for new, old in zip(one.bindings, other.bindings, strict=True)
-    ):
-        return function
-    body = relax.SeqExpr(blocks, function.body.body)
-    parts = function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-    return relax.analysis.remove_all_unused(relax.Function(*parts))
-
-
-def _rewritten(bindings: Sequence[Any], uses: Mapping[relax.Var, int], many: int) -> list[Any]:
-    """The bindings of a block, those that are functions of a byte as tables."""
+    uses, results = use_counts(function), block_results(function)
     known: dict[relax.Var, _OfByte] = {}
     builder = relax.BlockBuilder()
-    rewritten = []
-    for binding in bindings:
+
+    def rewrite(binding: Any) -> list[Any]:
         var, value = binding.var, getattr(binding, "value", None)
         found = _evaluated(var, value, known, builder) if operator(value) in _CHEAP | _FUNCTIONS else None
         if found is not None and _is_byte(var) and (found.takes_long or len(found.operators) >= many):
@@ -103,10 +97,12 @@ def _rewritten(bindings: Sequence[Any], uses: Mapping[relax.Var, int], many: int
             binding = relax.VarBinding(var, call)
             if uses.get(var, 0) > 1:
                 found = None  # others read it, so that it is there
-        if found is not None:
+        if found is not None and var not in results:  # whose bytes another block may not see
             known[var] = found
-        rewritten.append(binding)
-    return rewritten
+        return [binding]
+
+    changed = rewrite_bindings(function, rewrite)
+    return function if changed is function else relax.analysis.remove_all_unused(changed)
 
 
 def _evaluated(
