@@ -31,6 +31,7 @@ from .memory_bound.maxima import exp_of_differences_from_maxima
 from .memory_bound.moments import sum_moments_together
 from .memory_bound.next_rows import fetch_next_rows
 from .memory_bound.picked_lanes import pick_lanes
+from .memory_bound.rolling_sums import roll_windows
 from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
@@ -81,7 +82,7 @@ def prepare_for_lowering(function: Any) -> Any:
     else:
         function = begin_with_infinity(multiply_tiles(join_vectors(function)))
         function = exp_of_differences_from_maxima(sum_moments_together(function))
-        function = fetch_next_rows(pick_lanes(mask_lanes(function)))
+        function = fetch_next_rows(pick_lanes(mask_lanes(roll_windows(function))))
         function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
         function = vectorizable_math(round_in_vectors(pick_from_tables(function)))
         function = separate_steps(prefetch_operands(sums_on_stack(function)))

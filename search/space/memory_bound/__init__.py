@@ -1,8 +1,9 @@
 """Sketches for kernels that are not contractions: element-wise, reductions, pooling, normalisation, data movement.
 
 `elementwise` and `transpose` move data, `rows` reduces along memory (softmax, norms), `shared_rows` where rows are few,
-`columns` across it (pooling), `windows` pools with stride one, `masked_windows` takes pooling and depthwise
-convolutions with channels first, `resample` resizes images with channels first, `stages` takes whatever is left.
+`columns` across it (pooling), `windows` pools with stride one, `masked_windows` and `rolling_windows` take pooling and
+depthwise convolutions with channels first, `resample` resizes images with channels first, `stages` takes whatever is
+left.
 Transcendental functions vectorise only in the form that `vector_math` gives them.
 """
 
@@ -23,6 +24,7 @@ from .kernel import Kernel, Stage, read_kernel, start
 from .masked_lanes import guards_only_loads
 from .masked_windows import MaskedWindowsSketch
 from .resample import ResampleSketch
+from .rolling_windows import RollingWindowsSketch
 from .rows import RowsSketch
 from .shared_rows import SharedRowsSketch
 from .sketch import MemoryBoundSketch
@@ -93,8 +95,10 @@ def masked_window_sketches(mod: Any, hardware: Hardware, outputs: int = 1) -> li
     kernel = inlined_kernel(mod, frozenset())
     if not MaskedWindowsSketch.fits(kernel, outputs) or not guards_only_loads(inlined(mod, ()).mod["main"]):
         return []
-    sketch = MaskedWindowsSketch(mod, frozenset(), kernel, hardware, outputs=outputs)
-    return [sketch] if _works(sketch) else []
+    found = [MaskedWindowsSketch(mod, frozenset(), kernel, hardware, outputs=outputs)]
+    if RollingWindowsSketch.fits(kernel, outputs):
+        found.append(RollingWindowsSketch(mod, frozenset(), kernel, hardware))
+    return [sketch for sketch in found if _works(sketch)]
 
 
 def _kept(kernel: Kernel) -> list[frozenset[str]]:

@@ -19,7 +19,7 @@ from ..hardware import Hardware
 from .cost import Work
 from .kernel import Access, Kernel, Stage
 from .masked_lanes import MASKED_LANES
-from .nest import extent_of, fuse, partition
+from .nest import extent_of, parallelize, partition
 from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
 __all__ = ["MaskedWindowsSketch"]
@@ -125,16 +125,11 @@ class MaskedWindowsSketch(MemoryBoundSketch):
             crowding = np.ones_like(rows)
         else:
             image_rows = np.minimum((rows - 1.0) * self._row_step() + high, rows * high)
-            # Elements between two lanes come with the loads of the first; shuffles part them.
-            loads = image_rows * (_CROSSING_LOAD * across * np.ceil(wide / across) + (wide if across > 1 else 0.0))
+            loads = image_rows * self._loads_of_row()
             sums = image_rows * (wide - 1) + rows * (high - 1) if self.separable else rows * high * wide
             crowding = 1.0 + _CROWDED * np.maximum(rows * across - _MOST_EASY_ROWS, 0.0)
-        epilogue = sum(stage.operations for stage in self.kernel.stages[1:])
-        # Multiply-adds take both of the issued instructions, and half vectors pair up where wide ones are two halves.
-        gained = 0.4 * (self.hardware.half_vector_rate - 1.0)
-        narrow = np.where(lanes < self.hardware.lanes(self.image.item_bytes), 1.0 - gained, 1.0)
-        vectors = 2.0 * self.inputs * np.maximum(sums, loads) * narrow * crowding
-        vectors = vectors + rows * outputs * (2.0 + 0.5 * epilogue) + _TILE
+        vectors = 2.0 * self.inputs * np.maximum(sums, loads) * self._narrowness(lanes) * crowding
+        vectors = vectors + rows * outputs * self._stores() + _TILE
         # LLVM unrolls a few vectors, and then knows their masks; down a column they stay as they are.
         remade = (knobs["down"] == 0) & (np.ceil(self.width / lanes) > 3)
         vectors = vectors + np.where(remade, _MASK * wide, 0.0)
@@ -151,17 +146,30 @@ class MaskedWindowsSketch(MemoryBoundSketch):
             variant=np.asarray(self.variant + 0.5 * knobs["down"], dtype=np.float64),
         )
 
+    def _loads_of_row(self) -> float:
+        """Loads of a row of the image for a vector, in multiply-adds.
+
+        Elements between two lanes come with the loads of the first; shuffles part them.
+        """
+        across, wide = self.image.strides[self.spatial - 1] or 1, self.window[1]
+        return float(_CROSSING_LOAD * across * np.ceil(wide / across) + (wide if across > 1 else 0.0))
+
+    def _stores(self) -> float:
+        """Instructions of a vector's epilogue and store."""
+        return 2.0 + 0.5 * sum(stage.operations for stage in self.kernel.stages[1:])
+
+    def _narrowness(self, lanes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Multiply-adds take both of the issued instructions, and half vectors pair up where wide ones are halves."""
+        gained = 0.4 * (self.hardware.half_vector_rate - 1.0)
+        return np.where(lanes < self.hardware.lanes(self.image.item_bytes), 1.0 - gained, 1.0)
+
     def _row_step(self) -> float:
         """Rows of the image that a step down the output, relative to one down the window, moves by."""
         row, window_row = self.image.strides[self.spatial - 2], self.image.strides[-2]
         return row / window_row if row and window_row else float(self.window[0])
 
     def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
-        block = schedule.get_sblock(self.reduction.name)
-        if len(self.kernel.stages) == 1:
-            output = schedule.cache_write(block, 0, "global")
-        else:
-            output = schedule.get_sblock(self.kernel.stages[-1].name)
+        block, output = self._sum_and_output(schedule)
         parts = [block]
         if self.separable:
             parts.append(schedule.rfactor(schedule.get_loops(block)[self.spatial], 0))
@@ -172,11 +180,7 @@ class MaskedWindowsSketch(MemoryBoundSketch):
             schedule.reorder(*images, y, x, of_group)
             schedule.unroll(of_group)
             tile = [of_group]
-        image = fuse(schedule, images)
-        if 1 < values["workers"] < self.hardware.threads:
-            image, _ = schedule.split(image, [values["workers"], None])
-        if values["workers"] > 1:
-            schedule.parallel(image)
+        parallelize(schedule, images, values["workers"], self.hardware.threads)
         y, rows = schedule.split(y, [None, values["rows"]])
         x, lanes = schedule.split(x, [None, values["lanes"]])
         tiles = (x, y) if values["down"] else (y, x)
@@ -190,6 +194,13 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         schedule.annotate(lanes, MASKED_LANES, values["lanes"])
         for part in parts:
             self._unroll(schedule, part, depth, values["lanes"])
+
+    def _sum_and_output(self, schedule: Any) -> tuple[Any, Any]:
+        """The block that sums windows, and the one that writes the result."""
+        block = schedule.get_sblock(self.reduction.name)
+        if len(self.kernel.stages) == 1:
+            return block, schedule.cache_write(block, 0, "global")
+        return block, schedule.get_sblock(self.kernel.stages[-1].name)
 
     def _unroll(self, schedule: Any, block: Any, depth: int, vector: int) -> None:
         kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]  # the order of loops after compute_at
