@@ -43,7 +43,7 @@ class MissingExtraError(InputError, ImportError):
 
 
 class UnsupportedModelError(InputError):
-    """The model can be read, but holds something that eqtune cannot tune (a dynamic shape, an unknown dtype)."""
+    """The model can be read, but holds something that eqtune cannot tune (an unknown operator, a foreign dtype)."""
 
 
 class SetupError(EqtuneError):

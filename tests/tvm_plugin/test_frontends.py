@@ -246,6 +246,8 @@ def test_places_of_the_lowest_integers_are_in_the_row():
 def test_what_is_no_model(tmp_path):
     with pytest.raises(InputError, match=r"no file .*missing\.onnx"):
         load_model(tmp_path / "missing.onnx")
+    with pytest.raises(InputError, match=r'^no file squeezenet; the model of the zoo is "zoo:squeezenet"$'):
+        load_model("squeezenet")
     with pytest.raises(InputError, match=r"^.* is a folder; give .*\.onnx"):
         load_model(tmp_path)
     with pytest.raises(InputError, match=r"cannot look for a file 'def main.*: File name too long; give .*\.onnx"):

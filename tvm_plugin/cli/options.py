@@ -50,7 +50,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=1,3,224,224",
-        help="the shape of a symbolic input, which may stay open on a CPU",
+        help="the shape of an input that the model leaves open (a batch, a length); `tune` takes it open on a CPU, and "
+        "tunes for any size",
     )
     parser.add_argument("--function", metavar="NAME", help="of a Relax module that has several (main, or the only one)")
 

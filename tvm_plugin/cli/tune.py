@@ -20,6 +20,11 @@ from .options import (
 
 __all__ = ["add_parser", "run"]
 
+EXPORT = (
+    "write the tuned model as a library for TVM's runtime: a .so, linked here, or a .tar of object files, linked where "
+    "it is loaded"
+)
+
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -27,6 +32,8 @@ def add_parser(commands: Any) -> None:
         "tune",
         help="make a model faster",
         description="Search equal graphs and the schedules of every kernel, check the result, and say what was gained.",
+        epilog="For example: eqtune tune model.onnx --budget 300 --work-dir work --report report.html --export "
+        "model.so. The same again with a larger budget goes on where it stopped.",
     )
     parser.add_argument("model", help=MODEL)
     add_model_options(parser)
@@ -47,7 +54,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare outputs with the reference")
     parser.add_argument("--report", metavar="FILE", help="write an HTML report")
-    parser.add_argument("--export", metavar="FILE", help="write the tuned model as a shared library (.so or .tar)")
+    parser.add_argument("--export", metavar="FILE", help=EXPORT)
     add_search_options(parser)
     parser.set_defaults(run=run)
 

@@ -1,4 +1,4 @@
-"""Front ends: Relax, PyTorch, ONNX and zoo models become one checked Relax module."""
+"""Front ends: PyTorch, ONNX, TFLite, Relax, Relay and zoo models become one checked Relax module."""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ def load_model(
     MissingExtraError
         torch, onnx or tflite is needed and not installed.
     UnsupportedModelError
-        The model has something that cannot be tuned: dynamic shapes, a foreign dtype, an unknown operator.
+        The model has something that cannot be tuned: shapes that depend on data, or are open without `any_size`, a
+        foreign dtype, an unknown operator.
     """
     for argument, given in (("shapes", shapes), ("params", params)):
         if given is not None and not isinstance(given, Mapping):
@@ -207,6 +208,10 @@ def _check_file(path: Path) -> None:
     except OSError as error:  # the name is too long, as of a text, or a folder is another user's
         raise InputError(f"cannot look for a file {str(path)[:80]!r}: {error.strerror}; give {KINDS}") from error
     if not is_file:
+        from .. import zoo
+
+        if str(path) in zoo.MODELS:
+            raise InputError(f'no file {path}; the model of the zoo is "zoo:{path}"')
         raise InputError(f"{f'{path} is a folder' if path.is_dir() else f'no file {path}'}; give {KINDS}")
     if path.suffix in (".pt", ".pth"):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Building and running candidates: on this machine, elsewhere (over RPC, on a Ray cluster), or from records."""
+"""Building and running candidates: on this machine, elsewhere (RPC, Ray), by compiling alone, or from records."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ def create(
     ----------
     measure : str or Measurer
         "local", this machine: its CPU, or for a GPU target its GPUs ("local:flush-l2" empties their L2 before each
-        timed call); "rpc://HOST:PORT/KEY", the servers that
-        registered under KEY with TVM's RPC tracker; "ray", the nodes of a Ray cluster; "compile-only", which judges
-        candidates for a GPU by compiling them, without one; or an
+        timed call); "rpc://HOST:PORT/KEY", the servers that registered under KEY with TVM's RPC tracker; "ray", the
+        nodes of a Ray cluster; "compile-only", which judges candidates for a GPU by compiling them, without one; or an
         instance, which is returned as it is. TVM's RPC executes what it is sent, without a password: loopback or
         private networks only.
     target : tvm.target.Target, optional

@@ -1,4 +1,26 @@
-"""Passes over Relax modules, for any `tvm.transform.Sequential`."""
+"""Passes over Relax modules, for any `tvm.transform.Sequential`.
+
+`simplify.simplify` runs those down to `NarrowProducts`, in an order of its own; the pipeline "eqtune" runs all.
+
+| pass | what becomes of a module |
+|---|---|
+| `KnownSlices` | slices whose bounds the symbols tell have a known length |
+| `FakeQuantizationToInteger` | dequantize, a float operator, quantize -> sums of integers |
+| `KeepNarrowWeights` | products of few rows read weights of 8 bits or fewer as they are stored |
+| `FoldBatchNorm`, `FoldWeights` | batch norms, and whatever depends on constants alone, are computed once |
+| `JoinParallelConvolutions` | convolutions of one tensor that are added up -> one |
+| `SubPixelConvolution` | transposed convolutions -> convolutions whose channels are laid out as pixels |
+| `TrimKernels` | convolutions without the taps that meet nothing but padding |
+| `JoinNorms` | norms that are written out -> one operator |
+| `AttentionAsProducts`, `AskMaximaForEmptyRows` | attention -> products and a softmax |
+| `ScaleSmallerOperand`, `JoinSharedHeads` | no copy of a decoder's cache is scaled, or repeated for heads |
+| `NarrowProducts` | products of bytes that were widened to 32 bits, in 8 or 16 bits again |
+| `EqualitySaturation` | the graph search: an equal graph that is cheaper |
+| `ChannelsLast` | convolutions in NHWC, without transposes between them |
+| `SimplifyShapes` | fewer and cheaper copies |
+| `LowerToKernels` | legalised and fused: a function for each kernel |
+| `ApplyTuned` | kernels with the schedules of a tuning run, or by estimate; weights packed |
+"""
 
 from __future__ import annotations
 

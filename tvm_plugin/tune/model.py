@@ -90,7 +90,8 @@ def tune_model(
         saved Relax module, or a Relay module saved by TVM 0.8 to 0.19). A string may also be the text of a Relay
         program, or "zoo:NAME", a model of `eqtune.zoo`, with options as in "zoo:bert_base:sequence_length=128".
     target : tvm.target.Target, dict or str, optional
-        What to compile for; this machine's CPU, fully described, unless given.
+        What to compile for; this machine's CPU, fully described, unless given. A tag, such as "cuda" (this machine's
+        GPU) or "nvidia/nvidia-h100", or fields, such as {"kind": "llvm", "mcpu": "x86-64-v3"}.
     params : mapping of str to array, optional
         Weights by parameter name, for a Relax module or a Relay program that takes them as parameters.
     example_inputs : sequence or mapping, optional
@@ -107,8 +108,9 @@ def tune_model(
         compared with where it is below 1e-4; `cost`, `verify` and `seed` are not used, because prices are measured here
         and the tuned model is compared as a whole.
     strategy, cost_model, allocator, measure : str or instance
-        Parts by name, or your own (see eqtune.search.strategies, eqtune.cost_model, eqtune.search.allocation,
-        eqtune.measure).
+        Parts by name, or your own: `eqtune.search.strategies`, `eqtune.cost_model` and `eqtune.search.allocation` list
+        theirs. `measure` is "local", "local:flush-l2" (a GPU), "rpc://HOST:PORT/KEY", "ray", "compile-only" (no GPU at
+        hand), or a measurer; see `eqtune.measure.create`.
     threads : int, optional
         Threads that a kernel may use; all cores unless given.
     seed : int
@@ -128,11 +130,10 @@ def tune_model(
         Permit the graph search rules that are equal over the reals but round differently: Winograd's convolutions, off
         by up to 1e-5 of the largest value of a layer where direct ones are off by 5e-7. On a GPU, permit three products
         of tfloat32 on tensor cores for one of float32, about as exact (5e-7 against 2e-7); on a CPU with AMX, three of
-        bfloat16 (5e-6; infinities become NaN). What they make is used only
-        where it is faster and the whole model's outputs still equal the reference's within 1e-4 (unless `verify` is
-        False); else the form without them is. Such runs have a budget of their own and share all records. Where sizes
-        are open, estimates decide which convolutions are Winograd's, at `sizes`: say those that matter. Needs
-        `graph="saturate"` or a GraphConfig.
+        bfloat16 (5e-6; infinities become NaN). What they make is used only where it is faster and the whole model's
+        outputs still equal the reference's within 1e-4 (unless `verify` is False); else the form without them is. Such
+        runs have a budget of their own and share all records. Where sizes are open, estimates decide which convolutions
+        are Winograd's, at `sizes`: say those that matter. Needs `graph="saturate"` or a GraphConfig.
     function : str, optional
         Which function of a Relax module, where it has several; unless given "main", or the only one. The result's is
         "main".
@@ -160,6 +161,13 @@ def tune_model(
         This installation or machine cannot tune.
     RecordError
         The records in `work_dir` cannot be read or written.
+
+    Examples
+    --------
+    >>> result = eqtune.tune_model("model.onnx", time_budget_s=300, work_dir="work")  # doctest: +SKIP
+    >>> result = eqtune.tune_model(module.eval(), example_inputs=(image,), time_budget_s=300)  # doctest: +SKIP
+    >>> print(result)  # doctest: +SKIP
+    >>> result.export("model.so")  # doctest: +SKIP
     """
     settings = Settings(
         target, trials, time_budget_s, work_dir, strategy, cost_model, allocator, measure, threads, seed, progress
