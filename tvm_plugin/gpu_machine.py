@@ -7,6 +7,7 @@ import ctypes.util
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -25,12 +26,29 @@ __all__ = [
     "is_gpu",
     "let_tvm_compile",
     "local_gpu",
+    "not_run_by_gpu",
     "resolve_target",
     "supported_archs",
 ]
 
-DRIVER_ATTRIBUTES = {"memory_clock_khz": 36, "memory_bus_bits": 37}
-"""CUdevice_attribute numbers that TVM does not ask for (cuda.h)."""
+DRIVER_LIMITS = {
+    "threads_per_multiprocessor": 39,
+    "shared_bytes_per_multiprocessor": 81,
+    "registers_per_multiprocessor": 82,
+    "shared_bytes_per_block": 97,
+    "blocks_per_multiprocessor": 106,
+    "shared_bytes_reserved": 111,
+}
+"""CUdevice_attribute numbers (cuda.h) of fields of `GpuHardware`."""
+
+DRIVER_ATTRIBUTES = {"memory_clock_khz": 36, "memory_bus_bits": 37, **DRIVER_LIMITS}
+"""Those that TVM does not ask for."""
+
+NO_MODELS = frozenset({"nvidia", "geforce", "rtx", "gtx", "quadro", "tesla", "sxm", "80gb"})
+"""Words of products' names that do not tell them apart."""
+
+VARIANTS = frozenset({"ti", "super", "laptop", "d"})
+"""Words that do, and that other products' names lack."""
 
 
 def is_gpu(target: Any) -> bool:
@@ -163,7 +181,8 @@ def describe_gpu(target: Any, **overrides: Any) -> GpuHardware:
     arch = _listed_arch(asked)
     local = local_gpu()
     tag = str(getattr(target, "tag", "") or "")
-    if local is not None and local.arch == arch and tag in ("", _tag_of(local)):
+    tag = ALIASES.get(tag, tag)
+    if local is not None and local.arch == arch and (not tag or _is_tag_of(tag, local.name)):
         found = local
     elif tag in DEVICES:
         found = DEVICES[tag].hardware()
@@ -210,13 +229,17 @@ def local_gpu() -> GpuHardware | None:
     name = str(device.device_name)
     arch = _listed_arch("sm_" + str(device.compute_version).replace(".", ""))
     listed = next((entry for entry in DEVICES.values() if _same_product(entry.name, name)), None)
-    base = listed.hardware() if listed is not None else _of_arch(arch if arch in ARCHITECTURES else "sm_90a")
+    base = listed.hardware() if listed is not None else _of_arch(_known_arch(arch))
+    known = _driver_attributes()
     clock_hz = float(device.max_clock_rate) * 1e3
     multiprocessors = int(device.multi_processor_count)
     peak = base.peak_flops_per_s / base.clock_hz * clock_hz
     scale = clock_hz * multiprocessors / (base.clock_hz * base.multiprocessors)
-    bandwidth = _driver_bandwidth() or base.bandwidth_bytes_per_s
+    # Twice a clock, so many bits.
+    told = 2.0 * known.get("memory_clock_khz", 0) * 1e3 * known.get("memory_bus_bits", 0) / 8
+    bandwidth = told or base.bandwidth_bytes_per_s
     l2 = int(getattr(device, "l2_cache_size_bytes", 0) or base.l2_bytes)
+    limits: dict[str, Any] = {name: known[name] for name in DRIVER_LIMITS if known.get(name)}
     return replace(
         base,
         name=name,
@@ -232,28 +255,65 @@ def local_gpu() -> GpuHardware | None:
         cache_bandwidth_bytes_per_s=base.cache_bandwidth_bytes_per_s * bandwidth / base.bandwidth_bytes_per_s,
         l2_bytes=l2,
         l3_bytes=l2,
+        **limits,
     )
+
+
+def not_run_by_gpu(target: Any, index: int = 0) -> str:
+    """Why this machine's GPU of that number does not run code for a target; "" where it does, or is not there.
+
+    Machine code runs on GPUs of its major version that are no older; with a letter, on those of its very version.
+    """
+    import tvm
+
+    device, arch = tvm.cuda(index), str(target.attrs.get("arch", ""))
+    if not device.exist:
+        return ""
+    own = "sm_" + str(device.compute_version).replace(".", "")
+    asked, here = _number(arch), _number(own)
+    runs = asked == here or (not arch.endswith("a") and asked // 10 == here // 10 and asked <= here)
+    return "" if runs else f"code for {arch} does not run on this machine's {device.device_name} ({own})"
+
+
+def _known_arch(arch: str) -> str:
+    """The architecture itself where it is listed, else the last one before it."""
+    numbers = {_number(known): known for known in ARCHITECTURES}
+    return numbers[max((number for number in numbers if number <= _number(arch)), default=min(numbers))]
+
+
+def _number(arch: str) -> int:
+    return int(arch.removeprefix("sm_").rstrip("af"))
 
 
 def _same_product(listed: str, name: str) -> bool:
     """ "NVIDIA H100 80GB HBM3" is the "NVIDIA H100 SXM" of the table: the model's word decides."""
-    words = set(name.replace("-", " ").split())
-    return all(word in words for word in listed.split() if word not in ("NVIDIA", "SXM", "80GB", "GeForce", "RTX"))
+    return _words(listed) - NO_MODELS <= _words(name)
 
 
-def _driver_bandwidth() -> float:
-    """Bytes a second from the memory's clock and bus, as the driver gives them; 0 when it does not."""
+def _is_tag_of(tag: str, name: str) -> bool:
+    """Whether a tag, of ours or of TVM's, means the product of this name."""
+    product = DEVICES[tag].name if tag in DEVICES else tag
+    return _same_product(product, name) and _words(product) & VARIANTS == _words(name) & VARIANTS
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[\s/-]+", name.lower()))
+
+
+def _driver_attributes() -> dict[str, int]:
+    """What the driver tells of the first GPU, by the names of `DRIVER_ATTRIBUTES`; without what it does not."""
     library = ctypes.util.find_library("cuda")
     if library is None:
-        return 0.0
+        return {}
     cuda = ctypes.CDLL(library)
-    values = {}
-    for key, number in DRIVER_ATTRIBUTES.items():
-        value = ctypes.c_int(0)
-        if cuda.cuInit(0) or cuda.cuDeviceGetAttribute(ctypes.byref(value), number, 0):
-            return 0.0
-        values[key] = value.value
-    return 2.0 * values["memory_clock_khz"] * 1e3 * values["memory_bus_bits"] / 8
+    if cuda.cuInit(0):
+        return {}
+    found = {}
+    value = ctypes.c_int(0)
+    for name, number in DRIVER_ATTRIBUTES.items():
+        if not cuda.cuDeviceGetAttribute(ctypes.byref(value), number, 0):
+            found[name] = value.value
+    return found
 
 
 class Compiler:

@@ -16,18 +16,21 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from .expressions import is_conditional, nodes_of
+from .expressions import is_conditional, nodes_of, uses
 
 __all__ = ["begin_with_infinity"]
+
+_REDUCTION = 2  # tirx.IterVar.CommReduce
 
 
 def begin_with_infinity(function: Any) -> Any:
     """The PrimFunc, scheduled or not, with infinities where maxima and minima of floats begin, and in their padding.
 
-    For CPUs: TVM knows reductions across threads by what they begin with. The same object where there are none.
+    But for reductions across a GPU's threads, which TVM knows by what they begin with. The same object where there are
+    none.
     """
     stores: list[Any] = []
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
@@ -43,6 +46,9 @@ def begin_with_infinity(function: Any) -> Any:
                 first[extremum] = sign
             else:
                 positions.add(chosen)
+    for buffer in _across_threads(function) if first else ():
+        first.pop(buffer, None)
+        positions.discard(buffer)
     if not first:
         return function
     images = _images(stores, first)
@@ -61,6 +67,26 @@ def begin_with_infinity(function: Any) -> Any:
 
     body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, store))
     return function if body.same_as(function.body) else function.with_body(body)
+
+
+def _across_threads(function: Any) -> set[Any]:
+    """Buffers of what is reduced across a GPU's threads."""
+    bound: list[Any] = []
+    found: set[Any] = set()
+
+    def loop(node: Any) -> None:
+        if node.thread_binding is not None:
+            bound.append(node.loop_var)
+
+    def realize(node: Any) -> None:
+        for axis, value in zip(node.block.iter_vars, node.iter_values, strict=True):
+            if uses(value, *bound):
+                bound.append(axis.var)
+                if int(axis.iter_type) == _REDUCTION:
+                    found.update(store.buffer for store in nodes_of(node.block.body, tirx.BufferStore))
+
+    tvm_ffi.structural_walk(function.body, [(tirx.For, loop), (s_tir.SBlockRealize, realize)], order="pre")
+    return found
 
 
 def _sign_of_reduction(store: Any) -> int:

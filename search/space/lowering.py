@@ -78,7 +78,8 @@ def prepare_for_lowering(function: Any) -> Any:
     TVM keeps them, and booleans are in no vectors.
     """
     if _has_threads(function):
-        function = lower_warpgroups(booleans_one_by_one(keep_guards(reduce_in_words(function))))
+        function = begin_with_infinity(reduce_in_words(function))
+        function = lower_warpgroups(booleans_one_by_one(keep_guards(function)))
     else:
         function = begin_with_infinity(multiply_tiles(join_vectors(function)))
         function = exp_of_differences_from_maxima(sum_moments_together(function))
@@ -95,7 +96,7 @@ def as_written(function: Any) -> Any:
 
     For kernels that no schedule of these spaces is for: references must be right, too.
     """
-    return keep_index_divisions(function if _has_threads(function) else begin_with_infinity(function))
+    return keep_index_divisions(begin_with_infinity(function))
 
 
 def lowerable_schedule(space: Any, decision: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -29,9 +29,9 @@ def point(buffer: Any, indices: Sequence[Any]) -> Any:
     return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, one) for index in indices])
 
 
-def with_body(loop: Any, body: Any, *without: str) -> Any:
-    """The loop around another body, less the annotations of these names."""
-    annotations = {name: value for name, value in loop.annotations.items() if name not in without}
+def with_body(loop: Any, body: Any, *without: str, annotations: Mapping[str, Any] | None = None) -> Any:
+    """The loop around another body, less the annotations of the names `without`, with `annotations`."""
+    kept = {name: value for name, value in loop.annotations.items() if name not in without}
     return tirx.For(
         loop.loop_var,
         loop.min,
@@ -39,7 +39,7 @@ def with_body(loop: Any, body: Any, *without: str) -> Any:
         loop.kind,
         body,
         loop.thread_binding,
-        annotations=annotations,
+        annotations=kept | dict(annotations or {}),
         step=loop.step,
     )
 

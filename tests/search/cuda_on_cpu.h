@@ -95,6 +95,8 @@ inline uint __pack_half2(half x, half y) {
   std::memcpy(&bits, &two, 4);
   return bits;
 }
+#define CUDART_INF_F INFINITY
+#define CUDART_INF double(INFINITY)
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline half __float2half_rn(float x) { return half(x); }
 using std::max;
@@ -130,6 +132,15 @@ void commit();
 void wait(size_t in_flight);
 void load_matrices(void* to, const void* row, bool transposed);
 void finish();
+
+// What is loaded or stored at once; a thread's own arrays lie in registers.
+template <class V, class P> V& aligned(P* address) {
+  auto where = reinterpret_cast<uintptr_t>(address);
+  auto& stack = threads[current].stack;
+  bool own = where - reinterpret_cast<uintptr_t>(stack.data()) < stack.size();
+  if (!own && where % sizeof(V)) std::fprintf(stderr, "a vector is not aligned\n"), std::abort();
+  return *(V*)address;
+}
 
 template <class T> T exchange(T value, int lane) {
   int warp = current / 32 * 32;

@@ -40,6 +40,7 @@ _MMA = re.compile(
 )
 _WARPGROUPS = re.compile(r"eqtune_wgmma_(float16|bfloat16|int8|uint8)_(\w+?)_(\d+)_(\d)(\d)")
 _WARPGROUP_WAIT = re.compile(r"eqtune_wait_wgmma_(\w+?)_\d+_\d+")
+_VECTOR = re.compile(r"\*\((\w+[248])\*\)\(")
 _C_TYPES = {
     "float16": "half",
     "bfloat16": "nv_bfloat16",
@@ -168,6 +169,7 @@ def _as_cpp(source, launches):
     kernels = _LDMATRIX.sub(_load_matrices, kernels)
     kernels = _MMA.sub(_multiply, kernels)
     kernels = _WAIT.sub(r"machine::wait(\1)", kernels)
+    kernels = _VECTOR.sub(r"machine::aligned<\1>(", kernels)
     kernels = re.sub(r"\w*cp_async_commit_group\w*\(\)", "machine::commit()", kernels)
     parts += [kernels, 'extern "C" void run(void** given, int backwards_) {', "held = given, backwards = backwards_;"]
     signatures = dict(_SIGNATURE.findall(source))

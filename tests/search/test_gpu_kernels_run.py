@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tvm import te, tirx, topi
+from tvm.s_tir import Schedule
 
 from eqtune.gpu_machine import gpu_target
+from eqtune.records.traces import trace_to_json
 from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.hardware import DEVICES
+from eqtune.search.space.replay import replay_schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cuda_on_cpu
@@ -230,6 +233,39 @@ def test_narrow_sums_of_a_row_stay_words(tmp_path):
     share = 1 / 512 / (1 + np.exp(-3))
     for result in cuda_on_cpu.run(schedule, TARGET, given, tmp_path):
         np.testing.assert_allclose(result[:, 1::2].astype("float32"), share, rtol=0.008)  # of two roundings
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_narrow_values_that_a_replayed_trace_reduces_in_memory_get_words(dtype, tmp_path):
+    mod = kernels.unary_of(dtype, (5, 64), lambda x: topi.sum(x, axis=1))
+    given = Schedule(mod)
+    block = given.get_child_blocks(given.get_sblock("root"))[0]
+    rows, columns = given.get_loops(block)
+    outer, row = given.split(rows, [None, 2])
+    _, across = given.split(columns, [None, 32])
+    for loop, thread in ((outer, "blockIdx.x"), (row, "threadIdx.y"), (across, "threadIdx.x")):
+        given.bind(loop, thread)
+    schedule = replay_schedule(trace_to_json(given.trace), mod)
+    values = arguments(mod)
+    expected = values[0].astype("float32").sum(axis=1).astype(values[1].dtype)
+    for result in cuda_on_cpu.run(schedule, TARGET, values, tmp_path):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "function", "decision", "expected"),
+    [
+        ("float32", -np.inf, topi.max, Decision("gpu_reduction", {"results": 32, "across": 1, "unroll": 0}), -np.inf),
+        ("uint8", 0, topi.argmax, Decision("gpu_stages", {"threads": 64}), 0),
+    ],
+    ids=["maximum", "position"],
+)
+def test_a_thread_finds_the_largest_of_the_least_there_are(dtype, value, function, decision, expected, tmp_path):
+    mod = kernels.unary_of(dtype, (40, 6), lambda x: function(x, axis=1))
+    given = arguments(mod)
+    given[0][...] = value
+    for result in cuda_on_cpu.run(build_space(mod, H100).apply(decision), TARGET, given, tmp_path):
+        np.testing.assert_array_equal(result, np.full(40, expected))
 
 
 @pytest.mark.slow

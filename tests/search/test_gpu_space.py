@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu_on_cpu import outputs, serial
 
 H100 = DEVICES["nvidia/nvidia-h100"].hardware()
+A100 = DEVICES["nvidia/nvidia-a100"].hardware()
 T4 = DEVICES["nvidia/nvidia-t4"].hardware()
 
 
@@ -380,3 +381,24 @@ def test_narrow_values_are_reduced_to_one(dtype):
 def unary_of(dtype, shape, function):
     x = unary_placeholder(shape, dtype, "x")
     return workload(x, function(x))
+
+
+def test_lines_that_are_padded_to_whole_banks_count_as_such():
+    space = build_space(matmul(512, 512, 512), A100)
+    (sketch,) = (sketch for sketch in space.sketches if sketch.name == "gpu_tiled")
+    tile = {"vi": 1, "ti": 8, "ri": 2, "vj": 2, "tj": 16, "rj": 4, "bk": 64, "stages": 4, "split": 1}
+    points = [tile, tile | {"stages": 3}]  # 144 bytes a line of 16 numbers; 164 KiB in all, and 123
+    problems = [launch_problem(prepare_for_lowering(sketch.apply(point).mod["main"]), A100) for point in points]
+    assert [bool(problem) for problem in problems] == [True, False]
+    values = np.array([[point[knob.name] for knob in sketch.knobs] for point in points])
+    assert sketch.legal(values).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("columns", "reached"), [(2**17, True), (2**18, False)])
+def test_tiles_are_copied_asynchronously_only_where_the_copies_reach(columns, reached):
+    """TVM counts the bytes to where a copy begins in 32 bits; the weight has somewhat more than 1 or 2 GiB."""
+    mod = matmul_of_long_indices(64, columns, 4104, "float16")
+    sketches = build_space(mod, H100).sketches
+    stages = {stage for sketch in sketches for knob in sketch.knobs if knob.name == "stages" for stage in knob.values}
+    assert (max(stages) > 2) == reached
+    assert ("gpu_warpgroup" in [sketch.name for sketch in sketches]) == reached

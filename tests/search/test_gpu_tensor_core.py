@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm import s_tir, te, tirx, topi
+from tvm import te, tirx, topi
 
 from eqtune.gpu_machine import find_compiler, gpu_target
 from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
@@ -16,6 +16,7 @@ from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.hardware import DEVICES
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.schedule import schedule_of
 from eqtune.search.strategies.moves import Moves
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -78,7 +79,7 @@ def test_tiles_that_do_not_divide_compute_the_kernel(mod, monkeypatch):
     space = build_space(mod, H100)
     decisions = tensor_decisions(space, 2)
     # What an intrinsic replaces means the same as the intrinsic, and runs on a CPU.
-    monkeypatch.setattr(s_tir.Schedule, "tensorize", lambda *_: None)
+    monkeypatch.setattr(type(schedule_of(mod)), "tensorize", lambda *_: None)
     expected = outputs(mod)
     for decision in decisions:
         np.testing.assert_array_equal(outputs(serial(space.apply(decision).mod)), expected, err_msg=str(decision))

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from eqtune import _compat
+from eqtune import _compat, gpu_machine
 from eqtune.cli import doctor
 from eqtune.errors import SetupError
 
@@ -62,3 +62,9 @@ def test_a_bad_installation_is_a_problem_with_advice(capsys, monkeypatch):
     assert "problem" in said
     assert "pip install apache-tvm" in said
     assert said.strip().endswith("tuning does not work on this machine")
+
+
+def test_nvrtc_alone_does_not_tune(monkeypatch):
+    monkeypatch.setattr(gpu_machine, "local_gpu", lambda: None)
+    monkeypatch.setattr(gpu_machine, "find_compiler", lambda: gpu_machine.Compiler("nvrtc", "cuda-bindings", ""))
+    assert "CUDA toolkit" in {finding.check: finding.advice for finding in doctor._gpu()}["nvcc"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tvm
@@ -88,3 +89,52 @@ def test_cuda_is_this_machines_gpu(monkeypatch):
     assert target_json(target) == target_json(gpu_target(own))
     other = resolve_target("nvidia/geforce-rtx-4090")  # of the same architecture
     assert describe_gpu(other) == DEVICES["nvidia/geforce-rtx-4090"].hardware()
+
+
+@pytest.mark.parametrize(
+    ("tag", "is_here"),
+    [
+        ("nvidia/nvidia-h100", True),
+        ("nvidia/nvidia-h200", False),
+        ("nvidia/geforce-rtx-4090", False),
+    ],
+)
+def test_the_tag_of_this_machines_product_means_this_very_gpu(tag, is_here, monkeypatch):
+    own = replace(DEVICES["nvidia/nvidia-h100"].hardware(), name="NVIDIA H100 80GB HBM3", clock_hz=1.7e9)
+    monkeypatch.setattr(gpu_machine, "local_gpu", lambda: own)
+    target = resolve_target(tag)
+    assert device_name(target) == (own.name if is_here else DEVICES[tag].name)
+    assert (describe_gpu(target) == own) == is_here
+
+
+def test_the_tag_of_a_sibling_does_not(monkeypatch):
+    own = replace(DEVICES["nvidia/geforce-rtx-3090"].hardware(), name="NVIDIA GeForce RTX 3090 Ti")
+    monkeypatch.setattr(gpu_machine, "local_gpu", lambda: own)
+    assert device_name(resolve_target("nvidia/geforce-rtx-3090")) == "NVIDIA GeForce RTX 3090"
+    assert device_name(tvm.target.Target("nvidia/geforce-rtx-3090-ti")) == "NVIDIA GeForce RTX 3090 Ti"
+
+
+def gpu_of(capability, name="NVIDIA Something"):
+    return SimpleNamespace(
+        exist=True,
+        device_name=name,
+        compute_version=capability,
+        max_clock_rate=1500000,
+        multi_processor_count=20,
+        warp_size=32,
+        max_threads_per_block=1024,
+        l2_cache_size_bytes=4 * 1024**2,
+    )
+
+
+@pytest.mark.parametrize(("capability", "alike"), [("8.7", "sm_86"), ("10.3", "sm_100"), ("7.0", "sm_75")])
+def test_a_gpu_that_is_not_listed_has_what_its_driver_says_and_else_the_least(capability, alike, monkeypatch):
+    monkeypatch.setattr(tvm, "cuda", lambda index: gpu_of(capability))
+    monkeypatch.setattr(gpu_machine, "_driver_attributes", dict)
+    found = gpu_machine.local_gpu.__wrapped__()
+    assert found.arch == "sm_" + capability.replace(".", "")
+    assert found.shared_bytes_per_block == ARCHITECTURES[alike].shared_per_block * 1024
+    told = {"shared_bytes_per_block": 163 * 1024, "memory_clock_khz": 1000000, "memory_bus_bits": 256}
+    monkeypatch.setattr(gpu_machine, "_driver_attributes", lambda: told)
+    found = gpu_machine.local_gpu.__wrapped__()
+    assert (found.shared_bytes_per_block, found.bandwidth_bytes_per_s) == (163 * 1024, 64e9)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 import logging
 import math
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -35,7 +38,7 @@ from eqtune.search.space.gpu.tf32 import permit_tf32
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
 from eqtune.transform.apply_tuned import untuned_executable
-from eqtune.transform.default_schedules import default_schedule
+from eqtune.transform.default_schedules import PARSER, as_dlight_expects, default_schedule
 
 from .small_models import module
 
@@ -278,9 +281,17 @@ def test_a_baseline_that_fails_says_so_once(measurer, plan, caplog):
 def test_dlight_uses_tensor_cores_whatever_letter_an_arch_has(arch):
     target = tvm.target.Target(json.loads(target_json(TARGET)) | {"arch": arch})
     mod = tensor.matmul(128, 128, 128, "float16", "float32")
-    stack = inspect.stack
     assert "wmma" in default_schedule(mod, target)["main"].script()
-    assert inspect.stack is stack
+
+
+def test_only_dlights_parser_goes_without_the_lines_of_its_callers():
+    parser = importlib.import_module(PARSER)
+    with ThreadPoolExecutor(1) as other, as_dlight_expects(TARGET):
+        assert parser.inspect.stack()[0].code_context is None
+        assert inspect.stack()[0].code_context
+        assert other.submit(parser.inspect.stack).result()[0].code_context
+    assert parser.inspect.stack()[0].code_context
+    assert parser.inspect.stack()[0].function == inspect.currentframe().f_code.co_name
 
 
 @needs_nvcc
@@ -303,6 +314,47 @@ def test_models_are_compiled_as_candidates_are(tmp_path, monkeypatch):
     monkeypatch.setattr(cuda_code, "find_compiler", lambda: Compiler("nvrtc", "cuda-bindings", ""))
     with cuda_code.compiling_as_measured(TARGET):
         assert tvm_ffi.get_global_func(CALLBACK).same_as(before)
+
+
+@needs_nvcc
+def test_models_of_several_threads_are_compiled_in_turn():
+    before = tvm_ffi.get_global_func(CALLBACK)
+
+    def compile_another():
+        with cuda_code.compiling_as_measured(TARGET):
+            pass
+
+    with ThreadPoolExecutor(1) as other:
+        with cuda_code.compiling_as_measured(TARGET):
+            waiting = other.submit(compile_another)
+            assert not wait([waiting], timeout=0.1).done
+        waiting.result()
+    assert tvm_ffi.get_global_func(CALLBACK).same_as(before)
+
+
+def gpus(*found):
+    """`tvm.cuda` of a machine with these, by name and compute capability."""
+    known = [SimpleNamespace(exist=True, device_name=name, compute_version=version) for name, version in found]
+    return lambda index: known[index] if index < len(known) else SimpleNamespace(exist=False)
+
+
+def test_kernels_are_timed_on_gpus_like_the_first(monkeypatch):
+    cards = [("NVIDIA L4", "8.9"), ("Tesla T4", "7.5"), ("NVIDIA L4", "8.9")]
+    monkeypatch.setattr(tvm, "cuda", gpus(*cards))
+    assert cuda.alike_gpus() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("arch", "runs"),
+    [("sm_90", True), ("sm_90a", True), ("sm_80", False), ("sm_100", False), ("sm_100a", False)],
+)
+def test_code_that_this_machines_gpu_does_not_run_is_refused(arch, runs, monkeypatch):
+    monkeypatch.setattr(tvm, "cuda", gpus(("NVIDIA H200", "9.0")))
+    monkeypatch.setattr(cuda, "find_compiler", lambda: None)  # asked for next
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    kind, said = (SetupError, "needs nvcc") if runs else (InputError, r"NVIDIA H200 \(sm_90\); give target")
+    with pytest.raises(kind, match=said):
+        CudaMeasurer(target)
 
 
 @pytest.mark.gpu

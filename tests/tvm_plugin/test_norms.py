@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tvm
@@ -13,12 +17,15 @@ from eqtune.frontends import load_model
 from eqtune.gpu_machine import gpu_target
 from eqtune.machine import describe_machine, detect_target
 from eqtune.runtime import ModelRunner
-from eqtune.search.space import build_space
+from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.hardware import DEVICES
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels
 from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
 from eqtune.transform.constants import array_of, constant_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
+import cuda_on_cpu
 
 EPSILON = 1e-5
 
@@ -183,3 +190,23 @@ def test_norms_that_no_front_end_has_written_out(name, dtype, machine):
     for task in extract_tasks(lower_to_kernels(mod, target)):
         space = build_space(task.mod, describe_machine(target, measure=False))
         assert space.apply(space.decision(np.zeros(1 + space.cardinalities.shape[1], np.int16)))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize(("name", "dtype", "atol"), [("group", "float32", 5e-4), ("instance", "float16", 5e-3)])
+def test_values_far_from_zero_on_a_gpu(name, dtype, atol, tmp_path):
+    """In one kernel, whose threads share a row."""
+    hardware, gamma, beta = DEVICES["nvidia/nvidia-h100"].hardware(), constant(16, 1, dtype), constant(16, 2, dtype)
+
+    def make(x):
+        if name == "instance":
+            return op.nn.instance_norm(x, gamma, beta, 1, [2, 3], EPSILON)
+        return op.nn.group_norm(x, gamma, beta, 4, 1, [2, 3], EPSILON)
+
+    x = (300 + np.random.default_rng(0).standard_normal((2, 16, 9, 8))).astype(dtype)
+    (task,) = extract_tasks(lower_to_kernels(norm(x.shape, make, dtype), gpu_target(hardware)))
+    schedule = build_space(task.mod, hardware).apply(Decision("gpu_rows", {"threads": 64, "rows": 2}))
+    given = [x, *map(array_of, (gamma, beta)), np.empty_like(x)]
+    wanted = expected(x, 16 if name == "instance" else 4, *(array_of(c).astype("float32") for c in (gamma, beta)))
+    for result in cuda_on_cpu.run(schedule, gpu_target(hardware), given, tmp_path):
+        np.testing.assert_allclose(result, wanted, atol=atol)

@@ -16,6 +16,7 @@ import eqtune
 from eqtune import _compat, backend
 from eqtune.cli import main
 from eqtune.errors import InputError, SetupError
+from eqtune.gpu_machine import resolve_target
 from eqtune.machine import device_name, target_json
 from eqtune.records import Context, Record, RecordDatabase
 from eqtune.records.traces import trace_to_json
@@ -202,6 +203,23 @@ def test_records_of_a_portable_target_match_whichever_machine_measured_them(mode
         assert stored_schedules(tmp_path).keys() == {task.workload_hash}
     with TARGET:
         assert stored_schedules(tmp_path) == {}
+
+
+def test_records_of_a_gpu_are_found_whatever_its_target_says_of_limits(model, tmp_path):
+    """Only products by warpgroups, which are fastest here, need the letter behind the architecture."""
+    measured = resolve_target("nvidia/nvidia-h200")
+    (task,) = extract_tasks(lower_to_kernels(model, measured))
+    context = Context(target_json(measured), device_name(measured), 132, tvm.__version__)
+    traces = [trace_to_json(Schedule(task.mod).trace), '[["Tensorize",["l0"],["eqtune_wgmma_x",true],[]]]']
+    records = [Record(task.workload_hash, "", trace, context, (5e-6 - n * 1e-6,)) for n, trace in enumerate(traces)]
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        database.add_workload(task.workload_hash, serialize_workload(task.mod), name=task.name, flops=task.flops)
+        database.add([*records, Record(task.workload_hash, "", "", context, error="crash")])
+    for arch, found in (("sm_90a", traces[1]), ("sm_90", traces[0]), ("sm_80", None)):
+        fields = {"kind": "cuda", "arch": arch, "max_threads_per_block": 1024, "tag": "nvidia/nvidia-h200"}
+        with tvm.target.Target(fields):
+            stored = stored_schedules(tmp_path)
+        assert [one.trace for one in stored.values()] == ([] if found is None else [found])
 
 
 def test_missing_records_and_a_missing_target_are_named(work_dir, tmp_path):

@@ -200,6 +200,8 @@ def _gpu() -> Iterator[Finding]:
         return
     archs = sorted(supported_archs(compiler), key=lambda arch: (len(arch), arch))
     yield Finding("cuda", "ok", f"{compiler.kind} {compiler.version} at {compiler.path}" + _archs(archs))
+    if compiler.kind != "nvcc":
+        yield Finding("nvcc", "absent", "nvrtc alone", "to tune for GPUs: install the CUDA toolkit")
     if found is not None and archs and found.arch.rstrip("af") not in archs:
         yield Finding("cuda arch", "problem", f"nvcc does not know {found.arch}", "install a newer CUDA toolkit")
     elif found is not None and found.has_warpgroups and compiler.version.partition(".")[0] in ("10", "11"):

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from ..errors import InputError, SetupError
-from ..gpu_machine import describe_gpu, find_compiler, is_gpu
+from ..gpu_machine import describe_gpu, find_compiler, is_gpu, not_run_by_gpu
 from ..machine import allowed_cores, core_count, target_json
 from ..runtime import LocalModels
 from ..search.space.gpu.hardware import GpuHardware
@@ -25,7 +25,7 @@ from .process_device import ProcessDevice
 from .scratch import Scratch
 from .trial import MEMORY_SHARE, SPACE_BUILDER
 
-__all__ = ["CudaMeasurer", "gpu_count"]
+__all__ = ["CudaMeasurer", "alike_gpus", "gpu_count"]
 
 BUILDER = (sys.executable, "-m", "eqtune.measure.cuda_builder")
 RUNNER = (sys.executable, "-m", "eqtune.measure.cuda_worker")
@@ -39,6 +39,14 @@ def gpu_count() -> int:
     while tvm.cuda(count).exist:
         count += 1
     return count
+
+
+def alike_gpus() -> list[int]:
+    """The first GPU, and all others of its name: a monitor's, perhaps, is another."""
+    import tvm
+
+    names = [str(tvm.cuda(index).device_name) for index in range(gpu_count())]
+    return [index for index, name in enumerate(names) if name == names[0]]
 
 
 class CudaMeasurer(ElsewhereMeasurer):
@@ -55,7 +63,7 @@ class CudaMeasurer(ElsewhereMeasurer):
     hardware : GpuHardware, optional
         What spaces are built from; by default, of the target.
     devices : sequence of int, optional
-        Which GPUs; by default, all.
+        Which GPUs; by default, the first and those of its name.
     workers : int, optional
         Processes that compile; by default, one a logical core: nothing is timed on them.
     timeout_s : float
@@ -70,7 +78,7 @@ class CudaMeasurer(ElsewhereMeasurer):
     Raises
     ------
     InputError
-        When the target is no GPU, or for numbers out of range.
+        When the target is no GPU, or one whose code these do not run, or for numbers out of range.
     SetupError
         When there is no GPU, or no nvcc.
     """
@@ -88,12 +96,14 @@ class CudaMeasurer(ElsewhereMeasurer):
     ) -> None:
         if not is_gpu(target):
             raise InputError(f"CudaMeasurer is for targets of the kind 'cuda', not {target.kind.name!r}")
-        chosen = list(range(gpu_count()) if devices is None else devices)
+        chosen = alike_gpus() if devices is None else list(devices)
         if not chosen:
             raise SetupError(
                 "there is no NVIDIA GPU that can be used here (see `eqtune doctor`); measure='compile-only' tunes "
                 "without one"
             )
+        if runner == RUNNER and (reason := not_run_by_gpu(target, chosen[0])):
+            raise InputError(f"{reason}; give target='cuda', which means that GPU, or measure='compile-only'")
         compiler = find_compiler()
         if compiler is None or compiler.kind != "nvcc":
             raise SetupError("compiling for CUDA needs nvcc on PATH or in CUDA_HOME; install the CUDA toolkit")

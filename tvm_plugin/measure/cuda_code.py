@@ -9,6 +9,7 @@ import math
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,6 +60,8 @@ CALLBACK = "tvm_callback_cuda_compile"
 
 MOST_SPILLED_BYTES = 512
 """Stored and loaded by a thread. 64 registers out and in: such a kernel is never the fastest, and slow to measure."""
+
+_TURN = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -238,24 +241,25 @@ def compiling_as_measured(target: Any) -> Iterator[None]:
     """Let TVM make machine code for this GPU with `compile_cubin`, as for measured candidates, while this is entered.
 
     TVM's own callback has other flags (ptxas is told how many registers to use) and may take another arch. Where there
-    is no nvcc, it stays.
+    is no nvcc, it stays. There is one for all threads, which take turns.
     """
     compiler = find_compiler()
     if compiler is None or compiler.kind != "nvcc":
         yield
         return
     arch = str(target.attrs["arch"])
-    before = tvm_ffi.get_global_func(CALLBACK, allow_missing=True)
-    tvm_ffi.register_global_func(
-        CALLBACK, lambda source, *_: compile_cubin(str(source), arch, patient=True)[0], override=True
-    )
-    try:
-        yield
-    finally:
-        if before is None:
-            tvm_ffi.registry.remove_global_func(CALLBACK)
-        else:
-            tvm_ffi.register_global_func(CALLBACK, before, override=True)
+    with _TURN:
+        before = tvm_ffi.get_global_func(CALLBACK, allow_missing=True)
+        tvm_ffi.register_global_func(
+            CALLBACK, lambda source, *_: compile_cubin(str(source), arch, patient=True)[0], override=True
+        )
+        try:
+            yield
+        finally:
+            if before is None:
+                tvm_ffi.registry.remove_global_func(CALLBACK)
+            else:
+                tvm_ffi.register_global_func(CALLBACK, before, override=True)
 
 
 def ptxas_resources(source: str, arch: str, compiler: Compiler, cache: Path | None = None) -> dict[str, Resources]:

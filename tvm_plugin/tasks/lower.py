@@ -90,7 +90,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             mod = scatter_what_is_gathered(mod, thread_count(target))
             mod = write_routines(write_stacks_as_copies(legalize_attention(mod, target)), thread_count(target))
         else:
-            mod = with_functions_that_gpus_have(mod)
+            mod = legalize_norms(with_norms_of_bfloat16(with_functions_that_gpus_have(mod)))
         mod = with_norms_of_doubles(with_norms_of_bfloat16(mod))  # those that are left
         mod = legalize_permuted_products(mod, activations=on_cpu)
         mod = with_plain_sizes(mod)

@@ -30,6 +30,7 @@ def legalize_norms(mod: ir.IRModule, sum_dtype: str = "float32") -> ir.IRModule:
     """A kernel for each group or instance norm, several where sizes are open; other operators stay.
 
     Sums are of `sum_dtype`, at least: what is summed one by one, in schedules without lanes, needs "float64".
+    Norms of bfloat16 are left as they are.
     """
     for name in NORMS:
         mod = with_te_kernels(mod, name, partial(_norms, name, sum_dtype))
@@ -108,7 +109,7 @@ def _norms(name: str, sum_dtype: str, function: relax.Function) -> dict[relax.Va
     found = {}
     for binding in top_level_bindings(function):
         call = binding.value
-        if operator(call) != f"relax.nn.{name}" or not _is_long(call) or not is_static_tensor(call.ty):
+        if operator(call) != f"relax.nn.{name}" or not _is_plain(call) or not is_static_tensor(call.ty):
             continue
         channel = int(call.attrs.channel_axis) % call.ty.ndim
         groups = int(call.attrs.num_groups) if name == "group_norm" else int(call.ty.shape[channel])
@@ -117,14 +118,14 @@ def _norms(name: str, sum_dtype: str, function: relax.Function) -> dict[relax.Va
     return found
 
 
-def _is_long(norm: relax.Call) -> bool:
-    """Whether it is of float32 or float64: shorter ones are computed in float32 before."""
-    return str(norm.ty.dtype) in ("float32", "float64")
+def _is_plain(norm: relax.Call) -> bool:
+    """Whether it is of floats that numpy has, too; norms of bfloat16 are computed in float32 before."""
+    return str(norm.ty.dtype) in ("float16", "float32", "float64")
 
 
 def _is_open(call: Any) -> bool:
     """Whether it is a norm of open sizes and so many channels, first or last, over all other axes but the batch."""
-    if operator(call) not in {f"relax.nn.{name}" for name in NORMS} or is_static_tensor(call.ty) or not _is_long(call):
+    if operator(call) not in {f"relax.nn.{name}" for name in NORMS} or is_static_tensor(call.ty) or not _is_plain(call):
         return False
     rank = call.ty.ndim
     channel, axes = int(call.attrs.channel_axis) % rank, sorted(int(axis) % rank for axis in call.attrs.axes)

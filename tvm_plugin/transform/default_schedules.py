@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import json
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from contextvars import ContextVar
+from types import FrameType, ModuleType
 from typing import Any
 
 import tvm
@@ -16,6 +18,11 @@ from tvm.target import Target
 from ..machine import target_json
 
 __all__ = ["as_dlight_expects", "default_schedule"]
+
+PARSER = "tvm.tirx.script.parser.entry"
+"""Where TVM's parser of functions lists the frames of its caller."""
+
+_WITHOUT_LINES = ContextVar("without_lines", default=False)
 
 
 def default_schedule(mod: Any, target: Any) -> Any:
@@ -39,20 +46,31 @@ def as_dlight_expects(target: Any) -> Iterator[None]:
 
     It takes "sm_90a" for an architecture without any. For products of float16 and int8 it imports TVM's intrinsics, a
     hundred functions, whose parser lists the frames of its caller with their source lines, which nobody reads: 23 s,
-    and 2 s without the lines.
+    and 2 s without the lines. Other threads, and whoever else lists frames, get them.
     """
     fields = json.loads(target_json(target))
-    stack = inspect.stack
-    inspect.stack = _frames
+    parser: Any = importlib.import_module(PARSER)
+    if parser.inspect is inspect:
+        parser.inspect = _inspect_of_parser()
+    before = _WITHOUT_LINES.set(True)
     try:
         with Target(fields | {"arch": str(fields["arch"]).rstrip("af")}):
             yield
     finally:
-        inspect.stack = stack
+        _WITHOUT_LINES.reset(before)
 
 
-def _frames(context: int = 0) -> list[inspect.FrameInfo]:
-    """`inspect.stack` without source lines."""
+def _inspect_of_parser() -> ModuleType:
+    """The module `inspect`, with another `stack`; it stays, as threads come and go."""
+    module = ModuleType("inspect")
+    module.__dict__.update(vars(inspect), stack=_frames)
+    return module
+
+
+def _frames(context: int = 1) -> list[inspect.FrameInfo]:
+    """`inspect.stack`, without source lines where a thread does without."""
+    if not _WITHOUT_LINES.get():
+        return inspect.stack(context)[1:]
     found: list[inspect.FrameInfo] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -19,6 +19,8 @@ from ..files import as_path
 from ..gpu_machine import is_gpu
 from ..machine import device_name, is_host, target_json
 from ..search.space.base import Decision
+from ..search.space.gpu.hardware import GpuHardware
+from ..search.space.gpu.warpgroup_lowering import MULTIPLY
 from ..search.space.replay import replay_schedule
 
 __all__ = ["StoredSchedule", "keep_tiles", "stored_decisions", "stored_schedules"]
@@ -66,7 +68,8 @@ def stored_schedules(
     context : Context, optional
         Records of any other context are left out. Without it: those of the current target, this device and this
         version of TVM, with the most threads where there are several, and as large models leave the caches where there
-        are such; for a target that is not this machine's own CPU or GPU, of whichever device measured it.
+        are such; for a target that is not this machine's own CPU or GPU, of whichever device measured it. Where there
+        are none of a GPU's very target, those of its architecture.
 
     Raises
     ------
@@ -90,9 +93,23 @@ def stored_schedules(
 def _schedules(database: RecordDatabase, context: Context | None) -> dict[str, StoredSchedule]:
     best: dict[str, Record] = {}
     for one in _matching_contexts(database) if context is None else [context]:
-        best |= database.best_by_workload(one)
+        best |= _usable(database, one)
     left_out = database.get_object(_LEFT_OUT)
     return {key: _stored(record, key in left_out) for key, record in best.items() if record.trace}
+
+
+def _usable(database: RecordDatabase, context: Context) -> dict[str, Record]:
+    """The fastest record of each kernel; products by warpgroups only where code for the current target has them."""
+    best = database.best_by_workload(context)
+    target = tvm.target.Target.current(allow_none=True)
+    if target is None or not is_gpu(target) or GpuHardware(arch=str(target.attrs.get("arch", ""))).has_warpgroups:
+        return best
+    for key in [key for key, record in best.items() if MULTIPLY in record.trace]:
+        del best[key]
+        others = [r for r in database.for_workload(key, context) if r.latencies_s and MULTIPLY not in r.trace]
+        if others:
+            best[key] = min(others, key=lambda record: record.latency_s)
+    return best
 
 
 def _stored(record: Record, left_out: bool) -> StoredSchedule:
@@ -124,7 +141,12 @@ def _matching_contexts(database: RecordDatabase) -> list[Context]:
     wanted = target_json(target), device_name(target), str(tvm.__version__)
     known = database.contexts()
     matching = [c for c in known if (c.target, c.machine, c.tvm_version) == wanted]
-    if not matching and not is_gpu(target) and not is_host(target):
+    if not matching and is_gpu(target):
+        # What targets say of limits changes no code, and a letter only adds instructions; the same letter counts more.
+        of_device = [c for c in known if (c.machine, c.tvm_version) == wanted[1:]]
+        matching = [c for c in of_device if _arch(c.target) == _arch(wanted[0])]
+        matching.sort(key=lambda c: _arch(c.target, "") == _arch(wanted[0], ""))
+    elif not matching and not is_host(target):
         # Code for other machines, or for any that has its instructions: whichever measured it knows best.
         matching = [c for c in known if (c.target, c.tvm_version) == (wanted[0], wanted[2])]
     if not matching:
@@ -138,3 +160,12 @@ def _matching_contexts(database: RecordDatabase) -> list[Context]:
     best = max(matching, key=lambda c: c.threads)
     alike = [c for c in matching if (c.machine, c.threads) == (best.machine, best.threads)]
     return sorted(alike, key=lambda c: c.device != c.machine)
+
+
+def _arch(target: str, letters: str = "af") -> str:
+    """The GPU architecture in a target's JSON, less a letter at its end; "" where there is none."""
+    try:
+        fields = json.loads(target)
+    except ValueError:
+        return ""
+    return str(fields.get("arch", "")).rstrip(letters) if isinstance(fields, dict) else ""

@@ -14,7 +14,7 @@ from .hardware import GpuHardware
 from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, occupancy
 from .product import SHARED_BYTES_PER_CLOCK, ProductSketch
-from .tiled import ASYNC_STAGES, fetch_vector, schedule_tiles, shared_padding
+from .tiled import ASYNC_STAGES, fetch_vector, schedule_tiles, shared_line
 
 __all__ = [
     "LEAST_ASYNC_BYTES",
@@ -23,6 +23,7 @@ __all__ = [
     "partial_bytes",
     "shared_buffers",
     "splits",
+    "stages_of",
     "worth_splitting",
 ]
 
@@ -77,7 +78,7 @@ class MatrixSketch(ProductSketch):
             Knob("tj", _powers(1, 32, columns)),
             Knob("rj", _powers(1, 8, columns)),
             Knob("bk", _powers(min(4, reduction), 64, reduction)),
-            Knob("stages", (1, 2, 3, 4) if hardware.copies_asynchronously else (1, 2)),
+            Knob("stages", stages_of(form, hardware)),
             Knob("split", splits(reduction)),
         )
 
@@ -113,12 +114,8 @@ class MatrixSketch(ProductSketch):
         sums = v["vi"] * v["ri"] * v["vj"] * v["rj"] * dtype_bytes(self.form.accumulator) / 4
         operands = v["vi"] * v["ri"] + v["vj"] * v["rj"]
         ahead = np.where(v["stages"] == 2, (tile_i + tile_j) * v["bk"] * self.form.a.item_bytes / 4 / threads, 0.0)
-        shared = sum(
-            (tile + (shared_padding(operand.item_bytes) if operand.along_reduction else 0))
-            * v["bk"]
-            * operand.item_bytes
-            for tile, operand in ((tile_i, self.form.a), (tile_j, self.form.b))
-        )
+        tiles = ((tile_i, self.form.a), (tile_j, self.form.b))
+        shared = sum(shared_line(operand, tile) * v["bk"] * operand.item_bytes for tile, operand in tiles)
         return Launch(
             blocks=batch * v["split"] * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
             threads=threads,
@@ -195,6 +192,11 @@ def _powers(least: int, most: int, extent: int) -> tuple[int, ...]:
 def splits(reduction: int) -> tuple[int, ...]:
     """Parts of a reduction, each of 64 steps at least."""
     return tuple(s for s in (1, 2, 4, 8, 16, 32) if s == 1 or reduction >= 64 * s)
+
+
+def stages_of(form: MatrixForm, hardware: GpuHardware) -> tuple[int, ...]:
+    """Values of the knob: asynchronous copies where the GPU has them and they reach."""
+    return (1, 2, 3, 4) if hardware.copies_asynchronously and form.copies_reach else (1, 2)
 
 
 def worth_splitting(split: Array, launch: Launch, hardware: GpuHardware) -> NDArray[np.bool_]:

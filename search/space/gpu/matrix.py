@@ -15,15 +15,19 @@ from typing import Any
 
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import ScheduleError
 
 from ..access import Access, Axis, dtype_bytes
 from ..analysis import Contraction, Kernel
 from ..expressions import nodes_of
+from ..schedule import schedule_of
 
 __all__ = ["MatrixForm", "Normalized", "Operand", "inline_producers", "matrix_form"]
 
 WIDEST_ACCESS_BYTES = 16
+
+FARTHEST_COPY_BYTES = 2**31
+"""Of an argument, what TVM can copy asynchronously: it counts the bytes to where a copy begins in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,12 @@ class MatrixForm:
         return self.contraction.block.write.dtype
 
     @cached_property
+    def copies_reach(self) -> bool:
+        """Whether asynchronous copies reach all that is read: where not, they would take bytes from somewhere else."""
+        inputs = [given for place, given in enumerate(self.kernel.arguments) if place not in self.kernel.outputs]
+        return all(math.prod(shape) * dtype_bytes(dtype) <= FARTHEST_COPY_BYTES for shape, dtype in inputs)
+
+    @cached_property
     def written_run(self) -> int:
         """Columns of the result that lie side by side where the kernel writes them, at aligned addresses.
 
@@ -141,7 +151,7 @@ class MatrixForm:
         tvm.s_tir.ScheduleError
             When TVM cannot bring the kernel into this form.
         """
-        sch = Schedule(mod, error_render_level="none")
+        sch = schedule_of(mod)
         block = sch.get_sblock(self.contraction.block.name)
         for stage in self.kernel.epilogue[:-1]:
             with contextlib.suppress(ScheduleError):

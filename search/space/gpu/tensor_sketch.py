@@ -16,6 +16,7 @@ from .contraction import (
     partial_bytes,
     shared_buffers,
     splits,
+    stages_of,
     worth_splitting,
 )
 from .hardware import GpuHardware
@@ -80,7 +81,7 @@ class TensorCoreSketch(ProductSketch):
             Knob("wj", _counts(columns)),
             Knob("fj", _counts(columns)),
             Knob("bk", tuple(b for b in (16, 32, 64) if b == 16 or b < 2 * reduction)),
-            Knob("stages", (1, 2, 3, 4) if hardware.copies_asynchronously else (1, 2)),
+            Knob("stages", stages_of(form, hardware)),
             Knob("mma", (1,) if self._dtype == "tfloat32" else (0, 1) if hardware.copies_asynchronously else (0,)),
             Knob("split", splits(reduction)),
         )

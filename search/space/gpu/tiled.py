@@ -19,7 +19,7 @@ from ..access import dtype_bytes
 from .bind import THREADS, bind_elementwise
 from .matrix import MatrixForm, Normalized, Operand, inline_producers
 
-__all__ = ["ASYNC_STAGES", "fetch_vector", "pipeline", "schedule_tiles", "shared_padding", "split_reduction"]
+__all__ = ["ASYNC_STAGES", "fetch_vector", "pipeline", "schedule_tiles", "shared_line", "split_reduction"]
 
 ASYNC_STAGES = 3
 """Buffers from which on tiles are copied asynchronously; two are one in shared memory and one in registers."""
@@ -27,9 +27,15 @@ ASYNC_STAGES = 3
 MAX_UNROLLED = 1024
 
 
-def shared_padding(item_bytes: int) -> int:
-    """Elements that follow each line of a tile in shared memory: 16 bytes, so that vectors stay aligned."""
-    return 16 // item_bytes
+def shared_line(operand: Operand, extent: Any) -> Any:
+    """Elements from one line of a tile in shared memory to the next, for lines of `extent` rows or columns."""
+    factor, offset = _line_alignment(operand)
+    return extent + (offset - extent) % factor if operand.along_reduction else extent
+
+
+def _line_alignment(operand: Operand) -> tuple[int, int]:
+    """What lines are a multiple of, in elements, and what is added: 16 bytes, so that vectors stay aligned."""
+    return 128 // operand.item_bytes, 16 // operand.item_bytes
 
 
 def schedule_tiles(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
@@ -147,7 +153,8 @@ def fetch_tile(
     if vector > 1:
         sch.vectorize(lane)
     if operand.along_reduction:  # threads store down the lines
-        sch.storage_align(copy, 0, axis=-2, factor=128 // operand.item_bytes, offset=shared_padding(operand.item_bytes))
+        factor, offset = _line_alignment(operand)
+        sch.storage_align(copy, 0, axis=-2, factor=factor, offset=offset)
     if stages == 2:
         sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
     return copy

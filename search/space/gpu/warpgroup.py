@@ -50,9 +50,12 @@ _PTX_SUMS = {"float32": "f32", "int32": "s32"}
 
 
 def supports_warpgroups(form: MatrixForm) -> bool:
-    """Whether the instruction takes these dtypes, those of fragments, in this order: bytes only along the reduction."""
+    """Whether the instruction takes these dtypes, those of fragments, in this order: bytes only along the reduction.
+
+    Tiles are copied asynchronously.
+    """
     in_order = form.a.item_bytes == 2 or (form.a.along_reduction and form.b.along_reduction)
-    return supports(form) and in_order
+    return supports(form) and in_order and form.copies_reach
 
 
 def _held(sums: str) -> str:

@@ -21,7 +21,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..expressions import binding_of, substitute
-from ..statements import block_with
+from ..statements import block_with, with_body
 
 __all__ = ["CONSTRAINTS", "CUDA_TYPES", "LANES", "MULTIPLY", "SWIZZLED", "lower_warpgroups"]
 
@@ -117,16 +117,8 @@ def _wait_late(loop: Any) -> Any:
     waited = s_tir.SBlockRealize([], True, s_tir.SBlock([], [region], [region], "wait", call))
     # As one statement: TVM counts copies that follow what waits for them as groups of their own.
     together = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, tirx.SeqStmt(copies))
-    annotations = dict(loop.annotations) | {_STAGE: [stages[0], stages[-1], stages[-1]], _ORDER: [1, 0, 2]}
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        loop.extent,
-        loop.kind,
-        tirx.SeqStmt([together, multiply, waited]),
-        annotations=annotations,
-        step=loop.step,
-    )
+    changed = {_STAGE: [stages[0], stages[-1], stages[-1]], _ORDER: [1, 0, 2]}
+    return with_body(loop, tirx.SeqStmt([together, multiply, waited]), annotations=changed)
 
 
 def _wait(sums: str, registers: int, height: int, data: Any) -> Any:

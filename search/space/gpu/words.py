@@ -20,8 +20,9 @@ from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..expressions import nodes_of
 from ..statements import block_with
+from .bind import split_kinds
 
-__all__ = ["are_exchanged", "reduce_in_words"]
+__all__ = ["are_exchanged", "keep_narrow_sums_apart", "reduce_in_words"]
 
 _COMBINED_AS = {
     tirx.Add: tirx.Add,
@@ -39,6 +40,21 @@ def are_exchanged(dtype: str) -> bool:
     return dtype == "float16" or tvm_ffi.dtype(dtype).bits >= 32
 
 
+def keep_narrow_sums_apart(schedule: Any) -> None:
+    """Where threads reduce narrower types in memory, let them do so in a register, which is written when it is done.
+
+    Schedules of these sketches do; those of others, and old ones, are changed so that `reduce_in_words` can be right.
+    """
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        node = schedule.get(block)
+        if node.init is None or not _is_narrow_reduction(node.body, in_memory=True):
+            continue
+        around, reduced = split_kinds(schedule, block, schedule.get_loops(block))
+        if any(schedule.get(loop).thread_binding is not None for loop in reduced):
+            place = around[-1] if around else schedule.add_unit_loop(reduced[0])
+            schedule.reverse_compute_at(schedule.cache_write(block, 0, "local"), place, preserve_unit_loops=True)
+
+
 def reduce_in_words(func: Any) -> Any:
     """Keep what is reduced in registers or shared memory in 32 bits, and narrow it where it is read.
 
@@ -46,7 +62,7 @@ def reduce_in_words(func: Any) -> Any:
     """
     words: dict[Any, Any] = {}
     for block in nodes_of(func.body, s_tir.SBlock):
-        if block.init is not None and _is_narrow_reduction(block.body):
+        if block.init is not None and _is_narrow_reduction(block.body, in_memory=False):
             narrow = block.body.buffer
             word = "float32" if "float" in str(narrow.dtype) else "int32"
             words[narrow] = tirx.decl_buffer(narrow.shape, word, narrow.name, scope=narrow.scope())
@@ -76,12 +92,13 @@ def reduce_in_words(func: Any) -> Any:
     return func.with_body(tvm_ffi.structural_map(func.body, visits))
 
 
-def _is_narrow_reduction(store: Any) -> bool:
-    """Whether a store combines what is there with a value, of a type that is not exchanged, and not in memory."""
+def _is_narrow_reduction(store: Any, in_memory: bool) -> bool:
+    """Whether a store combines what is there with a value, of a type that is not exchanged."""
     if not isinstance(store, tirx.BufferStore) or type(store.value) not in _COMBINED_AS:
         return False
     own = any(isinstance(part, TensorLoad) and part.source.same_as(store.buffer) for part in _parts(store.value))
-    return own and str(store.buffer.scope()) != "global" and not are_exchanged(str(store.buffer.dtype))
+    in_place = (str(store.buffer.scope()) == "global") == in_memory
+    return own and in_place and not are_exchanged(str(store.buffer.dtype))
 
 
 def _parts(value: Any) -> tuple[Any, Any]:
