@@ -109,17 +109,34 @@ class RecordDatabase:
 
     # Records
 
-    def add(self, records: Sequence[Record], facts: Mapping[str, Any] | None = None) -> None:
-        """Keep a batch of records, and facts as `put_json` does, in one transaction: all or, after an error, nothing.
+    def add(
+        self,
+        records: Sequence[Record],
+        facts: Mapping[str, Any] | None = None,
+        sums: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        """Keep a batch of records, and facts, in one transaction: all or, after an error, nothing.
 
         Raises RecordError for a wrong record, and for a fact that JSON cannot hold.
+
+        Parameters
+        ----------
+        records : sequence of Record
+        facts : mapping, optional
+            JSON values by key, as `put_json` keeps them.
+        sums : mapping, optional
+            By key and name, what is added to a number that is kept there as `get_number` reads it: by several
+            processes at once, too.
         """
         rows = [_to_row(check_record(record)) for record in records]
         fact_rows = [_to_fact(key, value) for key, value in (facts or {}).items()]
-        if not rows and not fact_rows:
+        if not rows and not fact_rows and not sums:
             return
         with self._transaction() as connection:
             connection.executemany(_PUT_FACT, fact_rows)
+            for key, more in (sums or {}).items():
+                total = {name: (self.get_number(key, name) or 0) + number for name, number in more.items()}
+                connection.execute(_PUT_FACT, _to_fact(key, total))
             contexts = dict.fromkeys(record.context for record in records)  # a set has another order in each process
             numbers = {context: self._context_number(context) for context in contexts}
             connection.executemany(
@@ -155,15 +172,37 @@ class RecordDatabase:
         """All records of a kernel in exactly this context, failures included, in the order of measuring."""
         return self.all(workload_hash, context)
 
-    def all(self, workload_hash: str | None = None, context: Context | None = None) -> list[Record]:
-        """All records in the order of measuring, of one kernel, one context, or both where they are given."""
+    def all(
+        self, workload_hash: str | None = None, context: Context | None = None, traces: bool = True
+    ) -> list[Record]:
+        """All records in the order of measuring, of one kernel, one context, or both where they are given.
+
+        Traces take most of the space: without `traces`, they are "".
+        """
         where, values = _filter(workload_hash, context)
-        return [self._record(row) for row in self._query(f"SELECT {_COLUMNS} {_FROM} {where} ORDER BY r.id", values)]
+        columns = _COLUMNS if traces else _COLUMNS.replace("r.trace", "''")
+        return [self._record(row) for row in self._query(f"SELECT {columns} {_FROM} {where} ORDER BY r.id", values)]
 
     def count(self, workload_hash: str | None = None, context: Context | None = None) -> int:
         """How many records `all` with the same arguments would give."""
         where, values = _filter(workload_hash, context)
         return int(self._query(f"SELECT count(*) {_FROM} {where}", values)[0][0])
+
+    def kernels(self, context: Context) -> list[tuple[str, int, int, float | None]]:
+        """Of each kernel in exactly this context: its hash, records, how many failed, and the best latency in seconds.
+
+        In the order of measuring; None without a success.
+        """
+        rows = self._query(
+            "SELECT r.workload_hash, count(*), count(*) FILTER (WHERE r.error != ''), min(r.latency_s) "
+            f"{_FROM} WHERE {_IN_CONTEXT} GROUP BY r.workload_hash ORDER BY min(r.id)",
+            _context_row(context),
+        )
+        with self._damage("a record"):
+            return [
+                (check_hash(found), int(count), int(failed), None if best is None else check_number("a latency", best))
+                for found, count, failed, best in rows
+            ]
 
     def totals(self) -> tuple[int, int, int]:
         """Kernels with records, records, and how many of these failed; of all contexts."""

@@ -23,7 +23,14 @@ def as_path(value: Any, meant: str) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path`, of this process alone, for a file that takes its place once it is written."""
+    """A name beside `path`, of this process alone, for a file that takes its place once it is written.
+
+    Of a link, it takes the place of what that leads to; devices and pipes stay, and are written to themselves.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        yield path
+        return
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
     try:
         yield temporary

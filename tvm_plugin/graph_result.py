@@ -93,6 +93,8 @@ class GraphConfig:
             raise InputError(f"extractors {list(self.extractors)}: choose from {list(EXTRACTORS)}")
         if not (self.seconds >= 0 and self.extract_seconds >= 0):
             raise InputError(f"seconds {self.seconds}, extract_seconds {self.extract_seconds}: must not be negative")
+        if self.seed < 0:
+            raise InputError(f"seed {self.seed}: must not be negative")
         if not self.tolerance >= 0:
             raise InputError(f"tolerance {self.tolerance}: must not be negative")
         names = [rule.name for rule in (*EXTENDED_RULES, *self.extra_rules)]

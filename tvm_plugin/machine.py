@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from . import _checked  # noqa: F401 - refuses versions that cannot work
 from .errors import InputError, SetupError
 from .gpu_machine import describe_gpu, is_gpu
 from .search.space.hardware import Hardware

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from tvm.target import codegen
 
 from .errors import InputError
 from .machine import allowed_cores
+from .measure.affinity import bind_pool
 from .measure.gauge import Gauge
 from .weights_object import NoElfError, write_weights_object
 
@@ -44,9 +46,6 @@ __all__ = [
 
 Model = Callable[..., list[NDArray[Any]]]
 """An executable where it can run: numpy arrays in, numpy arrays out; tuples of outputs are flattened."""
-
-AFFINITY_BIG_CORES = 1
-"""TVM's default: one worker thread a core."""
 
 ENOUGH_ROUNDS, ENOUGH_SHARE = 200, 0.3
 """More runs than this seldom find a lower minimum, where they take so much of the budget: a model of 0.1 ms had run 200
@@ -237,13 +236,11 @@ def _thread_with_pool(threads: int) -> ThreadPoolExecutor:
     """The same one for all callers, also for two that ask for the first time at once: they may share a machine."""
 
     def configure() -> None:
-        cores = sorted(allowed_cores())
-        names = [str(cores[index % len(cores)]) for index in range(threads)]
-        tvm.get_global_func("runtime.config_threadpool")(AFFINITY_BIG_CORES, threads, names)
-        # Its own core, for good: the pool's other threads are bound to the others (measure/affinity.py). After they
-        # were started, because they have their starter's cores where TVM does not bind them.
+        core = bind_pool(threads, allowed_cores())
+        # Its own core, for good. After the others were started, because they have their starter's cores where TVM does
+        # not bind them.
         if hasattr(os, "sched_setaffinity"):  # Linux
-            os.sched_setaffinity(0, {cores[0]})
+            os.sched_setaffinity(0, {core})
 
     if threads not in _POOLS:
         pool = ThreadPoolExecutor(1, thread_name_prefix=f"eqtune-run-{threads}", initializer=configure)
@@ -274,9 +271,9 @@ def export_library(executable: Any, path: Path, compiler: str | None = None) -> 
             executable.export_library(str(path), fcompile=link)
 
 
-def can_link() -> bool:
-    """Whether there is a C++ compiler for this machine."""
-    return cc.get_cc() is not None
+def can_link(compiler: str | None = None) -> bool:
+    """Whether there is this C++ compiler; unless given, one for this machine."""
+    return cc.get_cc() is not None if compiler is None else shutil.which(compiler) is not None
 
 
 def linker_of(target: Any) -> str | None:

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from benchmarks.peers.timing import minimum_s
-from eqtune.measure.affinity import on_first_core
+from eqtune.measure.affinity import on_core, own_cores
 
 __all__ = ["call_s", "timed_s"]
 
@@ -28,10 +28,9 @@ def timed_s(model: bytes | str | Path, feeds: Mapping[str, NDArray[Any]], thread
     options.intra_op_num_threads = threads
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    pinned = len(cores) >= threads
-    if pinned and threads > 1:  # one for each thread but the caller; ONNX Runtime counts cores from 1
-        affinities = ";".join(str(core + 1) for core in cores[1:threads])
+    cores = own_cores(threads, os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) > 1:  # one for each thread but the caller; ONNX Runtime counts cores from 1
+        affinities = ";".join(str(core + 1) for core in cores[1:])
         options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
     session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
     binding = session.io_binding()
@@ -43,7 +42,7 @@ def timed_s(model: bytes | str | Path, feeds: Mapping[str, NDArray[Any]], thread
     session.run_with_iobinding(binding)  # outputs are allocated once, by the first run
     for name, value in zip(names, binding.get_outputs(), strict=True):
         binding.bind_ortvalue_output(name, value)
-    with on_first_core() if pinned else contextlib.nullcontext():
+    with on_core(cores[0]) if cores else contextlib.nullcontext():
         return minimum_s(lambda: session.run_with_iobinding(binding), budget_s)
 
 

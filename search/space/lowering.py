@@ -7,8 +7,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import IRModule, tirx
-from tvm.error import InternalError
-from tvm.s_tir import SBlock, ScheduleError
+from tvm.s_tir import SBlock
 
 from .amx.tiles import multiply_tiles
 from .byte_tables import pick_from_tables
@@ -99,15 +98,16 @@ def as_written(function: Any) -> Any:
     return keep_index_divisions(begin_with_infinity(function))
 
 
-def lowerable_schedule(space: Any, decision: Any) -> Any:
+def lowerable_schedule(space: Any, decision: Any, compiles: bool = False) -> Any:
     """The kernel of `space` scheduled, where nothing will be compiled before the model is; None where that would fail.
 
-    A decision that was measured has been prepared, too; a schedule that was not may fail only then.
+    A schedule that was not measured may fail only when it is prepared; one that is known to compile need not be.
     """
     try:
         schedule = space.apply(decision)
-        prepare_for_lowering(schedule.mod["main"])
-    except (ScheduleError, ValueError, InternalError):  # the last where TVM's own checks fail
+        if not compiles:
+            prepare_for_lowering(schedule.mod["main"])
+    except (RuntimeError, ValueError, TypeError, LookupError):  # ScheduleError, and whatever TVM's own checks raise
         return None
     return schedule
 

@@ -127,6 +127,27 @@ def test_records_and_the_facts_that_go_with_them_are_kept_together_or_not_at_all
         assert (database.count(), database.get_json("trials")) == (1, 1)
 
 
+def test_what_two_processes_add_to_a_number_is_its_sum(path):
+    with RecordDatabase(path) as one, RecordDatabase(path) as other:
+        one.add([record()], sums={"spent": {"seconds": 1.5, "trials": 16}})
+        other.add([], sums={"spent": {"seconds": 0.5, "trials": 4}})
+        one.add([], sums={"spent": {"seconds": 1.0, "trials": 8}})
+        assert other.get_json("spent") == {"seconds": 3.0, "trials": 28}
+        with pytest.raises(RecordError):
+            one.add([record(workload_hash="")], sums={"spent": {"seconds": 1.0, "trials": 1}})
+        assert other.get_json("spent") == {"seconds": 3.0, "trials": 28}
+        assert other.count() == 1
+
+
+def test_kernels_are_counted_without_their_traces(path):
+    batch = [record(2e-3), record(None), record(1e-3), record(None, workload_hash=OTHER_HASH)]
+    with RecordDatabase(path) as database:
+        database.add(batch)
+        database.add([record(1e-6, context=replace(CONTEXT, threads=4))])
+        assert database.kernels(CONTEXT) == [(HASH, 3, 1, 1e-3), (OTHER_HASH, 1, 1, None)]
+        assert database.all(context=CONTEXT, traces=False) == [replace(one, trace="") for one in batch]
+
+
 def test_imported_schedules_are_left_out_where_only_searched_ones_count(path):
     with RecordDatabase(path) as database:
         database.add([record(2e-3), record(1e-3, decision="")])

@@ -69,6 +69,17 @@ def test_what_cannot_be_used_is_one_line(
     assert len(said.strip().splitlines()) == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux")
+@pytest.mark.parametrize(("option", "file"), [("--export", "/proc/model.so"), ("--report", "/proc/page.html")])
+def test_a_folder_that_takes_no_file_is_told_before_tuning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str, file: str
+) -> None:
+    """Whatever its mode says, as of the superuser's."""
+    assert main(["tune", "zoo:nasrnn", option, file, "--work-dir", str(tmp_path / "work")]) == 2
+    assert f"{file} cannot be written; name a file in a folder that you may write to" in capfd.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
 def test_a_missing_compiler_is_told_before_tuning(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +90,16 @@ def test_a_missing_compiler_is_told_before_tuning(
     assert len(said.strip().splitlines()) == 1
 
 
+def test_a_missing_cross_compiler_is_told_before_tuning(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    target = '{"kind": "llvm", "mtriple": "riscv64-linux-gnu"}'
+    assert main(["tune", "zoo:nasrnn", "--export", "model.so", "--target", target]) == 1
+    missing = "riscv64-linux-gnu-g++"
+    assert f"there is no {missing}, which links model.so: install {missing}, or export a .tar" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -86,6 +107,7 @@ def test_a_missing_compiler_is_told_before_tuning(
         ({"trials": 1.5}, "trials is a whole number, not 1.5"),
         ({"threads": True}, "threads is a whole number, not True"),
         ({"seed": None}, "seed is a whole number, not None"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
         ({"seed": 2**63}, r"seed must be less than 2\*\*63"),
         ({"time_budget_s": "60"}, "time_budget_s is a number of seconds, not '60'"),
     ],

@@ -251,6 +251,16 @@ def test_the_candidate_that_was_fastest_is_the_first_choice_from_now_on(tmp_path
         assert source(database, None).defaults(task) == [before[2], before[0], before[1]]
 
 
+def test_a_price_by_another_version_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it made of the same decision may be another schedule, or one that no longer applies."""
+    task, watch = kernel(), Watch(0.25)
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        for version, asked in (("1", 1), ("1", 1), ("2", 2)):
+            monkeypatch.setattr("eqtune.tune.prices.__version__", version)
+            assert source(database, watch)([task]) == [0.25]
+            assert watch.asked == asked
+
+
 def test_without_time_left_prices_are_estimated(tmp_path: Path) -> None:
     with RecordDatabase(tmp_path / "records.sqlite") as database:
         watch = Watch(0.25)

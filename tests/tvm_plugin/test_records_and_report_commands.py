@@ -1,4 +1,5 @@
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -56,6 +57,14 @@ def test_list_counts_per_context_and_kernel(work, capsys):
         "best_us": pytest.approx(1000),
     }  # fmt: skip
     assert fields["contexts"][0]["device"] == "a cpu"
+
+
+def test_list_reads_no_traces(work, capsys, monkeypatch):
+    """Of a hundred thousand records, they are a gigabyte."""
+    monkeypatch.setattr(RecordDatabase, "_record", lambda *_: pytest.fail("a record is read"))
+    assert command("records", "list", "--db", work, "--json") == 0
+    kernels = json.loads(capsys.readouterr().out)["kernels"]
+    assert [(row["workload"], row["records"], row["failed"]) for row in kernels] == [(FAST, 3, 1), (SLOW, 1, 0)]
 
 
 def test_list_says_that_there_is_nothing(tmp_path, capsys):
@@ -236,6 +245,41 @@ def test_a_report_that_cannot_be_written_is_bad_input(work, capsys):
     page = (work / "page.html").read_text(encoding="utf-8")
     assert "<h2>Form</h2>" in page
     assert "Graph search" not in page
+
+
+def test_a_report_is_whole_or_the_older_one(work, monkeypatch):
+    (work / "summary.json").write_text(json.dumps(RunSummary("net", CONTEXT, ()).to_json()))
+    page = work / "page.html"
+    page.write_text("an older one")
+
+    def full(path, text, **_):
+        with path.open("w") as file:
+            file.write(text[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(type(page), "write_text", full)
+    assert main(["report", str(work), "-o", str(page)]) == 2
+    with pytest.raises(InputError, match="No space left on device"):
+        write_text(str(page), "new")
+    assert page.read_text() == "an older one"
+    assert [file.name for file in work.glob("*page*")] == ["page.html"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_report_goes_where_a_name_leads(work):
+    """Into a pipe or a device, which a file would otherwise take the place of, and into what a link leads to."""
+    (work / "summary.json").write_text(json.dumps(RunSummary("net", CONTEXT, ()).to_json()))
+    pipe, page, link = work / "pipe", work / "page.html", work / "link.html"
+    os.mkfifo(pipe)
+    page.write_text("an older one")
+    link.symlink_to(page)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert [main(["report", str(work), "-o", str(name)]) for name in (pipe, link)] == [0, 0]
+    assert pipe.is_fifo()
+    assert b"<h1>net</h1>" in os.read(reader, 1 << 20)
+    os.close(reader)
+    assert link.is_symlink()
+    assert "<h1>net</h1>" in page.read_text(encoding="utf-8")
 
 
 def test_names_of_files_may_be_no_text(work, capsys):

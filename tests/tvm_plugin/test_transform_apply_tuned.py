@@ -219,7 +219,7 @@ def test_kernels_that_are_scheduled_stay_as_they_are(model, kernels, schedules, 
         tune_kernels(tuned)
 
 
-@pytest.mark.parametrize("error", [ValueError, InternalError])
+@pytest.mark.parametrize("error", [ValueError, InternalError, TypeError, IndexError, RuntimeError])
 def test_estimates_are_of_schedules_that_can_be_lowered(kernels, monkeypatch, error):
     def refuse(function):
         raise error("the loop is marked as ragged but its blocks end elsewhere")

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -114,6 +115,37 @@ def test_every_door_but_help_refuses_them(monkeypatch, capsys):
         monkeypatch.delitem(vars(eqtune), name, raising=False)  # as in a process that did not load it yet
         with pytest.raises(SetupError, match="crashes"):
             getattr(eqtune, name)
+
+
+PACKAGES = """
+import importlib
+from importlib import metadata
+
+installed = metadata.version
+metadata.version = lambda name: "0.1.15" if name == "apache-tvm-ffi" else installed(name)
+from eqtune.errors import SetupError
+
+for name in ("frontends", "machine", "measure.local", "relay", "tasks", "transform", "tune", "zoo"):
+    try:
+        importlib.import_module(f"eqtune.{name}")
+    except SetupError as error:
+        print(name, "crashes" in str(error))
+"""
+
+
+def test_packages_that_are_asked_for_by_name_refuse_them_too():
+    done = subprocess.run([sys.executable, "-c", PACKAGES], capture_output=True, text=True, timeout=60, check=True)
+    names = ["frontends", "machine", "measure.local", "relay", "tasks", "transform", "tune", "zoo"]
+    assert done.stdout.splitlines() == [f"{name} True" for name in names]
+
+
+def test_every_pass_that_models_begin_with_can_be_had_alone():
+    known = vars(import_module("eqtune.transform.simplify"))
+    classes = {name: value for name, value in known.items() if isinstance(value, type)}
+    passes = {name: value for name, value in classes.items() if issubclass(value, tvm.transform.Pass)}
+    assert len(passes) > 10
+    assert {name: getattr(eqtune.transform, name) for name in passes} == passes
+    assert passes.keys() <= set(eqtune.transform.__all__)
 
 
 @pytest.mark.parametrize("ffi_version", ["0.1.14.post0", "0.1.14.post1"])

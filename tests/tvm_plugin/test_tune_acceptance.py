@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from tvm import relax
+from tvm.s_tir import ScheduleError
 
 from eqtune.machine import detect_target
 from eqtune.measure.base import Measurement
@@ -29,15 +30,20 @@ TARGET = detect_target(1)
 LOOK_S = 0.2
 
 
-def searched(size: int, more: bool = False) -> KernelSearch:
-    """A kernel whose first candidate seemed to be the faster of two, by a hair; `more`: until a third one was."""
+def unmeasured(size: int) -> KernelSearch:
+    """A kernel that nobody has looked at."""
     mod = lower_to_kernels(module((size, size), lambda bb, x: relax.op.nn.softmax(x)), TARGET)
     (task,) = extract_tasks(mod)
     space = build_space(task.mod, Hardware())
     status = TaskStatus(task.name, 1, task.flops, 1e-9, "rows", [])
     search = strategies.create("random").begin(space, 0)
-    kernel = KernelSearch(task, space, search, status, baseline_s=1.0)
-    first, second, third = defaults(space)[0]
+    return KernelSearch(task, space, search, status, baseline_s=1.0)
+
+
+def searched(size: int, more: bool = False) -> KernelSearch:
+    """A kernel whose first candidate seemed to be the faster of two, by a hair; `more`: until a third one was."""
+    kernel = unmeasured(size)
+    first, second, third = defaults(kernel.space)[0]
     kernel.tell([Measurement(first, (1e-3,)), Measurement(second, (1.01e-3,))])
     if more:
         kernel.tell([Measurement(third, (1e-4,))])
@@ -129,3 +135,28 @@ def test_what_an_earlier_version_measured_counts_though_its_sketch_has_gone(tmp_
         (result,) = acceptance_of(database, measurer).of([kernel])
     assert old not in measurer.asked
     assert (result.decision == old.to_json()) == wins
+
+
+def test_a_priced_candidate_that_no_longer_applies_gives_way_to_the_next(tmp_path, measurer, monkeypatch):
+    """The search is over: a schedule that TVM refuses now would take all of it along."""
+    kernel = unmeasured(32)
+    apply = kernel.space.apply
+    first, second, _ = defaults(kernel.space)[0]
+
+    def refuse_first(decision):
+        if decision == first:
+            raise ScheduleError("not with this version")
+        return apply(decision)
+
+    monkeypatch.setattr(kernel.space, "apply", refuse_first)
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        accepting = acceptance_of(database, measurer)
+        accepting.prices = SimpleNamespace(
+            defaults=lambda task: [first, second],
+            has_run=lambda task, decision: decision == first,
+            guess_s=lambda task: 1e-3,
+            is_measured=lambda task: True,
+        )
+        (result,) = accepting.of([kernel], guess=True)
+    assert result.decision == second.to_json()
+    assert not result.measured

@@ -7,14 +7,19 @@ import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from eqtune.errors import InputError, RecordError
+from eqtune.machine import detect_target
+from eqtune.measure import ReplayMeasurer
+from eqtune.search.space import Hardware
 from eqtune.tune.budget import Budget
+from eqtune.tune.loop import Variant
 from eqtune.tune.progress import Progress
-from eqtune.tune.session import Session
+from eqtune.tune.session import Session, Settings
 from eqtune.tune.workdir import WorkDirectory
 
 
@@ -49,6 +54,33 @@ def test_an_impossible_budget_is_refused(arguments: dict[str, float], message: s
 def test_models_are_timed_for_a_moment_of_what_is_left(left_s: float | None, expected_s: float) -> None:
     session = SimpleNamespace(budget=SimpleNamespace(whole_seconds_left=left_s))
     assert Session.timing_s.fget(session) == expected_s  # type: ignore[attr-defined]
+
+
+def test_two_runs_of_one_model_spend_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wrote what it knew of, and the last one's trials were all that counted."""
+    monkeypatch.setattr(Session, "_describe_machine", lambda self: Hardware())
+    settings = Settings(
+        detect_target(1), measure=ReplayMeasurer([]), cost_model="random", work_dir=tmp_path, progress=False
+    )
+    model = Variant("only", {"a" * 16: 1})
+    with Session(settings) as one, Session(settings) as other:
+        for session in (one, other):
+            session.identify(model)
+        for session, trials in ((one, 8), (other, 4), (one, 16)):
+            session.budget.spent_trials += trials
+            session.save_spent()
+        seconds = one.budget.elapsed_s + other.budget.elapsed_s
+    with Session(settings) as later:
+        later.identify(model)
+        assert later.budget.spent_trials == 28
+        assert 0.0 < later.budget.spent_s <= seconds
+
+
+@pytest.mark.parametrize(("measured", "told"), [(True, "GB/s measured"), (False, "GB/s by a table of processors")])
+def test_speeds_that_were_guessed_are_not_said_to_be_measured(measured: bool, told: str) -> None:
+    """As where the machine was too busy to measure them."""
+    session: Any = SimpleNamespace(hardware=Hardware(), _speeds_measured=measured, _runs_here=True, runs=True)
+    assert told in Session.describe(session)
 
 
 def test_no_limit_allows_everything() -> None:

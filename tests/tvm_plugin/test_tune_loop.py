@@ -22,6 +22,8 @@ from eqtune.search import allocation, strategies
 from eqtune.search.allocation.base import TaskStatus
 from eqtune.search.space.base import Decision, Knob, Sketch, Space
 from eqtune.search.space.features import FEATURES
+from eqtune.tune import budget as budget_module
+from eqtune.tune import loop as loop_module
 from eqtune.tune.budget import Budget
 from eqtune.tune.kernel_search import KernelSearch, decision_key
 from eqtune.tune.loop import TuningLoop, Variant
@@ -344,6 +346,33 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert loop.interrupted
     assert loop.kernels[0].status.trials == 32
     assert math.isfinite(loop.latency_s)
+
+
+class SlowOnce(LookUp):
+    """Takes a second for each batch, but twenty for the third. A clock, too."""
+
+    now = 0.0
+
+    def measure(self, task: Any, decisions: Sequence[Decision], best_s: float = math.inf) -> list[Measurement]:
+        self.now += 20.0 if len(self.batches) == 2 else 1.0
+        return super().measure(task, decisions, best_s)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+
+def test_one_slow_batch_does_not_end_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch = ToySketch(1.0, 5)
+    slow = SlowOnce({K0: sketch})
+    monkeypatch.setattr(loop_module, "time", slow)
+    monkeypatch.setattr(budget_module, "time", slow)
+    loop = loop_over([kernel(K0, sketch)], slow, tmp_path)
+    loop.budget = Budget(time_s=30.0, _started=0.0)
+    loop.run()
+    assert len(slow.batches) >= 5
+    assert slow.now <= 30.0
 
 
 def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:

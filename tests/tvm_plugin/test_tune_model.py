@@ -422,6 +422,18 @@ def test_kernels_are_tuned_on_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert {variable.name_hint for variable in scheduled.get_global_vars()} == {row["kernel"] for row in rows}
 
 
+def test_what_an_earlier_run_found_is_exported(tmp_path: Path) -> None:
+    """As the help of --export says."""
+    arguments = ["tune", TINY, "--graph", "off", "--trials", "4", "--threads", "1", "--work-dir", str(tmp_path), "-q"]
+    counts = []
+    for more in ([], ["--export", str(tmp_path / "model.so")]):
+        assert main([*arguments, *more]) == 0
+        with RecordDatabase(tmp_path / "records.sqlite") as database:
+            counts.append(database.count())
+    assert counts == [4, 4]
+    assert (tmp_path / "model.so").stat().st_size > 0
+
+
 def test_a_budget_that_earlier_runs_spent_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {"graph": "off", "threads": 1, "work_dir": tmp_path}
     for trials, told in ((8, False), (8, True), (16, False)):

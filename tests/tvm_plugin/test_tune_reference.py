@@ -8,6 +8,7 @@ import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import eqtune
 from eqtune.frontends.imported import imported_model
 from eqtune.machine import detect_target
 from eqtune.measure import LocalMeasurer, peaks
+from eqtune.records import RecordDatabase
 from eqtune.report.table import closing_lines
 from eqtune.runtime import LocalModels, ModelRunner
 from eqtune.transform.apply_tuned import untuned_executable, untuned_module
@@ -263,3 +265,20 @@ def test_many_kernels_of_their_own_are_not_compiled_in_a_short_time(layers: int,
         untuned = baselines.Baselines(database, measurer, detect_target(1), runs=True)
         untuned.choose(1e6, Budget(time_s=time_s), own_kernels=layers)
     assert untuned.plain is measurer.plain_baselines is plain
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_plain_kernels_of_another_version_are_timed_again(
+    plain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plain schedules may be others; untuned kernels are TVM's."""
+    kernel: Any = SimpleNamespace(task=SimpleNamespace(workload_hash="a" * 16), baseline_s=math.nan)
+    measurer: Any = SimpleNamespace(baseline=lambda tasks: [1e-3 for _ in tasks])
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        untuned = baselines.Baselines(database, measurer, detect_target(1), runs=True)
+        untuned.plain = plain
+        monkeypatch.setattr(baselines, "__version__", "1")
+        untuned.measure([kernel], "here")
+        assert untuned.take_known([kernel], "here") == []
+        monkeypatch.setattr(baselines, "__version__", "2")
+        assert untuned.take_known([kernel], "here") == ([kernel] if plain else [])

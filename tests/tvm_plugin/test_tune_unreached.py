@@ -112,6 +112,22 @@ def test_what_nobody_compares_nobody_guesses(tmp_path: Path) -> None:
     assert sorted(task.tuned for task in result.tasks) == [False, True]
 
 
+@pytest.mark.parametrize(("whole", "plain"), [(True, False), (False, False), (False, True)])
+def test_kernels_that_stay_as_they_were_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: bool, plain: bool
+) -> None:
+    """Nobody guesses where nothing is compared: they looked as if nothing better had been found."""
+    if plain:
+        monkeypatch.setattr("eqtune.tune.baselines.UNTUNED_S_PER_OPERATION", 1e9)
+    if whole:
+        tuned_once(tmp_path, verify=False, progress=True)
+    else:
+        kernels = lower_to_kernels(product_and_softmax(), detect_target(1))
+        eqtune.tune_kernels(kernels, trials=1, threads=1, work_dir=tmp_path)
+    what = "have plain schedules, which are the baseline" if plain else "stay untuned"
+    assert f"the search did not reach 1 of 2 kernels: they {what}\n" in capsys.readouterr().err
+
+
 def test_single_kernels_all_have_a_measured_untuned_time(tmp_path: Path) -> None:
     arguments = {"time_budget_s": 60.0, "trials": 1, "threads": 1, "progress": False, "work_dir": tmp_path}
     result = eqtune.tune_kernels(lower_to_kernels(product_and_softmax(), detect_target(1)), **arguments)

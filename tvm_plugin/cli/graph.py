@@ -107,12 +107,12 @@ def run(args: argparse.Namespace) -> int:
             result = optimize_graph(mod, config, prices=session.graph_prices(mod))
     else:
         result = optimize_graph(mod, replace(config, cost=AnalyticCost(describe_machine())))
+    if args.output:
+        write_text(args.output, str(tvm.ir.save_json(result.mod)))
     if args.html:
         if not result.graphs:
             raise InputError(f"there is no graph to draw: {result.kept_because}")
         write_text(args.html, "\n".join(page(args.model, before, after) for before, after in result.graphs))
-    if args.output:
-        write_text(args.output, str(tvm.ir.save_json(result.mod)))
     if args.json:
         json.dump({"model": args.model, **result.to_json()}, sys.stdout, indent=1)
         print()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..files import replacing
 
 __all__ = [
     "ALLOCATORS",
@@ -154,20 +156,24 @@ def parse_sizes(items: Sequence[str]) -> dict[str, int]:
 
 def check_writable(file: str) -> None:
     """Raise InputError, before hours are spent on what goes there, if a file cannot be written."""
-    path = Path(file).absolute()
+    exists, parents = os.path.exists(file), Path(os.path.realpath(file)).parents
     try:
-        folder = next(parent for parent in path.parents if parent.exists())
-        writable = os.access(path if path.exists() else folder, os.W_OK) and folder.is_dir() and not path.is_dir()
-    except OSError:  # a folder that may not even be looked into
-        writable = False
-    if not writable:
-        raise InputError(f"{file or repr(file)} cannot be written; name a file in a folder that you may write to")
+        if os.path.isdir(file or ".") or (exists and not os.access(file, os.W_OK)):
+            raise PermissionError
+        if os.path.isfile(file) or not exists:  # it is made beside that, in a folder that may refuse for any reason
+            with tempfile.TemporaryFile(dir=next(parent for parent in parents if os.path.exists(parent))):
+                pass
+    except OSError as error:
+        raise InputError(
+            f"{file or repr(file)} cannot be written; name a file in a folder that you may write to"
+        ) from error
 
 
 def write_text(file: str, text: str) -> None:
-    """Write a file, whose folder is made. Raises InputError."""
+    """Write a file, whose folder is made; an older one stays until it is whole. Raises InputError."""
     try:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
+        with replacing(Path(file)) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
     except OSError as error:
         raise InputError(f"{file} cannot be written ({error.strerror}); name another file") from error

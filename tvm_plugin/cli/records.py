@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, RecordError
 
 if TYPE_CHECKING:
-    from ..records import Context, Record, RecordDatabase
+    from ..records import Context, RecordDatabase
 
 __all__ = ["add_parser", "run"]
 
@@ -90,10 +90,9 @@ def _list(database: RecordDatabase, args: argparse.Namespace) -> None:
     contexts: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for number, context in enumerate(database.contexts(), start=1):
-        records = database.all(context=context)
-        contexts.append({"context": number, "records": len(records)} | asdict(context))
-        for found in dict.fromkeys(record.workload_hash for record in records):
-            own = [record for record in records if record.workload_hash == found]
+        kernels = database.kernels(context)
+        contexts.append({"context": number, "records": sum(kernel[1] for kernel in kernels)} | asdict(context))
+        for found, records, failed, best_s in kernels:
             known = workloads.get(found)
             rows.append(
                 {
@@ -101,9 +100,9 @@ def _list(database: RecordDatabase, args: argparse.Namespace) -> None:
                     "workload": found,
                     "name": known.name if known else "",
                     "flops": known.flops if known else None,
-                    "records": len(own),
-                    "failed": sum(bool(record.error) for record in own),
-                    "best_us": _microseconds(min(own, key=lambda record: record.latency_s)),
+                    "records": records,
+                    "failed": failed,
+                    "best_us": None if best_s is None else best_s * 1e6,
                 }
             )
     if args.json:
@@ -147,7 +146,7 @@ def _best(database: RecordDatabase, args: argparse.Namespace) -> None:
         {
             "workload": found,
             "name": names.get(found, ""),
-            "best_us": _microseconds(record),
+            "best_us": record.latency_s * 1e6,
             "decision": json.loads(record.decision) if record.decision else None,
             "trace": record.trace,
         }
@@ -229,10 +228,6 @@ def _print_exchange(done: Any, what: str, as_json: bool) -> None:
     print(f"{what}: {done.records} records of {done.workloads} kernels")
     for reason, number in done.skipped.items():
         print(f"left out: {number} ({reason})")
-
-
-def _microseconds(record: Record) -> float | None:
-    return None if record.error else record.latency_s * 1e6
 
 
 def _number(value: float | None) -> str:

@@ -66,4 +66,4 @@ def _load(work_dir: Path) -> Any:
     if not records.exists():
         return summary
     with RecordDatabase(records) as database:
-        return with_records(summary, database.all(context=summary.context))
+        return with_records(summary, database.all(context=summary.context, traces=False))

@@ -15,6 +15,7 @@ from .options import (
     check_writable,
     model_arguments,
     parse_sizes,
+    parse_target,
     search_arguments,
 )
 
@@ -22,7 +23,8 @@ __all__ = ["add_parser", "run"]
 
 EXPORT = (
     "write the tuned model as a library for TVM's runtime: a .so, linked here, or a .tar of object files, linked where "
-    "it is loaded"
+    "it is loaded; also what an earlier run has found: the same command with --export, once its budget is spent, measures "
+    "nothing more"
 )
 
 
@@ -62,20 +64,18 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tune, print the table, write what was asked for."""
     from ..report.table import kernel_table
-    from ..runtime import can_link
     from ..tune import tune_model
     from ..tune.result import check_export_path
 
     if args.export is not None:
-        if check_export_path(args.export).suffix == ".so" and args.target is None and not can_link():
-            raise SetupError(
-                f"there is no C++ compiler, which links {args.export}: install g++, or export a .tar, which needs none"
-            )
+        suffix = check_export_path(args.export).suffix
         if args.measure == "compile-only":
             raise InputError(
                 "--measure compile-only builds no library that --export could write: leave out --export; in Python, "
                 "build the result's `mod` where the device is, with tvm.compile"
             )
+        if suffix == ".so":
+            _check_linker(args)
     for file in (args.report, args.export):
         if file is not None:
             check_writable(file)
@@ -102,3 +102,17 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"tuned model: {path}")
     return 130 if result.interrupted else 0
+
+
+def _check_linker(args: argparse.Namespace) -> None:
+    """Raise SetupError, before hours are spent, where a library could not be linked."""
+    from ..gpu_machine import resolve_target
+    from ..runtime import can_link, linker_of
+
+    target = parse_target(args.target)
+    compiler = None if target is None else linker_of(resolve_target(target, args.threads))
+    if not can_link(compiler):
+        raise SetupError(
+            f"there is no {compiler or 'C++ compiler'}, which links {args.export}: install {compiler or 'g++'}, or "
+            "export a .tar, which needs none"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import _checked  # noqa: F401 - refuses versions that cannot work
 from .imported import ImportedModel, InputInfo
 from .load import check_model, load_model
 from .open_size import OpenSize

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import SetupError
 from ..machine import core_count
 from ..search.space.hardware import MEMORY_BYTES, Hardware
-from .affinity import on_first_core, start_pool
+from .affinity import on_first_core
 from .lean_import import leave_out
 
 __all__ = ["measure_speeds"]
@@ -170,7 +170,6 @@ def main() -> None:
     import tvm
 
     question = json.loads(sys.stdin.read())
-    start_pool()
     with on_first_core():
         speeds = _measure(tvm.target.Target(question["target"]), Hardware.from_json(question["hardware"]))
     print(json.dumps(speeds))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu_machine import is_gpu, let_tvm_compile
-from .affinity import on_first_core, start_pool
+from .affinity import on_first_core
 from .base import MAX_DETAIL
 from .exported import libraries_of
 from .model_bench import ModelBench
@@ -166,7 +166,6 @@ class DeviceActor:
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """As `server.py`'s "run"; where outputs were saved, "references" holds their files by name."""
         try:
-            start_pool()
             with on_first_core():
                 answer = self._runner.run(request)
         except Exception as error:  # noqa: BLE001 - generated code raises anything; it is the candidate's failure
@@ -189,7 +188,6 @@ class DeviceActor:
         outputs = request["outputs"]
         place = self._place(outputs) if outputs else None
         try:
-            start_pool()
             with on_first_core():
                 answer = self._models.run({**request, "outputs": str(place or "")})
         except Exception as error:  # noqa: BLE001 - generated code raises anything

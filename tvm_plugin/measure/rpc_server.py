@@ -15,14 +15,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import psutil
 
 from ..errors import InputError
 from ..gpu_machine import let_tvm_compile
-from ..machine import core_count, detect_target, device_name, features_here
+from ..machine import allowed_cores, core_count, detect_target, device_name, features_here
+from .affinity import bind_pool
 from .trial import MEMORY_SHARE
 from .worker import limit_memory, restore_crash_signals
 
@@ -123,17 +124,21 @@ def _offer_functions() -> None:
 
     name = device_name(detect_target())
     features = " ".join(sorted(features_here()))
+    cores = allowed_cores()
     tvm_ffi.register_global_func("eqtune.device_name", lambda: name, override=True)
     tvm_ffi.register_global_func("eqtune.cpu_features", lambda: features, override=True)
-    tvm_ffi.register_global_func("eqtune.prepare_session", _prepare_session, override=True)
+    tvm_ffi.register_global_func("eqtune.prepare_session", lambda: _prepare_session(cores), override=True)
 
 
-def _prepare_session() -> None:
-    """The same conditions as in a local worker, for the rest of the session."""
+def _prepare_session(cores: Collection[int]) -> None:
+    """The same conditions as in a local worker, for the rest of the session, on these cores of the server."""
+    import tvm
+
     restore_crash_signals()
     limit_memory(int(psutil.virtual_memory().total * MEMORY_SHARE))
-    if hasattr(os, "sched_setaffinity"):  # as `affinity.on_first_core`
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if hasattr(os, "sched_setaffinity"):  # as `affinity.on_first_core`, with the threads that the client has asked for
+        threads = int(tvm.get_global_func("runtime.NumThreads")())
+        os.sched_setaffinity(0, {bind_pool(threads, cores, workers=int(os.environ["TVM_NUM_THREADS"]))})
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ class Server:
         try:
             if request["op"] == "build":
                 return self._build(request)
-            start_pool()
             if request["op"] == "untuned":
+                start_pool()
                 return self._run_untuned(request)
             with on_first_core():
                 disturbed = self._gauge.disturbed()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 
+from .. import _checked  # noqa: F401 - refuses versions that cannot work
 from .arrays import load_params
 from .convert import convert
 from .errors import RelayError, UnsupportedRelayError

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from ..errors import InputError
-from ..files import as_path
+from ..files import as_path, replacing
 from .charts import Size, curve_svg
 from .summary import KernelRow, RunSummary
 from .table import why_not_measured
@@ -32,11 +32,15 @@ ERROR_KINDS: Mapping[str, str] = {
 
 
 def write_html(summary: RunSummary, path: str | os.PathLike[str]) -> Path:
-    """Write `render_html(summary)` to a file, whose folder is made. Raises InputError when it cannot be written."""
+    """Write `render_html(summary)` to a file, whose folder is made. Raises InputError when it cannot be written.
+
+    Whatever was there stays until the page is whole.
+    """
     page = as_path(path, "a report is written to a path")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render_html(summary), encoding="utf-8", errors="replace")  # names of files may be no text
+        with replacing(page) as temporary:
+            temporary.write_text(render_html(summary), encoding="utf-8", errors="replace")  # names may be no text
     except OSError as error:
         raise InputError(f"the report cannot be written to {os.fspath(path)!r}: {error.strerror}") from error
     return page

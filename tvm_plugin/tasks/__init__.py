@@ -1,5 +1,6 @@
 """Tasks: the distinct fused kernels of a model, and how a model becomes kernels."""
 
+from .. import _checked  # noqa: F401 - refuses versions that cannot work
 from .extract import extract_tasks, task_of
 from .flops import count_bytes, count_flops, count_integer_operations
 from .lossy import lossy_products, permit_lossy_products

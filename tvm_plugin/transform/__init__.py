@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 
-from .. import errors
+from .. import _checked, errors  # noqa: F401 - the first refuses versions that cannot work
 
 if TYPE_CHECKING:
     from .apply_tuned import ApplyTuned
     from .attention_as_products import AttentionAsProducts
     from .batch_norm import FoldBatchNorm
+    from .byte_tables import TabulateBytes
     from .empty_rows import AskMaximaForEmptyRows
     from .equality_saturation import EqualitySaturation
     from .fake_quantization import FakeQuantizationToInteger
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from .lowering import LowerToKernels
     from .narrow_products import NarrowProducts
     from .narrow_weights import KeepNarrowWeights
+    from .pad_pooling import PadPooling
     from .parallel_convolutions import JoinParallelConvolutions
     from .scales import ScaleSmallerOperand
     from .shared_heads import JoinSharedHeads
@@ -68,9 +70,11 @@ __all__ = [
     "KnownSlices",
     "LowerToKernels",
     "NarrowProducts",
+    "PadPooling",
     "ScaleSmallerOperand",
     "SimplifyShapes",
     "SubPixelConvolution",
+    "TabulateBytes",
     "TrimKernels",
 ]
 
@@ -90,9 +94,11 @@ _HOMES = {
     "KnownSlices": ".known_slices",
     "LowerToKernels": ".lowering",
     "NarrowProducts": ".narrow_products",
+    "PadPooling": ".pad_pooling",
     "ScaleSmallerOperand": ".scales",
     "SimplifyShapes": ".simplify_shapes",
     "SubPixelConvolution": ".sub_pixel",
+    "TabulateBytes": ".byte_tables",
     "TrimKernels": ".trim_kernels",
 }
 

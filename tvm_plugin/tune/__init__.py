@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import _checked  # noqa: F401 - refuses versions that cannot work
 from .kernels import tune_kernels
 from .model import tune_model
 from .result import KernelsResult, TaskResult, TuneResult

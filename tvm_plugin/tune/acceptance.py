@@ -101,7 +101,7 @@ class Acceptance:
     def _guess(self, kernel: KernelSearch) -> TaskResult:
         for decision in self.prices.defaults(kernel.task):
             known = self.prices.has_run(kernel.task, decision)
-            schedule = kernel.space.apply(decision) if known else lowerable_schedule(kernel.space, decision)
+            schedule = lowerable_schedule(kernel.space, decision, compiles=known)
             if schedule is not None:
                 guess = Measurement(decision, (self.prices.guess_s(kernel.task),), trace=trace_to_json(schedule.trace))
                 return replace(self._result(kernel, guess), measured=False)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .. import __version__
 from ..errors import SetupError
 from ..gpu_machine import is_gpu
 from ..machine import target_json
@@ -118,4 +119,5 @@ class Baselines:
             )
 
     def _key(self, kernel: KernelSearch, context_key: str) -> str:
-        return f"baseline:{kernel.task.workload_hash}:{context_key}{':plain' if self.plain else ''}"
+        plain = f":plain:{__version__}" if self.plain else ""  # another version may have other plain schedules
+        return f"baseline:{kernel.task.workload_hash}:{context_key}{plain}"

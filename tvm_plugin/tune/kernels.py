@@ -63,6 +63,7 @@ def tune_kernels(
         session.baselines.choose(sum(task.operations for task in tasks), session.budget)
         loop = session.search(tasks, [Variant("kernels", {task.workload_hash: task.calls for task in tasks})])
         results = session.accept(loop.kernels, look=not loop.interrupted)
+        session.tell_unreached(loop.kernels)
         session.save_spent()
     return KernelsResult(schedule_kernels(mod, schedules_of(results)), results, loop.interrupted)
 

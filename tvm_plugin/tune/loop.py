@@ -6,9 +6,10 @@ import json
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import median
 
 import numpy as np
 
@@ -48,6 +49,10 @@ HOPEFUL, LEVEL = 1.3, 1.1
 """How many times as long as the fastest form another may take: while it may catch up, and in the end."""
 
 IN_THIS_ROUND = "measured in this round"
+
+RECENT, MOST_UNUSUAL = 8, 2.0
+"""The next round is expected to take as long as the slowest of late, but no more than so many times the median of so
+many: else, one that something disturbed for 20 s ends a search with as much time left."""
 
 TOGETHER = 4
 """Kernels with fewer candidates than this a round are measured several at a time, so that all cores compile. Untuned
@@ -90,7 +95,7 @@ class TuningLoop:
     transfer : Transfer or None
         Suggests the first candidates of each kernel.
     spent : callable
-        Facts to keep with each batch of records: how much of the budget is gone.
+        What to add, with each batch of records, to how much of the budget is gone (`RecordDatabase.add`'s `sums`).
     baselines : callable or None
         Sets `baseline_s` of kernels that are reached without one.
     untuned_s : callable
@@ -111,13 +116,14 @@ class TuningLoop:
     seed: int
     eqtune_version: str
     transfer: Transfer | None = None
-    spent: Callable[[], Mapping[str, Any]] = dict
+    spent: Callable[[], Mapping[str, Mapping[str, float]]] = dict
     baselines: Callable[[Sequence[KernelSearch]], None] | None = None
     untuned_s: Callable[[Task], float] = lambda task: 0.0
     guess_s: Callable[[Task], float] | None = None
     interrupted: bool = False
     _interrupt: Interrupt = field(default_factory=Interrupt, init=False)
     _round_s: float = field(default=0.0, init=False)
+    _rounds_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
     _trial_s: float = field(default=0.0, init=False)
     _guesses_s: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -239,12 +245,13 @@ class TuningLoop:
                 kernel.status.round_s = (time.monotonic() - measure_started) / len(asked)
         records = [self._record(kernel, m) for kernel, of_kernel in measured for m in of_kernel]
         self.budget.spent_trials += len(records)
-        self.database.add(records, self.spent())  # at once: a kill must not leave recorded trials uncounted
+        self.database.add(records, sums=self.spent())  # at once: a kill must not leave recorded trials uncounted
         for kernel, of_kernel in measured:
             kernel.tell(of_kernel)
         self._fit()
         round_s = asking_s + time.monotonic() - measure_started  # without untuned kernels, which run once
-        self._round_s = max(0.8 * self._round_s, round_s)
+        self._rounds_s.append(round_s)
+        self._round_s = min(max(0.8 * self._round_s, round_s), MOST_UNUSUAL * median(self._rounds_s))
         self._trial_s = max(0.8 * self._trial_s, round_s / len(records))
         self.progress.update(
             measured[-1][0].task.name[:40],

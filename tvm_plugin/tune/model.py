@@ -314,7 +314,10 @@ def _fastest_right(
 ) -> tuple[_Built, float]:
     """Of the forms still in the race and accurate enough, compiled, the fastest, and its latency in seconds."""
     contenders = _contenders(forms, loop, session)[: 1 if loop.interrupted else None]
-    results = session.accept(_kernels_of(contenders, loop), guess=verify, look=not loop.interrupted)
+    kernels = _kernels_of(contenders, loop)
+    results = session.accept(kernels, guess=verify, look=not loop.interrupted)
+    if not verify:
+        session.tell_unreached(kernels)
     session.rest()
     accuracy.reference.make_room(session.untuned_timing_s)
     built = _built(contenders, results, session, accuracy)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import __version__
 from ..measure.base import Measurer, Price, Pricer
 from ..records import Context, RecordDatabase
 from ..search.space.base import Decision, Space
@@ -200,4 +201,5 @@ class KernelPrices:
             self._errors[task.workload_hash] = price.latency_s / estimate_s
 
     def _key(self, workload: str) -> str:
-        return f"price:{workload}:{self.context_key}"
+        """Also of the version of eqtune: its schedule of the same decision may be another one."""
+        return f"price:{workload}:{self.context_key}:{__version__}"

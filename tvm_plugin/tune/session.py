@@ -112,6 +112,7 @@ class Session:
         self.progress = Progress(settings.progress)
         self.resumed_trials = 0
         self.run_key = ""
+        self._noted = 0.0, 0
         self.finish_s = FINISH_S
         self._spaces: dict[str, Space] = {}
         with contextlib.ExitStack() as opened:  # closed again where what follows fails, or is interrupted
@@ -223,6 +224,7 @@ class Session:
         self.run_key = _run_key(variant, self.context) + (f":{permits}" if permits else "")
         self.budget.spent_s = self.work.database.get_number(self.run_key, "seconds") or 0.0
         self.budget.spent_trials = int(self.work.database.get_number(self.run_key, "trials") or 0)
+        self._noted = self.budget.spent_s, self.budget.spent_trials
 
     def has_measured(self, task: Task) -> bool:
         """Whether an earlier run measured a candidate of it here."""
@@ -327,7 +329,7 @@ class Session:
                 f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s" + ("" if self.runs else f"; {NOT_MEASURED}")
             )
         caches = (machine.l1_bytes // 1024, machine.l2_bytes // 1024, machine.l3_bytes // 1024)
-        how = "measured" if self._runs_here else "by a table of processors"
+        how = "measured" if self._speeds_measured else "by a table of processors"
         return (
             f"{machine.name}, {machine.threads} threads: {machine.peak_flops_per_s_all / 1e9:.0f} GFLOPS and "
             f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s {how}, {machine.peak_flops_per_s / 1e9:.0f} GFLOPS a "
@@ -348,7 +350,7 @@ class Session:
 
     def save_spent(self) -> None:
         """Note how much of the budget is gone, so that the next run in this directory goes on from here."""
-        self.work.database.add([], self._spent())
+        self.work.database.add([], sums=self._spent())
 
     def accept(self, kernels: Sequence[KernelSearch], guess: bool = False, look: bool = True) -> list[TaskResult]:
         """The schedule that each kernel gets; see `Acceptance.of`."""
@@ -363,6 +365,13 @@ class Session:
             baselines=self.baselines,
         )
         return acceptance.of(kernels, guess, look)
+
+    def tell_unreached(self, kernels: Sequence[KernelSearch]) -> None:
+        """Say how many kernels the search did not reach, where nobody guesses what they should get (see `accept`)."""
+        unreached = sum(kernel.unreached for kernel in kernels)
+        if unreached:
+            kept = "have plain schedules, which are the baseline" if self.baselines.plain else "stay untuned"
+            self.progress.say(f"the search did not reach {unreached} of {len(kernels)} kernels: they {kept}")
 
     def keep_unreached(self, results: Sequence[TaskResult]) -> None:
         """Record the schedules of kernels that the budget did not reach, once their model was compared with them.
@@ -391,8 +400,10 @@ class Session:
             ]
         )
 
-    def _spent(self) -> dict[str, Any]:
-        return {self.run_key: {"seconds": self.budget.elapsed_s, "trials": self.budget.spent_trials}}
+    def _spent(self) -> dict[str, dict[str, float]]:
+        """What this run has spent since it was last asked: others in its directory add to the same numbers."""
+        (seconds, trials), self._noted = self._noted, (self.budget.elapsed_s, self.budget.spent_trials)
+        return {self.run_key: {"seconds": self._noted[0] - seconds, "trials": self._noted[1] - trials}}
 
     def _cost_model(self) -> CostModel:
         model = cost_model.create(self.settings.cost_model, seed=self.settings.seed)

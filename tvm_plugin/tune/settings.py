@@ -29,7 +29,7 @@ class Settings:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        """Raise InputError for what is no number, and for a seed that no record can hold.
+        """Raise InputError for what is no number, and for a seed that no generator takes, or no record can hold.
 
         How large the others may be is for others to say. Numbers of numpy's become Python's, which JSON can hold.
         """
@@ -40,6 +40,8 @@ class Settings:
             if isinstance(value, bool) or not isinstance(value, Integral):
                 raise InputError(f"{name} is a whole number, not {value!r}")
             object.__setattr__(self, name, int(value))
+        if self.seed < 0:
+            raise InputError(f"seed must be at least 0, not {self.seed}")
         if self.seed >= 2**63:
             raise InputError(f"seed must be less than 2**63, not {self.seed}")
         seconds = self.time_budget_s

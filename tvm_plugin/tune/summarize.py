@@ -77,7 +77,7 @@ def summarize(
         seed=session.settings.seed,
         interrupted=interrupted,
     )
-    return with_records(summary, session.work.database.all(context=session.context))
+    return with_records(summary, session.work.database.all(context=session.context, traces=False))
 
 
 def command_line(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import _checked  # noqa: F401 - refuses versions that cannot work
 from ..errors import InputError, MissingExtraError
 from . import weights
 from .bert import bert_base, tensat_bert
