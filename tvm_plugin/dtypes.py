@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["HALVES", "epsilon", "is_floating", "is_integer", "numpy_dtype"]
+__all__ = ["HALVES", "epsilon", "is_byte", "is_floating", "is_integer", "numpy_dtype"]
 
 HALVES = ("float16", "bfloat16")
 """Floating-point types of 16 bits."""
@@ -30,6 +30,11 @@ def is_floating(name: str) -> bool:
 def is_integer(name: str) -> bool:
     """Whether a dtype is of whole numbers, with or without a sign; bool is not."""
     return name.startswith(("int", "uint"))
+
+
+def is_byte(name: str) -> bool:
+    """Whether a dtype is of whole numbers of 8 bits."""
+    return name in ("int8", "uint8")
 
 
 def epsilon(name: str) -> float:

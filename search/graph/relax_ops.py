@@ -1,7 +1,7 @@
 """How each operator of the vocabulary is written in Relax: one row each, read and written by the same table.
 
-`read` gives the vocabulary's view of a Relax call, or None where the vocabulary cannot say exactly what the call does;
-such a call becomes an `opaque` term. `write` is its inverse.
+`read` gives the vocabulary's view of a Relax call, unless the vocabulary cannot say exactly what the call does: such a
+call becomes an `opaque` term. `write` is its inverse.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Write = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One Relax operator: `read(call, argument types, result type)` gives attributes, or None."""
+    """One Relax operator: `read(call, argument types, result type)` gives attributes, or `_NOT_EXPRESSIBLE`."""
 
     relax: str
     op: str
@@ -88,11 +88,8 @@ def write_term(op: str, attrs: Any, arguments: Sequence[Any], types: Sequence[Te
     return WRITERS[op](attrs, *arguments, types=types, result=result)
 
 
-class _NotExpressible:
-    pass
-
-
-_NOT_EXPRESSIBLE = _NotExpressible()
+_NOT_EXPRESSIBLE = object()
+"""What `read` gives for a call that the vocabulary cannot express: None is what operators without attributes have."""
 
 
 def _ints(values: Any) -> tuple[int, ...]:

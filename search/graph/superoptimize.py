@@ -65,8 +65,6 @@ class SearchResult:
         Number of e-classes.
     load_s, explore_s, extract_s, price_s : float
         Seconds spent; `extract_s` is that of the last extraction.
-    price_rounds : int
-        How often prices were learned.
     view : EGraphView or None
         The e-graph; None where nothing was explored.
     cost : TermCost
@@ -86,7 +84,6 @@ class SearchResult:
     explore_s: float = 0.0
     extract_s: float = 0.0
     price_s: float = 0.0
-    price_rounds: int = 0
     view: EGraphView | None = None
     cost: TermCost = field(default_factory=AnalyticCost)
     rules: Sequence[Rule | Group] = ()
@@ -165,7 +162,7 @@ def superoptimize(
     result = SearchResult(graph, 0.0, 0.0, saturation, classes=len(view.classes), load_s=loaded - started)
     result.explore_s = time.perf_counter() - loaded
     found: dict[tuple[Any, ...], Extraction] = {}
-    while True:
+    for round_number in range(ROUNDS + 1):
         started = time.perf_counter()
         cost = pricing.cost if pricing is not None else cost
         result.extractions = extract(view, cost, extractors, time_limit_s=min(extract_seconds, seconds / 4))
@@ -173,14 +170,13 @@ def superoptimize(
         for extraction in result.extractions:
             found.setdefault((tuple(extraction.graph.terms), tuple(extraction.graph.outputs)), extraction)
         too_late = time.perf_counter() - began > 0.75 * seconds
-        if pricing is None or result.price_rounds == ROUNDS or too_late:
+        if pricing is None or round_number == ROUNDS or too_late:
             break
         started = time.perf_counter()
         new = pricing.learn([graph, *(extraction.graph for extraction in result.extractions)])
         result.price_s += time.perf_counter() - started
         if not new:
             break
-        result.price_rounds += 1
     result.view, result.cost, result.rules = view, cost, rules
     result.cost_before_s = result.cost_after_s = graph_cost_s(graph, cost)
     result.candidates = _cheaper(view, list(found.values()), cost, result.cost_before_s)

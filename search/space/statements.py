@@ -1,4 +1,4 @@
-"""Parts of statements that the rewriters of scheduled functions put together again."""
+"""Statements, blocks and functions, put together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-__all__ = ["block_with", "looped", "point", "with_body", "with_code"]
+__all__ = ["block_with", "function_of", "in_order", "looped", "point", "with_body", "with_code"]
 
 _PARTS = (
     *("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers", "annotations"),
@@ -21,6 +21,19 @@ def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: in
         kind = tirx.ForKind.PARALLEL if place == parallel else tirx.ForKind.SERIAL
         body = tirx.For(loop, tirx.IntImm("int64", 0), extent, kind, body)
     return body
+
+
+def in_order(statements: Sequence[Any]) -> Any:
+    """One statement after another."""
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+
+
+def function_of(
+    parameters: Sequence[Any], statements: Sequence[Any], attributes: Mapping[str, Any], own: Sequence[Any] = ()
+) -> tirx.PrimFunc:
+    """A kernel of these statements, with buffers of its own."""
+    root = s_tir.SBlock([], [], [], "root", in_order(statements), alloc_buffers=list(own))
+    return tirx.PrimFunc(list(parameters), s_tir.SBlockRealize([], True, root)).with_attr(dict(attributes))
 
 
 def point(buffer: Any, indices: Sequence[Any]) -> Any:

@@ -268,7 +268,7 @@ def stacked_rows(count, width, axis=0, join=op.stack):
 @pytest.mark.parametrize(
     ("join", "count", "axis", "copying"),
     [
-        *((op.stack, 3, 0, 0), (op.stack, 8, 1, 1), (op.stack, 64, 0, 1), (op.stack, 130, 2, 2)),
+        *((op.stack, 3, 0, 0), (op.stack, 8, 1, 1), (op.stack, 64, 0, 1), (op.stack, 65, 0, 1), (op.stack, 130, 2, 2)),
         *((op.concat, 31, 1, 0), (op.concat, 32, 0, 1), (op.concat, 130, 1, 2)),
     ],
 )

@@ -23,8 +23,8 @@ __all__ = ["add_parser", "run"]
 
 EXPORT = (
     "write the tuned model as a library for TVM's runtime: a .so, linked here, or a .tar of object files, linked where "
-    "it is loaded; also what an earlier run has found: the same command with --export, once its budget is spent, measures "
-    "nothing more"
+    "it is loaded; also what an earlier run has found: the same command with --export, once its budget is spent, "
+    "measures nothing more"
 )
 
 

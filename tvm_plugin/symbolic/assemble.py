@@ -9,11 +9,11 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from ..search.space.statements import looped
+from ..search.space.statements import function_of, in_order, looped
 from ..transform.in_place import OVERWRITABLE
 from .blocks import Blocks, blocks_of, packed_in_blocks
 from .kernel import Size, Stage, SymbolicKernel, grouped, is_common
-from .part import Part, bytes_of, function_of, in_order, number
+from .part import Part, bytes_of, number
 from .placed import IMAGE_ROWS, PIXELS, PlacedTiles, longest
 from .schedules import TileSchedules
 from .steps import covered, shared

@@ -10,9 +10,9 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..search.space.hardware import Hardware
-from ..search.space.statements import looped
+from ..search.space.statements import function_of, looped
 from .kernel import Size, Stage, SymbolicKernel, is_common
-from .part import alike, bytes_of, function_of, number
+from .part import alike, bytes_of, number
 
 __all__ = ["Blocks", "NotInBlocks", "blocks_of", "packed_in_blocks"]
 

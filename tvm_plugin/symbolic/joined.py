@@ -10,9 +10,9 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from ..search.space.expressions import substitute
-from ..search.space.statements import looped
+from ..search.space.statements import function_of, looped
 from .kernel import Size, Stage, SymbolicKernel, read_kernel
-from .part import changed_block, function_of, number
+from .part import changed_block, number
 
 __all__ = ["seen_as_given", "with_sizes_joined"]
 

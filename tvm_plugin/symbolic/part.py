@@ -14,7 +14,7 @@ from ..search.space.access import dtype_bytes
 from ..search.space.expressions import substitute
 from .kernel import Size, Stage, SymbolicKernel, Window
 
-__all__ = ["Part", "alike", "bytes_of", "changed_block", "function_of", "in_order", "number"]
+__all__ = ["Part", "alike", "bytes_of", "changed_block", "number"]
 
 _LAYOUT_FREE = "layout_free_placeholders"
 """Annotation of TVM's operator library that names tensors of another function."""
@@ -120,19 +120,6 @@ def alike(buffer: Any, *outer: int) -> Any:
 def bytes_of(buffer: Any) -> float:
     """Of a buffer of known shape."""
     return math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(str(buffer.dtype))
-
-
-def in_order(statements: Sequence[Any]) -> Any:
-    """One statement after another."""
-    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
-
-
-def function_of(
-    parameters: Sequence[Any], statements: Sequence[Any], attributes: Mapping[str, Any], own: Sequence[Any] = ()
-) -> tirx.PrimFunc:
-    """A kernel of these statements, with buffers of its own."""
-    root = s_tir.SBlock([], [], [], "root", in_order(statements), alloc_buffers=list(own))
-    return tirx.PrimFunc(list(parameters), s_tir.SBlockRealize([], True, root)).with_attr(dict(attributes))
 
 
 def changed_block(

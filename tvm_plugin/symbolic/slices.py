@@ -8,7 +8,8 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..search.space.expressions import substitute, uses
-from .part import function_of, number
+from ..search.space.statements import function_of
+from .part import number
 
 __all__ = ["is_slice", "with_slice_apart"]
 

@@ -11,9 +11,9 @@ from tvm import ir, s_tir, tirx
 
 from ..search.space.analysis import ACCUMULATES
 from ..search.space.expressions import substitute
-from ..search.space.statements import looped, point
+from ..search.space.statements import function_of, looped, point
 from .kernel import Size, Stage, SymbolicKernel, Window
-from .part import changed_block, function_of
+from .part import changed_block
 
 __all__ = ["Tile", "sums_parts", "tile_of", "windows_of"]
 

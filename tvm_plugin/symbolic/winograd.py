@@ -27,11 +27,11 @@ from ..search.graph.winograd_kernels import data_kernel, result_kernel, weight_k
 from ..search.space.base import Decision
 from ..search.space.expressions import substitute
 from ..search.space.hardware import Hardware
-from ..search.space.statements import looped
+from ..search.space.statements import function_of, in_order, looped
 from ..transform.in_place import OVERWRITABLE
 from ..transform.pack_weights import SplitKernel
 from .kernel import Size, Stage, SymbolicKernel
-from .part import Part, alike, function_of, in_order, number
+from .part import Part, alike, number
 from .placed import computed_over
 from .schedules import ScheduledTile, TileSchedules, UsedTile
 from .slices import is_slice

@@ -29,10 +29,11 @@ from ..search.space.attention import (
     filled_up,
 )
 from ..transform.constants import array_of, constant_of, is_static_tensor
-from ..transform.functions import block_results, extents, operator, top_level_bindings, use_counts
+from ..transform.functions import block_results, bound_values, extents, has_call, operator, use_counts
 from .flops import NEEDED
-from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands
-from .te_kernels import OPAQUE, with_te_kernels
+from .fusion import OPAQUE
+from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands, with_permuted_results
+from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_attention"]
 
@@ -187,10 +188,9 @@ class _Attention:
 
 def _attentions(function: relax.Function, least_places: int, registers: int) -> dict[relax.Var, _Attention]:
     """The attentions of a function, by the variable of their (permuted) result."""
-    values = {binding.var: binding.value for binding in top_level_bindings(function)}
-    softmaxes = [value for value in values.values() if operator(value) == "relax.nn.softmax"]
-    if not softmaxes:
+    if not has_call(function, {"relax.nn.softmax"}):
         return {}
+    values = bound_values(function)
     uses, permuted = use_counts(function), permuted_operands(function, activations=True)
     results = block_results(function)
     within = {var: value for var, value in values.items() if var not in results}
@@ -200,11 +200,7 @@ def _attentions(function: relax.Function, least_places: int, registers: int) -> 
             attention = _attention(value, within, uses, permuted, registers)
             if attention is not None and attention.places >= least_places:
                 found[var] = attention
-    for var, value in values.items():
-        order = permute_order(value)
-        source = value.args[0] if order else None
-        if source in found and source in within and uses[source] == 1 and keeps_runs(order):
-            found[var] = replace(found.pop(source), order=order)
+    found = with_permuted_results(function, found)
     fillings: dict[Any, Any] = {}
     return {var: replace(attention, steps=_filled_steps(attention, fillings)) for var, attention in found.items()}
 

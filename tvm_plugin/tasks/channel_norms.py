@@ -19,9 +19,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script.ir_builder import tirx as T
 
 from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, top_level_bindings
+from ..transform.functions import extents, map_functions, operator, top_level_bindings
 from .te_kernels import extern_kernel
-from .workers import rest, share, variable, workers, worthwhile_threads
+from .workers import array, rest, share, variable, workers, worthwhile_threads
 
 __all__ = ["legalize_channel_norms"]
 
@@ -41,13 +41,13 @@ def legalize_channel_norms(mod: ir.IRModule, threads: int) -> ir.IRModule:
 
     Mean and gamma / deviation, of each image and channel, are a kernel of their own; the rest fuses with what follows.
     """
-    functions = {name: function for name, function in mod.functions_items() if isinstance(function, relax.Function)}
-    if not any(_groups(binding.value) for function in functions.values() for binding in top_level_bindings(function)):
-        return mod
     rewriter = _ChannelNorms(mod, threads)
-    for name, function in functions.items():
-        rewriter.builder_.update_func(name, rewriter.visit_expr(function))
-    return rewriter.builder_.get()
+
+    def rewritten(function: relax.Function) -> relax.Function:
+        has_norms = any(_groups(binding.value) for binding in top_level_bindings(function))
+        return rewriter.visit_expr(function) if has_norms else function
+
+    return map_functions(mod, rewritten, rewriter.builder_)
 
 
 @mutator
@@ -99,10 +99,10 @@ def _moments(x: te.Tensor, gamma: te.Tensor, groups: int, epsilon: float, thread
         return tirx.Cast("float32", count)
 
     def body(given: Any, factors: Any, mean: Any, scale: Any) -> None:
-        means, squares = (_floats(images * parts * channels) for _ in range(2))
+        means, squares = (array(images * parts * channels, "float32") for _ in range(2))
         with workers(images * parts, threads) as worker:
             image, begin, own = worker // parts, worker % parts * high, worker * channels
-            center, sums, powers = (_floats(channels) for _ in range(3))
+            center, sums, powers = (array(channels, "float32") for _ in range(3))
             with T.serial(0, channels) as c:
                 means[own + c], squares[own + c] = zero, zero
             with T.serial(0, high // BLOCK) as block:
@@ -167,7 +167,3 @@ def _in_pairs(terms: Sequence[Any]) -> Any:
     """Their sum."""
     half = len(terms) // 2
     return terms[0] if len(terms) == 1 else _in_pairs(terms[:half]) + _in_pairs(terms[half:])
-
-
-def _floats(count: int) -> Any:
-    return T.buffer_proxy(T.alloc_buffer((count,), "float32"))

@@ -7,7 +7,7 @@ threads share the classes; the best box that is left is looked for each time, am
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import ir, relax, te, tirx
@@ -15,8 +15,8 @@ from tvm.script.ir_builder import tirx as T
 
 from ..transform.constants import array_of, is_static_tensor
 from ..transform.functions import operator, sizes_read, top_level_bindings
-from .te_kernels import extern_kernel, with_te_kernels
-from .workers import variable, workers, worthwhile_threads
+from .te_kernels import Routine, extern_kernel, with_te_kernels
+from .workers import array, variable, workers, worthwhile_threads
 
 __all__ = ["write_choices"]
 
@@ -28,31 +28,20 @@ def write_choices(mod: ir.IRModule, threads: int) -> ir.IRModule:
     return with_te_kernels(mod, "non_max_suppression", lambda function: _found(function, threads))
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """A `TeKernel`."""
-
-    call: relax.Call
-    threads: int
-
-    @property
-    def arguments(self) -> list[Any]:
-        """Boxes and scores; what else there is are numbers."""
-        return list(self.call.args[:2])
-
-    def compute(self, boxes: te.Tensor, scores: te.Tensor) -> list[te.Tensor]:
-        """The table, and the number of its rows that are written."""
-        most, overlap, least = (array_of(value).item() for value in self.call.args[2:])
-        return _choose(boxes, scores, int(most), overlap, least, self.threads)
-
-
-def _found(function: relax.Function, threads: int) -> dict[relax.Var, _Choice]:
+def _found(function: relax.Function, threads: int) -> dict[relax.Var, Routine]:
     asked = sizes_read(function)
     return {
-        binding.var: _Choice(binding.value, threads)
+        binding.var: _choice(*binding.value.args, threads=threads)
         for binding in top_level_bindings(function)
         if binding.var in asked and operator(binding.value) == CHOICE and _is_known(binding.value.args)
     }
+
+
+def _choice(boxes: Any, scores: Any, *limits: Any, threads: int) -> Routine:
+    """The kernel of one choice; its limits are numbers."""
+    most, overlap, least = (array_of(value).item() for value in limits)
+    compute = partial(_choose, most=int(most), overlap=overlap, least=least, threads=threads)
+    return Routine([boxes, scores], compute)
 
 
 def _is_known(arguments: Any) -> bool:
@@ -76,7 +65,7 @@ def _choose(
     nothing = tirx.const(float("-inf"), dtype)
 
     def body(corners: Any, given: Any, table: Any, total: Any) -> None:
-        kept, numbers = _memory(groups * most, "int32"), _memory(groups, "int32")
+        kept, numbers = array(groups * most, "int32"), array(groups, "int32")
 
         def is_overlapped(group: Any, box: Any) -> Any:
             """1 or 0: whether a box overlaps one that is kept of its class."""
@@ -93,7 +82,7 @@ def _choose(
             return found[0]
 
         def choose(group: Any) -> None:
-            places, values, left = _memory(count, "int32"), _memory(count, dtype), _counter()
+            places, values, left = array(count, "int32"), array(count, dtype), _counter()
             with T.serial(0, tirx.IntImm("int64", count)) as box:
                 score = given[group * count + box]
                 with T.If(score > tirx.const(least, dtype)), T.Then():
@@ -124,10 +113,6 @@ def _choose(
     outputs = [((groups * count, 3), "int64"), ((1,), "int64")]
     found: list[te.Tensor] = extern_kernel("non_max_suppression", body, [boxes, scores], outputs)
     return found
-
-
-def _memory(elements: int, dtype: str) -> Any:
-    return T.buffer_proxy(T.alloc_buffer((elements,), dtype))
 
 
 def _counter() -> Any:

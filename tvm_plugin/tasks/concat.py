@@ -14,7 +14,16 @@ from typing import Any
 
 from tvm import ir, relax, s_tir, tirx
 
-from ..transform.functions import is_scheduled, operator, shape_of, top_level_bindings, use_counts
+from ..search.space.statements import function_of
+from ..transform.functions import (
+    is_scheduled,
+    map_functions,
+    operator,
+    rewrite_bindings,
+    shape_of,
+    top_level_bindings,
+    use_counts,
+)
 from .copies import copy_block
 
 __all__ = ["CONCAT_AXIS", "legalize_concat", "write_concats_in_place"]
@@ -53,15 +62,7 @@ def write_concats_in_place(mod: ir.IRModule) -> ir.IRModule:
     single part of its own stays as it is.
     """
     builder = relax.BlockBuilder(mod)
-    rewritten = {
-        variable: _rewrite(function, mod, builder)
-        for variable, function in mod.functions_items()
-        if isinstance(function, relax.Function)
-    }
-    result = builder.get()
-    for variable, function in rewritten.items():
-        result.update_func(variable, function)
-    return result
+    return map_functions(mod, lambda function: _rewrite(function, mod, builder), builder)
 
 
 def _rewrite(function: relax.Function, mod: ir.IRModule, builder: relax.BlockBuilder) -> relax.Function:
@@ -88,19 +89,9 @@ def _rewrite(function: relax.Function, mod: ir.IRModule, builder: relax.BlockBui
             place = part.producer.var if part.producer else binding.var
             chains.setdefault(place, []).append(relax.VarBinding(var, written))
             whole = var
-    if not chains:
-        return function
-    blocks = []
-    for block in function.body.blocks:
-        kept = [
-            replacement
-            for binding in block.bindings
-            for replacement in chains.get(binding.var, [] if binding.var in removed else [binding])
-        ]
-        kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
-        blocks.append(kind(kept))
-    body = relax.SeqExpr(blocks, function.body.body)
-    return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+    return rewrite_bindings(
+        function, lambda binding: chains.get(binding.var, [] if binding.var in removed else [binding])
+    )
 
 
 def _parts(
@@ -179,10 +170,6 @@ def _slice_kernel(kernel: tirx.PrimFunc | None, part: relax.Expr, extent: int, a
         allocated = [*root.alloc_buffers, source]
         attributes = {key: value for key, value in kernel.attrs.items() if key != "op_pattern"}
     statements.append(copy_block(source, whole, list(source.shape), shifted, "T_concat"))
-    body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
-    block = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
-    function = tirx.PrimFunc(parameters, s_tir.SBlockRealize([], True, block))
-    for key, value in attributes.items():
-        function = function.with_attr(key, value)
+    function = function_of(parameters, statements, attributes, allocated)
     is_open = any(not isinstance(size, tirx.IntImm) for size in source.shape)
     return function if is_open else s_tir.renew_defs(function)  # which loses symbols in the layouts of buffers

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, te, tirx, topi
 
+from ..dtypes import is_byte
 from ..transform.constants import array_of, constant_of, is_static_tensor
 from ..transform.functions import block_results, extents, operator, top_level_bindings, use_counts
 from .te_kernels import with_te_kernels
 
 __all__ = ["pad_in_depthwise_convolutions"]
-
-_BYTES = ("int8", "uint8")
 
 _EXACT = 2**24
 """Whole numbers up to this are exact in float32."""
@@ -60,8 +59,8 @@ def _is_depthwise(call: Any) -> bool:
         return False
     shape, kernel = extents(image.ty), dict(zip(str(call.attrs.kernel_layout), extents(weight.ty), strict=True))
     return (
-        str(image.ty.dtype) in _BYTES
-        and str(weight.ty.dtype) in _BYTES
+        is_byte(str(image.ty.dtype))
+        and is_byte(str(weight.ty.dtype))
         and int(call.attrs.groups) == shape[3] == kernel["O"]
         and kernel["I"] == 1
         and kernel["H"] * kernel["W"] * _LARGEST < _EXACT

@@ -12,7 +12,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from .te_kernels import extern_kernel
-from .workers import rest, share, variable, workers, worthwhile_threads
+from .workers import array, rest, share, variable, workers, worthwhile_threads
 
 __all__ = ["LEAST_CHANNELS", "grid_sample"]
 
@@ -42,7 +42,7 @@ def grid_sample(image: te.Tensor, grid: te.Tensor, corners: bool, border: bool, 
         return tirx.min(tirx.max(scaled, tirx.FloatImm("float32", low)), tirx.FloatImm("float32", high))
 
     def body(given: Any, places: Any, result: Any) -> None:
-        moved = T.buffer_proxy(T.alloc_buffer(((nothing + 1) * channels,), "float32"))
+        moved = array((nothing + 1) * channels, "float32")
         with T.serial(0, channels) as channel:
             moved[nothing * channels + channel] = tirx.FloatImm("float32", 0)
         with workers(batch * share(pixels, BLOCK), threads) as block:
@@ -52,7 +52,7 @@ def grid_sample(image: te.Tensor, grid: te.Tensor, corners: bool, border: bool, 
                 moved[at * channels + channel] = given[(number * channels + channel) * pixels + first + pixel]
         with workers(batch * rows, threads) as line:
             number, row = line // rows, line % rows
-            sampled = T.buffer_proxy(T.alloc_buffer((BLOCK * channels,), "float32"))
+            sampled = array(BLOCK * channels, "float32")
             with T.serial(0, blocks) as block:
                 own = rest(columns, block * BLOCK, BLOCK)
                 with T.serial(0, own) as pixel:

@@ -1,10 +1,9 @@
 """Arithmetic of 16-bit floats in float32, rounded once an operator, as PyTorch computes it on a CPU.
 
-A GPU computes in such types itself, but for a few functions.
-
 TVM rounds inside of operators, each step of a sum or of a softmax, converts in front of every instruction, and calls
 libm for functions of such types; none of the vectorised forms fits. Written as float32 between two casts, which are
-fused, kernels are those of float32 that load and store half as much.
+fused, kernels are those of float32 that load and store half as much. A GPU computes in such types itself, but for a few
+functions.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from .channel_norms import legalize_channel_norms
 from .choices import write_choices
 from .concat import CONCAT_AXIS, write_concats_in_place
 from .depthwise_bytes import pad_in_depthwise_convolutions
+from .fusion import ELEMENTWISE, OPAQUE
 from .half_precision import with_float32_arithmetic, with_functions_that_gpus_have
 from .legalize import legalize_ops
 from .neighbours import scatter_what_is_gathered
@@ -43,9 +44,6 @@ from .stacks import write_stacks_as_copies
 from .turned import keep_turns_apart
 
 __all__ = ["lower_to_kernels"]
-
-ELEMENTWISE, OPAQUE = 0, 8
-"""TVM's patterns of element-wise kernels, which it does not see in loads of tables, and of what is not fused."""
 
 _NAMED_AFTER_INPUT = re.compile(r".+_(sum|mean|red_temp|red)(?:_?\d+)?")
 """Blocks that TVM's operator library names after the variable that they read: lv24_var_sum, x_red_1."""
@@ -101,7 +99,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
                 relax.transform.AnnotateTIROpPattern(),
             ]
         )(mod)
-        mod = _with_attribute(mod, looks_up_elements, "op_pattern", ELEMENTWISE)
+        mod = _with_attribute(mod, looks_up_elements, "op_pattern", ELEMENTWISE)  # TVM sees it in no loads
         mod = relax.transform.RewriteDataflowReshape()(_fused(keep_turns_apart(keep_spreads_apart(mod))))
         mod = _reshape_outputs(mod)
         if on_cpu:
@@ -146,7 +144,7 @@ def _reshape_outputs(mod: ir.IRModule) -> ir.IRModule:
 
     def view(binding: relax.VarBinding) -> relax.VarBinding:
         value = binding.value
-        if isinstance(binding.var, relax.DataflowVar) or getattr(value.op, "name", "") != "relax.call_tir":
+        if isinstance(binding.var, relax.DataflowVar) or operator(value) != "relax.call_tir":
             return binding
         arguments: list[Any] = list(value.args[1].fields)
         # A view of a parameter, or of another result, would make the caller's tensors share memory.
@@ -184,14 +182,8 @@ def _attach_layout_free(mod: ir.IRModule) -> ir.IRModule:
         value = relax.Call(call.op, [kernel, *call.args[1:]], call.attrs, call.ty_args)
         return relax.VarBinding(binding.var, builder.normalize(value))
 
-    functions = map_functions(mod, lambda function: rewrite_calls(function, attach))
-    if functions is mod:
-        return mod
-    result = builder.get()
-    for variable, function in functions.functions_items():
-        if isinstance(function, relax.Function):
-            result.update_func(result.get_global_var(variable.name_hint), function)
-    return relax.transform.DeadCodeElimination()(result)
+    result = map_functions(mod, lambda function: rewrite_calls(function, attach), builder)
+    return mod if result is mod else relax.transform.DeadCodeElimination()(result)
 
 
 def _tidy(mod: ir.IRModule) -> ir.IRModule:

@@ -17,9 +17,9 @@ from typing import Any
 from tvm import ir, relax, te, tirx
 
 from ..transform.constants import is_static_tensor
-from ..transform.functions import block_results, extents, operator, top_level_bindings
-from .routines import Routine, scatter
-from .te_kernels import with_te_kernels
+from ..transform.functions import block_results, bound_values, extents, operator
+from .routines import scatter
+from .te_kernels import Routine, with_te_kernels
 
 __all__ = ["scatter_what_is_gathered"]
 
@@ -40,9 +40,8 @@ def scatter_what_is_gathered(mod: ir.IRModule, threads: int) -> ir.IRModule:
 
 
 def _found(threads: int, function: relax.Function) -> dict[relax.Var, Routine]:
-    values: dict[relax.Var, Any] = {b.var: getattr(b, "value", None) for b in top_level_bindings(function)}
+    values, results = bound_values(function), block_results(function)
     kernels = {}
-    results = block_results(function)
     within = {variable: value for variable, value in values.items() if variable not in results}
     for variable, call in values.items():
         if operator(call) != "relax.scatter_nd" or not all(is_static_tensor(one.ty) for one in call.args):

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax, te
 
 from ..transform.constants import is_static_tensor
 from ..transform.fold_weights import transposed_weights
-from ..transform.functions import block_results, leaves, operator, top_level_bindings, use_counts
+from ..transform.functions import block_results, bound_values, leaves, operator, top_level_bindings, use_counts
 from ..transform.simplify_shapes import permutation_of
 
-__all__ = ["Permuted", "element", "keeps_runs", "moves_axes", "permute_order", "permuted_operands"]
+__all__ = [
+    "Permuted",
+    "element",
+    "keeps_runs",
+    "moves_axes",
+    "permute_order",
+    "permuted_operands",
+    "with_permuted_results",
+]
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,23 @@ def permuted_operands(function: relax.Function, activations: bool) -> dict[relax
     return {var: permuted for var, permuted in found.items() if var in weights or not uses[var]}
 
 
+def with_permuted_results(function: relax.Function, found: dict[relax.Var, Any]) -> dict[relax.Var, Any]:
+    """What was found for variables, with the permutes that alone read them, by the variable of the permute.
+
+    What was found has an `order`, which becomes that of the permute. Vectors stay as long as before.
+    """
+    uses, results = use_counts(function), block_results(function)
+    for var, value in bound_values(function).items():
+        order = permute_order(value)
+        source = value.args[0] if order else None
+        if source in found and source not in results and uses[source] == 1 and keeps_runs(order):
+            found[var] = replace(found.pop(source), order=order)
+    return found
+
+
 def permute_order(value: Any) -> tuple[int, ...]:
     """Of a permute: which axis of its operand each of its axes is; () for anything else."""
-    if operator(value) != "relax.permute_dims":
-        return ()
-    return tuple(permutation_of(value))
+    return tuple(permutation_of(value)) if operator(value) == "relax.permute_dims" else ()
 
 
 def moves_axes(order: Sequence[int]) -> bool:

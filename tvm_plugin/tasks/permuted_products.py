@@ -9,14 +9,14 @@ as before, only further apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax, te
 
 from ..transform.constants import is_static_tensor
-from ..transform.functions import block_results, operator, top_level_bindings, use_counts
-from .permuted import Permuted, element, keeps_runs, moves_axes, permute_order, permuted_operands
+from ..transform.functions import operator, top_level_bindings
+from .permuted import Permuted, element, moves_axes, permuted_operands, with_permuted_results
 from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_permuted_products"]
@@ -77,12 +77,8 @@ def _products(function: relax.Function, activations: bool) -> dict[relax.Var, _P
         if operator(call) == "relax.matmul" and all(is_static_tensor(a.ty) and a.ty.ndim > 1 for a in call.args):
             left, right = (permutes.get(argument) or Permuted.not_at_all(argument) for argument in call.args)
             products[binding.var] = _Product(left, right, str(call.ty.dtype), tuple(range(call.ty.ndim)))
-    uses, results = (use_counts(function) if products and activations else {}), block_results(function)
-    for binding in top_level_bindings(function):
-        order = permute_order(binding.value) if activations else ()
-        source = binding.value.args[0] if order else None
-        if source in products and source not in results and uses[source] == 1 and keeps_runs(order):
-            products[binding.var] = replace(products.pop(source), order=order)
+    if products and activations:
+        products = with_permuted_results(function, products)
     return {var: p for var, p in products.items() if p.left.is_permuted or p.right.is_permuted or moves_axes(p.order)}
 
 

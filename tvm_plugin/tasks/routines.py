@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,10 +21,10 @@ from tvm.script.ir_builder import tirx as T
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, operator, top_level_bindings
 from .grid_sample import LEAST_CHANNELS, grid_sample
-from .te_kernels import extern_kernel, with_te_kernels
+from .te_kernels import Routine, extern_kernel, with_te_kernels
 from .workers import rest, share, variable, workers, worthwhile_threads
 
-__all__ = ["Routine", "scatter", "write_routines"]
+__all__ = ["scatter", "write_routines"]
 
 LEAST_COLUMNS = 64
 """Of a row's elements for one thread: a few lines, so that no two threads write the same."""
@@ -59,14 +58,6 @@ def write_routines(mod: ir.IRModule, threads: int) -> ir.IRModule:
     for name, routine in _ROUTINES.items():
         mod = with_te_kernels(mod, name.split(".")[-1], partial(_found, f"relax.{name}", routine, threads))
     return mod
-
-
-@dataclass(frozen=True)
-class Routine:
-    """What computes a value from placeholders of its arguments: a `TeKernel`."""
-
-    arguments: list[Any]
-    compute: Callable[..., Any]
 
 
 def _found(

@@ -6,7 +6,6 @@ them copies of 4 KB. Joined, the model has ten kernels, and takes as long.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +13,9 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..dtypes import numpy_dtype
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, is_scheduled, operator, rewrite_bindings
+from ..search.space.statements import function_of
+from ..transform.constants import is_static_tensor, type_bytes
+from ..transform.functions import extents, is_scheduled, map_functions, operator, rewrite_bindings
 from .block_names import rename_blocks
 
 __all__ = ["join_slices"]
@@ -31,17 +30,7 @@ FEWEST, MOST = 4, 64
 def join_slices(mod: ir.IRModule) -> ir.IRModule:
     """Make the small slices of each tensor of a fused module (`FuseTIR`) where the first of them is made. For CPUs."""
     builder = relax.BlockBuilder(mod)
-    rewritten = {}
-    for variable, function in mod.functions_items():
-        groups = _groups_of(function, mod) if isinstance(function, relax.Function) else []
-        if groups:
-            rewritten[variable] = _rewrite(function, groups, mod, builder)
-    if not rewritten:
-        return mod
-    result = builder.get()
-    for variable, function in rewritten.items():
-        result.update_func(variable, function)
-    return result
+    return map_functions(mod, lambda function: _rewrite(function, _groups_of(function, mod), mod, builder), builder)
 
 
 def _groups_of(function: relax.Function, mod: ir.IRModule) -> list[list[Any]]:
@@ -68,9 +57,8 @@ def _is_small_slice(binding: Any, mod: ir.IRModule) -> bool:
         return False
     if not is_static_tensor(value.args[1].fields[0].ty):  # each kernel has its own symbols of the sizes
         return False
-    small = math.prod(extents(ty)) * numpy_dtype(str(ty.dtype)).itemsize <= SMALL_BYTES
     kernel = mod[value.args[0]]
-    return small and not is_scheduled(kernel) and _is_copy(kernel)
+    return type_bytes(ty) <= SMALL_BYTES and not is_scheduled(kernel) and _is_copy(kernel)
 
 
 def _is_copy(kernel: tirx.PrimFunc) -> bool:
@@ -126,7 +114,5 @@ def _joined(kernels: Sequence[tirx.PrimFunc]) -> tirx.PrimFunc:
         body = rename_blocks(body, f"{{}}_{number}".format)
         statements.extend(body.seq if isinstance(body, tirx.SeqStmt) else [body])
         allocated.extend(root.alloc_buffers)
-    block = s_tir.SBlock([], [], [], "root", tirx.SeqStmt(statements), alloc_buffers=allocated)
     outputs = [kernel.params[1] for kernel in fresh]
-    function = tirx.PrimFunc([source, *outputs], s_tir.SBlockRealize([], True, block))
-    return s_tir.renew_defs(function.with_attr("tirx.noalias", True))
+    return s_tir.renew_defs(function_of([source, *outputs], statements, {"tirx.noalias": True}, allocated))

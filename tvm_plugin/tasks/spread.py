@@ -9,7 +9,7 @@ from tvm import ir, relax
 
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents, map_functions, rewrite_bindings, top_level_bindings
-from .views import BROADCAST, PRODUCT, behind_views, fusion_pattern
+from .fusion import BROADCAST, PRODUCT, behind_views, fusion_pattern
 
 __all__ = ["keep_spreads_apart"]
 

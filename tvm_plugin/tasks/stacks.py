@@ -7,7 +7,6 @@ compile.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +14,12 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..dtypes import numpy_dtype
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, top_level_bindings
+from ..search.space.statements import function_of
+from ..transform.constants import is_static_tensor, type_bytes
+from ..transform.functions import bound_values, extents, map_functions, operator
 from .copies import copy_block
+from .fusion import OPAQUE
 from .slices import FEWEST, MOST, SMALL_BYTES
-from .te_kernels import OPAQUE
 
 __all__ = ["MOST", "write_stacks_as_copies"]
 
@@ -42,20 +41,13 @@ def write_stacks_as_copies(mod: ir.IRModule, fewest: int = FEWEST) -> ir.IRModul
         first, *others = _parts(value)
         return _is_small(first) and all(tvm_ffi.structural_equal(first.ty, other.ty) for other in others)
 
-    rewritten = {
-        variable: function
-        for variable, function in mod.functions_items()
-        if isinstance(function, relax.Function)
-        and any(is_wide(getattr(binding, "value", None)) for binding in top_level_bindings(function))
-    }
-    if not rewritten:
-        return mod
     stacks = _Stacks(mod, is_wide)
-    written = {variable: stacks.visit_expr(function) for variable, function in rewritten.items()}
-    result = stacks.builder_.get()
-    for variable, function in written.items():
-        result.update_func(variable, function)
-    return result
+
+    def written(function: relax.Function) -> relax.Function:
+        has_wide = any(is_wide(value) for value in bound_values(function).values())
+        return stacks.visit_expr(function) if has_wide else function
+
+    return map_functions(mod, written, stacks.builder_)
 
 
 @mutator
@@ -77,10 +69,7 @@ def _parts(stack: relax.Call) -> list[Any]:
 
 
 def _is_small(part: Any) -> bool:
-    ty = part.ty
-    if not is_static_tensor(ty):
-        return False
-    return 0 < math.prod(extents(ty)) * numpy_dtype(str(ty.dtype)).itemsize <= SMALL_BYTES
+    return is_static_tensor(part.ty) and 0 < type_bytes(part.ty) <= SMALL_BYTES
 
 
 def _stacked(builder: relax.BlockBuilder, parts: Sequence[Any], axis: int, new: bool) -> Any:
@@ -118,10 +107,7 @@ def _kernel(shape: list[int], dtype: str, count: int, axis: int, new: bool) -> t
         return lambda indices: [*indices[:axis], indices[axis] + number * shape[axis], *indices[axis + 1 :]]
 
     copies = [copy_block(part, whole, shape, at(number), f"stack_{number}") for number, part in enumerate(parts)]
-    block = s_tir.SBlock([], [], [], "root", tirx.SeqStmt(copies))
-    function = tirx.PrimFunc([*parts, whole], s_tir.SBlockRealize([], True, block))
-    function = function.with_attr("tirx.noalias", True).with_attr("op_pattern", OPAQUE)
-    return s_tir.renew_defs(function)
+    return s_tir.renew_defs(function_of([*parts, whole], copies, {"tirx.noalias": True, "op_pattern": OPAQUE}))
 
 
 def _wide(shape: Sequence[int]) -> list[Any]:

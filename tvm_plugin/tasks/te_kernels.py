@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tvm import ir, relax, te
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ..transform.functions import rewrite_calls
+from ..transform.functions import map_functions, rewrite_calls
 
-__all__ = ["OPAQUE", "TeKernel", "extern_kernel", "with_te_kernels"]
-
-OPAQUE = 8
-"""What TVM's OpPatternKind, the attribute `op_pattern`, says of a kernel that must not be fused."""
+__all__ = ["Routine", "TeKernel", "extern_kernel", "with_te_kernels"]
 
 
 class TeKernel(Protocol):
@@ -26,7 +24,15 @@ class TeKernel(Protocol):
         """The expressions that it reads."""
 
     def compute(self, *arguments: te.Tensor) -> te.Tensor:
-        """The value, from placeholders for them."""
+        """The value, or several, from placeholders for them."""
+
+
+@dataclass(frozen=True)
+class Routine:
+    """A `TeKernel` whose computation is a function of the placeholders alone."""
+
+    arguments: list[Any]
+    compute: Callable[..., Any]
 
 
 def with_te_kernels(
@@ -40,36 +46,21 @@ def with_te_kernels(
     The kernels get `attributes`.
     """
     builder = relax.BlockBuilder(mod)
-    rewritten = {}
-    for variable, function in mod.functions_items():
-        kernels = find(function) if isinstance(function, relax.Function) else {}
-        if kernels:
-            rewritten[variable] = _rewrite(function, name, kernels, builder, dict(attributes or {}))
-    if not rewritten:
-        return mod
-    result = builder.get()
-    for variable, function in rewritten.items():
-        result.update_func(variable, function)
-    return result
 
+    def rewritten(function: relax.Function) -> relax.Function:
+        kernels = find(function)
 
-def _rewrite(
-    function: relax.Function,
-    name: str,
-    kernels: Mapping[relax.Var, TeKernel],
-    builder: relax.BlockBuilder,
-    attributes: dict[str, Any],
-) -> relax.Function:
-    def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
-        kernel = kernels.get(binding.var)
-        if kernel is None:
-            return binding
-        call = builder.call_te(
-            kernel.compute, *kernel.arguments, primfunc_name_hint=name, primfunc_attrs=attributes or None
-        )
-        return relax.VarBinding(binding.var, builder.normalize(call))
+        def rewrite(binding: relax.VarBinding) -> relax.VarBinding:
+            kernel = kernels.get(binding.var)
+            if kernel is None:
+                return binding
+            attrs = dict(attributes) if attributes else None
+            call = builder.call_te(kernel.compute, *kernel.arguments, primfunc_name_hint=name, primfunc_attrs=attrs)
+            return relax.VarBinding(binding.var, builder.normalize(call))
 
-    return relax.analysis.remove_all_unused(rewrite_calls(function, rewrite))
+        return relax.analysis.remove_all_unused(rewrite_calls(function, rewrite)) if kernels else function
+
+    return map_functions(mod, rewritten, builder)
 
 
 def extern_kernel(

@@ -11,7 +11,7 @@ from ..dtypes import is_floating
 from ..search.space.expressions import nodes_of
 from ..transform.functions import map_functions, rewrite_bindings, top_level_bindings
 from .concat import CONCAT_AXIS
-from .views import INJECTIVE, behind_views, fusion_pattern
+from .fusion import INJECTIVE, behind_views, fusion_pattern
 
 __all__ = ["keep_turns_apart"]
 

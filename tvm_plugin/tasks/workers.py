@@ -7,7 +7,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-__all__ = ["LEAST_SHARE", "rest", "share", "variable", "workers", "worthwhile_threads"]
+__all__ = ["array", "rest", "share", "variable", "workers", "worthwhile_threads"]
 
 LEAST_SHARE = 8192
 """Elements that a thread must have to touch, or another one is not asked for."""
@@ -34,6 +34,11 @@ def workers(iterations: int, threads: int) -> Any:
     return loop(0, tirx.IntImm("int64", iterations))
 
 
+def array(elements: int, dtype: str) -> Any:
+    """Memory of so many elements, of a thread where it is made within `workers`."""
+    return T.buffer_proxy(T.alloc_buffer((elements,), dtype))
+
+
 def variable(dtype: str) -> Any:
     """Something to store in, at place 0."""
-    return T.buffer_proxy(T.alloc_buffer((1,), dtype))
+    return array(1, dtype)

@@ -16,7 +16,6 @@ __all__ = ["analytic_schedules"]
 def analytic_schedules(
     tasks: Sequence[Task],
     hardware: Hardware,
-    seed: int = 0,
     estimated: dict[tuple[str, Hardware], BestSchedule | None] | None = None,
 ) -> dict[str, BestSchedule]:
     """The best schedule of each kernel by the analytic estimate, by workload hash.
@@ -30,18 +29,18 @@ def analytic_schedules(
     for task in tasks:
         key = task.workload_hash, hardware
         if key not in estimated:
-            estimated[key] = _best(task, hardware, seed)
+            estimated[key] = _best(task, hardware)
         schedule = estimated[key]
         if schedule is not None:
             schedules[task.workload_hash] = schedule
     return schedules
 
 
-def _best(task: Task, hardware: Hardware, seed: int) -> BestSchedule | None:
+def _best(task: Task, hardware: Hardware) -> BestSchedule | None:
     if is_symbolic(task.mod["main"]):
         return None
     try:
         space = build_space(task.mod, hardware)
     except ValueError:
         return None
-    return best_schedule(space, seed)
+    return best_schedule(space)

@@ -47,30 +47,28 @@ class _Speller(PyExprMutator):
         call = self.visit_expr_post_order(call)
         if not _is_known(call):
             return call
-        query, key, value = (self._emit(op.permute_dims(one, [0, 2, 1, 3])) for one in call.args[:3])
+        emit = self.builder_.emit
+        query, key, value = (emit(op.permute_dims(one, [0, 2, 1, 3])) for one in call.args[:3])
         dtype, width = str(query.ty.dtype), int(query.ty.shape[3])
         scale = width**-0.5 if call.attrs.scale is None else float(call.attrs.scale)
-        transposed = self._emit(op.permute_dims(key, [0, 1, 3, 2]))
+        transposed = emit(op.permute_dims(key, [0, 1, 3, 2]))
         wide = "float32" if dtype in HALVES else dtype
-        scores = self._emit(op.matmul(query, transposed, out_dtype=wide))
-        scores = self._emit(op.multiply(scores, relax.const(scale, wide)))
+        scores = emit(op.matmul(query, transposed, out_dtype=wide))
+        scores = emit(op.multiply(scores, relax.const(scale, wide)))
         if len(call.args) > 3:
-            scores = self._emit(op.add(scores, as_dtype(self._emit, call.args[3], wide)))
+            scores = emit(op.add(scores, as_dtype(emit, call.args[3], wide)))
         if call.attrs.causal_mask is not None:
             scores = self._causal(scores, str(call.attrs.causal_mask))
-        weights = as_dtype(self._emit, self._emit(op.nn.softmax(scores, axis=-1)), dtype)
-        result = self._emit(op.matmul(weights, value, out_dtype=dtype))
+        weights = as_dtype(emit, emit(op.nn.softmax(scores, axis=-1)), dtype)
+        result = emit(op.matmul(weights, value, out_dtype=dtype))
         return op.permute_dims(result, [0, 2, 1, 3])
 
     def _causal(self, scores: Any, kind: str) -> Any:
         """Minus infinity where a place comes after the row's: `kind` says which row is the first, "TopLeft", or which
         place is the last row's, "BottomRight"."""
         if kind != "BottomRight":
-            return without_later_places(self._emit, scores)
+            return without_later_places(self.builder_.emit, scores)
         rows, places = (scores.ty.shape[axis] for axis in (2, 3))
         are_known = isinstance(rows, tirx.IntImm) and isinstance(places, tirx.IntImm)
         later = abs(int(rows) - int(places)) if are_known else tirx.abs(rows - places)
-        return without_later_places(self._emit, scores, later)
-
-    def _emit(self, value: Any) -> Any:
-        return self.builder_.emit(self.builder_.normalize(value))
+        return without_later_places(self.builder_.emit, scores, later)

@@ -1,9 +1,9 @@
-"""FoldBatchNorm: inference batch norms disappear into the weights of what comes before them. Those in training mode."""
+"""FoldBatchNorm: batch norms disappear into the weights before them. Those in training mode are written out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from tvm import ir, relax, transform
@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from ..dtypes import is_floating
 from .constants import Array, constant_of
 from .fold_weights import WeightValues
-from .functions import block_results, map_functions, operator, top_level_bindings, use_counts
+from .functions import block_results, bound_values, has_call, map_functions, operator, use_counts
 
 __all__ = ["FoldBatchNorm", "with_batch_statistics"]
 
@@ -82,7 +82,7 @@ class _InTraining(PyExprMutator):
 
 
 def _fold(function: relax.Function) -> relax.Function:
-    if not any(_is_call(binding.value, {"relax.nn.batch_norm"}) for binding in top_level_bindings(function)):
+    if not has_call(function, {"relax.nn.batch_norm"}):
         return function
     return relax.analysis.remove_all_unused(_Folder(function).visit_expr(function))
 
@@ -111,12 +111,12 @@ class _Folder(PyExprMutator):
         super().__init__()
         self._weights = WeightValues(function)
         self._uses = use_counts(function)
-        bindings, results = top_level_bindings(function), block_results(function)
-        self._bound = {binding.var: binding.value for binding in bindings if binding.var not in results}
+        results = block_results(function)
+        self._bound = {var: value for var, value in bound_values(function).items() if var not in results}
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
-        call = self._bound.get(item.tuple_value)
-        if item.index != 0 or not _is_call(call, {"relax.nn.batch_norm"}) or call.attrs.training:
+        call: Any = self._bound.get(item.tuple_value)
+        if item.index != 0 or operator(call) != "relax.nn.batch_norm" or call.attrs.training:
             return super().visit_tuple_getitem_(item)
         affine = self._affine(call)
         if affine is None:
@@ -148,7 +148,7 @@ class _Folder(PyExprMutator):
     def _linear_before(self, expr: Any, axis: int) -> _Linear | None:
         """The convolution or matmul that computes `expr`, whose channels lie on `axis`, for this use alone."""
         value, bias = self._used_once(expr), None
-        if _is_call(value, {"relax.add"}):
+        if operator(value) == "relax.add":
             for data, constant in (value.args, reversed(value.args)):
                 array = self._weights.array(constant)
                 if array is not None:
@@ -169,16 +169,13 @@ class _Folder(PyExprMutator):
         return self._bound.get(expr) if isinstance(expr, relax.Var) and self._uses.get(expr) == 1 else None
 
 
-def _is_call(value: Any, names: frozenset[str] | set[str]) -> TypeGuard[Any]:
-    return isinstance(value, relax.Call) and getattr(value.op, "name", "") in names
-
-
 def _output_axis(call: relax.Call, axis: int) -> int | None:
     """Which axis of the weights makes the channels that the result has on `axis`; None for anything else."""
-    if _is_call(call, _CONVOLUTIONS) or (_is_call(call, _TRANSPOSED) and int(call.attrs.groups) == 1):
+    name = operator(call)
+    if name in _CONVOLUTIONS or (name in _TRANSPOSED and int(call.attrs.groups) == 1):
         layout = str(call.attrs.out_layout or call.attrs.data_layout)
         return str(call.attrs.kernel_layout).index("O") if layout.find("C") == axis else None
-    if _is_call(call, {"relax.matmul"}) and axis == call.ty.ndim - 1 and call.args[1].ty.ndim == 2:
+    if name == "relax.matmul" and axis == call.ty.ndim - 1 and call.args[1].ty.ndim == 2:
         return 1
     return None
 

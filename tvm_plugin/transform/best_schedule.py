@@ -52,9 +52,9 @@ class BestSchedule:
         return None if self.scheduled is None else self.scheduled[0]
 
 
-def best_schedule(space: Space, seed: int = 0) -> BestSchedule | None:
+def best_schedule(space: Space) -> BestSchedule | None:
     """None where the space has no legal point. The first batch of a tuning run starts from the same points."""
-    search = strategies.create("annealed-evolution").begin(space, seed)
+    search = strategies.create("annealed-evolution").begin(space, seed=0)
     points = search.ask(_CANDIDATES, lambda points: -space.latency_s(points))
     if not len(points):
         return None

@@ -10,6 +10,7 @@ import numpy as np
 from tvm import ir, relax, te, transform
 from tvm.target import codegen
 
+from ..dtypes import is_byte
 from ..operators import register_operator
 from ..search.space.byte_tables import BYTES, TABLE_INSTRUCTIONS, table_index
 from .constants import Array, array_of, constant_of, is_static_tensor
@@ -27,8 +28,6 @@ from .functions import (
 __all__ = ["OPERATOR", "TabulateBytes", "table_instructions"]
 
 OPERATOR = "eqtune.byte_table"
-
-_BYTES = ("int8", "uint8")
 
 _FUNCTIONS = frozenset(
     f"relax.{name}"
@@ -143,7 +142,7 @@ def _evaluated(
 
 
 def _is_byte(value: Any) -> bool:
-    return is_static_tensor(value.ty) and str(value.ty.dtype) in _BYTES and value.ty.ndim > 0
+    return is_static_tensor(value.ty) and is_byte(str(value.ty.dtype)) and value.ty.ndim > 0
 
 
 def _itself(byte: relax.Var) -> _OfByte:

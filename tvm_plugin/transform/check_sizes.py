@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import ir, relax, tirx, transform
 
+from .constants import has_shape
 from .functions import shape_of
 from .known_slices import BOUNDS
 
@@ -43,7 +44,7 @@ class CheckSizes:
 
 
 def _checks(parameter: relax.Var, attributes: Mapping[str, Any]) -> list[relax.MatchCast]:
-    if not isinstance(parameter.ty, relax.TensorType) or not isinstance(parameter.ty.shape, relax.ShapeExpr):
+    if not has_shape(parameter.ty):
         return []
     shape = shape_of(parameter)
     allowed = [_nearest(extent, attributes) if isinstance(extent, tirx.Var) else extent for extent in shape]

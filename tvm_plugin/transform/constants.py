@@ -19,9 +19,11 @@ __all__ = [
     "array_of",
     "constant_of",
     "copy_into",
+    "has_shape",
     "is_number",
     "is_static_tensor",
     "tensor_of",
+    "type_bytes",
 ]
 
 Array = NDArray[Any]
@@ -40,14 +42,25 @@ _TRANSPOSE_STRIP_ABOVE = 1 << 20
 for 25088 x 4096 floats."""
 
 
+def has_shape(ty: Any) -> bool:
+    """Whether a Relax type is a tensor of known rank, some of its sizes perhaps open."""
+    return isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
+
+
 def is_static_tensor(ty: Any) -> bool:
     """Whether a Relax type is a tensor of known shape whose dtype numpy has."""
     return (
-        isinstance(ty, relax.TensorType)
-        and isinstance(ty.shape, relax.ShapeExpr)
+        has_shape(ty)
         and all(isinstance(extent, tirx.IntImm) for extent in ty.shape.values)
         and str(ty.dtype) in _DTYPES
     )
+
+
+def type_bytes(ty: Any) -> int:
+    """Bytes of a static tensor, or of all in a tuple."""
+    if isinstance(ty, relax.TupleType):
+        return sum(map(type_bytes, ty.fields))
+    return math.prod(map(int, ty.shape.values)) * numpy_dtype(str(ty.dtype)).itemsize
 
 
 def is_number(expr: Any, most_axes: int) -> bool:

@@ -11,7 +11,7 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import array_of
-from .functions import map_functions, operator, top_level_bindings
+from .functions import map_functions, operator, values_of_one_block
 
 __all__ = ["AskMaximaForEmptyRows"]
 
@@ -31,9 +31,8 @@ class AskMaximaForEmptyRows:
 
 
 def _asked(function: relax.Function) -> relax.Function:
-    values = {binding.var: binding.value for binding in top_level_bindings(function)}
-    # What one block computes, another one may not see.
-    if len(function.body.blocks) > 1 or not any(_compared(value, values) is not None for value in values.values()):
+    values = values_of_one_block(function)
+    if not any(_compared(value, values) is not None for value in values.values()):
         return function
     return relax.analysis.remove_all_unused(_Asker(values).visit_expr(function))
 
@@ -49,12 +48,10 @@ class _Asker(PyExprMutator):
         if compared is None:
             return self.visit_expr_post_order(call)
         x, infinity = (self.visit_expr(argument) for argument in compared.args)
-        largest = self._emit(op.max(x, [int(axis) for axis in call.attrs.axis], bool(call.attrs.keepdims)))
-        none = self._emit(op.equal(largest, infinity))
-        return op.astype(self._emit(op.logical_not(none)), str(call.ty.dtype))
-
-    def _emit(self, value: Any) -> Any:
-        return self.builder_.emit(self.builder_.normalize(value))
+        emit = self.builder_.emit
+        largest = emit(op.max(x, [int(axis) for axis in call.attrs.axis], bool(call.attrs.keepdims)))
+        none = emit(op.equal(largest, infinity))
+        return op.astype(emit(op.logical_not(none)), str(call.ty.dtype))
 
 
 def _compared(value: Any, values: Mapping[relax.Var, Any]) -> relax.Call | None:

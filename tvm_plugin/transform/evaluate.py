@@ -16,6 +16,7 @@ from tvm import ir, relax
 
 from ..dtypes import numpy_dtype
 from .constants import Array, is_static_tensor
+from .functions import operator
 
 __all__ = ["EVALUATORS", "Value", "evaluate"]
 
@@ -38,7 +39,7 @@ def evaluate(call: relax.Call, arrays: Sequence[Array]) -> Value | None:
         The result with the shape and dtype of `call.ty`, possibly a view of an input. None where numpy cannot do
         it: an operator that is not in `EVALUATORS`, or a use of it whose meaning differs between numpy and TVM.
     """
-    function = EVALUATORS.get(getattr(call.op, "name", ""))
+    function = EVALUATORS.get(operator(call))
     if function is None or _depends_on_sizes(call) or _reads_numbers(call):
         return None
     if call.op.name not in _MOVES:
@@ -147,14 +148,6 @@ def _matmul(call: relax.Call, a: Array, b: Array) -> Array:
     return np.matmul(a, b, dtype=_computed_dtype(call))
 
 
-def _permute_dims(call: relax.Call, x: Array) -> Array:
-    return x.transpose(_axes(call.attrs.axes))
-
-
-def _expand_dims(call: relax.Call, x: Array) -> Array:
-    return np.expand_dims(x, _ints(call.attrs.axis))
-
-
 def _split(call: relax.Call, x: Array) -> tuple[Array, ...]:
     parts = call.attrs.indices_or_sections
     axis = int(call.attrs.axis)
@@ -211,14 +204,6 @@ def _clip(call: relax.Call, x: Array) -> Array:
     return np.maximum(np.minimum(x, _scalar(call.args[2])), _scalar(call.args[1])).astype(x.dtype)
 
 
-def _repeat(call: relax.Call, x: Array) -> Array:
-    return np.repeat(x, int(call.attrs.repeats), _axis(call))
-
-
-def _softmax(call: relax.Call, x: Array) -> Array:
-    return special.softmax(x, axis=int(call.attrs.axis))
-
-
 def _norm(call: relax.Call, x: Array, axes: Sequence[int], of_axes: Sequence[int], *affine: Array) -> Array | None:
     """Mean 0 and variance 1 along `axes`; then times gamma, plus beta, whose dimensions are the axes `of_axes` of x.
 
@@ -255,10 +240,6 @@ def _rms_norm(call: relax.Call, x: Array, gamma: Array) -> Array | None:
     return np.asarray(x / np.sqrt(squares + float(call.attrs.epsilon)) * np.expand_dims(gamma, others))
 
 
-def _gelu(x: Array) -> Array:
-    return x * special.ndtr(x)
-
-
 def _arange(call: relax.Call) -> Array:
     return np.arange(*(_scalar(argument) for argument in call.args), dtype=_computed_dtype(call))
 
@@ -275,8 +256,8 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.flatten": lambda call, x: x.reshape(_shape(call)),
     "relax.nn.batch_flatten": lambda call, x: x.reshape(_shape(call)),
     "relax.squeeze": lambda call, x: x.reshape(_shape(call)),
-    "relax.permute_dims": _permute_dims,
-    "relax.expand_dims": _expand_dims,
+    "relax.permute_dims": lambda call, x: x.transpose(_axes(call.attrs.axes)),
+    "relax.expand_dims": lambda call, x: np.expand_dims(x, _ints(call.attrs.axis)),
     "relax.broadcast_to": lambda call, x: np.broadcast_to(x, _shape(call)),
     "relax.concat": lambda call, *xs: np.concatenate(xs, _axis(call)),
     "relax.stack": lambda call, *xs: np.stack(xs, _axis(call) or 0),
@@ -285,7 +266,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.take": _take,
     "relax.flip": lambda call, x: np.flip(x, int(call.attrs.axis)),
     "relax.tile": lambda call, x: np.tile(x, _ints(call.attrs.repeats)),
-    "relax.repeat": _repeat,
+    "relax.repeat": lambda call, x: np.repeat(x, int(call.attrs.repeats), _axis(call)),
     "relax.nn.pad": _pad,
     "relax.tril": lambda call, x: np.tril(x, int(_scalar(call.args[1]))),
     "relax.triu": lambda call, x: np.triu(x, int(_scalar(call.args[1]))),
@@ -330,8 +311,8 @@ EVALUATORS: dict[str, Evaluator] = {
     "relax.sigmoid": _floats_only(special.expit),
     "relax.nn.relu": _unary(lambda x: np.maximum(x, x.dtype.type(0))),
     "relax.nn.silu": _floats_only(lambda x: x * special.expit(x)),
-    "relax.nn.gelu": _floats_only(_gelu),
-    "relax.nn.softmax": _softmax,
+    "relax.nn.gelu": _floats_only(lambda x: x * special.ndtr(x)),
+    "relax.nn.softmax": lambda call, x: special.softmax(x, axis=int(call.attrs.axis)),
     "relax.nn.layer_norm": _layer_norm,
     "relax.nn.instance_norm": _instance_norm,
     "relax.nn.rms_norm": _rms_norm,

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax import op
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
-from ..dtypes import is_integer
+from ..dtypes import is_byte, is_integer
 from .constants import Array, array_of, constant_of, is_static_tensor
 from .functions import (
-    block_results,
+    LookupMutator,
+    bound_values,
     extents,
+    has_call,
     map_functions,
     operator,
     rewrite_bindings,
     top_level_bindings,
     use_counts,
 )
-from .narrow_products import integer_product, padding_of
+from .narrow_products import channel_sums, integer_product, padding_of
 from .simplify_shapes import permutation_of
 
 __all__ = ["MOVES", "FakeQuantizationToInteger", "is_quantized"]
@@ -51,9 +53,9 @@ def is_quantized(mod: ir.IRModule) -> bool:
 
 
 def _rounds_to_bytes(function: relax.Function) -> bool:
-    values = {binding.var: binding.value for binding in top_level_bindings(function)}
+    values = bound_values(function)
     return any(
-        str(var.ty.dtype) in ("int8", "uint8") and (operator(value) == QUANTIZE or _is_rounded(value.args[0], values))
+        is_byte(str(var.ty.dtype)) and (operator(value) == QUANTIZE or _is_rounded(value.args[0], values))
         for var, value in values.items()
         if operator(value) in (QUANTIZE, "relax.astype")
     )
@@ -97,25 +99,17 @@ class FakeQuantizationToInteger:
         return map_functions(mod, self._rewritten)
 
     def _rewritten(self, function: relax.Function) -> relax.Function:
-        if not any(operator(binding.value) in (QUANTIZE, DEQUANTIZE) for binding in top_level_bindings(function)):
+        if not has_call(function, (QUANTIZE, DEQUANTIZE)):
             return function
         if self._products:
             function = _unsigned(function)
         integers = _Integers(self._products, function)
         integer = relax.analysis.remove_all_unused(integers.visit_expr(function))
-        return relax.analysis.remove_all_unused(_Arithmetic().visit_expr(integer))
+        return relax.analysis.remove_all_unused(_Arithmetic(integer).visit_expr(integer))
 
 
-class _Builder(PyExprMutator):
+class _Builder(LookupMutator):
     """What the two rewriters share."""
-
-    _results: Collection[relax.Var] = ()
-
-    def _value(self, arg: Any) -> Any:
-        """What a variable is bound to, as far as its block knows; constants are themselves."""
-        if not isinstance(arg, relax.Var):
-            return arg
-        return None if arg in self._results else self.lookup_binding(arg)
 
     def _rounded(self, real: Any, zero: Array, dtype: str) -> Any:
         """round(real) + zero, within the range of `dtype`; ties to even."""
@@ -180,8 +174,8 @@ class _Integers(_Builder):
     """Works on what the builder holds already: operands come before their users."""
 
     def __init__(self, products: bool, function: relax.Function) -> None:
-        super().__init__()
-        self._products, self._results, self._shared = products, block_results(function), _shared(function)
+        super().__init__(function)
+        self._products, self._shared = products, _shared(function)
         self._sums_of_products: set[relax.Var] = set()
 
     def visit_call_(self, call: relax.Call) -> Any:
@@ -216,7 +210,7 @@ class _Integers(_Builder):
             return self._product_as_it_runs(call, *weight)
         stored, scale, zero = data
         integers, weight_scale, shape = weight
-        if str(stored.ty.dtype) not in ("int8", "uint8"):
+        if not is_byte(str(stored.ty.dtype)):
             return None
         limits = np.iinfo(str(stored.ty.dtype))
         largest = max(int(limits.max) - int(zero.min()), int(zero.max()) - int(limits.min))
@@ -235,7 +229,7 @@ class _Integers(_Builder):
         if operator(call) != "relax.matmul" or operator(value) != DEQUANTIZE:
             return None
         stored, scale, zero = value.args
-        if str(stored.ty.dtype) not in ("int8", "uint8") or str(scale.ty.dtype) != "float32":
+        if not is_byte(str(stored.ty.dtype)) or str(scale.ty.dtype) != "float32":
             return None
         if scale.ty.ndim or zero.ty.ndim or not is_integer(str(zero.ty.dtype)):
             return None
@@ -291,7 +285,7 @@ class _Integers(_Builder):
     def _mean(self, call: relax.Call) -> Any:
         """The mean of integers as their sum, which reads bytes; None where the operand is no quantised data."""
         data = self._dequantized(call.args[0])
-        if data is None or str(data[0].ty.dtype) not in ("int8", "uint8") or not is_static_tensor(call.args[0].ty):
+        if data is None or not is_byte(str(data[0].ty.dtype)) or not is_static_tensor(call.args[0].ty):
             return None
         count = math.prod(extents(call.args[0].ty)) // max(1, math.prod(extents(call.ty)))
         if not 0 < count < _LARGEST // _BYTES:
@@ -490,9 +484,4 @@ def _trimmed(shape: Sequence[int]) -> list[int]:
 
 def _largest_sum(call: relax.Call, integers: Array) -> int:
     """The largest sum of the absolute weights of one output channel."""
-    if operator(call) == "relax.matmul":
-        axes: tuple[int, ...] = (integers.ndim - 2,)
-    else:
-        outputs = str(call.attrs.kernel_layout).index("O")
-        axes = tuple(axis for axis in range(integers.ndim) if axis != outputs)
-    return int(np.abs(integers).sum(axis=axes).max()) if math.prod(integers.shape) else 0
+    return int(channel_sums(call, np.abs(integers)).max(initial=0))

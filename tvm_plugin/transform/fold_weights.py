@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 from tvm import ir, relax, transform
 
-from .constants import Array, array_of, constant_of, is_static_tensor
+from .constants import Array, array_of, constant_of, is_static_tensor, type_bytes
 from .evaluate import EVALUATORS, Value, evaluate
 from .functions import extents, leaves, map_functions, operator, substitute, top_level_bindings, use_counts
 
@@ -46,7 +44,7 @@ class WeightValues:
         for binding in top_level_bindings(function):
             if isinstance(binding, relax.VarBinding) and self._depends_on_constants(binding.value):
                 source_bytes = sum(self._bytes_behind(leaf) for leaf in leaves(binding.value))
-                if _type_bytes(binding.var.ty) <= max(_SCRATCH_BYTES, _GROWTH * source_bytes):
+                if type_bytes(binding.var.ty) <= max(_SCRATCH_BYTES, _GROWTH * source_bytes):
                     self._bound[binding.var] = binding.value
                     self._source_bytes[binding.var] = source_bytes
 
@@ -56,7 +54,7 @@ class WeightValues:
 
     def affordable(self, var: relax.Var) -> bool:
         """Whether storing the value of `var` costs memory in proportion to the constants it comes from."""
-        return _type_bytes(var.ty) <= max(_FREE_BYTES, _GROWTH * self._source_bytes[var])
+        return type_bytes(var.ty) <= max(_FREE_BYTES, _GROWTH * self._source_bytes[var])
 
     def value(self, expr: Any) -> Value | None:
         """The value of a constant or variable, or None when numpy cannot compute it."""
@@ -75,7 +73,7 @@ class WeightValues:
 
     def _depends_on_constants(self, value: Any) -> bool:
         if isinstance(value, relax.Call):
-            known = getattr(value.op, "name", "") in EVALUATORS
+            known = operator(value) in EVALUATORS
             return known and _is_static(value.ty) and all(leaf in self for leaf in leaves(value))
         if isinstance(value, ir.GenericConst):
             return is_static_tensor(value.ty)
@@ -84,7 +82,7 @@ class WeightValues:
         return False
 
     def _bytes_behind(self, leaf: Any) -> int:
-        return _type_bytes(leaf.ty) if isinstance(leaf, ir.GenericConst) else self._source_bytes[leaf]
+        return type_bytes(leaf.ty) if isinstance(leaf, ir.GenericConst) else self._source_bytes[leaf]
 
     def _compute(self, value: Any) -> Value | None:
         inputs = [self.value(leaf) for leaf in leaves(value)]
@@ -144,7 +142,7 @@ def transposed_weights(function: relax.Function) -> set[relax.Var]:
 
 
 def _is_large_transpose(call: relax.Call) -> bool:
-    if not is_static_tensor(call.ty) or _type_bytes(call.ty) < _TRANSPOSED_BYTES:
+    if not is_static_tensor(call.ty) or type_bytes(call.ty) < _TRANSPOSED_BYTES:
         return False
     order = call.attrs.axes
     transposed = call.ty.ndim == 2 and (order is None or int(order[0]) % 2 == 1)
@@ -196,7 +194,7 @@ def _choices(call: relax.Call) -> Iterator[tuple[Any, Any, Callable[[Array], boo
         neutral = _NEUTRAL[name]
         pairs = [call.args, call.args[::-1]] if name in _COMMUTATIVE else [call.args]
         for x, weight in pairs:
-            if is_static_tensor(weight.ty) and _type_bytes(weight.ty) <= _FREE_BYTES:
+            if is_static_tensor(weight.ty) and type_bytes(weight.ty) <= _FREE_BYTES:
                 yield x, weight, lambda array: bool((array == neutral).all())
 
 
@@ -228,9 +226,3 @@ def _is_static(ty: Any) -> bool:
     if isinstance(ty, relax.TupleType):
         return all(is_static_tensor(field) for field in ty.fields)
     return is_static_tensor(ty)
-
-
-def _type_bytes(ty: Any) -> int:
-    if isinstance(ty, relax.TupleType):
-        return sum(_type_bytes(field) for field in ty.fields)
-    return math.prod(int(extent) for extent in ty.shape.values) * np.dtype(str(ty.dtype)).itemsize

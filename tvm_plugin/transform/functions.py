@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -14,12 +14,15 @@ from .constants import array_of
 __all__ = [
     "KERNEL_CALLS",
     "READY",
+    "LookupMutator",
     "as_dtype",
     "as_shape",
     "block_results",
+    "bound_values",
     "constant_bytes",
     "constants",
     "extents",
+    "has_call",
     "is_empty",
     "is_scheduled",
     "is_seen_as",
@@ -37,6 +40,7 @@ __all__ = [
     "symbols_of",
     "top_level_bindings",
     "use_counts",
+    "values_of_one_block",
 ]
 
 _VIEW = "vm.builtin.reshape"
@@ -56,20 +60,27 @@ def is_scheduled(function: Any) -> bool:
     return READY in attributes or "tirx.is_scheduled" in attributes
 
 
-def map_functions(mod: ir.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> ir.IRModule:
-    """A module in which each Relax function is `rewrite(function)`; `mod` itself when nothing changed."""
+def map_functions(
+    mod: ir.IRModule,
+    rewrite: Callable[[relax.Function], relax.Function],
+    builder: relax.BlockBuilder | None = None,
+) -> ir.IRModule:
+    """A module in which each Relax function is `rewrite(function)`; `mod` itself when nothing changed.
+
+    Where `rewrite` adds kernels to the module, `builder` is the one that it adds them with.
+    """
     changed = {}
-    for name, function in mod.functions_items():
+    for variable, function in mod.functions_items():
         if isinstance(function, relax.Function):
-            result = rewrite(function)
-            if not result.same_as(function):
-                changed[name] = result
+            rewritten = rewrite(function)
+            if not rewritten.same_as(function):
+                changed[variable] = rewritten
     if not changed:
         return mod
-    copy = mod.clone()
-    for name, function in changed.items():
-        copy.update_func(name, function)
-    return copy
+    result = (mod if builder is None else builder.get()).clone()
+    for variable, function in changed.items():
+        result.update_func(variable, function)
+    return result
 
 
 def operator(value: Any) -> str:
@@ -173,6 +184,21 @@ def top_level_bindings(function: relax.Function) -> Iterator[Any]:
     if isinstance(function.body, relax.SeqExpr):
         for block in function.body.blocks:
             yield from block.bindings
+
+
+def bound_values(function: relax.Function) -> dict[relax.Var, Any]:
+    """What the variables of a function are bound to at its top level, in order."""
+    return {binding.var: binding.value for binding in top_level_bindings(function)}
+
+
+def values_of_one_block(function: relax.Function) -> dict[relax.Var, Any]:
+    """The same of a function of one block; nothing for several: what one of them computes, another one may not see."""
+    return bound_values(function) if len(function.body.blocks) == 1 else {}
+
+
+def has_call(function: relax.Function, operators: Collection[str]) -> bool:
+    """Whether a function calls one of these operators at its top level."""
+    return any(operator(binding.value) in operators for binding in top_level_bindings(function))
 
 
 def block_results(function: relax.Function) -> set[relax.Var]:
@@ -287,3 +313,17 @@ class _Substitute(PyExprMutator):
 
     def visit_dataflow_var_(self, var: relax.Var) -> Any:
         return self._replacements.get(var, var)
+
+
+class LookupMutator(PyExprMutator):
+    """A mutator that asks what operands were computed by: to derive from, and to decorate as `mutator`."""
+
+    def __init__(self, function: relax.Function) -> None:
+        super().__init__()
+        self._results = block_results(function)
+
+    def _value(self, expr: Any) -> Any:
+        """What a variable is bound to, None where its block does not know; any other expression is itself."""
+        if not isinstance(expr, relax.Var):
+            return expr
+        return None if expr in self._results else self.lookup_binding(expr)

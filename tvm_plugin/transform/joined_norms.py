@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax import op
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 from tvm_ffi import structural_equal
 
 from .constants import array_of, constant_of, is_number, is_static_tensor
-from .functions import block_results, extents, map_functions, operator, shape_of, top_level_bindings, use_counts
+from .functions import LookupMutator, extents, has_call, map_functions, operator, shape_of, use_counts
 
 __all__ = ["JoinNorms"]
 
@@ -48,19 +48,18 @@ class JoinNorms:
 
 
 def _join(function: relax.Function) -> relax.Function:
-    if not any(operator(binding.value) in _ROOTS for binding in top_level_bindings(function)):
+    if not has_call(function, _ROOTS):
         return function
     return relax.analysis.remove_all_unused(_Joiner(function).visit_expr(function))
 
 
 @mutator
-class _Joiner(PyExprMutator):
+class _Joiner(LookupMutator):
     """A norm begins without gamma and beta, as ones and zeros, and takes them from the operators that follow it."""
 
     def __init__(self, function: relax.Function) -> None:
-        super().__init__()
+        super().__init__(function)
         self._uses = use_counts(function)
-        self._results = block_results(function)
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
@@ -178,7 +177,7 @@ class _Joiner(PyExprMutator):
             found = self._under_root(root, "relax.rsqrt")
             if found is None:
                 continue
-            norm = self._norm(self._emit(op.subtract(x, mean)), *found)
+            norm = self._norm(self.builder_.emit(op.subtract(x, mean)), *found)
             return self._with(norm, _GAMMA, gamma) if operator(norm) == "relax.nn.layer_norm" else None
         return None
 
@@ -211,12 +210,12 @@ class _Joiner(PyExprMutator):
             return None
         if isinstance(operand, ir.GenericConst):
             return constant_of(array_of(operand).reshape(wanted))
-        return operand if extents(operand.ty) == wanted else self._emit(op.reshape(operand, wanted))
+        return operand if extents(operand.ty) == wanted else self.builder_.emit(op.reshape(operand, wanted))
 
     def _value(self, expr: Any) -> Any:
-        """What a variable is bound to, as far as its block knows, but for casts that change nothing."""
+        """What a variable is bound to, but for casts that change nothing; itself where its block does not know."""
         while isinstance(expr, relax.Var):
-            value = None if expr in self._results else self.lookup_binding(expr)
+            value = super()._value(expr)
             if value is None:
                 return expr
             if operator(value) != "relax.astype" or str(value.ty.dtype) != str(value.args[0].ty.dtype):
@@ -235,9 +234,6 @@ class _Joiner(PyExprMutator):
             return False
         pairs = zip(left.args, right.args, strict=True)
         return structural_equal(left.attrs, right.attrs) and all(self._same(a, b, depth - 1) for a, b in pairs)
-
-    def _emit(self, value: Any) -> Any:
-        return self.builder_.emit(self.builder_.normalize(value))
 
 
 def _first(found: Iterable[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import ir, relax, sym, te, tirx, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .functions import operator, symbols_of, top_level_bindings
+from .functions import has_call, operator, symbols_of
 from .plain_sizes import with_plain_sizes
 
 __all__ = ["BOUNDS", "KnownSlices"]
@@ -39,7 +39,7 @@ class KnownSlices:
 def _has_slices(function: relax.Function) -> bool:
     if not function.attrs or BOUNDS[0] not in function.attrs:
         return False
-    return any(operator(binding.value) == "relax.strided_slice" for binding in top_level_bindings(function))
+    return has_call(function, {"relax.strided_slice"})
 
 
 @mutator

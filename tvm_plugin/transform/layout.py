@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax, transform
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
 from .byte_tables import OPERATOR as BYTE_TABLE
-from .constants import Array, aligned_empty, array_of, constant_of, copy_into, is_static_tensor
+from .constants import Array, aligned_empty, array_of, constant_of, copy_into, has_shape, is_static_tensor
 from .fold_weights import FoldWeights
 from .functions import (
-    block_results,
+    LookupMutator,
     extents,
+    has_call,
     is_seen_as,
     leaves,
     map_functions,
     operator,
     seen_as,
     shape_of,
-    top_level_bindings,
     use_counts,
 )
 from .simplify_shapes import RESHAPES, SimplifyShapes, permutation_of
@@ -101,9 +101,7 @@ class ChannelsLast:
 
 def _has_convolution(function: Any) -> bool:
     convolutions = ("relax.nn.conv2d", "eqtune.winograd_data", "eqtune.winograd_conv2d")
-    return isinstance(function, relax.Function) and any(
-        operator(binding.value) in convolutions for binding in top_level_bindings(function)
-    )
+    return isinstance(function, relax.Function) and has_call(function, convolutions)
 
 
 @transform.module_pass(opt_level=0, name="ConvertImages")
@@ -113,12 +111,11 @@ class _ConvertImages:
 
 
 @mutator
-class _ImageConverter(PyExprMutator):
+class _ImageConverter(LookupMutator):
     """Converts convolutions and sinks permutes through what follows them, from the first operator to the last."""
 
     def __init__(self, function: relax.Function) -> None:
-        super().__init__()
-        self._results = block_results(function)
+        super().__init__(function)
         self._images: dict[relax.Var, Any] = {}  # in NHWC, by the variable in NCHW
         self._branches = 0
 
@@ -146,7 +143,7 @@ class _ImageConverter(PyExprMutator):
         if name == "relax.nn.conv2d":
             return self._convolution(call)
         order = next((o for o in map(self._order, leaves(call)) if o is not None), None)
-        if order is None or not _has_shape(call.ty):
+        if order is None or not has_shape(call.ty):
             return call
         if is_seen_as(call) and len(order) == call.ty.ndim:
             shape = shape_of(call)
@@ -278,8 +275,7 @@ class _ImageConverter(PyExprMutator):
         return relax.op.permute_dims(self.builder_.emit(expr), order)
 
     def _order(self, argument: Any) -> list[int] | None:
-        is_known = isinstance(argument, relax.Var) and argument not in self._results
-        value = self.lookup_binding(argument) if is_known else None
+        value = self._value(argument)
         return permutation_of(value) if operator(value) == "relax.permute_dims" else None
 
     def _all_unpermuted(self, arguments: Sequence[Any], order: list[int]) -> list[Any] | None:
@@ -291,7 +287,7 @@ class _ImageConverter(PyExprMutator):
         others = [argument for argument, known in zip(arguments, found, strict=True) if known is None]
         if not others:
             return found
-        if order != _IMAGE or any(not _has_shape(other.ty) or other.ty.ndim != len(order) for other in others):
+        if order != _IMAGE or any(not has_shape(other.ty) or other.ty.ndim != len(order) for other in others):
             return None
         permuted = [argument for argument in arguments if self._order(argument) == order]
         if _elements(others) > _elements(permuted):
@@ -347,11 +343,6 @@ def _regrouped_axes(before: Sequence[int], after: Sequence[int]) -> list[tuple[l
     return groups if whole else None
 
 
-def _has_shape(ty: Any) -> bool:
-    """Whether a type is a tensor of known rank, some of its sizes perhaps open."""
-    return isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
-
-
 def _elements(tensors: Sequence[Any]) -> int:
     """Open sizes do not count: neighbours share them."""
     return sum(math.prod(size for size in shape_of(tensor) if isinstance(size, int)) for tensor in tensors)
@@ -374,16 +365,14 @@ def _absorb_flattens(function: relax.Function) -> relax.Function:
 
     Likewise for permute_dims(W), which `FoldWeights` leaves where W is large.
     """
-    absorber = _Absorber(function)
-    return relax.analysis.remove_all_unused(absorber.visit_expr(function))
+    return relax.analysis.remove_all_unused(_Absorber(function).visit_expr(function))
 
 
 @mutator
-class _Absorber(PyExprMutator):
+class _Absorber(LookupMutator):
     def __init__(self, function: relax.Function) -> None:
-        super().__init__()
+        super().__init__(function)
         self._uses = use_counts(function)
-        self._results = block_results(function)
 
     def visit_call_(self, call: relax.Call) -> Any:
         flat: Any = self._value(call.args[0]) if operator(call) == "relax.matmul" else None
@@ -410,9 +399,6 @@ class _Absorber(PyExprMutator):
             reordered = self.builder_.emit(relax.op.permute_dims(reordered))
         data = self.builder_.emit(relax.op.reshape(self.visit_expr(permute.args[0]), flat.ty.shape))
         return relax.Call(call.op, [data, reordered], call.attrs)
-
-    def _value(self, expr: Any) -> Any:
-        return self.lookup_binding(expr) if isinstance(expr, relax.Var) and expr not in self._results else None
 
 
 _REORDERED: dict[tuple[Any, ...], tuple[Any, weakref.ref[Array]]] = {}

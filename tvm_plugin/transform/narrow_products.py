@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax import op
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
+from ..dtypes import is_byte
 from ..gpu_machine import is_gpu
 from ..machine import describe_machine
 from ..search.space.contraction.dot_intrinsics import find_dot_product
 from .constants import Array, array_of, constant_of, is_static_tensor
-from .functions import block_results, extents, map_functions, operator
+from .functions import LookupMutator, extents, map_functions, operator
 from .simplify_shapes import permutation_of
 
-__all__ = ["NarrowProducts", "integer_product", "padding_of", "product_bits"]
+__all__ = ["NarrowProducts", "channel_sums", "integer_product", "padding_of", "product_bits"]
 
 _PRODUCTS = ("relax.matmul", "relax.nn.conv2d")
 
@@ -72,15 +72,14 @@ class NarrowProducts:
         return map_functions(mod, self._narrowed)
 
     def _narrowed(self, function: relax.Function) -> relax.Function:
-        narrower = _Narrower(self._bits, block_results(function))
-        return relax.analysis.remove_all_unused(narrower.visit_expr(function))
+        return relax.analysis.remove_all_unused(_Narrower(self._bits, function).visit_expr(function))
 
 
 @mutator
-class _Narrower(PyExprMutator):
-    def __init__(self, bits: int, results: Collection[relax.Var]) -> None:
-        super().__init__()
-        self._bits, self._results = bits, results
+class _Narrower(LookupMutator):
+    def __init__(self, bits: int, function: relax.Function) -> None:
+        super().__init__(function)
+        self._bits = bits
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = self.visit_expr_post_order(call)
@@ -136,7 +135,7 @@ class _Narrower(PyExprMutator):
                 return None
             return wide if zero == 0 else self.builder_.emit(op.subtract(wide, relax.const(zero, "int16")))
         whole = self._value(zero)
-        if operator(whole) != "relax.astype" or str(whole.args[0].ty.dtype) not in ("uint8", "int8"):
+        if operator(whole) != "relax.astype" or not is_byte(str(whole.args[0].ty.dtype)):
             return None
         return self.builder_.emit(op.subtract(wide, self.builder_.emit(op.astype(whole.args[0], "int16"))))
 
@@ -170,10 +169,10 @@ class _Narrower(PyExprMutator):
             )
             result = op.add(self.builder_.emit(result), self.builder_.emit(sums))
         if not known:
-            correction = self.builder_.emit(op.multiply(zero, constant_of(_sums(call, weight).astype(np.int32))))
+            correction = self.builder_.emit(op.multiply(zero, constant_of(channel_sums(call, weight).astype(np.int32))))
             result = op.subtract(self.builder_.emit(result), correction)
         elif zero:
-            correction = constant_of((zero * _sums(call, weight)).astype(np.int32))
+            correction = constant_of((zero * channel_sums(call, weight)).astype(np.int32))
             result = op.subtract(self.builder_.emit(result), correction)
         return result
 
@@ -200,9 +199,7 @@ class _Narrower(PyExprMutator):
             zero = int(array_of(known).reshape(())) if isinstance(known, ir.GenericConst) else known
         if operator(value) != "relax.astype" or str(value.ty.dtype) != "int32":
             return None  # another cast may wrap around
-        if str(value.args[0].ty.dtype) not in ("uint8", "int8"):
-            return None
-        return value.args[0], zero
+        return (value.args[0], zero) if is_byte(str(value.args[0].ty.dtype)) else None
 
     def _constant(self, arg: Any) -> tuple[Array | None, list[int] | None]:
         """The weights, as stored, and the order in which their axes are read; None for what is no constant."""
@@ -212,12 +209,6 @@ class _Narrower(PyExprMutator):
         if operator(value) == "relax.permute_dims" and isinstance(value.args[0], ir.GenericConst):
             return array_of(value.args[0]).astype(np.int64), permutation_of(value)
         return None, None
-
-    def _value(self, arg: Any) -> Any:
-        """What a variable is bound to, as far as its block knows; constants are themselves."""
-        if not isinstance(arg, relax.Var):
-            return arg
-        return None if arg in self._results else self.lookup_binding(arg)
 
 
 def integer_product(call: relax.Call, data: Any, weight: Any, padding: list[int]) -> Any:
@@ -267,10 +258,10 @@ def _one_output(call: relax.Call, shape: tuple[int, ...]) -> list[int]:
     return [1 if letter == "O" else n for letter, n in zip(str(call.attrs.kernel_layout), shape, strict=True)]
 
 
-def _sums(call: relax.Call, weight: Array) -> Array:
-    """Of each output channel's weights, as they broadcast against the result."""
+def channel_sums(call: relax.Call, weight: Array) -> Array:
+    """The sum of the weights of each output channel, as it broadcasts against the result."""
     if operator(call) == "relax.matmul":
-        return weight.sum(axis=-2, keepdims=True)
+        return weight.sum(axis=weight.ndim - 2, keepdims=True)
     axis = str(call.attrs.kernel_layout).index("O")
     sums = weight.sum(axis=tuple(a for a in range(weight.ndim) if a != axis))
     return sums.reshape([-1 if letter == "C" else 1 for letter in str(call.attrs.out_layout)])

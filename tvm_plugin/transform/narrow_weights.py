@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +11,15 @@ import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax import op
 
+from ..dtypes import is_byte
 from ..narrow_weights import NarrowWeights, narrow_product, narrow_weights
 from ..search.space.narrow_weights import MOST_ROWS
 from .constants import Array, is_static_tensor
 from .fake_quantization import MOVES
 from .fold_weights import WeightValues
-from .functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings
+from .functions import bound_values, extents, map_functions, operator, rewrite_bindings
 from .repeated_array import RepeatedArray
-from .simplify_shapes import RESHAPES
+from .simplify_shapes import RESHAPES, permutation_of
 
 __all__ = ["KeepNarrowWeights"]
 
@@ -59,7 +60,7 @@ class KeepNarrowWeights:
 
 
 def _rewrite(function: relax.Function, least: int) -> relax.Function:
-    values = {binding.var: binding.value for binding in top_level_bindings(function)}
+    values = bound_values(function)
     products = [var for var, value in values.items() if operator(value) == "relax.matmul" and _fits(value, values)]
     stored = _Stored(values, WeightValues(function)) if products else None
     found = {var for var in products if stored is not None and stored.holds(values[var].args[1])}
@@ -112,6 +113,10 @@ class _Affine:
         """Whether nothing was multiplied yet."""
         return bool((self.scales.array == 1).all())
 
+    def moved(self, move: Callable[[Any], Any]) -> _Affine:
+        """All three moved in the same way."""
+        return _Affine(move(self.codes), move(self.scales), move(self.zeros))
+
 
 class _Stored:
     """How the values of a function that depend on constants alone are made of codes in 8 bits."""
@@ -146,7 +151,7 @@ class _Stored:
         if not is_static_tensor(expr.ty):
             return None
         dtype = str(expr.ty.dtype)
-        if dtype in ("int8", "uint8") or isinstance(expr, ir.GenericConst):
+        if is_byte(dtype) or isinstance(expr, ir.GenericConst):
             return self._constant(expr)
         if dtype not in ("float32", "int16", "int32") or not isinstance(expr, relax.Var):
             return None
@@ -200,12 +205,10 @@ class _Stored:
         if source is None:
             return None
         if operator(call) == "relax.permute_dims":
-            axes = [int(axis) for axis in call.attrs.axes or range(call.ty.ndim)[::-1]]
-            scales, zeros = (array.transpose(axes) for array in (source.scales, source.zeros))
-            return _Affine(source.codes.transpose(axes), scales, zeros)
+            axes = permutation_of(call)
+            return source.moved(lambda array: array.transpose(axes))
         shape = extents(call.ty)
-        scales, zeros = (array.reshape(shape) for array in (source.scales, source.zeros))
-        return _Affine(source.codes.reshape(shape), scales, zeros)
+        return source.moved(lambda array: array.reshape(shape))
 
     def _shifted(self, call: relax.Call) -> _Affine | None:
         source, number = self._affine(call.args[0]), self._number(call.args[1], call)

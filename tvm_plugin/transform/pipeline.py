@@ -30,6 +30,7 @@ from ..tasks import Task, extract_tasks, lower_to_kernels, permit_lossy_products
 from .analytic_schedules import analytic_schedules
 from .apply_tuned import after_kernels, machine_running, schedule_kernels
 from .batch_norm import FoldBatchNorm
+from .constants import has_shape
 from .equality_saturation import EqualitySaturation
 from .fold_weights import FoldWeights
 from .functions import constant_bytes, operator, shape_of, top_level_bindings
@@ -209,8 +210,7 @@ def typical_sizes(mod: ir.IRModule) -> dict[str, int]:
     low, high = ((main.attrs or {}).get(name, {}) for name in BOUNDS)
     sizes = {str(name): TYPICAL_SIZE for name in low}
     for parameter in main.params:
-        is_known = isinstance(parameter.ty, relax.TensorType) and isinstance(parameter.ty.shape, relax.ShapeExpr)
-        shape = shape_of(parameter) if is_known else []
+        shape = shape_of(parameter) if has_shape(parameter.ty) else []
         for place, extent in enumerate(shape):
             if isinstance(extent, ir.Var) and typical_size(shape, place) != TYPICAL_SIZE:
                 sizes[str(extent.name)] = typical_size(shape, place)

@@ -7,6 +7,7 @@ from typing import Any
 from tvm import ir, relax, sym, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .constants import has_shape
 from .functions import map_functions, top_level_bindings
 
 __all__ = ["with_plain_sizes"]
@@ -29,7 +30,7 @@ def _plain(function: relax.Function) -> relax.Function:
 
 def _plain_type(ty: Any, analyzer: sym.Analyzer) -> relax.TensorType | None:
     """The type with simple sizes; None where it has them, or is of no tensor of known rank."""
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+    if not has_shape(ty):
         return None
     given = list(ty.shape.values)
     plain = [size if isinstance(size, tirx.IntImm | ir.Var) else analyzer.simplify(size) for size in given]

@@ -11,7 +11,7 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import array_of, constant_of, is_number, is_static_tensor
-from .functions import extents, map_functions, operator, top_level_bindings
+from .functions import extents, map_functions, operator, values_of_one_block
 from .simplify_shapes import RESHAPES, permutation_of
 
 __all__ = ["ScaleSmallerOperand"]
@@ -36,9 +36,8 @@ class ScaleSmallerOperand:
 
 
 def _scale(function: relax.Function) -> relax.Function:
-    values = {binding.var: binding.value for binding in top_level_bindings(function)}
-    # What one block computes, another one may not see.
-    if len(function.body.blocks) > 1 or not any(_has_smaller_operand(value) for value in values.values()):
+    values = values_of_one_block(function)
+    if not any(_has_smaller_operand(value) for value in values.values()):
         return function
     return relax.analysis.remove_all_unused(_Scaler(values).visit_expr(function))
 
@@ -63,7 +62,7 @@ class _Scaler(PyExprMutator):
             return self.visit_expr_post_order(call)
         source, by = found
         number = constant_of(array_of(by.args[1]).reshape(()))
-        x = self._emit(relax.Call(by.op, [self.visit_expr(call.args[0]), number], by.attrs))
+        x = self.builder_.emit(relax.Call(by.op, [self.visit_expr(call.args[0]), number], by.attrs))
         return op.matmul(x, source(), out_dtype=str(call.ty.dtype))
 
     def _unscaled(self, var: Any) -> tuple[Callable[[], Any], relax.Call] | None:
@@ -79,11 +78,8 @@ class _Scaler(PyExprMutator):
             return None
         source, by = inner
         if name == "relax.permute_dims":
-            return (lambda: self._emit(op.permute_dims(source(), permutation_of(value)))), by
-        return (lambda: self._emit(op.reshape(source(), extents(value.ty)))), by
-
-    def _emit(self, value: Any) -> Any:
-        return self.builder_.emit(self.builder_.normalize(value))
+            return (lambda: self.builder_.emit(op.permute_dims(source(), permutation_of(value)))), by
+        return (lambda: self.builder_.emit(op.reshape(source(), extents(value.ty)))), by
 
 
 def _is_moderate(operand: Any, beside: Any) -> bool:

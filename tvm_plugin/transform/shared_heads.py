@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax, transform
@@ -12,7 +12,7 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .constants import is_number, is_static_tensor
-from .functions import extents, map_functions, operator, top_level_bindings
+from .functions import extents, map_functions, operator, values_of_one_block
 from .simplify_shapes import RESHAPES, permutation_of
 
 __all__ = ["JoinSharedHeads"]
@@ -38,9 +38,8 @@ class JoinSharedHeads:
 
 
 def _join(function: relax.Function) -> relax.Function:
-    values = {binding.var: binding.value for binding in top_level_bindings(function)}
-    # What one block computes, another one may not see.
-    if len(function.body.blocks) > 1 or not any(_has_few_rows(value) for value in values.values()):
+    values = values_of_one_block(function)
+    if not any(_has_few_rows(value) for value in values.values()):
         return function
     return relax.analysis.remove_all_unused(_Joiner(values).visit_expr(function))
 
@@ -85,12 +84,9 @@ class _Joiner(PyExprMutator):
             return self.visit_expr_post_order(call)
         *batch, _heads, count, depth = rows
         joined = [*batch, repeated.shape[-3], repeated.times * count, depth]
-        together = self._emit(op.reshape(self.visit_expr(x), joined))
-        product = self._emit(op.matmul(together, repeated.source(), out_dtype=str(call.ty.dtype)))
+        together = self.builder_.emit(op.reshape(self.visit_expr(x), joined))
+        product = self.builder_.emit(op.matmul(together, repeated.source(), out_dtype=str(call.ty.dtype)))
         return op.reshape(product, extents(call.ty))
-
-    def _emit(self, value: Any) -> Any:
-        return self.builder_.emit(self.builder_.normalize(value))
 
     def _repeated(self, var: Any) -> _Repeated | None:
         """The value of a variable as copies; None where it is none."""
@@ -108,19 +104,13 @@ class _Joiner(PyExprMutator):
         inner = self._repeated(value.args[0]) if by_number or name == "relax.permute_dims" else None
         if inner is None:
             return None
+        emit = self.builder_.emit
         if name == "relax.permute_dims":
             order = permutation_of(value)
-            shape = tuple(inner.shape[axis] for axis in order)
-            return _Repeated(
-                lambda: self._emit(op.permute_dims(inner.source(), order)), shape, order.index(inner.axis), inner.times
-            )
+            shape, axis = tuple(inner.shape[axis] for axis in order), order.index(inner.axis)
+            return replace(inner, source=lambda: emit(op.permute_dims(inner.source(), order)), shape=shape, axis=axis)
         number = value.args[1]
-        return _Repeated(
-            lambda: self._emit(relax.Call(value.op, [inner.source(), number], value.attrs)),
-            inner.shape,
-            inner.axis,
-            inner.times,
-        )
+        return replace(inner, source=lambda: emit(relax.Call(value.op, [inner.source(), number], value.attrs)))
 
     def _reshaped(self, call: relax.Call) -> _Repeated | None:
         source, new = call.args[0], extents(call.ty)
@@ -142,7 +132,7 @@ class _Joiner(PyExprMutator):
         if found is None:
             return None
         shape = [n // times if axis == found else n for axis, n in enumerate(new)]
-        return _Repeated(lambda: self._emit(op.reshape(given(), shape)), tuple(shape), found, times)
+        return _Repeated(lambda: self.builder_.emit(op.reshape(given(), shape)), tuple(shape), found, times)
 
 
 def _axis_of(old: list[int], first: int, last: int, new: list[int]) -> int | None:

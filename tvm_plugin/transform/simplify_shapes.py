@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax, transform
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import mutator
 
 from .constants import is_static_tensor
-from .functions import block_results, extents, map_functions, operator, top_level_bindings, use_counts
+from .functions import LookupMutator, bound_values, extents, has_call, map_functions, operator, use_counts
 
 __all__ = ["RESHAPES", "SimplifyShapes", "permutation_of"]
 
@@ -33,8 +33,7 @@ class SimplifyShapes:
 
 
 def _simplify(function: relax.Function) -> relax.Function:
-    interesting = {"relax.split", "relax.permute_dims", "relax.concat", *RESHAPES}
-    if not any(operator(binding.value) in interesting for binding in top_level_bindings(function)):
+    if not has_call(function, {"relax.split", "relax.permute_dims", "relax.concat", *RESHAPES}):
         return function
     return relax.analysis.remove_all_unused(_Simplifier(function).visit_expr(function))
 
@@ -47,15 +46,13 @@ def permutation_of(call: relax.Call) -> list[int]:
 
 
 @mutator
-class _Simplifier(PyExprMutator):
+class _Simplifier(LookupMutator):
     """Works on what the builder holds already: operands are simplified before their users."""
 
     def __init__(self, function: relax.Function) -> None:
-        super().__init__()
+        super().__init__(function)
         self._uses = use_counts(function)
-        self._results = block_results(function)
-        bindings = top_level_bindings(function)
-        self._given = {binding.var: binding.value for binding in bindings if binding.var not in self._results}
+        self._given = {var: value for var, value in bound_values(function).items() if var not in self._results}
 
     def visit_call_(self, call: relax.Call) -> Any:
         if operator(call) == "relax.concat" and isinstance(call.args[0], relax.Tuple):
@@ -142,6 +139,3 @@ class _Simplifier(PyExprMutator):
         if extents(source.ty) != given:
             return None
         return relax.op.permute_dims(source, [*range(rank - 2), rank - 1, rank - 2])
-
-    def _value(self, expr: Any) -> Any:
-        return self.lookup_binding(expr) if isinstance(expr, relax.Var) and expr not in self._results else None

@@ -84,8 +84,7 @@ def extract(
         else:
             choice = greedy_dag(problem)
             if math.isfinite(solution_cost(problem, choice)):  # else there is no graph at all: refused below
-                result = ilp(problem, choice, time_limit_s=time_limit_s)
-                choice, gap = result.choice, result.gap
+                choice, gap = ilp(problem, choice, time_limit_s=time_limit_s)
         graph = checked_graph(view, problem, choice)
         seconds = time.perf_counter() - started
         results.append(Extraction(name, graph, choice, solution_cost(problem, choice), seconds, gap))

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -25,36 +27,17 @@ from scipy.sparse import csr_array
 from .necessary import without_impossible
 from .problem import Choice, Problem, solution_cost
 
-__all__ = ["IlpResult", "ilp"]
+__all__ = ["ilp"]
 
 _COST_UNIT_S = 1e-6
 """Costs are given to the solver in microseconds: its tolerances are absolute."""
 
-
-@dataclass(frozen=True)
-class IlpResult:
-    """An extraction with its proof.
-
-    Attributes
-    ----------
-    choice : Choice
-        The best extraction found; the given start where the solver found none that is better.
-    gap : float
-        (cost - proven lower bound) / cost; 0 when it is proven optimal.
-    rounds : int
-        How often the program was solved: once more than cycles had to be cut off.
-    variables : int
-        Number of binary variables.
-    """
-
-    choice: Choice
-    gap: float
-    rounds: int
-    variables: int
+_RELATIVE_GAP = 1e-4
+"""The solver may stop when it has proven to be this close to the optimum."""
 
 
-def ilp(problem: Problem, start: Choice, *, time_limit_s: float = 10.0, relative_gap: float = 1e-4) -> IlpResult:
-    """The cheapest graph.
+def ilp(problem: Problem, start: Choice, *, time_limit_s: float = 10.0) -> tuple[Choice, float]:
+    """The cheapest graph that is found, and how far it may be from the best, relative to its cost; 0 for nowhere.
 
     Parameters
     ----------
@@ -63,17 +46,14 @@ def ilp(problem: Problem, start: Choice, *, time_limit_s: float = 10.0, relative
         A valid extraction; no result costs more.
     time_limit_s : float
         For all solves together.
-    relative_gap : float
-        The solver may stop when it has proven to be this close to the optimum.
     """
     deadline = time.monotonic() + time_limit_s
     start_cost = solution_cost(problem, start)
     possible, need = without_impossible(problem)
     program = _Program(_affordable(possible, need, start_cost * (1 + 1e-6)), need)
-    best, lower, rounds = start, 0.0, 0
+    best, lower = start, 0.0
     while problem.roots and program.nodes and time.monotonic() < deadline:
-        rounds += 1
-        choice, bound = program.solve(max(0.1, deadline - time.monotonic()), relative_gap)
+        choice, bound = program.solve(max(0.1, deadline - time.monotonic()))
         lower = max(lower, min(bound, start_cost))
         if choice is None:
             break
@@ -86,7 +66,7 @@ def ilp(problem: Problem, start: Choice, *, time_limit_s: float = 10.0, relative
             program.cut(cycle)
     cost = solution_cost(problem, best)
     gap = max(0.0, cost - lower) / cost if cost else 0.0
-    return IlpResult(best, gap if gap > relative_gap else 0.0, rounds, len(program.nodes))
+    return best, gap if gap > _RELATIVE_GAP else 0.0
 
 
 class _Program:
@@ -95,9 +75,7 @@ class _Program:
     def __init__(self, problem: Problem, need: Mapping[int, int]) -> None:
         self.problem = problem
         self.order = list(problem.classes)
-        self.needed_by_roots = 0
-        for root in problem.roots:
-            self.needed_by_roots |= need.get(root, 0)
+        self.needed_by_roots = _needed_by(problem.roots, need)
         self.nodes = [node for nodes in problem.classes.values() for node in nodes]
         self.node_column = {node: i for i, node in enumerate(self.nodes)}
         self.class_column = {c: len(self.nodes) + i for i, c in enumerate(problem.classes)}
@@ -129,7 +107,7 @@ class _Program:
         columns = [self.node_column[node] for node in cycle]
         self.row(columns, [1.0] * len(columns), -np.inf, len(columns) - 1.0)
 
-    def solve(self, time_limit_s: float, relative_gap: float) -> tuple[Choice | None, float]:
+    def solve(self, time_limit_s: float) -> tuple[Choice | None, float]:
         """The best choice, which may have cycles, or None; and a lower bound of the cost in seconds."""
         columns = len(self.nodes) + len(self.class_column)
         cost = np.zeros(columns)
@@ -152,7 +130,7 @@ class _Program:
             integrality=integrality,
             bounds=Bounds(lower, upper),
             constraints=LinearConstraint(matrix, self.lower, self.upper),
-            options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap},
+            options={"time_limit": time_limit_s, "mip_rel_gap": _RELATIVE_GAP},
         )
         bound = result.mip_dual_bound if result.mip_dual_bound is not None else 0.0
         if result.x is None:
@@ -170,19 +148,20 @@ def _affordable(problem: Problem, need: Mapping[int, int], most_s: float) -> Pro
     order = list(problem.classes)
     place = {c: i for i, c in enumerate(order)}
     cheapest = [min((problem.cost[node] for node in problem.classes[c]), default=0.0) for c in order]
-    always = 0
-    for root in problem.roots:
-        always |= need.get(root, 0)
+    always = _needed_by(problem.roots, need)
     base = sum(cheapest[i] for i in _bits(always))
 
     def least_s(c: int, node: int) -> float:
-        needed = 1 << place[c]
-        for child in problem.children[node]:
-            needed |= need.get(child, 0)
+        needed = 1 << place[c] | _needed_by(problem.children[node], need)
         return base + sum(cheapest[i] for i in _bits(needed & ~always)) - cheapest[place[c]] + problem.cost[node]
 
     classes = {c: [node for node in nodes if least_s(c, node) <= most_s] for c, nodes in problem.classes.items()}
     return replace(problem, classes=classes)
+
+
+def _needed_by(classes: Iterable[int], need: Mapping[int, int]) -> int:
+    """The classes that any of these needs, as the bits of an integer."""
+    return reduce(or_, (need.get(c, 0) for c in classes), 0)
 
 
 def _bits(bits: int) -> Iterable[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .problem import Choice, Problem, cheapest_trees
 
-__all__ = ["necessary_classes", "without_impossible"]
+__all__ = ["without_impossible"]
 
 
-def necessary_classes(problem: Problem) -> dict[int, int]:
+def _necessary_classes(problem: Problem) -> dict[int, int]:
     """For each class, the classes that each of its acyclic terms contains, as the bits of an integer.
 
     Bit i is the i-th class of `problem.classes`. The greatest solution of
@@ -43,7 +45,7 @@ def without_impossible(problem: Problem) -> tuple[Problem, dict[int, int]]:
     A node is impossible when one of its operands needs the node's own class, or has no finite term.
     """
     while True:
-        need = necessary_classes(problem)
+        need = _necessary_classes(problem)
         bit = {c: 1 << i for i, c in enumerate(problem.classes)}
         classes = {
             c: [
@@ -55,4 +57,4 @@ def without_impossible(problem: Problem) -> tuple[Problem, dict[int, int]]:
         }
         if classes == problem.classes:
             return problem, need
-        problem = Problem(classes, problem.children, problem.cost, problem.roots, problem.weights)
+        problem = replace(problem, classes=classes)

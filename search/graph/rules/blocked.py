@@ -7,11 +7,13 @@ makes neighbours cancel, regions of a graph stay in blocks. By name only: `docs/
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from ..attributes import Axis, Conv2d, Kind, Permute, Pool2d, Shape, TensorType
 from .channels_last import convolves_channels_first, pools_channels_first
+from .convolution import ungrouped
 from .pattern import Attr, Node, Pattern, binary, concat, conv2d, permute, pool2d, reshape, tensors, weights
 from .rule import Match, Rule
 
@@ -24,11 +26,6 @@ x, y, w = tensors("x y w")
 (s,) = weights("s")
 
 TO_BLOCKS, FROM_BLOCKS = Permute((0, 1, 3, 4, 2)), Permute((0, 1, 4, 2, 3))
-
-
-def ungrouped(m: Match) -> bool:
-    """Every output channel reads every input channel."""
-    return bool(m.a.groups == 1)
 
 
 def joins_blocks(m: Match) -> bool:
@@ -100,10 +97,7 @@ def _pooled_blocks(m: Match, block: int) -> Shape:
 
 
 def _channels_last(m: Match) -> Pool2d:
-    a: Pool2d = m.a
-    return Pool2d(
-        a.kind, a.pool_size, a.strides, a.padding, a.dilation, a.ceil_mode, a.count_include_pad, layout="NHWC"
-    )
+    return replace(m.a, layout="NHWC")
 
 
 def _convolution_example(block: int) -> Any:

@@ -7,10 +7,10 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from ..attributes import Axis, Kind, Pad, Permute, Slice, TensorType
+from ..attributes import Axis, Kind, Pad, Slice, TensorType
 from .pattern import Pattern, Var, binary, concat, pad, permute, slice_, tensors, unary
 from .rule import Match, Rule
-from .shapes import aligned_box, numbered
+from .shapes import aligned_box, inverse, numbered, same_shape
 
 __all__ = ["CONCAT_LAWS", "CONCAT_RULES"]
 
@@ -18,11 +18,6 @@ x, y, z, u = tensors("x y z u")
 
 MOST_PARTS = 4
 """Rules over the parts of a concatenation are made for 2 to this many."""
-
-
-def sliced_alike(m: Match) -> bool:
-    """Both operands have the same shape, so that one slice cuts both."""
-    return bool(m.x.shape == m.y.shape)
 
 
 def within_first(m: Match) -> bool:
@@ -125,8 +120,8 @@ def _pad_after(m: Match) -> Pad:
 
 
 def _pad_before(m: Match) -> Pad:
-    inverse = Permute(tuple(m.q.axes.index(axis) for axis in range(len(m.q.axes))))
-    return Pad(tuple(m.p.before[i] for i in inverse.axes), tuple(m.p.after[i] for i in inverse.axes))
+    axes = inverse(m.q).axes
+    return Pad(tuple(m.p.before[i] for i in axes), tuple(m.p.after[i] for i in axes))
 
 
 def concat_of_slices(count: int) -> Rule:
@@ -269,7 +264,7 @@ CONCAT_RULES: tuple[Rule, ...] = (
         "binary-of-slices",
         before=binary(slice_(x, "s"), slice_(y, "s"), "f"),
         after=slice_(binary(x, y, "f"), "s"),
-        when=(sliced_alike,),
+        when=(same_shape,),
         reason=_ONE,
     ),
     Rule(

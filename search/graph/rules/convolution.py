@@ -8,7 +8,7 @@ from math import prod
 from ..attributes import Axis, Shape, Slice
 from .pattern import add, concat, conv2d, full, multiply, reshape, slice_, tensors, weights
 from .rule import Group, Match, Rule
-from .shapes import block, box, keeps_range, keeps_sums_before_scale_small, numbered
+from .shapes import block, box, keeps_range, keeps_sums_before_scale_small, numbered, same_shape
 
 __all__ = ["CONVOLUTION_LAWS", "CONVOLUTION_RULES"]
 
@@ -32,11 +32,6 @@ def agree_but_for_outputs(m: Match) -> bool:
     """The weights can be concatenated along their output channels."""
     outputs = m.a.kernel_layout.index("O")
     return all(a == b for i, (a, b) in enumerate(zip(m.w.shape, m.v.shape, strict=True)) if i != outputs)
-
-
-def same_inputs(m: Match) -> bool:
-    """Both inputs have the same shape."""
-    return bool(m.x.shape == m.y.shape)
 
 
 def same_sums(m: Match) -> bool:
@@ -176,7 +171,7 @@ def merge_shared_weight(count: int) -> Rule:
         f"merge-conv2d-shared-weight-{count}",
         before=tuple(conv2d(part, trained, "a") for part in parts),
         after=tuple(block(merged, i, lambda m: m.a.out_layout.index("N")) for i in range(count)),
-        reason="one convolution reads the weight once",
+        reason=_MERGE_WEIGHT,
         source="TASO",
     )
 
@@ -184,6 +179,7 @@ def merge_shared_weight(count: int) -> Rule:
 _CONVOLUTION = conv2d(x, w, "a")
 _TRAINED = conv2d(x, trained, "a")
 _MERGE_INPUT = "one convolution reads x once and fills the machine better"
+_MERGE_WEIGHT = "one convolution reads the weight once"
 _FREE_SCALE = "weights absorb the scale ahead of time"
 
 CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
@@ -208,7 +204,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
         "sum-of-convolutions-shared-weight",
         before=add(_CONVOLUTION, conv2d(y, w, "a")),
         after=conv2d(add(x, y), w, "a"),
-        when=(same_inputs,),
+        when=(same_shape,),
         worth=(keeps_range,),
         reason="one convolution instead of two",
         source="TASO",
@@ -253,7 +249,7 @@ CONVOLUTION_RULES: tuple[Rule | Group, ...] = (
         member=_TRAINED,
         shared=("w", "a"),
         make=merge_shared_weight,
-        reason="one convolution reads the weight once",
+        reason=_MERGE_WEIGHT,
         source="TASO",
         alike=lambda types, attrs: _without(types["x"].shape, attrs["a"].data_layout.index("N")),
     ),
@@ -269,7 +265,7 @@ CONVOLUTION_LAWS: tuple[Rule, ...] = (
         "convolution-of-sum",
         before=conv2d(add(x, y), p, "a"),
         after=add(conv2d(x, p, "a"), conv2d(y, p, "a")),
-        when=(same_inputs,),
+        when=(same_shape,),
         reason=_LAW,
         source="TASO",
     ),
@@ -305,7 +301,7 @@ CONVOLUTION_LAWS: tuple[Rule, ...] = (
         before=concat((conv2d(x, p, "a"), conv2d(y, p, "a")), "c"),
         after=conv2d(concat((x, y), data_axis("N")), p, "a"),
         when=(joins_batches, same_but_for_batch),
-        reason="one convolution reads the weight once",
+        reason=_MERGE_WEIGHT,
         source="TASO",
     ),
     Rule(

@@ -9,10 +9,11 @@ from random import Random
 from typing import Any
 
 from ..attributes import Axis, Conv2d, Pad, Shape, Slice, TensorType
-from .convolution import data_axis, joins_channels, kernel_axis, out_axis, same_inputs, same_kernels, ungrouped
+from .channels_last import convolves_channels_first, convolves_channels_last
+from .convolution import data_axis, joins_channels, kernel_axis, out_axis, same_kernels, ungrouped
 from .pattern import Pattern, concat, conv2d, matmul, pad, reshape, slice_, tensors
 from .rule import Match, Rule
-from .shapes import box
+from .shapes import box, padding_around, pads_space_only, same_shape
 
 __all__ = ["KERNEL_LAWS", "KERNEL_RULES"]
 
@@ -37,7 +38,7 @@ def flat(m: Match) -> bool:
 
 def pads_space(m: Match) -> bool:
     """Only rows and columns are padded."""
-    return all(letter in "HW" or not m.p.before[i] + m.p.after[i] for i, letter in enumerate(m.a.data_layout))
+    return pads_space_only(m.p, m.a.data_layout)
 
 
 def even_groups(m: Match) -> bool:
@@ -53,16 +54,6 @@ def groups_in_pairs(m: Match) -> bool:
 def reads_pixels(m: Match) -> bool:
     """The convolution is a product of a matrix with each pixel: 1x1, stride 1, not padded, one group."""
     return pointwise(m) and bool(m.a.strides == (1, 1) and not any(m.a.padding) and m.a.groups == 1)
-
-
-def channels_first(m: Match) -> bool:
-    """Channels come before rows and columns, in and out."""
-    return bool(m.a.data_layout == m.a.out_layout == "NCHW" and m.a.kernel_layout == "OIHW")
-
-
-def channels_last(m: Match) -> bool:
-    """Channels come last, in and out, and in the weight."""
-    return bool(m.a.data_layout == m.a.out_layout == "NHWC" and m.a.kernel_layout == "HWIO")
 
 
 def then_pointwise(m: Match) -> bool:
@@ -156,10 +147,7 @@ def _merged_kernel(m: Match) -> Shape:
 
 
 def _joined_padding(m: Match) -> Conv2d:
-    rows, columns = m.a.data_layout.index("H"), m.a.data_layout.index("W")
-    outside = (m.p.before[rows], m.p.before[columns], m.p.after[rows], m.p.after[columns])
-    top, left, bottom, right = map(sum, zip(m.a.padding, outside, strict=True))
-    return replace(m.a, padding=(top, left, bottom, right))
+    return replace(m.a, padding=padding_around(m.a.padding, m.p, m.a.data_layout))
 
 
 def _matrix(m: Match) -> Shape:
@@ -247,14 +235,14 @@ KERNEL_RULES: tuple[Rule, ...] = (
         "pointwise-as-matmul-channels-first",
         before=_CONVOLUTION,
         after=reshape(matmul(reshape(w, _matrix), reshape(x, _pixels)), lambda m: Shape(m.out[0].shape)),
-        when=(reads_pixels, channels_first),
+        when=(reads_pixels, convolves_channels_first),
         reason="a matrix product has more schedules",
     ),
     Rule(
         "pointwise-as-matmul-channels-last",
         before=_CONVOLUTION,
         after=matmul(x, reshape(w, _matrix)),
-        when=(reads_pixels, channels_last),
+        when=(reads_pixels, convolves_channels_last),
         reason="a matrix product has more schedules",
     ),
 )
@@ -281,7 +269,7 @@ KERNEL_LAWS: tuple[Rule, ...] = (
         "concat-of-convolutions-as-groups",
         before=concat((_CONVOLUTION, conv2d(y, v, "a")), "c"),
         after=conv2d(concat((x, y), data_axis("C")), concat((w, v), kernel_axis("O")), _twice_the_groups),
-        when=(joins_channels, same_kernels, same_inputs),
+        when=(joins_channels, same_kernels, same_shape),
         reason="one grouped convolution instead of two",
         source="TASO",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..attributes import Permute, Shape, Slice
 from .pattern import binary, broadcast, permute, reshape, slice_, tensors, unary, weights
 from .rule import Match, Rule, both_ways
-from .shapes import broadcasts_to, columns_only
+from .shapes import broadcasts_to, columns_only, inverse, same_shape
 
 __all__ = ["LAYOUT_RULES"]
 
@@ -37,11 +37,6 @@ def keeps_shape(m: Match) -> bool:
 def same_rank(m: Match) -> bool:
     """x and y have the same number of dimensions."""
     return len(m.x.shape) == len(m.y.shape)
-
-
-def same_shape(m: Match) -> bool:
-    """x and y have the same shape."""
-    return bool(m.x.shape == m.y.shape)
 
 
 def does_not_enlarge(m: Match) -> bool:
@@ -92,10 +87,6 @@ def _composed(m: Match) -> Permute:
     return Permute(tuple(m.inner.axes[axis] for axis in m.outer.axes))
 
 
-def _inverse(m: Match) -> Permute:
-    return Permute(tuple(m.p.axes.index(axis) for axis in range(len(m.p.axes))))
-
-
 def _full_rank(m: Match) -> Shape:
     """w with as many dimensions as what is permuted."""
     return Shape((1,) * (len(m.p.axes) - len(m.w.shape)) + m.w.shape)
@@ -108,8 +99,8 @@ def _row(m: Match) -> Shape:
 
 def _slice_before(m: Match) -> Slice:
     """The slice of x that a slice of the permuted x is."""
-    inverse = _inverse(m).axes
-    return Slice(tuple(m.s.begin[i] for i in inverse), tuple(m.s.end[i] for i in inverse))
+    axes = inverse(m.p).axes
+    return Slice(tuple(m.s.begin[i] for i in axes), tuple(m.s.end[i] for i in axes))
 
 
 def _slice_after(m: Match) -> Slice:
@@ -209,7 +200,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     Rule(
         "binary-of-permute-and-weight",
         before=binary(_MOVED, w, "f"),
-        after=permute(binary(x, permute(reshape(w, _full_rank), _inverse), "f"), "p"),
+        after=permute(binary(x, permute(reshape(w, _full_rank), lambda m: inverse(m.p)), "f"), "p"),
         when=(does_not_enlarge,),
         worth=(several,),
         reason=_MEET,

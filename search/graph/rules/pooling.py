@@ -11,7 +11,14 @@ from typing import Any
 from ..attributes import Conv2d, Full, Pad, Pool2d, Reduce, TensorType
 from .pattern import add, concat, conv2d, full, multiply, pad, pool2d, reduce, relu, tensors, weights
 from .rule import Match, Rule, both_ways
-from .shapes import keeps_range, keeps_sums_after_scale_small, keeps_sums_before_scale_small
+from .shapes import (
+    keeps_range,
+    keeps_sums_after_scale_small,
+    keeps_sums_before_scale_small,
+    padding_around,
+    pads_space_only,
+    same_shape,
+)
 
 __all__ = ["POOLING_LAWS", "POOLING_RULES"]
 
@@ -33,11 +40,6 @@ def no_empty_window(m: Match) -> bool:
 def averages(m: Match) -> bool:
     """Average pooling."""
     return bool(m.a.kind == "avg")
-
-
-def same_inputs(m: Match) -> bool:
-    """Both inputs have the same shape."""
-    return bool(m.x.shape == m.y.shape)
 
 
 def weight_is_pointwise(m: Match) -> bool:
@@ -82,7 +84,7 @@ def outer_sees_inner(m: Match) -> bool:
 
 def pads_space(m: Match) -> bool:
     """Only rows and columns are padded."""
-    return all(letter in "HW" or not m.p.before[i] + m.p.after[i] for i, letter in enumerate(m.a.layout))
+    return pads_space_only(m.p, m.a.layout)
 
 
 def zeros_count_as_padding(m: Match) -> bool:
@@ -130,10 +132,7 @@ def _every_window_sees(a: Pool2d, data: TensorType, result: TensorType) -> bool:
 
 
 def _joined_padding(m: Match) -> Pool2d:
-    rows, columns = m.a.layout.index("H"), m.a.layout.index("W")
-    outside = (m.p.before[rows], m.p.before[columns], m.p.after[rows], m.p.after[columns])
-    top, left, bottom, right = map(sum, zip(m.a.padding, outside, strict=True))
-    return replace(m.a, padding=(top, left, bottom, right))
+    return replace(m.a, padding=padding_around(m.a.padding, m.p, m.a.layout))
 
 
 def _fused(m: Match) -> Pool2d:
@@ -229,7 +228,7 @@ POOLING_RULES: tuple[Rule, ...] = (
         "sum-of-averages",
         before=add(_POOLED, pool2d(y, "a")),
         after=pool2d(add(x, y), "a"),
-        when=(averages, same_inputs),
+        when=(averages, same_shape),
         worth=(keeps_range,),
         reason="one pass instead of two",
     ),
@@ -283,7 +282,7 @@ POOLING_LAWS: tuple[Rule, ...] = (
         "average-of-sum",
         before=pool2d(add(x, y), "a"),
         after=add(_POOLED, pool2d(y, "a")),
-        when=(averages, same_inputs),
+        when=(averages, same_shape),
         reason=_LAW,
     ),
     Rule(

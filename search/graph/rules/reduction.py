@@ -8,7 +8,7 @@ from math import prod
 from ..attributes import Axis, Permute, Reduce
 from .pattern import add, full, matmul, multiply, permute, reduce, softmax, tensors
 from .rule import Match, Rule
-from .shapes import keeps_range, keeps_sums_before_scale_small
+from .shapes import keeps_range, keeps_sums_before_scale_small, same_shape
 
 __all__ = ["REDUCTION_RULES"]
 
@@ -50,11 +50,6 @@ def reduces_rows(m: Match) -> bool:
     """Only rows of the product are reduced, and they stay, as one."""
     rank = len(m.type(_PRODUCT).shape)
     return bool(m.r.axes == (rank - 2,) and m.r.keepdims and len(m.x.shape) == rank)
-
-
-def same_shape(m: Match) -> bool:
-    """Both operands have the same shape."""
-    return bool(m.x.shape == m.y.shape)
 
 
 _PRODUCT = matmul(x, y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..attributes import Axis, Permute, Slice
+from ..attributes import Axis, Pad, Permute, Slice
 from .pattern import Pattern, Var, slice_
 from .rule import Match
 
@@ -15,10 +15,14 @@ __all__ = [
     "box",
     "broadcasts_to",
     "columns_only",
+    "inverse",
     "keeps_range",
     "keeps_sums_after_scale_small",
     "keeps_sums_before_scale_small",
     "numbered",
+    "padding_around",
+    "pads_space_only",
+    "same_shape",
     "transposition",
 ]
 
@@ -78,6 +82,11 @@ def columns_only(shape: Extents) -> bool:
     return all(extent == 1 for extent in shape[:-1])
 
 
+def same_shape(m: Match) -> bool:
+    """x and y have the same shape."""
+    return bool(m.x.shape == m.y.shape)
+
+
 def keeps_sums_before_scale_small(m: Match) -> bool:
     """The factor c can wait until x was summed: unscaled, sums in float16 are no larger.
 
@@ -96,6 +105,24 @@ def keeps_range(m: Match) -> bool:
     float16 they may be 0 or infinite.
     """
     return bool(m.x.dtype != "float16")
+
+
+def pads_space_only(pad: Pad, layout: str) -> bool:
+    """Whether nothing but rows and columns of images is padded."""
+    return all(letter in "HW" or not pad.before[i] + pad.after[i] for i, letter in enumerate(layout))
+
+
+def padding_around(padding: tuple[int, int, int, int], pad: Pad, layout: str) -> tuple[int, int, int, int]:
+    """Padding (top, left, bottom, right) together with what `pad` adds to rows and columns."""
+    rows, columns = layout.index("H"), layout.index("W")
+    outside = (pad.before[rows], pad.before[columns], pad.after[rows], pad.after[columns])
+    top, left, bottom, right = map(sum, zip(padding, outside, strict=True))
+    return top, left, bottom, right
+
+
+def inverse(permutation: Permute) -> Permute:
+    """Puts the dimensions back."""
+    return Permute(tuple(permutation.axes.index(axis) for axis in range(len(permutation.axes))))
 
 
 def transposition(rank: int) -> Permute:

@@ -23,6 +23,8 @@ from typing import Any
 
 from ..attributes import Axis, Conv2d, Full, Permute, Shape, TensorType, WinogradData, WinogradResult
 from ..minimal_filtering import Matrix, matrices
+from .channels_last import convolves_channels_first
+from .convolution import ungrouped
 from .pattern import (
     Pattern,
     concat,
@@ -73,16 +75,6 @@ FEWEST_TILES = 6
 def slides_by_one(m: Match) -> bool:
     """Neighbouring outputs see neighbouring inputs, side by side."""
     return bool(m.a.strides == m.a.dilation == (1, 1))
-
-
-def ungrouped(m: Match) -> bool:
-    """The convolution has one group."""
-    return bool(m.a.groups == 1)
-
-
-def channels_first(m: Match) -> bool:
-    """Data NCHW, kernel OIHW."""
-    return bool(m.a.data_layout == m.a.out_layout == "NCHW" and m.a.kernel_layout == "OIHW")
 
 
 def many_channels(m: Match) -> bool:
@@ -167,7 +159,7 @@ def _rule(name: str, outputs: Pair, kernel: Pair, after: Pattern, *worth: Condit
         name,
         before=conv2d(x, w, "a"),
         after=after,
-        when=(kernel_fits, slides_by_one, ungrouped, channels_first),
+        when=(kernel_fits, slides_by_one, ungrouped, convolves_channels_first),
         worth=(keeps_range, many_channels, enough_tiles(outputs, kernel), *worth),
         fast_math=True,
         example=_example(kernel),

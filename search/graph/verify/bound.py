@@ -7,10 +7,9 @@ from math import log2, prod
 
 from ..attributes import Conv2d
 from ..terms import TermGraph
+from .field import SMALL_EXPONENTS
 
 __all__ = ["survival_log2"]
-
-_SMALL_EXPONENTS = 8
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def _degrees(graph: TermGraph) -> tuple[list[_Degree], int, int]:
         elif kind == "divide":
             result = degree[0].times(_Degree(degree[1].bottom, degree[1].top))
         elif kind == "power":
-            raised = _Degree(_SMALL_EXPONENTS * degree[0].top, _SMALL_EXPONENTS * degree[0].bottom)
+            raised = _Degree(SMALL_EXPONENTS * degree[0].top, SMALL_EXPONENTS * degree[0].bottom)
             random(index, degree, size)
             result = raised.plus(_FRESH)
         elif kind == "silu":

@@ -22,7 +22,7 @@ import numpy as np
 
 from .evaluate import Array
 
-__all__ = ["PRIMES", "Field"]
+__all__ = ["PRIMES", "SMALL_EXPONENTS", "Field"]
 
 PRIMES = (2147483647, 2147483629, 2147483587, 2147483579, 2147483563, 2147483549)
 """The largest below 2**31: a product of two residues fits an int64."""
@@ -30,7 +30,8 @@ PRIMES = (2147483647, 2147483629, 2147483587, 2147483579, 2147483563, 2147483549
 _CHUNK = 32
 """Terms of a matrix product between two reductions: 32 * 2**16 * 2**31 < 2**53, exact in float64."""
 
-_SMALL_EXPONENTS = 8
+SMALL_EXPONENTS = 8
+"""Powers up to this one are products."""
 
 
 class Field:
@@ -112,7 +113,7 @@ class Field:
 
     def _power(self, x: Array, y: Array) -> Array:
         result = self._random("power", x, y)
-        for exponent in range(_SMALL_EXPONENTS + 1):
+        for exponent in range(SMALL_EXPONENTS + 1):
             result = np.where(y == exponent, self._raised(x, exponent), result)
         return result
 

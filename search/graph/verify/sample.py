@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from random import Random
 from typing import Any
 
@@ -173,7 +174,7 @@ class _Sampler:
         shape = self.visit(node.args[0], None if target is None else self.regrouped(target))
         if given is not None:
             return given
-        same = wish is not None and _elements(wish) == _elements(shape)
+        same = wish is not None and prod(wish) == prod(shape)
         return Shape(wish if same and wish is not None else self.regrouped(shape))
 
     def broadcast(self, node: Node, given: Any, wish: Wish) -> Any:
@@ -347,13 +348,6 @@ class _Sampler:
             self.chance(0.5),
             self.random.choice(("NCHW", "NCHW", "NHWC")),
         )
-
-
-def _elements(shape: Shaped) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
-    return total
 
 
 _OPERATORS: Mapping[str, Callable[[_Sampler, Node, Any, Wish], Any]] = {

@@ -1,4 +1,4 @@
-"""Views that nothing is fused across: FuseOps joins kernels alone, and a view is none."""
+"""What FuseOps joins: patterns of kernels, and views, across which nothing is fused."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from tvm import ir, relax
 
 from ..transform.functions import operator
 
-__all__ = ["BROADCAST", "INJECTIVE", "PRODUCT", "behind_views", "fusion_pattern"]
+__all__ = ["BROADCAST", "ELEMENTWISE", "INJECTIVE", "OPAQUE", "PRODUCT", "behind_views", "fusion_pattern"]
 
-BROADCAST = 1
-"""Of TVM's OpPatternKind: what is computed place by place..."""
-
-INJECTIVE = 2
-"""... what is made of single elements..."""
-
-PRODUCT = 4
-"""... and a convolution or matrix product, behind which these can be fused."""
+ELEMENTWISE, BROADCAST, INJECTIVE, PRODUCT, OPAQUE = 0, 1, 2, 4, 8
+"""Of TVM's OpPatternKind, the attribute `op_pattern` of kernels: what is computed element by element, or place by place
+with broadcasting; what is made of single elements; a product or convolution, behind which these can be fused; and what
+must not be fused."""
 
 
 def fusion_pattern(mod: ir.IRModule, value: Any) -> float:
-    """TVM's OpPatternKind of a call of a kernel, its attribute `op_pattern`; infinity for anything else."""
+    """TVM's OpPatternKind of a call of a kernel; infinity for anything else."""
     if operator(value) != "relax.call_tir" or not isinstance(value.args[1], relax.Tuple):
         return math.inf
     attributes = mod[value.args[0]].attrs
@@ -31,7 +27,10 @@ def fusion_pattern(mod: ir.IRModule, value: Any) -> float:
 
 
 def behind_views(builder: relax.BlockBuilder, binding: Any, places: Sequence[int]) -> list[Any]:
-    """Views of the arguments at some places of a kernel's call, and the binding of the call that reads them."""
+    """Views of the arguments at some places of a kernel's call, and the binding of the call that reads them.
+
+    FuseOps joins kernels alone, and a view is none.
+    """
     call, views = binding.value, []
     arguments = list(call.args[1].fields)
     for place in places:
