@@ -13,7 +13,7 @@ SiLU and its roundings take 36 cycles in float32, with vectors of 16 (Zen 5).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
@@ -27,10 +27,13 @@ __all__ = [
     "BYTES",
     "BYTE_TABLES",
     "TABLE_INSTRUCTIONS",
+    "TableInstructions",
     "has_table",
+    "is_looked_up",
     "looks_up_elements",
     "pick_from_tables",
     "table_index",
+    "table_instructions_of",
 ]
 
 BYTE_TABLES = "eqtune.byte_tables"
@@ -48,6 +51,8 @@ class TableInstructions:
     ----------
     lanes, least : int
         How many bytes are picked at once, and how few are worth it.
+    instructions : float
+        In which they are picked, those around included.
     features : str
         Of the CPU, as LLVM lists them.
     declarations, body : str
@@ -56,9 +61,10 @@ class TableInstructions:
 
     lanes: int
     least: int
+    instructions: float
     features: str
-    declarations: str
-    body: str
+    declarations: str = field(repr=False)
+    body: str = field(repr=False)
 
     def function(self, name: str, count: int) -> str:
         """The definition of a function that picks `count` bytes, no more than `lanes`."""
@@ -85,7 +91,17 @@ def table_index(byte: Any) -> Any:
 
 def has_table(function: Any) -> bool:
     """Whether a PrimFunc loads from a table by what a byte is."""
-    return any(_byte(load) is not None for load in nodes_of(function.body, TensorLoad))
+    return any(map(is_looked_up, nodes_of(function.body, TensorLoad)))
+
+
+def is_looked_up(load: Any) -> bool:
+    """Whether it is of a table, by what a byte is."""
+    return _byte(load) is not None
+
+
+def table_instructions_of(function: Any) -> TableInstructions | None:
+    """What picks the bytes of a PrimFunc's tables; None where they are loaded."""
+    return TABLE_INSTRUCTIONS.get(str((function.attrs or {}).get(BYTE_TABLES, "")))
 
 
 def looks_up_elements(function: Any) -> bool:
@@ -106,10 +122,10 @@ def pick_from_tables(function: Any) -> Any:
 
     Where a condition decides what is looked up, loads stay: the place of a byte that is not wanted may not be there.
     """
-    name = str((function.attrs or {}).get(BYTE_TABLES, ""))
-    if name not in TABLE_INSTRUCTIONS:
+    instructions, code = table_instructions_of(function), dict[str, str]()
+    if instructions is None:
         return function
-    instructions, code = TABLE_INSTRUCTIONS[name], dict[str, str]()
+    name = str(function.attrs[BYTE_TABLES])
 
     def vector_loop(loop: Any) -> Any:
         count = int(loop.extent) if loop.kind == tirx.ForKind.VECTORIZED else 0
@@ -171,7 +187,7 @@ def _staging(buffers: list[Any], lane: Any, count: int, name: str) -> Callable[[
 def _guards_tables(value: Any) -> bool:
     """Whether a condition in a value decides if a table is asked."""
     branches = [branch for call in nodes_of(value, ir.Call) if is_conditional(call) for branch in call.args[1:]]
-    return any(_byte(load) is not None for branch in branches for load in nodes_of(branch, TensorLoad))
+    return any(is_looked_up(load) for branch in branches for load in nodes_of(branch, TensorLoad))
 
 
 _WIDE = ("int16", "int32", "int64", "uint16", "uint32", "uint64")
@@ -233,12 +249,13 @@ TABLE_INSTRUCTIONS: Mapping[str, TableInstructions] = {
     "avx512vbmi": TableInstructions(
         64,
         4,
+        6.0,
         "+avx512f,+avx512bw,+avx512vbmi",
         "declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)",
         _vector_of_rows(),
     ),
     "avx2": TableInstructions(
-        32, 32, "+avx2", "declare <32 x i8> @llvm.x86.avx2.pshuf.b(<32 x i8>, <32 x i8>)", _chosen_rows()
+        32, 32, 28.0, "+avx2", "declare <32 x i8> @llvm.x86.avx2.pshuf.b(<32 x i8>, <32 x i8>)", _chosen_rows()
     ),
 }
 """By the feature that a CPU needs, as LLVM calls it; the fastest first. Others load the elements."""

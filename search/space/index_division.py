@@ -24,6 +24,8 @@ __all__ = ["keep_index_divisions"]
 _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 _ACCESSES = (TensorLoad, tirx.BufferStore, s_tir.SBlockRealize)
 
+_OF_INDICES = ("int32", "int64")
+
 _MOST = 2**31
 """A dividend that may be less than minus this is one of which nothing is known."""
 
@@ -113,7 +115,12 @@ class _Division:
         return any(self._is_risky(node.a) for node in found)
 
     def _is_risky(self, dividend: Any) -> bool:
-        """Whether a dividend, as a map of loop variables, has an offset or a falling term."""
+        """Whether a dividend, as a map of loop variables, has an offset or a falling term.
+
+        What is narrower than an index is a value, such as a byte by which a table is asked: TVM computes it as written.
+        """
+        if str(dividend.ty.dtype) not in _OF_INDICES:
+            return False
         expanded = self.analyzer.simplify(tvm_ffi.structural_map(dividend, (ir.Var, self._value_of)))
         falling: list[bool] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -20,7 +21,9 @@ from eqtune.search.space.byte_tables import (
     pick_from_tables,
     table_index,
 )
+from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.memory_bound import memory_bound_sketches
 
 CPUS = {"avx512vbmi": ("znver4", r"vperm[it]2b"), "avx2": ("znver3", "vpshufb")}
 """By feature: a CPU that has it, and its instruction."""
@@ -92,6 +95,36 @@ def test_nothing_is_looked_up_ahead_of_a_condition(feature: str) -> None:
     sch.vectorize(sch.get_loops(sch.get_sblock("y"))[-1])
     assert has_table(sch.mod["main"])
     assert pick_from_tables(sch.mod["main"]).same_as(sch.mod["main"])
+
+
+@pytest.mark.parametrize("feature", CPUS)
+def test_schedules_of_tables_run_over_several_axes_and_are_estimated_by_what_picks(feature: str) -> None:
+    shape = [tirx.IntImm("int64", extent) for extent in (4, 6, 16)]  # as Relax makes kernels
+    x, table = te.placeholder(shape, "uint8", "x"), te.placeholder((BYTES,), "int8", "table")
+    y = te.compute(x.shape, lambda *at: table[table_index(x(*at))], name="y")
+    loaded = te.create_prim_func([x, table, y]).with_attr("tirx.noalias", True)
+    hardware = Hardware(threads=1, vector_bytes=TABLE_INSTRUCTIONS[feature].lanes)
+    latency_s, functions = [], []
+    for function in (loaded, loaded.with_attr(BYTE_TABLES, feature)):
+        (sketch,) = memory_bound_sketches(tvm.IRModule({"main": function}), hardware)
+        values = np.array([*itertools.product(*(knob.values for knob in sketch.knobs))])
+        values = values[sketch.legal(values)]
+        best = values[np.argmin(sketch.latency_s(values))]
+        latency_s.append(sketch.latency_s(values).min())
+        decision = {knob.name: int(value) for knob, value in zip(sketch.knobs, best, strict=True)}
+        functions.append(sketch.apply(decision).mod["main"])
+    assert latency_s[1] < latency_s[0] / 2
+    assert not pick_from_tables(functions[1]).same_as(functions[1])
+    cpu, instruction = CPUS[feature]
+    library = compiled(functions[1], cpu)
+    assert re.search(instruction, library.mod.inspect_source("asm"))
+    if feature not in features_here():
+        pytest.skip(f"a CPU with {feature} runs this")
+    generator = np.random.default_rng(0)
+    bytes_, table = (generator.integers(0, 256, shape, "uint8") for shape in ((4, 6, 16), BYTES))
+    found = tvm.runtime.tensor(np.zeros((4, 6, 16), "int8"))
+    library["main"](tvm.runtime.tensor(bytes_), tvm.runtime.tensor(table.view("int8")), found)
+    np.testing.assert_array_equal(found.numpy(), table.view("int8")[bytes_])
 
 
 def test_what_a_byte_becomes_on_the_way_to_a_place_is_no_byte() -> None:

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
+from eqtune.search.space.byte_tables import table_index
 from eqtune.search.space.expressions import evaluate, nodes_of
 from eqtune.search.space.index_division import keep_index_divisions
 from eqtune.transform import ApplyTuned, LowerToKernels
@@ -74,6 +75,21 @@ def test_rising_indices_stay() -> None:
     table = te.placeholder((64,), name="table")
     kernel = te.create_prim_func([table, te.compute((48,), lambda v: table[div(v, 4) + 3 - mod(v, 4)])])
     assert keep_index_divisions(kernel).same_as(kernel)
+
+
+@pytest.mark.parametrize(("divide", "of_numpy"), [(div, np.floor_divide), (mod, np.mod)], ids=["quotient", "remainder"])
+def test_bytes_by_which_a_table_is_asked_are_divided_as_bytes(divide: Any, of_numpy: Any) -> None:
+    """Not in 32 bits, as indices are."""
+    x, table = te.placeholder((200,), "int8", "x"), te.placeholder((256,), "int32", "table")
+    three, two = (tirx.const(number, "int8") for number in (3, 2))
+    y = te.compute((200,), lambda i: table[table_index(divide(x[i] + three, two))])
+    kernel = te.create_prim_func([x, table, y])
+    assert keep_index_divisions(kernel).same_as(kernel)
+    library = tvm.compile(tvm.IRModule({"main": kernel}), tvm.target.Target("llvm")).jit()
+    bytes_, places = np.arange(-100, 100).astype("int8"), np.arange(256, dtype="int32")
+    output = tvm.runtime.tensor(np.full(200, -1, "int32"))
+    library["main"](tvm.runtime.tensor(bytes_), tvm.runtime.tensor(places), output)
+    np.testing.assert_array_equal(output.numpy(), of_numpy(bytes_ + np.int8(3), np.int8(2)).view("uint8"))
 
 
 def repeated_and_reversed() -> Any:

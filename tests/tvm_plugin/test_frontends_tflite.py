@@ -100,6 +100,15 @@ def test_shapes_and_params_are_the_files_own() -> None:
         load_model(MODELS / "image.tflite", params={"w": np.zeros(3)})
 
 
+def test_a_missing_reference_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+    path = MODELS / "corners.tflite"
+    eqtune.tune_model(str(path), trials=1, threads=1, work_dir=tmp_path, graph="off")
+    assert "ai-edge-litert is not installed" in capsys.readouterr().err
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tflite", None)
     with pytest.raises(MissingExtraError, match=r"eqtune\[tflite\]"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
+from eqtune.machine import detect_target
+from eqtune.runtime import ModelRunner
+from eqtune.transform.apply_tuned import untuned_executable
 
 pytest.importorskip("tflite")
 schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
@@ -425,3 +430,188 @@ def test_simulated_quantisation_begins_where_it_does_in_float32(
     wide = model.add("MUL", [0, model.constant(4.0)], model.tensor((64,)), schema.MulOptionsT())
     options = schema.FakeQuantOptionsT(float(low), float(high), bits)
     check(model.write(tmp_path, model.add("FAKE_QUANT", [wide], model.tensor((64,)), options)))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_shifts_by_too_many_bits_leave_the_sign(dtype: str, tmp_path: Path) -> None:
+    model = Model((256,), (256,), dtype=dtype)
+    shifted = model.add("RIGHT_SHIFT", [0, 1], model.tensor((256,), dtype), schema.RightShiftOptionsT())
+    check(model.write(tmp_path, shifted))
+
+
+def test_a_slice_of_nothing_is_overwritten(tmp_path: Path) -> None:
+    model = Model((2, 6, 3))
+    inputs = [0, model.constant(np.zeros((2, 0, 3))), model.constant([0, 2, 0])]
+    written = model.add("DYNAMIC_UPDATE_SLICE", inputs, model.tensor((2, 6, 3)))
+    check(model.write(tmp_path, model.add("TANH", [written], model.tensor((2, 6, 3)))))
+
+
+@pytest.mark.parametrize(("begin", "masks"), [([1, 2, 0], (2, 0)), ([1, 3, 0], (0, 2))], ids=str)
+def test_slices_that_say_how_long_they_are_may_begin_or_end_with_the_whole(
+    begin: list[int], masks: tuple[int, int], tmp_path: Path
+) -> None:
+    model = Model((4, 6, 3))
+    options = schema.StridedSliceOptionsT(*masks, offset=True)
+    inputs = [0, *(model.constant(values) for values in (begin, [1, 3, 3], [1, 1, 1]))]
+    check(model.write(tmp_path, model.add("STRIDED_SLICE", inputs, model.tensor((1, 3, 3)), options)))
+
+
+def shape_of(model: Model, tensor: int, rank: int) -> int:
+    options = schema.ShapeOptionsT(schema.TensorType.INT32)
+    return model.add("SHAPE", [tensor], model.tensor((rank,), "int32"), options)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_shapes_that_follow_from_shapes_are_known(declared: bool, tmp_path: Path) -> None:
+    """Keras's Flatten and Reshape, of an open batch. Of quotients, the declared shape tells."""
+    model = Model((2, 3, 4))
+    numbers = [model.constant([number]) for number in (0, 1, 1)]
+    options = schema.StridedSliceOptionsT(shrinkAxisMask=1)
+    inputs = [shape_of(model, 0, 3), *numbers]
+    batch = model.add("STRIDED_SLICE", inputs, model.tensor((), "int32"), options)
+    if declared:
+        batch = model.add("FLOOR_DIV", [batch, model.constant(1)], model.tensor((), "int32"))
+    inputs = [batch, model.constant(12)]
+    shape = model.add("PACK", inputs, model.tensor((2,), "int32"), schema.PackOptionsT(len(inputs)))
+    flat = model.add("RESHAPE", [0, shape], model.tensor((2, 12)), schema.ReshapeOptionsT())
+    check(model.write(tmp_path, model.add("TANH", [flat], model.tensor((2, 12)))))
+
+
+def test_what_has_the_shape_of_another_is_filled(tmp_path: Path) -> None:
+    model = Model((2, 3))
+    filled = model.add("FILL", [shape_of(model, 0, 2), model.constant(0.5)], model.tensor((2, 3)))
+    check(model.write(tmp_path, model.add("ADD", [0, filled], model.tensor((2, 3)), schema.AddOptionsT())))
+
+
+def test_constants_are_moved(tmp_path: Path) -> None:
+    model = Model((2, 3))
+    inputs = [model.constant(np.arange(6.0).reshape(3, 2)), model.constant([1, 0])]
+    turned = model.add("TRANSPOSE", inputs, model.tensor((2, 3)), schema.TransposeOptionsT())
+    check(model.write(tmp_path, model.add("ADD", [0, turned], model.tensor((2, 3)), schema.AddOptionsT())))
+
+
+def test_one_element_becomes_a_scalar(tmp_path: Path) -> None:
+    model = Model((1, 1))
+    shape = model.tensor((0,), "int32")
+    check(model.write(tmp_path, model.add("RESHAPE", [0, shape], model.tensor(()), schema.ReshapeOptionsT())))
+
+
+@pytest.mark.parametrize(("name", "message"), [("RESHAPE", "RESHAPE to a shape"), ("TILE", "TILE by numbers")])
+def test_numbers_that_inputs_say_are_refused(name: str, message: str, tmp_path: Path) -> None:
+    model = Model((2, 6))
+    numbers = model.tensor((2,), "int32")
+    model.graph.inputs.append(numbers)
+    path = model.write(tmp_path, model.add(name, [0, numbers], model.tensor((1, 1))))
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(path)
+
+
+def test_states_that_runs_leave_to_each_other_are_refused(tmp_path: Path) -> None:
+    model = Model((2, 3))
+    weights = [model.constant(np.ones(shape)) for shape in ((4, 3), (4, 5))]
+    state = model.tensor((2, 20))
+    model.graph.tensors[state].isVariable = True
+    options = schema.SVDFOptionsT(rank=1)
+    path = model.write(tmp_path, model.add("SVDF", [0, *weights, -1, state], model.tensor((2, 4)), options))
+    with pytest.raises(UnsupportedModelError, match="SVDF keeps a state from run to run"):
+        load_model(path)
+
+
+def lstm(model: Model, coupled: bool, weights: Callable[[Any], int]) -> list[int]:
+    """Operands of one of 4 inputs and 5 states, whose input is tensor 0."""
+    generator, gates = np.random.default_rng(0), range(coupled, 4)
+    inputs = [-1] * 24
+    for gate in gates:
+        for first, shape in ((1, (5, 4)), (5, (5, 5))):
+            inputs[first + gate] = weights(generator.uniform(-1, 1, shape))
+        inputs[12 + gate] = model.constant(generator.uniform(-1, 1, 5))
+    for state in (18, 19):
+        inputs[state] = model.tensor((2, 5))
+        model.graph.tensors[inputs[state]].isVariable = True
+    inputs[0] = 0
+    return inputs
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("clip", [0.0, 0.2])
+def test_lstms_of_several_steps(coupled: bool, time_major: bool, clip: float, tmp_path: Path) -> None:
+    """As Keras 2 writes them: with four gates, and memories that are cut."""
+    shape = (6, 2) if time_major else (2, 6)
+    model = Model((*shape, 4))
+    inputs = lstm(model, coupled, model.constant)
+    options = schema.UnidirectionalSequenceLSTMOptionsT(schema.ActivationFunctionType.TANH, clip, 0.0, time_major)
+    check(model.write(tmp_path, model.add("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, model.tensor((*shape, 5)), options)))
+
+
+def test_lstms_whose_weights_alone_are_of_8_bits(tmp_path: Path) -> None:
+    model = Model((2, 6, 4))
+    inputs = lstm(model, False, lambda values: model.constant((values * 100).astype("int8"), 0.01))
+    options = schema.UnidirectionalSequenceLSTMOptionsT(schema.ActivationFunctionType.TANH, cellClip=10.0)
+    check(model.write(tmp_path, model.add("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, model.tensor((2, 6, 5)), options)))
+
+
+@pytest.mark.parametrize("most", [6, 30])
+@pytest.mark.parametrize("sigma", [None, 0.0, 0.5])
+def test_zeros_are_behind_the_boxes_that_are_selected(most: int, sigma: float | None, tmp_path: Path) -> None:
+    """Among scores of both signs."""
+    model = Model((20, 4), (20,))
+    numbers = [most, 0.3, -0.5] if sigma is None else [most, 0.3, -0.5, sigma]
+    outputs = [model.tensor((most,), "int32"), *([] if sigma is None else [model.tensor((most,))])]
+    outputs.append(model.tensor((), "int32"))
+    name = "NON_MAX_SUPPRESSION_V4" if sigma is None else "NON_MAX_SUPPRESSION_V5"
+    model.add(name, [0, 1, *map(model.constant, numbers)], outputs[0])
+    model.graph.operators[-1].outputs = outputs
+    check(model.write(tmp_path, *outputs))
+
+
+def test_custom_operators_are_named(tmp_path: Path) -> None:
+    model = Model((2, 3))
+    y = model.add("CUSTOM", [0], model.tensor((2, 3)))
+    model.model.operatorCodes[-1].customCode = "FlexErf"
+    with pytest.raises(UnsupportedModelError, match="the custom operator 'FlexErf'"):
+        load_model(model.write(tmp_path, y))
+
+
+@pytest.mark.parametrize("name", ["ADD", "UNIDIRECTIONAL_SEQUENCE_LSTM"])
+def test_operators_with_activations_of_16_bits_are_named(name: str, tmp_path: Path) -> None:
+    """Of a quantised LSTM, whose memory has them in any case, it is none of the model's."""
+    model = Model((2, 3))
+    wide = model.add("QUANTIZE", [0], model.tensor((2, 3), "int16", 0.001))
+    path = model.write(tmp_path, model.add(name, [wide, wide], model.tensor((2, 3), "int16", 0.002)))
+    with pytest.raises(UnsupportedModelError, match=name) as caught:
+        load_model(path)
+    assert ("16 bits" in str(caught.value)) == (name == "ADD")
+
+
+def test_each_of_several_results_must_be_as_declared(tmp_path: Path) -> None:
+    model = Model((2, 6))
+    parts = [model.tensor((2, 2)), model.tensor((2, 4))]
+    model.add("SPLIT", [model.constant(1), 0], parts[0], schema.SplitOptionsT(2))
+    model.graph.operators[-1].outputs = parts
+    with pytest.raises(UnsupportedModelError, match=r"result .* of SPLIT"):
+        load_model(model.write(tmp_path, *parts))
+
+
+def test_transforms_of_images_are_complex_in_between(tmp_path: Path) -> None:
+    model = Model((1, 8, 16))
+    spectrum = model.tensor((1, 8, 9), "complex64")
+    model.add("RFFT2D", [0, model.constant([8, 16])], spectrum, schema.Rfft2dOptionsT())
+    check(model.write(tmp_path, model.add("COMPLEX_ABS", [spectrum], model.tensor((1, 8, 9)))))
+
+
+@pytest.mark.parametrize(("scale", "zero"), [(0.8, 0), (0.8, 1), (0.4, -5), (4 / 7, -128)])
+@pytest.mark.parametrize("name", ["RELU", "RELU6", "RELU_N1_TO_1"])
+def test_limits_between_two_steps_of_a_scale(scale: float, zero: int, name: str, tmp_path: Path) -> None:
+    model, generator = Model((8, 16)), np.random.default_rng(0)
+    x = model.add("QUANTIZE", [0], model.tensor((8, 16), "int8", 0.1, zero=3))
+    weights = model.constant(generator.integers(-127, 127, (32, 16), "int8"), 0.02)
+    bias = model.constant(np.zeros(32, "int32"), 0.002)
+    options = schema.FullyConnectedOptionsT(getattr(schema.ActivationFunctionType, name))
+    y = model.add("FULLY_CONNECTED", [x, weights, bias], model.tensor((8, 32), "int8", scale, zero=zero), options)
+    path = model.write(tmp_path, model.add("DEQUANTIZE", [y], model.tensor((8, 32))))
+    imported = load_model(path)
+    inputs = imported.random_inputs()
+    run = ModelRunner(untuned_executable(imported.mod, detect_target(), plain=True))
+    (got,), (wanted,) = run(*inputs), imported.reference(*inputs)
+    assert (got.min(), got.max()) == (wanted.min(), wanted.max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,7 @@ def expected(layer: Layer, weights: list[Any]) -> list[Any]:
             elif layer.cell == "LSTM":
                 i, o, forget = (f(given[:, g] + state[:, g]) for g in range(3))
                 c = forget * c + i * others[0](given[:, 3] + state[:, 3])
+                c = np.clip(c, -layer.cell_clip, layer.cell_clip) if layer.cell_clip else c
                 h = o * others[1](c)
             else:
                 z, r = (f(given[:, g] + state[:, g]) for g in range(2))
@@ -131,6 +133,17 @@ def test_steps_written_out_compute_the_layer(cell: str) -> None:
     mod = with_steps_written_out(module_of(layer, weights), lambda call: True)
     assert OPERATOR not in [operator(getattr(b, "value", None)) for b in top_level_bindings(mod["main"])]
     assert_equal(run(mod, layer, weights, 1), expected(layer, weights))
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_memories_may_be_cut(written_out: bool) -> None:
+    layer = replace(layer_of("LSTM", 3, 19), cell_clip=0.3)
+    weights = weights_of(layer)
+    wanted = expected(layer, weights)
+    assert np.abs(wanted[1]).max() == 0.3, "nothing is cut"
+    mod = module_of(layer, weights)
+    mod = with_steps_written_out(mod, lambda call: True) if written_out else mod
+    assert_equal(run(mod, layer, weights, 1), wanted)
 
 
 def test_directions_may_differ_in_their_activations() -> None:

@@ -74,7 +74,8 @@ def _layer(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> Layer:
     cell = "GRU_LINEAR_BEFORE_RESET" if name == "GRU" and attrs.get("linear_before_reset", 0) else name
     backwards = {"forward": (False,), "reverse": (True,)}.get(text_of(attrs.get("direction", "forward")), (False, True))
     activations = _activations(name, cell, attrs, len(backwards))
-    return Layer(cell, backwards, activations, steps, batch, extents(given["R"].ty)[-1])
+    sizes = steps, batch, extents(given["R"].ty)[-1]
+    return Layer(cell, backwards, activations, *sizes, attrs.get("cell_clip", 0.0))
 
 
 def _from_inputs(emit: Any, layer: Layer, given: dict[str, Any]) -> list[Any]:

@@ -8,9 +8,10 @@ import numpy as np
 import tflite
 from tvm import relax
 from tvm.relax import op as relax_op
-from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter
 
+from ..errors import UnsupportedModelError
 from ..transform.functions import extents
+from .tflite_values import Values
 
 __all__ = ["MOVES", "Moves", "options_of"]
 
@@ -28,17 +29,12 @@ _NO_OPTIONS = bytes((4, 0, 4, 0, 4, 0, 0, 0))
 """A table without fields, at 4: before it the sizes of its list of fields, and of itself, both with nothing in them."""
 
 
-class Moves(OperatorConverter):
+class Moves(Values):
     """TVM's converters, and others in the place of those that move elements."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._values: list[Any] = []
         self.convert_map["DYNAMIC_UPDATE_SLICE"] = self.convert_dynamic_update_slice
-
-    def get_tensor_value(self, tensor: Any, is_sparse: bool = False) -> Any:
-        """TVM's, or what a converter puts in the place of those that are asked for next."""
-        return self._values.pop(0) if self._values else super().get_tensor_value(tensor, is_sparse)
 
     def convert_cumsum(self, op: Any) -> relax.Expr:
         """TVM's sums from the start alone."""
@@ -55,6 +51,8 @@ class Moves(OperatorConverter):
     def convert_dynamic_update_slice(self, op: Any) -> relax.Expr:
         """Elements whose place is inside of the slice are its own; it begins where all of it is inside of the whole."""
         x, update, start = map(self.get_tensor_expr, self.get_input_tensors(op))
+        if 0 in extents(update.ty):
+            return x
         inside, dtype, emit = None, str(start.ty.dtype), self.bb.normalize
         for axis, (whole, part) in enumerate(zip(extents(x.ty), extents(update.ty), strict=True)):
             if part == whole:
@@ -115,12 +113,17 @@ class Moves(OperatorConverter):
         What is equal may be one tensor: values are told apart by the order in which TVM's asks for them.
         """
         x, *numbers = self.get_input_tensors(op)
-        if not options_of(op, tflite.StridedSliceOptions()).Offset():
+        options = options_of(op, tflite.StridedSliceOptions())
+        if not options.Offset():
             return super().convert_strided_slice(op)
+        if options.EllipsisMask() or options.NewAxisMask():
+            raise UnsupportedModelError("STRIDED_SLICE with offsets and new axes, or an ellipsis, cannot be imported")
         starts, lengths, steps = map(self.get_tensor_value, numbers)
         sizes = np.array(extents(self.get_tensor_expr(x).ty))[: len(starts)]
-        ends = np.where(starts < 0, starts + sizes, starts) + lengths
-        self._values = [starts, ends, steps]
+        begins = np.where(starts < 0, starts + sizes, starts)
+        is_masked = options.BeginMask() >> np.arange(len(starts)) & 1
+        ends = np.where(is_masked, np.where(steps > 0, 0, sizes - 1), begins) + lengths
+        self._asked_next = [starts, ends, steps]
         return super().convert_strided_slice(op)
 
 

@@ -19,8 +19,10 @@ from ..errors import UnsupportedModelError
 from ..transform.constants import is_static_tensor
 from ..transform.functions import extents
 from .digits import remainder
+from .tflite_boxes import selected_boxes
 from .tflite_images import batch_to_space, nearest_pixels, space_to_batch
 from .tflite_moves import MOVES, Moves, options_of
+from .tflite_recurrent import sequence_lstm
 
 __all__ = ["IN_FLOATS", "Converter"]
 
@@ -30,11 +32,18 @@ _ORDERS = frozenset({"ARG_MAX", "ARG_MIN", "TOPK_V2"})
 _IN_FLOATS = frozenset({"BATCH_MATMUL", "ELU", "GELU", "PRELU", "SELECT", "SELECT_V2", "TRANSPOSE_CONV"})
 """Operators that are converted for floats alone: quantised tensors are floats around them."""
 
-_HYBRID = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+_HYBRID = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "UNIDIRECTIONAL_SEQUENCE_LSTM"})
 """Operators whose weights may be quantised where nothing else is ("dynamic range quantization"): floats for us."""
 
 IN_FLOATS = _IN_FLOATS | _HYBRID
 """Operators whose weights, quantised where nothing else is, are floats here."""
+
+_LIMITS = {
+    tflite.ActivationFunctionType.RELU: (0.0, math.inf),
+    tflite.ActivationFunctionType.RELU6: (0.0, 6.0),
+    tflite.ActivationFunctionType.RELU_N1_TO_1: (-1.0, 1.0),
+}
+"""Of activations that are fused with others."""
 
 _WRONG = frozenset({"MATRIX_DIAG", "MATRIX_SET_DIAG", "SPARSE_TO_DENSE"})
 """What TVM's importer converts wrongly, or to what cannot be compiled."""
@@ -49,7 +58,7 @@ class Converter(Moves):
     Raises
     ------
     UnsupportedModelError
-        For activations of 16 bits, and results of another shape than the file declares.
+        For activations of 16 bits, custom operators, and results of another shape than the file declares.
     """
 
     _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | MOVES | _ORDERS | _IN_FLOATS
@@ -65,12 +74,26 @@ class Converter(Moves):
                 convert = functools.partial(self._in_floats, convert)
             self.convert_map[name] = functools.partial(self._as_declared, convert)
 
+    def get_op_code_str(self, op: Any) -> str:
+        """TVM's, whose error does not tell a custom operator's name."""
+        try:
+            return str(super().get_op_code_str(op))
+        except NotImplementedError as error:
+            custom = self.model.OperatorCodes(op.OpcodeIndex()).CustomCode()
+            if custom is None:
+                raise
+            raise UnsupportedModelError(f"the custom operator {custom.decode()!r} cannot be imported") from error
+
     def check_unsupported_ops(self) -> None:
         """TVM's, where weights that alone are quantised are floats."""
-        for index in range(self.subgraph.OperatorsLength()):
-            for tensor in super().get_input_tensors(self.subgraph.Operators(index)):
-                if tensor.qnn_params is not None and tensor.tensor.Type() == tflite.TensorType.INT16:
-                    raise UnsupportedModelError("activations of 16 bits cannot be imported; quantise them to 8 bits")
+        wide = set()
+        for op in map(self.subgraph.Operators, range(self.subgraph.OperatorsLength())):
+            name = self.get_op_code_str(op)
+            if name in self._SUPPORTED_QUANTIZED_OPS and any(map(_is_of_16_bits, super().get_input_tensors(op))):
+                wide.add(name)
+        if wide:
+            names = ", ".join(sorted(wide))
+            raise UnsupportedModelError(f"activations of 16 bits ({names}) cannot be imported; quantise them to 8 bits")
         self._hybrid_look_plain = True
         super().check_unsupported_ops()
         self._hybrid_look_plain = False
@@ -187,6 +210,34 @@ class Converter(Moves):
             return relax_op.permute_dims(result, [1, 0, 2])
         return result
 
+    def convert_unidirectional_sequence_lstm(self, op: Any) -> relax.Expr:
+        """TVM's knows no input gate, and wants to find the first states in the file. They begin with zeros here."""
+        tensors = self.get_input_tensors(op)
+        operands = [None if self._is_missing(tensor) else self.get_tensor_expr(tensor) for tensor in tensors]
+        return sequence_lstm(self.bb, operands, options_of(op, tflite.UnidirectionalSequenceLSTMOptions()))
+
+    def _is_missing(self, tensor: Any) -> bool:
+        """Whether an operand is left out, or a state that nothing was written to."""
+        if tensor.tensor_idx < 0:
+            return True
+        written = self.has_expr(tensor.tensor_idx) or tensor.buffer.DataLength()
+        return bool(tensor.tensor.IsVariable()) and not written
+
+    def convert_nms_v4(self, op: Any) -> relax.Expr:
+        """TVM's has -1 behind the selected boxes, and leaves out scores that are not positive."""
+        places, _, number = self._selected_boxes(op)
+        return relax.Tuple([places, number])
+
+    def convert_nms_v5(self, op: Any) -> relax.Expr:
+        """As `convert_nms_v4`."""
+        return relax.Tuple(self._selected_boxes(op))
+
+    def _selected_boxes(self, op: Any) -> tuple[relax.Expr, ...]:
+        boxes, scores, *numbers = self.get_input_tensors(op)
+        most, overlap, threshold, *sigma = (self.get_tensor_value(number).item() for number in numbers)
+        given = self.get_tensor_expr(boxes), self.get_tensor_expr(scores)
+        return selected_boxes(self.bb.emit, given, most, overlap, threshold, sigma[0] if sigma else 0.0)
+
     def convert_select(self, op: Any) -> relax.Expr:
         """TVM's takes SELECT for SELECT_V2: a vector chooses among rows there, not among columns."""
         choices, x, _ = self.get_input_tensors(op)
@@ -196,6 +247,17 @@ class Converter(Moves):
         chosen, *values = map(self.get_tensor_expr, self.get_input_tensors(op))
         rows = relax_op.reshape(chosen, [int(choices.tensor.Shape(0)), *[1] * (rank - 1)])
         return relax_op.where(self.bb.normalize(rows), *values)
+
+    def convert_qnn_fused_activation_function(
+        self, expr: relax.Expr, fused_activation_fn: int, scale: float, zero_point: int, dtype: str
+    ) -> relax.Expr:
+        """TVM's rounds limits in float64, before the zero point is added; XNNPACK in float32, and behind it."""
+        limits = _LIMITS.get(fused_activation_fn)
+        if limits is None:
+            return super().convert_qnn_fused_activation_function(expr, fused_activation_fn, scale, zero_point, dtype)
+        least, most = (np.rint(np.float32(limit) / np.float32(scale) + np.float32(zero_point)) for limit in limits)
+        integers = np.iinfo(dtype)
+        return relax_op.clip(expr, float(max(least, integers.min)), float(min(most, integers.max)))
 
     def convert_split(self, op: Any) -> relax.Expr:
         """TVM's kernels of a split have several results: a single part is the tensor itself."""
@@ -294,8 +356,14 @@ class Converter(Moves):
 
     def _convert_elemwise(self, op: Any, relax_op: Any, comparison_op: bool = False) -> relax.Expr:
         """TVM's remainders of floats are differences: rounding errors of large quotients, NaN of infinite divisors."""
-        chosen = self._floor_mod if relax_op is relax.op.floor_mod else relax_op
-        return super()._convert_elemwise(op, chosen, comparison_op)
+        ours = {relax.op.floor_mod: self._floor_mod, relax.op.right_shift: self._right_shift}
+        return super()._convert_elemwise(op, ours.get(relax_op, relax_op), comparison_op)
+
+    def _right_shift(self, x: relax.Expr, count: relax.Expr) -> relax.Expr:
+        """By no less than nothing, and by no more than leaves the sign: LLVM's shift by other counts is undefined."""
+        x, count = map(self.bb.normalize, (x, count))
+        most = np.iinfo(str(x.ty.dtype)).bits - 1
+        return relax_op.right_shift(x, self.bb.normalize(relax_op.clip(count, 0, most)))
 
     def _floor_mod(self, x: relax.Expr, divisor: relax.Expr) -> relax.Expr:
         """With the divisor's sign. Of floats by way of C's fmod, as in TFLite."""
@@ -367,21 +435,29 @@ class Converter(Moves):
         return self.convert_fused_activation_function(self.bb.normalize(result), options.FusedActivationFunction())
 
     def _as_declared(self, convert: Callable[..., Any], op: Any) -> Any:
-        """The result of a converter, integers of the declared type."""
+        """The results of a converter, integers of the declared types."""
+        self._operator = self.get_op_code_str(op)
         result, outputs = convert(op=op), self.get_output_tensors(op)
-        if not isinstance(result, relax.Expr) or len(outputs) != 1:
+        if not isinstance(result, relax.Expr):
             return result
         result = self.bb.normalize(result)
-        (output,) = outputs
-        shape = tuple(int(extent) for extent in output.tensor.ShapeAsNumpy()) if output.tensor.ShapeLength() else ()
+        if len(outputs) == 1:
+            return self._declared(result, *outputs)
+        if not isinstance(result.ty, relax.TupleType):
+            return result
+        whole = result if isinstance(result, relax.Tuple) else self.bb.emit(result)
+        return relax.Tuple([self._declared(self.bb.normalize(whole[n]), output) for n, output in enumerate(outputs)])
+
+    def _declared(self, result: relax.Expr, output: Any) -> relax.Expr:
+        shape = self._get_relax_tensor_shape(output) if output.tensor.ShapeLength() else ()
         found = tuple(extents(result.ty)) if is_static_tensor(result.ty) else shape
         if shape and found != shape:
-            name = self.get_op_code_str(op)
+            name = self._operator
             raise UnsupportedModelError(f"TVM's importer makes a result {found} of {name} where the file has {shape}")
         declared = self.get_tensor_type_str(output.tensor.Type())
         if {str(getattr(result.ty, "dtype", "")), declared} == {"int32", "int64"}:
-            return relax_op.astype(result, declared)
-        return result
+            result = self.bb.normalize(relax_op.astype(result, declared))
+        return self._remembered(result, output)
 
     def _in_float(self, tensor: Any) -> relax.Expr:
         value = self.get_tensor_expr(tensor)
@@ -423,3 +499,7 @@ class Converter(Moves):
         finally:
             self._quantised_look_plain = False
             self.exp_tab.exprs = known
+
+
+def _is_of_16_bits(tensor: Any) -> bool:
+    return tensor.qnn_params is not None and tensor.tensor.Type() == tflite.TensorType.INT16

@@ -72,6 +72,8 @@ class Layer:
     activations : tuple of tuple of str
         For each direction: of `ACTIVATIONS`, as many as the cell has.
     steps, batch, hidden : int
+    cell_clip : float
+        What an LSTM's memory is cut to, above and below 0; 0 where it is not.
     """
 
     cell: str
@@ -80,6 +82,7 @@ class Layer:
     steps: int
     batch: int
     hidden: int
+    cell_clip: float = 0.0
 
     @classmethod
     def of(cls, call: relax.Call) -> Layer:
@@ -88,7 +91,8 @@ class Layer:
         attrs = call.attrs
         activations = tuple(tuple(str(name) for name in names) for names in attrs["activations"])
         backwards = tuple(bool(one) for one in attrs["reversed"])
-        return cls(str(attrs["cell"]), backwards, activations, steps, batch, int(attrs["hidden"]))
+        sizes = steps, batch, int(attrs["hidden"])
+        return cls(str(attrs["cell"]), backwards, activations, *sizes, float(attrs["cell_clip"]))
 
     @property
     def gates(self) -> int:
@@ -154,6 +158,7 @@ def recurrent(layer: Layer, shares: Any, recurrence: Any, *rest: Any) -> relax.C
         reversed=[int(one) for one in layer.reversed],
         activations=[list(names) for names in layer.activations],
         hidden=layer.hidden,
+        cell_clip=layer.cell_clip,
     )
     return relax.Call(ir.Op.get(OPERATOR), [shares, recurrence, *rest], attrs=attrs)
 

@@ -227,6 +227,7 @@ def _rnn(tile: _Tile) -> None:
 def _lstm(tile: _Tile) -> None:
     f, g, h = tile.activations
     hidden, memory = tile.loop.states
+    limit = tile.layer.cell_clip
     sums = tile.sums(hidden, tile.now, range(4), tile.share)
     for row in tile.rows:
         i, o, forget, new = sums[row]
@@ -235,6 +236,9 @@ def _lstm(tile: _Tile) -> None:
                 gate[lane] = f(gate[lane])
             new[lane] = g(new[lane])
             new[lane] = forget[lane] * memory[tile.now + tile.place(row, lane)] + i[lane] * new[lane]
+            if limit:
+                new[lane] = tirx.min(new[lane], tirx.const(limit, "float32"))
+                new[lane] = tirx.max(new[lane], tirx.const(-limit, "float32"))
             memory[tile.next + tile.place(row, lane)] = new[lane]
             new[lane] = h(new[lane])
             new[lane] = o[lane] * new[lane]

@@ -70,12 +70,15 @@ class _Direction:
         [units]
     first_states : list of expression
         [batch, units] each.
+    cell_clip : float
+        The layer's.
     """
 
     def __init__(self, builder: relax.BlockBuilder, call: relax.Call, layer: Layer, number: int) -> None:
         self.emit, self._layer, self._number = builder.emit, layer, number
         self._units = layer.blocks * LANES
         self.activations = [_ACTIVATIONS[name] for name in layer.activations[number]]
+        self.cell_clip = layer.cell_clip
         shares, recurrence, *rest = call.args
         split = (layer.steps, layer.batch, layer.directions, layer.blocks, layer.gates, LANES)
         own_shares = self._own(self.emit(op.reshape(shares, split)), 2)
@@ -130,6 +133,8 @@ def _lstm(cell: _Direction, given: Any, states: list[Any]) -> list[Any]:
     i, o, forget, new = cell.parts(cell.emit(op.add(given, cell.from_state(hidden, 0, 4))), 4)
     kept = cell.emit(op.multiply(cell.emit(f(forget)), memory))
     memory = cell.emit(op.add(kept, cell.emit(op.multiply(cell.emit(f(i)), cell.emit(g(new))))))
+    if cell.cell_clip:
+        memory = cell.emit(op.clip(memory, -cell.cell_clip, cell.cell_clip))
     return [cell.emit(op.multiply(cell.emit(f(o)), cell.emit(h(memory)))), memory]
 
 

@@ -43,6 +43,12 @@ LOGGER = logging.getLogger(__name__)
 NOTHING_FINITE = "for random inputs, all outputs of the model are NaN or infinite: its numbers are NOT COMPARED"
 """Said where a comparison would tell nothing."""
 
+NO_LITERT = (
+    "ai-edge-litert is not installed: outputs are compared with those of the imported model, not with what LiteRT "
+    'computes; pip install "eqtune[tflite]"'
+)
+"""Said where a TFLite model has no reference."""
+
 INTERPRETER_S = 0.15e-6
 """What the virtual machine's interpreter takes for a call of a kernel, beyond what compiled code takes for it."""
 
@@ -185,6 +191,8 @@ def tune_model(
         typical = typical_sizes(imported, sizes)
         command = command_line(model, settings, graph, fast_math, verify, shapes, params, function, sizes)
         session.progress.say(session.describe())
+        if verify and session.runs and imported.source == "tflite" and imported.reference is None:
+            session.progress.say(NO_LITERT)
         if typical:
             with_graph = config is not None
             return tuned_for_any_size(session, imported, typical, with_graph, fast_math, verify, started, command)

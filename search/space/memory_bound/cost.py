@@ -21,6 +21,9 @@ CALL_INSTRUCTIONS = 20.0
 FORM_INSTRUCTIONS = 24.0
 """A vector of `exp`, `tanh` or `erf` in its vectorising form: 12 to 18 cycles at two instructions a cycle."""
 
+LOADED_FROM_TABLE = 2.5
+"""An element of a table, its place taken out of a vector: 16 take 20 cycles (Zen 5)."""
+
 _LOOP_INSTRUCTIONS = 2.0
 _L3_SLOWDOWN = 2.0  # L3 over L2, of one thread
 _ONE_THREAD_SHARE = 0.7  # what one thread gets of the bandwidth to memory
@@ -56,21 +59,33 @@ class Work:
     variant: Array
 
 
-def instructions(stage: Stage, axis: int | None, lanes: Array, unroll: Array) -> Array:
+def instructions(stage: Stage, axis: int | None, lanes: Array, unroll: Array, loop: Array | None = None) -> Array:
     """Instructions of a whole stage whose innermost loop over `axis` has `lanes` elements a vector, shape [n].
 
     An access with stride one is a vector access, one with stride zero leaves the loop, any other is one scalar access
-    an element.
+    an element. What is looked up in a table of bytes is picked, where instructions do that for vectors of so many
+    elements as the innermost loop is vectorised by: `loop`, unless those are `lanes`.
     """
     # Part of the additions and multiplications become multiply-adds.
     vector = 0.7 * stage.operations + stage.forms * FORM_INSTRUCTIONS
-    scalar = stage.calls * CALL_INSTRUCTIONS
+    scalar: Array | float = stage.calls * CALL_INSTRUCTIONS
     for access in stage.reads + stage.writes:
+        if access.looked_up:
+            scalar = scalar + _looked_up(stage, lanes if loop is None else loop)
+            continue
         stride = None if axis is None else access.strides[axis]
         vector += stride == 1
         scalar += stride not in (0, 1)
     per_element = (vector + _LOOP_INSTRUCTIONS / unroll) / lanes + scalar
     return np.asarray(stage.iterations * per_element, dtype=np.float64)
+
+
+def _looked_up(stage: Stage, loop: Array) -> Array | float:
+    """Instructions in which an element of a table is found."""
+    if stage.picks is None:
+        return LOADED_FROM_TABLE
+    picked = (stage.picks.least <= loop) & (loop <= stage.picks.lanes)
+    return np.where(picked, stage.picks.instructions / loop, LOADED_FROM_TABLE)
 
 
 def _compute_s(hardware: Hardware, work: Work) -> Array:

@@ -105,7 +105,7 @@ class ElementwiseSketch(MemoryBoundSketch):
         own = (lanes == 1) & ((not self.guard) | (knobs["partition"] == 1)) & (self.common >= _LONG * full)
         width = np.where(own, 0.5 if strided else 0.9 * full, lanes)
         size = np.zeros_like(lanes)
-        total = instructions(self.main, axis, np.minimum(width, full), np.where(own, 4.0, unroll)) + size
+        total = instructions(self.main, axis, np.minimum(width, full), np.where(own, 4.0, unroll), lanes) + size
         if self.guard:  # asked at each vector
             total = total * np.where((lanes > 1) & (knobs["partition"] == 0), _CONDITIONS, 1.0)
         for stage in self.kernel.stages[:-1]:

@@ -14,6 +14,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..analysis import accumulates
+from ..byte_tables import TableInstructions, is_looked_up, table_instructions_of
 from ..expressions import nodes_of
 from ..schedule import schedule_of
 from .math_forms import math_form
@@ -42,12 +43,15 @@ class Access:
     item_bytes : int
     strides : tuple of int or None
         Elements between neighbours along each axis of the stage; None where the index is not affine in that axis.
+    looked_up : bool
+        Whether it is of a table of bytes, at the place that a byte says.
     """
 
     buffer: str
     buffer_bytes: int
     item_bytes: int
     strides: tuple[int | None, ...]
+    looked_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Stage:
         is computed in bfloat16 as float32.
     regular : bool
         Whether every axis has a constant extent from 0 and is spatial or reduced, so that sketches may reorder them.
+    picks : TableInstructions or None
+        What picks bytes of tables, where something does.
     """
 
     name: str
@@ -92,6 +98,7 @@ class Stage:
     combiners: int
     widest_bytes: int
     regular: bool
+    picks: TableInstructions | None = None
 
     @property
     def is_reduction(self) -> bool:
@@ -119,9 +126,10 @@ class Stage:
         return math.prod(self.extents[i] for i in self.spatial)
 
     def run(self, axes: tuple[int, ...]) -> int:
-        """How many of the last of `axes` fuse into one loop along which every access stays affine and unguarded."""
+        """How many of the last of `axes` fuse into one loop along which every access but those of tables stays
+        affine and unguarded."""
         count = 1
-        accesses = self.reads + self.writes
+        accesses = [access for access in self.reads + self.writes if not access.looked_up]
         for outer, inner in zip(reversed(axes[:-1]), reversed(axes[1:]), strict=True):
             if outer + 1 != inner or {outer, inner} & self.guards.keys():
                 break
@@ -177,7 +185,7 @@ def read_kernel(schedule: Any) -> Kernel:
     blocks = [schedule.get(block) for block in schedule.get_child_blocks(root)]
     arguments = [parameter for parameter in func.params if hasattr(parameter.ty, "shape")]
     return Kernel(
-        tuple(_read_stage(block, _plain_loops(schedule, block)) for block in blocks),
+        tuple(_read_stage(block, _plain_loops(schedule, block), table_instructions_of(func)) for block in blocks),
         sum(_buffer_bytes(buffer) for buffer in arguments),
         frozenset(str(schedule.get(block).name_hint) for block in schedule.get_output_blocks(root)),
         accumulates(func),
@@ -192,7 +200,7 @@ def _plain_loops(schedule: Any, block: Any) -> bool:
         return False
 
 
-def _read_stage(block: Any, plain: bool) -> Stage:
+def _read_stage(block: Any, plain: bool, picks: TableInstructions | None) -> Stage:
     variables = [v.var for v in block.iter_vars]
     analyzer = sym.Analyzer()
     constant = all(isinstance(v.dom.extent, tirx.IntImm) for v in block.iter_vars)
@@ -222,7 +230,7 @@ def _read_stage(block: Any, plain: bool) -> Stage:
         name=str(block.name_hint),
         extents=tuple(int(v.dom.extent) if constant else 1 for v in block.iter_vars),
         reduced=tuple(kind == _REDUCTION for kind in kinds),
-        reads=tuple(_access(load.source, load.indices, variables, analyzer) for load in loads),
+        reads=tuple(_access(load.source, load.indices, variables, analyzer, is_looked_up(load)) for load in loads),
         writes=tuple(_access(store.buffer, store.indices, variables, analyzer) for store in stores),
         operations=sum(_cost(node) for node in operators if not _is_index(node)),
         calls=len(functions) - forms,
@@ -231,10 +239,11 @@ def _read_stage(block: Any, plain: bool) -> Stage:
         combiners=len({str(buffer.name) for buffer in written}),
         widest_bytes=max((_value_bytes(node) for node in (*loads, *stores, *operators)), default=1),
         regular=plain and constant and bool(stores) and set(kinds) <= {_SPATIAL, _REDUCTION},
+        picks=picks,
     )
 
 
-def _access(buffer: Any, indices: Any, variables: list[Any], analyzer: Any) -> Access:
+def _access(buffer: Any, indices: Any, variables: list[Any], analyzer: Any, looked_up: bool = False) -> Access:
     flat: Any = tirx.const(0, "int64")
     for index, extent in zip(indices, buffer.shape, strict=True):
         flat = flat * tirx.Cast("int64", extent) + tirx.Cast("int64", index)
@@ -245,7 +254,7 @@ def _access(buffer: Any, indices: Any, variables: list[Any], analyzer: Any) -> A
     else:
         used = _axes_of(flat, variables)
         strides = tuple(_stride(flat, v) if i in used else 0 for i, v in enumerate(variables))
-    return Access(str(buffer.name), _buffer_bytes(buffer), _item_bytes(buffer), strides)
+    return Access(str(buffer.name), _buffer_bytes(buffer), _item_bytes(buffer), strides, looked_up)
 
 
 def _stride(flat: Any, variable: Any) -> int | None:
