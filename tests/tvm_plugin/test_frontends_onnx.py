@@ -397,6 +397,27 @@ def test_weights_with_few_elements(by_axis):
     assert proto.graph.sparse_initializer, "the caller's proto must stay as it is"
 
 
+def test_weights_with_few_elements_in_a_branch():
+    def branch(weights, result):
+        node = helper.make_node("MatMul", ["x", weights], [result])
+        return helper.make_graph([node], result, [], [helper.make_tensor_value_info(result, FLOAT, [2, 3])])
+
+    few = branch("w", "a")
+    indices = constant("", [1, 6, 11], np.int64)
+    few.sparse_initializer.append(helper.make_sparse_tensor(constant("w", [1.5, -2, 3]), indices, [4, 3]))
+    nodes = [
+        helper.make_node("ReduceSumSquare", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["is_any"]),
+        helper.make_node("If", ["is_any"], ["y"], then_branch=few, else_branch=branch("ones", "b")),
+    ]
+    initializers = [constant("zero", 0), constant("ones", np.ones((4, 3)))]
+    imported = load_model(model(nodes, {"x": [2, 4]}, {"y": [2, 3]}, initializers))
+    assert verify_import(imported) < 1e-6
+    (x,) = imported.random_inputs(0)
+    weights = np.array([[0, 1.5, 0], [0, 0, 0], [-2, 0, 0], [0, 0, 3]], np.float32)
+    np.testing.assert_allclose(imported.reference(x)[0], x @ weights, rtol=1e-6)
+
+
 def test_external_data(tmp_path):
     path = tmp_path / "big.onnx"
     onnx.save(convolution(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)

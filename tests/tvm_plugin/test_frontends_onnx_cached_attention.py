@@ -61,14 +61,19 @@ def model(nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], con
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def attention(new: int, kept: int, total: int, batch: int = 1, packed: bool = False, **attributes: Any) -> Any:
+def attention(
+    new: int, kept: int, total: int, batch: int = 1, packed: bool = False, biased: bool = False, **attributes: Any
+) -> Any:
     attributes = {"num_heads": HEADS, "kv_num_heads": SHARED, "do_rotary": 1, **attributes}
     inputs = {"q": (batch, new, (HEADS + 2 * SHARED * packed) * WIDTH)}
     if not packed:
         inputs |= dict.fromkeys(("k", "v"), (batch, new, SHARED * WIDTH))
-    inputs |= dict.fromkeys(("old_k", "old_v"), (batch, SHARED, kept, WIDTH)) | {"mask": (batch, total)}
+    inputs |= dict.fromkeys(("old_k", "old_v"), (batch, SHARED, kept, WIDTH))
+    inputs |= {"bias": (batch, HEADS, new, total)} if biased else {}
+    inputs |= {"mask": (batch, total)}
     names = ["q", *(["", ""] if packed else ["k", "v"]), "old_k", "old_v", "lengths", "total"]
     names += ["cosines", "sines"] if attributes["do_rotary"] else []
+    names += ["", "bias"] if biased else []
     node = helper.make_node("GroupQueryAttention", names, ["y", "new_k", "new_v"], domain=DOMAIN, **attributes)
     cache = (batch, SHARED, max(kept, total), WIDTH)
     outputs = {"y": (batch, new, HEADS * WIDTH), "new_k": cache, "new_v": cache}
@@ -87,6 +92,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "packed": ({"new": 1, "kept": 16, "total": 17, "packed": True, "rotary_interleaved": 1}, (17,)),
     "a window": ({"new": 1, "kept": 16, "total": 17, "local_window_size": 5}, (17,)),
     "a softcap": ({"new": 2, "kept": 16, "total": 18, "softcap": 0.7}, (18,)),
+    "a bias": ({"new": 2, "kept": 16, "total": 18, "biased": True}, (18,)),
+    "a bias where places are left": ({"new": 1, "kept": 16, "total": 12, "biased": True}, (12,)),
     "not turned": ({"new": 2, "kept": 15, "total": 17, "do_rotary": 0, "scale": 0.3}, (17,)),
 }
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
+from eqtune.runtime import ModelRunner
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -111,6 +113,15 @@ def test_pixels_begin_where_they_are_said_to(factors: list[float], place: str, m
     assert verify_import(load_model(proto)) < 1e-5
 
 
+@pytest.mark.parametrize("place", ["half_pixel", "align_corners"])
+@pytest.mark.parametrize(("shape", "mode"), [((6, 8), "linear"), ((6, 8), "cubic"), ((3, 6, 8), "linear")])
+def test_one_image_is_resized_to_twice_its_sides(shape: tuple[int, ...], mode: str, place: str) -> None:
+    scales = {"roi": None, "scales": np.float32([*[1] * (len(shape) - 2), 2, 2])}
+    proto = model("Resize", shape, scales, mode=mode, coordinate_transformation_mode=place)
+    del proto.graph.output[0].type.tensor_type.shape.dim[len(shape) :]
+    assert verify_import(load_model(proto)) < 1e-5
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
 @pytest.mark.parametrize("place", ["align_corners", "half_pixel_symmetric"])
 @pytest.mark.parametrize("size", [[1, 1], [5, 1], [9, 14]])
@@ -151,6 +162,20 @@ def test_powers_of_windows_that_reach_beyond_the_image(sides: tuple[int, ...], a
     many = {key: [number] * count * (2 if key == "pads" else 1) for key, number in attributes.items()}
     plain = {"kernel_shape": [2] * count, "strides": [2] * count, "ceil_mode": 1, "p": 3}
     assert verify_import(load_model(model("LpPool", (1, 2, *sides), {}, 22, **plain, **many))) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["AveragePool", "LpPool", "MaxPool"])
+@pytest.mark.parametrize("where", ["SAME_LOWER", "SAME_UPPER", "VALID"])
+@pytest.mark.parametrize("ceil", [0, 1])
+def test_windows_with_dilations_are_padded_as_others(name: str, where: str, ceil: int) -> None:
+    options = {"kernel_shape": [3, 2], "strides": [2, 3], "dilations": [2, 2], "ceil_mode": ceil, "auto_pad": where}
+    assert verify_import(load_model(model(name, (1, 2, 10, 8), {}, 22, **options))) < 1e-6
+
+
+def test_places_of_maxima_that_nobody_reads() -> None:
+    proto = model("MaxPool", (1, 2, 4, 5, 6), {}, kernel_shape=[2, 2, 2])
+    proto.graph.node[0].output.append("")
+    assert verify_import(load_model(proto)) == 0
 
 
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
@@ -217,6 +242,17 @@ def test_boxes_are_moved_by_half_a_pixel_of_the_image(place: str, scale: float) 
     sizes = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": scale}
     proto = model("RoiAlign", (2, 2, 7, 8), boxes, coordinate_transformation_mode=place, **sizes)
     assert verify_import(load_model(proto)) < 1e-5
+
+
+def test_boxes_of_images_that_are_not_there_are_of_the_nearest() -> None:
+    """Not of what lies beside them in memory; ONNX Runtime refuses them."""
+    boxes = {"boxes": np.float32([[0, 0, 4, 4], [1, 1, 5.5, 3.2]]), "batches": [0, 1]}
+    proto = model("RoiAlign", (2, 2, 7, 8), boxes, output_height=3, output_width=2, sampling_ratio=2)
+    del proto.graph.initializer[1]
+    proto.graph.input.append(helper.make_tensor_value_info("batches", onnx.TensorProto.INT64, [2]))
+    run = ModelRunner(tvm.compile(load_model(proto).mod, "llvm"))
+    x = np.random.default_rng(0).standard_normal((2, 2, 7, 8)).astype("float32")
+    np.testing.assert_array_equal(run(x, np.array([-1, 2]))[0], run(x, np.array([0, 1]))[0])
 
 
 def test_the_largest_of_a_box_s_samples_is_refused() -> None:

@@ -74,6 +74,15 @@ WITH_WEIGHTS = """
     > (trips, , start)
 """
 
+WITH_A_SEQUENCE = """
+    zero = Constant <value = int64 {0}> ()
+    sizes = Constant <value = int64[2] {1, 2}> ()
+    numbers = Constant <value = float[3] {2, 1, 4}> ()
+    parts = SplitToSequence <axis = 0> (numbers, sizes)
+    factor = SequenceAt (parts, zero)
+    scaled = Mul (start, factor)
+""" + WITH_TRIP_COUNT.replace(", start)", ", scaled)")
+
 WITH_A_BRANCH = """
     trips = Constant <value = int64 {2}> ()
     seven = Constant <value = int64 {7}> ()
@@ -142,7 +151,7 @@ def model(body: str, opset: int = 17) -> Any:
 
 
 BODIES = (
-    *(WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN, SCAN_IN_A_LOOP, WITH_WEIGHTS),
+    *(WITH_TRIP_COUNT, WITH_CONDITION, NESTED, SCAN, SCAN_IN_A_LOOP, WITH_WEIGHTS, WITH_A_SEQUENCE),
     *(WITH_A_BRANCH, WITH_TWO_BRANCHES, WITH_A_SCAN_BEHIND_A_BRANCH),
 )
 

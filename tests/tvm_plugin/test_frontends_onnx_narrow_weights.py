@@ -131,6 +131,23 @@ def test_products_in_float16_are_summed_in_float32() -> None:
     assert any("narrow_product" in name for name in names)
 
 
+@pytest.mark.parametrize(("scales", "kind"), [("float16", "float32"), ("float32", "float16")])
+def test_blocks_of_another_type_than_their_scales(scales: str, kind: str) -> None:
+    constants = {"q": drawn(256, 8, 6).view(np.int8), "s": factors(2, 6, dtype=scales)}
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=0, block_size=4, output_dtype=to),
+        helper.make_node("Add", ["x", "w"], ["y"]),
+    ]
+    given = model(nodes, constants, (8, 6), to)
+    given.opset_import[0].version, given.ir_version = 23, 11
+    (result,) = ModelRunner(build_executable(lower_to_kernels(load_model(given).mod, TARGET), TARGET))(
+        np.zeros((8, 6), kind)
+    )
+    wide = constants["q"] * np.repeat(constants["s"].astype("float32"), 4, axis=0)
+    np.testing.assert_array_equal(result, wide.astype(kind))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rows_of_a_table_are_gathered(bits: int) -> None:
     constants = {

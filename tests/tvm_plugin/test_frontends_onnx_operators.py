@@ -461,9 +461,9 @@ def test_weights_of_a_root_mean_square_norm_may_be_repeated(axis: int) -> None:
     assert_equal("RMSNormalization", GRID, {"g": GRID[0, 0]}, axis=axis, opset=23)
 
 
-def assert_text_equal(body: str, kind: str = "float[9,2]") -> None:
+def assert_text_equal(body: str, kind: str = "float[9,2]", opset: int = 13) -> None:
     """A model in ONNX's text form, of "x" and with the result "y", computes what ONNX Runtime does."""
-    text = f'<ir_version: 8, opset_import: ["" : 13]> several ({kind} x) => ({kind} y) {{ {body} }}'
+    text = f'<ir_version: 8, opset_import: ["" : {opset}]> several ({kind} x) => ({kind} y) {{ {body} }}'
     imported = load_model(onnx.parser.parse_model(text))
     assert imported.reference is not None
     inputs = imported.random_inputs()
@@ -498,6 +498,19 @@ def test_a_tensor_is_inserted_before_a_place_that_counts_from_the_end() -> None:
         all = SequenceInsert (half, none, last)
         y = SequenceAt (all, last)
         """
+    )
+
+
+def test_a_sequence_may_have_another_name() -> None:
+    assert_text_equal(
+        """
+        last = Constant <value = int64 {-1}> ()
+        twice = Add (x, x)
+        both = SequenceConstruct (x, twice)
+        same = Identity (both)
+        y = SequenceAt (same, last)
+        """,
+        opset=16,
     )
 
 
@@ -554,6 +567,27 @@ def test_rows_of_constants_are_no_sizes(name: str) -> None:
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])],
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 2])],
         [onnx.numpy_helper.from_array(array, key) for key, array in constants.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    imported = load_model(proto, any_size=True)
+    assert imported.reference is not None
+    x = np.zeros((3, 2), "float32")
+    (result,) = ModelRunner(tvm.compile(imported.mod, "llvm"))(x)
+    np.testing.assert_array_equal(result, imported.reference(x)[0])
+
+
+def test_numbers_that_their_new_type_does_not_have_are_no_sizes() -> None:
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["most"], ["narrow"], to=onnx.TensorProto.INT32),
+            helper.make_node("Cast", ["narrow"], ["real"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Add", ["x", "real"], ["y"]),
+        ],
+        "cast",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 2])],
+        [onnx.numpy_helper.from_array(np.array([2**63 - 1, -5]), "most")],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     imported = load_model(proto, any_size=True)

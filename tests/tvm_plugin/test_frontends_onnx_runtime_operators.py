@@ -223,6 +223,21 @@ def test_attention_with_a_cache() -> None:
     assert_equal(proto("Attention", inputs, constants, "x w b - p", "y n", num_heads=4, unidirectional=1))
 
 
+def test_a_cache_of_which_an_input_tells_how_much_counts_is_refused_by_name() -> None:
+    constants = {"w": weights(16, 48), "b": weights(48, seed=1), "n": np.int32([3])}
+    model = proto(
+        "Attention",
+        {"x": (2, 1, 16), "p": (2, 2, 4, 5, 4)},
+        constants,
+        "x w b - p - n",
+        "y s",
+        num_heads=4,
+        past_present_share_buffer=1,
+    )
+    with pytest.raises(eqtune.UnsupportedModelError, match=r"Attention of .* with past_present_share_buffer"):
+        load_model(model)
+
+
 def test_attention_with_an_addend_and_values_of_another_width() -> None:
     inputs = {"x": (2, 6, 16), "r": (2, 4, 6, 6)}
     constants = {"w": weights(16, 40), "b": weights(40), "m": MASK}

@@ -34,13 +34,16 @@ def layer_of(cell: str, batch: int, hidden: int, directions: int = 1, steps: int
 
 
 def weights_of(layer: Layer, dtype: str = "float32") -> list[Any]:
-    """Arguments of the operator in plain shapes, units not in blocks: shares, recurrence, states and hidden bias."""
+    """Arguments of the operator in plain shapes, units not in blocks: shares, recurrence, states, and those that only
+    some layers have."""
     rng = np.random.default_rng(0)
     units = (layer.directions, layer.gates, layer.hidden)
     shapes = [(layer.steps, layer.batch, *units), (*units, layer.hidden)]
     shapes += [(layer.directions, layer.batch, layer.hidden)] * (1 + layer.has_memory)
     shapes += [(layer.directions, layer.hidden)] * layer.has_hidden_bias
-    return [rng.uniform(-1, 1, shape).astype(dtype) for shape in shapes]
+    shapes += [(layer.directions, 3, layer.hidden)] * layer.has_peepholes
+    lengths = [np.arange(layer.batch) * 3 % (layer.steps + 1)] * layer.has_lengths
+    return [*(rng.uniform(-1, 1, shape).astype(dtype) for shape in shapes), *lengths]
 
 
 def module_of(layer: Layer, weights: list[Any]) -> tvm.IRModule:
@@ -54,8 +57,8 @@ def module_of(layer: Layer, weights: list[Any]) -> tvm.IRModule:
     shares, recurrence, *rest = weights
     by_block = blocks(shares, 4).transpose(0, 1, 2, 4, 3, 5).reshape(layer.steps, layer.batch, -1)
     panels = blocks(np.pad(recurrence, [(0, 0)] * 3 + [(0, missing)]), 2).transpose(0, 2, 4, 1, 3)
-    states, bias = rest[: 1 + layer.has_memory], rest[1 + layer.has_memory :]
-    arrays = (panels, *states, *(blocks(b, 1) for b in bias))
+    states, more = rest[: 1 + layer.has_memory], rest[1 + layer.has_memory :]
+    arrays = (panels, *states, *(blocks(array, array.ndim - 1) if array.ndim > 1 else array for array in more))
     constants = [relax.const(np.ascontiguousarray(array), str(array.dtype)) for array in arrays]
     x = relax.Var("x", relax.TensorType(by_block.shape, str(by_block.dtype)))
     builder = relax.BlockBuilder()
@@ -79,29 +82,36 @@ def run(mod: tvm.IRModule, layer: Layer, weights: list[Any], threads: int) -> li
 def expected(layer: Layer, weights: list[Any]) -> list[Any]:
     """ONNX's equations, in float64."""
     shares, recurrence, *rest = (array.astype("float64") for array in weights)
+    lengths = rest.pop() if layer.has_lengths else np.full(layer.batch, layer.steps)
+    looks = rest.pop() if layer.has_peepholes else np.zeros((layer.directions, 3, layer.hidden))
     every = np.zeros((layer.steps, layer.batch, layer.directions, layer.hidden))
     memories = []
+
+    def bounded(x: Any) -> Any:
+        return np.clip(x, -layer.clip, layer.clip) if layer.clip else x
+
     for d, backwards in enumerate(layer.reversed):
         f, *others = (FUNCTIONS[name] for name in layer.activations[d])
         h = rest[0][d]
         c = rest[1][d] if layer.has_memory else h
         bias = rest[-1][d] if layer.has_hidden_bias else 0.0
         for t in reversed(range(layer.steps)) if backwards else range(layer.steps):
-            given, weight = shares[t, :, d], recurrence[d]
+            given, weight, lasts = shares[t, :, d], recurrence[d], (t < lengths)[:, None]
             state = np.einsum("bk,gnk->bgn", h, weight)
             if layer.cell == "RNN":
-                h = f(given[:, 0] + state[:, 0])
+                new = f(bounded(given[:, 0] + state[:, 0]))
             elif layer.cell == "LSTM":
-                i, o, forget = (f(given[:, g] + state[:, g]) for g in range(3))
-                c = forget * c + i * others[0](given[:, 3] + state[:, 3])
-                c = np.clip(c, -layer.cell_clip, layer.cell_clip) if layer.cell_clip else c
-                h = o * others[1](c)
+                i, forget = (f(bounded(given[:, g] + state[:, g] + looks[d, g] * c)) for g in (0, 2))
+                memory = forget * c + i * others[0](bounded(given[:, 3] + state[:, 3]))
+                memory = np.clip(memory, -layer.cell_clip, layer.cell_clip) if layer.cell_clip else memory
+                new = f(bounded(given[:, 1] + state[:, 1] + looks[d, 1] * memory)) * others[1](memory)
+                c = np.where(lasts, memory, c)
             else:
-                z, r = (f(given[:, g] + state[:, g]) for g in range(2))
+                z, r = (f(bounded(given[:, g] + state[:, g])) for g in range(2))
                 before = layer.cell == "GRU_LINEAR_BEFORE_RESET"
                 seen = r * (state[:, 2] + bias) if before else (r * h) @ weight[2].T
-                h = z * h + (1 - z) * others[0](given[:, 2] + seen)
-            every[t, :, d] = h
+                new = z * h + (1 - z) * others[0](bounded(given[:, 2] + seen))
+            every[t, :, d], h = np.where(lasts, new, 0), np.where(lasts, new, h)
         memories.append(c)
     return [every, np.stack(memories)] if layer.has_memory else [every]
 
@@ -144,6 +154,22 @@ def test_memories_may_be_cut(written_out: bool) -> None:
     mod = module_of(layer, weights)
     mod = with_steps_written_out(mod, lambda call: True) if written_out else mod
     assert_equal(run(mod, layer, weights, 1), wanted)
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_bounds_peepholes_and_lengths(
+    cell: str, has_lengths: bool, written_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LEAST_FLOPS", 0)
+    more = {"clip": 0.4, "has_peepholes": cell == "LSTM", "has_lengths": has_lengths}
+    layer = replace(layer_of(cell, 7, 19, 2), **more)
+    weights = weights_of(layer)
+    mod = module_of(layer, weights)
+    mod = with_steps_written_out(mod, lambda call: True) if written_out else mod
+    assert_equal(run(mod, layer, weights, 2), expected(layer, weights))
+    assert not np.allclose(expected(layer, weights)[0], expected(replace(layer, clip=0.0), weights)[0])
 
 
 def test_directions_may_differ_in_their_activations() -> None:

@@ -16,6 +16,8 @@ from tvm import relax
 
 from ..dtypes import is_floating, numpy_dtype
 from ..errors import InputError, UnsupportedModelError
+from ..recurrent import OPERATOR as RECURRENT
+from ..recurrent import Layer
 from ..transform.bounded_indices import with_bounded_indices
 from ..transform.functions import sizes_read, symbols_of
 from ..transform.partial_scatters import with_partial_scatters
@@ -85,8 +87,8 @@ _ADVICE = {
 class InputInfo:
     """One input: its name, shape and dtype.
 
-    `high` is set for an integer input that looks up rows of a table: its values must be in [0, high). Open sizes are
-    what they are called, or computed as.
+    `high` is set for an integer input that looks up rows of a table, or tells how long sequences are: its values must
+    be in [0, high). Open sizes are what they are called, or computed as.
     """
 
     name: str
@@ -303,7 +305,8 @@ def _bindings(function: relax.Function) -> Iterator[tuple[relax.Var, relax.Expr]
 
 
 def _index_bounds(function: relax.Function) -> dict[relax.Var, int]:
-    """Rows of the table that each integer input looks up, through casts and reshapes of the input."""
+    """Rows of the table that each integer input looks up, through casts and reshapes of the input; or one more than the
+    steps of the sequences whose lengths it tells."""
     origin = {param: param for param in function.params}
     bounds: dict[relax.Var, int] = {}
     for var, value in _bindings(function):
@@ -317,6 +320,9 @@ def _index_bounds(function: relax.Function) -> dict[relax.Var, int]:
             rows, param = table.ty.shape[int(value.attrs.axis)], origin[indices]
             if is_number(rows):
                 bounds[param] = min(int(rows), bounds.get(param, int(rows)))
+        elif operator == RECURRENT and value.args[-1] in origin and Layer.of(value).has_lengths:
+            param, most = origin[value.args[-1]], Layer.of(value).steps + 1
+            bounds[param] = min(most, bounds.get(param, most))
     return bounds
 
 

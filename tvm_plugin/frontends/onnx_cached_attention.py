@@ -90,6 +90,8 @@ def _convert(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Con
         counted = bb.emit(op.logical_and(counted, bb.emit(op.greater(numbers, first))))
     mask = counted
     if bias is not None:
+        if extents(bias.ty)[3] == asked < places:  # the last places of a cache do not count
+            bias = bb.emit(op.nn.pad(bias, [0, 0, 0, 0, 0, 0, 0, places - asked]))
         low = relax.const(float(np.finfo(numpy_dtype(str(query.ty.dtype))).min), str(query.ty.dtype))
         mask = bb.emit(op.where(counted, bias, low))
     scale, softcap = float(attrs.get("scale", 0.0)) or None, float(attrs.get("softcap", 0.0))

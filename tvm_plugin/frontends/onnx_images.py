@@ -67,17 +67,17 @@ def _resize_since_11(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], conv
             "by half_pixel"
         )
     quotients = [i / o for i, o in zip(shape, after, strict=True)]
-    by_sizes = np.allclose(steps, quotients, rtol=1e-6)
-    is_tvm_s = by_sizes and place != "half_pixel_symmetric"
+    of_tvm_s_axes = len(shape) in (3, 4, 5) and after[:2] == shape[:2]
+    is_tvm_s = of_tvm_s_axes and np.allclose(steps, quotients, rtol=1e-6) and place != "half_pixel_symmetric"
     if place == "align_corners":
         steps = [(i - 1) / (o - 1) if o > 1 else 1.0 for i, o in zip(shape, after, strict=True)]
-        is_tvm_s = min(after[2:], default=2) > 1
+        is_tvm_s = of_tvm_s_axes and min(after[2:], default=2) > 1
     if antialias or (of_images and place in _FIRST and not is_tvm_s):
         weigh = linear if mode == "linear" else cubic(float(attrs.get("cubic_coeff_a", -0.75)))
         reach, repeat_edges = 1 if mode == "linear" else 2, not attrs.get("exclude_outside", 0)
         first = [_FIRST[place](*of) for of in zip(steps[-axes:], after[-axes:], shape[-axes:], strict=True)]
         return resized(bb.emit, x, after[-axes:], steps[-axes:], weigh, reach, repeat_edges, antialias, first)
-    if mode == "nearest" and place in _PLACES and not (is_tvm_s and after[:2] == shape[:2]):
+    if mode == "nearest" and place in _PLACES and not is_tvm_s:
         return _nearest(bb, x, after, steps, _PLACES[place], text_of(attrs.get("nearest_mode", "round_prefer_floor")))
     if after[:2] != shape[:2]:
         raise UnsupportedModelError(f"Resize of {shape} to {after} cannot be imported: it changes the first two axes")
@@ -163,20 +163,21 @@ def _max_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Co
 
 def _lp_pool(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
     """Of windows that reach beyond the image: TVM takes their means times as many elements as windows have."""
-    if not attrs.get("ceil_mode", 0) or text_of(attrs.get("auto_pad", "NOTSET")) != "NOTSET":
+    if not attrs.get("ceil_mode", 0):
         return None
     (x,) = inputs
     shape = shape_of(x)[2:]
     if not all(isinstance(extent, int) for extent in shape):
         raise UnsupportedModelError(f"LpPool of open sizes with ceil_mode=1 cannot be imported; {KNOWN_SHAPES}")
     count = len(shape)
-    window, pads = ([int(n) for n in attrs.get(name, [0] * 2 * count)] for name in ("kernel_shape", "pads"))
+    given = _with_pads(shape, attrs)
+    window, pads = ([int(n) for n in given.get(name, [0] * 2 * count)] for name in ("kernel_shape", "pads"))
     steps, dilations = _steps_and_dilations(attrs, count)
     for axis, (extent, taps, step, dilation) in enumerate(zip(shape, window, steps, dilations, strict=True)):
         beyond = -(extent + pads[axis] + pads[count + axis] - (taps - 1) * dilation - 1) % step
         last = extent + pads[axis] + pads[count + axis] + beyond - (taps - 1) * dilation - 1
         pads[count + axis] += beyond if last < extent + pads[axis] else beyond - step
-    plain = {key: value for key, value in attrs.items() if key != "ceil_mode"}
+    plain = {key: value for key, value in attrs.items() if key not in ("auto_pad", "ceil_mode")}
     return convert("LpPool", inputs, plain | {"pads": pads})
 
 
@@ -247,24 +248,30 @@ def _roi_align(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: C
     if text_of(attrs.get("mode", "avg")) == "max":
         # ONNX, as ONNX Runtime, takes the largest pixel of the four around a sample, times its weight; TVM adds them.
         raise UnsupportedModelError("RoiAlign with mode=max cannot be imported; with mode=avg it can")
+    count = shape_of(x)[0]
+    if isinstance(count, int):  # TVM reads whatever lies beside the images
+        batches = bb.emit(op.clip(batches, 0, count - 1))
     default = "half_pixel" if convert.opset >= 16 else "output_half_pixel"
     scale = float(attrs.get("spatial_scale", 1.0))
     if text_of(attrs.get("coordinate_transformation_mode", default)) != "half_pixel" or scale == 1.0:
-        return None
+        return convert("RoiAlign", [x, boxes, batches], attrs)
     moved = bb.emit(op.add(boxes, relax.const(0.5 - 0.5 / scale, str(boxes.ty.dtype))))
     return convert("RoiAlign", [x, moved, batches], attrs)
 
 
 def _with_pads(shape: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a pooling with numbers for `auto_pad`; as they are where they have them, or sides are open."""
+    """The attributes of a pooling with numbers for `auto_pad`; as they are where they have them, or sides are open.
+
+    As in ONNX Runtime, they are those of a window without dilations: by the standard, there would be more.
+    """
     where = text_of(attrs.get("auto_pad", "NOTSET"))
     if where not in ("SAME_UPPER", "SAME_LOWER") or not all(isinstance(extent, int) for extent in shape):
         return attrs
     window = [int(n) for n in attrs["kernel_shape"]]
-    steps, dilations = _steps_and_dilations(attrs, len(shape))
+    steps, _ = _steps_and_dilations(attrs, len(shape))
     pads = [
-        max((-(-extent // step) - 1) * step + (taps - 1) * dilation + 1 - extent, 0)
-        for extent, taps, step, dilation in zip(shape, window, steps, dilations, strict=True)
+        max((-(-extent // step) - 1) * step + taps - extent, 0)
+        for extent, taps, step in zip(shape, window, steps, strict=True)
     ]
     plain = {key: value for key, value in attrs.items() if key != "auto_pad"}
     return plain | {"pads": _before_and_after(pads, where == "SAME_LOWER")}

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ..errors import UnsupportedModelError
-from .onnx_nodes import opset_of
+from .onnx_nodes import bodies_of, every_node, opset_of
 from .onnx_weights import MOST_SERIALIZED, weights_bytes
 
 __all__ = ["has_loops", "with_loops_written_out"]
@@ -37,7 +37,7 @@ _LOOPS = frozenset({"Loop", "Scan"})
 
 def has_loops(graph: onnx.GraphProto) -> bool:
     """Whether there is something to write out, in a graph or in its branches."""
-    return any(node.op_type in _LOOPS or any(map(has_loops, _bodies(node))) for node in graph.node)
+    return any(node.op_type in _LOOPS for node in every_node(graph.node))
 
 
 def with_loops_written_out(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -150,7 +150,7 @@ class _Writer:
         if node.op_type == "If" and inputs[0] in self.known:
             taken = "then_branch" if self.known[inputs[0]].item() else "else_branch"
             return self.write(_attributes(node)[taken], local, self._suffix())
-        bodies = _bodies(node)
+        bodies = bodies_of(node)
         if bodies and (suffix or any(map(has_loops, bodies))):
             raise UnsupportedModelError(f"{_description(node)}: which nodes run depends on inputs; export one branch")
         for name in sorted({name for body in bodies for name in _read_by(body)} & local.keys()):
@@ -182,7 +182,7 @@ class _Writer:
             LOGGER.debug("%s is not computed: %s", node.op_type, error)
             return
         for name, value in zip(node.output, values, strict=True):
-            if np.size(value) <= MOST_ELEMENTS:
+            if isinstance(value, np.ndarray | np.generic) and value.size <= MOST_ELEMENTS:  # no sequence, or nothing
                 yield name, np.asarray(value)
 
     def _loop(self, node: onnx.NodeProto, inputs: list[str], names: Names) -> list[str]:
@@ -284,13 +284,9 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    return [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
-
-
 def _read_by(graph: onnx.GraphProto) -> set[str]:
     """All names that a graph's nodes and outputs read, its own among them."""
-    inner = {name for node in graph.node for body in _bodies(node) for name in _read_by(body)}
+    inner = {name for node in graph.node for body in bodies_of(node) for name in _read_by(body)}
     return inner | {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
 
 

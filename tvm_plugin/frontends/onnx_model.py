@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from .onnx_fourier import with_precise_transforms
 from .onnx_importer import known_operators, translated
 from .onnx_loops import has_loops, with_loops_written_out
 from .onnx_narrow_weights import with_exact_products, with_weights_in_bytes
-from .onnx_nodes import opset_of
+from .onnx_nodes import every_node, opset_of
 from .onnx_runtime_operators import ONNX_RUNTIME_DOMAIN
 from .onnx_runtime_session import as_released, folded, references
 from .onnx_weights import MOST_SERIALIZED, on_graph, weights_bytes, with_dense_weights
@@ -44,6 +44,13 @@ _FOLDED = frozenset(
     )
 )
 """Operators whose results are shapes, or depend on them or on numbers: constants, once ONNX Runtime folded them."""
+
+_MAKE_SEQUENCES = frozenset(
+    ("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence")
+)
+
+_OF_AS_MANY_RESULTS = frozenset(("If", "Split"))
+"""Operators that compute as many results as there are names, used or not."""
 
 _DTYPES = tuple(dtype for dtype in SUPPORTED_DTYPES if dtype != NOT_IMPORTED["onnx"])
 
@@ -100,7 +107,7 @@ def from_onnx(
     _refuse_foreign(model)
     written = with_loops_written_out(_folded(model, name)) if has_loops(model.graph) else model
     known = _in_known_operators(written)
-    constant = _folded(known, name) if any(map(_needs_folding, known.graph.node)) else known
+    constant = _without_nameless_ends(_folded(known, name) if _needs_folding(known.graph) else known)
     is_open = not all(map(_is_static_input, _inputs(constant.graph).values()))
     mod = relax.transform.DeadCodeElimination(["main"])(translated(with_weights_in_bytes(constant), name, is_open))
     model = with_exact_products(with_precise_transforms(model))
@@ -125,25 +132,16 @@ def _check(model: onnx.ModelProto, name: str) -> None:
 def _as_declared(model: onnx.ModelProto) -> onnx.ModelProto:
     """With what ONNX Runtime puts into ONNX's domain, and ONNX does not know, in its own."""
     foreign = {"SimplifiedLayerNormalization", *(["LayerNormalization"] if opset_of(model) < 17 else [])}
-    if not any(node.op_type in foreign for node in _every(model.graph.node)):
+    if not any(node.op_type in foreign for node in every_node(model.graph.node)):
         return model
     declared = onnx.ModelProto()
     declared.CopyFrom(model)
-    for node in _every(declared.graph.node):
+    for node in every_node(declared.graph.node):
         if node.op_type in foreign:
             node.domain = ONNX_RUNTIME_DOMAIN
     if all(entry.domain != ONNX_RUNTIME_DOMAIN for entry in declared.opset_import):
         declared.opset_import.append(onnx.helper.make_opsetid(ONNX_RUNTIME_DOMAIN, 1))
     return declared
-
-
-def _every(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, each before those of its branches and bodies."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _every(graph.node)
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -165,7 +163,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
                 plain.opset_import.append(entry)
             entry.version = versions[domain]
     nodes = [*plain.graph.node, *(node for function in plain.functions for node in function.node)]
-    for node in _every(nodes):
+    for node in every_node(nodes):
         given = {attribute.name for attribute in node.attribute}
         known = defaults.get((node.domain, node.op_type, node.overload), ())
         node.attribute.extend([attribute for attribute in known if attribute.name not in given])
@@ -273,7 +271,7 @@ def _is_computed(size: str, known: Collection[str]) -> bool:
 
 def _refuse_foreign(model: onnx.ModelProto) -> None:
     """Names alone do not tell: a model that ONNX Runtime laid out for one CPU has a Conv of another domain."""
-    for node in _every(model.graph.node):
+    for node in every_node(model.graph.node):
         if node.domain not in ("", "ai.onnx", ONNX_RUNTIME_DOMAIN):
             advice = ": save it with ORT_ENABLE_EXTENDED, not ORT_ENABLE_ALL" if "nchwc" in node.domain else ""
             raise UnsupportedModelError(
@@ -330,7 +328,31 @@ def _in_known_operators(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
 
 
-def _needs_folding(node: onnx.NodeProto) -> bool:
-    """Whether ONNX Runtime folds the node before the import: TVM reads constants of tensors only."""
-    is_number = node.op_type == "Constant" and not any(attribute.name == "value" for attribute in node.attribute)
-    return node.op_type in _FOLDED or is_number
+def _needs_folding(graph: onnx.GraphProto) -> bool:
+    """Whether ONNX Runtime folds the model before the import: TVM reads constants of tensors only, and takes the first
+    tensor of a sequence for one that is identical to it."""
+    names = {node.op_type for node in graph.node}
+    has_same = "Identity" in names and not names.isdisjoint(_MAKE_SEQUENCES)
+    return has_same or not names.isdisjoint(_FOLDED) or any(map(_is_number, graph.node))
+
+
+def _is_number(node: onnx.NodeProto) -> bool:
+    """Whether it is a constant that is not given as a tensor."""
+    return node.op_type == "Constant" and not any(attribute.name == "value" for attribute in node.attribute)
+
+
+def _without_nameless_ends(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Without last results that have no names, which TVM's importer counts as if they were used; the same model where
+    there are none."""
+
+    def ends_nameless(node: onnx.NodeProto) -> bool:
+        return len(node.output) > 1 and not node.output[-1] and node.op_type not in _OF_AS_MANY_RESULTS
+
+    if not any(map(ends_nameless, every_node(model.graph.node))):
+        return model
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for node in every_node(changed.graph.node):
+        while ends_nameless(node):
+            del node.output[-1]
+    return changed

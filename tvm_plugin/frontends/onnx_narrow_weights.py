@@ -87,6 +87,9 @@ def _dequantize_in_blocks(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any],
         return bb.emit(op.reshape(tensor, [*shape[:axis], blocks, length, *shape[axis + 1 :]]))
 
     dtype = str(scales.ty.dtype)
+    result = str(onnx.helper.tensor_dtype_to_np_dtype(attrs["output_dtype"])) if attrs.get("output_dtype") else dtype
+    if result != dtype:  # rounded once
+        dtype, scales = "float32", as_dtype(bb.emit, scales, "float32")
     if blocks * size > shape[axis]:
         widths = [0] * (2 * len(shape))
         widths[2 * axis + 1] = blocks * size - shape[axis]
@@ -96,7 +99,9 @@ def _dequantize_in_blocks(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any],
         values = bb.emit(op.subtract(values, bb.emit(op.astype(in_blocks(zeros, 1), dtype))))
     values = bb.emit(op.multiply(values, in_blocks(scales, 1)))
     values = bb.emit(op.reshape(values, [*shape[:axis], blocks * size, *shape[axis + 1 :]]))
-    return op.strided_slice(values, [axis], [0], [shape[axis]]) if blocks * size > shape[axis] else values
+    if blocks * size > shape[axis]:
+        values = bb.emit(op.strided_slice(values, [axis], [0], [shape[axis]]))
+    return as_dtype(bb.emit, values, result)
 
 
 def _matmul_nbits(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:

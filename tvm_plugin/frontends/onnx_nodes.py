@@ -1,8 +1,8 @@
-"""What converters of ONNX operators read of a node: its attributes, and inputs that must be constants."""
+"""What is read of nodes of ONNX: their attributes, inputs that must be constants, and the graphs that they run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tvm import ir
@@ -10,7 +10,7 @@ from tvm import ir
 from ..errors import UnsupportedModelError
 from ..transform.constants import array_of
 
-__all__ = ["Convert", "numbers_of", "opset_of", "padded", "text_of"]
+__all__ = ["Convert", "bodies_of", "every_node", "numbers_of", "opset_of", "padded", "text_of"]
 
 
 class Convert(Protocol):
@@ -27,6 +27,19 @@ class Convert(Protocol):
 def opset_of(model: Any) -> int:
     """The version of ONNX's own operators in an `onnx.ModelProto`."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def bodies_of(node: Any) -> list[Any]:
+    """The graphs of an `onnx.NodeProto`: branches, or what a loop repeats."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
+def every_node(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes, each before those of its branches and bodies."""
+    for node in nodes:
+        yield node
+        for body in bodies_of(node):
+            yield from every_node(body.node)
 
 
 def numbers_of(name: str, what: str, value: Any) -> list[Any]:

@@ -190,8 +190,9 @@ def _times(bb: Any, a: Any, b: Any) -> Any:
 def _attention(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
     """Query, key and value are one product with `weight`."""
     x, weight, bias, mask, past, added, *_rest = padded(inputs, 6)
-    if attrs.get("do_rotary"):
-        raise UnsupportedModelError("Attention of com.microsoft with do_rotary cannot be imported")
+    for refused in ("do_rotary", "past_present_share_buffer"):  # of whose cache an input tells how much counts
+        if attrs.get(refused):
+            raise UnsupportedModelError(f"Attention of com.microsoft with {refused} cannot be imported")
     width = extents(weight.ty)[1]
     sizes = [int(n) for n in attrs.get("qkv_hidden_sizes", ())] or [width // 3] * 3
     product = bb.emit(op.matmul(x, weight))

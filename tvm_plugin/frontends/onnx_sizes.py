@@ -63,7 +63,9 @@ class SizeTensors:
             if all(sizes is not None for value, sizes in zip(inputs, given, strict=True) if value is not None):
                 found = _OF_SIZES[name](given, attrs)
                 if found is not None:
-                    return self._tensor(_array(found), _dtype(name, inputs, attrs))
+                    sizes, dtype = _array(found), _dtype(name, inputs, attrs)
+                    if _fits(sizes, dtype):
+                        return self._tensor(sizes, dtype)
         if name in _BY_SIZES:
             return _BY_SIZES[name](self, [*inputs], attrs)
         return None
@@ -130,6 +132,14 @@ def _objects(elements: Sequence[Any]) -> Sizes:
 def _array(value: Any) -> Sizes:
     """numpy gives single elements bare."""
     return value if isinstance(value, np.ndarray) else _objects([value]).reshape(())
+
+
+def _fits(sizes: Sizes, dtype: str) -> bool:
+    """Whether a dtype has all numbers among sizes: what wraps around is none."""
+    if dtype == "bool":
+        return True
+    limits = np.iinfo(dtype)
+    return all(isinstance(one, ir.Expr) or limits.min <= one <= limits.max for one in sizes.reshape(-1))
 
 
 def _dtype(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import onnx
 from onnx import numpy_helper
 
 from ..transform.constants import Array
+from .onnx_nodes import bodies_of, every_node
 
 __all__ = ["LARGE_BYTES", "MOST_SERIALIZED", "on_graph", "weights_bytes", "with_dense_weights", "without_weights"]
 
@@ -35,20 +36,32 @@ def weights_bytes(model: onnx.ModelProto) -> int:
 
 
 def with_dense_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with sparse initializers written out, which TVM's importer does not read; itself where it has none."""
-    if not model.graph.sparse_initializer:
+    """The model with sparse initializers written out, those of branches and bodies, too: TVM's importer reads none.
+
+    Itself where it has none.
+    """
+    if not any(graph.sparse_initializer for graph in _graphs(model)):
         return model
     dense = onnx.ModelProto()
     dense.CopyFrom(model)
-    for sparse in dense.graph.sparse_initializer:
-        values = numpy_helper.to_array(sparse.values)
-        array = np.zeros(tuple(sparse.dims), values.dtype)
-        if values.size:
-            places = numpy_helper.to_array(sparse.indices)  # one number for each value, or one for each axis
-            array[tuple(places.T) if places.ndim == 2 else np.unravel_index(places, array.shape)] = values
-        dense.graph.initializer.append(numpy_helper.from_array(array, sparse.values.name))
-    del dense.graph.sparse_initializer[:]
+    for graph in _graphs(dense):
+        graph.initializer.extend(map(_dense, graph.sparse_initializer))
+        del graph.sparse_initializer[:]
     return dense
+
+
+def _graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
+    """That of a model, and all that its nodes run."""
+    return [model.graph, *(body for node in every_node(model.graph.node) for body in bodies_of(node))]
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    values = numpy_helper.to_array(sparse.values)
+    array = np.zeros(tuple(sparse.dims), values.dtype)
+    if values.size:
+        places = numpy_helper.to_array(sparse.indices)  # one number for each value, or one for each axis
+        array[tuple(places.T) if places.ndim == 2 else np.unravel_index(places, array.shape)] = values
+    return numpy_helper.from_array(array, sparse.values.name)
 
 
 def without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Array]]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 from tvm.relax import op
 
 from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..recurrent import ACTIVATIONS, CELLS, LANES, Layer, in_blocks, recurrent
-from ..transform.constants import array_of
+from ..transform.constants import array_of, constant_of
 from ..transform.functions import as_dtype, extents
 from .imported import KNOWN_SHAPES, is_number
 from .onnx_nodes import text_of
@@ -35,8 +36,7 @@ def convert_recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str
     Raises
     ------
     UnsupportedModelError
-        For open sizes, sequences of fewer steps than X has, peepholes, clipping, other activations, or the batch as
-        first axis.
+        For open sizes, other activations, coupled gates, or the batch as first axis.
     """
     given = dict(zip(_INPUTS, [*inputs, *[None] * len(_INPUTS)], strict=False))
     x, emit = given["X"], bb.emit
@@ -47,16 +47,20 @@ def convert_recurrent(bb: Any, name: str, inputs: Sequence[Any], attrs: dict[str
         for start in (given["initial_h"], given["initial_c"])[: CELLS[layer.cell].states]
     ]
     operands = [shares, _from_state(emit, layer, given["R"]), *first, *hidden_bias]
+    if layer.has_peepholes:
+        by_gate = emit(op.reshape(given["P"], [layer.directions, 3, layer.hidden]))
+        operands.append(emit(in_blocks(by_gate, 2)))
     if dtype in HALVES:  # states are not rounded between steps
         operands = [as_dtype(emit, operand, "float32") for operand in operands]
-    results = emit(recurrent(layer, *operands))
+    lengths = as_dtype(emit, given["sequence_lens"], "int64") if layer.has_lengths else None
+    results = emit(recurrent(layer, *operands, *([] if lengths is None else [lengths])))
     every, *memories = [emit(relax.TupleGetItem(results, n)) for n in (0, 1)] if layer.has_memory else [results]
     if dtype in HALVES:
         every, *memories = (emit(op.astype(result, dtype)) for result in (every, *memories))
-    ends = [
-        emit(op.squeeze(_part(emit, _part(emit, every, 2, n, n + 1), 0, t, t + 1), [0, 2]))
-        for n, t in enumerate(0 if backwards else layer.steps - 1 for backwards in layer.reversed)
-    ]
+    if lengths is not None:  # as in ONNX Runtime, nothing is left of a sequence without steps
+        some = emit(op.greater(emit(op.reshape(lengths, [-1, 1])), relax.const(0, "int64")))
+        memories = [emit(op.where(some, memory, relax.const(0, dtype))) for memory in memories]
+    ends = [_end(emit, layer, every, n, lengths) for n in range(layer.directions)]
     return [every, emit(op.stack(ends, 0)) if len(ends) > 1 else emit(op.expand_dims(ends[0], 0)), *memories]
 
 
@@ -65,17 +69,28 @@ def _layer(name: str, given: dict[str, Any], attrs: dict[str, Any]) -> Layer:
     if shape is None or not all(map(is_number, shape)):
         raise UnsupportedModelError(f"{name} with an open batch or number of steps cannot be imported; {KNOWN_SHAPES}")
     steps, batch, _ = extents(given["X"].ty)
-    if given["P"] is not None or not _all_are(steps, given["sequence_lens"]):
-        refused = "sequence_lens" if given["P"] is None else "P"
-        raise UnsupportedModelError(f"{name} with {refused} cannot be imported; leave that input out")
-    for refused in ("clip", "layout", "input_forget"):
+    for refused in ("layout", "input_forget"):
         if attrs.get(refused):
             raise UnsupportedModelError(f"{name} with {refused}={attrs[refused]} cannot be imported")
     cell = "GRU_LINEAR_BEFORE_RESET" if name == "GRU" and attrs.get("linear_before_reset", 0) else name
     backwards = {"forward": (False,), "reverse": (True,)}.get(text_of(attrs.get("direction", "forward")), (False, True))
     activations = _activations(name, cell, attrs, len(backwards))
-    sizes = steps, batch, extents(given["R"].ty)[-1]
-    return Layer(cell, backwards, activations, *sizes, attrs.get("cell_clip", 0.0))
+    lengths, clip = not _all_are(steps, given["sequence_lens"]), max(0.0, float(attrs.get("clip", 0.0)))
+    hidden, peepholes = extents(given["R"].ty)[-1], given["P"] is not None
+    more = clip, peepholes, lengths, float(attrs.get("cell_clip", 0.0))
+    return Layer(cell, backwards, activations, steps, batch, hidden, *more)
+
+
+def _end(emit: Any, layer: Layer, every: Any, direction: int, lengths: Any) -> Any:
+    """The state of a direction after the last step of each sequence, [batch, hidden]."""
+    own = _part(emit, every, 2, direction, direction + 1)
+    if layer.reversed[direction] or lengths is None:
+        t = 0 if layer.reversed[direction] else layer.steps - 1
+        return emit(op.squeeze(_part(emit, own, 0, t, t + 1), [0, 2]))
+    rows = emit(op.reshape(own, [layer.steps * layer.batch, layer.hidden]))
+    last = emit(op.clip(emit(op.subtract(lengths, relax.const(1, "int64"))), 0, layer.steps - 1))
+    first_rows = emit(op.multiply(last, relax.const(layer.batch, "int64")))
+    return emit(op.take(rows, emit(op.add(first_rows, constant_of(np.arange(layer.batch, dtype="int64")))), axis=0))
 
 
 def _from_inputs(emit: Any, layer: Layer, given: dict[str, Any]) -> list[Any]:

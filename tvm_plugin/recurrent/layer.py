@@ -72,8 +72,14 @@ class Layer:
     activations : tuple of tuple of str
         For each direction: of `ACTIVATIONS`, as many as the cell has.
     steps, batch, hidden : int
+    clip : float
+        How large the arguments of activations of gates may be, of either sign; 0 leaves them.
+    has_peepholes : bool
+        Whether the gates of an LSTM see its memory.
+    has_lengths : bool
+        Whether sequences have lengths: behind them, states stay, and results are zero.
     cell_clip : float
-        What an LSTM's memory is cut to, above and below 0; 0 where it is not.
+        How large the memory of an LSTM may be, of either sign; 0 leaves it.
     """
 
     cell: str
@@ -82,6 +88,9 @@ class Layer:
     steps: int
     batch: int
     hidden: int
+    clip: float = 0.0
+    has_peepholes: bool = False
+    has_lengths: bool = False
     cell_clip: float = 0.0
 
     @classmethod
@@ -91,8 +100,9 @@ class Layer:
         attrs = call.attrs
         activations = tuple(tuple(str(name) for name in names) for names in attrs["activations"])
         backwards = tuple(bool(one) for one in attrs["reversed"])
+        more = (float(attrs.get("clip", 0.0)), bool(attrs.get("peepholes", 0)), bool(attrs.get("lengths", 0)))
         sizes = steps, batch, int(attrs["hidden"])
-        return cls(str(attrs["cell"]), backwards, activations, *sizes, float(attrs["cell_clip"]))
+        return cls(str(attrs["cell"]), backwards, activations, *sizes, *more, float(attrs.get("cell_clip", 0.0)))
 
     @property
     def gates(self) -> int:
@@ -144,7 +154,9 @@ def recurrent(layer: Layer, shares: Any, recurrence: Any, *rest: Any) -> relax.C
         Weights of the state, [directions, blocks, blocks x LANES of the state, gates, LANES].
     rest : expression
         The states at first, [directions, batch, hidden] each: one, or two for an LSTM. For "GRU_LINEAR_BEFORE_RESET",
-        then [directions, blocks, LANES]: added to what the state contributes to the last gate.
+        then [directions, blocks, LANES]: added to what the state contributes to the last gate. Then peepholes, if there
+        are, weights of the memory for the gates i, o and f, [directions, 3, blocks, LANES]; and lengths, [batch] of
+        int64.
 
     Returns
     -------
@@ -152,13 +164,19 @@ def recurrent(layer: Layer, shares: Any, recurrence: Any, *rest: Any) -> relax.C
         Of the states of all steps, [steps, batch, directions, hidden]; of those and the last memory, [directions,
         batch, hidden], for an LSTM.
     """
+    more = {
+        "clip": layer.clip,
+        "peepholes": int(layer.has_peepholes),
+        "lengths": int(layer.has_lengths),
+        "cell_clip": layer.cell_clip,
+    }
     attrs = ir.make_node(
         "ir.DictAttrs",
         cell=layer.cell,
         reversed=[int(one) for one in layer.reversed],
         activations=[list(names) for names in layer.activations],
         hidden=layer.hidden,
-        cell_clip=layer.cell_clip,
+        **{name: value for name, value in more.items() if value},
     )
     return relax.Call(ir.Op.get(OPERATOR), [shares, recurrence, *rest], attrs=attrs)
 

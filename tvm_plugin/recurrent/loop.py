@@ -85,7 +85,10 @@ class _Loop:
         states = 1 + int(layer.has_memory)
         self.shares, self.recurrence, *rest = buffers
         first, self.every = rest[:states], rest[-states]
-        self.hidden_bias: Any = rest[states] if layer.has_hidden_bias else None
+        more = rest[states:-states]
+        self.hidden_bias: Any = more.pop(0) if layer.has_hidden_bias else None
+        self.peepholes: Any = more.pop(0) if layer.has_peepholes else None
+        self.lengths: Any = more.pop(0) if layer.has_lengths else None
         self.states = [_buffer(2 * self.state_size) for _ in first]
         if layer.cell == "GRU":  # what its second phase needs of the first
             self.reset_states, self.updates = (_buffer(self.state_size) for _ in range(2))
@@ -190,6 +193,27 @@ class _Tile:
     def hidden_bias(self, lane: Any) -> Any:
         return self.loop.hidden_bias[(self.direction * self.layer.blocks + self.block) * LANES + lane]
 
+    def look(self, row: int, lane: Any, begin: Any, gates: dict[int, Any]) -> None:
+        """Add to gates, by number, what they see of the memory of one of the two steps, which begins there."""
+        if self.layer.has_peepholes:
+            memory = self.loop.states[1][begin + self.place(row, lane)]
+            for number, gate in gates.items():
+                at = ((self.direction * 3 + number) * self.layer.blocks + self.block) * LANES + lane
+                gate[lane] = gate[lane] + self.loop.peepholes[at] * memory
+
+    def clip(self, lane: Any, *gates: Any) -> None:
+        """Keep what is put into activations within bounds, if the layer has some."""
+        if self.layer.clip:
+            least, most = (tirx.const(sign * self.layer.clip, "float32") for sign in (-1, 1))
+            for gate in gates:
+                gate[lane] = tirx.max(tirx.min(gate[lane], most), least)
+
+    def within(self, row: int, new: Any, behind: Any) -> Any:
+        """What is new as long as the sequence of a row lasts, and what there is behind it."""
+        if not self.layer.has_lengths:
+            return new
+        return tirx.Select(self.time < self.loop.lengths[self.first_row + row], new, behind)
+
     def place(self, row: int, lane: Any) -> Any:
         """Of a unit of this tile in a step's states."""
         return self._row(row) * self.loop.units + self.block * LANES + lane
@@ -200,11 +224,13 @@ class _Tile:
         first = self.block * LANES
         at = (self.time * layer.batch + self.first_row + row) * layer.directions + self.direction
         with _lanes() as lane:
-            loop.states[0][self.next + self.place(row, lane)] = new[lane]
+            at_hidden = self.place(row, lane)
+            loop.states[0][self.next + at_hidden] = self.within(row, new[lane], loop.states[0][self.now + at_hidden])
         with (
             _lanes() if layer.hidden % LANES == 0 else T.serial(_int(0), tirx.min(LANES, layer.hidden - first)) as lane
         ):
-            loop.every[at * layer.hidden + first + lane] = new[lane]
+            zero = tirx.const(0.0, "float32")
+            loop.every[at * layer.hidden + first + lane] = self.within(row, new[lane], zero)
 
     def _row(self, row: int) -> Any:
         return self.direction * self.layer.batch + self.first_row + row
@@ -220,6 +246,7 @@ def _rnn(tile: _Tile) -> None:
     for row in tile.rows:
         (new,) = sums[row]
         with _lanes() as lane:
+            tile.clip(lane, new)
             new[lane] = f(new[lane])
         tile.put(row, new)
 
@@ -231,15 +258,23 @@ def _lstm(tile: _Tile) -> None:
     sums = tile.sums(hidden, tile.now, range(4), tile.share)
     for row in tile.rows:
         i, o, forget, new = sums[row]
+        early = (i, forget) if tile.layer.has_peepholes else (i, o, forget)
         with _lanes() as lane:
-            for gate in (i, o, forget):
+            now, then = (begin + tile.place(row, lane) for begin in (tile.now, tile.next))
+            tile.look(row, lane, tile.now, {0: i, 2: forget})
+            tile.clip(lane, *early, new)
+            for gate in early:
                 gate[lane] = f(gate[lane])
             new[lane] = g(new[lane])
-            new[lane] = forget[lane] * memory[tile.now + tile.place(row, lane)] + i[lane] * new[lane]
+            new[lane] = forget[lane] * memory[now] + i[lane] * new[lane]
             if limit:
                 new[lane] = tirx.min(new[lane], tirx.const(limit, "float32"))
                 new[lane] = tirx.max(new[lane], tirx.const(-limit, "float32"))
-            memory[tile.next + tile.place(row, lane)] = new[lane]
+            memory[then] = tile.within(row, new[lane], memory[now])
+            if tile.layer.has_peepholes:  # of what is new
+                tile.look(row, lane, tile.next, {1: o})
+                tile.clip(lane, o)
+                o[lane] = f(o[lane])
             new[lane] = h(new[lane])
             new[lane] = o[lane] * new[lane]
         tile.put(row, new)
@@ -256,9 +291,11 @@ def _gru_linear_before_reset(tile: _Tile) -> None:
     for row in tile.rows:
         z, r, new = sums[row]
         with _lanes() as lane:
+            tile.clip(lane, z, r)
             z[lane] = f(z[lane])
             r[lane] = f(r[lane])
             new[lane] = tile.share(row, 2, lane) + r[lane] * new[lane]
+            tile.clip(lane, new)
             new[lane] = g(new[lane])
             new[lane] = new[lane] + z[lane] * (hidden[tile.now + tile.place(row, lane)] - new[lane])
         tile.put(row, new)
@@ -273,6 +310,7 @@ def _gru_gates(tile: _Tile) -> None:
         z, r = sums[row]
         with _lanes() as lane:
             at = tile.place(row, lane)
+            tile.clip(lane, z, r)
             z[lane] = f(z[lane])
             tile.loop.updates[at] = z[lane]
             r[lane] = f(r[lane])
@@ -287,6 +325,7 @@ def _gru_state(tile: _Tile) -> None:
         (new,) = sums[row]
         with _lanes() as lane:
             at = tile.place(row, lane)
+            tile.clip(lane, new)
             new[lane] = g(new[lane])
             new[lane] = new[lane] + tile.loop.updates[at] * (hidden[tile.now + at] - new[lane])
         tile.put(row, new)

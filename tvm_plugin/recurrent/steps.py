@@ -50,8 +50,9 @@ def step_by_step(builder: relax.BlockBuilder, call: relax.Call) -> Any:
         states = direction.first_states
         own: dict[int, Any] = {}
         for t in reversed(range(layer.steps)) if backwards else range(layer.steps):
-            states = _STEPS[layer.cell](direction, direction.share(t), states)
-            own[t] = states[0]
+            new = _STEPS[layer.cell](direction, direction.share(t), states)
+            own[t] = direction.within(t, new[0], None)
+            states = [direction.within(t, *pair) for pair in zip(new, states, strict=True)]
         # Steps first: not a stack of two for each step.
         outputs.append(direction.cut(emit(op.stack([own[t] for t in range(layer.steps)], 0))))
         memories += [direction.cut(memory) for memory in states[1:]]
@@ -68,6 +69,8 @@ class _Direction:
         [units, gates x units]
     hidden_bias : expression or None
         [units]
+    peepholes : list of expression
+        For the gates i, o and f, [1, units] each; none where the layer has none.
     first_states : list of expression
         [batch, units] each.
     cell_clip : float
@@ -84,6 +87,9 @@ class _Direction:
         own_shares = self._own(self.emit(op.reshape(shares, split)), 2)
         self._shares = self._joined(self.emit(op.permute_dims(own_shares, [0, 1, 3, 2, 4])), 2)
         self.recurrence = self._joined(self.emit(op.permute_dims(self._own(recurrence, 0), [1, 2, 0, 3])), 1)
+        self._lengths = self.emit(op.reshape(rest.pop(), [layer.batch, 1])) if layer.has_lengths else None
+        looks = self._joined(self._own(rest.pop(), 0), 1) if layer.has_peepholes else None
+        self.peepholes = [] if looks is None else self.parts(looks, 3, 0)
         bias = self._own(rest.pop(), 0) if layer.has_hidden_bias else None
         self.hidden_bias = None if bias is None else self._joined(bias, 0)
         padding = [0, 0, 0, self._units - layer.hidden]
@@ -104,10 +110,29 @@ class _Direction:
             weights = self.emit(op.strided_slice(weights, [1], [begin * self._units], [end * self._units]))
         return self.emit(op.matmul(h, weights))
 
-    def parts(self, gates: Any, count: int) -> list[Any]:
+    def parts(self, gates: Any, count: int, axis: int = -1) -> list[Any]:
         """The gates one by one, [batch, units] each."""
-        split = self.emit(op.split(gates, count, axis=-1))
+        split = self.emit(op.split(gates, count, axis=axis))
         return [self.emit(relax.TupleGetItem(split, i)) for i in range(count)]
+
+    def look(self, number: int, gate: Any, memory: Any) -> Any:
+        """A gate with what it sees of the memory."""
+        if not self.peepholes:
+            return gate
+        return self.emit(op.add(gate, self.emit(op.multiply(self.peepholes[number], memory))))
+
+    def clip(self, gate: Any) -> Any:
+        """What is put into an activation, within bounds if the layer has some."""
+        most = self._layer.clip
+        return self.emit(op.clip(gate, -most, most)) if most else gate
+
+    def within(self, t: int, new: Any, behind: Any) -> Any:
+        """What is new as long as sequences last, and what there is behind them; zeros where that is None."""
+        if self._lengths is None:
+            return new
+        lasts = self.emit(op.less(relax.const(t, "int64"), self._lengths))
+        rest = relax.const(0, str(new.ty.dtype)) if behind is None else behind
+        return self.emit(op.where(lasts, new, rest))
 
     def _own(self, value: Any, axis: int) -> Any:
         """What this direction has of a value with an axis of directions."""
@@ -124,18 +149,20 @@ class _Direction:
 
 def _rnn(cell: _Direction, given: Any, states: list[Any]) -> list[Any]:
     (f,) = cell.activations
-    return [cell.emit(f(cell.emit(op.add(given, cell.from_state(states[0], 0, 1)))))]
+    return [cell.emit(f(cell.clip(cell.emit(op.add(given, cell.from_state(states[0], 0, 1))))))]
 
 
 def _lstm(cell: _Direction, given: Any, states: list[Any]) -> list[Any]:
     f, g, h = cell.activations
     hidden, memory = states
     i, o, forget, new = cell.parts(cell.emit(op.add(given, cell.from_state(hidden, 0, 4))), 4)
-    kept = cell.emit(op.multiply(cell.emit(f(forget)), memory))
-    memory = cell.emit(op.add(kept, cell.emit(op.multiply(cell.emit(f(i)), cell.emit(g(new))))))
+    i, forget = (cell.emit(f(cell.clip(cell.look(number, gate, memory)))) for number, gate in ((0, i), (2, forget)))
+    kept = cell.emit(op.multiply(forget, memory))
+    memory = cell.emit(op.add(kept, cell.emit(op.multiply(i, cell.emit(g(cell.clip(new)))))))
     if cell.cell_clip:
         memory = cell.emit(op.clip(memory, -cell.cell_clip, cell.cell_clip))
-    return [cell.emit(op.multiply(cell.emit(f(o)), cell.emit(h(memory)))), memory]
+    o = cell.emit(f(cell.clip(cell.look(1, o, memory))))
+    return [cell.emit(op.multiply(o, cell.emit(h(memory)))), memory]
 
 
 def _gru_linear_before_reset(cell: _Direction, given: Any, states: list[Any]) -> list[Any]:
@@ -143,10 +170,10 @@ def _gru_linear_before_reset(cell: _Direction, given: Any, states: list[Any]) ->
     (hidden,) = states
     z_given, r_given, new_given = cell.parts(given, 3)
     z_state, r_state, new_state = cell.parts(cell.from_state(hidden, 0, 3), 3)
-    z = cell.emit(f(cell.emit(op.add(z_given, z_state))))
-    r = cell.emit(f(cell.emit(op.add(r_given, r_state))))
+    z = cell.emit(f(cell.clip(cell.emit(op.add(z_given, z_state)))))
+    r = cell.emit(f(cell.clip(cell.emit(op.add(r_given, r_state)))))
     scaled = cell.emit(op.multiply(r, cell.emit(op.add(new_state, cell.hidden_bias))))
-    return [_mixed(cell, z, hidden, cell.emit(g(cell.emit(op.add(new_given, scaled)))))]
+    return [_mixed(cell, z, hidden, cell.emit(g(cell.clip(cell.emit(op.add(new_given, scaled))))))]
 
 
 def _gru(cell: _Direction, given: Any, states: list[Any]) -> list[Any]:
@@ -154,10 +181,10 @@ def _gru(cell: _Direction, given: Any, states: list[Any]) -> list[Any]:
     (hidden,) = states
     z_given, r_given, new_given = cell.parts(given, 3)
     z_state, r_state = cell.parts(cell.from_state(hidden, 0, 2), 2)
-    z = cell.emit(f(cell.emit(op.add(z_given, z_state))))
-    r = cell.emit(f(cell.emit(op.add(r_given, r_state))))
+    z = cell.emit(f(cell.clip(cell.emit(op.add(z_given, z_state)))))
+    r = cell.emit(f(cell.clip(cell.emit(op.add(r_given, r_state)))))
     new_state = cell.from_state(cell.emit(op.multiply(r, hidden)), 2, 3)
-    return [_mixed(cell, z, hidden, cell.emit(g(cell.emit(op.add(new_given, new_state)))))]
+    return [_mixed(cell, z, hidden, cell.emit(g(cell.clip(cell.emit(op.add(new_given, new_state))))))]
 
 
 def _mixed(cell: _Direction, z: Any, old: Any, new: Any) -> Any:
