@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-__all__ = ["spearman", "top_k_recall"]
+__all__ = ["spearman"]
 
 
 def spearman(scores: NDArray[np.float64], latencies_s: NDArray[np.float64]) -> float:
@@ -32,15 +32,3 @@ def spearman(scores: NDArray[np.float64], latencies_s: NDArray[np.float64]) -> f
     left, right = left - left.mean(), right - right.mean()
     norm = math.sqrt(float((left**2).sum() * (right**2).sum()))
     return float((left * right).sum() / norm) if norm > 0 else math.nan
-
-
-def top_k_recall(scores: NDArray[np.float64], latencies_s: NDArray[np.float64], k: int) -> float:
-    """Share of the k fastest candidates that are among the k best scored, in [0, 1].
-
-    Raises ValueError unless k is between 1 and the number of candidates.
-    """
-    if not 1 <= k <= len(scores):
-        raise ValueError(f"k must be between 1 and the number of candidates, {len(scores)}; it is {k}")
-    best_scored = np.argsort(-np.asarray(scores), kind="stable")[:k]
-    fastest = np.argsort(latencies_s, kind="stable")[:k]
-    return len(np.intersect1d(best_scored, fastest)) / k

@@ -74,16 +74,6 @@ class TermGraph:
         self._index[term] = len(self.terms) - 1
         return len(self.terms) - 1
 
-    def users(self) -> list[int]:
-        """How often each term's value is read, outputs included."""
-        counts = [0] * len(self.terms)
-        for term in self.terms:
-            for argument in term.args:
-                counts[argument] += 1
-        for output in self.outputs:
-            counts[output] += 1
-        return counts
-
     def live(self) -> Iterator[int]:
         """Indices of the terms that outputs depend on, in order."""
         needed = set(self.outputs)

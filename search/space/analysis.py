@@ -13,22 +13,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 
 from .access import Access, Axis, Block, Linear, dtype_bytes
-from .expressions import is_conditional
+from .expressions import is_conditional, is_reduced, nodes_of
 
 __all__ = [
     "ACCUMULATES",
-    "Access",
-    "Axis",
-    "Block",
     "Contraction",
     "Kernel",
-    "Linear",
     "Operand",
     "accumulates",
     "analyze",
@@ -143,10 +138,6 @@ class Kernel:
         """The block that writes a buffer; None for an input."""
         return next((block for block in self.blocks if block.write.buffer == buffer), None)
 
-    def readers(self, buffer: int) -> tuple[Block, ...]:
-        """The blocks that read a buffer."""
-        return tuple(b for b in self.blocks if any(read.buffer == buffer for read in b.reads))
-
     @property
     def producers(self) -> tuple[Block, ...]:
         """Blocks that the contraction needs, directly or not; empty without a contraction."""
@@ -202,8 +193,7 @@ def analyze(mod: Any) -> Kernel:
     func = mod["main"]
     buffers: list[Any] = [p for p in func.params if hasattr(p.ty, "shape")]
     arguments = tuple((_shape(buffer), str(buffer.dtype)) for buffer in buffers)
-    realized: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (SBlockRealize, realized.append), order="post")
+    realized = nodes_of(func.body, SBlockRealize)
     blocks = tuple(_read_block(node.block, buffers) for node in realized if len(node.block.iter_vars))
     written = {block.write.buffer for block in blocks}
     attributes = func.attrs
@@ -231,23 +221,13 @@ def _shape(buffer: Any) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
 
 
-_REDUCTION = 2  # tirx.IterVar.CommReduce
-
-
 def _read_block(block: Any, buffers: list[Any]) -> Block:
     """The block as data; appends the buffers it is first to touch to `buffers`."""
-    stores: list[Any] = []
-    tvm_ffi.structural_walk(block.body, (tirx.BufferStore, stores.append), order="post")
+    stores = nodes_of(block.body, tirx.BufferStore)
     if len(stores) != 1:
         raise ValueError(f"block {block.name_hint!r} has {len(stores)} stores; only single statements are scheduled")
     store = stores[0]
-    loads: list[Any] = []
-    operators: list[Any] = []
-    tvm_ffi.structural_walk(
-        store.value,
-        [(TensorLoad, loads.append), ((*_ARITHMETIC, ir.Call), operators.append)],
-        order="post",
-    )
+    loads, operators = nodes_of(store.value, TensorLoad), nodes_of(store.value, (*_ARITHMETIC, ir.Call))
     conditional = any(map(is_conditional, operators))
     conditional |= any(isinstance(node, tirx.Select) for node in operators)
     # An address has no dtype.
@@ -255,7 +235,7 @@ def _read_block(block: Any, buffers: list[Any]) -> Block:
     if not all(isinstance(variable.dom.extent, tirx.IntImm) for variable in block.iter_vars):
         raise ValueError(f"block {block.name_hint!r} has an axis whose extent varies, as ragged adaptive pooling has")
     axes = tuple(
-        Axis(position, str(variable.var.name), int(variable.dom.extent), int(variable.iter_type) == _REDUCTION)
+        Axis(position, str(variable.var.name), int(variable.dom.extent), is_reduced(variable))
         for position, variable in enumerate(block.iter_vars)
     )
     variables = [variable.var for variable in block.iter_vars]

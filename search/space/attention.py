@@ -26,6 +26,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir import ScheduleError
 
+from .applicable import applies
 from .base import Knob, Sketch
 from .contraction.plan import whole_width
 from .expressions import nodes_of
@@ -33,9 +34,9 @@ from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
 from .memory_bound.lane_trees import LANE_TREE
-from .memory_bound.nest import extent_of, partition
 from .memory_bound.row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
 from .memory_bound.transpose_tiles import TRANSPOSE_TILE
+from .nest import block_extents, extent_of, partition
 from .register_tiles import tile_efficiency, tile_fits
 from .schedule import schedule_of
 
@@ -145,11 +146,7 @@ def attention_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     if not set(STAGES) <= set(names[:-1]) <= {*STAGES, KEYS, WEIGHTED, ROWS_OF_BLOCKS}:
         return []
     sketch = AttentionSketch(mod, names[-1], hardware)
-    try:
-        sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
-    except ScheduleError:
-        return []
-    return [sketch]
+    return [sketch] if applies(sketch) else []
 
 
 class AttentionSketch(Sketch):
@@ -173,10 +170,10 @@ class AttentionSketch(Sketch):
         self.stages = (*block_names(mod)[:-1], result)
         self.output = ROWS_OF_BLOCKS if ROWS_OF_BLOCKS in self.stages else result
         schedule = schedule_of(mod)
-        *batch, self.all_rows, self.places, self.depth = _extents(schedule, PRODUCTS)
+        *batch, self.all_rows, self.places, self.depth = block_extents(schedule, PRODUCTS)
         self.heads = prod(batch)
-        *_, self.columns, self.weights = _extents(schedule, VALUES)
-        self.all_columns = _extents(schedule, result)[-1]
+        *_, self.columns, self.weights = block_extents(schedule, VALUES)
+        self.all_columns = block_extents(schedule, result)[-1]
         self.row_axis = _row_axis(schedule, self.output)
         self.turned = self._right_operand(schedule, PRODUCTS, KEYS).turned
         self.bytes_moved = 4.0 * sum(prod(map(int, getattr(p, "shape", ()))) for p in mod["main"].params)
@@ -412,10 +409,6 @@ class AttentionSketch(Sketch):
 def _divisors(steps: int) -> tuple[int, ...]:
     """How many steps of a sum may be unrolled."""
     return tuple(count for count in (1, 2, 4) if steps % count == 0)
-
-
-def _extents(schedule: Any, name: str) -> list[int]:
-    return [int(axis.dom.extent) for axis in schedule.get(schedule.get_sblock(name)).iter_vars]
 
 
 @dataclass(frozen=True)

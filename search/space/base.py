@@ -79,6 +79,10 @@ class Sketch(ABC):
     def apply(self, values: Mapping[str, int]) -> Any:
         """Schedule the kernel: returns a `tvm.s_tir.Schedule` whose trace replays the result."""
 
+    def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """The values of each knob by its name, arrays of shape [n]."""
+        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
+
 
 class DecisionSpace(Protocol):
     """What a strategy may know of a space. Tests and users' own strategies can bring a toy one."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from .expressions import is_conditional, nodes_of
+from .expressions import guarded_loads, nodes_of
 from .statements import with_body, with_code
 
 __all__ = [
@@ -186,8 +186,7 @@ def _staging(buffers: list[Any], lane: Any, count: int, name: str) -> Callable[[
 
 def _guards_tables(value: Any) -> bool:
     """Whether a condition in a value decides if a table is asked."""
-    branches = [branch for call in nodes_of(value, ir.Call) if is_conditional(call) for branch in call.args[1:]]
-    return any(is_looked_up(load) for branch in branches for load in nodes_of(branch, TensorLoad))
+    return any(is_looked_up(load) for load in guarded_loads(value))
 
 
 _WIDE = ("int16", "int32", "int64", "uint16", "uint32", "uint64")

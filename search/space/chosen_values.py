@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from .expressions import binding_of, nodes_of
+from .statements import rewritten
 
 __all__ = ["load_chosen_values"]
 
@@ -25,12 +25,12 @@ def load_chosen_values(function: Any) -> Any:
     """A scheduled PrimFunc that loads only what an index chooses; the same object where it would anyhow."""
     if not any(map(_chooses_loads, nodes_of(function.body, tirx.Select))):
         return function
-    constants: set[Any] = set()
-    bindings: dict[Any, Any] = {}
-
-    def loop(node: Any) -> None:
-        if node.kind == tirx.ForKind.UNROLLED or (isinstance(node.extent, tirx.IntImm) and int(node.extent) == 1):
-            constants.add(node.loop_var)
+    constants = {
+        loop.loop_var
+        for loop in nodes_of(function.body, tirx.For)
+        if loop.kind == tirx.ForKind.UNROLLED or (isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1)
+    }
+    bindings = dict(pair for realize in nodes_of(function.body, s_tir.SBlockRealize) for pair in binding_of(realize))
 
     def is_constant(value: Any) -> bool:
         return all(
@@ -43,10 +43,7 @@ def load_chosen_values(function: Any) -> Any:
             return select
         return tirx.if_then_else(select.condition, select.true_value, select.false_value)
 
-    realized = (s_tir.SBlockRealize, lambda realize: bindings.update(binding_of(realize)))
-    tvm_ffi.structural_walk(function.body, [(tirx.For, loop), realized])
-    body = tvm_ffi.structural_map(function.body, (tirx.Select, condition))
-    return function if body.same_as(function.body) else function.with_body(body)
+    return rewritten(function, (tirx.Select, condition))
 
 
 def _chooses_loads(select: Any) -> bool:

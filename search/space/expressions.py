@@ -9,18 +9,25 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 from tvm import ir, tirx
+from tvm.ir.expr import TensorLoad
 
 __all__ = [
+    "COMPARISONS",
     "binding_of",
+    "conditionals",
     "conjuncts",
     "constant_extent",
     "evaluate",
+    "guarded_loads",
     "is_conditional",
+    "is_reduced",
     "is_zero",
     "nodes_of",
     "substitute",
     "uses",
 ]
+
+COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 Array = NDArray[Any]
 
@@ -90,6 +97,11 @@ def constant_extent(axis: tirx.IterVar) -> int:
     return int(axis.dom.extent) if isinstance(axis.dom.extent, tirx.IntImm) else 1
 
 
+def is_reduced(axis: tirx.IterVar) -> bool:
+    """Whether a block reduces over its axis."""
+    return int(axis.iter_type) == tirx.IterVar.CommReduce
+
+
 def evaluate(expression: Any, values: Mapping[Any, Any]) -> Any:
     """An expression over numpy arrays, in the types of its parts; `values` has what its variables stand for.
 
@@ -127,6 +139,17 @@ def evaluate(expression: Any, values: Mapping[Any, Any]) -> Any:
 def is_conditional(value: Any) -> bool:
     """Whether it is a call of if_then_else, which evaluates only what its condition chooses."""
     return isinstance(value, ir.Call) and str(getattr(value.op, "name", "")).endswith("if_then_else")
+
+
+def conditionals(value: Any) -> list[Any]:
+    """The calls of if_then_else in an expression or a statement."""
+    return [call for call in nodes_of(value, ir.Call) if is_conditional(call)]
+
+
+def guarded_loads(value: Any) -> list[Any]:
+    """What conditions in an expression decide to load, or not."""
+    branches = [branch for call in conditionals(value) for branch in call.args[1:]]
+    return [load for branch in branches for load in nodes_of(branch, TensorLoad)]
 
 
 def is_zero(value: Any) -> bool:

@@ -19,11 +19,10 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from .expressions import is_conditional, nodes_of, uses
+from .expressions import is_conditional, is_reduced, nodes_of, uses
+from .statements import rewritten
 
 __all__ = ["begin_with_infinity"]
-
-_REDUCTION = 2  # tirx.IterVar.CommReduce
 
 
 def begin_with_infinity(function: Any) -> Any:
@@ -32,13 +31,10 @@ def begin_with_infinity(function: Any) -> Any:
     But for reductions across a GPU's threads, which TVM knows by what they begin with. The same object where there are
     none.
     """
-    stores: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
-    selects: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (tirx.Select, selects.append))
+    stores = nodes_of(function.body, tirx.BufferStore)
     first = {store.buffer: sign for store in stores if (sign := _sign_of_reduction(store))}
     positions = set()
-    for select in selects:
+    for select in nodes_of(function.body, tirx.Select):
         found = _tracked(select)
         if found is not None:
             sign, extremum, chosen = found
@@ -65,8 +61,7 @@ def begin_with_infinity(function: Any) -> Any:
             value = tirx.max_value(value.ty)
         return node if value.same_as(node.value) else tirx.BufferStore(node.buffer, value, node.indices)
 
-    body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, store))
-    return function if body.same_as(function.body) else function.with_body(body)
+    return rewritten(function, (tirx.BufferStore, store))
 
 
 def _across_threads(function: Any) -> set[Any]:
@@ -82,7 +77,7 @@ def _across_threads(function: Any) -> set[Any]:
         for axis, value in zip(node.block.iter_vars, node.iter_values, strict=True):
             if uses(value, *bound):
                 bound.append(axis.var)
-                if int(axis.iter_type) == _REDUCTION:
+                if is_reduced(axis):
                     found.update(store.buffer for store in nodes_of(node.block.body, tirx.BufferStore))
 
     tvm_ffi.structural_walk(function.body, [(tirx.For, loop), (s_tir.SBlockRealize, realize)], order="pre")
@@ -123,9 +118,7 @@ def _images(stores: list[Any], first: dict[Any, int]) -> dict[Any, int]:
     images: dict[Any, set[int]] = {}
     for store in stores:
         sign = _sign_of_reduction(store) if store.buffer in first else 0
-        loads: list[Any] = []
-        tvm_ffi.structural_walk(store.value, (TensorLoad, loads.append))
-        for load in loads:
+        for load in nodes_of(store.value, TensorLoad):
             images.setdefault(load.source, set()).add(sign)
     return {image: next(iter(signs)) for image, signs in images.items() if signs in ({1}, {-1}) and image not in first}
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
 
+from .access import Block
 from .amx import tile_sketches
-from .analysis import Block, Kernel, analyze
+from .analysis import Kernel, analyze
 from .attention import attention_sketches
 from .base import Sketch, Space
 from .contraction import contraction_sketches
+from .expressions import nodes_of
 from .gpu.generate import build_gpu_space
 from .gpu.hardware import GpuHardware
 from .hardware import Hardware, usable_by
@@ -56,9 +57,7 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
         return Space(special)
     try:
         kernel = analyze(mod)
-    except (
-        ValueError
-    ):  # not read by the analysis, such as a block that stores two values; the fallback takes any kernel
+    except ValueError:  # not read by the analysis, such as a block with two stores; the fallback takes any kernel
         return Space(memory_bound_sketches(mod, hardware))
     sketches: list[Sketch] = [*tile_sketches(mod, kernel, hardware), *contraction_sketches(mod, kernel, hardware)]
     outputs = _outputs_of_group(kernel)
@@ -69,10 +68,7 @@ def build_space(mod: Any, hardware: Hardware) -> Space:
 
 def _is_empty(function: Any) -> bool:
     """Whether some statement of the kernel has no iterations: it writes an empty tensor, or sums nothing."""
-    extents: list[Any] = []
-    tvm_ffi.structural_walk(
-        function.body, (SBlock, lambda block: extents.extend(axis.dom.extent for axis in block.iter_vars))
-    )
+    extents = [axis.dom.extent for block in nodes_of(function.body, SBlock) for axis in block.iter_vars]
     return any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in extents)
 
 

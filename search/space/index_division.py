@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from .expressions import binding_of
+from .expressions import binding_of, nodes_of
 from .guarded_indices import simplify_guarded_indices
 
 __all__ = ["keep_index_divisions"]
@@ -35,8 +35,7 @@ def keep_index_divisions(function: Any) -> Any:
 
     Divisions stay where the dividend is a sum of rising terms without an offset: those TVM simplifies rightly.
     """
-    accesses: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (_ACCESSES, accesses.append))
+    accesses = nodes_of(function.body, _ACCESSES)
     divided = [value for access in accesses for value in _indices(access) if _divides(value)]
     if not divided:
         return function
@@ -67,11 +66,7 @@ def _indices(access: Any) -> Any:
 
 
 def _divides(index: Any) -> bool:
-    if isinstance(index, tirx.IntImm | ir.Var):
-        return False
-    found: list[Any] = []
-    tvm_ffi.structural_walk(index, (_DIVISIONS, found.append))
-    return bool(found)
+    return not isinstance(index, tirx.IntImm | ir.Var) and bool(nodes_of(index, _DIVISIONS))
 
 
 class _Division:
@@ -110,9 +105,7 @@ class _Division:
 
     def is_risky(self, index: Any) -> bool:
         """Whether TVM may change what the index is."""
-        found: list[Any] = []
-        tvm_ffi.structural_walk(index, (_DIVISIONS, found.append))
-        return any(self._is_risky(node.a) for node in found)
+        return any(self._is_risky(node.a) for node in nodes_of(index, _DIVISIONS))
 
     def _is_risky(self, dividend: Any) -> bool:
         """Whether a dividend, as a map of loop variables, has an offset or a falling term.
@@ -122,16 +115,10 @@ class _Division:
         if str(dividend.ty.dtype) not in _OF_INDICES:
             return False
         expanded = self.analyzer.simplify(tvm_ffi.structural_map(dividend, (ir.Var, self._value_of)))
-        falling: list[bool] = []
-
-        def difference(node: Any) -> None:
-            falling.append(not isinstance(node.b, tirx.IntImm))
-
-        def product(node: Any) -> None:
-            falling.append(any(isinstance(factor, tirx.IntImm) and int(factor) < 0 for factor in (node.a, node.b)))
-
-        tvm_ffi.structural_walk(expanded, [(tirx.Sub, difference), (tirx.Mul, product)])
-        return any(falling) or _offset(expanded) != 0
+        factors = [factor for node in nodes_of(expanded, tirx.Mul) for factor in (node.a, node.b)]
+        falls = any(not isinstance(node.b, tirx.IntImm) for node in nodes_of(expanded, tirx.Sub))
+        falls |= any(isinstance(factor, tirx.IntImm) and int(factor) < 0 for factor in factors)
+        return falls or _offset(expanded) != 0
 
     def _value_of(self, variable: Any) -> Any:
         value = self._bindings.get(variable)

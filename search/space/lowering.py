@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import tvm_ffi
 from tvm import IRModule, tirx
 from tvm.s_tir import SBlock
 
@@ -18,6 +17,7 @@ from .contraction.prefetch import prefetch_operands
 from .contraction.separate_steps import separate_steps
 from .contraction.spread_groups import spread_groups
 from .contraction.stack_sums import sums_on_stack
+from .expressions import nodes_of
 from .extrema import begin_with_infinity
 from .gpu.booleans import booleans_one_by_one
 from .gpu.guards import keep_guards
@@ -114,24 +114,15 @@ def lowerable_schedule(space: Any, decision: Any, compiles: bool = False) -> Any
 
 def _sees_strides(function: Any) -> bool:
     """Whether an intrinsic of the function asks for the strides of what it works on."""
-    matched: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (SBlock, lambda block: matched.extend(block.match_buffers)))
-    return any(len(match.buffer.strides) for match in matched)
+    blocks = nodes_of(function.body, SBlock)
+    return any(len(match.buffer.strides) for block in blocks for match in block.match_buffers)
 
 
 def _has_ragged_axes(function: Any) -> bool:
     """Whether an axis of a block varies. Loops that `skip_padding` shortens go over axes that do not."""
-    axes: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (tirx.IterVar, axes.append))
+    axes = nodes_of(function.body, tirx.IterVar)
     return not all(isinstance(axis.dom.extent, tirx.IntImm) for axis in axes if axis.dom is not None)
 
 
 def _has_threads(function: Any) -> bool:
-    bound: list[Any] = []
-
-    def visit(loop: Any) -> None:
-        if loop.thread_binding is not None:
-            bound.append(loop)
-
-    tvm_ffi.structural_walk(function.body, (tirx.For, visit))
-    return bool(bound)
+    return any(loop.thread_binding is not None for loop in nodes_of(function.body, tirx.For))

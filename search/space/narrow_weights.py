@@ -23,16 +23,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm import tirx
-from tvm.s_tir import ScheduleError
 
 from .access import dtype_bytes
+from .applicable import applies
 from .base import Knob, Sketch
 from .contraction.prefetch import FETCH_AHEAD
 from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.kernel import block_names
-from .memory_bound.nest import extent_of, fuse
+from .nest import AHEAD_OF_TIME, block_extents, extent_of, fuse, index_map
 from .schedule import schedule_of
 
 __all__ = [
@@ -75,12 +74,8 @@ def narrow_weights_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     """The sketch of `mod["main"]` where it is such a product (`tvm_plugin/narrow_weights`), else none."""
     if not {GROUP_PRODUCTS, TOTALS} <= set(block_names(mod)):
         return []
-    try:
-        sketch = NarrowWeightsSketch(mod, hardware)
-        sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
-    except ScheduleError:
-        return []
-    return [sketch]
+    sketch = NarrowWeightsSketch(mod, hardware)
+    return [sketch] if applies(sketch) else []
 
 
 class NarrowWeightsSketch(Sketch):
@@ -100,7 +95,7 @@ class NarrowWeightsSketch(Sketch):
         names = block_names(mod)
         self.epilogue = names[names.index(TOTALS) + 1 :]
         schedule = schedule_of(mod)
-        *batch, self.groups, self.columns, self.words = _extents(schedule, GROUP_PRODUCTS)
+        *batch, self.groups, self.columns, self.words = block_extents(schedule, GROUP_PRODUCTS)
         self.rows = prod(batch)
         self.depth = int(mod["main"].params[0].shape[-1])
         self.codes = self.depth // (self.groups * self.words)
@@ -217,10 +212,9 @@ class NarrowWeightsSketch(Sketch):
                 if not any(read.source.same_as(weight) for weight in weights):
                     continue
                 copy = schedule.cache_read(block, position, "global")
-                index_dtype = str(schedule.get(block).iter_vars[0].var.ty.dtype)
-                layout = tirx.IndexMap.from_func(lambda n, k: [n // nr, k, n % nr], ndim=2, index_dtype=index_dtype)
+                layout = index_map(schedule, block, lambda n, k: [n // nr, k, n % nr], 2)
                 schedule.transform_layout(copy, ("write", 0), layout)
-                schedule.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
+                schedule.annotate(copy, AHEAD_OF_TIME, True)
 
 
 def _is_block_of(rows: int, batch: list[int]) -> bool:
@@ -232,7 +226,3 @@ def _is_block_of(rows: int, batch: list[int]) -> bool:
             return False
         rows //= extent
     return rows == 1
-
-
-def _extents(schedule: Any, name: str) -> list[int]:
-    return [int(axis.dom.extent) for axis in schedule.get(schedule.get_sblock(name)).iter_vars]

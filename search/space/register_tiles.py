@@ -1,4 +1,4 @@
-"""Tiles of sums in vector registers, as the sketches with several stages use them: rows times vectors of columns."""
+"""Tiles of sums in vector registers, rows times vectors of columns: which fit, and how fast they are."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["tile_efficiency", "tile_fits"]
+__all__ = ["LARGEST_BODY", "tile_efficiency", "tile_fits"]
 
 LARGEST_BODY = 56
-"""Multiply-adds in an unrolled body; see contraction/sketch.py."""
+"""Multiply-adds in an unrolled body: more run no faster and take up to three times as long to compile. Much smaller
+bodies are unrolled by LLVM, which takes as long, and now and then spills."""
 
 FAR_LOAD = 1.8
 """Loads of the first cache that take as long as one of the second (Zen 5, vgg19: tiles of 2 x 64 take 1.35 times as

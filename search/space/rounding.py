@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
+
+from .statements import rewritten
 
 __all__ = ["round_in_vectors"]
 
@@ -28,9 +29,7 @@ def round_in_vectors(function: Any) -> Any:
 
     Bit for bit the same, but for NaN where a limited one becomes an integer, which C leaves open.
     """
-    body = tvm_ffi.structural_map(function.body, (tirx.Cast, _quantized))
-    body = tvm_ffi.structural_map(body, (ir.Call, _nearest))
-    return function if body.same_as(function.body) else function.with_body(body)
+    return rewritten(rewritten(function, (tirx.Cast, _quantized)), (ir.Call, _nearest))
 
 
 def _quantized(cast: Any) -> Any:

@@ -1,18 +1,41 @@
-"""Statements, blocks and functions, put together."""
+"""What the rewriters of scheduled functions share: going over a body, and putting statements and functions together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-__all__ = ["block_with", "function_of", "in_order", "looped", "point", "with_body", "with_code"]
+__all__ = [
+    "block_with",
+    "function_of",
+    "in_order",
+    "looped",
+    "point",
+    "rewrite_marked_loops",
+    "rewritten",
+    "with_body",
+    "with_code",
+]
 
 _PARTS = (
     *("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers", "annotations"),
     "span",
 )
+
+
+def rewritten(function: Any, callbacks: Any) -> Any:
+    """A PrimFunc whose body `tvm_ffi.structural_map` has mapped by these; the same object where nothing changed."""
+    body = tvm_ffi.structural_map(function.body, callbacks)
+    return function if body.same_as(function.body) else function.with_body(body)
+
+
+def rewrite_marked_loops(function: Any, mark: str, rewrite: Callable[[Any], Any]) -> Any:
+    """A PrimFunc whose loops with an annotation of the name `mark` were rewritten, inner ones first; the same object
+    where there are none."""
+    return rewritten(function, (tirx.For, lambda loop: rewrite(loop) if mark in loop.annotations else loop))
 
 
 def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: int | None = None) -> Any:

@@ -19,19 +19,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm.s_tir import ScheduleError
 
+from .applicable import applies
 from .base import Knob, Sketch
 from .features import feature_table
 from .hardware import Hardware
 from .memory_bound.inlining import inlined
 from .memory_bound.kernel import block_names
-from .memory_bound.nest import partition
+from .nest import partition
 
-__all__ = ["WinogradSketch", "winograd_sketches"]
+__all__ = ["WinogradSketch", "keep_rows_in_registers", "winograd_sketches"]
 
 ROWS, DATA, PRODUCTS, TILE_GRID = "winograd_rows", "winograd_data", "winograd_products", "eqtune.tile_grid"
-"""Names of blocks and of an annotation (search/graph/winograd_ops.py), which TVM keeps when it fuses functions."""
+"""Names of blocks and of an annotation (search/graph/winograd_kernels.py), which TVM keeps when it fuses functions."""
 
 FAMILY_INDEX = 30
 
@@ -57,11 +57,17 @@ def winograd_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     else:
         grid = (extents[0], -(-extents[1] // size), -(-extents[2] // size))
     sketch = WinogradSketch(mod, is_data, size, grid, extents, names[-1], hardware)
-    try:
-        sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
-    except ScheduleError:
-        return []
-    return [sketch]
+    return [sketch] if applies(sketch) else []
+
+
+def keep_rows_in_registers(schedule: Any, name: str, loop: Any) -> None:
+    """Compute the transformed row of a tile, which the block of that name writes, at a loop."""
+    rows = schedule.get_sblock(name)
+    schedule.compute_at(rows, loop, preserve_unit_loops=True)
+    *_, elements, lane = schedule.get_loops(rows)
+    schedule.unroll(elements)
+    schedule.vectorize(lane)
+    schedule.set_scope(rows, 0, "global")  # on the stack, and thereby in registers; "local" would be allocated
 
 
 class WinogradSketch(Sketch):
@@ -168,12 +174,7 @@ class WinogradSketch(Sketch):
         schedule.unroll(row)
         schedule.unroll(column)
         schedule.vectorize(vector)
-        rows = schedule.get_sblock(ROWS)
-        schedule.compute_at(rows, row, preserve_unit_loops=True)
-        *_, elements, lanes = schedule.get_loops(rows)
-        schedule.unroll(elements)
-        schedule.vectorize(lanes)
-        schedule.set_scope(rows, 0, "global")  # on the stack, and thereby in registers; "local" would be allocated
+        keep_rows_in_registers(schedule, ROWS, row)
         if values["partition"]:
             first = 2 if self.is_data or values["parallel"] else 1  # a loop that is partitioned cannot be fused
             for loop in outside[first:]:

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm import tirx
-from tvm.s_tir import ScheduleError
 
+from .applicable import applies
 from .base import Knob, Sketch
 from .contraction.prefetch import FETCH_AHEAD, NEXT_PANEL
 from .contraction.prefetch_choice import ahead_bytes
@@ -29,8 +28,9 @@ from .features import feature_table
 from .hardware import FAR_WEIGHTS, Hardware
 from .memory_bound.inlining import inlined
 from .memory_bound.kernel import block_names
+from .nest import AHEAD_OF_TIME, STACK_BYTES, index_map
 from .register_tiles import tile_efficiency, tile_fits
-from .winograd import DATA, PRODUCTS, ROWS
+from .winograd import DATA, PRODUCTS, ROWS, keep_rows_in_registers
 
 __all__ = ["WinogradConv2dSketch", "winograd_conv2d_sketches"]
 
@@ -47,9 +47,6 @@ FAR_TRAFFIC = 4.0
 
 L3_SHARE = 0.75
 """Of the last cache, that weights or blocks of tiles may fill before they come from memory."""
-
-STACK_BYTES = 1024
-"""TVM puts smaller intermediates of the "global" scope on the stack."""
 
 
 def winograd_conv2d_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
@@ -68,11 +65,7 @@ def winograd_conv2d_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     tile = tuple(int(count) for count in data.annotations[OUTPUTS])
     size = tuple(int(axis.dom.extent) for axis in rows.iter_vars[3:5])
     sketch = WinogradConv2dSketch(mod, extents, size, tile, str(image.name_hint), hardware)
-    try:
-        sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
-    except ScheduleError:
-        return []
-    return [sketch]
+    return [sketch] if applies(sketch) else []
 
 
 class WinogradConv2dSketch(Sketch):
@@ -140,7 +133,7 @@ class WinogradConv2dSketch(Sketch):
         by vectors, and what a block writes and reads again.
         """
         machine, tiles = self.hardware, self.batch * self.down * self.across
-        down, across, mr, nr, ku, order, chunks, _ = values.astype(np.float64).T
+        down, across, mr, nr, _, order, chunks, _ = values.astype(np.float64).T
         block = down * across
         blocks = tiles / block * chunks
         used = np.minimum(machine.threads, blocks)
@@ -165,7 +158,7 @@ class WinogradConv2dSketch(Sketch):
         traffic_s = (2 * scratch * blocks * again + image) / machine.cache_bandwidth_bytes_per_s
         serial_s = np.maximum(product_s, stream_s) + transform_s + traffic_s / 2
         overhead_s = machine.parallel_overhead_s if machine.threads > 1 else 0.0
-        return np.asarray(serial_s * share + overhead_s + 0.0 * ku)
+        return np.asarray(serial_s * share + overhead_s)
 
     def features(self, values: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `Sketch.features`."""
@@ -205,10 +198,9 @@ class WinogradConv2dSketch(Sketch):
     def _pack(self, schedule: Any, products: Any, nr: int) -> None:
         """The weight as (e, outputs / nr, inputs, nr), ahead of time."""
         packed = schedule.cache_read(products, 1, "global")
-        index_dtype = str(schedule.get(products).iter_vars[0].var.ty.dtype)
-        panels = tirx.IndexMap.from_func(lambda e, k, n: [e, n // nr, k, n % nr], ndim=3, index_dtype=index_dtype)
+        panels = index_map(schedule, products, lambda e, k, n: [e, n // nr, k, n % nr], 3)
         schedule.transform_layout(packed, ("write", 0), panels)
-        schedule.annotate(packed, "meta_schedule.layout_rewrite_preproc", True)
+        schedule.annotate(packed, AHEAD_OF_TIME, True)
 
     def _image(self, schedule: Any, values: Mapping[str, int]) -> Any:
         """The nest over blocks and over what each writes of the image; returns the loop over blocks."""
@@ -222,7 +214,7 @@ class WinogradConv2dSketch(Sketch):
         schedule.unroll(row)
         schedule.unroll(column)
         schedule.vectorize(lane)
-        self._rows(schedule, ROWS, row)
+        keep_rows_in_registers(schedule, ROWS, row)
         block = schedule.fuse(image, block_y, block_z, chunk)
         if self.hardware.threads > 1:
             schedule.parallel(block)
@@ -238,21 +230,12 @@ class WinogradConv2dSketch(Sketch):
         schedule.unroll(row)
         schedule.unroll(column)
         schedule.vectorize(lane)
-        self._rows(schedule, DATA_ROWS, row)
+        keep_rows_in_registers(schedule, DATA_ROWS, row)
         self._spread(schedule, data)
         padded = schedule.get_sblock(PADDED)
         schedule.compute_at(padded, block, preserve_unit_loops=True)
         _, lane = schedule.split(schedule.get_loops(padded)[-1], [None, self.lanes])
         schedule.vectorize(lane)
-
-    def _rows(self, schedule: Any, name: str, loop: Any) -> None:
-        """A transformed row of a tile, in registers."""
-        rows = schedule.get_sblock(name)
-        schedule.compute_at(rows, loop, preserve_unit_loops=True)
-        *_, elements, lane = schedule.get_loops(rows)
-        schedule.unroll(elements)
-        schedule.vectorize(lane)
-        schedule.set_scope(rows, 0, "global")  # on the stack, and thereby in registers; "local" would be allocated
 
     def _spread(self, schedule: Any, writer: Any) -> None:
         """Put the matrices that a block writes an odd number of cache lines apart."""

@@ -10,6 +10,8 @@ from .moves import Moves
 
 __all__ = ["Archive"]
 
+_NOISE = 0.01  # an improvement of the best latency by less than this share counts as none
+
 
 class Archive:
     """The points of one search: which are taken, what was measured, and how long nothing improved.
@@ -18,13 +20,10 @@ class Archive:
     ----------
     moves : Moves
         Moves over the search's space.
-    noise : float
-        An improvement of the best latency by less than this share counts as none.
     """
 
-    def __init__(self, moves: Moves, noise: float = 0.01) -> None:
+    def __init__(self, moves: Moves) -> None:
         self._moves = moves
-        self._noise = noise
         self._taken = np.zeros(0, dtype=np.uint64)
         self._points = moves.none()
         self._latencies_s = np.zeros(0)
@@ -64,7 +63,7 @@ class Archive:
         """Count in `stalled` for how many rounds in turn the best latency has not improved."""
         if not len(self):
             return
-        if self.best_s < self._believed_s * (1.0 - self._noise):
+        if self.best_s < self._believed_s * (1.0 - _NOISE):
             self._believed_s = self.best_s
             self.stalled = 0
         else:

@@ -27,14 +27,13 @@ class Simulation:
         Everything asked for, in order, shape [trials, width].
     latencies_s : float64 [trials]
         What each took.
-    ask_s, fit_s : float
-        Wall-clock seconds spent choosing candidates, and training the model.
+    ask_s : float
+        Wall-clock seconds spent choosing candidates.
     """
 
     points: Points
     latencies_s: NDArray[np.float64]
     ask_s: float
-    fit_s: float
 
     @property
     def best_s(self) -> NDArray[np.float64]:
@@ -68,7 +67,7 @@ def simulate(
     search = strategy.begin(space, seed)
     points = np.zeros((0, 1 + space.cardinalities.shape[1]), dtype=np.int16)
     latencies_s = np.zeros(0)
-    ask_s = fit_s = 0.0
+    ask_s = 0.0
     while len(points) < trials:
         start = perf_counter()
         asked = search.ask(min(batch, trials - len(points)), BlendedScore(space, model, len(points), half_life))
@@ -80,7 +79,5 @@ def simulate(
         points = np.concatenate([points, asked])
         latencies_s = np.concatenate([latencies_s, seconds])
         if model is not None:
-            start = perf_counter()
             model.fit(space.features(points), latencies_s, np.zeros(len(points), dtype=np.int64))
-            fit_s += perf_counter() - start
-    return Simulation(points, latencies_s, ask_s, fit_s)
+    return Simulation(points, latencies_s, ask_s)

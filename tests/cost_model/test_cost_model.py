@@ -12,7 +12,7 @@ import pytest
 from eqtune import cost_model
 from eqtune.cost_model import BlendedScore
 from eqtune.cost_model.analytic import AnalyticModel
-from eqtune.cost_model.metrics import spearman, top_k_recall
+from eqtune.cost_model.metrics import spearman
 from eqtune.cost_model.random import RandomModel
 from eqtune.errors import InputError
 from eqtune.search.space.toy import ToySpace
@@ -70,14 +70,10 @@ def test_scores_of_different_calls_compare() -> None:
     assert np.allclose(score(points[:7]), together[:7])
 
 
-def test_spearman_and_recall() -> None:
+def test_spearman() -> None:
     latencies_s = np.array([1.0, 2.0, 3.0, np.inf])
     assert spearman(-latencies_s, latencies_s) == pytest.approx(1.0)
     assert spearman(latencies_s, latencies_s) == pytest.approx(-1.0)
     assert spearman(np.array([4.0, 4.0, 1.0, 1.0]), latencies_s) == pytest.approx(0.894427, abs=1e-6)
     assert math.isnan(spearman(np.zeros(4), latencies_s))
     assert math.isnan(spearman(np.zeros(1), latencies_s[:1]))
-    assert top_k_recall(np.array([9.0, 1.0, 8.0, 0.0]), latencies_s, 2) == 0.5
-    assert top_k_recall(-latencies_s, latencies_s, 4) == 1.0
-    with pytest.raises(ValueError, match="between 1 and the number of candidates, 4; it is 5"):
-        top_k_recall(-latencies_s, latencies_s, 5)

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from ..access import dtype_bytes
 from ..contraction.copies import AHEAD, PAD_AT_ROOT
+from ..contraction.tile_counts import Column, fused_loops
 from ..hardware import Hardware
 from .plan import TilePlan
 from .products import TILE_ROWS
 from .schedule import LANES, copies_left, tile_height
 
 __all__ = ["TileCost", "tile_cost"]
-
-Column = NDArray[np.float64]
 
 FEWEST_ROWS = 9.5
 """A product of lower tiles takes as long as one of so many rows (Xeon with AMX: 2.44 ns up to 8 rows, 4.23 with 16)."""
@@ -82,7 +81,12 @@ def tile_cost(plan: TilePlan, hardware: Hardware, v: Mapping[str, Column]) -> Ti
     tiles = row_tiles * lines * column_tiles * plan.outer_extent
     work_s = tiles * (step_s * plan.reduction_extent + write_s)
 
-    chunks, redundant = _parallel_chunks(plan, v, row_tiles, lines, column_tiles)
+    never = np.zeros(len(row_tiles), np.bool_)  # is a tile ragged: zeros fill up the last ones
+    rows = [(axis.extent * np.ones(len(row_tiles)), never) for axis in plan.outer]
+    if plan.second is not None:
+        rows.append((lines, never))
+    rows.append((np.ceil(row_tiles / v["chunk"]), never))
+    chunks, _, redundant = fused_loops(v, (column_tiles, never), rows)
     threads = hardware.threads
     used = np.where(v["depth"] > 0, np.minimum(chunks, threads), 1.0) if threads > 1 else np.ones_like(chunks)
     imbalance = np.where(chunks > 1, np.ceil(chunks / threads) * used / chunks, 1.0)
@@ -126,20 +130,3 @@ def tile_cost(plan: TilePlan, hardware: Hardware, v: Mapping[str, Column]) -> Ti
         far_bytes=far_bytes,
         copied_bytes=copied_bytes,
     )
-
-
-def _parallel_chunks(
-    plan: TilePlan, v: Mapping[str, Column], row_tiles: Column, lines: Column, column_tiles: Column
-) -> tuple[Column, NDArray[np.bool_]]:
-    """Iterations of the fused loops, and whether the last of them has one: the same program as without it."""
-    ones = np.ones(len(row_tiles))
-    rows = [axis.extent * ones for axis in plan.outer]
-    if plan.second is not None:
-        rows.append(lines)
-    rows.append(np.ceil(row_tiles / v["chunk"]))
-    chunks, redundant = ones.copy(), np.zeros(len(ones), np.bool_)
-    for order, loops in enumerate(([column_tiles, *rows], [*rows, column_tiles])):
-        for depth, extent in enumerate(loops):
-            redundant |= (v["order"] == order) & (v["depth"] == depth + 1) & (extent == 1) & (depth > 0)
-            chunks = np.where((v["order"] == order) & (v["depth"] > depth), chunks * extent, chunks)
-    return chunks, redundant

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from numpy.typing import NDArray
 from tvm import tirx
 
+from ..expressions import nodes_of
 from .products import TILE_ROWS
 
 __all__ = ["HALVES", "HALVES_PERMITTED", "halves_permitted", "split_panels", "splits_panels"]
@@ -27,13 +27,7 @@ def halves_permitted(function: Any) -> bool:
 
 def splits_panels(function: Any) -> bool:
     """Whether a packing function splits what it packs."""
-    marked: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: marked.append(loop) if _is_marked(loop) else None))
-    return bool(marked)
-
-
-def _is_marked(loop: Any) -> bool:
-    return HALVES in loop.annotations
+    return any(HALVES in loop.annotations for loop in nodes_of(function.body, tirx.For))
 
 
 def split_panels(packed: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 from tvm.s_tir import ScheduleError
 
 from ..access import Access
-from ..contraction.copies import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
-from ..contraction.dot import read_of, spread_outer_loops, zero_of
+from ..contraction.copies import AHEAD, PAD_AT_OUTER, read_of, schedule_padding, zero_of
+from ..contraction.dot import spread_outer_loops
 from ..contraction.plan import dimension_of, whole_width
 from ..contraction.prefetch import NEXT_PANEL
 from ..contraction.prefetch_choice import LEAST_FAR_BYTES, readers_of_panel
 from ..contraction.write_back import local_sums
 from ..hardware import Hardware
+from ..nest import AHEAD_OF_TIME, fuse, index_map
 from ..schedule import schedule_of
 from .halves import HALVES
 from .plan import TilePlan
@@ -196,7 +197,7 @@ def _copy_rows(sch: Any, copied: _Copied, plan: TilePlan, parallel: bool) -> Non
     _, lane = sch.split(place, [None, whole_width(plan.grouped.extent, plan.product.depth // plan.product.parts)])
     sch.vectorize(lane)
     if parallel and outer:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+        sch.parallel(fuse(sch, outer))
 
 
 def _pack_right(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int]) -> Any:
@@ -252,9 +253,9 @@ def _copy_panels(sch: Any, panel: Any, plan: TilePlan, values: Mapping[str, int]
     else:
         *outer, _, _, _, _ = sch.get_loops(panel)
     if values["pack"] == AHEAD:
-        sch.annotate(panel, "meta_schedule.layout_rewrite_preproc", True)
+        sch.annotate(panel, AHEAD_OF_TIME, True)
     elif parallel and outer:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+        sch.parallel(fuse(sch, outer))
 
 
 def _loops(sch: Any, block: Any, plan: TilePlan, values: Mapping[str, int], hardware: Hardware) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tvm import IRModule
-from tvm.s_tir import ScheduleError
 
 from ..analysis import Kernel
+from ..applicable import applies
 from ..base import Knob
 from ..contraction.copies import AHEAD, AT_ROOT, PAD_AT_OUTER, PAD_AT_ROOT
 from ..contraction.dot_sketch import has_strides
@@ -74,11 +74,8 @@ def tile_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[TileCont
         if plan.whole_rows and not product.halves and _lies_apart(mod["main"], plan):
             continue
         sketch = TileContraction(mod, plan, hardware)
-        try:
-            sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
-        except ScheduleError:  # an odd kernel: other sketches take it
-            continue
-        return [sketch]
+        if applies(sketch):  # an odd kernel is for other sketches
+            return [sketch]
     return []
 
 

@@ -15,13 +15,12 @@ import math
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from ..access import dtype_bytes
 from ..contraction.prefetch import NEXT_PANEL, Operand, loops_around, with_fetches
-from ..expressions import binding_of, evaluate, substitute, uses
-from ..statements import with_body, with_code
+from ..expressions import binding_of, evaluate, nodes_of, substitute, uses
+from ..statements import rewrite_marked_loops, with_body, with_code
 from .code import (
     CONFIGURE,
     RELEASE,
@@ -56,34 +55,22 @@ def multiply_tiles(func: Any) -> Any:
         When a marked loop holds something else than what the schedule of AMX puts there: marks may come from records
         of others, and a wrong one would write anywhere.
     """
+    result = rewrite_marked_loops(func, AMX_CONFIGURED, _configured)
+    result = rewrite_marked_loops(result, AMX_TILES, lambda loop: _Tiles(loop).statement(func))
+    return rewrite_marked_loops(result, HALVES, _split)
 
-    def configured(loop: Any) -> Any:
-        if AMX_CONFIGURED not in loop.annotations:
-            return loop
-        heights: set[int] = set()
-        tvm_ffi.structural_walk(
-            loop.body,
-            (tirx.For, lambda inner: heights.add(_height(inner)) if AMX_TILES in inner.annotations else None),
-        )
-        if len(heights) != 1:
-            raise ValueError(f"tile registers are configured for tiles of {sorted(heights)} rows; expected one height")
-        steps = _call(CONFIGURE, _number(*heights)), _call(RELEASE)
-        if loop.kind == tirx.ForKind.PARALLEL:
-            body = tirx.SeqStmt([steps[0], loop.body, steps[1]])
-            return with_body(loop, with_code(configuration_code(), body), AMX_CONFIGURED)
-        unmarked = with_body(loop, loop.body, AMX_CONFIGURED)
-        return with_code(configuration_code(), tirx.SeqStmt([steps[0], unmarked, steps[1]]))
 
-    def tiles(loop: Any) -> Any:
-        return _Tiles(loop).statement(func) if AMX_TILES in loop.annotations else loop
-
-    def halves(loop: Any) -> Any:
-        return _split(loop) if HALVES in loop.annotations else loop
-
-    body = func.body
-    for rewrite in (configured, tiles, halves):
-        body = tvm_ffi.structural_map(body, (tirx.For, rewrite))
-    return func if body.same_as(func.body) else func.with_body(body)
+def _configured(loop: Any) -> Any:
+    """The loop with registers configured before it, and released behind; a parallel one: in each iteration."""
+    heights = {_height(inner) for inner in nodes_of(loop.body, tirx.For) if AMX_TILES in inner.annotations}
+    if len(heights) != 1:
+        raise ValueError(f"tile registers are configured for tiles of {sorted(heights)} rows; expected one height")
+    begin, end = _call(CONFIGURE, _number(*heights)), _call(RELEASE)
+    if loop.kind == tirx.ForKind.PARALLEL:
+        body = tirx.SeqStmt([begin, loop.body, end])
+        return with_body(loop, with_code(configuration_code(), body), AMX_CONFIGURED)
+    unmarked = with_body(loop, loop.body, AMX_CONFIGURED)
+    return with_code(configuration_code(), tirx.SeqStmt([begin, unmarked, end]))
 
 
 class _Tiles:
@@ -138,10 +125,7 @@ class _Tiles:
         )
         loops: Any = with_fetches(self._fetches(func), multiply)
         for loop in reversed(self.reduction):
-            annotations = {n: value for n, value in loop.annotations.items() if n not in (AMX_TILES, NEXT_PANEL)}
-            loops = tirx.For(
-                loop.loop_var, loop.min, loop.extent, loop.kind, loops, loop.thread_binding, annotations=annotations
-            )
+            loops = with_body(loop, loops, AMX_TILES, NEXT_PANEL)
         end = [int(loop.extent) - 1 for loop in self.tile[:4]]
         store = _call(
             store_name(*shape),
@@ -163,8 +147,7 @@ class _Tiles:
 
     def _place(self, load: Any, variable: Any, value: int) -> int:
         """Where an operand is read, in elements, when a loop has a value and all others are zero."""
-        known: list[Any] = []
-        tvm_ffi.structural_walk(list(load.indices), (ir.Var, known.append))
+        known = nodes_of(list(load.indices), ir.Var)
         values = {v: np.int64(value if v.same_as(variable) else 0) for v in known}
         flat = 0
         for index, extent in zip(load.indices, load.source.shape, strict=True):
@@ -210,20 +193,17 @@ def _height(loop: Any) -> int:
 
 def _split(loop: Any) -> Any:
     """The loop with what its body stored split in place, at the end of each iteration."""
-    stores: list[tuple[Any, list[Any]]] = []
-    loops: list[Any] = []
-    tvm_ffi.structural_walk(loop.body, (tirx.For, loops.append))
-
-    def visit(realize: Any) -> None:
-        if isinstance(realize.block.body, tirx.BufferStore):
-            stores.append((realize.block.body, binding_of(realize)))
-
-    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+    stores = [
+        (realize.block.body, binding_of(realize))
+        for realize in nodes_of(loop.body, s_tir.SBlockRealize)
+        if isinstance(realize.block.body, tirx.BufferStore)
+    ]
     if len(stores) != 1:
         raise ValueError(f"a loop whose body is split in halves has {len(stores)} stores; expected one")
     store, binding = stores[0]
     analyzer = sym.Analyzer()
     tiles = int(loop.annotations[HALVES])
+    loops = nodes_of(loop.body, tirx.For)
     elements = math.prod(int(inner.extent) for inner in loops)
     if elements != (tiles * 2 * TILE_ROWS * TILE_ROWS or 2 * TILE_ROWS) or str(store.buffer.dtype) != "float32":
         raise ValueError(f"{elements} elements are not a row, or {tiles} tiles, of floats to be split in halves")
@@ -237,7 +217,7 @@ def _split(loop: Any) -> Any:
         return tirx.address_of(tirx.BufferLoad(store.buffer, start))
 
     call = _call(SPLIT_PANEL, address(0), _number(tiles)) if tiles else _call(SPLIT_ROW, address(0), address(1))
-    return with_body(loop, tirx.SeqStmt([loop.body, with_code(split_code(), call)]), AMX_CONFIGURED, HALVES)
+    return with_body(loop, tirx.SeqStmt([loop.body, with_code(split_code(), call)]), HALVES)
 
 
 def _nest(loop: Any, count: int) -> tuple[list[Any], Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvm import tirx
-
 from ..access import Access
 from ..hardware import MASKED_BYTES
+from ..nest import AHEAD_OF_TIME, fuse, index_map, partition
 from .padding import misses_image
 from .plan import Plan, whole_width
 
@@ -21,12 +20,13 @@ __all__ = [
     "PAD_AT_ROOT",
     "PAD_INLINE",
     "UNPACKED",
-    "index_map",
     "pack_panels",
     "panel_dimensions",
+    "read_of",
     "schedule_copy",
     "schedule_padding",
     "split_lanes",
+    "zero_of",
 ]
 
 AHEAD, UNPACKED, AT_CHUNK, AT_ROOT = 3, 0, 1, 2
@@ -45,21 +45,18 @@ def pack_panels(sch: Any, block: Any, plan: Plan, values: Mapping[str, int]) -> 
     if plan.panel is None or values["pack"] == UNPACKED:
         return None
     nr, panel = values["nr"], plan.panel
-    name = plan.kernel.buffers[panel.buffer]
-    region = [read.source.name for read in sch.get(block).reads].index(name)
-    copy = sch.cache_read(block, region, "global")
+    copy = sch.cache_read(block, read_of(sch, block, plan, panel), "global")
     rest, column, reduced = panel_dimensions(panel, plan)
 
     def layout(*index: Any) -> list[Any]:
         j = index[column]
         return [*(index[d] for d in rest), j // nr, *(index[d] for d in reduced), j % nr]
 
-    rank = len(panel.shape)
-    ragged = panel.shape[column] % nr != 0
-    pad_value = (0.0 if panel.dtype.startswith(("float", "bfloat")) else 0) if ragged else None
-    sch.transform_layout(copy, ("write", 0), index_map(sch, block, layout, rank), pad_value=pad_value)
+    pad_value = zero_of(panel.dtype) if panel.shape[column] % nr != 0 else None
+    panels = index_map(sch, block, layout, len(panel.shape))
+    sch.transform_layout(copy, ("write", 0), panels, pad_value=pad_value)
     if values["pack"] == AHEAD:
-        sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
+        sch.annotate(copy, AHEAD_OF_TIME, True)
     return copy
 
 
@@ -104,7 +101,7 @@ def schedule_padding(sch: Any, staged: Any, plan: Plan, lanes: int, parallel: bo
             sch.parallel(pixels)
     elif partitioned and not masked:
         for loop in own[-3:-1] if whole_vectors else own[-2:]:
-            sch.annotate(loop, "pragma_loop_partition_hint", 1)
+            partition(sch, loop)
     if whole_vectors or not conditional:
         sch.vectorize(split_lanes(sch, own[-1], lanes)[1])
 
@@ -114,7 +111,7 @@ def schedule_copy(sch: Any, block: Any, lanes: int, parallel: bool) -> None:
     loops = sch.get_loops(block)
     _, lane = split_lanes(sch, loops[-1], lanes)
     if parallel and len(loops) > 1:
-        sch.parallel(sch.fuse(*loops[:-1]) if len(loops) > 2 else loops[0])
+        sch.parallel(fuse(sch, loops[:-1]))
     sch.vectorize(lane)
 
 
@@ -124,7 +121,12 @@ def split_lanes(sch: Any, loop: Any, lanes: int, extent: int | None = None) -> A
     return sch.split(loop, [None, whole_width(extent, lanes)])
 
 
-def index_map(sch: Any, block: Any, function: Any, rank: int) -> Any:
-    """The function of `rank` indices as TVM wants it, in the index type that the kernel uses."""
-    index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
-    return tirx.IndexMap.from_func(function, ndim=rank, index_dtype=index_dtype)
+def read_of(sch: Any, block: Any, plan: Plan, access: Access) -> int:
+    """Which of the block's reads an access is."""
+    names = [str(read.source.name) for read in sch.get(block).reads]
+    return names.index(plan.kernel.buffers[access.buffer])
+
+
+def zero_of(dtype: str) -> float | int:
+    """What fills up an operand."""
+    return 0.0 if "float" in dtype else 0

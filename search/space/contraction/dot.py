@@ -14,8 +14,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..access import Access, Axis
+from ..nest import AHEAD_OF_TIME, fuse, index_map, partition
 from ..schedule import schedule_of
-from .copies import AHEAD, PAD_AT_OUTER, index_map, schedule_padding
+from .copies import AHEAD, PAD_AT_OUTER, read_of, schedule_padding, zero_of
 from .dot_intrinsics import DotProduct
 from .plan import Plan, dimension_of
 from .write_back import local_sums
@@ -23,11 +24,9 @@ from .write_back import local_sums
 __all__ = [
     "DotPlan",
     "dot_plan",
-    "read_of",
     "schedule_dots",
     "spread_outer_loops",
     "whole_dimension",
-    "zero_of",
 ]
 
 BFLOAT16_SPREAD = 1.25
@@ -182,13 +181,7 @@ def spread_outer_loops(sch: Any, block: Any, parallel: bool) -> None:
     """Share the outermost loops of a block of its own among threads."""
     outer = sch.get_loops(block)[:-2]
     if outer and parallel:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
-
-
-def read_of(sch: Any, block: Any, plan: Plan, access: Access) -> int:
-    """Which of the block's reads an access is."""
-    names = [str(read.source.name) for read in sch.get(block).reads]
-    return names.index(plan.kernel.buffers[access.buffer])
+        sch.parallel(fuse(sch, outer))
 
 
 def _group_left(sch: Any, block: Any, plan: DotPlan) -> Any:
@@ -222,7 +215,7 @@ def _pack_right(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) 
     panels = index_map(sch, block, layout, len(access.shape))
     sch.transform_layout(copy, ("write", 0), panels, pad_value=zero_of(access.dtype) if ragged else None)
     if values["pack"] == AHEAD:
-        sch.annotate(copy, "meta_schedule.layout_rewrite_preproc", True)
+        sch.annotate(copy, AHEAD_OF_TIME, True)
     return copy
 
 
@@ -240,11 +233,6 @@ def _widen_sums(sch: Any, block: Any, plan: DotPlan, nr: int) -> None:
     rank = len(plan.contraction.block.write.shape) - len(plan.fused_dimensions) + 1
     wider = index_map(sch, block, layout, rank)
     sch.transform_layout(block, ("write", 0), wider, assume_injective_transform=True)  # nothing reads what is added
-
-
-def zero_of(dtype: str) -> float | int:
-    """What fills up an operand."""
-    return 0.0 if "float" in dtype else 0
 
 
 def _tile_loops(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) -> dict[str, Any]:
@@ -272,7 +260,7 @@ def _tile_loops(sch: Any, block: Any, plan: DotPlan, values: Mapping[str, int]) 
     ragged_write = plan.write_width < NARROWEST_WRITE and plan.vector_extent % values["nr"] != 0
     for partitioned, ragged in ((chunk, ragged_rows), (rows, ragged_rows), (columns, ragged_write)):
         if ragged and partitioned not in order[:fused]:
-            sch.annotate(partitioned, "pragma_loop_partition_hint", 1)
+            partition(sch, partitioned)
     outer = sch.fuse(*order[:fused], preserve_unit_iters=True) if fused else order[0]
     first = reduction[0] if len(reduction) > 1 else steps
     return {"outer": outer, "tile": rows, "reduction": first, "columns": lane}

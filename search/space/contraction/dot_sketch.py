@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm.s_tir import ScheduleError
 
 from ..access import Access
 from ..analysis import Kernel
+from ..applicable import applies
 from ..base import Knob, Sketch
 from ..features import FEATURES
 from ..hardware import FAR_WEIGHTS, Hardware
@@ -38,15 +38,9 @@ def dot_sketches(mod: Any, kernel: Kernel, hardware: Hardware) -> list[Sketch]:
     dot = find_dot_product(*dtypes, hardware)
     if dot is None:
         return []
-    found: list[Sketch] = []
-    for plan in filter(None, (dot_plan(plan, dot) for plan in make_plans(kernel))):
-        sketch = DotContraction(mod, plan, hardware)
-        try:
-            sketch.apply({knob.name: knob.values[0] for knob in sketch.knobs})
-        except ScheduleError:  # an odd kernel: the plain sketch takes it
-            continue
-        found.append(sketch)
-    return found
+    plans = filter(None, (dot_plan(plan, dot) for plan in make_plans(kernel)))
+    sketches = (DotContraction(mod, plan, hardware) for plan in plans)
+    return [sketch for sketch in sketches if applies(sketch)]  # an odd kernel is the plain sketch's
 
 
 class DotContraction(TiledContraction):

@@ -129,6 +129,54 @@ def _rows_in_l1(plan: Plan) -> float:
 
 def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t: Tiles) -> Cost:
     """The estimate and its parts."""
+    work = _work(plan, hardware, lanes, v, t)
+    sharing = _sharing(plan, hardware, v, t)
+    speedup = sharing.speedup
+    compute_s = work.one_thread_s * (sharing.serial_share + (1.0 - sharing.serial_share) / speedup)
+    traffic = _traffic(plan, hardware, v, t)
+    memory_s = _memory_s(plan, hardware, v, traffic, speedup)
+    pack_bytes = _pack_bytes(plan, v, t, traffic)
+    cache = hardware.cache_bandwidth_bytes_per_s
+    extra_s = 2.0 * pack_bytes / (0.5 * cache) / speedup
+    padding_s, region_s = _padding_s(plan, hardware, v, t, sharing, compute_s)
+    extra_s = extra_s + padding_s + region_s
+    extra_s = extra_s + COPIED_ELEMENT * 2.0 * lanes / hardware.peak_flops_per_s * plan.copied_elements / speedup
+    if plan.epilogue and not plan.epilogue_fusable:
+        extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
+    unpacked = _unpacked_share(plan, v["mr"] * v["m2"], traffic.panel_bytes / hardware.l1_bytes)
+    extra_s = extra_s + np.where(v["pack"] == UNPACKED, unpacked * compute_s, 0.0)
+    extra_s = extra_s + np.where(sharing.used > 1, hardware.parallel_overhead_s, 0.0)
+    if plan.slides_over_channels:
+        tile_count = t.row_tiles * t.column_tiles * t.lines * plan.outer_extent
+        extra_s = extra_s + fetching_s(plan, hardware, v) * apart(v, t) * tile_count / speedup
+    busy_s = np.maximum(compute_s, memory_s)
+    extra_s = extra_s + _waiting_s(plan, hardware, v, traffic.row_blocks, sharing.used, busy_s)
+    columns, rows = work.whole_columns * v["nr"] / plan.vector_extent, work.whole_rows * v["mr"] / plan.unrolled_extent
+    return Cost(
+        compute_s=compute_s,
+        memory_s=memory_s,
+        latency_s=busy_s + 0.1 * np.minimum(compute_s, memory_s) + extra_s,
+        tail_waste=1.0 - _share(columns) * rows,
+        imbalance=sharing.imbalance,
+        panel_bytes=traffic.panel_bytes,
+        block_bytes=traffic.block_bytes,
+        l2_bytes=traffic.from_l2,
+        memory_bytes=traffic.from_l3,
+        pack_bytes=pack_bytes,
+    )
+
+
+class _Work(NamedTuple):
+    """Seconds in which one thread computes all tiles, arrays of shape [n], and how many rows and columns of tiles are
+    whole."""
+
+    one_thread_s: Column
+    whole_rows: Column
+    whole_columns: Column
+
+
+def _work(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t: Tiles) -> _Work:
+    """Whole tiles, ragged ones below them and beside them, without the products with zeros that are left out."""
     reduction = float(plan.reduction_extent)
     rows = v["mr"] * v["m2"]
     per_instruction_s = 2.0 * lanes / hardware.peak_flops_per_s * _narrowness(plan, hardware, t, lanes)
@@ -154,7 +202,7 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
         full *= 1.0 + RELOADED_PIXEL * np.maximum(wanted - hardware.vector_registers, 0.0)
     if plan.slides_over_channels:
         full *= apart(v, t)
-    tail_rows = np.maximum((plan.unrolled_extent % v["mr"]) * v["m2"], 0)
+    tail_rows = (plan.unrolled_extent % v["mr"]) * v["m2"]
     tail = np.where(t.whole_rows, 0.0, tile_s(np.maximum(tail_rows, 1.0), t.vectors, zero))
     column_rest = plan.vector_extent % v["nr"]
     narrow = tile_s(rows, column_rest // t.width, column_rest % t.width)
@@ -170,78 +218,89 @@ def cost(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t:
     work_s *= np.where((v["m2"] == 1) & (v["pad"] != PAD_INLINE), 1.0 - skipped, 1.0)
     if plan.panel is not None and plan.contraction.right.access.bytes > hardware.l2_bytes:
         work_s *= 1.0 + STREAMED_PANEL / t.vectors**1.7
+    return _Work(work_s, whole_rows, whole_columns)
 
+
+class _Sharing(NamedTuple):
+    """How threads share the work, arrays of shape [n]: how many are used, the work of the busiest one over the mean,
+    the share that one does alone, and how many times as fast all are together as one."""
+
+    used: Column
+    imbalance: Column
+    serial_share: Column
+    speedup: Column
+
+
+def _sharing(plan: Plan, hardware: Hardware, v: Mapping[str, Column], t: Tiles) -> _Sharing:
+    """Threads have whole iterations each. The last tile of a ragged parallel loop is computed behind it, by one."""
     threads = hardware.threads
     used = np.where(v["depth"] > 0, np.minimum(t.chunks, threads), 1.0)
-    imbalance = np.where(t.chunks > 1, np.ceil(t.chunks / threads) * used / t.chunks * 1.0, 1.0)
+    imbalance = np.where(t.chunks > 1, np.ceil(t.chunks / threads) * used / t.chunks, 1.0)
     first_ragged = (
         (threads > 1)
         & ((v["order"] == 0) & t.ragged_columns | (v["order"] == 1) & t.ragged_rows & _rows_first(plan))
         & (v["depth"] == 1)
     )
-    serial_part = np.where(first_ragged, 1.0 / np.maximum(t.chunks, 1.0), 0.0)
+    serial_share = np.where(first_ragged, 1.0 / np.maximum(t.chunks, 1.0), 0.0)
     speedup = np.maximum(used / imbalance, 1.0) if threads > 1 else np.ones_like(used)
     scale = np.minimum(1.0, hardware.peak_flops_per_s_all / (hardware.peak_flops_per_s * threads))
     speedup = np.where(used > 1, np.maximum(speedup * scale, 1.0), 1.0)
-    compute_s = work_s * (serial_part + (1.0 - serial_part) / speedup)
+    return _Sharing(used, imbalance, serial_share, speedup)
 
-    traffic = _traffic(plan, hardware, v, t)
-    left_bytes = float(plan.contraction.left.access.bytes)
-    right_bytes = float(plan.contraction.right.access.bytes) / plan.groups
-    columns_first = v["order"] == 0
+
+def _memory_s(plan: Plan, hardware: Hardware, v: Mapping[str, Column], traffic: _Traffic, speedup: Column) -> Column:
+    """Seconds of what caches and memory deliver, the slowest of them."""
     # Nothing comes from memory up to what is near, all of it from twice as much on.
     from_memory = traffic.from_l3 * min(max(plan.kernel.bytes_moved / hardware.near_bytes - 1.0, 0.0), 1.0)
     cache = hardware.cache_bandwidth_bytes_per_s
+    left_bytes, right_bytes = _operand_bytes(plan)
     once = np.minimum(traffic.from_l3, left_bytes + right_bytes * plan.groups)
     from_l3_s = once / cache + (traffic.from_l3 - once) / _l3_bandwidth(hardware)
     memory_s = np.maximum(traffic.from_l2 / cache, from_l3_s) / speedup
-    memory_s = np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s / _stream_share(plan, v))
+    return np.maximum(memory_s, from_memory / hardware.bandwidth_bytes_per_s / _stream_share(plan, v))
 
-    repeats = np.where(columns_first, 1.0, np.where(v["pack"] == AT_CHUNK, traffic.row_blocks, 1.0))
-    repeats = np.where(columns_first & (v["pack"] == AT_CHUNK), np.maximum(t.chunks / t.column_tiles, 1.0), repeats)
-    packed = np.where((v["pack"] == AT_CHUNK) | (v["pack"] == AT_ROOT), right_bytes * plan.groups, 0.0)
-    pack_bytes = packed * repeats if plan.panel is not None else np.zeros_like(rows)
-    extra_s = 2.0 * pack_bytes / (0.5 * cache) / speedup
-    if plan.staged:
-        # A tile of channels copies its own channels only.
-        whole = columns_first & (not plan.left_vectorised)
-        again = np.where((v["pad"] != PAD_AT_ROOT) & whole, t.column_tiles, 1.0)
-        lines = 1.0 + (_window_extent(plan) - 1.0) / v["m2"]
-        again = again * np.where(v["pad"] == PAD_AT_CHUNK, lines, 1.0)
-        # Where a thread's iterations are single lines of the image, each copies all the lines of its window: most of
-        # them have just been read, and 3 are as fast as a copy of the whole image, which others read; 41 are not.
-        by_lines = (v["pad"] == PAD_AT_OUTER) & (v["depth"] > len(plan.outer) + (plan.groups > 1) + columns_first)
-        again = again * np.where(by_lines, 1.0 + 0.25 * (lines - 1.0), 1.0)
-        again = again * np.where(v["pad"] == PAD_AT_ROOT, 1.5, 1.0)
-        inline = 0.3 if plan.spread is None else 0.05  # pixels at the border are chosen once for all products
-        extra_s = extra_s + np.where(
-            v["pad"] == PAD_INLINE, inline * compute_s, 2.0 * left_bytes * again / cache / speedup
-        )
-        extra_s = extra_s + np.where((v["pad"] == PAD_AT_ROOT) & (used > 1), hardware.parallel_overhead_s, 0.0)
-    extra_s = extra_s + COPIED_ELEMENT * 2.0 * lanes / hardware.peak_flops_per_s * plan.copied_elements / speedup
-    if plan.epilogue and not plan.epilogue_fusable:
-        extra_s = extra_s + 2.0 * plan.contraction.block.write.bytes / cache
-    unpacked = _unpacked_share(plan, rows, traffic.panel_bytes / hardware.l1_bytes)
-    extra_s = extra_s + np.where(v["pack"] == UNPACKED, unpacked * compute_s, 0.0)
-    extra_s = extra_s + np.where(used > 1, hardware.parallel_overhead_s, 0.0)
-    if plan.slides_over_channels:
-        tile_count = t.row_tiles * t.column_tiles * t.lines * plan.outer_extent
-        extra_s = extra_s + fetching_s(plan, hardware, v) * apart(v, t) * tile_count / speedup
-    extra_s = extra_s + _waiting_s(plan, hardware, v, traffic.row_blocks, used, np.maximum(compute_s, memory_s))
-    latency = np.maximum(compute_s, memory_s) + 0.1 * np.minimum(compute_s, memory_s) + extra_s
-    return Cost(
-        compute_s=compute_s,
-        memory_s=memory_s,
-        latency_s=latency,
-        tail_waste=1.0
-        - _share(whole_columns * v["nr"] / plan.vector_extent) * (whole_rows * v["mr"] / plan.unrolled_extent),
-        imbalance=imbalance,
-        panel_bytes=traffic.panel_bytes,
-        block_bytes=traffic.block_bytes,
-        l2_bytes=traffic.from_l2,
-        memory_bytes=traffic.from_l3,
-        pack_bytes=pack_bytes,
-    )
+
+def _pack_bytes(plan: Plan, v: Mapping[str, Column], t: Tiles, traffic: _Traffic) -> Column:
+    """Bytes of the vectorised operand that each call copies into panels, again for each chunk where panels are its."""
+    if plan.panel is None:
+        return np.zeros_like(v["mr"])
+    columns_first, in_chunks = v["order"] == 0, v["pack"] == AT_CHUNK
+    repeats = np.where(columns_first, 1.0, np.where(in_chunks, traffic.row_blocks, 1.0))
+    repeats = np.where(columns_first & in_chunks, np.maximum(t.chunks / t.column_tiles, 1.0), repeats)
+    _, right_bytes = _operand_bytes(plan)
+    return np.where(in_chunks | (v["pack"] == AT_ROOT), right_bytes * plan.groups, 0.0) * repeats
+
+
+def _padding_s(
+    plan: Plan, hardware: Hardware, v: Mapping[str, Column], t: Tiles, sharing: _Sharing, compute_s: Column
+) -> tuple[Column | float, Column | float]:
+    """Seconds in which the padded operand is copied, or its pixels are chosen where they are read; and those that a
+    parallel region of its own costs."""
+    if not plan.staged:
+        return 0.0, 0.0
+    columns_first = v["order"] == 0
+    # A tile of channels copies its own channels only.
+    whole = columns_first & (not plan.left_vectorised)
+    again = np.where((v["pad"] != PAD_AT_ROOT) & whole, t.column_tiles, 1.0)
+    lines = 1.0 + (_window_extent(plan) - 1.0) / v["m2"]
+    again = again * np.where(v["pad"] == PAD_AT_CHUNK, lines, 1.0)
+    # Where a thread's iterations are single lines of the image, each copies all the lines of its window: most of
+    # them have just been read, and 3 are as fast as a copy of the whole image, which others read; 41 are not.
+    by_lines = (v["pad"] == PAD_AT_OUTER) & (v["depth"] > len(plan.outer) + (plan.groups > 1) + columns_first)
+    again = again * np.where(by_lines, 1.0 + 0.25 * (lines - 1.0), 1.0)
+    again = again * np.where(v["pad"] == PAD_AT_ROOT, 1.5, 1.0)
+    inline = 0.3 if plan.spread is None else 0.05  # pixels at the border are chosen once for all products
+    left_bytes, _ = _operand_bytes(plan)
+    copied_s = 2.0 * left_bytes * again / hardware.cache_bandwidth_bytes_per_s / sharing.speedup
+    padding_s = np.where(v["pad"] == PAD_INLINE, inline * compute_s, copied_s)
+    apart_from_others = (v["pad"] == PAD_AT_ROOT) & (sharing.used > 1)
+    return padding_s, np.where(apart_from_others, hardware.parallel_overhead_s, 0.0)
+
+
+def _operand_bytes(plan: Plan) -> tuple[float, float]:
+    """Of the left operand, and of one group's part of the right one."""
+    left, right = plan.contraction.left.access, plan.contraction.right.access
+    return float(left.bytes), float(right.bytes) / plan.groups
 
 
 class _Traffic(NamedTuple):
@@ -265,8 +324,7 @@ def _traffic(plan: Plan, hardware: Hardware, v: Mapping[str, Column], t: Tiles) 
     tile_bytes = _footprint(plan, by_elements, v["mr"], v["m2"], v["nr"])
     block_rows = np.minimum(v["mr"] * v["chunk"], plan.unrolled_extent)
     block_bytes = _footprint(plan, by_elements, block_rows, v["m2"], v["nr"])
-    left_bytes = float(plan.contraction.left.access.bytes)
-    right_bytes = float(plan.contraction.right.access.bytes) / plan.groups
+    left_bytes, right_bytes = _operand_bytes(plan)
     tile_count = t.row_tiles * t.column_tiles * t.lines * plan.outer_extent
     from_l2 = tile_count * (tile_bytes + np.where(panel_bytes > 0.5 * hardware.l1_bytes, panel_bytes, 0.0))
     row_blocks = np.ceil(t.row_tiles / v["chunk"]) * t.lines * plan.outer_extent / plan.groups

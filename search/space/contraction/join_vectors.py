@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import s_tir, tirx
 
 from ..expressions import substitute
+from ..statements import rewrite_marked_loops
 
 __all__ = ["JOIN_VECTORS", "join_vectors", "joined_vectors"]
 
@@ -30,28 +30,20 @@ def join_vectors(func: Any) -> Any:
     Raises ValueError for a marked loop that is not around a vectorised one, and for vectors of an odd size: marks may
     come from records of others.
     """
-    copies: list[Any] = []
-
-    def joined(loop: Any) -> Any:
-        if JOIN_VECTORS not in loop.annotations:
-            return loop
-        inner = loop.body
-        if not isinstance(inner, tirx.For) or inner.kind != tirx.ForKind.VECTORIZED:
-            raise ValueError(f"the loop over {loop.loop_var} is to join vectors, but has none")
-        lanes = int(loop.annotations[JOIN_VECTORS])
-        if lanes < 1 or lanes.bit_count() > 1:
-            raise ValueError(f"vectors of {lanes} elements are to be joined; a power of two is possible")
-        copies.append(loop)
-        return tirx.SeqStmt(
-            [
-                _vector(loop, inner, start, width)
-                for start, width in joined_vectors(int(loop.extent) * int(inner.extent), lanes)
-            ]
-        )
-
-    body = tvm_ffi.structural_map(func.body, (tirx.For, joined))
+    result = rewrite_marked_loops(func, JOIN_VECTORS, _joined)
     # Blocks that are there twice must not share variables.
-    return s_tir.renew_defs(func.with_body(body)) if copies else func
+    return func if result.same_as(func) else s_tir.renew_defs(result)
+
+
+def _joined(loop: Any) -> Any:
+    inner = loop.body
+    if not isinstance(inner, tirx.For) or inner.kind != tirx.ForKind.VECTORIZED:
+        raise ValueError(f"the loop over {loop.loop_var} is to join vectors, but has none")
+    lanes = int(loop.annotations[JOIN_VECTORS])
+    if lanes < 1 or lanes.bit_count() > 1:
+        raise ValueError(f"vectors of {lanes} elements are to be joined; a power of two is possible")
+    vectors = joined_vectors(int(loop.extent) * int(inner.extent), lanes)
+    return tirx.SeqStmt([_vector(loop, inner, start, width) for start, width in vectors])
 
 
 def joined_vectors(columns: int, lanes: int) -> list[tuple[int, int]]:

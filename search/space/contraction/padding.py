@@ -18,8 +18,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, is_conditional, is_zero, substitute, uses
-from ..statements import block_with
+from ..expressions import binding_of, is_conditional, is_zero, nodes_of, substitute, uses
+from ..statements import block_with, rewrite_marked_loops, with_body
 from .plan import Plan
 
 __all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "misses_image", "skip_padding"]
@@ -83,25 +83,18 @@ def misses_image(sch: Any, staged: Any, plan: Plan) -> bool:
 
 def skip_padding(func: Any) -> Any:
     """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none."""
-
-    def shorter(loop: Any) -> Any:
-        return _shorter(loop) if IMAGE_ROWS in loop.annotations else loop
-
-    body = tvm_ffi.structural_map(func.body, (tirx.For, shorter))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewrite_marked_loops(func, IMAGE_ROWS, _shorter)
 
 
 def _shorter(loop: Any) -> Any:
-    annotations = {key: value for key, value in loop.annotations.items() if key != IMAGE_ROWS}
     rows = ImageRows(*(int(value) for value in loop.annotations[IMAGE_ROWS]))
     read = _rows_of_first(loop, rows)
+    if read is None:
+        return with_body(loop, loop.body, IMAGE_ROWS)
+    lowest, highest = read
 
     def constant(value: int) -> Any:
         return tirx.IntImm(str(loop.loop_var.ty.dtype), value)
-
-    if read is None:
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations=annotations)
-    lowest, highest = read
 
     def steps(distance: Any) -> Any:
         return tirx.floordiv(distance + constant(rows.dilation - 1), constant(rows.dilation))
@@ -111,6 +104,7 @@ def _shorter(loop: Any) -> Any:
     variable = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
     body = substitute(_without_reduction(loop), [(loop.loop_var, variable + first)])
     extent = tirx.Max(constant(0), end - first)
+    annotations = {key: value for key, value in loop.annotations.items() if key != IMAGE_ROWS}
     return tirx.For(variable, constant(0), extent, loop.kind, body, annotations=annotations)
 
 
@@ -137,18 +131,14 @@ def _rows_of_first(loop: Any, rows: ImageRows) -> tuple[Any, Any] | None:
 
     Rows grow with every loop inside.
     """
-    inside: list[Any] = []
-    realized: list[Any] = []
-    tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
+    inside = nodes_of(loop.body, tirx.For)
     counted = [inner for inner in inside if isinstance(inner.extent, tirx.IntImm)]
     others = [inner.loop_var for inner in inside if not isinstance(inner.extent, tirx.IntImm)]
     dtype = str(loop.loop_var.ty.dtype)
     lowest = [(one.loop_var, tirx.IntImm(dtype, 0)) for one in (loop, *counted)]
     highest = [lowest[0], *((one.loop_var, tirx.IntImm(dtype, int(one.extent) - 1)) for one in counted)]
-    for realize in realized:
-        loads: list[Any] = []
-        tvm_ffi.structural_walk(realize.block.body, (TensorLoad, loads.append))
-        for load in loads:
+    for realize in nodes_of(loop.body, s_tir.SBlockRealize):
+        for load in nodes_of(realize.block.body, TensorLoad):
             if len(load.indices) <= rows.dimension or int(load.source.shape[rows.dimension]) != rows.extent:
                 continue
             row = substitute(load.indices[rows.dimension], binding_of(realize))

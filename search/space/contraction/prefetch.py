@@ -56,7 +56,7 @@ from tvm import s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..access import dtype_bytes
-from ..expressions import binding_of, substitute, uses
+from ..expressions import binding_of, nodes_of, substitute, uses
 from ..statements import with_body, with_code
 
 __all__ = [
@@ -177,9 +177,7 @@ def _is_marked(loop: Any) -> bool:
 
 
 def _contains(loop: Any, marked: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(loop.body, (tirx.For, lambda inner: found.append(inner.loop_var)))
-    return any(variable.same_as(marked.loop_var) for variable in found)
+    return any(inner.loop_var.same_as(marked.loop_var) for inner in nodes_of(loop.body, tirx.For))
 
 
 def _vectorised_operand(loop: Any) -> Operand:
@@ -208,17 +206,13 @@ def _operands(loop: Any) -> Iterator[tuple[Operand, bool]]:
 
     Not numbers without axes.
     """
-    inside: list[Any] = []
-    realized: list[Any] = []
-    tvm_ffi.structural_walk(loop.body, [(tirx.For, inside.append), (s_tir.SBlockRealize, realized.append)])
+    inside = nodes_of(loop.body, tirx.For)
     lanes = [inner.loop_var for inner in inside if inner.kind == tirx.ForKind.VECTORIZED]
-    for realize in realized:
-        loads: list[Any] = []
-        stores: list[Any] = []
-        tvm_ffi.structural_walk(realize.block.body, [(TensorLoad, loads.append), (tirx.BufferStore, stores.append)])
-        for load in loads:
+    for realize in nodes_of(loop.body, s_tir.SBlockRealize):
+        written = [store.buffer for store in nodes_of(realize.block.body, tirx.BufferStore)]
+        for load in nodes_of(realize.block.body, TensorLoad):
             index = [substitute(part, binding_of(realize)) for part in load.indices]
-            if index and not any(load.source.same_as(store.buffer) for store in stores):
+            if index and not any(load.source.same_as(buffer) for buffer in written):
                 yield Operand(load.source, index, inside), uses(index[-1], *lanes)
 
 

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 
-from ..statements import with_body, with_code
+from ..statements import rewrite_marked_loops, with_body, with_code
 
 __all__ = ["SEPARATE_STEPS", "separate_steps"]
 
@@ -41,14 +40,11 @@ def separate_steps(func: Any) -> Any:
 
     Raises ValueError for a marked loop that is neither serial nor unrolled: marks may come from records of others.
     """
+    return rewrite_marked_loops(func, SEPARATE_STEPS, _separate)
 
-    def separate(loop: Any) -> Any:
-        if SEPARATE_STEPS not in loop.annotations:
-            return loop
-        if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
-            raise ValueError(f"the loop over {loop.loop_var} is to take separate steps, but takes them at once")
-        call = tirx.Evaluate(tirx.call_extern("void", "eqtune_step"))
-        return with_body(loop, with_code(_CODE, tirx.SeqStmt([call, loop.body])), SEPARATE_STEPS)
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, separate))
-    return func if body.same_as(func.body) else func.with_body(body)
+def _separate(loop: Any) -> Any:
+    if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
+        raise ValueError(f"the loop over {loop.loop_var} is to take separate steps, but takes them at once")
+    call = tirx.Evaluate(tirx.call_extern("void", "eqtune_step"))
+    return with_body(loop, with_code(_CODE, tirx.SeqStmt([call, loop.body])), SEPARATE_STEPS)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..access import dtype_bytes
 from ..base import Knob, Sketch
 from ..hardware import FAR_WEIGHTS, Hardware
+from ..register_tiles import LARGEST_BODY
 from ..schedule import schedule_of
 from .copies import AHEAD, AT_CHUNK, AT_ROOT, PAD_AT_CHUNK, PAD_AT_OUTER, PAD_AT_ROOT, PAD_INLINE, UNPACKED
 from .estimate import columns_of_features, latency_s
@@ -24,13 +25,8 @@ __all__ = ["TiledContraction", "spans_groups"]
 FAMILIES = {"columns": 0, "rows": 1, "pixels": 1, "channels": 2, "groups": 3}
 """Forms and their `family` feature."""
 
-LARGEST_BODY = 56
-"""Multiply-adds in an unrolled body: more run no faster and take up to three times as long to compile. Much smaller
-bodies are unrolled by LLVM, which takes as long, and now and then spills."""
-
 LARGEST_SCALAR_BODY = 64
-"""The same for a body whose vectors are computed element by element, counting its copies for other ragged tails."""
-
+"""As `LARGEST_BODY`, where vectors are computed element by element, counting the copies for other ragged tails."""
 
 ROWS_PER_COLUMN = 2
 """An image so many times as large as the weights is better read by one thread each (ResNet-50 on a Xeon, 784 x 128 x
@@ -135,9 +131,6 @@ class TiledContraction(Sketch):
         """Loops that may be fused: over columns, chunks of rows, and whatever else is outside a tile."""
         plan = self.plan
         return 2 + len(plan.outer) + (plan.groups > 1) + (plan.second is not None)
-
-    def _columns(self, values: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
 
     def _make_knobs(self) -> tuple[Knob, ...]:
         plan, registers = self.plan, self._hardware.vector_registers

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, conjuncts, is_conditional, is_zero, substitute, uses
+from ..expressions import binding_of, conditionals, conjuncts, is_conditional, is_zero, nodes_of, substitute, uses
+from ..statements import rewrite_marked_loops
 
 __all__ = ["SPREAD_GROUPS", "spread_groups"]
 
@@ -38,12 +39,7 @@ def spread_groups(func: Any) -> Any:
         When a marked loop holds anything but unrolled loops around vectors of one product each, what a vector reads is
         not one input of whole groups, or a condition differs between its lanes.
     """
-
-    def tile(loop: Any) -> Any:
-        return _Tile(loop).statement() if SPREAD_GROUPS in loop.annotations else loop
-
-    body = tvm_ffi.structural_map(func.body, (tirx.For, tile))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewrite_marked_loops(func, SPREAD_GROUPS, lambda loop: _Tile(loop).statement())
 
 
 @dataclass
@@ -183,16 +179,11 @@ def _spread_factor(value: Any, lane: Any) -> Any:
     """The load that divides something that depends on the lane in its last index, with the condition around it."""
 
     def is_spread(load: Any) -> bool:
-        quotients: list[Any] = []
-        if isinstance(load, TensorLoad):
-            tvm_ffi.structural_walk(load.indices[-1], (tirx.FloorDiv, quotients.append))
+        quotients = nodes_of(load.indices[-1], tirx.FloorDiv) if isinstance(load, TensorLoad) else []
         return any(uses(quotient, lane) for quotient in quotients)
 
-    guarded: list[Any] = []
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(value, [(ir.Call, guarded.append), (TensorLoad, loads.append)])
-    found = [call for call in guarded if is_conditional(call) and is_spread(call.args[1])]
-    found = found or [load for load in loads if is_spread(load)]
+    found = [call for call in conditionals(value) if is_spread(call.args[1])]
+    found = found or [load for load in nodes_of(value, TensorLoad) if is_spread(load)]
     if len(found) != 1:
         raise ValueError(f"{value} has {len(found)} factors that are spread over groups; expected one")
     return found[0]

@@ -22,7 +22,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..access import dtype_bytes
-from ..expressions import binding_of, substitute
+from ..expressions import binding_of, nodes_of, substitute
 from ..statements import block_with
 
 __all__ = ["sums_on_stack"]
@@ -46,16 +46,12 @@ def sums_on_stack(func: Any) -> Any:
     where the sequence stores all that any access to it may reach, in one small box; where no reduction around the
     sequence carries sums from one iteration to the next; and where no loop around it is written out.
     """
-    blocks: list[Any] = []
-    loops: list[Any] = []
-    tvm_ffi.structural_walk(func.body, [(s_tir.SBlock, blocks.append), (tirx.For, loops.append)])
+    blocks, loops = nodes_of(func.body, s_tir.SBlock), nodes_of(func.body, tirx.For)
     local = [buffer for block in blocks for buffer in block.alloc_buffers if buffer.scope() == "local"]
     if not local or any(_UNROLLING in part.annotations for part in (*blocks, *loops)):
         return func
-    copied: list[Any] = []
-    for loop in loops:
-        if loop.kind not in _ONE_COPY:
-            tvm_ffi.structural_walk(loop.body, (tirx.SeqStmt, lambda sequence: copied.extend(_filled(sequence))))
+    written_out = [loop.body for loop in loops if loop.kind not in _ONE_COPY]
+    copied = [buffer for body in written_out for part in nodes_of(body, tirx.SeqStmt) for buffer in _filled(part)]
     local = [buffer for buffer in local if not _among(buffer, copied) and not _is_widened(buffer)]
     analyzer = sym.Analyzer()
     for loop in loops:
@@ -112,8 +108,7 @@ class _Nest:
 
     def stores(self, buffer: Any) -> list[Any]:
         """The indices of each store to the buffer."""
-        found: list[Any] = []
-        tvm_ffi.structural_walk(self.statement, (tirx.BufferStore, found.append))
+        found = nodes_of(self.statement, tirx.BufferStore)
         return [[self.by_loops(i) for i in store.indices] for store in found if store.buffer.same_as(buffer)]
 
     def accesses(self, buffer: Any) -> list[list[tuple[Any, Any]]]:
@@ -132,21 +127,16 @@ class _Nest:
             for axis in block.iter_vars
             if axis.iter_type != tirx.IterVar.DataPar
         ]
-        used: list[Any] = []
-        for value in reduced:
-            tvm_ffi.structural_walk(value, (ir.Var, used.append))
+        used = [variable for value in reduced for variable in nodes_of(value, ir.Var)]
         return not all(_among(variable, [loop.loop_var for loop in self.loops]) for variable in used)
 
 
 def _filled(sequence: Any) -> list[Any]:
     """The buffers that statements of a sequence store to, each once."""
     found: list[Any] = []
-
-    def note(store: Any) -> None:
+    for store in nodes_of(sequence, tirx.BufferStore):
         if not _among(store.buffer, found):
             found.append(store.buffer)
-
-    tvm_ffi.structural_walk(sequence, (tirx.BufferStore, note))
     return found
 
 

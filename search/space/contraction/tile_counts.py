@@ -5,7 +5,7 @@ All functions work on columns of knob values, arrays of shape [n].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +16,11 @@ from .join_vectors import joined_vectors
 from .last_tile import overlapping_columns, overlapping_rows
 from .plan import Plan, whole_width
 
-__all__ = ["Column", "Tiles", "tiles"]
+__all__ = ["Column", "Tiles", "fused_loops", "tiles"]
 
 Column = NDArray[np.float64]
+Loop = tuple[Column, NDArray[np.bool_]]
+"""Iterations, and whether the last one is ragged."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,7 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
     if plan.second is not None:
         rows.append((lines, ragged_lines))
     rows.append((-(-row_tiles // v["chunk"]), ragged_rows))
-    column = (column_tiles, ragged_columns)
-    orders = ([column, *rows], [*rows, column])
-    chunks, spoiled, redundant = ones.copy(), never.copy(), never.copy()
-    for order, loops in enumerate(orders):
-        for depth, (extent, ragged) in enumerate(loops):
-            inside = (v["order"] == order) & (v["depth"] > depth)
-            redundant |= (v["order"] == order) & (v["depth"] == depth + 1) & (extent == 1) & (depth > 0)
-            spoiled |= inside & ragged & (v["depth"] > 1) & (extent > 1)
-            chunks = np.where(inside, chunks * extent, chunks)
+    chunks, spoiled, redundant = fused_loops(v, (column_tiles, ragged_columns), rows)
     return Tiles(
         width=width,
         vectors=vectors,
@@ -112,3 +106,21 @@ def tiles(plan: Plan, lanes: int, v: Mapping[str, Column]) -> Tiles:
         ragged_parallel=spoiled,
         redundant_depth=redundant,
     )
+
+
+def fused_loops(
+    v: Mapping[str, Column], column: Loop, rows: Sequence[Loop]
+) -> tuple[Column, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Iterations of the outer loops that are fused; `ragged_parallel` and `redundant_depth` (`Tiles`).
+
+    The loop over columns is outside of those over rows, or inside; `rows` are in order, outermost first.
+    """
+    chunks = np.ones(len(v["order"]))
+    spoiled, redundant = (np.zeros(len(v["order"]), dtype=np.bool_) for _ in range(2))
+    for order, loops in enumerate(([column, *rows], [*rows, column])):
+        for depth, (extent, ragged) in enumerate(loops):
+            inside = (v["order"] == order) & (v["depth"] > depth)
+            redundant |= (v["order"] == order) & (v["depth"] == depth + 1) & (extent == 1) & (depth > 0)
+            spoiled |= inside & ragged & (v["depth"] > 1) & (extent > 1)
+            chunks = np.where(inside, chunks * extent, chunks)
+    return chunks, spoiled, redundant

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..hardware import FAR_WEIGHTS, Hardware
 from ..memory_bound.tails import OVERLAPPING_TAIL
+from ..nest import STACK_BYTES, partition
 from .copies import (
     AHEAD,
     AT_CHUNK,
@@ -36,10 +37,6 @@ from .spread_groups import SPREAD_GROUPS
 from .write_back import local_sums, write_squares, write_vectors
 
 __all__ = ["schedule_tiles"]
-
-STACK_BYTES = 1024
-"""TVM puts smaller intermediates in the "global" scope on the stack; all others cost an allocation in each call, unless
-`stack_sums` moves them."""
 
 CROWDED_SUMS = 22 / 32
 """Share of the registers for a tile's sums from which LLVM spills them where it writes out a row of taps (of 32, with
@@ -158,7 +155,7 @@ def _tile_loops(
     if plan.spread is not None:
         sch.annotate(loop[plan.spread.position], SPREAD_GROUPS, 1)
     if plan.vector_extent % values["nr"] and not padded and not overlapping:
-        sch.annotate(vectors, "pragma_loop_partition_hint", 1)
+        partition(sch, vectors)
     first = reduction[0] if len(reduction) > 1 else steps
     count = int(sch.get(vectors).extent)
     sums = values["mr"] * values["m2"] * count
@@ -183,7 +180,7 @@ def _tile_loops(
     tiled = [*([] if whole_rows else [chunk, rows]), *([] if padded or overlapping else [columns])]
     for partitioned in (*image, *tiled):
         if partitioned not in order[: max(depth, 1)] or depth <= 1:
-            sch.annotate(partitioned, "pragma_loop_partition_hint", 1)
+            partition(sch, partitioned)
     return {
         "outer": outermost,
         "chunk": outermost if inside else chunk,

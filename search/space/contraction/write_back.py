@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import tvm_ffi
 from tvm.ir.expr import TensorLoad
 
+from ..expressions import nodes_of
 from ..memory_bound.tails import OVERLAPPING_TAIL
 from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
-from .copies import index_map
+from ..nest import index_map, partition
 from .join_vectors import JOIN_VECTORS
 from .last_tile import overlapping_columns, pads_last_columns
 from .plan import Plan, dimension_of, whole_width
@@ -81,7 +81,7 @@ def write_vectors(sch: Any, writer: Any, plan: Plan, lanes: int, values: Mapping
     if joined:
         sch.annotate(vectors, JOIN_VECTORS, lanes)
     elif not overlapping and not pads_last_columns(plan, lanes, values):
-        sch.annotate(vectors, "pragma_loop_partition_hint", 1)
+        partition(sch, vectors)
     operations = 0 if plan.scattered else sum(block.operations for block in plan.kernel.epilogue)
     if operations <= UNROLLED_EPILOGUE:
         for loop in (*rows, vectors):
@@ -91,14 +91,13 @@ def write_vectors(sch: Any, writer: Any, plan: Plan, lanes: int, values: Mapping
 def write_squares(sch: Any, writer: Any, plan: Plan, values: Mapping[str, int]) -> None:
     """Write a tile across the output's rows, by squares that are transposed in registers where it consists of such."""
     size = plan.transposed_tile(values["mr"], values["nr"])
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(sch.get(writer).body, (TensorLoad, loads.append))
+    loads = nodes_of(sch.get(writer).body, TensorLoad)
     sums = sch.get(sch.get_producers(writer)[0]).writes[0].source
     of_sums = [position for position, load in enumerate(loads) if load.source.same_as(sums)]
     if not size or len(of_sums) != 1:
         return
     loops = sch.get_loops(writer)[-len(sch.get(writer).iter_vars) :]
-    merged = {d for d in plan.fused_dimensions[1:]}
+    merged = set(plan.fused_dimensions[1:])
     kept = [d for d in range(len(loops) + len(merged)) if d not in merged]
     column = loops[kept.index(plan.vector_dimension)]
     row = loops[kept.index(plan.fused_dimensions[0])]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
+
+from ..expressions import nodes_of
+from ..statements import rewritten
 
 __all__ = ["booleans_one_by_one"]
 
@@ -23,13 +25,10 @@ def booleans_one_by_one(func: Any) -> Any:
             return node
         return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.UNROLLED, node.body)
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, loop))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewritten(func, (tirx.For, loop))
 
 
 def _touches_booleans(body: Any) -> bool:
-    dtypes: list[str] = []
-    loads = (TensorLoad, lambda load: dtypes.append(str(load.source.dtype)))
-    stores = (tirx.BufferStore, lambda store: dtypes.append(str(store.buffer.dtype)))
-    tvm_ffi.structural_walk(body, [loads, stores])
-    return "bool" in dtypes
+    loads, stores = nodes_of(body, TensorLoad), nodes_of(body, tirx.BufferStore)
+    buffers = [*(load.source for load in loads), *(store.buffer for store in stores)]
+    return any(str(buffer.dtype) == "bool" for buffer in buffers)

@@ -14,13 +14,13 @@ from ..base import Knob
 from ..expressions import nodes_of, substitute
 from ..memory_bound.inlining import inlined
 from ..memory_bound.kernel import Kernel, Stage
-from .bind import bind_elementwise, fuse_all
+from ..nest import fuse
+from .bind import bind_elementwise
+from .matrix import WIDEST_ACCESS_BYTES
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, coalesced_share, powers, stage_instructions
 from .occupancy import Array
 
 __all__ = ["ElementwiseGpuSketch", "StagesGpuSketch"]
-
-WIDEST_ACCESS_BYTES = 16
 
 
 class ElementwiseGpuSketch(MemoryBoundGpuSketch):
@@ -111,7 +111,7 @@ class ElementwiseGpuSketch(MemoryBoundGpuSketch):
         block = schedule.get_sblock(self.main.name)
         loops = schedule.get_loops(block)
         if loops:
-            fused = fuse_all(schedule, loops)
+            fused = fuse(schedule, loops)
             factors = [None, values["repeat"], values["threads"], values["vector"]]
             blocks, repeat, threads, lane = schedule.split(fused, factors)
             schedule.bind(blocks, "blockIdx.x")

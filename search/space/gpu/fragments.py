@@ -13,10 +13,9 @@ from tvm import tirx
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
-__all__ = ["FRAGMENT", "Fragments", "fragments"]
+from .tensor_core import FRAGMENT
 
-FRAGMENT = 16
-"""Rows, columns, and steps of the reduction of one fragment."""
+__all__ = ["Fragments", "fragments"]
 
 SCOPES = {"a": "wmma.matrix_a", "b": "wmma.matrix_b", "sums": "wmma.accumulator"}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import s_tir, tirx
+
+from ..statements import rewritten
 
 __all__ = ["keep_guards"]
 
@@ -29,5 +30,4 @@ def keep_guards(func: Any) -> Any:
             return realize
         return s_tir.SBlockRealize(realize.iter_values, tirx.And(condition, condition), block)
 
-    body = tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, conjunction))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewritten(func, (s_tir.SBlockRealize, conjunction))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from typing import Any
 
 __all__ = ["register_intrinsic"]
 
@@ -29,62 +30,38 @@ def _warpgroups(dtype: str, width: str, a_along: str, b_along: str, sums: str, s
         multiply_intrinsic(dtype, sums, int(width), a_along == "1", b_along == "1", bool(swapped))
 
 
-def _mma_fill(sums: str) -> None:
-    from .mma import mma_fragments
+def _fragments(kind: str, dtype: str, sums: str, products: str = "1") -> Any:
+    if kind == "mma":
+        from .mma import mma_fragments
 
-    mma_fragments("float16", sums)  # whose operands do not matter
-
-
-def _mma_compute(swapped: str, dtype: str, sums: str, products: str) -> None:
-    from .mma import mma_fragments
-
-    mma_fragments(dtype, sums, int(products)).compute(bool(swapped))
-
-
-def _mma_store(sums: str, scope: str) -> None:
-    from .mma import mma_fragments
-
-    mma_fragments("float16", sums).store(scope)
-
-
-def _mma_load(operand: str, transposed: str, dtype: str, products: str) -> None:
-    from .mma import mma_fragments
-
-    mma_fragments(dtype, "float32", int(products)).load(operand, bool(transposed))
-
-
-def _wmma_fill(sums: str) -> None:
+        return mma_fragments(dtype, sums, int(products))
     from .fragments import fragments
 
-    fragments("float16", sums)
+    return fragments(dtype, sums)
 
 
-def _wmma_compute(swapped: str, dtype: str, sums: str) -> None:
-    from .fragments import fragments
-
-    fragments(dtype, sums).compute(bool(swapped))
+def _fill(kind: str, sums: str) -> None:
+    _fragments(kind, "float16", sums)  # whose operands do not matter
 
 
-def _wmma_store(sums: str, scope: str) -> None:
-    from .fragments import fragments
-
-    fragments("float16", sums).store(scope)
+def _compute(kind: str, swapped: str, dtype: str, sums: str, products: str = "1") -> None:
+    _fragments(kind, dtype, sums, products).compute(bool(swapped))
 
 
-def _wmma_load(operand: str, transposed: str, dtype: str) -> None:
-    from .fragments import fragments
+def _store(kind: str, sums: str, scope: str) -> None:
+    _fragments(kind, "float16", sums).store(scope)
 
-    fragments(dtype, "float32").load(operand, bool(transposed))
+
+def _load(kind: str, operand: str, transposed: str, dtype: str, products: str = "1") -> None:
+    _fragments(kind, dtype, "float32", products).load(operand, bool(transposed))
 
 
 _KINDS: tuple[tuple[str, Callable[..., None]], ...] = (
     (rf"eqtune_wgmma_{_DTYPE}_(?:float32|int32)_(\d{{1,3}})_([01])([01])_{_SUMS}(_swapped)?", _warpgroups),
-    (rf"eqtune_mma_fill_{_SUMS}", _mma_fill),
-    (rf"eqtune_mma_compute_(swapped_)?{_DTYPE}_{_SUMS}_([13])", _mma_compute),
-    (rf"eqtune_mma_store_{_SUMS}_{_SCOPE}", _mma_store),
-    (rf"eqtune_mma_load_([ab])_(transposed_)?{_DTYPE}_([13])", _mma_load),
-    (rf"eqtune_wmma_fill_{_SUMS}", _wmma_fill),
-    (rf"eqtune_wmma_compute_(swapped_)?{_DTYPE}_{_SUMS}", _wmma_compute),
-    (rf"eqtune_wmma_store_{_SUMS}_{_SCOPE}", _wmma_store),
-    (rf"eqtune_wmma_load_([ab])_(transposed_)?{_DTYPE}", _wmma_load),
+    (rf"eqtune_(w?mma)_fill_{_SUMS}", _fill),
+    (rf"eqtune_(w?mma)_store_{_SUMS}_{_SCOPE}", _store),
+    (rf"eqtune_(mma)_compute_(swapped_)?{_DTYPE}_{_SUMS}_([13])", _compute),
+    (rf"eqtune_(wmma)_compute_(swapped_)?{_DTYPE}_{_SUMS}", _compute),
+    (rf"eqtune_(mma)_load_([ab])_(transposed_)?{_DTYPE}_([13])", _load),
+    (rf"eqtune_(wmma)_load_([ab])_(transposed_)?{_DTYPE}", _load),
 )

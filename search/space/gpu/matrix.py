@@ -22,9 +22,10 @@ from ..analysis import Contraction, Kernel
 from ..expressions import nodes_of
 from ..schedule import schedule_of
 
-__all__ = ["MatrixForm", "Normalized", "Operand", "inline_producers", "matrix_form"]
+__all__ = ["WIDEST_ACCESS_BYTES", "MatrixForm", "Normalized", "Operand", "inline_producers", "matrix_form"]
 
 WIDEST_ACCESS_BYTES = 16
+"""Of a load or store of one thread."""
 
 FARTHEST_COPY_BYTES = 2**31
 """Of an argument, what TVM can copy asynchronously: it counts the bytes to where a copy begins in 32 bits."""

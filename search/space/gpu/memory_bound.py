@@ -1,4 +1,4 @@
-"""Sketches for everything that is no matrix product: what the GPU families share, and which of them fit."""
+"""What the sketches of everything that is no matrix product share on a GPU: an estimate from what candidates do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm.error import InternalError
-from tvm.s_tir import ScheduleError
 
 from ..base import Knob, Sketch
 from ..features import feature_table
@@ -19,7 +17,7 @@ from ..memory_bound.kernel import Kernel, Stage
 from .hardware import STATIC_SHARED_BYTES, GpuHardware
 from .occupancy import Array, Launch, occupancy
 
-__all__ = ["GpuWork", "MemoryBoundGpuSketch", "Values", "coalesced_share", "powers", "works"]
+__all__ = ["GpuWork", "MemoryBoundGpuSketch", "coalesced_share", "powers", "stage_instructions"]
 
 Values = NDArray[np.int64]
 
@@ -150,9 +148,6 @@ class MemoryBoundGpuSketch(Sketch):
         self._schedule(schedule, values)
         return schedule
 
-    def _columns(self, values: Values) -> dict[str, Array]:
-        return {knob.name: values[:, column].astype(np.float64) for column, knob in enumerate(self.knobs)}
-
     def _seconds(self, work: GpuWork) -> tuple[Array, Array, Array]:
         """Computing, moving, and all: the device's throughput, and the chain of waiting loads of one thread."""
         hardware = self.hardware
@@ -200,17 +195,3 @@ def coalesced_share(stage: Stage, axis: int | None) -> float:
 def powers(least: int, most: int) -> tuple[int, ...]:
     """Powers of two from `least` to `most`."""
     return tuple(1 << i for i in range(12) if least <= 1 << i <= most)
-
-
-def works(sketch: Sketch, tried: int = 3) -> bool:
-    """Whether the best few and the worst legal points can be applied: TVM refuses shapes that analysis accepts."""
-    indices = np.indices([len(knob.values) for knob in sketch.knobs]).reshape(len(sketch.knobs), -1).T
-    values = np.stack([np.asarray(k.values)[indices[:, c]] for c, k in enumerate(sketch.knobs)], axis=1)
-    values = values[sketch.legal(values)]
-    best = values[np.argsort(sketch.latency_s(values), kind="stable")]
-    for row in (*best[:tried], *best[-1:]):
-        try:
-            sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)})
-        except (ScheduleError, ValueError, InternalError):  # the last where a kernel mixes 32-bit and 64-bit indices
-            return False
-    return len(best) > 0

@@ -89,7 +89,7 @@ class MmaFragments:
 
 
 @functools.cache
-def mma_fragments(dtype: str, sums: str, products: int = 1) -> MmaFragments:
+def mma_fragments(dtype: str, sums: str, products: int) -> MmaFragments:
     """The intrinsics for these dtypes, registered once in a process."""
     return MmaFragments(dtype, sums, products)
 

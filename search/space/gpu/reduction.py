@@ -16,7 +16,8 @@ from tvm import tirx
 
 from ..base import Knob
 from ..memory_bound.kernel import Kernel
-from .bind import bind_elementwise, constant_extent, fuse_all, split_kinds
+from ..nest import extent_of, fuse
+from .bind import bind_elementwise, split_kinds
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, coalesced_share, powers, stage_instructions
 from .occupancy import Array
 from .words import are_exchanged
@@ -117,7 +118,7 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
                 epilogue, extents = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1].extents
             else:  # the sum in a register or a shared word, and what writes it to memory
                 epilogue = schedule.reindex(block, ("write", 0))
-                extents = tuple(constant_extent(schedule, loop) for loop in schedule.get_loops(epilogue))
+                extents = tuple(extent_of(schedule, loop) for loop in schedule.get_loops(epilogue))
             self._flatten(schedule, block, epilogue, extents)
             blocks, results = schedule.split(schedule.get_loops(epilogue)[0], [None, values["results"]])
             schedule.bind(blocks, "blockIdx.x")
@@ -131,8 +132,8 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
         if not spatial:
             spatial = [schedule.add_unit_loop(reduced[0])]
         schedule.reorder(*spatial, *reduced)
-        rows = fuse_all(schedule, spatial)
-        steps = fuse_all(schedule, reduced)
+        rows = fuse(schedule, spatial)
+        steps = fuse(schedule, reduced)
         if not apart:
             blocks, results = schedule.split(rows, [None, values["results"]])
             schedule.bind(blocks, "blockIdx.x")

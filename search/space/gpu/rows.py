@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from ..base import Knob
 from ..memory_bound.kernel import Kernel
-from ..memory_bound.rows import RowsSketch, _row_prefix
-from .bind import constant_extent, fuse_all, split_kinds
+from ..memory_bound.rows import RowsSketch, row_prefix
+from ..nest import extent_of, fuse
+from .bind import split_kinds
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, powers, stage_instructions
 from .occupancy import Array
 from .words import are_exchanged
@@ -39,7 +40,7 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         reductions = [stage for stage in self.kernel.stages if stage.is_reduction]
         self.rows = reductions[0].rows
         # The rows of a block are a box of every stage's axes.
-        count, inner = _row_prefix(self.kernel.stages[-1], self.rows) or (0, 1)
+        count, inner = row_prefix(self.kernel.stages[-1], self.rows) or (0, 1)
         written = inner if inner > 1 else math.prod(self.kernel.stages[-1].extents[max(0, count - 1) : count])
         last = math.gcd(written, *(stage.extents[stage.spatial[-1]] if stage.spatial else 1 for stage in reductions))
         self.length = max(stage.iterations // stage.rows for stage in reductions)
@@ -82,7 +83,7 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
             if not stage.is_reduction and stage.iterations == self.rows:
                 schedule.compute_inline(schedule.get_sblock(stage.name))
         output, stage = schedule.get_sblock(self.kernel.stages[-1].name), self.kernel.stages[-1]
-        count, inner = _row_prefix(stage, self.rows) or (0, 1)
+        count, inner = row_prefix(stage, self.rows) or (0, 1)
         if stage.is_reduction and not are_exchanged(str(schedule.get(output).writes[0].source.dtype)):
             # What is narrow is summed in words, which no output holds (words.py).
             output = schedule.cache_write(output, 0, "local")
@@ -95,7 +96,7 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         rows = rows or [schedule.add_unit_loop(loops[0] if loops else output)]
         # Before what is around it is fused, or TVM sees no box in what the rows of a block read of several axes.
         outer, row = schedule.split(rows[-1], [None, values["rows"]])
-        blocks = fuse_all(schedule, [*rows[:-1], outer])
+        blocks = fuse(schedule, [*rows[:-1], outer])
         schedule.bind(blocks, "blockIdx.x")
         schedule.bind(row, "threadIdx.y")
         in_order = schedule.get_child_blocks(schedule.get_sblock("root"))
@@ -109,7 +110,7 @@ class RowsGpuSketch(MemoryBoundGpuSketch):
         for block in in_order[:own]:
             _bind_inside(schedule, block, schedule.get_loops(block)[1:], values)
         inside = schedule.get_loops(output)[2:] or [schedule.add_unit_loop(output)]
-        _, thread = schedule.split(fuse_all(schedule, inside), [None, values["threads"]])
+        _, thread = schedule.split(fuse(schedule, inside), [None, values["threads"]])
         schedule.bind(thread, "threadIdx.x")
 
 
@@ -122,11 +123,11 @@ def _bind_inside(schedule: Any, block: Any, inside: list[Any], values: Mapping[s
     spatial, reduced = split_kinds(schedule, block, inside)
     spatial = spatial or [schedule.add_unit_loop(reduced[0])]
     schedule.reorder(*spatial, *reduced)
-    rows = fuse_all(schedule, spatial)
+    rows = fuse(schedule, spatial)
     if reduced:
-        _, across = schedule.split(fuse_all(schedule, reduced), [None, values["threads"]])
-        if constant_extent(schedule, rows) != values["rows"]:
-            raise ValueError(f"a stage has {constant_extent(schedule, rows)} rows in a block of {values['rows']}")
+        _, across = schedule.split(fuse(schedule, reduced), [None, values["threads"]])
+        if extent_of(schedule, rows) != values["rows"]:
+            raise ValueError(f"a stage has {extent_of(schedule, rows)} rows in a block of {values['rows']}")
     else:
         rows, across = schedule.split(rows, [values["rows"], None])
         _, across = schedule.split(across, [None, values["threads"]])

@@ -14,18 +14,19 @@ from tvm import tirx
 
 from ..access import dtype_bytes
 from .bind import bind_elementwise
+from .hardware import STATIC_SHARED_BYTES
 from .matrix import MatrixForm, Operand, inline_producers
 from .tf32 import permitted_products
-from .tiled import pipeline, split_reduction
+from .tiled import line_padding, pipeline, split_reduction
 
-__all__ = ["FRAGMENT", "fragment_steps", "line_padding", "schedule_fragments", "supports"]
+__all__ = ["FRAGMENT", "fragment_steps", "schedule_fragments", "supports"]
 
 FRAGMENT = 16
+"""Rows and columns of one fragment; of WMMA, steps of the reduction as well."""
+
 WARP = 32
 SUMS = "wmma.accumulator"
 SUMS_ALIGNMENT = 32
-STATIC_SHARED_BYTES = 48 * 1024
-"""Of a block; more must be dynamic."""
 
 _SUPPORTED = {
     ("float16", "float16"),
@@ -48,11 +49,6 @@ def supports(form: MatrixForm, products: int = 0) -> bool:
 def fragment_steps(dtype: str, mma: int) -> int:
     """Steps of the reduction that one fragment takes: 16 with WMMA, 32 bytes with `mma`."""
     return 32 // dtype_bytes(dtype) if mma else FRAGMENT
-
-
-def line_padding(item_bytes: int) -> int:
-    """Elements that follow each line in shared memory: 16 bytes keep the alignment and spread lines over banks."""
-    return 16 // item_bytes
 
 
 def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:

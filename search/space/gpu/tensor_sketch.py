@@ -10,38 +10,26 @@ from numpy.typing import NDArray
 
 from ..access import dtype_bytes
 from ..base import Knob
-from .contraction import (
-    LEAST_ASYNC_BYTES,
-    latency_seen,
-    partial_bytes,
-    shared_buffers,
-    splits,
-    stages_of,
-    worth_splitting,
-)
-from .hardware import GpuHardware
+from .hardware import STATIC_SHARED_BYTES, GpuHardware
 from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, occupancy
-from .product import SHARED_BYTES_PER_CLOCK, ProductSketch
-from .tensor_core import (
-    FRAGMENT,
-    STATIC_SHARED_BYTES,
-    SUMS_ALIGNMENT,
-    WARP,
-    fragment_steps,
-    line_padding,
-    schedule_fragments,
+from .product import (
+    LEAST_ASYNC_BYTES,
+    LOAD_LATENCY,
+    SHARED_BYTES_PER_CLOCK,
+    ProductSketch,
+    bytes_at_once,
+    latency_seen,
+    shared_buffers,
 )
+from .tensor_core import FRAGMENT, SUMS_ALIGNMENT, WARP, fragment_steps, schedule_fragments
 from .tf32 import permitted_products
-from .tiled import ASYNC_STAGES
+from .tiled import ASYNC_STAGES, line_padding
 
 __all__ = ["TensorCoreSketch", "tensor_dtype"]
 
 OTHER_REGISTERS = 48
 """Addresses, predicates and loop counters of a thread."""
-
-LOAD_LATENCY = 600.0
-"""Clocks from a load to its value in DRAM or L2, roughly."""
 
 PEAK_SHARE = (0.65, 0.7)
 """Of the tensor cores' peak, what WMMA and `mma` reach at best on other GPUs than Hopper's. An assumption."""
@@ -81,9 +69,9 @@ class TensorCoreSketch(ProductSketch):
             Knob("wj", _counts(columns)),
             Knob("fj", _counts(columns)),
             Knob("bk", tuple(b for b in (16, 32, 64) if b == 16 or b < 2 * reduction)),
-            Knob("stages", stages_of(form, hardware)),
+            self._stages_knob(),
             Knob("mma", (1,) if self._dtype == "tfloat32" else (0, 1) if hardware.copies_asynchronously else (0,)),
-            Knob("split", splits(reduction)),
+            self._split_knob(),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -97,11 +85,10 @@ class TensorCoreSketch(ProductSketch):
         ok &= (tile_i < 2 * max(rows, FRAGMENT)) & (tile_j < 2 * max(columns, FRAGMENT))
         ok &= (v["mma"] == 0) | (v["bk"] % fragment_steps(self.form.a.access.dtype, 1) == 0)
         ok &= (v["stages"] == 1) | (np.ceil(reduction / (v["bk"] * v["split"])) > v["stages"])
-        ok &= worth_splitting(v["split"], launch, self._hardware)
+        ok &= self._worth_splitting(v["split"], launch)
         for tile, operand in self._staged_by(v):
-            fetches = zip(tile * v["bk"], launch.threads, strict=True)
-            bytes_at_once = operand.item_bytes * np.array([operand.vector(int(n), int(t)) for n, t in fetches])
-            ok &= (v["stages"] < ASYNC_STAGES) | (bytes_at_once >= LEAST_ASYNC_BYTES)
+            at_once = bytes_at_once(operand, tile * v["bk"], launch.threads)
+            ok &= (v["stages"] < ASYNC_STAGES) | (at_once >= LEAST_ASYNC_BYTES)
         ok &= np.minimum(tile_i, tile_j) * v["bk"] >= launch.threads
         result: NDArray[np.bool_] = ok & (v["wi"] * v["wj"] <= 16)
         return result
@@ -123,7 +110,7 @@ class TensorCoreSketch(ProductSketch):
         ahead = np.where(v["stages"] == 2, (tile_i + tile_j) * v["bk"] * item / 4 / threads, 0.0)
         inputs = sum(_staged(tile, v["bk"], operand.along_reduction) for tile, operand in self._staged_by(v)) * item
         inputs = inputs * shared_buffers(v["stages"])
-        result = tile_i * (tile_j + 32) * dtype_bytes(self.form.accumulator)
+        result = tile_i * (tile_j + SUMS_ALIGNMENT) * dtype_bytes(self.form.accumulator)
         return Launch(
             blocks=batch * v["split"] * np.ceil(rows / tile_i) * np.ceil(columns / tile_j),
             threads=threads,
@@ -191,7 +178,7 @@ class TensorCoreSketch(ProductSketch):
         block_clocks = steps * (step_clocks / np.maximum(parallel, 0.05) + waiting) + 2.0 * LOAD_LATENCY + write_clocks
         compute_s = np.ceil(launch.blocks / hardware.multiprocessors) * block_clocks / hardware.clock_hz
         fetched = launch.blocks * steps * v["bk"] * (tile_i + tile_j) * item
-        memory_s = self._memory_s(fetched + partial_bytes(v["split"], form), fit)
+        memory_s = self._memory_s(fetched + self._partial_bytes(v["split"]), fit)
         latency_s = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s)
         return {
             "compute_s": compute_s,

@@ -19,27 +19,39 @@ from ..access import dtype_bytes
 from .bind import THREADS, bind_elementwise
 from .matrix import MatrixForm, Normalized, Operand, inline_producers
 
-__all__ = ["ASYNC_STAGES", "fetch_vector", "pipeline", "schedule_tiles", "shared_line", "split_reduction"]
+__all__ = [
+    "ASYNC_STAGES",
+    "fetch_vector",
+    "line_padding",
+    "pipeline",
+    "schedule_tiles",
+    "shared_line",
+    "split_reduction",
+]
 
 ASYNC_STAGES = 3
 """Buffers from which on tiles are copied asynchronously; two are one in shared memory and one in registers."""
 
 MAX_UNROLLED = 1024
 
+LINE_BYTES = 128
+"""What lines of a tile in shared memory are a multiple of, less their padding: all banks."""
+
 
 def shared_line(operand: Operand, extent: Any) -> Any:
     """Elements from one line of a tile in shared memory to the next, for lines of `extent` rows or columns."""
-    factor, offset = _line_alignment(operand)
-    return extent + (offset - extent) % factor if operand.along_reduction else extent
+    aligned = (line_padding(operand.item_bytes) - extent) % (LINE_BYTES // operand.item_bytes)
+    return extent + aligned if operand.along_reduction else extent
 
 
-def _line_alignment(operand: Operand) -> tuple[int, int]:
-    """What lines are a multiple of, in elements, and what is added: 16 bytes, so that vectors stay aligned."""
-    return 128 // operand.item_bytes, 16 // operand.item_bytes
+def line_padding(item_bytes: int) -> int:
+    """Elements that follow each line of a tile in shared memory: 16 bytes keep vectors aligned and spread lines over
+    banks."""
+    return 16 // item_bytes
 
 
 def schedule_tiles(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
-    """Apply the sketch; `v` holds every knob of `contraction.MatrixSketch`.
+    """Apply the sketch; `v` holds every knob of `tiled_sketch.MatrixSketch`.
 
     Raises
     ------
@@ -153,7 +165,7 @@ def fetch_tile(
     if vector > 1:
         sch.vectorize(lane)
     if operand.along_reduction:  # threads store down the lines
-        factor, offset = _line_alignment(operand)
+        factor, offset = LINE_BYTES // operand.item_bytes, line_padding(operand.item_bytes)
         sch.storage_align(copy, 0, axis=-2, factor=factor, offset=offset)
     if stages == 2:
         sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ..base import Knob
 from ..memory_bound.kernel import Kernel
-from ..memory_bound.transpose import _axes
-from .bind import constant_extent, fuse_all
+from ..memory_bound.transpose import read_and_write_axes
+from ..nest import extent_of, fuse
 from .memory_bound import GpuWork, MemoryBoundGpuSketch, powers, stage_instructions
 from .occupancy import Array
 
@@ -32,18 +32,15 @@ class TransposeGpuSketch(MemoryBoundGpuSketch):
         """Whether the one stage reads one buffer along an axis that is not the output's last."""
         if len(kernel.stages) != 1:
             return False
-        stage = kernel.stages[0]
-        return (
-            stage.regular
-            and not stage.is_reduction
-            and not stage.guards
-            and _axes(stage) is not None
-            and len([a for a in stage.reads if a.strides[(_axes(stage) or (0, 0))[0]] == 1]) == 1
-        )
+        (stage,) = kernel.stages
+        if not stage.regular or stage.is_reduction or stage.guards:
+            return False
+        axes = read_and_write_axes(stage)
+        return axes is not None and sum(access.strides[axes[0]] == 1 for access in stage.reads) == 1
 
     def _knobs(self) -> tuple[Knob, ...]:
         self.stage = self.kernel.stages[0]
-        self.read_axis, self.write_axis = _axes(self.stage) or (0, 0)
+        self.read_axis, self.write_axis = read_and_write_axes(self.stage) or (0, 0)
         read, write = self.stage.extents[self.read_axis], self.stage.extents[self.write_axis]
         return (
             Knob("read_tile", tuple(t for t in (8, 16, 32, 64) if t < 2 * read) or (8,)),
@@ -81,7 +78,7 @@ class TransposeGpuSketch(MemoryBoundGpuSketch):
         write_outer, write_inner = schedule.split(loops[self.write_axis], [None, values["write_tile"]])
         loops[self.read_axis], loops[self.write_axis] = read_outer, write_outer
         schedule.reorder(*loops, read_inner, write_inner)
-        tile = fuse_all(schedule, loops)
+        tile = fuse(schedule, loops)
         schedule.bind(tile, "blockIdx.x")
         _, thread = schedule.split(schedule.fuse(read_inner, write_inner), [None, values["threads"]])
         schedule.bind(thread, "threadIdx.x")
@@ -90,10 +87,10 @@ class TransposeGpuSketch(MemoryBoundGpuSketch):
         copy = schedule.cache_read(block, names.index(turned), "shared")
         schedule.compute_at(copy, tile, preserve_unit_loops=True)
         inside = schedule.get_loops(copy)[1:]
-        copied = math.prod(constant_extent(schedule, loop) for loop in inside)
+        copied = math.prod(extent_of(schedule, loop) for loop in inside)
         if copied > values["read_tile"] * values["write_tile"]:
             raise ValueError(f"a tile needs {copied} elements of what is read: it is no box there")
-        _, thread = schedule.split(fuse_all(schedule, inside), [None, values["threads"]])
+        _, thread = schedule.split(fuse(schedule, inside), [None, values["threads"]])
         schedule.bind(thread, "threadIdx.x")
         if len(inside) > 1:
             schedule.storage_align(copy, 0, axis=-2, factor=32, offset=1)

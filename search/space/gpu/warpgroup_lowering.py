@@ -20,7 +20,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad, TensorRegion
 
-from ..expressions import binding_of, substitute
+from ..expressions import binding_of, nodes_of, substitute
 from ..statements import block_with, with_body
 
 __all__ = ["CONSTRAINTS", "CUDA_TYPES", "LANES", "MULTIPLY", "SWIZZLED", "lower_warpgroups"]
@@ -48,13 +48,9 @@ def lower_warpgroups(func: Any) -> Any:
     """
     if not _multiplies(func.body):
         return func
-    sums: list[Any] = []
-
-    def note(block: Any) -> None:
-        if _multiplies(block.body):
-            sums.extend(match.source.source for match in block.match_buffers if match.buffer.scope() == "local")
-
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, note))
+    products = [block for block in nodes_of(func.body, s_tir.SBlock) if _multiplies(block.body)]
+    matches = [match for block in products for match in block.match_buffers]
+    sums = [match.source.source for match in matches if match.buffer.scope() == "local"]
 
     def own_row(node: Any, indices: Any) -> list[Any] | None:
         if not any(node.same_as(buffer) for buffer in sums):
@@ -161,14 +157,8 @@ def _target(multiply: Any) -> tuple[Any, int]:
 
 def _multiplies(statement: Any) -> bool:
     """Whether a call in a statement issues instructions of warpgroups."""
-    found: list[Any] = []
-
-    def visit(call: Any) -> None:
-        if call.args and str(getattr(call.args[0], "value", "")).startswith(MULTIPLY):
-            found.append(call)
-
-    tvm_ffi.structural_walk(statement, (ir.Call, visit))
-    return bool(found)
+    calls = nodes_of(statement, ir.Call)
+    return any(call.args and str(getattr(call.args[0], "value", "")).startswith(MULTIPLY) for call in calls)
 
 
 def _extent(part: Any) -> int | None:

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
-from .contraction import LEAST_ASYNC_BYTES, partial_bytes, splits, worth_splitting
 from .hardware import GpuHardware
 from .matrix import MatrixForm
 from .occupancy import Array, Launch, Occupancy, occupancy
-from .product import SHARED_BYTES_PER_CLOCK, ProductSketch
+from .product import LEAST_ASYNC_BYTES, SHARED_BYTES_PER_CLOCK, ProductSketch, bytes_at_once
 from .tensor_sketch import tensor_dtype
 from .warpgroup import LINE_BYTES, ROWS, line_steps, schedule_warpgroups
 from .warpgroup_lowering import LANES
@@ -56,13 +55,13 @@ class WarpgroupSketch(ProductSketch):
 
     def __init__(self, mod: Any, form: MatrixForm, hardware: GpuHardware) -> None:
         super().__init__(mod, form, hardware)
-        _, rows, columns, reduction = form.shape
+        _, rows, columns, _ = form.shape
         self.knobs = (
             Knob("groups", tuple(g for g in (1, 2, 4) if g == 1 or g * ROWS < 2 * rows)),
             Knob("height", tuple(h for h in (1, 2) if h == 1 or h * ROWS < 2 * rows)),
             Knob("width", tuple(w for w in (32, 64, 128, 192, 256) if w <= 64 or w < 2 * columns)),
             Knob("stages", (3, 4, 5, 6)),  # of two, TVM makes one: the copies come after the instructions
-            Knob("split", splits(reduction)),
+            self._split_knob(),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -78,11 +77,9 @@ class WarpgroupSketch(ProductSketch):
         # Of an edge within a line that is no power of two long, TVM does not see that it spares whole vectors.
         ok &= (v["width"] != 192) | (columns % v["width"] == 0)
         ok &= np.ceil(reduction / (steps * v["split"])) > v["stages"]
-        ok &= worth_splitting(v["split"], launch, self._hardware)
+        ok &= self._worth_splitting(v["split"], launch)
         for tile, operand in ((_height(v), self.form.a), (v["width"], self.form.b)):
-            sizes = zip(tile * steps, launch.threads, strict=True)
-            at_once = operand.item_bytes * np.array([operand.vector(int(n), int(t)) for n, t in sizes])
-            ok &= at_once >= LEAST_ASYNC_BYTES
+            ok &= bytes_at_once(operand, tile * steps, launch.threads) >= LEAST_ASYNC_BYTES
         result: NDArray[np.bool_] = ok
         return result
 
@@ -123,7 +120,7 @@ class WarpgroupSketch(ProductSketch):
         block_clocks = steps * (step_clocks + STEP_CLOCKS / fit.resident) + BLOCK_CLOCKS / fit.resident
         compute_s = np.ceil(launch.blocks / hardware.multiprocessors) * block_clocks / hardware.clock_hz
         fetched = launch.blocks * steps * (height + width) * LINE_BYTES
-        memory_s = self._memory_s(fetched + partial_bytes(v["split"], form), fit)
+        memory_s = self._memory_s(fetched + self._partial_bytes(v["split"]), fit)
         return {
             "compute_s": compute_s,
             "memory_s": memory_s,

@@ -96,13 +96,10 @@ def _is_narrow_reduction(store: Any, in_memory: bool) -> bool:
     """Whether a store combines what is there with a value, of a type that is not exchanged."""
     if not isinstance(store, tirx.BufferStore) or type(store.value) not in _COMBINED_AS:
         return False
-    own = any(isinstance(part, TensorLoad) and part.source.same_as(store.buffer) for part in _parts(store.value))
+    parts = store.value.a, store.value.b
+    own = any(isinstance(part, TensorLoad) and part.source.same_as(store.buffer) for part in parts)
     in_place = (str(store.buffer.scope()) == "global") == in_memory
     return own and in_place and not are_exchanged(str(store.buffer.dtype))
-
-
-def _parts(value: Any) -> tuple[Any, Any]:
-    return value.a, value.b
 
 
 def _widened(value: Any, word: Any) -> Any:

@@ -9,18 +9,18 @@ Transcendental functions vectorise only in the form that `vector_math` gives the
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-import numpy as np
 from tvm.s_tir import ScheduleError
 
+from ..applicable import best_apply
 from ..base import Sketch
 from ..hardware import MASKED_BYTES, Hardware
+from ..schedule import schedule_of
 from .columns import ColumnsSketch
 from .elementwise import ElementwiseSketch
 from .inlining import inlined, inlined_kernel
-from .kernel import Kernel, Stage, read_kernel, start
+from .kernel import Kernel, Stage, read_kernel
 from .masked_lanes import guards_only_loads
 from .masked_windows import MaskedWindowsSketch
 from .resample import ResampleSketch
@@ -33,9 +33,7 @@ from .transpose import TransposeSketch
 from .vector_math import vectorizable_math
 from .windows import WindowsSketch
 
-__all__ = ["masked_window_sketches", "memory_bound_sketches", "vectorizable_math"]
-
-LOGGER = logging.getLogger(__name__)
+__all__ = ["kept_stages", "masked_window_sketches", "memory_bound_sketches", "vectorizable_math"]
 
 _FAMILIES: tuple[type[MemoryBoundSketch], ...] = (
     ElementwiseSketch,
@@ -68,12 +66,12 @@ def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
         When a shape is symbolic.
     """
     try:
-        whole = read_kernel(start(mod))
+        whole = read_kernel(schedule_of(mod))
     except ScheduleError:  # no blocks: a hand-written or library routine (sort, cumsum)
         return [UntouchedSketch(mod)]
     found: list[MemoryBoundSketch] = []
     fallbacks: list[MemoryBoundSketch] = []
-    for number, keep in enumerate(_kept(whole)):
+    for number, keep in enumerate(kept_stages(whole)):
         kernel = inlined_kernel(mod, keep)
         suffix = f"-{number}" if number else ""
         for family in _FAMILIES:
@@ -82,7 +80,7 @@ def memory_bound_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
         if StagesSketch.fits(kernel) and (not found or any(stage.is_reduction for stage in kernel.stages)):
             fallbacks.append(StagesSketch(mod, keep, kernel, hardware, suffix))
     found += masked_window_sketches(mod, hardware)
-    return [sketch for sketch in found + fallbacks if _works(sketch)] or [UntouchedSketch(mod)]
+    return [sketch for sketch in found + fallbacks if best_apply(sketch)] or [UntouchedSketch(mod)]
 
 
 def masked_window_sketches(mod: Any, hardware: Hardware, outputs: int = 1) -> list[MaskedWindowsSketch]:
@@ -98,10 +96,10 @@ def masked_window_sketches(mod: Any, hardware: Hardware, outputs: int = 1) -> li
     found = [MaskedWindowsSketch(mod, frozenset(), kernel, hardware, outputs=outputs)]
     if RollingWindowsSketch.fits(kernel, outputs):
         found.append(RollingWindowsSketch(mod, frozenset(), kernel, hardware))
-    return [sketch for sketch in found if _works(sketch)]
+    return [sketch for sketch in found if best_apply(sketch)]
 
 
-def _kept(kernel: Kernel) -> list[frozenset[str]]:
+def kept_stages(kernel: Kernel) -> list[frozenset[str]]:
     """Sets of element-wise stages that could keep a buffer: none; those read twice; those and padding."""
     inner = [stage for stage in kernel.stages if not stage.is_reduction and stage.name not in kernel.outputs]
 
@@ -114,19 +112,3 @@ def _kept(kernel: Kernel) -> list[frozenset[str]]:
     twice = frozenset(stage.name for stage in inner if cost(stage) >= _EXPENSIVE and uses(stage.writes[0].buffer) > 1)
     padding = frozenset(stage.name for stage in inner if stage.guards)
     return list(dict.fromkeys([frozenset(), twice, twice | padding]))
-
-
-def _works(sketch: MemoryBoundSketch) -> bool:
-    """Whether the best of the sketch's points can be applied: TVM refuses some shapes that the analysis accepts."""
-    indices = np.indices([len(knob.values) for knob in sketch.knobs]).reshape(len(sketch.knobs), -1).T
-    values = np.stack([np.asarray(k.values)[indices[:, c]] for c, k in enumerate(sketch.knobs)], axis=1)
-    values = values[sketch.legal(values)]
-    best = values[np.argsort(sketch.latency_s(values), kind="stable")]
-    for row in (*best[:1], *best[-1:]):
-        decision = {knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)}
-        try:
-            sketch.apply(decision)
-        except ScheduleError:
-            LOGGER.info("TVM refuses the sketch %r with %s: it is left out", sketch.name, decision)
-            return False
-    return len(best) > 0

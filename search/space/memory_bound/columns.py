@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..nest import extent_of, parallelize, partition, spatial_and_reduced
 from .cost import Work, instructions
 from .kernel import Kernel, Stage
-from .nest import extent_of, parallelize, partition
-from .sketch import MemoryBoundSketch, Values, worker_counts
+from .sketch import MemoryBoundSketch, Values, compute_padded_at, worker_counts
 
 __all__ = ["ColumnsSketch"]
 
-_REDUCTION = 2  # tirx.IterVar.CommReduce
 _MOST_UNROLLED = 25
 
 
@@ -75,7 +74,7 @@ class ColumnsSketch(MemoryBoundSketch):
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """Whole tiles only; enough parallel iterations."""
-        knobs = self._columns(values)
+        knobs = self._integer_columns(values)
         body = knobs["lanes"] * knobs["unroll"]
         ok = (self.extent % body == 0) & ((knobs["lanes"] > 1) | (knobs["unroll"] == 1))
         ok &= (knobs["window"] < 2) | (knobs["lanes"] == 1)
@@ -166,21 +165,13 @@ class ColumnsSketch(MemoryBoundSketch):
     def _place_kept(self, schedule: Any, output: Any) -> None:
         """Producers that keep a buffer: computed for each iteration of the outermost loop that has more than one."""
         for stage in reversed(self.kernel.stages):
-            if stage.is_reduction or stage is self.kernel.stages[-1]:
-                continue
-            block = schedule.get_sblock(stage.name)
-            loops = [x for x in schedule.get_loops(output) if extent_of(schedule, x) > 1]
-            schedule.compute_at(block, loops[0], preserve_unit_loops=True)
-            own = schedule.get_loops(block)
-            inner = own[len(own) - len(stage.extents) :]
-            for axis in stage.guards:
-                partition(schedule, inner[axis])
+            if not stage.is_reduction and stage is not self.kernel.stages[-1]:
+                block = schedule.get_sblock(stage.name)
+                loops = [x for x in schedule.get_loops(output) if extent_of(schedule, x) > 1]
+                compute_padded_at(schedule, block, stage, loops[0])
 
     def _finish(self, schedule: Any, reduction: Any, depth: int, values: Mapping[str, int]) -> None:
-        loops = schedule.get_loops(reduction)[depth:]
-        kinds = [int(v.iter_type) for v in schedule.get(reduction).iter_vars]
-        reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
-        spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
+        spatial, reduced = spatial_and_reduced(schedule, reduction, schedule.get_loops(reduction)[depth:])
         column = spatial.pop(self.column)
         schedule.reorder(*spatial, *reduced, column)
         if values["lanes"] > 1:

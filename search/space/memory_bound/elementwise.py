@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..nest import fuse, parallelize, partition, vectorize
 from .cost import Work, instructions
 from .kernel import Kernel, Stage
-from .nest import fuse, parallelize, partition, vectorize
 from .sketch import MemoryBoundSketch, Values, divisors_up_to, ragged_efficiency, worker_counts
 
 __all__ = ["ElementwiseSketch", "side_stage"]
@@ -81,7 +81,7 @@ class ElementwiseSketch(MemoryBoundSketch):
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """No unrolling of a loop left to LLVM, no pieces of a serial loop, a body no longer than a piece."""
-        knobs = self._columns(values)
+        knobs = self._integer_columns(values)
         lanes, unroll, pieces, workers = (knobs[k] for k in ("lanes", "unroll", "pieces", "workers"))
         body = lanes * unroll
         short = self.run // pieces

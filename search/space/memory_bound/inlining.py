@@ -16,7 +16,8 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import nodes_of
-from .kernel import Kernel, is_library_call, read_kernel, start
+from ..schedule import schedule_of
+from .kernel import Kernel, is_library_call, read_kernel
 
 __all__ = ["inlined", "inlined_kernel"]
 
@@ -28,8 +29,6 @@ MOST_INDEX_NODES = 640
 """Of the index of a load. TVM simplifies one of a thousand nodes for a second, each time that it is seen: of rolls,
 reshapes and reflections one behind the other, kernels compiled for minutes."""
 
-_SPATIAL = 0  # tirx.IterVar.DataPar
-
 
 def inlined(mod: Any, keep: Iterable[str]) -> Any:
     """A schedule in which every element-wise stage is inlined, except outputs and those named in `keep`."""
@@ -39,7 +38,7 @@ def inlined(mod: Any, keep: Iterable[str]) -> Any:
 @lru_cache(maxsize=128)
 def _inlined(mod: Any, keep: frozenset[str]) -> Any:
     """Several sketches of a kernel begin so, again for each point; a copy takes a tenth of the time, trace included."""
-    schedule = start(mod)
+    schedule = schedule_of(mod)
     root = schedule.get_sblock("root")
     outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
     blocks = schedule.get_child_blocks(root)
@@ -56,7 +55,7 @@ def _inlined(mod: Any, keep: frozenset[str]) -> Any:
 
 
 def _may_inline(block: Any) -> bool:
-    return block.init is None and all(int(v.iter_type) == _SPATIAL for v in block.iter_vars)
+    return block.init is None and all(int(v.iter_type) == tirx.IterVar.DataPar for v in block.iter_vars)
 
 
 def _overwritten(blocks: Sequence[Any]) -> set[str]:

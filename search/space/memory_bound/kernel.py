@@ -15,16 +15,12 @@ from tvm.ir.expr import TensorLoad
 
 from ..analysis import accumulates
 from ..byte_tables import TableInstructions, is_looked_up, table_instructions_of
-from ..expressions import nodes_of
-from ..schedule import schedule_of
+from ..expressions import COMPARISONS, nodes_of
 from .math_forms import math_form
 
-__all__ = ["Access", "Kernel", "Stage", "block_names", "is_library_call", "read_kernel", "start"]
+__all__ = ["Access", "Kernel", "Stage", "block_names", "is_library_call", "read_kernel"]
 
-_REDUCTION = 2  # tirx.IterVar.CommReduce
-_SPATIAL = 0  # tirx.IterVar.DataPar
-_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
-_OPERATORS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, *_COMPARISONS)
+_OPERATORS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, *COMPARISONS)
 _DIVISION_COST = 4
 
 _ROOT_COST = 4
@@ -160,15 +156,9 @@ class Kernel:
         return sum(stage.iterations * stage.operations for stage in self.stages)
 
 
-def start(mod: Any) -> Any:
-    """An empty schedule of the kernel; failing primitives raise `ScheduleError` without rendering the program."""
-    return schedule_of(mod)
-
-
 def block_names(mod: Any) -> list[str]:
     """Names of the kernel's blocks, in order; none where it has no blocks."""
-    names: list[str] = []
-    tvm_ffi.structural_walk(mod["main"].body, (s_tir.SBlock, lambda block: names.append(str(block.name_hint))))
+    names = [str(block.name_hint) for block in nodes_of(mod["main"].body, s_tir.SBlock)]
     return [name for name in names if name != "root"]
 
 
@@ -220,7 +210,7 @@ def _read_stage(block: Any, plain: bool, picks: TableInstructions | None) -> Sta
     written = [store.buffer for store in stores]
     loads = [load for load in loads if not any(load.source.same_as(buffer) for buffer in written)]
     guards: dict[int, tuple[int, ...]] = {}
-    for condition in (node for node in operators if isinstance(node, _COMPARISONS) and not nodes_of(node, TensorLoad)):
+    for condition in (node for node in operators if isinstance(node, COMPARISONS) and not nodes_of(node, TensorLoad)):
         for axis in _axes_of(condition, variables):
             guards[axis] = (*guards.get(axis, ()), *_constants_of(condition))
     kinds = [int(v.iter_type) for v in block.iter_vars]
@@ -229,7 +219,7 @@ def _read_stage(block: Any, plain: bool, picks: TableInstructions | None) -> Sta
     return Stage(
         name=str(block.name_hint),
         extents=tuple(int(v.dom.extent) if constant else 1 for v in block.iter_vars),
-        reduced=tuple(kind == _REDUCTION for kind in kinds),
+        reduced=tuple(kind == tirx.IterVar.CommReduce for kind in kinds),
         reads=tuple(_access(load.source, load.indices, variables, analyzer, is_looked_up(load)) for load in loads),
         writes=tuple(_access(store.buffer, store.indices, variables, analyzer) for store in stores),
         operations=sum(_cost(node) for node in operators if not _is_index(node)),
@@ -238,7 +228,7 @@ def _read_stage(block: Any, plain: bool, picks: TableInstructions | None) -> Sta
         guards=guards,
         combiners=len({str(buffer.name) for buffer in written}),
         widest_bytes=max((_value_bytes(node) for node in (*loads, *stores, *operators)), default=1),
-        regular=plain and constant and bool(stores) and set(kinds) <= {_SPATIAL, _REDUCTION},
+        regular=plain and constant and bool(stores) and set(kinds) <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce},
         picks=picks,
     )
 
@@ -263,23 +253,12 @@ def _stride(flat: Any, variable: Any) -> int | None:
 
 
 def _axes_of(expression: Any, variables: list[Any]) -> set[int]:
-    found: set[int] = set()
-
-    def visit(var: Any) -> None:
-        found.update(i for i, v in enumerate(variables) if v.same_as(var))
-
-    tvm_ffi.structural_walk(expression, (ir.Var, visit))
-    return found
+    used = nodes_of(expression, ir.Var)
+    return {i for var in used for i, variable in enumerate(variables) if variable.same_as(var)}
 
 
 def _constants_of(expression: Any) -> list[int]:
-    found: list[int] = []
-
-    def visit(node: Any) -> None:
-        found.append(int(node.value))
-
-    tvm_ffi.structural_walk(expression, (tirx.IntImm, visit))
-    return found
+    return [int(node.value) for node in nodes_of(expression, tirx.IntImm)]
 
 
 def _buffer_bytes(buffer: Any) -> int:
@@ -307,7 +286,7 @@ def _value_bytes(node: Any) -> int:
 
 def _is_index(node: Any) -> bool:
     """Whether it is computed from loop variables alone, so that the compiler hoists or folds it."""
-    return _dtype(node).startswith("int64") or (isinstance(node, _COMPARISONS) and not nodes_of(node, TensorLoad))
+    return _dtype(node).startswith("int64") or (isinstance(node, COMPARISONS) and not nodes_of(node, TensorLoad))
 
 
 def _cost(node: Any) -> float:

@@ -27,7 +27,8 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..analysis import accumulates
-from ..expressions import binding_of, is_zero, nodes_of, substitute, uses
+from ..expressions import COMPARISONS, binding_of, conjuncts, is_zero, nodes_of, substitute, uses
+from ..statements import rewrite_marked_loops, rewritten, with_body
 
 __all__ = ["LANE_TREE", "multiply_by_reciprocals", "reduce_lanes_as_trees"]
 
@@ -36,7 +37,6 @@ LANE_TREE = "eqtune.lane_tree"
 
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 _ROUNDINGS = ("tirx.ceil", "tirx.floor", "tirx.nearbyint", "tirx.round", "tirx.trunc")
-_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
 def reduce_lanes_as_trees(func: Any) -> Any:
@@ -46,12 +46,7 @@ def reduce_lanes_as_trees(func: Any) -> Any:
     several rows in a kernel that sums a part of each: when it is placed in the whole, they lie apart.
     """
     is_part = accumulates(func)
-
-    def tree(loop: Any) -> Any:
-        return (_tree(loop, is_part) or loop) if LANE_TREE in loop.annotations else loop
-
-    body = tvm_ffi.structural_map(func.body, (tirx.For, tree))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewrite_marked_loops(func, LANE_TREE, lambda loop: _tree(loop, is_part) or loop)
 
 
 def multiply_by_reciprocals(func: Any) -> Any:
@@ -94,14 +89,9 @@ def multiply_by_reciprocals(func: Any) -> Any:
             return statement if unchanged else tirx.BufferStore(statement.buffer, value, statement.indices)
 
         body = tvm_ffi.structural_map(loop.body, (tirx.BufferStore, store))
-        if body.same_as(loop.body):
-            return loop
-        return tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations, step=loop.step
-        )
+        return loop if body.same_as(loop.body) else with_body(loop, body)
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, vector_loop))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewritten(func, (tirx.For, vector_loop))
 
 
 def _rounds_quotients(body: Any) -> bool:
@@ -122,7 +112,7 @@ def _rounds_quotients(body: Any) -> bool:
     rounded += [remainder for remainder in nodes_of(body, tirx.Mod) if _is_float(remainder)]
     rounded += [
         node
-        for node in nodes_of(body, _COMPARISONS)
+        for node in nodes_of(body, COMPARISONS)
         if _is_float(node.a) and not is_zero(node.a) and not is_zero(node.b)
     ]
     return any(map(of_quotients, rounded))
@@ -140,9 +130,9 @@ def _tree(loop: Any, rows_lie_apart: bool) -> Any | None:
     realize, extent, lanes = loop.body, int(loop.extent), int(loop.annotations[LANE_TREE])
     if not isinstance(realize, s_tir.SBlockRealize) or lanes & (lanes - 1) or lanes > extent:
         return None
-    store, predicate = realize.block.body, realize.predicate
-    always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
-    if not always or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, _COMBINERS):
+    store = realize.block.body
+    combines = isinstance(store, tirx.BufferStore) and isinstance(store.value, _COMBINERS)
+    if conjuncts(realize.predicate) or not combines:
         return None
     binding = binding_of(realize)
     total, part = store.value.a, substitute(store.value.b, binding)

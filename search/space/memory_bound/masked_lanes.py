@@ -20,7 +20,8 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, is_conditional, nodes_of, substitute
+from ..expressions import binding_of, conditionals, is_conditional, nodes_of, substitute, uses
+from ..statements import rewrite_marked_loops, rewritten
 
 __all__ = ["MASKED_LANES", "guards_only_loads", "mask_lanes"]
 
@@ -47,8 +48,7 @@ def guards_only_loads(func: Any) -> bool:
     divisors = [node.b for node in nodes_of(func.body, _DIVISIONS) if "int" in str(node.b.ty.dtype)]
     if any(nodes_of(divisor, TensorLoad) for divisor in divisors):
         return False
-    conditional = [call for call in nodes_of(func.body, ir.Call) if is_conditional(call)]
-    return all(isinstance(call.args[1], TensorLoad) and not nodes_of(call.args[2], ir.Var) for call in conditional)
+    return all(isinstance(c.args[1], TensorLoad) and not nodes_of(c.args[2], ir.Var) for c in conditionals(func.body))
 
 
 def mask_lanes(func: Any) -> Any:
@@ -65,22 +65,17 @@ def mask_lanes(func: Any) -> Any:
         records of others.
     """
     arguments = [parameter for parameter in func.params if hasattr(parameter.ty, "shape")]
-
-    def vector(loop: Any) -> Any:
-        return _Vector(loop, arguments).statement() if MASKED_LANES in loop.annotations else loop
-
-    body = tvm_ffi.structural_map(_with_room(func.body, arguments), (tirx.For, vector))
-    return func if body.same_as(func.body) else func.with_body(body)
+    whole = _with_room(func, arguments)
+    return rewrite_marked_loops(whole, MASKED_LANES, lambda loop: _Vector(loop, arguments).statement())
 
 
-def _with_room(body: Any, arguments: Sequence[Any]) -> Any:
-    """The body with whole vectors in those rows of its own buffers that marked loops fill."""
+def _with_room(func: Any, arguments: Sequence[Any]) -> Any:
+    """The PrimFunc with whole vectors in those rows of its own buffers that marked loops fill."""
     wider: list[tuple[Any, Any]] = []
-
-    def visit(loop: Any) -> None:
+    for loop in nodes_of(func.body, tirx.For):
         lanes = int(loop.annotations.get(MASKED_LANES, 0))
         if not lanes or int(loop.extent) >= lanes:  # other loops may have extents that vary
-            return
+            continue
         buffer = loop.body.block.body.buffer
         if not any(buffer.same_as(known) for known in (*arguments, *(old for old, _ in wider))):
             if int(buffer.shape[-1]) > lanes:
@@ -91,8 +86,7 @@ def _with_room(body: Any, arguments: Sequence[Any]) -> Any:
     def wide(buffer: Any) -> Any:
         return next((new for old, new in wider if old.same_as(buffer)), buffer)
 
-    tvm_ffi.structural_walk(body, (tirx.For, visit))
-    return tvm_ffi.structural_map(body, (tirx.Buffer, wide)) if wider else body
+    return rewritten(func, (tirx.Buffer, wide)) if wider else func
 
 
 class _Vector:
@@ -215,7 +209,7 @@ class _Vector:
 
     def _split(self, condition: Any) -> tuple[list[Any], list[tuple[int, Any]]]:
         """The parts of a conjunction that do not depend on the lane, and the others as (k, d): d + k * lane >= 0."""
-        if isinstance(condition, (tirx.And,)):
+        if isinstance(condition, tirx.And):
             left, right = self._split(condition.a), self._split(condition.b)
             return left[0] + right[0], left[1] + right[1]
         if isinstance(condition, tirx.IntImm):
@@ -250,9 +244,7 @@ class _Vector:
         return substitute(index, [(self.lane, tirx.IntImm(self.dtype, 0))])
 
     def _depends(self, expression: Any) -> bool:
-        used: list[Any] = []
-        tvm_ffi.structural_walk(substitute(expression, self.binding), (ir.Var, used.append))
-        return any(var.same_as(self.lane) for var in used)
+        return uses(substitute(expression, self.binding), self.lane)
 
     def _is_argument(self, buffer: Any) -> bool:
         return any(buffer.same_as(argument) for argument in self.arguments)

@@ -16,18 +16,17 @@ from numpy.typing import NDArray
 
 from ..base import Knob
 from ..hardware import Hardware
+from ..nest import STACK_BYTES, extent_of, parallelize, partition, spatial_and_reduced
 from .cost import Work
 from .kernel import Access, Kernel, Stage
 from .masked_lanes import MASKED_LANES
-from .nest import extent_of, parallelize, partition
-from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
+from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
 __all__ = ["MaskedWindowsSketch"]
 
 _MOST_UNROLLED = 128
 _MOST_INPUTS = 16  # of a group: more are for tiles of channels
 _MOST_ROWS = 14
-_REDUCTION = 2  # tirx.IterVar.CommReduce
 _CROSSING_LOAD = 1.7  # a vector that lies in two lines of the cache, in multiply-adds (Zen 4)
 _LONE_LOAD = 2.6  # the same where no other row of a tile wants the vector
 _TILE = 12.0  # instructions of a tile's addresses and stores
@@ -104,7 +103,7 @@ class MaskedWindowsSketch(MemoryBoundSketch):
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """Sums of a tile that fit registers; a body that compiles in time."""
-        knobs = self._columns(values)
+        knobs = self._integer_columns(values)
         high, wide = self.window
         unrolled, sums = knobs["rows"] * wide * (high if self.outputs == 1 else knobs["outputs"]), knobs["rows"]
         if self.outputs > 1:
@@ -203,10 +202,8 @@ class MaskedWindowsSketch(MemoryBoundSketch):
         return block, schedule.get_sblock(self.kernel.stages[-1].name)
 
     def _unroll(self, schedule: Any, block: Any, depth: int, vector: int) -> None:
-        kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]  # the order of loops after compute_at
-        loops = list(zip(schedule.get_loops(block)[depth:], kinds, strict=True))
-        reduced = [loop for loop, kind in loops if kind == _REDUCTION]
-        *others, lanes = (loop for loop, kind in loops if kind != _REDUCTION)
+        spatial, reduced = spatial_and_reduced(schedule, block, schedule.get_loops(block)[depth:])
+        *others, lanes = spatial
         schedule.reorder(*reduced, *others, lanes)
         unrolled = reduced[-1:] if self.outputs > 1 else reduced
         for loop in (*unrolled, *others):

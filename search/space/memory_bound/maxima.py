@@ -16,9 +16,13 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import nodes_of
+from ..statements import rewritten
 from .math_forms import exp_below_zero
 
 __all__ = ["exp_of_differences_from_maxima"]
+
+_MOST_FACTORS = 3
+"""Partial maxima of partial maxima that are followed."""
 
 
 def exp_of_differences_from_maxima(func: Any) -> Any:
@@ -27,11 +31,14 @@ def exp_of_differences_from_maxima(func: Any) -> Any:
     Not where it is over a part of x[i]: what is left out may be larger. Partial maxima in buffers of their own
     (rfactor) are followed. The same object when there is nothing to replace.
     """
-    stores: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
+    stores = nodes_of(func.body, tirx.BufferStore)
     maxima = [store for store in stores if isinstance(store.value, tirx.Max)]
+    if not maxima:
+        return func
     analyzer = sym.Analyzer()
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, lambda block: _bind_axes(analyzer, block)))
+    for block in nodes_of(func.body, s_tir.SBlock):
+        for axis in block.iter_vars:
+            analyzer.bind(axis.var, axis.dom)
 
     def covers(row: Any, buffer: Any, element: Any, depth: int = 0) -> bool:
         """Whether `buffer`, whose first indices are a row's, holds maxima over rows of what `element` loads."""
@@ -60,18 +67,7 @@ def exp_of_differences_from_maxima(func: Any) -> Any:
         same_row = _starts_with(element.indices, row)
         return exp_below_zero(difference) if same_row and covers(row, maximum.source, element.source) else call
 
-    if not maxima:
-        return func
-    body = tvm_ffi.structural_map(func.body, (ir.Call, replace))
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-_MOST_FACTORS = 3
-
-
-def _bind_axes(analyzer: Any, block: Any) -> None:
-    for axis in block.iter_vars:
-        analyzer.bind(axis.var, axis.dom)
+    return rewritten(func, (ir.Call, replace))
 
 
 def _of_one_row(store: Any, axes: int, analyzer: Any) -> bool:

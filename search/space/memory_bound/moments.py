@@ -24,12 +24,11 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, nodes_of, substitute, uses
+from ..expressions import binding_of, conjuncts, is_reduced, nodes_of, substitute, uses
 from ..statements import block_with
 
 __all__ = ["sum_moments_together"]
 
-_REDUCTION = 2  # tirx.IterVar.CommReduce
 _MOST_ELEMENTS = 1024  # of a lane
 
 
@@ -136,15 +135,14 @@ def _sum(statement: Any) -> _Sum | None:
         statement = statement.body
     if not isinstance(statement, s_tir.SBlockRealize) or not loops or loops[-1].kind != tirx.ForKind.VECTORIZED:
         return None
-    store, always = statement.block.body, statement.predicate
-    binding = binding_of(statement)
-    kinds = [int(v.iter_type) for v in statement.block.iter_vars]
-    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add) or kinds.count(_REDUCTION) != 1:
+    store, binding = statement.block.body, binding_of(statement)
+    kinds = list(map(is_reduced, statement.block.iter_vars))
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add) or sum(kinds) != 1:
         return None
-    reduced = [loop for loop in loops if loop.loop_var.same_as(binding[kinds.index(_REDUCTION)][1])]
+    reduced = [loop for loop in loops if loop.loop_var.same_as(binding[kinds.index(True)][1])]
     own = store.value.a
     known = isinstance(own, TensorLoad) and own.source.same_as(store.buffer)
-    plain = isinstance(always, tirx.IntImm) and bool(always.value) and str(store.value.ty.dtype) == "float32"
+    plain = not conjuncts(statement.predicate) and str(store.value.ty.dtype) == "float32"
     if not plain or not known or not reduced or not 2 < int(reduced[0].extent) <= _MOST_ELEMENTS:
         return None
     indices = tuple(substitute(index, binding) for index in store.indices)
@@ -153,8 +151,7 @@ def _sum(statement: Any) -> _Sum | None:
 
 def _zeroes(statement: Any, buffer: Any) -> bool:
     """Whether it does nothing but set all of a buffer's elements to a constant."""
-    stores: list[Any] = []
-    tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+    stores = nodes_of(statement, tirx.BufferStore)
     return len(stores) == 1 and stores[0].buffer.same_as(buffer) and isinstance(stores[0].value, tirx.FloatImm)
 
 

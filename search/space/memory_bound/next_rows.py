@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir
 from tvm.ir.expr import TensorLoad
 
 from ..contraction.prefetch import Operand, vectorised_operands, with_fetches
 from ..expressions import nodes_of, uses
-from ..statements import with_body
+from ..statements import rewrite_marked_loops, with_body
 
 __all__ = ["NEXT_ROWS", "fetch_next_rows"]
 
@@ -38,14 +37,11 @@ def fetch_next_rows(func: Any) -> Any:
     """
 
     def fetching(loop: Any) -> Any:
-        if NEXT_ROWS not in loop.annotations:
-            return loop
         steps = int(loop.annotations[NEXT_ROWS])
         fetches = [fetch for operand in _rows(loop, func.params) for fetch in operand.ahead(loop, steps)]
         return with_body(loop, with_fetches(fetches, loop.body), NEXT_ROWS)
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, fetching))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewrite_marked_loops(func, NEXT_ROWS, fetching)
 
 
 def _rows(loop: Any, arguments: Any) -> list[Operand]:
@@ -68,7 +64,5 @@ def _is_looked_up(index: Sequence[Any], loop: Any) -> bool:
 
 
 def _depends_on_others(index: Sequence[Any], loops: Sequence[Any]) -> bool:
-    used: list[Any] = []
-    for part in index:
-        tvm_ffi.structural_walk(part, (ir.Var, used.append))
+    used = [variable for part in index for variable in nodes_of(part, ir.Var)]
     return not all(any(variable.same_as(loop.loop_var) for loop in loops) for variable in used)

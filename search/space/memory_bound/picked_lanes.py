@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, conjuncts, evaluate, is_conditional, substitute, uses
+from ..expressions import binding_of, conditionals, conjuncts, evaluate, is_conditional, nodes_of, substitute, uses
+from ..statements import rewrite_marked_loops
 
 __all__ = ["PICKED_LANES", "pick_lanes", "picked_rows"]
 
@@ -69,12 +70,7 @@ def pick_lanes(func: Any) -> Any:
         under a condition that differs within a row; or when the row is shorter than a vector: marks may come from
         records of others.
     """
-
-    def row(loop: Any) -> Any:
-        return _row(loop) if PICKED_LANES in loop.annotations else loop
-
-    body = tvm_ffi.structural_map(func.body, (tirx.For, row))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewrite_marked_loops(func, PICKED_LANES, _row)
 
 
 def _row(loop: Any) -> Any:
@@ -114,8 +110,8 @@ def _choice(value: Any, column: Any) -> tuple[Any, Any, Any] | None:
 
     Conditions that load something stay where they are: others may guard them.
     """
-    conditions = [call.args[0] for call in _conditionals(value)]
-    condition = next((c for c in conditions if not uses(c, column) and not _loads(c)), None)
+    conditions = [call.args[0] for call in conditionals(value)]
+    condition = next((c for c in conditions if not uses(c, column) and not nodes_of(c, TensorLoad)), None)
     if condition is None:
         return None
 
@@ -127,18 +123,6 @@ def _choice(value: Any, column: Any) -> tuple[Any, Any, Any] | None:
         return tvm_ffi.structural_map(value, (ir.Call, decide))
 
     return condition, decided(1), decided(2)
-
-
-def _conditionals(value: Any) -> list[Any]:
-    calls: list[Any] = []
-    tvm_ffi.structural_walk(value, (ir.Call, calls.append))
-    return [call for call in calls if is_conditional(call)]
-
-
-def _loads(value: Any) -> list[Any]:
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
-    return loads
 
 
 def _starts(extent: int, lanes: int) -> list[int]:
@@ -198,7 +182,7 @@ def _picked(value: Any, column: Any, extent: int) -> list[tuple[Any, Array]]:
     """The loads of `value` whose last index depends on the column, other than by its neighbour; and their places."""
     columns = np.arange(extent, dtype=str(column.ty.dtype))
     found = []
-    for load in _loads(value):
+    for load in nodes_of(value, TensorLoad):
         *outer, last = load.indices
         if any(uses(index, column) for index in outer):
             raise ValueError(f"{load} reads other rows in each column")
@@ -207,7 +191,7 @@ def _picked(value: Any, column: Any, extent: int) -> list[tuple[Any, Array]]:
                 found.append((load, evaluate(last, {column: columns})))
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{last} is no constant in each column") from error
-    guarded = [load for call in _conditionals(value) for load in _loads(call)]
+    guarded = [load for call in conditionals(value) for load in nodes_of(call, TensorLoad)]
     if any(load.same_as(other) for load, _ in found for other in guarded):
         raise ValueError("a condition that differs within a row guards what is picked")
     return found

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..nest import parallelize
 from .cost import Work
 from .inlining import inlined
 from .kernel import Kernel
-from .nest import parallelize
 from .picked_lanes import PICKED_LANES, picked_rows
 from .sketch import MemoryBoundSketch, Values, worker_counts
 
@@ -60,7 +60,7 @@ class ResampleSketch(MemoryBoundSketch):
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """Vectors."""
-        return np.asarray(self._columns(values)["lanes"] > 1)
+        return np.asarray(self._integer_columns(values)["lanes"] > 1)
 
     def _work(self, knobs: Mapping[str, Values]) -> Work:
         lanes = knobs["lanes"].astype(np.float64)

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, is_conditional, is_zero, nodes_of, substitute, uses
-from ..statements import block_with, with_body
+from ..expressions import binding_of, guarded_loads, is_zero, substitute, uses
+from ..statements import block_with, in_order, rewrite_marked_loops, rewritten, with_body
 from .masked_lanes import MASKED_LANES
 
 __all__ = ["ROLLING", "ROLLING_STEP", "WINDOW_ROW", "roll_windows"]
@@ -58,8 +58,6 @@ def roll_windows(func: Any) -> Any:
     replaced: list[Any] = []
 
     def rolling(loop: Any) -> Any:
-        if ROLLING not in loop.annotations:
-            return loop
         windows = _Windows(loop, arguments)
         replaced.append(windows.sums)
         return windows.statement()
@@ -68,8 +66,8 @@ def roll_windows(func: Any) -> Any:
         kept = [buffer for buffer in block.alloc_buffers if not any(buffer.same_as(old) for old in replaced)]
         return block if len(kept) == len(block.alloc_buffers) else block_with(block, alloc_buffers=kept)
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, rolling))
-    return func.with_body(tvm_ffi.structural_map(body, (s_tir.SBlock, without_sums))) if replaced else func
+    func = rewrite_marked_loops(func, ROLLING, rolling)
+    return rewritten(func, (s_tir.SBlock, without_sums)) if replaced else func
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class _Windows:
         if rest:
             first = groups * self.together
             statements.append(self._group([tirx.IntImm(dtype, first + place) for place in range(rest)]))
-        return _sequence(statements)
+        return in_order(statements)
 
     def _counts_alike(self) -> bool:
         """Whether a row of the image adds the same to all windows, so that its own sum can be added to theirs."""
@@ -175,7 +173,7 @@ class _Windows:
         time = 0
         while time < self.rows + self.ages - 1:
             if time == self.ages - 1 and time < self.rows:
-                body = _sequence(step(self.down.loop_var, range(self.ages)))
+                body = in_order(step(self.down.loop_var, range(self.ages)))
                 start, count = _constant(self.down, time), _constant(self.down, self.rows - time)
                 statements.append(tirx.For(self.down.loop_var, start, count, tirx.ForKind.SERIAL, body))
                 time = self.rows
@@ -185,7 +183,7 @@ class _Windows:
                 time += 1
         registers = [*own, *(register for _, register in self.kept)]
         loads = [tirx.BufferStore(register, load, [0]) for load, register in self.kept]
-        return _sequence([*map(tirx.AllocBuffer, registers), *loads, *statements])
+        return in_order([*map(tirx.AllocBuffer, registers), *loads, *statements])
 
     def _step(self, at: Any, time: Any, ages: Sequence[int], sums: list[Any]) -> Iterator[Any]:
         """The rows of the image that a step reads count in the windows of these ages; the oldest one is written."""
@@ -213,14 +211,14 @@ class _Windows:
         if nest.row is not None:
             values.append((nest.row.loop_var, _constant(nest.row, offset + age * self.step)))
         places = itertools.product(*([(c.loop_var, _constant(c, n)) for n in range(_extent(c))] for c in nest.columns))
-        return _sequence([self._vector(nest.vector, sums, [*values, *place]) for place in places])
+        return in_order([self._vector(nest.vector, sums, [*values, *place]) for place in places])
 
     def _vector(self, vector: Any, sums: Any, values: list[tuple[Any, Any]]) -> Any:
         """A marked vector with values for the loops around it."""
         lane, realize = vector.loop_var, vector.body
         binding = binding_of(realize)
         body = substitute(substitute(realize.block.body, binding), values)
-        guarded = [call.args[1] for call in nodes_of(body, ir.Call) if is_conditional(call)]
+        guarded = guarded_loads(body)
 
         def load(old: Any) -> Any:
             if self._is_sum(old):
@@ -267,7 +265,3 @@ def _extent(loop: Any) -> int:
 
 def _constant(loop: Any, value: int) -> Any:
     return tirx.IntImm(str(loop.loop_var.ty.dtype), value)
-
-
-def _sequence(statements: Sequence[Any]) -> Any:
-    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]

@@ -12,17 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..nest import parallelize, spatial_and_reduced
 from .cost import Work
 from .kernel import Kernel
 from .masked_lanes import MASKED_LANES
 from .masked_windows import MaskedWindowsSketch
-from .nest import parallelize
 from .rolling_sums import ROLLING, ROLLING_STEP, WINDOW_ROW
 from .sketch import Values, worker_counts
 
 __all__ = ["RollingWindowsSketch"]
 
-_REDUCTION = 2  # tirx.IterVar.CommReduce
 _MOST_TOGETHER = 8
 _MOST_SUMS = 24  # in registers, beside a row of the image and some weights
 _PASSES = 0.4  # what reading an image and writing its result in many passes costs, columns of vectors apart
@@ -60,7 +59,7 @@ class RollingWindowsSketch(MaskedWindowsSketch):
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """Sums that fit registers."""
-        return np.asarray(self._columns(values)["together"] * self._ages() <= _MOST_SUMS)
+        return np.asarray(self._integer_columns(values)["together"] * self._ages() <= _MOST_SUMS)
 
     def _ages(self) -> int:
         """How many windows a row of the image counts in at most."""
@@ -101,10 +100,7 @@ class RollingWindowsSketch(MaskedWindowsSketch):
         schedule.annotate(x, ROLLING, values["together"])
         schedule.annotate(y, ROLLING_STEP, int(self._row_step()))
         schedule.annotate(lanes, MASKED_LANES, values["lanes"])
-        kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]  # the order of loops after compute_at
-        loops = list(zip(schedule.get_loops(block)[depth:], kinds, strict=True))
-        reduced = [loop for loop, kind in loops if kind == _REDUCTION]
-        *others, lanes = (loop for loop, kind in loops if kind != _REDUCTION)
+        (*others, lanes), reduced = spatial_and_reduced(schedule, block, schedule.get_loops(block)[depth:])
         schedule.reorder(*reduced, *others, lanes)
         schedule.annotate(reduced[-2], WINDOW_ROW, 1)
         schedule.annotate(lanes, MASKED_LANES, values["lanes"])

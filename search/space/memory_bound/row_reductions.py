@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..nest import extent_of, fuse, spatial_and_reduced
 from .lane_trees import LANE_TREE
-from .nest import extent_of, fuse
 
 __all__ = ["finish_reduction", "fitting", "sum_as_written", "vector_sums"]
-
-_REDUCTION = 2  # tirx.IterVar.CommReduce
 
 
 def fitting(vectors: int, lanes: int, length: int) -> int:
@@ -48,11 +46,9 @@ def sum_as_written(schedule: Any, block: Any, source: Any, depth: int, lanes: in
 def finish_reduction(schedule: Any, block: Any, depth: int, lanes: int, short: bool, vector: bool) -> None:
     """Order the loops of a reduction inside a row: reduced ones outside, rows and vectors unrolled inside."""
     loops = schedule.get_loops(block)[depth:]
-    kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
-    if len(loops) != len(kinds):
+    if len(loops) != len(schedule.get(block).iter_vars):
         return
-    reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
-    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
+    spatial, reduced = spatial_and_reduced(schedule, block, loops)
     narrow = [loop for loop in spatial if extent_of(schedule, loop) == 1]
     rows = [loop for loop in spatial if extent_of(schedule, loop) > 1]
     if vector:  # rfactor puts the loop over lanes first

@@ -16,14 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..expressions import is_reduced
+from ..hardware import PAGE_BYTES
+from ..nest import STACK_BYTES, extent_of, fuse, vectorize
 from .cost import Work, instructions
 from .kernel import Kernel, Stage
-from .nest import extent_of, fuse, vectorize
 from .next_rows import NEXT_ROWS
 from .row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
-from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
+from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
-__all__ = ["RowsSketch", "contiguous", "run_axes"]
+__all__ = ["RowsSketch", "contiguous", "row_prefix", "run_axes"]
+
+_MOST_LOADED = 24  # vectors of a row without a loop
 
 
 class RowsSketch(MemoryBoundSketch):
@@ -49,7 +53,7 @@ class RowsSketch(MemoryBoundSketch):
         return (
             len(rows) == 1
             and all(contiguous(stage) for stage in reductions)
-            and all(_row_prefix(stage, stage.rows if stage is output else min(rows)) for stage in kernel.stages)
+            and all(row_prefix(stage, stage.rows if stage is output else min(rows)) for stage in kernel.stages)
         )
 
     def _knobs(self) -> tuple[Knob, ...]:
@@ -108,7 +112,7 @@ class RowsSketch(MemoryBoundSketch):
             return 1
         ends = []
         for stage in self.kernel.stages:
-            count, share = _row_prefix(stage, self.rows) or (0, 1)
+            count, share = row_prefix(stage, self.rows) or (0, 1)
             ends.append(share if share > 1 else next((n for n in reversed(stage.extents[:count]) if n > 1), 1))
         return math.gcd(*ends)
 
@@ -126,14 +130,14 @@ class RowsSketch(MemoryBoundSketch):
         output = self.kernel.stages[-1]
         if output.is_reduction:
             return 1
-        count, share = _row_prefix(output, self.rows) or (0, 1)
+        count, share = row_prefix(output, self.rows) or (0, 1)
         inside = len(output.extents) - count - (share > 1)
         axes = min(inside, output.run(tuple(range(len(output.extents)))))
         return math.prod(output.extents[len(output.extents) - axes :]) if axes else 1
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """Vectors no longer than a row; enough rows or parts for the workers."""
-        knobs = self._columns(values)
+        knobs = self._integer_columns(values)
         lanes, accumulators, parts = knobs["lanes"], knobs["accumulators"], knobs["parts"]
         ok = (lanes > 1) | ((accumulators == 1) & (knobs["unroll"] == 1))
         whole = max(self.lengths) // parts % (lanes * accumulators) == 0
@@ -165,7 +169,7 @@ class RowsSketch(MemoryBoundSketch):
         # Four rows and their results, a multiple of the page apart, want more than the eight places of their set in the
         # first cache: layer norm of 512 x 1024 takes 129 us with four, 78 with two.
         row_bytes = max(self.lengths) * self.reductions[0].writes[0].item_bytes
-        if row_bytes % _PAGE_BYTES == 0:
+        if row_bytes % PAGE_BYTES == 0:
             total = total * np.where(together > 2, 1.7, 1.0)
         total = total * np.where(knobs["fetch"] == 1, 0.9, 1.0)  # a row comes while another is computed
         scratch = sum(
@@ -215,7 +219,7 @@ class RowsSketch(MemoryBoundSketch):
                 self._vectorize(schedule, output, rows, inner[len(inner) - count :], values)
         written: dict[str, Any] = {}
         for block in blocks[:own]:
-            if any(int(v.iter_type) == _REDUCTION for v in schedule.get(block).iter_vars):
+            if any(map(is_reduced, schedule.get(block).iter_vars)):
                 sref = schedule.get_sref(block)
                 vector = any(sref.same_as(schedule.get_sref(known)) for known in in_lanes)
                 source = next((written[name] for name in _read(schedule, block) if name in written), None)
@@ -251,7 +255,7 @@ class RowsSketch(MemoryBoundSketch):
         if values["parts"] > 1:
             rows = loops[: len(stage.spatial) + 1]
         else:
-            count, inner = _row_prefix(stage, self.rows) or (0, 1)
+            count, inner = row_prefix(stage, self.rows) or (0, 1)
             rows = loops[:count]
             if inner > 1:
                 outer, _ = schedule.split(loops[count], [inner, None])
@@ -274,11 +278,6 @@ class RowsSketch(MemoryBoundSketch):
         return row, 2
 
 
-_PAGE_BYTES = 4096
-_MOST_LOADED = 24  # vectors of a row without a loop
-_REDUCTION = 2  # tirx.IterVar.CommReduce
-
-
 def run_axes(stage: Stage) -> int:
     """How many of the last axes that it reduces over are one run of memory."""
     return stage.run(stage.reduction)
@@ -296,7 +295,7 @@ def contiguous(stage: Stage) -> bool:
     return in_order and last not in stage.guards and 1 in strides and set(strides) <= {0, 1}
 
 
-def _row_prefix(stage: Stage, rows: int) -> tuple[int, int] | None:
+def row_prefix(stage: Stage, rows: int) -> tuple[int, int] | None:
     """How many leading axes make up the rows, and the share of the next one; None when they do not."""
     if stage.is_reduction:
         return (len(stage.spatial), 1) if stage.rows == rows else None

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..nest import STACK_BYTES, fuse, parallelize, vectorize
 from .cost import Work, instructions
 from .kernel import Kernel, Stage
-from .nest import fuse, parallelize, vectorize
 from .row_reductions import finish_reduction, fitting, vector_sums
 from .rows import contiguous, run_axes
-from .sketch import STACK_BYTES, MemoryBoundSketch, Values
+from .sketch import MemoryBoundSketch, Values
 
 __all__ = ["SharedRowsSketch"]
 
@@ -76,7 +76,7 @@ class SharedRowsSketch(MemoryBoundSketch):
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """Of few rows, each of which has a part for every thread."""
-        knobs, threads = self._columns(values), self.hardware.threads
+        knobs, threads = self._integer_columns(values), self.hardware.threads
         ok = (knobs["parts"] > 1) & (threads > 1) & (self.rows < _MOST_ROWS * threads) & (self.rows % threads != 0)
         each = [length // knobs["parts"] % (self.lanes * knobs["accumulators"]) == 0 for length in self.lengths]
         return np.logical_and.reduce([ok, *each])

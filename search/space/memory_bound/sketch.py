@@ -11,17 +11,15 @@ from numpy.typing import NDArray
 
 from ..base import Knob, Sketch
 from ..hardware import Hardware
+from ..nest import partition
 from . import cost
 from .cost import Work
 from .inlining import inlined
-from .kernel import Kernel
+from .kernel import Kernel, Stage
 
-__all__ = ["STACK_BYTES", "MemoryBoundSketch", "divisors_up_to", "ragged_efficiency", "worker_counts"]
+__all__ = ["MemoryBoundSketch", "compute_padded_at", "divisors_up_to", "ragged_efficiency", "worker_counts"]
 
 Values = NDArray[np.int64]
-
-STACK_BYTES = 1024
-"""TVM puts smaller buffers on the stack, where LLVM can keep them in registers."""
 
 
 class MemoryBoundSketch(Sketch):
@@ -66,7 +64,8 @@ class MemoryBoundSketch(Sketch):
     def _schedule(self, schedule: Any, values: Mapping[str, int]) -> None:
         """Transform a schedule whose stages are `self.kernel.stages`."""
 
-    def _columns(self, values: Values) -> dict[str, Values]:
+    def _integer_columns(self, values: Values) -> dict[str, Values]:
+        """As `_columns`, of integers."""
         return {knob.name: values[:, column] for column, knob in enumerate(self.knobs)}
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
@@ -75,17 +74,26 @@ class MemoryBoundSketch(Sketch):
 
     def features(self, values: Values) -> NDArray[np.float32]:
         """See `Sketch.features`."""
-        return cost.features(self.hardware, self.kernel, self._work(self._columns(values)), self.family_index)
+        return cost.features(self.hardware, self.kernel, self._work(self._integer_columns(values)), self.family_index)
 
     def latency_s(self, values: Values) -> NDArray[np.float64]:
         """See `Sketch.latency_s`."""
-        return cost.latency_s(self.hardware, self.kernel, self._work(self._columns(values)))
+        return cost.latency_s(self.hardware, self.kernel, self._work(self._integer_columns(values)))
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """See `Sketch.apply`."""
         schedule = inlined(self.mod, self.keep)
         self._schedule(schedule, values)
         return schedule
+
+
+def compute_padded_at(schedule: Any, block: Any, stage: Stage, loop: Any) -> None:
+    """Compute a stage that keeps a buffer, and whose block this is, at a loop: a border of conditions is code apart."""
+    schedule.compute_at(block, loop, preserve_unit_loops=True)
+    own = schedule.get_loops(block)
+    inner = own[len(own) - len(stage.extents) :]
+    for axis in stage.guards:
+        partition(schedule, inner[axis])
 
 
 def worker_counts(hardware: Hardware, chunks: int) -> tuple[int, ...]:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from ..base import Knob, Sketch
 from ..features import FEATURES
+from ..nest import fuse, parallelize, serial_vectors
+from ..schedule import schedule_of
 from .cost import Work, instructions
-from .kernel import Kernel, Stage, start
-from .nest import fuse, parallelize, serial_vectors
+from .kernel import Kernel, Stage
 from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
 __all__ = ["StagesSketch", "UntouchedSketch"]
@@ -145,4 +146,4 @@ class UntouchedSketch(Sketch):
 
     def apply(self, values: Mapping[str, int]) -> Any:
         """An empty schedule."""
-        return start(self.mod)
+        return schedule_of(self.mod)

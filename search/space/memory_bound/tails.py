@@ -16,7 +16,8 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, sym, tirx
 
-from ..expressions import conjuncts, uses
+from ..expressions import conjuncts, nodes_of, uses
+from ..statements import rewrite_marked_loops, with_body
 
 __all__ = ["OVERLAPPING_TAIL", "overlap_tails"]
 
@@ -34,12 +35,7 @@ def overlap_tails(func: Any) -> Any:
         When the length of the row cannot be read off the conditions inside, or what ends there is at no multiple of the
         loop: marks may come from records of others.
     """
-
-    def overlapping(loop: Any) -> Any:
-        return _overlapping(loop) if OVERLAPPING_TAIL in loop.annotations else loop
-
-    body = tvm_ffi.structural_map(func.body, (tirx.For, overlapping))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewrite_marked_loops(func, OVERLAPPING_TAIL, _overlapping)
 
 
 def _overlapping(loop: Any) -> Any:
@@ -73,8 +69,7 @@ def _overlapping(loop: Any) -> Any:
     body = loop.body
     if length >= lanes:  # else the result, a slice of what is computed, is shorter than one tile: conditions stay
         body = tvm_ffi.structural_map(body, (s_tir.SBlockRealize, unconditional))
-    annotations = {key: value for key, value in loop.annotations.items() if key != OVERLAPPING_TAIL}
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=annotations, step=loop.step)
+    return with_body(loop, body, OVERLAPPING_TAIL)
 
 
 def _row_length(loop: Any, lanes: int) -> int:
@@ -83,12 +78,9 @@ def _row_length(loop: Any, lanes: int) -> int:
     A tile of a row may end beyond the row, too; blocks before may have rows of which the last one leaves out the end.
     """
     lengths: list[int] = []
-
-    def visit(realize: Any) -> None:
+    for realize in nodes_of(loop.body, s_tir.SBlockRealize):
         ends = [end for term in conjuncts(realize.predicate) if (end := _end(term, loop, lanes)) is not None]
-        lengths.extend([min(ends)] if ends else [])
-
-    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+        lengths += [min(ends)] if ends else []
     if not lengths or min(lengths) < lengths[-1]:
         raise ValueError(f"the loop over {loop.loop_var} is marked as ragged but its blocks end at {lengths}")
     return lengths[-1]

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..hardware import PAGE_BYTES
+from ..nest import fuse, parallelize, vectorize
 from .cost import CALL_INSTRUCTIONS, FORM_INSTRUCTIONS, Work
 from .kernel import Kernel, Stage
-from .nest import fuse, parallelize, vectorize
 from .sketch import MemoryBoundSketch, Values, worker_counts
 from .transpose_tiles import TRANSPOSE_TILE
 
-__all__ = ["TransposeSketch"]
+__all__ = ["TransposeSketch", "read_and_write_axes"]
 
-_PAGE_BYTES = 4096
 _WAYS = 8
 _CROWDED_BYTES = 2048  # rows of the output a multiple of it apart have two places in a cache's page, or one
 _BLOCKS = (16, 32, 64, 128)
@@ -51,11 +51,11 @@ class TransposeSketch(MemoryBoundSketch):
         if len(kernel.stages) != 1:
             return False
         stage = kernel.stages[0]
-        return stage.regular and not stage.is_reduction and _axes(stage) is not None
+        return stage.regular and not stage.is_reduction and read_and_write_axes(stage) is not None
 
     def _knobs(self) -> tuple[Knob, ...]:
         self.stage = self.kernel.stages[0]
-        self.read_axis, self.write_axis = _axes(self.stage) or (0, 0)
+        self.read_axis, self.write_axis = read_and_write_axes(self.stage) or (0, 0)
         self.fused = _fused(self.stage, self.read_axis, self.write_axis)
         step = (self.stage.writes[0].strides[self.read_axis] or 0) * self.stage.writes[0].item_bytes
         self.crowded = step > 0 and step % _CROWDED_BYTES == 0
@@ -86,7 +86,7 @@ class TransposeSketch(MemoryBoundSketch):
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """A vector fits the registers; a tile fits the first cache; enough tiles for the workers."""
-        knobs = self._columns(values)
+        knobs = self._integer_columns(values)
         inner = np.where(knobs["inner"] == 0, knobs["write_tile"], knobs["read_tile"])
         lanes = self.hardware.lanes(self.stage.writes[0].item_bytes)
         tile = knobs["read_tile"] * knobs["write_tile"]
@@ -121,7 +121,7 @@ class TransposeSketch(MemoryBoundSketch):
         blocks = knobs["write_block"] > 1
         per_element = per_element + np.where(blocks, 2.0 / lanes, 0.0)
         step = max(abs(a.strides[self.write_axis] or 0) * a.item_bytes for a in self.stage.reads)
-        thrash = 16.0 if step % _PAGE_BYTES == 0 else 1.0
+        thrash = 16.0 if step % PAGE_BYTES == 0 else 1.0
         run = item * np.maximum(np.minimum(read, write), 4.0 * knobs["vector"]) * 2.0
         run = np.where(knobs["vector"] == 2, item * read, np.where(inner > _WAYS, run / thrash, run))
         if self.crowded:
@@ -199,7 +199,7 @@ def _in_order(stage: Stage) -> bool:
     return all(stride == expected or extent == 1 for stride, expected, extent in strides)
 
 
-def _axes(stage: Stage) -> tuple[int, int] | None:
+def read_and_write_axes(stage: Stage) -> tuple[int, int] | None:
     """The axis along which most is read, and the axis along which the output is written, where they differ."""
     write = next((i for i, stride in enumerate(stage.writes[0].strides) if stride == 1 and stage.extents[i] > 1), None)
     candidates: dict[int, int] = {}

@@ -18,7 +18,8 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, is_conditional, nodes_of, substitute, uses
+from ..expressions import binding_of, conjuncts, guarded_loads, nodes_of, substitute, uses
+from ..statements import rewrite_marked_loops
 
 __all__ = ["TRANSPOSE_TILE", "transpose_in_registers"]
 
@@ -32,29 +33,21 @@ def transpose_in_registers(func: Any) -> Any:
     A tile stays two loops where its size is no power of two, its block has a condition, or anything but one store, or
     where a condition decides what is loaded: an index from data may be out of bounds.
     """
-
-    def tile(loop: Any) -> Any:
-        return (_rewritten(loop) or loop) if TRANSPOSE_TILE in loop.annotations else loop
-
-    body = tvm_ffi.structural_map(func.body, (tirx.For, tile))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return rewrite_marked_loops(func, TRANSPOSE_TILE, lambda loop: _shuffled(loop) or loop)
 
 
-def _rewritten(along_read: Any) -> Any | None:
+def _shuffled(along_read: Any) -> Any | None:
     along_write = along_read.body
     if not isinstance(along_write, tirx.For) or not isinstance(along_write.body, s_tir.SBlockRealize):
         return None
     realize, size = along_write.body, int(along_read.extent)
-    store, predicate = realize.block.body, realize.predicate
-    always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
+    store = realize.block.body
     is_square = int(along_write.extent) == size and size.bit_count() == 1
-    if not always or not isinstance(store, tirx.BufferStore) or not is_square:
+    if conjuncts(realize.predicate) or not isinstance(store, tirx.BufferStore) or not is_square:
         return None
     binding = binding_of(realize)
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(store.value, (TensorLoad, loads.append))
-    source = loads[int(along_read.annotations[TRANSPOSE_TILE])]
-    if any(source.same_as(load) for load in _guarded_loads(store.value)):
+    source = nodes_of(store.value, TensorLoad)[int(along_read.annotations[TRANSPOSE_TILE])]
+    if any(source.same_as(load) for load in guarded_loads(store.value)):
         return None
     statements: list[Any] = []
 
@@ -99,12 +92,6 @@ def _rewritten(along_read: Any) -> Any | None:
     regions = [_tile_of(regions, binding, loops, size) for regions in (realize.block.reads, realize.block.writes)]
     block = s_tir.SBlock([], *regions, realize.block.name_hint, tile, annotations=realize.block.annotations)
     return s_tir.SBlockRealize([], True, block)
-
-
-def _guarded_loads(value: Any) -> list[Any]:
-    """What a condition decides to load, or not."""
-    branches = [branch for call in nodes_of(value, ir.Call) if is_conditional(call) for branch in call.args[1:]]
-    return [load for branch in branches for load in nodes_of(branch, TensorLoad)]
 
 
 def _tile_of(regions: Any, binding: Any, loops: Sequence[Any], size: int) -> list[Any]:

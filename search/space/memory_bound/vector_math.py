@@ -23,6 +23,7 @@ from tvm import ir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import is_conditional, nodes_of, uses
+from ..statements import rewritten, with_body
 from .math_forms import math_form
 
 __all__ = ["vectorizable_math"]
@@ -54,10 +55,7 @@ def vectorizable_math(func: Any) -> Any:
         body = tvm_ffi.structural_map(loop.body, (tirx.BufferStore, _staging(buffers, loop.extent, loop.loop_var)))
         if body.same_as(loop.body):
             return loop
-        loop = tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations, step=loop.step
-        )
-        return _allocated(buffers, loop)
+        return _allocated(buffers, with_body(loop, body))
 
     def scalar_store(store: Any) -> Any:
         if any(store.same_as(other) for other in in_vectors):
@@ -65,18 +63,10 @@ def vectorizable_math(func: Any) -> Any:
         buffers: list[Any] = []
         return _allocated(buffers, _staging(buffers, 1, 0)(store))
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, vector_loop))
-    in_vectors: list[Any] = []
-    for loop in _vector_loops(body):
-        tvm_ffi.structural_walk(loop.body, (tirx.BufferStore, in_vectors.append))
-    body = tvm_ffi.structural_map(body, (tirx.BufferStore, scalar_store))
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-def _vector_loops(body: Any) -> list[Any]:
-    loops: list[Any] = []
-    tvm_ffi.structural_walk(body, (tirx.For, loops.append))
-    return [loop for loop in loops if loop.kind == tirx.ForKind.VECTORIZED]
+    result = rewritten(func, (tirx.For, vector_loop))
+    loops = [loop for loop in nodes_of(result.body, tirx.For) if loop.kind == tirx.ForKind.VECTORIZED]
+    in_vectors = [store for loop in loops for store in nodes_of(loop.body, tirx.BufferStore)]
+    return rewritten(result, (tirx.BufferStore, scalar_store))
 
 
 def _allocated(buffers: list[Any], statement: Any) -> Any:
@@ -145,21 +135,14 @@ def _staging(buffers: list[Any], extent: Any, place: Any) -> Callable[[Any], Any
 
 
 def _replace_innermost(call: Any) -> Any:
-    nested: list[Any] = []
-    tvm_ffi.structural_walk(call, (tirx.Let, nested.append))
-    form = None if nested or _has(call, tirx.Cast, _breaks_in_let) else math_form(call)
+    form = None if _has(call, tirx.Let) or _has(call, tirx.Cast, _breaks_in_let) else math_form(call)
     return call if form is None else form
 
 
 def _guards_calls(expression: Any) -> bool:
     """Whether a condition decides if a load happens at all, and a call with a vectorising form depends on it."""
-    guarded: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if not isinstance(node, ir.Call) or is_conditional(node):
-            guarded.append(node)
-
-    tvm_ffi.structural_walk(expression, ((ir.Call, tirx.And, tirx.Or), visit))
+    nodes = nodes_of(expression, (ir.Call, tirx.And, tirx.Or))
+    guarded = [node for node in nodes if not isinstance(node, ir.Call) or is_conditional(node)]
     return any(_has(node, ir.Call, _has_form) and _has(node, TensorLoad) for node in guarded)
 
 
@@ -198,6 +181,4 @@ def _has_form(call: Any) -> bool:
 
 
 def _has(expression: Any, kind: Any, condition: Callable[[Any], bool] = lambda _: True) -> bool:
-    found: list[bool] = []
-    tvm_ffi.structural_walk(expression, (kind, lambda node: found.append(condition(node))))
-    return any(found)
+    return any(map(condition, nodes_of(expression, kind)))

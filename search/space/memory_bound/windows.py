@@ -14,16 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..nest import STACK_BYTES, extent_of, fuse, spatial_and_reduced
 from .cost import Work
-from .kernel import Kernel, Stage
-from .nest import extent_of, fuse, partition
-from .sketch import STACK_BYTES, MemoryBoundSketch, Values, divisors_up_to, worker_counts
+from .kernel import Kernel
+from .sketch import MemoryBoundSketch, Values, compute_padded_at, divisors_up_to, worker_counts
 from .tails import OVERLAPPING_TAIL
 
 __all__ = ["WindowsSketch"]
 
 _MOST_UNROLLED = 64
-_REDUCTION = 2  # tirx.IterVar.CommReduce
 
 
 class WindowsSketch(MemoryBoundSketch):
@@ -72,7 +71,7 @@ class WindowsSketch(MemoryBoundSketch):
 
     def legal(self, values: Values) -> NDArray[np.bool_]:
         """Sums of a tile's rows that fit the stack, and thereby registers; a body that compiles in time."""
-        knobs = self._columns(values)
+        knobs = self._integer_columns(values)
         sums = knobs["rows"] * self.window
         small = (sums * knobs["lanes"] * self.item_bytes < STACK_BYTES) & (sums * self.columns <= _MOST_UNROLLED)
         return small & (knobs["lanes"] > 1)
@@ -126,23 +125,13 @@ class WindowsSketch(MemoryBoundSketch):
         schedule.vectorize(lanes)
         schedule.unroll(rows)
         for stage in reversed(self.kernel.stages[:position]):
-            self._place_padding(schedule, stage, image)
+            compute_padded_at(schedule, schedule.get_sblock(stage.name), stage, image)
         for part in (block, by_row):
             self._unroll_sums(schedule, part, depth)
 
-    def _place_padding(self, schedule: Any, stage: Stage, loop: Any) -> None:
-        block = schedule.get_sblock(stage.name)
-        schedule.compute_at(block, loop, preserve_unit_loops=True)
-        own = schedule.get_loops(block)
-        inner = own[len(own) - len(stage.extents) :]
-        for axis in stage.guards:
-            partition(schedule, inner[axis])
-
     def _unroll_sums(self, schedule: Any, block: Any, depth: int) -> None:
-        kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]  # the order of loops after compute_at
-        loops = list(zip(schedule.get_loops(block)[depth:], kinds, strict=True))
-        (reduced,) = (loop for loop, kind in loops if kind == _REDUCTION)
-        *others, lanes = (loop for loop, kind in loops if kind != _REDUCTION)
+        spatial, (reduced,) = spatial_and_reduced(schedule, block, schedule.get_loops(block)[depth:])
+        *others, lanes = spatial
         schedule.reorder(*others, reduced, lanes)
         schedule.vectorize(lanes)
         for loop in (*others, reduced):

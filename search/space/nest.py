@@ -1,16 +1,62 @@
-"""Loop transformations that the sketches share; every function works on a `tvm.s_tir.Schedule`."""
+"""Steps of schedules that the sketches share; every function works on a `tvm.s_tir.Schedule`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["extent_of", "fuse", "parallelize", "partition", "serial_vectors", "vectorize"]
+from tvm import tirx
+
+from .expressions import is_reduced
+
+__all__ = [
+    "AHEAD_OF_TIME",
+    "STACK_BYTES",
+    "block_extents",
+    "extent_of",
+    "fuse",
+    "index_map",
+    "parallelize",
+    "partition",
+    "serial_vectors",
+    "spatial_and_reduced",
+    "vectorize",
+]
+
+AHEAD_OF_TIME = "meta_schedule.layout_rewrite_preproc"
+"""Annotation of blocks that rearrange weights: they run once, before the kernel does. The name is MetaSchedule's."""
+
+STACK_BYTES = 1024
+"""TVM puts smaller buffers of the scope "global" on the stack, where LLVM can keep them in registers; others cost an
+allocation in each call, unless `contraction.stack_sums` moves them."""
 
 
 def extent_of(schedule: Any, loop: Any) -> int:
-    """Constant extent of a loop."""
-    return int(schedule.get(loop).extent)
+    """The extent of a loop. Raises ValueError when it depends on other loops."""
+    extent = schedule.get(loop).extent
+    if not isinstance(extent, tirx.IntImm):
+        raise ValueError(f"the extent {extent} of a loop is not constant")
+    return int(extent)
+
+
+def block_extents(schedule: Any, name: str) -> list[int]:
+    """Extents of the axes of the block of that name."""
+    return [int(axis.dom.extent) for axis in schedule.get(schedule.get_sblock(name)).iter_vars]
+
+
+def spatial_and_reduced(schedule: Any, block: Any, loops: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Loops of a block, one for each of its axes in their order: the spatial ones, and those over what it reduces.
+
+    `compute_at` leaves a block such loops behind those around it.
+    """
+    kinds = list(zip(loops, map(is_reduced, schedule.get(block).iter_vars), strict=True))
+    return [loop for loop, reduced in kinds if not reduced], [loop for loop, reduced in kinds if reduced]
+
+
+def index_map(schedule: Any, block: Any, function: Callable[..., list[Any]], rank: int) -> Any:
+    """The function of `rank` indices as TVM wants it, in the index type that the kernel uses."""
+    index_dtype = str(schedule.get(block).iter_vars[0].var.ty.dtype)
+    return tirx.IndexMap.from_func(function, ndim=rank, index_dtype=index_dtype)
 
 
 def fuse(schedule: Any, loops: Sequence[Any]) -> Any:

@@ -13,36 +13,23 @@ from ..base import Knob
 from .hardware import GpuHardware
 from .matrix import MatrixForm, Operand
 from .occupancy import Array, Launch, Occupancy, occupancy
-from .product import SHARED_BYTES_PER_CLOCK, ProductSketch
+from .product import (
+    LEAST_ASYNC_BYTES,
+    LOAD_LATENCY,
+    SHARED_BYTES_PER_CLOCK,
+    ProductSketch,
+    latency_seen,
+    shared_buffers,
+)
 from .tiled import ASYNC_STAGES, fetch_vector, schedule_tiles, shared_line
 
-__all__ = [
-    "LEAST_ASYNC_BYTES",
-    "MatrixSketch",
-    "latency_seen",
-    "partial_bytes",
-    "shared_buffers",
-    "splits",
-    "stages_of",
-    "worth_splitting",
-]
+__all__ = ["MatrixSketch"]
 
 OTHER_REGISTERS = 40
 """Addresses, predicates, loop counters: what a thread needs beside its sums and operands."""
 
-LEAST_ASYNC_BYTES = 4
-"""What cp.async copies at least; TVM copies less through registers."""
-
-LATENCY_SEEN = (2.0, 1.5, 0.2)
-"""Of the latency of loads, what a block waits for, barriers included: without fetching ahead, through registers,
-asynchronously. Fitted to 56 candidates of a float32 product of 4096 on an H200, off by 18 %: registers hide less than
-was thought, so that asynchronous copies are 15 to 40 % faster."""
-LOAD_LATENCY = 600.0
-"""Clocks from a load to its value in DRAM or L2, roughly."""
-
-LARGEST_BODY = 512
-"""Multiply-adds a step of the reduction and thread; beyond this, instruction caches overflow and nvcc takes seconds."""
-
+LARGEST_BODY = 2048
+"""Multiply-adds of a thread in a step of the reduction; beyond, instruction caches overflow and nvcc takes seconds."""
 
 FAST_BODY, LONG_BODY_FACTOR = 1024, 1.2
 """Multiply-adds up to which instructions are no bottleneck, and how much longer more of them take: on an H200, 2048
@@ -78,8 +65,8 @@ class MatrixSketch(ProductSketch):
             Knob("tj", _powers(1, 32, columns)),
             Knob("rj", _powers(1, 8, columns)),
             Knob("bk", _powers(min(4, reduction), 64, reduction)),
-            Knob("stages", stages_of(form, hardware)),
-            Knob("split", splits(reduction)),
+            self._stages_knob(),
+            self._split_knob(),
         )
 
     def legal(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -92,14 +79,14 @@ class MatrixSketch(ProductSketch):
         ok &= (launch.threads % self._hardware.warp_size == 0) & (launch.threads >= 32)
         # Half a tile of padding at most, unless the whole extent is smaller than the least tile.
         ok &= (tile_i < 2 * rows) & (tile_j < 2 * columns) & (v["bk"] * v["split"] < 2 * reduction)
-        ok &= v["vi"] * v["ri"] * v["vj"] * v["rj"] * v["bk"] <= LARGEST_BODY * 4
+        ok &= v["vi"] * v["ri"] * v["vj"] * v["rj"] * v["bk"] <= LARGEST_BODY
         ok &= (v["stages"] == 1) | (np.ceil(reduction / (v["bk"] * v["split"])) > v["stages"])
         for operand, tile in ((self.form.a, tile_i), (self.form.b, tile_j)):
             bytes_at_once = operand.item_bytes * _vectors(operand, tile, v, launch.threads)
             ok &= (v["stages"] < ASYNC_STAGES) | (bytes_at_once >= LEAST_ASYNC_BYTES)
         # Every thread has something to fetch.
         ok &= (tile_i * v["bk"] >= launch.threads) & (tile_j * v["bk"] >= launch.threads)
-        ok &= worth_splitting(v["split"], launch, self._hardware)
+        ok &= self._worth_splitting(v["split"], launch)
         result: NDArray[np.bool_] = ok
         return result
 
@@ -169,7 +156,7 @@ class MatrixSketch(ProductSketch):
         compute_s = spread * block_clocks / hardware.clock_hz
         fetched = launch.blocks * steps * v["bk"] * (tile_i * form.a.item_bytes + tile_j * form.b.item_bytes)
         coalescing = np.minimum(_coalesced(form.a, v["bk"], tile_i), _coalesced(form.b, v["bk"], tile_j))
-        memory_s = self._memory_s(fetched / coalescing + partial_bytes(v["split"], form), fit)
+        memory_s = self._memory_s(fetched / coalescing + self._partial_bytes(v["split"]), fit)
         latency_s = np.maximum(compute_s, memory_s) + 0.2 * np.minimum(compute_s, memory_s)
         latency_s = latency_s + self._launches_s(v["split"])
         return {
@@ -187,39 +174,6 @@ def _powers(least: int, most: int, extent: int) -> tuple[int, ...]:
     """Powers of two from `least` to `most`, none of twice the extent or more."""
     values = [1 << i for i in range(7) if least <= 1 << i <= most and 1 << i < 2 * extent]
     return tuple(values) or (1,)
-
-
-def splits(reduction: int) -> tuple[int, ...]:
-    """Parts of a reduction, each of 64 steps at least."""
-    return tuple(s for s in (1, 2, 4, 8, 16, 32) if s == 1 or reduction >= 64 * s)
-
-
-def stages_of(form: MatrixForm, hardware: GpuHardware) -> tuple[int, ...]:
-    """Values of the knob: asynchronous copies where the GPU has them and they reach."""
-    return (1, 2, 3, 4) if hardware.copies_asynchronously and form.copies_reach else (1, 2)
-
-
-def worth_splitting(split: Array, launch: Launch, hardware: GpuHardware) -> NDArray[np.bool_]:
-    """Whether the reduction is whole, or its blocks alone would leave multiprocessors idle."""
-    result: NDArray[np.bool_] = (split == 1) | (launch.blocks / split < 2 * hardware.multiprocessors)
-    return result
-
-
-def partial_bytes(split: Array, form: MatrixForm) -> Array:
-    """What the parts of a split reduction write, and what reads them again."""
-    batch, rows, columns, _ = form.shape
-    return np.where(split > 1, 2.0 * split * batch * rows * columns * dtype_bytes(form.accumulator), 0.0)
-
-
-def shared_buffers(stages: Array) -> Array:
-    """Tiles of an operand in shared memory at once: where the next ones wait in registers, one is enough."""
-    return np.where(stages < ASYNC_STAGES, 1.0, stages)
-
-
-def latency_seen(stages: Array) -> Array:
-    """What a block waits for in a step, in latencies of a load."""
-    result: Array = np.asarray(LATENCY_SEEN)[np.minimum(stages, ASYNC_STAGES).astype(np.int64) - 1]
-    return result
 
 
 def _vectors(operand: Operand, tile: Array, v: Mapping[str, Array], threads: Array) -> Array:
