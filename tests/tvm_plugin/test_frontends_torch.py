@@ -62,6 +62,14 @@ IMAGE = torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
 ODD = torch.tensor([[1, 3], [5, 1], [3, 5]]).expand(2, 2, 3, 2)
 
 
+def sampled_volumes(x):
+    """At places inside and outside."""
+    volumes, theta = x[:, None, :, :4, :4], x[:, :, 0, :4]
+    first, second = (F.affine_grid(theta, (2, 1, 2, 2, 3), align_corners=corners) for corners in (False, True))
+    reflected = F.grid_sample(volumes, second, padding_mode="reflection", align_corners=True)
+    return F.grid_sample(volumes, first, align_corners=False), reflected
+
+
 def operators(mod):
     bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
     return [b.value.op.name for b in bindings if isinstance(b.value, relax.Call)]
@@ -184,7 +192,7 @@ def test_layers_stay_whole():
         lambda x: torch.cat(torch.var_mean(x, 1) + torch.std_mean(x, (1,))),
         lambda x: F.group_norm(x, 3),
         lambda x: F.celu(x, 0.5) + x.clamp_max(0.3) + x.exp2(),
-        lambda x: torch.cdist(x, 2 * x) + torch.cdist(x, x + 1, p=1),
+        lambda x: torch.cdist(x, 2 * x) + torch.cdist(x, x + 1, p=1) + torch.cdist(x, 2 * x, p=3),
         lambda x: torch.heaviside(x.round(), 0.5 - x) + torch.signbit(x.relu() * -1),
         lambda x: F.bilinear(x, x[..., :4], torch.arange(6 * 4 * 3).reshape(3, 6, 4) / 50, torch.ones(3)),
         lambda x: F.interpolate(x, (9, 11)) + F.interpolate(x, scale_factor=2)[:, :, :9, :11],
@@ -230,6 +238,11 @@ def test_layers_stay_whole():
         lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5) + F.avg_pool2d(x, 2) + F.avg_pool3d(x, (1, 2, 2)),
         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
         lambda x: F.max_pool2d(x - 2, (3, 2), (2, 1), 1, (1, 2), ceil_mode=True, return_indices=True)[1].float(),
+        lambda x: (
+            F.max_pool2d(x, (3, 1), return_indices=True)[1],
+            *F.max_pool3d(x, (2, 3, 1), (1, 2, 2), (1, 1, 0), (1, 2, 1), return_indices=True),
+            F.max_unpool3d(*F.max_pool3d(x, (1, 2, 3), return_indices=True), (1, 2, 3)),
+        ),
         lambda x: (
             F.max_pool2d(x, (2, 3), ceil_mode=True).sum()
             + F.max_pool1d(x[0], 4, ceil_mode=True).sum()
@@ -285,6 +298,17 @@ def test_layers_stay_whole():
         ),
         lambda x: torch.outer(x[0, 0, 0], x[0, 0, 1].double()).cos() * x[0, 0, 0].double(),
         lambda x: (x.sqrt() != x.sqrt()) | (x.sqrt() != 0.5) & (x.log() != x[0]),
+        lambda x: torch.cdist(x, 2 * x, p=math.inf) + torch.cdist(x.round(), x.flip(0).round(), p=0),
+        lambda x: F.conv_transpose3d(x, x[:, :, :2, :2, None], x[0, 0, 0, :3], stride=(1, 2, 1), dilation=(1, 2, 3)),
+        lambda x: (F.group_norm(x[:, :, 0, 0], 1), F.group_norm(x[..., :0], 3), F.group_norm(x[:0], 3)),
+        sampled_volumes,
+        lambda x: (
+            x.index_put(((x[0, 0, 0, 0] > 0).long(),), x[0, :, :1])
+            + torch.ops.aten.index_put(x, [None, None, torch.tensor(-2)], x[:, :, 0], True)
+        ),
+        lambda x: (lambda y: torch.ops.aten.copy(y, x[1, 0, 0].double()) + y)(2 * x[0]),
+        lambda x: (*x.topk(0), *x.topk(0, 1), *x.split([0, 2, 0, 1], -3)),
+        lambda x: (x[(x[0, 0, 0, 0] > 0).long()], x[:, :, (x[0, 0, 0, 0] > 0).long() - 1] * x[0].argmax().item()),
     ],
     ids=[
         "negative-select",
@@ -353,6 +377,7 @@ def test_layers_stay_whole():
         "pooling-by-a-divisor",
         "undone-pooling",
         "places-of-pooling",
+        "places-of-pooled-volumes",
         "pooling-by-strides-left-out",
         "pairs-of-numbers",
         "strides",
@@ -380,6 +405,14 @@ def test_layers_stay_whole():
         "places-of-no-largest",
         "products-of-other-dtypes",
         "nan-differs-from-everything",
+        "largest-differences-and-how-many",
+        "volumes-without-a-batch",
+        "group-norm-without-pixels",
+        "sampled-volumes",
+        "writes-at-one-place",
+        "copies",
+        "nothing",
+        "places-of-data",
     ],
 )
 def test_what_tvm_imports_wrongly_is_right(function):
@@ -398,6 +431,21 @@ def test_bags_of_embeddings_begin_where_the_example_says(mode, weighted):
 
     example = (torch.arange(12) * 4, torch.tensor([0, 3, 3, 9]), torch.rand(12))
     assert verify_import(load_model(Bags(), example_inputs=example)) < 1e-5
+
+
+def test_bags_of_embeddings_end_where_the_last_offset_says():
+    table = torch.randn(50, 8)
+    bags = Lambda(lambda at, offsets: F.embedding_bag(at, table, offsets, mode="sum", include_last_offset=True))
+    imported = load_model(bags, example_inputs=(torch.arange(12) * 4, torch.tensor([0, 3, 3, 9])))
+    assert verify_import(imported) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings_leave_out_what_is_padding(mode):
+    table = torch.randn(50, 8) - 3  # the largest of each bag is below what an empty one has
+    bags = Lambda(lambda at, offsets: F.embedding_bag(at, table, offsets, mode=mode, padding_idx=8))
+    example = (torch.tensor([0, 8, 4, 8, 8, 9, 8, 10]), torch.tensor([0, 3, 5, 5]))
+    assert verify_import(load_model(bags, example_inputs=example)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -522,7 +570,6 @@ def test_norms_of_doubles(module):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: torch.cdist(x, x, p=3), "p=3"),
         (lambda x: x[x > 0].sum(), "selects by a mask"),
         (lambda x: x + torch.randn_like(x), "draws random numbers .aten.randn_like"),
         (lambda x: x[1:].as_strided((2,), (1,), 0), "a part of one"),
@@ -531,13 +578,12 @@ def test_norms_of_doubles(module):
             lambda x: F.scaled_dot_product_attention(x[:1, [0, 1, 0, 1]], x[:, :2], x[:, :2], enable_gqa=True),
             "both shares keys and repeats queries",
         ),
-        (lambda x: F.affine_grid(x[:, :, 0, :4], (2, 1, 2, 3, 5), align_corners=True), "of volumes"),
         (lambda x: F.interpolate(x.byte(), size=(5, 5), mode="bilinear"), "images of uint8"),
         (lambda x: F.interpolate(x.byte(), size=(5, 5), mode="bicubic", antialias=True), "images of uint8"),
     ],
     ids=[
-        *("norm", "mask", "random-numbers", "strides-of-a-part", "strides-past-a-part", "attention"),
-        *("grid-of-volumes", "bytes", "bytes-without-aliases"),
+        *("mask", "random-numbers", "strides-of-a-part", "strides-past-a-part", "attention"),
+        *("bytes", "bytes-without-aliases"),
     ],
 )
 def test_what_converters_do_not_know_is_refused(function, message):
@@ -545,9 +591,8 @@ def test_what_converters_do_not_know_is_refused(function, message):
         load_model(Lambda(function), example_inputs=(IMAGE,))
 
 
-@pytest.mark.parametrize("pool", [F.adaptive_max_pool2d, F.max_pool3d])
-def test_indices_of_other_pooling_are_refused(pool):
-    module = Lambda(lambda x: pool(x, 3, return_indices=True)[1])
+def test_indices_of_adaptive_pooling_are_refused():
+    module = Lambda(lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True)[1])
     with pytest.raises(UnsupportedModelError, match="indices are used"):
         load_model(module, example_inputs=(IMAGE,))
 
@@ -855,6 +900,32 @@ def test_recurrent_layers_and_their_last_states(layer):
     assert verify_import(load_model(Lambda(lambda x: layer(x, states)), example_inputs=(data,))) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_in_core_aten(dtype):
+    """A program that its user has decomposed."""
+    module = torch.nn.Sequential(
+        *(torch.nn.Conv2d(3, 4, 3), torch.nn.GroupNorm(2, 4, affine=False), torch.nn.GroupNorm(1, 4)),
+        *(torch.nn.LayerNorm(4, elementwise_affine=False), torch.nn.InstanceNorm2d(4), torch.nn.Softmax(1)),
+    ).to(dtype)
+    program = torch.export.export(module, (IMAGE.to(dtype),)).run_decompositions()
+    assert "native_group_norm" in str(program.graph)
+    tolerance = 0.03 if dtype == torch.bfloat16 else 1e-5
+    assert verify_import(load_model(program), tolerance=tolerance) < tolerance
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_recurrent_layers_in_core_aten(bias):
+    layer = torch.nn.LSTM(6, 4, bias=bias, bidirectional=bias, batch_first=True)
+    program = torch.export.export(Lambda(lambda x: layer(x)), (torch.randn(2, 5, 6),)).run_decompositions()
+    assert verify_import(load_model(program)) < 1e-5
+
+
+def test_transposed_convolutions_of_volumes_in_core_aten():
+    module = Lambda(lambda x: F.conv_transpose3d(x[None], x[:, :, :4, :2, None], None, (1, 2, 2), 1, (0, 1, 0)))
+    program = torch.export.export(module, (IMAGE,)).run_decompositions()
+    assert verify_import(load_model(program)) < 1e-5
+
+
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # PyTorch's, of its own layer
 def test_recurrent_layers_of_open_batches_are_refused():
     """The message was Python's, of an int() inside the conversion."""
@@ -864,10 +935,12 @@ def test_recurrent_layers_of_open_batches_are_refused():
         load_model(program, any_size=True)
 
 
-def test_projected_states_are_refused():
-    layer = torch.nn.LSTM(6, 4, proj_size=3)
-    with pytest.raises(UnsupportedModelError, match="proj_size"):
-        load_model(Lambda(lambda x: layer(x)), example_inputs=(torch.zeros(3, 5, 6),))
+@pytest.mark.parametrize("layers", [1, 2])
+def test_projected_states(layers):
+    layer = torch.nn.LSTM(6, 4, layers, proj_size=3, bidirectional=layers == 2, batch_first=True)
+    plain = torch.nn.LSTM(layers * 3, 2)
+    module = Lambda(lambda x: (*layer(x)[1], plain(layer(x)[0])[0]))
+    assert verify_import(load_model(module, example_inputs=(torch.randn(2, 3, 6),))) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -920,11 +993,63 @@ def test_images_are_resized_without_aliases(function):
         lambda x: (20 * x).int().cummin(1),
         lambda x: torch.searchsorted(x.sort(-1)[0], x[..., :2].contiguous()),
         lambda x: torch.searchsorted(torch.arange(-4, 4) / 4, x, right=True, out_int32=True),
+        lambda x: torch.searchsorted(torch.arange(-2, 2), x),
+        lambda x: torch.searchsorted(x[0, 0, 0], x[1], sorter=x[0, 0, 0].argsort()),
+        lambda x: torch.bucketize(x[0, 0, 0, 0], torch.tensor([-0.5, 0.0, 0.5]), right=True),
     ],
 )
 def test_order(function):
     imported = load_model(Lambda(function), example_inputs=(torch.sin(50 * IMAGE),))
     assert verify_import(imported) < 1e-6
+
+
+def filled_diagonals(x):
+    """Written in place, in part, and around a corner."""
+    y, z = x[0, 0].clone(), x.clone()
+    y.fill_diagonal_(7.0)
+    z.diagonal(-2, 2, 3).add_(1)
+    above, below = x.diagonal_scatter(x[:, 0, :, :3], 1, 1, 3), x[..., :4].diagonal_scatter(x[..., 0, :3], -3, 2, 3)
+    return y, z, above, below
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument of", "ignore:index_reduce")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.addbmm(x[0, 0], x[0], x[1], beta=0.5, alpha=2),
+        lambda x: (
+            torch.addmv(x[0, 0, 0], x[0, 1], x[1, 0, 0], beta=0.5, alpha=2)
+            + torch.addmv(x[0, 0, 0, 0], x[0, 1], x[0, 0, 0])
+        ),
+        filled_diagonals,
+        lambda x: (torch.dist(x, x[0] + 1), torch.dist(x, x[0] + 1, 1), F.pdist(x[0, 0]), F.pdist(x[0, 0], 1.5)),
+        lambda x: (
+            x.index_reduce(1, torch.tensor([2, 0, 2]), x + 1, "prod")
+            + x.index_reduce(-1, torch.tensor([5, 0]), x[..., :2], "amax", include_self=False)
+        ),
+        lambda x: (torch.ldexp(x, (9 * x).int()), torch.ldexp((9 * x).int(), torch.tensor(-2)), F.rrelu(x)),
+        lambda x: x.put(torch.tensor([[3], [-1]]), x[0, 0, 0, :2]) + x.put(torch.tensor([3, 3]), x[0, 0, 0, :2], True),
+        lambda x: x.scatter(3, ODD, x, reduce="add") + x.scatter(3, ODD[..., 1:], -2.0, reduce="multiply"),
+        lambda x: (
+            torch.bucketize(0.25, x[0, 0, 0].sort()[0]),
+            torch.bucketize(1.5, (3 * x).int().flatten().sort()[0], right=True, out_int32=True),
+            torch.searchsorted(x[0, 0, 0].sort()[0], -0.5, side="right"),
+        ),
+    ],
+    ids=[
+        *(
+            "batches-of-products",
+            "product-with-a-vector",
+            "diagonals",
+            "distances",
+            "rows-reduced",
+            "powers-and-slopes",
+        ),
+        *("places-of-all", "scattered-and-reduced", "places-of-numbers"),
+    ],
+)
+def test_operators_that_pytorch_does_not_decompose(function):
+    assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -1118,6 +1243,21 @@ def test_dropouts_by_name_and_in_evaluation_are_not_random():
         load_model(Lambda(lambda x: F.dropout(x, 0.5, True)), example_inputs=(IMAGE,))
 
 
+def test_one_of_two_branches_is_taken():
+    """In each of them, operators that are decomposed, or have converters here; the other one may compute NaN."""
+
+    def positive(x):
+        return x.sum().sqrt() * x.clamp_max(0.5), x.long().cumsum(1) > 2
+
+    def negative(x):
+        return x + torch.addmv(x[0, 0, 0], x[0, 0], x[1, 0, 0]), x > 0.5
+
+    module = Lambda(lambda x: torch.cond(x.sum() > 0, positive, negative, (x,)))
+    imported = load_model(module, example_inputs=(IMAGE,))
+    assert {bool(imported.random_inputs(seed)[0].sum() > 0) for seed in range(4)} == {True, False}
+    assert max(verify_import(imported, seed=seed) for seed in range(4)) < 1e-5
+
+
 def test_masks_that_layers_make_anew_are_one_constant():
     def layer(x):
         later = torch.arange(40)[:, None] < torch.arange(40)
@@ -1208,13 +1348,20 @@ class Learner(torch.nn.Module):
         (Small(), None, InputError, "needs example_inputs"),
         (Small(), (IMAGE, 3), InputError, "example_inputs holds 3"),
         (Small(), (IMAGE[0, 0],), InputError, "torch.export cannot export Small"),
-        (Lambda(lambda x: x.nonzero()), (IMAGE,), UnsupportedModelError, "nonzero"),
+        (
+            Lambda(lambda x: x.nonzero()),
+            (IMAGE,),
+            UnsupportedModelError,
+            "what aten.nonzero.default finds depends on data",
+        ),
+        (Lambda(torch.lgamma), (IMAGE,), UnsupportedModelError, "does not know the PyTorch operators aten.lgamma"),
         (Learner(), (IMAGE,), UnsupportedModelError, "changes 'rate'"),
     ],
     ids=[
         "no-inputs",
         "not-a-tensor",
         "wrong-shape",
+        "size-of-data",
         "unknown-operator",
         "changed-weight",
     ],

@@ -424,11 +424,12 @@ def test_what_is_no_size_stays_what_it_is(tmp_path: Path) -> None:
 
 
 class Fractions(torch.nn.Module):
-    """Fractions that are computed of sizes, places that count from the end, pixels that are repeated."""
+    """Fractions and tensors that are computed of sizes, places that count from the end, pixels that are repeated."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = x.shape[2]
-        return x / n**0.5 + n / 4, x[:, :, -(n // 2) :], torch.nn.functional.interpolate(x, scale_factor=2.0)
+        made = x[..., :2] * torch.tensor([n, 2])
+        return x / n**0.5 + n / 4, x[:, :, -(n // 2) :], torch.nn.functional.interpolate(x, scale_factor=2.0), made
 
 
 def test_fractions_of_sizes(tmp_path: Path) -> None:

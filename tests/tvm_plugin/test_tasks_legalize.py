@@ -89,3 +89,21 @@ def test_a_size_that_depends_on_data_is_computed_again() -> None:
         np.testing.assert_array_equal(
             relax.VirtualMachine(executable, tvm.cpu())["main"](*given).numpy(), x[0, : first + 1]
         )
+
+
+def test_images_are_resized_to_another_dtype() -> None:
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        images = {"uint8": emit(op.astype(x, "uint8")), "float32": x}
+        resized = [emit(op.image.resize2d(image, (4, 6), out_dtype="float32")) for image in images.values()]
+        return relax.Tuple([*resized, emit(op.image.resize2d(y, (4, 6), out_dtype="int32"))])
+
+    executable = tvm.compile(lowered(model(build, (1, 1, 2, 3), (1, 1, 2, 3))), target=detect_target(2))
+    x = np.array([[[[0, 250, 3], [9, 40, 255]]]], "float32")
+    given = [tvm.runtime.tensor(array) for array in (x, x + 0.9)]
+    from_bytes, from_floats, whole = (
+        array.numpy() for array in relax.VirtualMachine(executable, tvm.cpu())["main"](*given)
+    )
+    np.testing.assert_array_equal(from_bytes, from_floats)
+    assert from_bytes[0, 0, 0, 1] == 62.5
+    assert whole.dtype == "int32"
+    assert whole[0, 0, 0, 1] == 63

@@ -14,9 +14,9 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
 - does not know `min` along an axis, `amax`, `amin`, `prod` over an axis, `cdist`, `scatter_add`, windows of an axis,
   windows that overlap and are added up, `as_strided`, `cummax`, `kthvalue`, `searchsorted`, writes at some of a
   tensor's indices or where a mask holds, bags of embeddings, shifts, `fmax`, `erfc`, `hypot`, `eye`, adaptive max
-  pooling, places of max pooling, transposed convolutions of volumes, layer and group norms without scale, stacked
-  recurrent layers, attention whose queries share keys, nor what quantised models are exported with; of bfloat16, it has
-  no constants; all convolutions are those of a batch in float32;
+  pooling, places of max pooling, sampled volumes and transposed convolutions of them, layer and group norms without
+  scale, stacked recurrent layers, attention whose queries share keys, nor what quantised models are exported with; of
+  bfloat16, it has no constants; all convolutions are those of a batch in float32;
 - joins and stacks tensors of one rank and dtype only, and chooses from such alone where a mask holds; forgets the
   dtype of `new_ones` and of sums so far;
 - reads past the end of what is written to a slice; logarithms of powers are not whole numbers; one slope of a PReLU is
@@ -33,7 +33,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from tvm import relax
 from tvm.relax import op
 
@@ -129,7 +128,11 @@ def _softmax(function: Callable[..., relax.Expr]) -> Converter:
 
 
 _PLAIN: Mapping[int, Callable[..., relax.Expr]] = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
-_TRANSPOSED: Mapping[int, Callable[..., relax.Expr]] = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose}
+_TRANSPOSED: Mapping[int, Callable[..., relax.Expr]] = {
+    1: op.nn.conv1d_transpose,
+    2: op.nn.conv2d_transpose,
+    3: op.nn.conv3d_transpose,
+}
 """Convolutions, by the number of axes of an image."""
 
 
@@ -167,27 +170,15 @@ def _transposed_convolution(rank: int) -> Converter:
 
 
 def _any_convolution(node: Any, importer: Any) -> relax.Expr:
-    """What convolutions with padding "same" are made of; transposed ones of volumes, TVM's importer refuses."""
+    """What convolutions with padding "same" are made of, and all of core ATen."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
     x, weight, bias, strides, padding, dilation, transposed, more, groups = arguments(node, importer, names, ())
     rank = len(shape_of(x)) - 2
     if not transposed:
         options = [strides, padding, dilation, groups]
         return _convolved(importer, _PLAIN[rank], rank, x, weight, bias, options)
-    if rank not in _TRANSPOSED:
-        return importer._convolution(node)
     options = [strides, padding, more, dilation, groups]
     return _convolved(importer, _TRANSPOSED[rank], rank, x, weight, bias, options)
-
-
-def _conv_transpose3d(node: Any, importer: Any) -> relax.Expr:
-    names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-    x, weight, bias, strides, padding, more, groups, dilation = arguments(node, importer, names, (None, 1, 0, 0, 1, 1))
-    if set(np.atleast_1d(dilation)) != {1}:
-        raise UnsupportedModelError(f"{node.name} is a transposed convolution of volumes with dilation")
-    emit = importer.block_builder.emit
-    result = emit(op.nn.conv3d_transpose(x, weight, strides, padding, more, groups=groups))
-    return result if bias is None else emit(op.add(result, emit(op.reshape(bias, (1, -1, 1, 1, 1)))))
 
 
 def _extremum(reduce: Callable[..., relax.Expr]) -> Converter:
@@ -241,10 +232,26 @@ def _var_mean(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
 
 def _group_norm(node: Any, importer: Any) -> relax.Expr:
     names = ("input", "num_groups", "weight", "bias", "eps")
-    x, groups, gamma, beta, epsilon = arguments(node, importer, names, (None, None, 1e-5))
+    return _normalized_groups(importer, *arguments(node, importer, names, (None, None, 1e-5)))
+
+
+def _native_group_norm(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+    """As core ATen has it. The other results, which are for training, are not computed."""
+    names = ("input", "weight", "bias", "N", "C", "HxW", "group", "eps")
+    x, gamma, beta, _, _, _, groups, epsilon = arguments(node, importer, names, ())
+    return (_normalized_groups(importer, x, groups, gamma, beta, epsilon),)
+
+
+def _normalized_groups(importer: Any, x: Any, groups: int, gamma: Any, beta: Any, epsilon: float) -> relax.Expr:
+    """TVM wants an axis of pixels, and has no kernel without any."""
+    if is_empty(x):
+        return x
+    emit = importer.block_builder.emit
     gamma, beta = _affine(x, shape_of(x)[1:2], gamma, beta)
-    axes = list(range(2, len(shape_of(x))))
-    return importer.block_builder.emit(op.nn.group_norm(x, gamma, beta, groups, 1, axes, epsilon))
+    images = x if len(shape_of(x)) > 2 else emit(op.expand_dims(x, -1))
+    axes = list(range(2, len(shape_of(images))))
+    norm = emit(op.nn.group_norm(images, gamma, beta, groups, 1, axes, epsilon))
+    return norm if images is x else emit(op.squeeze(norm, [-1]))
 
 
 def _instance_norm(node: Any, importer: Any) -> relax.Expr:
@@ -306,14 +313,21 @@ def _masked_fill(node: Any, importer: Any) -> relax.Expr:
 
 
 def _distances(node: Any, importer: Any) -> relax.Expr:
-    """Of each row of one matrix to each row of another."""
+    """Of each row of one matrix to each row of another: by a root of a sum of powers, the largest, or their count."""
     left, right, p = arguments(node, importer, ("x1", "x2", "p"), ())
-    if p not in (1, 2):
-        raise UnsupportedModelError(f"{node.name} computes distances with p={p}; 1 and 2 are supported")
-    emit = importer.block_builder.emit
+    emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
     apart = emit(op.subtract(emit(op.expand_dims(left, -2)), emit(op.expand_dims(right, -3))))
-    total = emit(op.sum(emit(op.square(apart) if p == 2 else op.abs(apart)), axis=-1))
-    return emit(op.sqrt(total)) if p == 2 else total
+    if p == 2:
+        return emit(op.sqrt(emit(op.sum(emit(op.square(apart)), axis=-1))))
+    if p == 0:
+        return emit(op.sum(emit(op.astype(emit(op.not_equal(apart, relax.const(0, dtype))), dtype)), axis=-1))
+    size = emit(op.abs(apart))
+    if p == math.inf:
+        return emit(op.max(size, axis=-1))
+    if p == 1:
+        return emit(op.sum(size, axis=-1))
+    total = emit(op.sum(emit(op.power(size, relax.const(p, dtype))), axis=-1))
+    return emit(op.power(total, relax.const(1 / p, dtype)))
 
 
 def _trilinear(node: Any, importer: Any) -> relax.Expr:
@@ -386,6 +400,7 @@ def _attention(node: Any, importer: Any) -> relax.Expr:
 
 CONVERTERS: dict[str, Converter] = {
     "layer_norm.default": _layer_norm,
+    "native_layer_norm.default": lambda node, importer: (_layer_norm(node, importer),),
     "std.correction": _std,
     "var.correction": _var,
     "mean.default": _mean,
@@ -395,10 +410,12 @@ CONVERTERS: dict[str, Converter] = {
     "prod.dim_int": _product,
     "softmax.int": _softmax(op.nn.softmax),
     "log_softmax.int": _softmax(op.nn.log_softmax),
+    "_softmax.default": _softmax(op.nn.softmax),
+    "_log_softmax.default": _softmax(op.nn.log_softmax),
     **{f"conv{rank}d.default": _convolution(rank) for rank in (1, 2, 3)},
     "conv_transpose1d.default": _transposed_convolution(1),
     "conv_transpose2d.input": _transposed_convolution(2),
-    "conv_transpose3d.input": _conv_transpose3d,
+    "conv_transpose3d.input": _transposed_convolution(3),
     "convolution.default": _any_convolution,
     "argmax.default": _place(op.argmax),
     "argmin.default": _place(op.argmin),
@@ -406,6 +423,7 @@ CONVERTERS: dict[str, Converter] = {
     "min.dim": _extremum_and_place(op.min, op.argmin),
     "var_mean.correction": _var_mean,
     "group_norm.default": _group_norm,
+    "native_group_norm.default": _native_group_norm,
     "instance_norm.default": _instance_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm,
     "_native_batch_norm_legit_functional.default": _batch_norm_of_training,

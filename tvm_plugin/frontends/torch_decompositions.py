@@ -20,22 +20,17 @@ from .torch_constants import LIKE_ANOTHER, Constants, makes_number
 from .torch_converters import CONVERTERS
 from .torch_experts import EXPERT_DECOMPOSITIONS
 from .torch_fast_paths import FAST_PATH_DECOMPOSITIONS
+from .torch_nodes import calls_of
+from .torch_rare import RARE_DECOMPOSITIONS
+from .torch_recurrent import projects_states
 from .torch_state import decomposed
 
 __all__ = ["check_signature", "translatable"]
 
-
-def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """The elements of a source, one after another, wherever a mask holds."""
-    x, mask = torch.broadcast_tensors(x, mask)
-    places = (mask.reshape(-1).cumsum(0) - 1).clamp(0, source.numel() - 1)
-    return torch.where(mask, source.reshape(-1).index_select(0, places).reshape(x.shape), x)
-
-
 OUR_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **EXPERT_DECOMPOSITIONS,
     **FAST_PATH_DECOMPOSITIONS,
-    "aten.masked_scatter.default": _masked_scatter,
+    **RARE_DECOMPOSITIONS,
 }
 
 NOT_TVMS = {"cross_entropy_loss.default"}
@@ -66,8 +61,7 @@ def translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.Ex
         table |= helpful
     _check_not_random(functional)
     if unknown:
-        names = ", ".join(sorted(str(one) if hasattr(one, "namespace") else one.__name__ for one in unknown))
-        raise UnsupportedModelError(f"TVM's importer does not know the PyTorch operators {names}")
+        raise UnsupportedModelError(_why_unknown(unknown))
     check_signature(functional)  # in-place updates of buffers show only now
     _keep_tensors(functional)
     return functional, computed
@@ -76,8 +70,20 @@ def translatable(program: torch.export.ExportedProgram) -> tuple[torch.export.Ex
 def _unknown(program: torch.export.ExportedProgram, computed: Constants) -> set[Any]:
     """Operators that have no converter, but for those of constants."""
     known = (ExportedProgramImporter().convert_map.keys() - NOT_TVMS) | CONVERTERS.keys()
-    nodes = [node for node in program.graph.nodes if node.op == "call_function" and node not in computed]
-    return {node.target for node in nodes if node.target.__name__ not in known and not makes_number(node)}
+    nodes = [node for node in calls_of(program) if node.target.__name__ not in known or projects_states(node)]
+    return {node.target for node in nodes if node not in computed and not makes_number(node)}
+
+
+def _why_unknown(operators: set[Any]) -> str:
+    of_data = {one for one in operators if torch.Tag.dynamic_output_shape in getattr(one, "tags", ())}
+    named = of_data or operators
+    names = ", ".join(sorted(str(one) if hasattr(one, "namespace") else one.__name__ for one in named))
+    if not of_data:
+        return f"TVM's importer does not know the PyTorch operators {names}"
+    return (
+        f"the size of what {names} finds depends on data, and only static shapes can be tuned. End the model before "
+        "it, or keep all elements and use torch.where"
+    )
 
 
 def _keep_tensors(program: torch.export.ExportedProgram) -> None:
@@ -105,7 +111,7 @@ def check_signature(program: torch.export.ExportedProgram) -> None:
 
 
 def _check_not_random(program: torch.export.ExportedProgram) -> None:
-    for node in program.graph.nodes:
+    for node in calls_of(program):
         if any(user.target not in LIKE_ANOTHER for user in node.users) and _draws(node):
             raise UnsupportedModelError(
                 f"the model draws random numbers ({node.target}), which would be the same in each run here; make them "
@@ -121,7 +127,7 @@ _DROPOUT = re.compile(r"aten\.(native_|alpha_|feature_)*dropout")
 
 def _draws(node: torch.fx.Node) -> bool:
     """Whether a node's result is random, as a dropout in training mode is."""
-    name = str(node.target) if node.op == "call_function" else ""
+    name = str(node.target)
     if _DROPOUT.match(name):
         train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
         return train is None or bool(train)

@@ -43,6 +43,7 @@ OF_SEVERAL_STEPS = frozenset(
         "logaddexp.default",
         "logcumsumexp.default",
         "mish.default",
+        "native_group_norm.default",
         "prelu.default",
         "scatter_add.default",
         "scatter_reduce.two",
@@ -74,7 +75,8 @@ def rounded_once(convert: Converter) -> Converter:
         env |= kept
         if isinstance(value, torch.Tensor):
             return _as_in_torch(result, value, importer)
-        return tuple(_as_in_torch(*pair, importer) for pair in zip(result, value, strict=True))
+        # Some have fewer: the others are for training.
+        return tuple(_as_in_torch(*pair, importer) for pair in zip(result, value, strict=False))
 
     return of_node
 

@@ -94,9 +94,7 @@ def _max_pool_with_indices(rank: int) -> Converter:
     def convert(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
         if not _gives_places(node):
             return (_max_pool(rank)(node, importer),)
-        if rank != 2:
-            raise UnsupportedModelError(f"{node.name} is a pooling of {rank} axes whose indices are used")
-        return _max_pool_and_places(node, importer)
+        return _max_pool_and_places(rank, node, importer)
 
     return convert
 
@@ -104,12 +102,12 @@ def _max_pool_with_indices(rank: int) -> Converter:
 _MAX_POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
-def _max_pool_and_places(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
+def _max_pool_and_places(rank: int, node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     x, *options = arguments(node, importer, _MAX_POOL, ((), 0, 1, False))
     four = [options[0], options[1] or options[0], *options[2:4]]
-    window, strides, padding, dilation = ([int(n) for n in np.broadcast_to(option, 2)] for option in four)
-    values = _max_pool(2)(node, importer)
-    emit, size = importer.block_builder.emit, shape_of(values)[-2:]
+    window, strides, padding, dilation = ([int(n) for n in np.broadcast_to(option, rank)] for option in four)
+    values = _max_pool(rank)(node, importer)
+    emit, size = importer.block_builder.emit, shape_of(values)[-rank:]
     return values, places_of_maxima(emit, x, size, window, strides, padding, dilation)
 
 
@@ -179,33 +177,42 @@ def _nearest(extent: int, size: int, factor: float | None) -> Any:
 
 
 def _grid_sample(node: Any, importer: Any) -> relax.Expr:
+    """Of images, or of volumes."""
     names = ("input", "grid", "interpolation_mode", "padding_mode", "align_corners")
     x, grid, method, padding, corners = arguments(node, importer, names, ())
-    emit = importer.block_builder.emit
+    emit, last = importer.block_builder.emit, len(shape_of(grid)) - 1
     options = {
         "method": ("bilinear", "nearest", "bicubic")[method],
         "padding_mode": ("zeros", "border", "reflection")[padding],
+        "layout": "NCHW" if last == 3 else "NCDHW",
     }
-    grid = emit(op.permute_dims(grid, [0, 3, 1, 2]))
-    return emit(op.image.grid_sample(x, grid, layout="NCHW", align_corners=corners, **options))
+    if last == 4 and padding == 2:  # TVM's kernel of it takes 15 s to compile
+        grid, options["padding_mode"] = _reflected(emit, grid), "border"
+    grid = emit(op.permute_dims(grid, [0, last, *range(1, last)]))
+    return emit(op.image.grid_sample(x, grid, align_corners=corners, **options))
+
+
+def _reflected(emit: Callable[[Any], Any], grid: Any) -> Any:
+    """Places between -1 and 1, where the edges of an image are: those beyond are reflected."""
+    one, two, four = (relax.const(number, str(grid.ty.dtype)) for number in (1, 2, 4))
+    turn = emit(op.floor_mod(emit(op.add(grid, one)), four))
+    return emit(op.subtract(one, emit(op.abs(emit(op.subtract(turn, two))))))
 
 
 def _affine_grid(node: Any, importer: Any) -> relax.Expr:
-    """The coordinates of each pixel, (x, y, 1), times the transposed matrices."""
+    """The coordinates of each pixel, (x, y, 1), or of those of a volume, times the transposed matrices."""
     theta, size, corners = arguments(node, importer, ("theta", "size", "align_corners"), ())
-    if len(size) != 4:
-        raise UnsupportedModelError(f"{node.name} is an affine grid of volumes; grids of images can be imported")
-    emit, dtype, (height, width) = importer.block_builder.emit, str(theta.ty.dtype), size[2:]
+    emit, dtype, extents = importer.block_builder.emit, str(theta.ty.dtype), size[2:]
 
     def places(count: int) -> Any:
         if count == 1:
             return np.zeros(1)
         return np.linspace(-1, 1, count) * (1.0 if corners else (count - 1) / count)
 
-    y, x = np.meshgrid(places(height), places(width), indexing="ij")
-    pixels = relax.const(np.stack([x, y, np.ones_like(x)], -1).reshape(-1, 3).astype(dtype))
-    grid = emit(op.matmul(pixels, emit(op.permute_dims(theta, [0, 2, 1])), out_dtype=dtype))
-    return emit(op.reshape(grid, (-1, height, width, 2)))
+    along = np.meshgrid(*map(places, extents), indexing="ij")
+    pixels = np.stack([*reversed(along), np.ones(extents)], -1).reshape(-1, len(extents) + 1)
+    grid = emit(op.matmul(relax.const(pixels.astype(dtype)), emit(op.permute_dims(theta, [0, 2, 1])), out_dtype=dtype))
+    return emit(op.reshape(grid, (-1, *extents, len(extents))))
 
 
 def _roi_align(node: Any, importer: Any) -> relax.Expr:
@@ -303,6 +310,7 @@ IMAGE_CONVERTERS: dict[str, Converter] = {
     "upsample_bilinear2d.vec": _upsample("_upsample_bilinear2d", linear, 1),
     "upsample_bicubic2d.vec": _upsample("_upsample_bicubic2d", cubic(-0.75), 2),
     "grid_sampler_2d.default": _grid_sample,
+    "grid_sampler_3d.default": _grid_sample,
     "affine_grid_generator.default": _affine_grid,
     "roi_align.default": _roi_align,
 }

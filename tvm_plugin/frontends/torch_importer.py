@@ -22,7 +22,7 @@ from .imported import KNOWN_SHAPES, is_number
 from .torch_constants import Constants, is_repetition, makes_number
 from .torch_converters import CONVERTERS, Converter
 from .torch_halves import OF_SEVERAL_STEPS, rounded_once
-from .torch_nodes import array_of_torch, scalar
+from .torch_nodes import array_of_torch, calls_of, scalar
 from .torch_sizes import OpenSizes, is_size, number_of_sizes
 
 __all__ = ["translated"]
@@ -59,7 +59,7 @@ class _Importer(ExportedProgramImporter):
         self.sizes = OpenSizes({})
         converters = {name: _of_node_alone(convert) for name, convert in self.convert_map.items()} | CONVERTERS
         converters |= {name: rounded_once(converters[name]) for name in OF_SEVERAL_STEPS & converters.keys()}
-        names = {node.target.__name__ for node in (*computed, *filter(makes_number, program.graph.nodes))}
+        names = {node.target.__name__ for node in (*computed, *filter(makes_number, calls_of(program)))}
         self.converters = {name: self._converted(converters.get(name)) for name in converters.keys() | names}
 
     def create_input_vars(self, program: torch.export.ExportedProgram) -> Any:
@@ -69,6 +69,30 @@ class _Importer(ExportedProgramImporter):
         values = {node.name: node.meta["val"] for node in placeholders if node.name in inputs}
         self.sizes = OpenSizes.of_inputs(values, inputs)
         return variables, inputs | self.sizes.parameters, self.sizes.bounds(bounds, program.range_constraints)
+
+    def _translate_fx_graph(self, graph_module: Any, nodes: Any, inputs_vars: Any, custom_ops: Any = None) -> Any:
+        """As TVM's importer does, which has no converters of ours in branches."""
+        del custom_ops
+        return super()._translate_fx_graph(graph_module, nodes, inputs_vars, set(self.converters))
+
+    @staticmethod
+    def _has_cond_op(nodes: Any) -> bool:
+        """No: branches become choices."""
+        del nodes
+        return False
+
+    def _cond(self, node: torch.fx.Node) -> tuple[relax.Expr, ...]:
+        """`torch.cond`, whose branches only compute: of both, element by element, that of the one that is taken."""
+        condition, *branches, given = node.args
+        results = []
+        for branch in branches:
+            graph = self.env[branch].graph
+            names = [placeholder.name for placeholder in graph.find_nodes(op="placeholder")]
+            inputs = dict(zip(names, map(self.env.__getitem__, given), strict=True))
+            results.append(self._translate_fx_graph(self.env[branch], graph.nodes, inputs))
+        emit = self.block_builder.emit
+        is_taken = emit(relax.op.reshape(self.env[condition], []))
+        return tuple(emit(relax.op.where(is_taken, *pair)) for pair in zip(*results, strict=True))
 
     def _converted(self, convert: Converter | None) -> Converter:
         """Of an operator: a constant where it is computed, else what `convert` makes of it."""

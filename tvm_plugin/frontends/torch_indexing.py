@@ -24,12 +24,21 @@ from .torch_sizes import is_size
 __all__ = ["INDEXING_CONVERTERS"]
 
 
+def _number_of_data(node: Any, importer: Any) -> relax.Expr:
+    """What `item` gives, as a tensor without axes: an operand, or a place, but no size."""
+    (x,) = arguments(node, importer, ("input",), ())
+    return importer.block_builder.emit(op.reshape(x, []))
+
+
 def _select(node: Any, importer: Any) -> relax.Expr:
     x, axis, index = arguments(node, importer, ("input", "dim", "index"), ())
     extent = shape_of(x)[axis]
-    begin = from_begin(index, extent)
     emit = importer.block_builder.emit
     axis %= len(shape_of(x))
+    if isinstance(index, relax.Expr) and not is_size(index):
+        place = cast(index, "int64", importer)
+        return emit(op.take(x, from_start(emit, place, scalar(extent, "int64", importer)), axis=axis))
+    begin = from_begin(index, extent)
     if is_size(begin):
         return emit(op.squeeze(open_slice(emit, x, axis, begin, 1), axis=[axis]))
     return emit(op.squeeze(emit(op.strided_slice(x, [axis], [begin], [begin + 1])), axis=[axis]))
@@ -106,6 +115,8 @@ def _put(node: Any, importer: Any) -> relax.Expr:
     before = rest[: axes[0]] if together else []  # these are the first of the values
     after = rest[len(before) :]
     values = emit(op.broadcast_to(values, [*(shape[a] for a in before), *places, *(shape[a] for a in after)]))
+    if not places:  # one place, of which TVM wants an axis
+        values, places = emit(op.expand_dims(values, len(before))), (1,)
     first = range(len(before), len(before) + len(places))
     values = emit(op.permute_dims(values, [*first, *range(len(before)), *range(first.stop, len(shape_of(values)))]))
     coordinates = [_coordinates(index, places, importer) for index in given.values()]
@@ -226,7 +237,8 @@ _BAG_REDUCTIONS = ("sum", "mean", "max")
 
 
 def _embedding_bag(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
-    """Rows of a table, added to the bag that each belongs to: those that `offsets` say begin at or before it, less one.
+    """Rows of a table, reduced in the bag that each belongs to: those that `offsets` say begin at or before it, less
+    one. Rows behind the end of the last bag, where there is one, and those of the index that is padding do not count.
 
     The other results, which are for training, are not computed.
     """
@@ -234,9 +246,7 @@ def _embedding_bag(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     defaults = (False, 0, False, None, False, -1)
     given = arguments(node, importer, (*names, "padding_idx"), defaults)
     table, indices, offsets, _, mode, _, factors, closed, padding = given
-    if padding not in (None, -1) or _BAG_REDUCTIONS[mode] == "max":
-        raise UnsupportedModelError(f"{node.name} leaves out an index, or takes the largest of its bags")
-    emit, dtype = importer.block_builder.emit, str(table.ty.dtype)
+    emit, dtype, reduction = importer.block_builder.emit, str(table.ty.dtype), _BAG_REDUCTIONS[mode]
     bags, width = shape_of(offsets)[0] - bool(closed), shape_of(table)[1]
     places = np.arange(shape_of(indices)[0], dtype=str(offsets.ty.dtype))
     begun = emit(op.greater_equal(relax.const(places[:, None]), offsets))
@@ -245,14 +255,25 @@ def _embedding_bag(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     rows = cast(emit(op.take(table, indices, axis=0)), wide, importer)
     if factors is not None:
         rows = emit(op.multiply(rows, emit(op.expand_dims(cast(factors, wide, importer), 1))))
+    ones, nothing = relax.const(np.ones((shape_of(indices)[0], 1), wide)), -math.inf if reduction == "max" else 0.0
+    if padding not in (None, -1):
+        counted = emit(op.not_equal(indices, relax.const(padding, str(indices.ty.dtype))))
+        counted = emit(op.expand_dims(counted, 1))
+        rows, ones = emit(op.where(counted, rows, relax.const(nothing, wide))), cast(counted, wide, importer)
 
-    def collected(values: Any, columns: int) -> relax.Expr:
-        return emit(op.scatter_nd(relax.const(np.zeros((bags, columns), wide)), last, values, "add"))
+    def collected(values: Any, columns: int, start: float = 0.0, reduce: str = "add") -> relax.Expr:
+        begin = relax.const(np.full((shape_of(offsets)[0], columns), start, wide))
+        found = emit(op.scatter_nd(begin, last, values, reduce))
+        return emit(op.strided_slice(found, [0], [0], [bags])) if closed else found
 
-    result = collected(rows, width)
-    if _BAG_REDUCTIONS[mode] == "mean":
-        ones = relax.const(np.ones((shape_of(indices)[0], 1), wide))
-        result = emit(op.divide(result, emit(op.maximum(collected(ones, 1), relax.const(1, wide)))))
+    if reduction == "sum":
+        result = collected(rows, width)
+    elif reduction == "mean":
+        count = emit(op.maximum(collected(ones, 1), relax.const(1, wide)))
+        result = emit(op.divide(collected(rows, width), count))
+    else:
+        is_empty = emit(op.equal(collected(ones, 1), relax.const(0, wide)))
+        result = emit(op.where(is_empty, relax.const(0, wide), collected(rows, width, nothing, "max")))
     return (cast(result, dtype, importer), None, None, None)
 
 
@@ -283,6 +304,8 @@ def _strided(node: Any, importer: Any) -> relax.Expr:
 
 
 INDEXING_CONVERTERS: dict[str, Converter] = {
+    "item.default": _number_of_data,
+    "_local_scalar_dense.default": _number_of_data,
     "select.int": _select,
     "index.Tensor": _index,
     "index_select.default": _index_select,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.export
 import torch.fx
 from numpy.typing import NDArray
 from tvm import relax
@@ -20,7 +21,9 @@ __all__ = [
     "Converter",
     "arguments",
     "array_of_torch",
+    "calls_of",
     "cast",
+    "compared_as",
     "dtype_of",
     "full",
     "operand",
@@ -31,6 +34,12 @@ __all__ = [
 
 Converter = Callable[[Any, Any], relax.Expr | tuple[relax.Expr, ...]]
 """Takes a node and the importer, and returns the Relax value."""
+
+
+def calls_of(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """The calls of a program, and those in the branches of its conditions."""
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    return [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
 
 
 def arguments(node: Any, importer: Any, names: Sequence[str], defaults: Sequence[Any]) -> list[Any]:
@@ -58,8 +67,23 @@ def scalar(value: Any, dtype: str, importer: Any) -> relax.Expr:
 
 
 def dtype_of(node: Any) -> str:
-    """What PyTorch computes the node in."""
-    return str(node.meta["val"].dtype).removeprefix("torch.")
+    """What PyTorch computes the node in: its first result, where it has several."""
+    value = node.meta["val"]
+    return str((value[0] if isinstance(value, tuple | list) else value).dtype).removeprefix("torch.")
+
+
+def compared_as(operands: Sequence[Any]) -> str:
+    """The dtype in which PyTorch compares tensors and numbers. 0 and 1 are the same in any dtype, bool among them."""
+
+    def alike(given: Any) -> Any:
+        value = given.meta["val"] if isinstance(given, torch.fx.Node) else given
+        if isinstance(value, torch.Tensor):
+            return torch.empty([0] * min(value.ndim, 1), dtype=value.dtype)
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return 0 if isinstance(value, torch.SymInt) else 0.0
+        return bool(value) if value in (0, 1) else value
+
+    return str(torch.result_type(*map(alike, operands))).removeprefix("torch.")
 
 
 def cast(value: relax.Expr, dtype: str, importer: Any) -> relax.Expr:

@@ -16,10 +16,9 @@ from tvm import relax
 from tvm.relax import op
 
 from ..dtypes import is_floating, numpy_dtype
-from ..errors import UnsupportedModelError
 from ..transform.constants import constant_of
 from ..transform.functions import shape_of
-from .torch_nodes import Converter, arguments, dtype_of
+from .torch_nodes import Converter, arguments, cast, compared_as, dtype_of
 
 __all__ = ["ORDER_CONVERTERS", "EqualsInOrder", "so_far"]
 
@@ -61,9 +60,12 @@ _IN_ORDER: dict[Any, Callable[..., Any]] = {
 
 
 def _largest(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
-    """topk, in order also where that is not asked for."""
+    """topk, in order also where that is not asked for; none of all, of which TVM would return every one."""
     x, k, axis, largest, _ = arguments(node, importer, ("input", "k", "dim", "largest", "sorted"), (-1, True, True))
     emit = importer.block_builder.emit
+    if k == 0:
+        none = emit(op.strided_slice(x, [axis % len(shape_of(x))], [0], [0]))
+        return none, cast(none, "int64", importer)
     both = emit(op.topk(x, k, axis, "both", largest, "int64"))
     return emit(relax.TupleGetItem(both, 0)), emit(relax.TupleGetItem(both, 1))
 
@@ -93,30 +95,37 @@ def _sort(*names: str) -> Callable[[Any, Any], tuple[relax.Expr, ...]]:
 
 
 def _places_in_order(node: Any, importer: Any) -> relax.Expr:
-    """searchsorted: how many elements of each sequence are smaller (or, with `right`, not larger); all, of NaN."""
+    """searchsorted: how many elements of each sequence are smaller (or, with `right`, not larger)."""
     names = ("sorted_sequence", "input", "out_int32", "right", "side", "sorter")
     sequence, values, _, right, side, sorter = arguments(node, importer, names, (False, False, None, None))
     if sorter is not None:
-        raise UnsupportedModelError(f"{node.name} is a searchsorted with a sorter")
-    compare = op.less_equal if right or side == "right" else op.less
-    emit = importer.block_builder.emit
-    value = emit(op.expand_dims(values, -1))
-    if len(shape_of(sequence)) > 1:  # else it is that of all values, or of a number
-        sequence = emit(op.expand_dims(sequence, -2))
-    is_before = emit(compare(sequence, value))
-    if is_floating(str(values.ty.dtype)):
-        is_before = emit(op.logical_or(is_before, emit(op.isnan(value))))
-    return emit(op.sum(emit(op.astype(is_before, dtype_of(node))), axis=-1))
+        axis = len(shape_of(sequence)) - 1
+        sequence = importer.block_builder.emit(op.gather_elements(sequence, sorter, axis))
+    return _counted(node, importer, sequence, values, right or side == "right")
 
 
 def _bins(node: Any, importer: Any) -> relax.Expr:
-    """bucketize: NaN is behind all boundaries; TVM puts it before them."""
-    x, boundaries = arguments(node, importer, ("input", "boundaries"), ())
+    """bucketize: NaN is behind all boundaries; TVM puts it before them, and takes no numbers without axes."""
+    x, boundaries, _, right = arguments(node, importer, ("input", "boundaries", "out_int32", "right"), (False, False))
+    if not shape_of(x):
+        return _counted(node, importer, boundaries, x, right)
     emit, found = importer.block_builder.emit, importer._bucketize(node)
     if not is_floating(str(x.ty.dtype)):
         return found
     last = relax.const(shape_of(boundaries)[0], dtype_of(node))
     return emit(op.where(emit(op.isnan(x)), last, found))
+
+
+def _counted(node: Any, importer: Any, sequence: Any, values: Any, right: bool) -> relax.Expr:
+    """The elements of each sequence that are smaller than each of its values, or not larger; all, of NaN."""
+    emit, dtype = importer.block_builder.emit, compared_as(node.args[:2])
+    sequence, value = cast(sequence, dtype, importer), emit(op.expand_dims(cast(values, dtype, importer), -1))
+    if len(shape_of(sequence)) > 1:  # else it is that of all values, or of a number
+        sequence = emit(op.expand_dims(sequence, -2))
+    is_before = emit((op.less_equal if right else op.less)(sequence, value))
+    if is_floating(dtype):
+        is_before = emit(op.logical_or(is_before, emit(op.isnan(value))))
+    return emit(op.sum(emit(op.astype(is_before, dtype_of(node))), axis=-1))
 
 
 def so_far(emit: Any, values: relax.Expr, axis: int, combine: Callable[..., relax.Expr], neutral: float) -> relax.Expr:

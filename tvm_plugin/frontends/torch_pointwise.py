@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-import torch.fx
 from tvm import relax
 from tvm.relax import op
 
 from ..dtypes import HALVES, epsilon, is_floating, numpy_dtype
 from ..transform.functions import is_empty, shape_of
 from .torch_digits import floor_quotient
-from .torch_nodes import Converter, arguments, cast, dtype_of, operand, scalar, shape_in_torch
+from .torch_nodes import Converter, arguments, cast, compared_as, dtype_of, operand, scalar, shape_in_torch
 from .torch_order import so_far
 
 __all__ = ["POINTWISE_CONVERTERS"]
@@ -171,30 +169,16 @@ def _comparison(function: Callable[[Any, Any], relax.Expr]) -> Converter:
     """Of operands as PyTorch compares them: the integer 2 is not 2.5, though it would be if that became an integer."""
 
     def convert(node: Any, importer: Any) -> relax.Expr:
-        given, dtype = arguments(node, importer, ("input", "other"), ()), _compared_as(node.args)
+        given, dtype = arguments(node, importer, ("input", "other"), ()), compared_as(node.args)
         left, right = (operand(value, dtype, importer) for value in given)
         return importer.block_builder.emit(function(left, right))
 
     return convert
 
 
-def _compared_as(operands: Sequence[Any]) -> str:
-    """The dtype in which PyTorch compares tensors and numbers. 0 and 1 are the same in any dtype, bool among them."""
-
-    def alike(given: Any) -> Any:
-        value = given.meta["val"] if isinstance(given, torch.fx.Node) else given
-        if isinstance(value, torch.Tensor):
-            return torch.empty([0] * min(value.ndim, 1), dtype=value.dtype)
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            return 0 if isinstance(value, torch.SymInt) else 0.0
-        return bool(value) if value in (0, 1) else value
-
-    return str(torch.result_type(*map(alike, operands))).removeprefix("torch.")
-
-
 def _is_in(node: Any, importer: Any) -> relax.Expr:
     """Which elements are among others, or are not; TVM's importer does not look at `invert`."""
-    given, dtype = arguments(node, importer, ("elements", "others"), ()), _compared_as(node.args)
+    given, dtype = arguments(node, importer, ("elements", "others"), ()), compared_as(node.args)
     emit = importer.block_builder.emit
     x, others = (operand(value, dtype, importer) for value in given)
     if is_empty(others):
@@ -224,6 +208,12 @@ def _filled(value: Any = None) -> Converter:
         return importer.block_builder.emit(op.broadcast_to(operand(fill, dtype, importer), shape))
 
     return convert
+
+
+def _one_number(node: Any, importer: Any) -> relax.Expr:
+    """A tensor without axes, also of a size that is open."""
+    (value,) = arguments(node, importer, ("s",), ())
+    return operand(value, dtype_of(node), importer)
 
 
 def _identity(node: Any, importer: Any) -> relax.Expr:
@@ -336,6 +326,7 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "copysign.Scalar": _copysign,
     "logcumsumexp.default": _log_cumulative_sum,
     "exp2.default": _exp2,
+    "scalar_tensor.default": _one_number,
     "zeros.default": _filled(0),
     "ones.default": _filled(1),
     "full.default": _filled(),
@@ -345,6 +336,8 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "new_zeros.default": _filled(0),
     "new_ones.default": _filled(1),
     "new_full.default": _filled(),
+    "empty_strided.default": _filled(0),
+    "new_empty_strided.default": _filled(0),
     "eye.default": _identity,
     "eye.m": _identity,
     "cumsum.default": _so_far_in_its_dtype(op.cumsum),

@@ -10,13 +10,25 @@ from tvm.relax import op
 
 from ..errors import UnsupportedModelError
 from .recurrent import convert_recurrent
+from .torch_nodes import arguments
 
-__all__ = ["RECURRENT_CONVERTERS"]
+__all__ = ["RECURRENT_CONVERTERS", "projects_states"]
 
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 """Where PyTorch has the gates that ONNX expects in order."""
 
 _NAMES = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+
+_LSTM_MODE = 2
+"""What oneDNN calls an LSTM."""
+
+
+def projects_states(node: torch.fx.Node) -> bool:
+    """Whether a node is an LSTM with `proj_size`, which PyTorch decomposes into steps."""
+    if getattr(node.target, "__name__", "") != "lstm.input":
+        return False
+    hidden, cell = node.args[1]
+    return hidden.meta["val"].shape[-1] != cell.meta["val"].shape[-1]
 
 
 def _converter(kind: str, **attributes: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -31,8 +43,6 @@ def _converter(kind: str, **attributes: Any) -> Callable[[Any, Any], tuple[Any, 
         states = given["hx"] if isinstance(given["hx"], Sequence) else [given["hx"]]
         states = [value(state) for state in states]
         params = [value(param) for param in given["params"]]
-        if int(params[1].ty.shape[1]) * len(_GATES[kind]) != int(params[1].ty.shape[0]):
-            raise UnsupportedModelError(f"{node.name} is an LSTM with proj_size, which projects its states")
         directions = 2 if given["bidirectional"] else 1
         count = (4 if given["has_biases"] else 2) * directions
         if given["batch_first"]:
@@ -55,6 +65,20 @@ def _converter(kind: str, **attributes: Any) -> Callable[[Any, Any], tuple[Any, 
         return (x, *(emit(op.concat(values, 0)) for values in last))
 
     return convert
+
+
+def _one_direction(node: Any, importer: Any) -> tuple[Any, ...]:
+    """One layer of an LSTM in one direction, as PyTorch decomposes all layers on a CPU."""
+    names = ("input", "weight0", "weight1", "weight2", "weight3", "hx", "cx", "reverse", "batch_sizes", "mode")
+    values = arguments(node, importer, (*names, "hidden_size", "num_layers", "has_biases"), ())
+    x, *params, hidden, cell, backwards, _, mode, _, _, has_biases = values
+    if mode != _LSTM_MODE:
+        raise UnsupportedModelError(f"{node.name} is a recurrent layer that is no LSTM, in the form of oneDNN")
+    emit = importer.block_builder.emit
+    weights = _weights(emit, "LSTM", params if has_biases else params[:2], 1)
+    attrs = {"direction": "reverse" if backwards else "forward"}
+    every, *ends = convert_recurrent(importer.block_builder, "LSTM", [x, *weights, None, hidden, cell], attrs)
+    return (emit(op.reshape(every, [*every.ty.shape.values[:2], -1])), *ends, None)
 
 
 def _weights(emit: Any, kind: str, params: list[Any], directions: int) -> list[Any]:
@@ -81,6 +105,7 @@ def _weights(emit: Any, kind: str, params: list[Any], directions: int) -> list[A
 
 RECURRENT_CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
     "lstm.input": _converter("LSTM"),
+    "mkldnn_rnn_layer.default": _one_direction,
     "gru.input": _converter("GRU", linear_before_reset=1),
     "rnn_tanh.input": _converter("RNN"),
     "rnn_relu.input": _converter("RNN", activations=["relu", "relu"]),

@@ -5,6 +5,7 @@ Where all sizes are known, they are left to TVM's importer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from tvm.relax import op
 
 from ..transform.functions import repeated, shape_of
 from ..transform.open_slices import from_begin, open_slice, within
-from .torch_nodes import Converter, arguments, dtype_of, shape_in_torch
+from .torch_nodes import Converter, arguments, cast, dtype_of, shape_in_torch
 from .torch_sizes import is_size, tensor_of_size
 
 __all__ = ["SHAPE_CONVERTERS"]
@@ -31,11 +32,11 @@ def _where_open(name: str, convert: Converter) -> Converter:
     return either
 
 
-def _to_shape(function: Callable[[Any, Any], relax.Expr]) -> Converter:
-    """Of a tensor and the shape of the result; the tensor itself where it has that."""
+def _to_shape(function: Callable[[Any, Any], relax.Expr], place: int = 0) -> Converter:
+    """Of a tensor, the argument at `place`, and the shape of the result; the tensor itself where it has that."""
 
     def convert(node: Any, importer: Any) -> relax.Expr:
-        x, shape = importer.env[node.args[0]], shape_in_torch(node, importer)
+        x, shape = cast(importer.env[node.args[place]], dtype_of(node), importer), shape_in_torch(node, importer)
         given = shape_of(x)
         if len(given) == len(shape) and all(map(importer.sizes.are_equal, given, shape)):
             return x
@@ -93,8 +94,16 @@ def _rolled(emit: Callable[[Any], Any], x: relax.Expr, shift: Any, axis: int) ->
 
 
 def _split(node: Any, importer: Any) -> Any:
-    """A single part is the tensor itself: TVM's kernels of a split have several results."""
-    return (importer.env[node.args[0]],) if len(node.meta["val"]) == 1 else importer._split(node)
+    """A single part is the tensor itself: TVM's kernels of a split have several results, none of them empty."""
+    x, axis, parts = importer.env[node.args[0]], node.args[2] if len(node.args) > 2 else 0, node.meta["val"]
+    if len(parts) == 1:
+        return (x,)
+    lengths = [part.shape[axis] for part in parts]
+    if 0 not in lengths:
+        return importer._split(node)
+    ends, axis = list(itertools.accumulate(lengths)), axis % len(shape_of(x))
+    bounds = zip([0, *ends], ends, strict=False)
+    return tuple(importer.block_builder.emit(op.strided_slice(x, [axis], [begin], [end])) for begin, end in bounds)
 
 
 def _squeeze(node: Any, importer: Any) -> relax.Expr:
@@ -113,6 +122,7 @@ SHAPE_CONVERTERS: dict[str, Converter] = {
     "flatten.using_ints": _where_open("_flatten", _to_shape(op.reshape)),
     "unflatten.int": _where_open("_unflatten", _to_shape(op.reshape)),
     "expand.default": _where_open("_expand", _to_shape(op.broadcast_to)),
+    "copy.default": _to_shape(op.broadcast_to, place=1),  # of the other tensor; TVM's importer changes the first, too
     "slice.Tensor": _where_open("_slice", _slice),
     **{f"squeeze.{name}": _squeeze for name in ("default", "dim", "dims")},
     "split.Tensor": _split,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
 __all__ = ["legalize_resize"]
 
@@ -22,7 +22,7 @@ def legalize_resize(builder: relax.BlockBuilder, call: relax.Call) -> Any:
 
     TVM's routine adds 1e-5 before it rounds, and cannot compute where corners lie whose distance is open.
     """
-    attrs, sizes = call.attrs, list(call.args[1].values)
+    attrs, sizes, dtype = call.attrs, list(call.args[1].values), str(call.ty.dtype)
     layout = str(attrs.layout)
     shape = list(call.args[0].ty.shape)
     axes = [layout.index(letter) for letter in "HW"] if len(layout) == len(shape) else []
@@ -30,7 +30,7 @@ def legalize_resize(builder: relax.BlockBuilder, call: relax.Call) -> Any:
     method, rounding = str(attrs.method), str(attrs.rounding_method)
     known = method in _METHODS and (method == "linear" or rounding in _ROUNDINGS)
     if not known or not axes or all(isinstance(size, tirx.IntImm) for size in involved):
-        return call.op.get_attr("FLegalize")(builder, call)
+        return _by_tvm(builder, call)
     mode = str(attrs.coordinate_transformation_mode)
 
     def resize2d(x: Any) -> Any:
@@ -41,15 +41,36 @@ def legalize_resize(builder: relax.BlockBuilder, call: relax.Call) -> Any:
         def element(*at: Any) -> Any:
             places = [_place(at[axis], x.shape[axis], after[axis], mode) for axis in axes]
             if method == "linear":
-                return _between(x, list(at), list(zip(axes, places, strict=True))).astype(x.dtype)
+                return _between(x, list(at), list(zip(axes, places, strict=True))).astype(dtype)
             nearest = list(at)
             for axis, place in zip(axes, places, strict=True):
                 nearest[axis] = _inside(_ROUNDINGS[rounding](place), x.shape[axis])
-            return x(*nearest)
+            return x(*nearest).astype(dtype)
 
         return te.compute(after, element, name="resize")
 
     return builder.call_te(resize2d, call.args[0], primfunc_name_hint="resize2d")
+
+
+def _by_tvm(builder: relax.BlockBuilder, call: relax.Call) -> Any:
+    """In the dtype of the result: TVM's own legalization leaves that out, and fills another buffer with the image's."""
+    attrs = call.attrs
+    if str(call.ty.dtype) == str(call.args[0].ty.dtype):
+        return call.op.get_attr("FLegalize")(builder, call)
+    options = {
+        name: getattr(attrs, name)
+        for name in ("roi", "layout", "method", "coordinate_transformation_mode", "rounding_method")
+    }
+    return builder.call_te(
+        topi.image.resize2d,
+        call.args[0],
+        size=call.args[1],
+        bicubic_alpha=attrs.cubic_alpha,
+        bicubic_exclude=attrs.cubic_exclude,
+        extrapolation_value=attrs.extrapolation_value,
+        out_dtype=str(call.ty.dtype),
+        **options,
+    )
 
 
 def _between(x: Any, at: list[Any], places: list[tuple[int, Any]]) -> Any:
