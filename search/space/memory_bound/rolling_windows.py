@@ -44,8 +44,8 @@ class RollingWindowsSketch(MaskedWindowsSketch):
         stage = kernel.stages[0]
         column = len(stage.spatial) - 1
         image = next(read for read in stage.reads if read.strides[column] != 0)
-        row, window_row = image.strides[column - 1], image.strides[-2]
-        return bool(row and window_row) and row % window_row == 0 and row // window_row < stage.extents[-2]
+        row, window_row = image.strides[column - 1] or 0, image.strides[-2] or 0
+        return row > 0 < window_row and row % window_row == 0 and row // window_row < stage.extents[-2]
 
     def _knobs(self) -> tuple[Knob, ...]:
         lanes, *_ = super()._knobs()
