@@ -307,7 +307,8 @@ def build(functions: dict[str, Any]) -> Any:
 def test_random_candidates_compute_the_kernel(name: str) -> None:
     mod = KERNELS[name]()
     space = build_space(mod, HARDWARE)
-    assert all(sketch.name.startswith(("tiled", "split", "masked_windows")) for sketch in space.sketches)
+    families = ("tiled", "split", "masked_windows", "rolling_windows")
+    assert all(sketch.name.startswith(families) for sketch in space.sketches)
     points = random_points(space, 6)
     tolerance = TOLERANCES.get(name, 1e-4)
     check(mod, space, [space.decision(point) for point in points], tolerance)

@@ -935,6 +935,7 @@ def test_recurrent_layers_of_open_batches_are_refused():
         load_model(program, any_size=True)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")  # once a process
 @pytest.mark.parametrize("layers", [1, 2])
 def test_projected_states(layers):
     layer = torch.nn.LSTM(6, 4, layers, proj_size=3, bidirectional=layers == 2, batch_first=True)

@@ -5,8 +5,10 @@
 | pass | what becomes of a module |
 |---|---|
 | `KnownSlices` | slices whose bounds the symbols tell have a known length |
+| `PadPooling` | `ceil_mode` of open images -> padding |
 | `FakeQuantizationToInteger` | dequantize, a float operator, quantize -> sums of integers |
 | `KeepNarrowWeights` | products of few rows read weights of 8 bits or fewer as they are stored |
+| `TabulateBytes` | functions of quantised bytes -> tables of 256 |
 | `FoldBatchNorm`, `FoldWeights` | batch norms, and whatever depends on constants alone, are computed once |
 | `JoinParallelConvolutions` | convolutions of one tensor that are added up -> one |
 | `SubPixelConvolution` | transposed convolutions -> convolutions whose channels are laid out as pixels |
