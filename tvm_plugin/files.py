@@ -25,13 +25,14 @@ def as_path(value: Any, meant: str) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path`, of this process alone, for a file that takes its place once it is written.
 
-    Of a link, it takes the place of what that leads to; devices and pipes stay, and are written to themselves.
+    Its suffix is that of `path`, by which writers choose a format. Of a link, it takes the place of what that leads to;
+    devices and pipes stay, and are written to themselves.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         yield path
         return
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
+    suffix, path = path.suffix, Path(os.path.realpath(path))
+    temporary = path.with_name(f".{path.stem[:40]}-{os.getpid()}-{secrets.token_hex(4)}{suffix}")  # names have limits
     try:
         yield temporary
         os.replace(temporary, path)

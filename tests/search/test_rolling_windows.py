@@ -95,6 +95,26 @@ def test_nothing_beside_the_image_is_read() -> None:
         assert stays_inside(library[f"k{number}"], arguments), str(space.decision(point))
 
 
+def test_weights_of_images_that_are_not_there_are_not_read() -> None:
+    """Threads that share images unevenly have places for more images than there are."""
+
+    def serial(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    mod = kernel(*CASES["depthwise"])  # of a fourth image, weights would reach beyond the next multiple of 64 bytes
+    space = masked(mod, Hardware(threads=4), FAMILY)
+    points = [point for point in all_points(space) if space.decision(point).values["workers"] == 2]
+    arguments = [tuple(int(extent) for extent in param.shape) for param in mod["main"].params]
+    functions = [prepared(space, point) for point in points]
+    serials = [function.with_body(structural_map(function.body, (tirx.For, serial))) for function in functions]
+    library = compiled({f"k{number}": function for number, function in enumerate(serials)})
+    assert points
+    for number, point in enumerate(points):
+        assert stays_inside(library[f"k{number}"], arguments), str(space.decision(point))
+
+
 def prepared(space: Space, point: Any) -> Any:
     return prepare_for_lowering(space.apply(space.decision(point)).mod["main"])
 

@@ -456,6 +456,14 @@ def test_slices_that_say_how_long_they_are_may_begin_or_end_with_the_whole(
     check(model.write(tmp_path, model.add("STRIDED_SLICE", inputs, model.tensor((1, 3, 3)), options)))
 
 
+def test_slices_of_constants_may_say_how_long_they_are(tmp_path: Path) -> None:
+    model = Model((1, 3, 3))
+    values = (np.arange(72.0).reshape(4, 6, 3), [1, 2, 0], [1, 3, 3], [1, 1, 1])
+    options = schema.StridedSliceOptionsT(offset=True)
+    part = model.add("STRIDED_SLICE", [*map(model.constant, values)], model.tensor((1, 3, 3)), options)
+    check(model.write(tmp_path, model.add("ADD", [0, part], model.tensor((1, 3, 3)), schema.AddOptionsT())))
+
+
 def shape_of(model: Model, tensor: int, rank: int) -> int:
     options = schema.ShapeOptionsT(schema.TensorType.INT32)
     return model.add("SHAPE", [tensor], model.tensor((rank,), "int32"), options)

@@ -1259,6 +1259,14 @@ def test_one_of_two_branches_is_taken():
     assert max(verify_import(imported, seed=seed) for seed in range(4)) < 1e-5
 
 
+@pytest.mark.parametrize("inside", [lambda x, n: x // n, lambda x, n: x[n]])
+def test_branches_that_stop_a_process_where_they_are_not_taken_are_refused(inside):
+    whole = torch.arange(1, 5)
+    module = Lambda(lambda x, n: torch.cond(n.min() > 0, inside, lambda x, n: x.clone(), (x, n)))
+    with pytest.raises(UnsupportedModelError, match="cannot be imported: both are computed"):
+        load_model(module, example_inputs=(whole, whole - 1))
+
+
 def test_masks_that_layers_make_anew_are_one_constant():
     def layer(x):
         later = torch.arange(40)[:, None] < torch.arange(40)

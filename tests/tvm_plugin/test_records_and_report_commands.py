@@ -14,6 +14,7 @@ from eqtune.cli import records as records_command
 from eqtune.cli import report as report_command
 from eqtune.cli.options import write_text
 from eqtune.errors import InputError
+from eqtune.files import replacing
 from eqtune.records import Context, Record, RecordDatabase
 from eqtune.report import KernelRow, RunSummary
 
@@ -280,6 +281,23 @@ def test_a_report_goes_where_a_name_leads(work):
     os.close(reader)
     assert link.is_symlink()
     assert "<h1>net</h1>" in page.read_text(encoding="utf-8")
+
+
+def test_what_a_link_leads_to_is_written_in_the_format_of_its_name(tmp_path):
+    """`model.tar`, a link to `stored.1`: TVM would link a shared library."""
+    stored, link = tmp_path / "stored.1", tmp_path / "model.tar"
+    link.symlink_to(stored)
+    with replacing(link) as temporary:
+        assert temporary.suffix == ".tar"
+        temporary.write_text("new")
+    assert link.is_symlink()
+    assert stored.read_text() == "new"
+
+
+def test_a_name_may_be_as_long_as_the_system_permits(tmp_path):
+    page = tmp_path / f"{250 * 'p'}.html"
+    write_text(str(page), "new")
+    assert page.read_text() == "new"
 
 
 def test_names_of_files_may_be_no_text(work, capsys):

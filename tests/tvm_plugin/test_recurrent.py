@@ -164,6 +164,7 @@ def test_bounds_peepholes_and_lengths(
 ) -> None:
     monkeypatch.setattr(loop, "LEAST_FLOPS", 0)
     more = {"clip": 0.4, "has_peepholes": cell == "LSTM", "has_lengths": has_lengths}
+    more |= {"cell_clip": 0.3} if cell == "LSTM" else {}
     layer = replace(layer_of(cell, 7, 19, 2), **more)
     weights = weights_of(layer)
     mod = module_of(layer, weights)

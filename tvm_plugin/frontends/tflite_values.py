@@ -46,7 +46,11 @@ class Values(OperatorConverter):
         """TVM's, of constants as well."""
         if super().has_expr(input_tensor_idx):
             return super().get_expr(input_tensor_idx)
-        return self.get_tensor_expr(*self.get_tensors([input_tensor_idx]))
+        asked_next, self._asked_next = self._asked_next, []  # not of this tensor
+        try:
+            return self.get_tensor_expr(*self.get_tensors([input_tensor_idx]))
+        finally:
+            self._asked_next = asked_next
 
     def get_tensor_value(self, tensor: Any, is_sparse: bool = False) -> Any:
         """TVM's, of what follows from constants, too; or what a converter puts in the place of those asked for next."""

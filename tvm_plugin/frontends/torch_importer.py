@@ -49,6 +49,17 @@ def translated(program: torch.export.ExportedProgram, computed: Constants, name:
     return mod
 
 
+def _refuse_unsafe(graph: torch.fx.Graph) -> None:
+    """Raise for what may only be computed where its branch is taken: CPUs stop at integers divided by zero, and indices
+    that are none read beside their tensor."""
+    for node in graph.find_nodes(op="call_function"):
+        name = node.target.__name__.partition(".")[0]
+        number = getattr(node.meta.get("val"), "dtype", torch.float32)
+        divides = name in ("div", "floor_divide", "fmod", "remainder") and not number.is_floating_point
+        if name in ("embedding", "gather", "index", "index_select", "take") or divides:
+            raise UnsupportedModelError(f"{name} in a branch of torch.cond cannot be imported: both are computed")
+
+
 class _Importer(ExportedProgramImporter):
     """TVM's importer, with constants of bfloat16, values that PyTorch has computed already, and sizes that are open."""
 
@@ -87,6 +98,7 @@ class _Importer(ExportedProgramImporter):
         results = []
         for branch in branches:
             graph = self.env[branch].graph
+            _refuse_unsafe(graph)
             names = [placeholder.name for placeholder in graph.find_nodes(op="placeholder")]
             inputs = dict(zip(names, map(self.env.__getitem__, given), strict=True))
             results.append(self._translate_fx_graph(self.env[branch], graph.nodes, inputs))

@@ -156,8 +156,9 @@ def _lstm(cell: _Direction, given: Any, states: list[Any]) -> list[Any]:
     f, g, h = cell.activations
     hidden, memory = states
     i, o, forget, new = cell.parts(cell.emit(op.add(given, cell.from_state(hidden, 0, 4))), 4)
-    i, forget = (cell.emit(f(cell.clip(cell.look(number, gate, memory)))) for number, gate in ((0, i), (2, forget)))
-    kept = cell.emit(op.multiply(forget, memory))
+    # In this order: records know kernels by it.
+    kept = cell.emit(op.multiply(cell.emit(f(cell.clip(cell.look(2, forget, memory)))), memory))
+    i = cell.emit(f(cell.clip(cell.look(0, i, memory))))
     memory = cell.emit(op.add(kept, cell.emit(op.multiply(i, cell.emit(g(cell.clip(new)))))))
     if cell.cell_clip:
         memory = cell.emit(op.clip(memory, -cell.cell_clip, cell.cell_clip))

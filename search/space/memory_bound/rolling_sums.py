@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
-from tvm import s_tir, sym, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from ..expressions import binding_of, guarded_loads, is_zero, substitute, uses
+from ..expressions import binding_of, conjuncts, guarded_loads, is_zero, nodes_of, substitute, uses
 from ..statements import block_with, in_order, rewrite_marked_loops, rewritten, with_body
 from .masked_lanes import MASKED_LANES
 
@@ -124,10 +124,13 @@ class _Windows:
         own = not any(self.sums.same_as(buffer) for buffer in arguments)
         if not own or not self.sums.same_as(self.add.store.buffer) or self.begin.columns or self.end.columns:
             raise ValueError(f"the loop over {across.loop_var} is marked to roll, but its sums are not its own")
+        if nodes_of(self.begin.store.value, ir.Var):  # it is set before a step knows which window will begin
+            raise ValueError(f"the loop over {across.loop_var} is marked to roll, but its sums begin with no constant")
         self.lanes = int(self.add.vector.annotations[MASKED_LANES])
         self.rows, self.height = _extent(down), _extent(self.add.row)
         self.ages = -(-self.height // self.step)
         self.alike = self._counts_alike()
+        self.exists = self._conditions_of_images()
 
     def statement(self) -> Any:
         """Vectors side by side, group by group."""
@@ -143,6 +146,12 @@ class _Windows:
             first = groups * self.together
             statements.append(self._group([tirx.IntImm(dtype, first + place) for place in range(rest)]))
         return in_order(statements)
+
+    def _conditions_of_images(self) -> list[Any]:
+        """Conditions on the loops around: threads that share images unevenly have places for more than there are."""
+        realize, own = self.end.vector.body, (self.across, self.down, self.end.vector)
+        conditions = conjuncts(substitute(realize.predicate, binding_of(realize)))
+        return [condition for condition in conditions if not uses(condition, *(loop.loop_var for loop in own))]
 
     def _counts_alike(self) -> bool:
         """Whether a row of the image adds the same to all windows, so that its own sum can be added to theirs."""
@@ -183,6 +192,8 @@ class _Windows:
                 time += 1
         registers = [*own, *(register for _, register in self.kept)]
         loads = [tirx.BufferStore(register, load, [0]) for load, register in self.kept]
+        for condition in self.exists if loads else ():
+            loads = [tirx.IfThenElse(condition, in_order(loads), None)]
         return in_order([*map(tirx.AllocBuffer, registers), *loads, *statements])
 
     def _step(self, at: Any, time: Any, ages: Sequence[int], sums: list[Any]) -> Iterator[Any]:
