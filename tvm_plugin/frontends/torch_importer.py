@@ -52,7 +52,7 @@ def translated(program: torch.export.ExportedProgram, computed: Constants, name:
 def _refuse_unsafe(graph: torch.fx.Graph) -> None:
     """Raise for what may only be computed where its branch is taken: CPUs stop at integers divided by zero, and indices
     that are none read beside their tensor."""
-    for node in graph.find_nodes(op="call_function"):
+    for node in (node for node in graph.nodes if node.op == "call_function"):
         name = node.target.__name__.partition(".")[0]
         number = getattr(node.meta.get("val"), "dtype", torch.float32)
         divides = name in ("div", "floor_divide", "fmod", "remainder") and not number.is_floating_point
