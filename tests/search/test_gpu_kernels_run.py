@@ -256,9 +256,10 @@ def test_narrow_values_that_a_replayed_trace_reduces_in_memory_get_words(dtype, 
     ("dtype", "value", "function", "decision", "expected"),
     [
         ("float32", -np.inf, topi.max, Decision("gpu_reduction", {"results": 32, "across": 1, "unroll": 0}), -np.inf),
+        ("float16", -np.inf, topi.max, Decision("gpu_reduction", {"results": 32, "across": 1, "unroll": 0}), -np.inf),
         ("uint8", 0, topi.argmax, Decision("gpu_stages", {"threads": 64}), 0),
     ],
-    ids=["maximum", "position"],
+    ids=["maximum", "maximum of halves", "position"],
 )
 def test_a_thread_finds_the_largest_of_the_least_there_are(dtype, value, function, decision, expected, tmp_path):
     mod = kernels.unary_of(dtype, (40, 6), lambda x: function(x, axis=1))
