@@ -203,10 +203,8 @@ class _Tile:
 
     def clip(self, lane: Any, *gates: Any) -> None:
         """Keep what is put into activations within bounds, if the layer has some."""
-        if self.layer.clip:
-            least, most = (tirx.const(sign * self.layer.clip, "float32") for sign in (-1, 1))
-            for gate in gates:
-                gate[lane] = tirx.max(tirx.min(gate[lane], most), least)
+        for gate in gates if self.layer.clip else ():
+            gate[lane] = _bounded(gate[lane], self.layer.clip)
 
     def within(self, row: int, new: Any, behind: Any) -> Any:
         """What is new as long as the sequence of a row lasts, and what there is behind it."""
@@ -236,6 +234,10 @@ class _Tile:
         return self.direction * self.layer.batch + self.first_row + row
 
 
+def _bounded(value: Any, most: float) -> Any:
+    return tirx.max(tirx.min(value, tirx.const(most, "float32")), tirx.const(-most, "float32"))
+
+
 # Below, the sums of a row become its activations and new states in place, vector by vector. Each value is stored before
 # it is used: TVM simplifies what is nested with all that it depends on put in.
 
@@ -254,7 +256,6 @@ def _rnn(tile: _Tile) -> None:
 def _lstm(tile: _Tile) -> None:
     f, g, h = tile.activations
     hidden, memory = tile.loop.states
-    limit = tile.layer.cell_clip
     sums = tile.sums(hidden, tile.now, range(4), tile.share)
     for row in tile.rows:
         i, o, forget, new = sums[row]
@@ -267,9 +268,8 @@ def _lstm(tile: _Tile) -> None:
                 gate[lane] = f(gate[lane])
             new[lane] = g(new[lane])
             new[lane] = forget[lane] * memory[now] + i[lane] * new[lane]
-            if limit:
-                new[lane] = tirx.min(new[lane], tirx.const(limit, "float32"))
-                new[lane] = tirx.max(new[lane], tirx.const(-limit, "float32"))
+            if tile.layer.cell_clip:
+                new[lane] = _bounded(new[lane], tile.layer.cell_clip)
             memory[then] = tile.within(row, new[lane], memory[now])
             if tile.layer.has_peepholes:  # of what is new
                 tile.look(row, lane, tile.next, {1: o})

@@ -73,15 +73,12 @@ class _Direction:
         For the gates i, o and f, [1, units] each; none where the layer has none.
     first_states : list of expression
         [batch, units] each.
-    cell_clip : float
-        The layer's.
     """
 
     def __init__(self, builder: relax.BlockBuilder, call: relax.Call, layer: Layer, number: int) -> None:
         self.emit, self._layer, self._number = builder.emit, layer, number
         self._units = layer.blocks * LANES
         self.activations = [_ACTIVATIONS[name] for name in layer.activations[number]]
-        self.cell_clip = layer.cell_clip
         shares, recurrence, *rest = call.args
         split = (layer.steps, layer.batch, layer.directions, layer.blocks, layer.gates, LANES)
         own_shares = self._own(self.emit(op.reshape(shares, split)), 2)
@@ -123,8 +120,14 @@ class _Direction:
 
     def clip(self, gate: Any) -> Any:
         """What is put into an activation, within bounds if the layer has some."""
-        most = self._layer.clip
-        return self.emit(op.clip(gate, -most, most)) if most else gate
+        return self._bounded(gate, self._layer.clip)
+
+    def clip_memory(self, memory: Any) -> Any:
+        """The memory, within bounds if the layer has some for it."""
+        return self._bounded(memory, self._layer.cell_clip)
+
+    def _bounded(self, value: Any, most: float) -> Any:
+        return self.emit(op.clip(value, -most, most)) if most else value
 
     def within(self, t: int, new: Any, behind: Any) -> Any:
         """What is new as long as sequences last, and what there is behind them; zeros where that is None."""
@@ -159,9 +162,7 @@ def _lstm(cell: _Direction, given: Any, states: list[Any]) -> list[Any]:
     # In this order: records know kernels by it.
     kept = cell.emit(op.multiply(cell.emit(f(cell.clip(cell.look(2, forget, memory)))), memory))
     i = cell.emit(f(cell.clip(cell.look(0, i, memory))))
-    memory = cell.emit(op.add(kept, cell.emit(op.multiply(i, cell.emit(g(cell.clip(new)))))))
-    if cell.cell_clip:
-        memory = cell.emit(op.clip(memory, -cell.cell_clip, cell.cell_clip))
+    memory = cell.clip_memory(cell.emit(op.add(kept, cell.emit(op.multiply(i, cell.emit(g(cell.clip(new))))))))
     o = cell.emit(f(cell.clip(cell.look(1, o, memory))))
     return [cell.emit(op.multiply(o, cell.emit(h(memory)))), memory]
 
