@@ -43,7 +43,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
     import eqtune
     from benchmarks.architecture_modules import build
-    from eqtune.frontends.torch_nodes import array_of_torch
+    from eqtune.frontends.torch.nodes import array_of_torch
 
     module, inputs = build(name, args.seed, args.dtype, args.batch)
     with tempfile.TemporaryDirectory() as work_dir:

@@ -97,7 +97,7 @@ def check_model(name: str, target: Any, hardware: Any, samples: int, compiler: A
 def _check_kernel(
     task: Any, target: Any, hardware: Any, samples: int, compiler: Any, seed: int, failures: list[str]
 ) -> Counter[str]:
-    from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources, resource_problem
+    from eqtune.measure.cuda.code import cuda_source, launch_problem, ptxas_resources, resource_problem
     from eqtune.search.space import build_space
     from eqtune.search.space.lowering import prepare_for_lowering
     from eqtune.search.strategies.moves import Moves
@@ -231,7 +231,7 @@ def _product(args: argparse.Namespace, keep: Path, dtype: str, sums: str, left_s
 def _ranking(args: argparse.Namespace, keep: Path, dtype: str, sums: str, left_s: float) -> dict[str, Any]:
     from benchmarks.gpu_measured import ranking_row
     from eqtune.gpu_machine import resolve_target
-    from eqtune.measure.cuda import CudaMeasurer
+    from eqtune.measure.cuda.measurer import CudaMeasurer
 
     with CudaMeasurer(resolve_target("cuda"), seed=args.seed) as measurer:
         work_dir = keep / f"ranking-{dtype}-{sums}"

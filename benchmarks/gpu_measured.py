@@ -34,7 +34,7 @@ TORCH_SHARE = 0.25
 def reason_to_skip() -> str:
     """Why nothing can be measured here; "" when it can."""
     from eqtune.gpu_machine import find_compiler
-    from eqtune.measure.cuda import gpu_count
+    from eqtune.measure.cuda.measurer import gpu_count
 
     if not gpu_count():
         return "there is no NVIDIA GPU that can be used here"
@@ -83,7 +83,7 @@ def matmul_row(
     """
     from eqtune import tune_kernels
     from eqtune.gpu_machine import resolve_target
-    from eqtune.measure.cuda import CudaMeasurer
+    from eqtune.measure.cuda.measurer import CudaMeasurer
 
     target = resolve_target("cuda")
     kernel = _matmul(size, dtype, sums)

@@ -82,7 +82,7 @@ def rows(names: Sequence[str], args: argparse.Namespace) -> Iterator[dict[str, A
     import eqtune
     from benchmarks.architecture_modules import build
     from eqtune import zoo
-    from eqtune.frontends.torch_nodes import array_of_torch
+    from eqtune.frontends.torch.nodes import array_of_torch
     from eqtune.machine import describe_machine, detect_target
 
     bandwidth = describe_machine(detect_target(threads=args.threads), threads=args.threads).bandwidth_bytes_per_s

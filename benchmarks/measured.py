@@ -226,7 +226,7 @@ def _measurer(args: argparse.Namespace) -> tuple[Any, Any]:
     from eqtune.gpu_machine import is_gpu, let_tvm_compile, resolve_target
     from eqtune.machine import describe_machine
     from eqtune.measure import LocalMeasurer
-    from eqtune.measure.cuda import CudaMeasurer
+    from eqtune.measure.cuda.measurer import CudaMeasurer
 
     target = resolve_target(args.target, threads=1)
     if is_gpu(target):

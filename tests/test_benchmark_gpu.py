@@ -16,8 +16,8 @@ import tvm
 from benchmarks import gpu, gpu_measured
 from benchmarks.peers import gpu as gpu_peers
 from eqtune.gpu_machine import find_compiler, resolve_target
-from eqtune.measure.compile_only import CompileOnlyMeasurer
-from eqtune.measure.cuda import CudaMeasurer
+from eqtune.measure.cuda.compile_only import CompileOnlyMeasurer
+from eqtune.measure.cuda.measurer import CudaMeasurer
 from eqtune.records import RecordDatabase
 from eqtune.records.workload import as_workload
 from eqtune.tasks import task_of
@@ -107,7 +107,7 @@ def test_unknown_parts_are_refused_by_name(monkeypatch, asked):
 
 
 def test_ranking_is_judged_on_candidates_that_were_held_out_and_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr("eqtune.measure.compile_only.find_compiler", lambda: None)
+    monkeypatch.setattr("eqtune.measure.cuda.compile_only.find_compiler", lambda: None)
     with CompileOnlyMeasurer(resolve_target("nvidia/nvidia-h100")) as measurer:
         row = gpu_measured.ranking_row(128, "float32", "float32", measurer, 64, seed=0, work_dir=tmp_path / "kept")
     # Without a compiler, what is "measured" is the analytic estimate itself.
@@ -120,7 +120,7 @@ def test_ranking_is_judged_on_candidates_that_were_held_out_and_kept(monkeypatch
 
 
 def test_a_ranking_that_is_cut_keeps_what_it_measured_and_goes_on(monkeypatch, tmp_path):
-    monkeypatch.setattr("eqtune.measure.compile_only.find_compiler", lambda: None)
+    monkeypatch.setattr("eqtune.measure.cuda.compile_only.find_compiler", lambda: None)
     clock = [0.0]
     with CompileOnlyMeasurer(resolve_target("nvidia/nvidia-h100")) as measurer:
 
@@ -194,7 +194,7 @@ class NumpyAsTorch:
 @pytest.mark.slow
 @pytest.mark.skipif(find_compiler() is None or find_compiler().kind != "nvcc", reason="needs nvcc")
 def test_a_product_row_says_why_dlight_has_no_time_and_compares_int8_with_cublas(monkeypatch, tmp_path):
-    fake = (sys.executable, str(Path(__file__).parent / "tvm_plugin" / "fake_gpu.py"), str(tmp_path))
+    fake = (sys.executable, str(Path(__file__).parent / "tvm_plugin" / "measure" / "fake_gpu.py"), str(tmp_path))
     target, products = resolve_target("nvidia/nvidia-h100"), []
 
     def tune(kernel, *_, measure, **__):
@@ -206,7 +206,8 @@ def test_a_product_row_says_why_dlight_has_no_time_and_compares_int8_with_cublas
     monkeypatch.setattr("eqtune.tune_kernels", tune)
     monkeypatch.setattr("eqtune.gpu_machine.resolve_target", lambda _: target)
     monkeypatch.setattr(
-        "eqtune.measure.cuda.CudaMeasurer", functools.partial(CudaMeasurer, devices=[0], workers=1, runner=fake)
+        "eqtune.measure.cuda.measurer.CudaMeasurer",
+        functools.partial(CudaMeasurer, devices=[0], workers=1, runner=fake),
     )
     monkeypatch.setitem(sys.modules, "torch", NumpyAsTorch())
     monkeypatch.setattr(gpu_peers, "_seconds", lambda call: products.append(call()) or 5e-4)

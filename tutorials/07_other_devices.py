@@ -36,7 +36,7 @@ from tvm import relax
 
 import eqtune
 from eqtune.errors import SetupError
-from eqtune.measure.rpc_tracker import RpcAddress, rpc_status
+from eqtune.measure.rpc.tracker import RpcAddress, rpc_status
 
 with socket.socket() as probe:  # a free port
     probe.bind(("127.0.0.1", 0))

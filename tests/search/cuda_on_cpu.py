@@ -21,7 +21,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
-from eqtune.measure.cuda_code import CONFIG
+from eqtune.measure.cuda.code import CONFIG
 from eqtune.search.space.lowering import prepare_for_lowering
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"

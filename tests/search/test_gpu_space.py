@@ -11,7 +11,7 @@ import pytest
 from tvm import te, tirx, topi
 
 from eqtune.gpu_machine import gpu_target
-from eqtune.measure.cuda_code import cuda_source, launch_problem
+from eqtune.measure.cuda.code import cuda_source, launch_problem
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, Hardware, build_space

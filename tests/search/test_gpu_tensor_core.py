@@ -11,7 +11,7 @@ import pytest
 from tvm import te, tirx, topi
 
 from eqtune.gpu_machine import find_compiler, gpu_target
-from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
+from eqtune.measure.cuda.code import cuda_source, launch_problem, ptxas_resources
 from eqtune.records.workload import as_workload
 from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.hardware import DEVICES

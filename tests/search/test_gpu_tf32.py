@@ -14,8 +14,8 @@ from tvm import te, tirx
 from eqtune.gpu_machine import find_compiler, gpu_target
 from eqtune.measure.arguments import Interface
 from eqtune.measure.check import mismatch, relative_tolerance
-from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
-from eqtune.measure.exported import interface_fields, interface_of
+from eqtune.measure.cuda.code import cuda_source, launch_problem, ptxas_resources
+from eqtune.measure.elsewhere.exported import interface_fields, interface_of
 from eqtune.records.workload import as_workload, workload_hash
 from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.tf32 import permit_tf32, permitted_products

@@ -13,8 +13,8 @@ import tvm
 
 from eqtune.errors import RecordError
 from eqtune.gpu_machine import describe_gpu, find_compiler, gpu_target
-from eqtune.measure import cuda_code
-from eqtune.measure.cuda_code import cuda_source, launch_problem, ptxas_resources
+from eqtune.measure.cuda import code as cuda_code
+from eqtune.measure.cuda.code import cuda_source, launch_problem, ptxas_resources
 from eqtune.records.traces import trace_to_json
 from eqtune.records.workload import serialize_workload
 from eqtune.search.space import Decision, build_space

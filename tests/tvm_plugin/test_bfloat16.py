@@ -13,7 +13,7 @@ from tvm import relax
 import eqtune
 from eqtune.dtypes import epsilon, numpy_dtype
 from eqtune.frontends import load_model, verify_import
-from eqtune.frontends.torch_nodes import array_of_torch
+from eqtune.frontends.torch.nodes import array_of_torch
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels

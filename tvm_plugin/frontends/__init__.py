@@ -1,4 +1,8 @@
-"""Front ends: PyTorch, ONNX, TFLite, Relax, Relay and zoo models become one checked Relax module."""
+"""Front ends: PyTorch, ONNX, TFLite, Relax, Relay and zoo models become one checked Relax module.
+
+`load.py` tells them apart, `imported.py` has the checks. What concerns one framework is in its folder; operators and
+repairs that several share are here.
+"""
 
 from __future__ import annotations
 

@@ -153,11 +153,11 @@ def _read(
             f"params are for Relax modules and Relay programs; a {type(model).__name__} has its own weights"
         )
     if _derives_from(model, "torch", "Module"):
-        from .torch_model import from_module
+        from .torch.model import from_module
 
         return from_module(model, example_inputs, shapes)
     if _derives_from(model, "torch", "ExportedProgram"):
-        from .torch_model import from_exported_program
+        from .torch.model import from_exported_program
 
         return from_exported_program(model, shapes, any_size=any_size)
     return _onnx_door().from_onnx(model, shapes, any_size=any_size)
@@ -196,10 +196,10 @@ def _derives_from(model: Any, package: str, name: str) -> bool:
 
 def _onnx_door() -> ModuleType:
     try:
-        from . import onnx_model
+        from .onnx import model
     except ImportError as error:
         raise MissingExtraError(_NEEDS_ONNX) from error
-    return onnx_model
+    return model
 
 
 def _check_file(path: Path) -> None:
@@ -250,14 +250,14 @@ def _load_file(
     if params:
         raise InputError(f"params are for Relax modules and Relay programs; {path} has its own weights")
     if path.suffix == ".tflite":
-        from .tflite_model import from_tflite_file
+        from .tflite.model import from_tflite_file
 
         return from_tflite_file(path, shapes)
     if path.suffix == ".onnx":
         return _onnx_door().from_onnx_file(path, shapes, any_size)
     try:
-        from .torch_file import load_program
-        from .torch_model import from_exported_program
+        from .torch.file import load_program
+        from .torch.model import from_exported_program
     except ImportError as error:
         raise MissingExtraError(_NEEDS_TORCH) from error
     return from_exported_program(load_program(path), shapes, path.stem, any_size=any_size)

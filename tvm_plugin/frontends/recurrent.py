@@ -18,7 +18,7 @@ from ..recurrent import ACTIVATIONS, CELLS, LANES, Layer, in_blocks, recurrent
 from ..transform.constants import array_of, constant_of
 from ..transform.functions import as_dtype, extents
 from .imported import KNOWN_SHAPES, is_number
-from .onnx_nodes import text_of
+from .onnx.nodes import text_of
 
 __all__ = ["RECURRENT", "convert_recurrent"]
 

@@ -1,4 +1,7 @@
-"""Building and running candidates: on this machine, elsewhere (RPC, Ray), by compiling alone, or from records."""
+"""Building and running candidates: on this machine, elsewhere (RPC, Ray), by compiling alone, or from records.
+
+Here is what measures on this machine's CPU. `cuda`, `rpc` and `ray` build on it, and share what is in `elsewhere`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from .base import ERROR_KINDS, Measurement, Measurer, Overheads
 
 if TYPE_CHECKING:
     from ..search.space.hardware import Hardware
-    from .compile_only import CompileOnlyMeasurer
-    from .cuda import CudaMeasurer
+    from .cuda.compile_only import CompileOnlyMeasurer
+    from .cuda.measurer import CudaMeasurer
     from .local import LocalMeasurer
-    from .ray_cluster import RayMeasurer
+    from .ray.measurer import RayMeasurer
     from .replay import ReplayMeasurer
-    from .rpc import RpcMeasurer
+    from .rpc.measurer import RpcMeasurer
 
 __all__ = [
     "ERROR_KINDS",
@@ -35,12 +38,12 @@ FORMS = ("local", "local:flush-l2", "rpc://HOST:PORT/KEY", "ray", "compile-only"
 """What a `measure=` text may be."""
 
 _HOMES = {
-    "CompileOnlyMeasurer": ".compile_only",
-    "CudaMeasurer": ".cuda",
+    "CompileOnlyMeasurer": ".cuda.compile_only",
+    "CudaMeasurer": ".cuda.measurer",
     "LocalMeasurer": ".local",
-    "RayMeasurer": ".ray_cluster",
+    "RayMeasurer": ".ray.measurer",
     "ReplayMeasurer": ".replay",
-    "RpcMeasurer": ".rpc",
+    "RpcMeasurer": ".rpc.measurer",
 }
 
 
@@ -93,7 +96,7 @@ def _named_measurer(name: str, target: Any, hardware: Hardware | None, threads: 
     if name == "compile-only":
         from ..gpu_machine import resolve_target
         from ..search.space.gpu.hardware import GpuHardware
-        from .compile_only import CompileOnlyMeasurer
+        from .cuda.compile_only import CompileOnlyMeasurer
 
         if not (hardware is None or isinstance(hardware, GpuHardware)):
             raise InputError(f'measure="compile-only" is for GPUs, not for {hardware.name}; give target="nvidia/..."')
@@ -103,7 +106,7 @@ def _named_measurer(name: str, target: Any, hardware: Hardware | None, threads: 
     target = detect_target(threads) if target is None else target
     if name.partition(":")[0] == "local" and str(target.kind.name) == "cuda":
         from ..search.space.gpu.hardware import GpuHardware
-        from .cuda import CudaMeasurer
+        from .cuda.measurer import CudaMeasurer
 
         if not (hardware is None or isinstance(hardware, GpuHardware)):
             raise InputError(f"the target is a GPU, and the hardware is not: {hardware.name}")
@@ -116,11 +119,11 @@ def _named_measurer(name: str, target: Any, hardware: Hardware | None, threads: 
 
         return LocalMeasurer(target, hardware=hardware, threads=threads, seed=seed)
     if name == "ray":
-        from .ray_cluster import RayMeasurer
+        from .ray.measurer import RayMeasurer
 
         return RayMeasurer(target, hardware=hardware, threads=threads, seed=seed)
     if name.startswith("rpc:"):
-        from .rpc import RpcMeasurer
+        from .rpc.measurer import RpcMeasurer
 
         return RpcMeasurer(name, target, hardware=hardware, threads=threads, seed=seed)
     raise InputError(

@@ -119,7 +119,7 @@ def _outlive_crashes(serve_one: Callable[..., None]) -> Callable[..., None]:
 
 
 def _offer_functions() -> None:
-    """What `rpc_worker.py` asks for besides TVM's own functions. Sessions are forked and find them, too."""
+    """What `rpc/worker.py` asks for besides TVM's own functions. Sessions are forked and find them, too."""
     import tvm_ffi
 
     name = device_name(detect_target())

@@ -2,7 +2,7 @@
 
     {"op": "build", "batch": n, "workloads": {hash: text}, "candidates": [candidate, ...]}
         -> {"built": [{"program": key, "trace": text} or an error, ...]}; with "notes" where the compiler told
-           something (`Measurement`); exported programs also say what `exported.py` needs to load them elsewhere
+           something (`Measurement`); exported programs also say what `elsewhere/exported.py` needs to load them
     {"op": "run", "task": hash, "program": key, "domain": "normal", "effort": {...}, "best_s": seconds,
      "save": bool, "check": bool, "model_bytes": n}
         -> {"latencies_s": [...], "given_up": bool, "domain": ..., "disturbed": bool} or an error
@@ -52,7 +52,7 @@ from .build import (
     program_key,
     split_packing,
 )
-from .exported import export_programs
+from .elsewhere.exported import export_programs
 from .gauge import Gauge, multiply_adds
 from .pool import Config
 from .run import run_program

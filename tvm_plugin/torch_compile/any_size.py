@@ -11,7 +11,7 @@ import torch
 import tvm
 from tvm import relax
 
-from ..frontends.torch_model import from_exported_program
+from ..frontends.torch.model import from_exported_program
 from ..frontends.verify import compare
 from ..machine import detect_target
 from ..runtime import ModelRunner, first_line

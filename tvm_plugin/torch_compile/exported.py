@@ -9,8 +9,8 @@ import torch.export
 from torch.export.graph_signature import OutputKind
 
 from ..errors import InputError, UnsupportedModelError
-from ..frontends.torch_export import exported, quiet
-from ..frontends.torch_state import decomposed
+from ..frontends.torch.export import exported, quiet
+from ..frontends.torch.state import decomposed
 from .stays import Stays
 
 __all__ = ["Frozen", "changed_arguments", "program_of"]

@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx, transform
 
 from ..gpu_machine import is_gpu
 from ..machine import core_count, runs_here
-from ..measure.cuda_code import compiling_as_measured
+from ..measure.cuda.code import compiling_as_measured
 
 __all__ = ["build"]
 

@@ -1,0 +1,1 @@
+"""ONNX models, protos or files: TVM's importer, with converters of our own, and ONNX Runtime as reference."""

@@ -1,0 +1,1 @@
+"""What GPUs, RPC and Ray share: programs are built here and run on devices elsewhere, which may be lost."""

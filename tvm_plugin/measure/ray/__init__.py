@@ -1,0 +1,1 @@
+"""A Ray cluster: builders are tasks, each device is an actor."""
