@@ -9,7 +9,7 @@ from eqtune.errors import RecordError
 
 from .object_graph import INDEX_MAP_TYPES, checked_graph
 
-__all__ = ["apply_trace", "parse_trace", "replay", "trace_to_json"]
+__all__ = ["TVM_ANNOTATIONS", "apply_trace", "parse_trace", "replay", "trace_to_json"]
 
 _UNSAFE = frozenset({"AnnotateBufferAccess", "UnsafeHideBufferAccess", "UnsafeSetDType"})
 """Instructions that may change what a kernel computes; no schedule of eqtune or MetaSchedule has them, but for what is
@@ -18,11 +18,8 @@ kept in float32..."""
 _WIDENED = frozenset({"float16", "bfloat16", "float32"})
 """... in kernels with buffers of these alone, whose sums it makes more precise."""
 
-_ANNOTATIONS = frozenset(
+TVM_ANNOTATIONS = frozenset(
     {
-        "double_buffer_scope",
-        "local_stage",
-        "permuted_layout",
         "pragma_auto_unroll_max_step",
         "pragma_loop_partition_hint",
         "pragma_unroll_explicit",
@@ -30,11 +27,19 @@ _ANNOTATIONS = frozenset(
         "software_pipeline_order",
         "software_pipeline_stage",
         "tirx.manifest_shared_memory_local_stage",
-        "vector_bytes",
-        "warp_execution",
     }
 )
-"""What schedules of eqtune and of MetaSchedule annotate, beside names of their own. Some others make TVM link code."""
+"""What schedules of eqtune annotate by names of TVM's: those of `search/space/marks.py`. Some others make TVM link
+code."""
+
+_ANNOTATIONS = TVM_ANNOTATIONS | {
+    "double_buffer_scope",
+    "local_stage",
+    "permuted_layout",
+    "vector_bytes",
+    "warp_execution",
+}
+"""What schedules of eqtune and of MetaSchedule annotate, beside names of their own."""
 
 _OWN_ANNOTATIONS = ("eqtune.", "meta_schedule.")
 

@@ -7,16 +7,11 @@ from typing import Any
 
 from tvm import te, tirx
 
+from ..space.marks import OUTPUTS_OF_TILE, TILE_GRID
 from .attributes import WinogradData, WinogradResult
 from .minimal_filtering import Matrix, matrices
 
-__all__ = ["OUTPUTS", "TILE_GRID", "conv2d_kernel", "data_kernel", "result_kernel", "weight_kernel"]
-
-TILE_GRID = "eqtune.tile_grid"
-"""Annotation of the block that writes transformed data: what its axis of tiles is made of, (batch, down, across)."""
-
-OUTPUTS = "eqtune.outputs_of_tile"
-"""Annotation of a convolution's block that writes transformed data: rows and columns that a tile gives."""
+__all__ = ["conv2d_kernel", "data_kernel", "result_kernel", "weight_kernel"]
 
 
 def data_kernel(x: te.Tensor, a: WinogradData) -> te.Tensor:
@@ -84,7 +79,7 @@ def conv2d_kernel(x: te.Tensor, weight: te.Tensor, a: WinogradData) -> te.Tensor
         (rows * columns, batch, down, across, channels),
         lambda e, n, t, u, c: by_column(e % columns, lambda k: data_rows[n, t, u, e // columns, k, c]),
         name="winograd_data",
-        attrs={OUTPUTS: list(a.outputs)},
+        attrs={OUTPUTS_OF_TILE: list(a.outputs)},
     )
     k = te.reduce_axis((0, channels), name="k")
     products = te.compute(

@@ -32,10 +32,9 @@ from .contraction.plan import whole_width
 from .expressions import nodes_of
 from .features import feature_table
 from .hardware import Hardware
+from .marks import LANE_TREE, TRANSPOSE_TILE
 from .memory_bound.kernel import block_names
-from .memory_bound.lane_trees import LANE_TREE
 from .memory_bound.row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
-from .memory_bound.transpose_tiles import TRANSPOSE_TILE
 from .nest import block_extents, extent_of, partition
 from .register_tiles import tile_efficiency, tile_fits
 from .schedule import schedule_of

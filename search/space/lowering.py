@@ -1,8 +1,10 @@
-"""What a scheduled kernel needs before TVM lowers it."""
+"""What a scheduled kernel needs before TVM lowers it: rewriters, in an order that they need."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import IRModule, tirx
@@ -36,7 +38,18 @@ from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 from .rounding import round_in_vectors
 
-__all__ = ["ASYNC_COPIES", "as_written", "lowerable_schedule", "narrow_indices", "prepare_for_lowering"]
+__all__ = [
+    "ASYNC_COPIES",
+    "CPU_STEPS",
+    "GPU_STEPS",
+    "Step",
+    "as_written",
+    "lowerable_schedule",
+    "narrow_indices",
+    "prepare_for_lowering",
+]
+
+Rewriter = Callable[[Any], Any]
 
 ASYNC_COPIES = {"tirx.use_async_copy": True}
 """The option of TVM's `PassContext` with which GPU schedules are compiled: their asynchronous copies become cp.async.
@@ -46,9 +59,9 @@ Without it they compute the same, and wait for every copy."""
 def narrow_indices(function: Any) -> Any:
     """The scheduled PrimFunc with 32-bit loop variables, or the function itself where 32 bits do not suffice.
 
-    Relax kernels have 64-bit loops. TVM narrows them while lowering, and loses on the way which loops were marked with
-    "pragma_loop_partition_hint": ragged tiles then keep a condition around every element and run at a third of the
-    speed. Narrowed before lowering, the mark survives.
+    Relax kernels have 64-bit loops. TVM narrows them while lowering, and loses on the way which loops were marked
+    PARTITION: ragged tiles then keep a condition around every element and run at a third of the speed. Narrowed before
+    lowering, the mark survives.
     """
     for parameter in function.params:
         shape = getattr(parameter.ty, "shape", ())
@@ -68,26 +81,163 @@ def narrow_indices(function: Any) -> Any:
         return function
 
 
+@dataclass(frozen=True)
+class Step:
+    """A rewriter, in its place among others.
+
+    Attributes
+    ----------
+    rewrite : callable
+        PrimFunc to PrimFunc, the same object where there is nothing to do.
+    leaves : str
+        What it makes of a scheduled kernel. Which marks it looks at: `MARKS` (marks.py).
+    needs : mapping
+        Rewriters that run before, if they are steps of the same kernels; each with the reason why it cannot run later.
+    """
+
+    rewrite: Rewriter
+    leaves: str
+    needs: Mapping[Rewriter, str] = field(default_factory=dict)
+
+
+_MAKE_VECTORS: tuple[Rewriter, ...] = (mask_lanes, pick_lanes, transpose_in_registers)
+
+_LAST_STEPS = (
+    Step(
+        load_chosen_values,
+        "conditions in place of selections that would load what is not chosen",
+        {
+            mask_lanes: "it refuses conditions that guard more than a load",
+            vectorizable_math: "functions that a condition guards become statements, selected ones do not",
+        },
+    ),
+    Step(
+        keep_index_divisions,
+        "indices that TVM does not simplify",
+        {spread_groups: "groups are known by floor divisions"},
+    ),
+    Step(narrow_indices, "32-bit loops, which keep the mark PARTITION"),
+)
+
+CPU_STEPS = (
+    Step(join_vectors, "vectors of several widths, one after another"),
+    Step(multiply_tiles, "calls of tile registers, without blocks"),
+    Step(begin_with_infinity, "infinities where maxima and minima begin, and beside images"),
+    Step(sum_moments_together, "mean and variance in one pass"),
+    Step(exp_of_differences_from_maxima, "`exp` of what is never positive, in its shorter form"),
+    Step(roll_windows, "sums of windows in registers; their vectors are still marked MASKED_LANES"),
+    Step(
+        mask_lanes,
+        "vector loops without blocks",
+        {
+            begin_with_infinity: "what lies beside an image stands in a condition, which becomes a mask",
+            roll_windows: "it finds its sums by the mark that is dropped here",
+        },
+    ),
+    Step(pick_lanes, "vector loops without blocks"),
+    Step(fetch_next_rows, "requests for rows, in front of what a loop holds"),
+    Step(overlap_tails, "tiles and vectors without the condition that ends a row"),
+    Step(
+        transpose_in_registers,
+        "vector loops, most without blocks",
+        {overlap_tails: "a tile that has a condition stays two loops, and one without a block is not moved"},
+    ),
+    Step(
+        reduce_lanes_as_trees,
+        "sums of lanes without a loop",
+        {exp_of_differences_from_maxima: "maxima of a row are known by the loads of their stores"},
+    ),
+    Step(
+        multiply_by_reciprocals,
+        "one division for all lanes that share a divisor",
+        dict.fromkeys(_MAKE_VECTORS, "they make vector loops"),
+    ),
+    Step(
+        pick_from_tables,
+        "vector loops with further statements around and inside",
+        {
+            join_vectors: "it takes loops around nothing but a vector",
+            **dict.fromkeys(_MAKE_VECTORS, "they make vector loops"),
+        },
+    ),
+    Step(
+        round_in_vectors,
+        "roundings by bits, or LLVM's",
+        {multiply_by_reciprocals: "quotients that are rounded are known by `nearbyint`, and stay"},
+    ),
+    Step(
+        vectorizable_math,
+        "functions in forms that vectorise, with further statements around and inside",
+        {
+            join_vectors: "it takes loops around nothing but a vector",
+            sum_moments_together: "it takes sums of single stores",
+            exp_of_differences_from_maxima: "no `exp` will be left",
+            **dict.fromkeys(_MAKE_VECTORS, "they take single stores, and make vector loops"),
+        },
+    ),
+    Step(
+        sums_on_stack,
+        "buffers of a tile's sums where tiles are computed",
+        {overlap_tails: "places in the small buffer count from where a tile begins"},
+    ),
+    Step(
+        prefetch_operands,
+        "requests for operands, in front of what a loop holds",
+        {multiply_tiles: "the mark NEXT_PANEL of its loops is its own, and they hold no vectors"},
+    ),
+    Step(
+        separate_steps,
+        "an instruction in front of what a loop holds",
+        {
+            sums_on_stack: "sums in several statements of an unrolled loop are not moved",
+            prefetch_operands: "requests belong to their step",
+        },
+    ),
+    Step(
+        skip_padding,
+        "loops whose length depends on those around, over axes that count as none of a reduction",
+        {
+            sums_on_stack: "whether loops around carry sums is asked of the axes",
+            prefetch_operands: "it divides by how many steps there are",
+        },
+    ),
+    Step(
+        spread_groups,
+        "vectors of products without loops and blocks",
+        {
+            overlap_tails: "products with a condition are refused",
+            sums_on_stack: "whether loops around carry sums is asked of the blocks",
+            skip_padding: "rows of an image are found in blocks",
+        },
+    ),
+    *_LAST_STEPS,
+)
+"""What kernels for CPUs need, in order."""
+
+GPU_STEPS = (
+    Step(reduce_in_words, "sums of narrow types in words of 32 bits, narrowed where they are read"),
+    Step(
+        begin_with_infinity,
+        "infinities where maxima and minima begin, and beside images",
+        {reduce_in_words: "maxima of bfloat16 are floats only in words"},
+    ),
+    Step(keep_guards, "conditions of reductions into memory as TVM keeps them"),
+    Step(booleans_one_by_one, "no vectors of booleans"),
+    Step(lower_warpgroups, "pipelines that wait late, copies with exchanged pieces, sums in row 0"),
+    *_LAST_STEPS,
+)
+"""What kernels for GPUs need, whose loops are bound to threads. They have `exp` and the like in hardware."""
+
+
 def prepare_for_lowering(function: Any) -> Any:
     """A scheduled PrimFunc as it should be given to TVM: tiles, functions and sums of lanes in vectors, 32-bit indices.
 
     Whoever compiles a schedule of these spaces calls this first, on the kernel and on its packing function alike.
-    No step is part of the schedule, so a trace replays on the kernel as it was extracted. GPUs have `exp` and the
-    like in hardware: where loops are bound to threads, functions stay, narrow sums become words, conditions are put as
-    TVM keeps them, and booleans are in no vectors.
+    No step is part of the schedule, so a trace replays on the kernel as it was extracted.
     """
-    if _has_threads(function):
-        function = begin_with_infinity(reduce_in_words(function))
-        function = lower_warpgroups(booleans_one_by_one(keep_guards(function)))
-    else:
-        function = begin_with_infinity(multiply_tiles(join_vectors(function)))
-        function = exp_of_differences_from_maxima(sum_moments_together(function))
-        function = fetch_next_rows(pick_lanes(mask_lanes(roll_windows(function))))
-        function = multiply_by_reciprocals(reduce_lanes_as_trees(transpose_in_registers(overlap_tails(function))))
-        function = vectorizable_math(round_in_vectors(pick_from_tables(function)))
-        function = separate_steps(prefetch_operands(sums_on_stack(function)))
-        function = spread_groups(skip_padding(function))
-    return narrow_indices(keep_index_divisions(load_chosen_values(function)))
+    for step in GPU_STEPS if _has_threads(function) else CPU_STEPS:
+        function = step.rewrite(function)
+    return function
 
 
 def as_written(function: Any) -> Any:

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from .access import dtype_bytes
 from .applicable import applies
 from .base import Knob, Sketch
-from .contraction.prefetch import FETCH_AHEAD
 from .features import feature_table
 from .hardware import Hardware
+from .marks import AHEAD_OF_TIME, FETCH_AHEAD
 from .memory_bound.kernel import block_names
-from .nest import AHEAD_OF_TIME, block_extents, extent_of, fuse, index_map
+from .nest import block_extents, extent_of, fuse, index_map
 from .schedule import schedule_of
 
 __all__ = [

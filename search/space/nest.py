@@ -8,9 +8,9 @@ from typing import Any
 from tvm import tirx
 
 from .expressions import is_reduced
+from .marks import PARTITION
 
 __all__ = [
-    "AHEAD_OF_TIME",
     "STACK_BYTES",
     "block_extents",
     "extent_of",
@@ -22,9 +22,6 @@ __all__ = [
     "spatial_and_reduced",
     "vectorize",
 ]
-
-AHEAD_OF_TIME = "meta_schedule.layout_rewrite_preproc"
-"""Annotation of blocks that rearrange weights: they run once, before the kernel does. The name is MetaSchedule's."""
 
 STACK_BYTES = 1024
 """TVM puts smaller buffers of the scope "global" on the stack, where LLVM can keep them in registers; others cost an
@@ -66,7 +63,7 @@ def fuse(schedule: Any, loops: Sequence[Any]) -> Any:
 
 def partition(schedule: Any, loop: Any) -> None:
     """Have TVM split the loop where a condition on it changes, so that the bulk runs without conditions."""
-    schedule.annotate(loop, "pragma_loop_partition_hint", 1)
+    schedule.annotate(loop, PARTITION, 1)
 
 
 def vectorize(schedule: Any, loop: Any, lanes: int, unroll: int = 1, axes: int = 1) -> Any:

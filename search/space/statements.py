@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 __all__ = [
+    "annotations_without",
     "block_with",
     "function_of",
     "in_order",
@@ -16,6 +17,7 @@ __all__ = [
     "point",
     "rewrite_marked_loops",
     "rewritten",
+    "stored_block",
     "with_body",
     "with_code",
 ]
@@ -33,9 +35,17 @@ def rewritten(function: Any, callbacks: Any) -> Any:
 
 
 def rewrite_marked_loops(function: Any, mark: str, rewrite: Callable[[Any], Any]) -> Any:
-    """A PrimFunc whose loops with an annotation of the name `mark` were rewritten, inner ones first; the same object
-    where there are none."""
+    """A PrimFunc whose loops with a mark (marks.py) were rewritten, inner ones first; the same object where there are
+    none."""
     return rewritten(function, (tirx.For, lambda loop: rewrite(loop) if mark in loop.annotations else loop))
+
+
+def stored_block(loop: Any) -> Any:
+    """The block in a marked loop that holds nothing but one, whose body is a store. Raises ValueError for any other."""
+    realize = loop.body
+    if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
+        raise ValueError(f"the loop over {loop.loop_var} is marked as one of a single store, but holds something else")
+    return realize
 
 
 def looped(loops: Sequence[Any], extents: Sequence[Any], body: Any, parallel: int | None = None) -> Any:
@@ -67,7 +77,6 @@ def point(buffer: Any, indices: Sequence[Any]) -> Any:
 
 def with_body(loop: Any, body: Any, *without: str, annotations: Mapping[str, Any] | None = None) -> Any:
     """The loop around another body, less the annotations of the names `without`, with `annotations`."""
-    kept = {name: value for name, value in loop.annotations.items() if name not in without}
     return tirx.For(
         loop.loop_var,
         loop.min,
@@ -75,9 +84,14 @@ def with_body(loop: Any, body: Any, *without: str, annotations: Mapping[str, Any
         loop.kind,
         body,
         loop.thread_binding,
-        annotations=kept | dict(annotations or {}),
+        annotations=annotations_without(loop, *without) | dict(annotations or {}),
         step=loop.step,
     )
+
+
+def annotations_without(node: Any, *names: str) -> dict[str, Any]:
+    """The annotations of a loop or a block, less those of these names."""
+    return {name: value for name, value in node.annotations.items() if name not in names}
 
 
 def block_with(block: Any, **changed: Any) -> Any:

@@ -24,14 +24,15 @@ from .applicable import applies
 from .base import Knob, Sketch
 from .features import feature_table
 from .hardware import Hardware
+from .marks import TILE_GRID
 from .memory_bound.inlining import inlined
 from .memory_bound.kernel import block_names
 from .nest import partition
 
 __all__ = ["WinogradSketch", "keep_rows_in_registers", "winograd_sketches"]
 
-ROWS, DATA, PRODUCTS, TILE_GRID = "winograd_rows", "winograd_data", "winograd_products", "eqtune.tile_grid"
-"""Names of blocks and of an annotation (search/graph/winograd_kernels.py), which TVM keeps when it fuses functions."""
+ROWS, DATA, PRODUCTS = "winograd_rows", "winograd_data", "winograd_products"
+"""Names of blocks (search/graph/winograd_kernels.py), which TVM keeps when it fuses functions."""
 
 FAMILY_INDEX = 30
 

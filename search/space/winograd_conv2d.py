@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 
 from .applicable import applies
 from .base import Knob, Sketch
-from .contraction.prefetch import FETCH_AHEAD, NEXT_PANEL
 from .contraction.prefetch_choice import ahead_bytes
 from .features import feature_table
 from .hardware import FAR_WEIGHTS, Hardware
+from .marks import AHEAD_OF_TIME, FETCH_AHEAD, NEXT_PANEL, OUTPUTS_OF_TILE
 from .memory_bound.inlining import inlined
 from .memory_bound.kernel import block_names
-from .nest import AHEAD_OF_TIME, STACK_BYTES, index_map
+from .nest import STACK_BYTES, index_map
 from .register_tiles import tile_efficiency, tile_fits
 from .winograd import DATA, PRODUCTS, ROWS, keep_rows_in_registers
 
 __all__ = ["WinogradConv2dSketch", "winograd_conv2d_sketches"]
 
-PADDED, DATA_ROWS, OUTPUTS = "winograd_padded", "winograd_data_rows", "eqtune.outputs_of_tile"
-"""Names of more blocks and of an annotation; see `winograd`."""
+PADDED, DATA_ROWS = "winograd_padded", "winograd_data_rows"
+"""Names of more blocks; see `winograd`."""
 
 KEPT = (PADDED, DATA_ROWS, DATA, ROWS)
 """Blocks whose results are stored, besides products."""
@@ -60,9 +60,9 @@ def winograd_conv2d_sketches(mod: Any, hardware: Hardware) -> list[Sketch]:
     _, rows, data, products, _, image = blocks
     extents = [int(axis.dom.extent) for axis in products.iter_vars]
     lanes = hardware.lanes(4)
-    if len(image.iter_vars) != 4 or extents[4] % lanes or extents[5] % lanes or OUTPUTS not in data.annotations:
+    if len(image.iter_vars) != 4 or extents[4] % lanes or extents[5] % lanes or OUTPUTS_OF_TILE not in data.annotations:
         return []
-    tile = tuple(int(count) for count in data.annotations[OUTPUTS])
+    tile = tuple(int(count) for count in data.annotations[OUTPUTS_OF_TILE])
     size = tuple(int(axis.dom.extent) for axis in rows.iter_vars[3:5])
     sketch = WinogradConv2dSketch(mod, extents, size, tile, str(image.name_hint), hardware)
     return [sketch] if applies(sketch) else []

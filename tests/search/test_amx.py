@@ -23,10 +23,10 @@ from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import workload_hash
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.amx import permit_halves
-from eqtune.search.space.amx.halves import HALVES, HALVES_PERMITTED, split_panels
-from eqtune.search.space.amx.tiles import AMX_TILES
+from eqtune.search.space.amx.halves import HALVES_PERMITTED, split_panels
 from eqtune.search.space.expressions import binding_of, nodes_of, substitute
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.marks import AMX_TILES, SPLIT_IN_HALVES
 from eqtune.transform.packing import pack
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -279,7 +279,7 @@ def test_weights_are_packed_without_compiling(name: str) -> None:
         ("whole_bytes", AMX_TILES, lambda marks: [*marks[:2], 1], "no tiles of 1 rows"),
         ("whole_bytes", AMX_TILES, lambda marks: [5, *marks[1:]], "no tiles|not those of tdpbf16ps"),
         ("float32", AMX_TILES, lambda marks: [0, *marks[1:]], "no tiles|not those of tdpbusd"),
-        ("float32", HALVES, lambda tiles: 7, "7 tiles"),
+        ("float32", SPLIT_IN_HALVES, lambda tiles: 7, "7 tiles"),
     ],
 )
 def test_marks_that_do_not_fit_their_loops_are_refused(name: str, mark: str, change: Any, says: str) -> None:

@@ -13,8 +13,9 @@ import tvm
 from tvm.s_tir import Schedule
 
 from eqtune.search.space import Decision, Hardware, build_space
-from eqtune.search.space.contraction.separate_steps import SEPARATE_STEPS, separate_steps
+from eqtune.search.space.contraction.separate_steps import separate_steps
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.marks import SEPARATE_STEPS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_space_contraction import conv, matmul

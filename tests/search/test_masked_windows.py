@@ -18,7 +18,8 @@ from eqtune.search.space import build_space
 from eqtune.search.space.base import Space
 from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
-from eqtune.search.space.memory_bound.masked_lanes import MASKED_LANES, mask_lanes
+from eqtune.search.space.marks import MASKED_LANES
+from eqtune.search.space.memory_bound.masked_lanes import mask_lanes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from guard_pages import stays_inside

@@ -25,12 +25,13 @@ from eqtune.search.space.features import FEATURES
 from eqtune.search.space.gpu.hardware import GpuHardware
 from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
+from eqtune.search.space.marks import OVERLAPPING_TAIL, TRANSPOSE_TILE
 from eqtune.search.space.memory_bound import memory_bound_sketches
 from eqtune.search.space.memory_bound.inlining import inlined_kernel
 from eqtune.search.space.memory_bound.lane_trees import reduce_lanes_as_trees
 from eqtune.search.space.memory_bound.next_rows import fetch_next_rows
-from eqtune.search.space.memory_bound.tails import OVERLAPPING_TAIL, overlap_tails
-from eqtune.search.space.memory_bound.transpose_tiles import TRANSPOSE_TILE, transpose_in_registers
+from eqtune.search.space.memory_bound.tails import overlap_tails
+from eqtune.search.space.memory_bound.transpose_tiles import transpose_in_registers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from guard_pages import stays_inside

@@ -21,7 +21,8 @@ from eqtune.search.space.base import Space
 from eqtune.search.space.expressions import nodes_of
 from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
-from eqtune.search.space.memory_bound.rolling_sums import ROLLING, ROLLING_STEP, WINDOW_ROW, roll_windows
+from eqtune.search.space.marks import ROLLING, ROLLING_STEP, WINDOW_ROW
+from eqtune.search.space.memory_bound.rolling_sums import roll_windows
 
 sys.path.insert(0, str(Path(__file__).parent))
 from guard_pages import stays_inside

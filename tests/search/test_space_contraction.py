@@ -18,12 +18,11 @@ from tvm.tirx import ForKind
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import Decision, Hardware, Space, build_space
 from eqtune.search.space.contraction.copies import PAD_AT_OUTER, PAD_AT_ROOT, PAD_INLINE
-from eqtune.search.space.contraction.join_vectors import JOIN_VECTORS
 from eqtune.search.space.contraction.tile_counts import tiles
 from eqtune.search.space.expressions import is_conditional
 from eqtune.search.space.features import FEATURES
 from eqtune.search.space.lowering import prepare_for_lowering
-from eqtune.search.space.memory_bound.tails import OVERLAPPING_TAIL
+from eqtune.search.space.marks import JOIN_VECTORS, OVERLAPPING_TAIL, PARTITION
 from eqtune.tasks import extract_tasks, lower_to_kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -548,7 +547,7 @@ def test_only_short_runs_of_padded_channels_are_copied_by_partitioned_loops(chan
     for decision in chosen:
         sch = space.apply(decision)
         loops = [sch.get(loop) for loop in sch.get_loops(sch.get_sblock(space.sketches[0].plan.staged))]
-        assert any("pragma_loop_partition_hint" in loop.annotations for loop in loops[-3:]) == partitioned
+        assert any(PARTITION in loop.annotations for loop in loops[-3:]) == partitioned
     check(mod, space, chosen, 1e-4)
 
 
@@ -562,7 +561,7 @@ def test_copies_that_may_lie_beside_the_image_are_not_partitioned() -> None:
         sch = space.apply(decision)
         rows, *inner = (sch.get(e) for e in sch.get_loops(sch.get_sblock(space.sketches[0].plan.staged))[-4:][1:])
         if int(rows.extent) < 7 + 2 * 4:
-            assert not any("pragma_loop_partition_hint" in loop.annotations for loop in (rows, *inner))
+            assert not any(PARTITION in loop.annotations for loop in (rows, *inner))
             chosen[decision.values["pad"]] = decision
         if len(chosen) == 2:
             break

@@ -1,7 +1,7 @@
 """Candidates to machine code, in memory. Runs in the workers.
 
-A schedule may repack weights: such blocks carry "meta_schedule.layout_rewrite_preproc" and run once, ahead of time, in
-a deployed model. TVM's own pass splits them off, the one that deployment uses, so what is timed is what will run.
+A schedule may repack weights: such blocks are marked AHEAD_OF_TIME (`search/space/marks.py`) and run once in a deployed
+model. TVM's own pass splits them off, the one that deployment uses, so what is timed is what will run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ __all__ = ["Packing", "Program", "compile_functions", "program_key", "split_pack
 
 CANDIDATE_CONFIG = {"tirx.disable_assert": True, "tirx.disable_cse_tir": True}
 """Halves the compile time of a candidate; neither pass changes what the kernel does."""
-
-PACKING_ANNOTATION = "meta_schedule.layout_rewrite_preproc"
 
 
 @dataclass(frozen=True)

@@ -37,21 +37,14 @@ from ..search.space.amx.tiles import multiply_tiles
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
 from ..search.space.lowering import as_written, prepare_for_lowering
+from ..search.space.marks import AHEAD_OF_TIME
 from ..search.space.replay import replay_schedule
 from ..transform.plain_schedules import plain_schedule
 from .affinity import on_first_core, start_pool
 from .arguments import Interface
 from .base import last_line
 from .bench import Bench
-from .build import (
-    CANDIDATE_CONFIG,
-    PACKING_ANNOTATION,
-    Packing,
-    Program,
-    compile_functions,
-    program_key,
-    split_packing,
-)
+from .build import CANDIDATE_CONFIG, Packing, Program, compile_functions, program_key, split_packing
 from .elsewhere.exported import export_programs
 from .gauge import Gauge, multiply_adds
 from .pool import Config
@@ -173,7 +166,7 @@ class Server:
             schedule = workload.space.apply(Decision.from_json(candidate["decision"]))
         function = schedule.mod["main"]
         result = _Scheduled(f"{task}_{program_key(function)}", trace_to_json(schedule.trace), function)
-        if PACKING_ANNOTATION in result.trace:
+        if AHEAD_OF_TIME in result.trace:
             result.function, packing = split_packing(function, workload.interface)
             result.packing = packing and replace(packing, function=multiply_tiles(packing.function))
         result.function = prepare_for_lowering(result.function)

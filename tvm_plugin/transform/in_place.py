@@ -10,8 +10,7 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx, transform
 
 from ..search.space.access import dtype_bytes
-from ..search.space.memory_bound.picked_lanes import PICKED_LANES
-from ..search.space.memory_bound.tails import OVERLAPPING_TAIL
+from ..search.space.marks import OVERLAPPING_TAIL, PICKED_LANES
 from .functions import map_functions, operator, rewrite_bindings, shape_of, top_level_bindings
 
 __all__ = ["OVERWRITABLE", "WriteInPlace", "overwritable", "with_overwritable"]

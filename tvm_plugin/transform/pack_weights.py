@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
 from ..dtypes import numpy_dtype
 from ..search.space.amx.halves import split_panels, splits_panels
+from ..search.space.expressions import nodes_of
+from ..search.space.marks import AHEAD_OF_TIME
 from .constants import Array, array_of, constant_of
 from .functions import KERNEL_CALLS, map_functions, operator, rewrite_calls, top_level_bindings
 from .packing import pack
 
 __all__ = ["SplitKernel", "pack_weights", "split_packing"]
-
-_ANNOTATION = "meta_schedule.layout_rewrite_preproc"
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class SplitKernel:
 def pack_weights(mod: ir.IRModule, known: Mapping[str, SplitKernel] | None = None) -> ir.IRModule:
     """Run the blocks of kernels that repack constant weights now, and give the packed weights to the kernels.
 
-    Such blocks carry the annotation "meta_schedule.layout_rewrite_preproc". Where a weight is no constant, and in a
-    module without Relax functions, they stay in the kernel. Kernels that are `known`, by name, are split already.
+    Such blocks are marked AHEAD_OF_TIME (`search/space/marks.py`). Where a weight is no constant, and in a module
+    without Relax functions, they stay in the kernel. Kernels that are `known`, by name, are split already.
     """
     calls = [
         binding.value
@@ -85,11 +84,7 @@ def split_packing(kernel: tirx.PrimFunc, inputs: int) -> SplitKernel | None:
 
     TVM's pass, on a module with this kernel alone: it fails on kernels that are no blocks (cumsum).
     """
-    annotated: list[Any] = []
-    tvm_ffi.structural_walk(
-        kernel.body, (s_tir.SBlock, lambda block: annotated.append(block) if _ANNOTATION in block.annotations else None)
-    )
-    if not annotated:
+    if not any(AHEAD_OF_TIME in block.annotations for block in nodes_of(kernel.body, s_tir.SBlock)):
         return None
     builder = relax.BlockBuilder()
     variable = builder.add_func(kernel, "kernel")

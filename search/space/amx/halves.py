@@ -9,15 +9,13 @@ from numpy.typing import NDArray
 from tvm import tirx
 
 from ..expressions import nodes_of
+from ..marks import SPLIT_IN_HALVES
 from .products import TILE_ROWS
 
-__all__ = ["HALVES", "HALVES_PERMITTED", "halves_permitted", "split_panels", "splits_panels"]
+__all__ = ["HALVES_PERMITTED", "halves_permitted", "split_panels", "splits_panels"]
 
 HALVES_PERMITTED = "eqtune.bfloat16_halves"
 """Attribute of a kernel whose products of float32 may be three of bfloat16 each."""
-
-HALVES = "eqtune.split_in_halves"
-"""Annotation of a loop whose body stores 16 floats of a row and then 16 more (0), or so many tiles of 32 rows of 16."""
 
 
 def halves_permitted(function: Any) -> bool:
@@ -26,8 +24,8 @@ def halves_permitted(function: Any) -> bool:
 
 
 def splits_panels(function: Any) -> bool:
-    """Whether a packing function splits what it packs."""
-    return any(HALVES in loop.annotations for loop in nodes_of(function.body, tirx.For))
+    """Whether a packing function splits what it packs: a loop is marked SPLIT_IN_HALVES."""
+    return any(SPLIT_IN_HALVES in loop.annotations for loop in nodes_of(function.body, tirx.For))
 
 
 def split_panels(packed: NDArray[np.float32]) -> NDArray[np.float32]:

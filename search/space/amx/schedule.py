@@ -17,16 +17,14 @@ from ..access import Access
 from ..contraction.copies import AHEAD, PAD_AT_OUTER, read_of, schedule_padding, zero_of
 from ..contraction.dot import spread_outer_loops
 from ..contraction.plan import dimension_of, whole_width
-from ..contraction.prefetch import NEXT_PANEL
 from ..contraction.prefetch_choice import LEAST_FAR_BYTES, readers_of_panel
 from ..contraction.write_back import local_sums
 from ..hardware import Hardware
-from ..nest import AHEAD_OF_TIME, fuse, index_map
+from ..marks import AHEAD_OF_TIME, AMX_CONFIGURED, AMX_TILES, NEXT_PANEL, SPLIT_IN_HALVES
+from ..nest import fuse, index_map
 from ..schedule import schedule_of
-from .halves import HALVES
 from .plan import TilePlan
 from .products import PRODUCTS, TILE_ROWS
-from .tiles import AMX_CONFIGURED, AMX_TILES
 
 __all__ = ["LANES", "copies_left", "schedule_tiles", "tile_height"]
 
@@ -192,7 +190,7 @@ def _copy_rows(sch: Any, copied: _Copied, plan: TilePlan, parallel: bool) -> Non
     if plan.product.halves:
         half = outer.pop(-1 - copied.rows)
         sch.reorder(*outer[-copied.rows :], half)
-        sch.annotate(outer[-1], HALVES, 0)
+        sch.annotate(outer[-1], SPLIT_IN_HALVES, 0)
     *outer, _ = outer
     _, lane = sch.split(place, [None, whole_width(plan.grouped.extent, plan.product.depth // plan.product.parts)])
     sch.vectorize(lane)
@@ -249,7 +247,7 @@ def _copy_panels(sch: Any, panel: Any, plan: TilePlan, values: Mapping[str, int]
     """Pack panels ahead of time, or by all threads; where it is to be, split each step's tiles in halves at once."""
     if plan.product.halves:
         *outer, step, _, _, _ = sch.get_loops(panel)
-        sch.annotate(step, HALVES, values["nr"] // LANES)
+        sch.annotate(step, SPLIT_IN_HALVES, values["nr"] // LANES)
     else:
         *outer, _, _, _, _ = sch.get_loops(panel)
     if values["pack"] == AHEAD:

@@ -6,7 +6,7 @@
                                                store the sums at c[..]
 
 The schedule itself stays one of plain loops: it says what is computed, and a trace of it replays anywhere. Loops marked
-with `halves.HALVES` split in place what they stored.
+SPLIT_IN_HALVES split in place what they stored.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 from tvm import ir, s_tir, sym, tirx
 
 from ..access import dtype_bytes
-from ..contraction.prefetch import NEXT_PANEL, Operand, loops_around, with_fetches
+from ..contraction.prefetch import Operand, loops_around, with_fetches
 from ..expressions import binding_of, evaluate, nodes_of, substitute, uses
+from ..marks import AMX_CONFIGURED, AMX_TILES, NEXT_PANEL, SPLIT_IN_HALVES
 from ..statements import rewrite_marked_loops, with_body, with_code
 from .code import (
     CONFIGURE,
@@ -33,21 +34,14 @@ from .code import (
     tile_code,
     zero_name,
 )
-from .halves import HALVES
 from .products import PRODUCTS, SUM_TILES, TILE_ROWS
 
-__all__ = ["AMX_CONFIGURED", "AMX_TILES", "multiply_tiles"]
-
-AMX_TILES = "eqtune.amx_tiles"
-"""Annotation of the outermost reduction loop: which product, how many reduction loops, and rows of a tile. Inside the
-reduction are lines, rows, vectors of columns, lanes and the depth of a product; tiles down are those of all lines."""
-
-AMX_CONFIGURED = "eqtune.amx_configured"
-"""Annotation of the loop in each of whose iterations, if it is parallel, tile registers are configured."""
+__all__ = ["multiply_tiles"]
 
 
 def multiply_tiles(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked AMX_CONFIGURED, AMX_TILES (perhaps with NEXT_PANEL) or
+    SPLIT_IN_HALVES; the same object when there is none.
 
     Raises
     ------
@@ -57,7 +51,7 @@ def multiply_tiles(func: Any) -> Any:
     """
     result = rewrite_marked_loops(func, AMX_CONFIGURED, _configured)
     result = rewrite_marked_loops(result, AMX_TILES, lambda loop: _Tiles(loop).statement(func))
-    return rewrite_marked_loops(result, HALVES, _split)
+    return rewrite_marked_loops(result, SPLIT_IN_HALVES, _split)
 
 
 def _configured(loop: Any) -> Any:
@@ -184,7 +178,7 @@ class _Tiles:
 
 
 def _height(loop: Any) -> int:
-    """Rows of a tile, of a marked loop."""
+    """Rows of a tile, of a loop marked AMX_TILES."""
     height = int(loop.annotations[AMX_TILES][2])
     if not 0 < height <= TILE_ROWS:
         raise ValueError(f"tiles have 1 to {TILE_ROWS} rows, not {height}")
@@ -202,7 +196,7 @@ def _split(loop: Any) -> Any:
         raise ValueError(f"a loop whose body is split in halves has {len(stores)} stores; expected one")
     store, binding = stores[0]
     analyzer = sym.Analyzer()
-    tiles = int(loop.annotations[HALVES])
+    tiles = int(loop.annotations[SPLIT_IN_HALVES])
     loops = nodes_of(loop.body, tirx.For)
     elements = math.prod(int(inner.extent) for inner in loops)
     if elements != (tiles * 2 * TILE_ROWS * TILE_ROWS or 2 * TILE_ROWS) or str(store.buffer.dtype) != "float32":
@@ -217,7 +211,7 @@ def _split(loop: Any) -> Any:
         return tirx.address_of(tirx.BufferLoad(store.buffer, start))
 
     call = _call(SPLIT_PANEL, address(0), _number(tiles)) if tiles else _call(SPLIT_ROW, address(0), address(1))
-    return with_body(loop, tirx.SeqStmt([loop.body, with_code(split_code(), call)]), HALVES)
+    return with_body(loop, tirx.SeqStmt([loop.body, with_code(split_code(), call)]), SPLIT_IN_HALVES)
 
 
 def _nest(loop: Any, count: int) -> tuple[list[Any], Any]:

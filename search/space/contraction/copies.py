@@ -7,7 +7,8 @@ from typing import Any
 
 from ..access import Access
 from ..hardware import MASKED_BYTES
-from ..nest import AHEAD_OF_TIME, fuse, index_map, partition
+from ..marks import AHEAD_OF_TIME
+from ..nest import fuse, index_map, partition
 from .padding import misses_image
 from .plan import Plan, whole_width
 

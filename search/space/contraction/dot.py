@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..access import Access, Axis
-from ..nest import AHEAD_OF_TIME, fuse, index_map, partition
+from ..marks import AHEAD_OF_TIME
+from ..nest import fuse, index_map, partition
 from ..schedule import schedule_of
 from .copies import AHEAD, PAD_AT_OUTER, read_of, schedule_padding, zero_of
 from .dot_intrinsics import DotProduct

@@ -16,16 +16,14 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from ..expressions import substitute
+from ..marks import JOIN_VECTORS
 from ..statements import rewrite_marked_loops
 
-__all__ = ["JOIN_VECTORS", "join_vectors", "joined_vectors"]
-
-JOIN_VECTORS = "eqtune.join_vectors"
-"""Annotation of a loop around a vectorised one: elements of a full vector."""
+__all__ = ["join_vectors", "joined_vectors"]
 
 
 def join_vectors(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object where there are none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked JOIN_VECTORS; the same object where there are none.
 
     Raises ValueError for a marked loop that is not around a vectorised one, and for vectors of an odd size: marks may
     come from records of others.

@@ -19,13 +19,11 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, is_conditional, is_zero, nodes_of, substitute, uses
-from ..statements import block_with, rewrite_marked_loops, with_body
+from ..marks import IMAGE_ROWS
+from ..statements import annotations_without, block_with, rewrite_marked_loops, with_body
 from .plan import Plan
 
-__all__ = ["IMAGE_ROWS", "ImageRows", "image_rows", "misses_image", "skip_padding"]
-
-IMAGE_ROWS = "eqtune.image_rows"
-"""Annotation of a loop over a window: the fields of `ImageRows`."""
+__all__ = ["ImageRows", "image_rows", "misses_image", "skip_padding"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def misses_image(sch: Any, staged: Any, plan: Plan) -> bool:
 
 
 def skip_padding(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none."""
+    """Rewrite the loops of a scheduled PrimFunc that are marked IMAGE_ROWS; the same object when there is none."""
     return rewrite_marked_loops(func, IMAGE_ROWS, _shorter)
 
 
@@ -104,8 +102,8 @@ def _shorter(loop: Any) -> Any:
     variable = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
     body = substitute(_without_reduction(loop), [(loop.loop_var, variable + first)])
     extent = tirx.Max(constant(0), end - first)
-    annotations = {key: value for key, value in loop.annotations.items() if key != IMAGE_ROWS}
-    return tirx.For(variable, constant(0), extent, loop.kind, body, annotations=annotations)
+    kept = annotations_without(loop, IMAGE_ROWS)
+    return tirx.For(variable, constant(0), extent, loop.kind, body, annotations=kept)
 
 
 def _without_reduction(loop: Any) -> Any:

@@ -57,31 +57,17 @@ from tvm.ir.expr import TensorLoad
 
 from ..access import dtype_bytes
 from ..expressions import binding_of, nodes_of, substitute, uses
-from ..statements import with_body, with_code
+from ..marks import FETCH_AHEAD, NEXT_PANEL, NEXT_TILE
+from ..statements import rewritten, with_body, with_code
 
 __all__ = [
-    "FETCH_AHEAD",
     "LINE_BYTES",
-    "NEXT_PANEL",
-    "NEXT_TILE",
     "Operand",
     "loops_around",
     "prefetch_operands",
     "vectorised_operands",
     "with_fetches",
 ]
-
-FETCH_AHEAD = "eqtune.fetch_ahead"
-"""Annotation of the innermost loop of a reduction that is not unrolled: how many of its steps ahead to ask."""
-
-NEXT_PANEL = "eqtune.next_panel"
-"""Annotation of the same loop: how many loops of the reduction are around it; how many iterations of the loop over
-panels read the same one, because other loops were fused into it; and which dimension of the packed weights counts
-panels."""
-
-NEXT_TILE = "eqtune.next_tile"
-"""Annotation of the same loop: how many loops of the reduction are around it; and how many elements of the operand that
-is not read by vectors a tile reads, all of them before those of the next."""
 
 MOST_LINES = 32
 """Of the next panel or tile, that one step may ask for: where it takes more, all time goes into reading."""
@@ -117,18 +103,19 @@ class Fetch(NamedTuple):
     address: Any
 
 
+_MARKS = (FETCH_AHEAD, NEXT_PANEL, NEXT_TILE)
+
+
 def prefetch_operands(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked FETCH_AHEAD, NEXT_PANEL or NEXT_TILE; the same object
+    when there is none.
 
     Raises ValueError for a marked loop that multiplies nothing by vectors, or, for the next tile's rows, nothing else:
     marks may come from records of others.
     """
-    loops = _loops_of(func)
-    if not any(map(_is_marked, loops)):
-        return func
 
     def fetching(loop: Any) -> Any:
-        if not _is_marked(loop):
+        if not any(mark in loop.annotations for mark in _MARKS):
             return loop
         operand = _vectorised_operand(loop)
         around = loops_around(func, loop)
@@ -145,7 +132,7 @@ def prefetch_operands(func: Any) -> Any:
             fetches += _operand_by_elements(loop).next_tile([*around[first:], loop], around[:first], elements)
         return with_body(loop, with_fetches(fetches, loop.body), *_MARKS)
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, fetching)))
+    return rewritten(func, (tirx.For, fetching))
 
 
 def loops_around(func: Any, loop: Any) -> list[Any]:
@@ -167,13 +154,6 @@ def _loops_of(func: Any) -> list[Any]:
     loops: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.For, loops.append), order="pre")
     return loops
-
-
-_MARKS = (FETCH_AHEAD, NEXT_PANEL, NEXT_TILE)
-
-
-def _is_marked(loop: Any) -> bool:
-    return any(mark in loop.annotations for mark in _MARKS)
 
 
 def _contains(loop: Any, marked: Any) -> bool:

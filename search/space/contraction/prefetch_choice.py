@@ -11,9 +11,9 @@ from typing import Any
 
 from ..access import Access, dtype_bytes
 from ..hardware import Hardware
+from ..marks import FETCH_AHEAD, NEXT_PANEL
 from .copies import panel_dimensions
 from .plan import Plan
-from .prefetch import FETCH_AHEAD, NEXT_PANEL
 
 __all__ = [
     "LEAST_FAR_BYTES",
@@ -61,8 +61,9 @@ def ahead_bytes(hardware: Hardware) -> int:
 
 
 def asks_for_weights(plan: Plan, hardware: Hardware) -> bool:
-    """Whether packed weights are asked for ahead: never where each group has panels of its own, few of them."""
-    if plan.panel is None or plan.groups > 1 or not hardware.weights_are_far:
+    """Whether packed weights are asked for ahead: never where each group has panels of its own, few of them, or the
+    steps of several groups are written out (`spread_groups`)."""
+    if plan.panel is None or plan.groups > 1 or plan.spread is not None or not hardware.weights_are_far:
         return False
     if hardware.last_cache_is_far or hardware.vector_registers >= MANY_REGISTERS:
         return True

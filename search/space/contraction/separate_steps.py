@@ -18,12 +18,10 @@ from typing import Any
 
 from tvm import tirx
 
+from ..marks import SEPARATE_STEPS
 from ..statements import rewrite_marked_loops, with_body, with_code
 
-__all__ = ["SEPARATE_STEPS", "separate_steps"]
-
-SEPARATE_STEPS = "eqtune.separate_steps"
-"""Annotation of a loop: a serial one stays one, of one that is unrolled no iteration begins before the last is over."""
+__all__ = ["separate_steps"]
 
 _CODE = """\
 define void @eqtune_step() #0 {
@@ -36,7 +34,8 @@ attributes #1 = { noduplicate nounwind memory(inaccessiblemem: readwrite) }
 
 
 def separate_steps(func: Any) -> Any:
-    """Put the instruction into the marked loops of a scheduled PrimFunc; the same object where there are none.
+    """Put the instruction into the loops of a scheduled PrimFunc that are marked SEPARATE_STEPS; the same object where
+    there are none.
 
     Raises ValueError for a marked loop that is neither serial nor unrolled: marks may come from records of others.
     """

@@ -18,20 +18,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import s_tir, sym, tirx
+from tvm import sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, conditionals, conjuncts, is_conditional, is_zero, nodes_of, substitute, uses
-from ..statements import rewrite_marked_loops
+from ..marks import SPREAD_GROUPS
+from ..statements import rewrite_marked_loops, stored_block
 
-__all__ = ["SPREAD_GROUPS", "spread_groups"]
-
-SPREAD_GROUPS = "eqtune.spread_groups"
-"""Annotation of the loop over the inputs of a group, around unrolled loops and vectors of the outputs of several."""
+__all__ = ["spread_groups"]
 
 
 def spread_groups(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked SPREAD_GROUPS; the same object when there is none.
 
     Raises
     ------
@@ -125,9 +123,7 @@ class _Tile:
 
     def _add(self, loop: Any, step: int) -> None:
         """Note one vector of products with input `step` of each group."""
-        realize, lane = loop.body, loop.loop_var
-        if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
-            raise ValueError(f"the loop over {lane} holds more than one store")
+        realize, lane = stored_block(loop), loop.loop_var
         if not self._analyzer.can_prove(realize.predicate):
             raise ValueError(f"products of a tile depend on {realize.predicate}; only whole tiles are written out")
         store = substitute(realize.block.body, binding_of(realize))

@@ -23,6 +23,7 @@ from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..access import dtype_bytes
 from ..expressions import binding_of, nodes_of, substitute
+from ..marks import UNROLL_STEPS
 from ..statements import block_with
 
 __all__ = ["sums_on_stack"]
@@ -36,19 +37,18 @@ UNIT_BYTES = 128
 _ONE_COPY = (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL)
 """Kinds of loops whose bodies stay one piece of code, with one place on the stack."""
 
-_UNROLLING = "pragma_auto_unroll_max_step"
-
 
 def sums_on_stack(func: Any) -> Any:
     """Move local buffers that a sequence of loops fills and reads to the stack; the same object where there are none.
 
     Schedules may be replayed from somebody else's record, so nothing is taken for granted of them. A buffer is moved
     where the sequence stores all that any access to it may reach, in one small box; where no reduction around the
-    sequence carries sums from one iteration to the next; and where no loop around it is written out.
+    sequence carries sums from one iteration to the next; and where no loop around it is written out (none is marked
+    UNROLL_STEPS).
     """
     blocks, loops = nodes_of(func.body, s_tir.SBlock), nodes_of(func.body, tirx.For)
     local = [buffer for block in blocks for buffer in block.alloc_buffers if buffer.scope() == "local"]
-    if not local or any(_UNROLLING in part.annotations for part in (*blocks, *loops)):
+    if not local or any(UNROLL_STEPS in part.annotations for part in (*blocks, *loops)):
         return func
     written_out = [loop.body for loop in loops if loop.kind not in _ONE_COPY]
     copied = [buffer for body in written_out for part in nodes_of(body, tirx.SeqStmt) for buffer in _filled(part)]

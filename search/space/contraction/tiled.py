@@ -12,7 +12,7 @@ from dataclasses import astuple
 from typing import Any
 
 from ..hardware import FAR_WEIGHTS, Hardware
-from ..memory_bound.tails import OVERLAPPING_TAIL
+from ..marks import IMAGE_ROWS, JOIN_VECTORS, NEXT_TILE, OVERLAPPING_TAIL, SEPARATE_STEPS, SPREAD_GROUPS
 from ..nest import STACK_BYTES, partition
 from .copies import (
     AHEAD,
@@ -26,14 +26,10 @@ from .copies import (
     schedule_padding,
     split_lanes,
 )
-from .join_vectors import JOIN_VECTORS
 from .last_tile import overlapping_columns, overlapping_rows, pads_last_columns
-from .padding import IMAGE_ROWS, image_rows
+from .padding import image_rows
 from .plan import Plan
-from .prefetch import NEXT_TILE
 from .prefetch_choice import MANY_REGISTERS, ask_for_weights, asks_for_rows, readers_of_panel
-from .separate_steps import SEPARATE_STEPS
-from .spread_groups import SPREAD_GROUPS
 from .write_back import local_sums, write_squares, write_vectors
 
 __all__ = ["schedule_tiles"]
@@ -166,7 +162,7 @@ def _tile_loops(
     if values["pack"] == AHEAD and values[FAR_WEIGHTS]:
         asked = ask_for_weights(sch, steps, plan, values, hardware, readers_of_panel(sch, order, depth, values))
         full = sums + 2 * count + 1 > hardware.vector_registers >= MANY_REGISTERS
-        if asked and full and values["ku"] > 1 and plan.spread is None:
+        if asked and full and values["ku"] > 1:
             sch.annotate(step, SEPARATE_STEPS, 1)
     if values["nr"] > lanes and asks_for_rows(plan):
         sch.annotate(steps, NEXT_TILE, [len(plan.reduction) - 1, values["mr"] * plan.reduction_extent])

@@ -8,10 +8,8 @@ from typing import Any
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import nodes_of
-from ..memory_bound.tails import OVERLAPPING_TAIL
-from ..memory_bound.transpose_tiles import TRANSPOSE_TILE
+from ..marks import JOIN_VECTORS, OVERLAPPING_TAIL, TRANSPOSE_TILE
 from ..nest import index_map, partition
-from .join_vectors import JOIN_VECTORS
 from .last_tile import overlapping_columns, pads_last_columns
 from .plan import Plan, dimension_of, whole_width
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tvm import tirx
 
 from ..base import Knob
+from ..marks import UNROLL_EXPLICIT, UNROLL_STEPS
 from ..memory_bound.kernel import Kernel
 from ..nest import extent_of, fuse
 from .bind import bind_elementwise, split_kinds
@@ -146,8 +147,8 @@ class ReductionGpuSketch(MemoryBoundGpuSketch):
             steps, across = schedule.split(steps, [None, values["across"]])
             schedule.bind(across, across_axis)
         if values["unroll"]:
-            schedule.annotate(steps, "pragma_auto_unroll_max_step", values["unroll"])
-            schedule.annotate(steps, "pragma_unroll_explicit", 0)
+            schedule.annotate(steps, UNROLL_STEPS, values["unroll"])
+            schedule.annotate(steps, UNROLL_EXPLICIT, 0)
         bind_elementwise(schedule)
 
     def _flatten(self, schedule: Any, block: Any, epilogue: Any, extents: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from tvm import tirx
 
 from ..access import dtype_bytes
+from ..marks import THROUGH_REGISTERS
 from .bind import bind_elementwise
 from .hardware import STATIC_SHARED_BYTES
 from .matrix import MatrixForm, Operand, inline_producers
@@ -107,7 +108,7 @@ def schedule_fragments(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
         sch.compute_at(fragment, k1, preserve_unit_loops=True)
         _fetch(sch, copy, k0, operand, (tile_i if name == "a" else tile_j, v["bk"]), warps, normalized.index_dtype)
         if v["stages"] == 2:
-            sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+            sch.annotate(copy, THROUGH_REGISTERS, 1)
         loads.append((fragment, steps, intrinsics.load(name, not operand.along_reduction)))
     if v["mma"]:
         _lay_out(sch, store, ("read", 0), intrinsics.layout("sums"), FRAGMENT, normalized.index_dtype)

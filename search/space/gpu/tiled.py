@@ -16,6 +16,14 @@ from typing import Any
 from tvm import tirx
 
 from ..access import dtype_bytes
+from ..marks import (
+    PIPELINE_ASYNC_STAGES,
+    PIPELINE_ORDER,
+    PIPELINE_STAGE,
+    THROUGH_REGISTERS,
+    UNROLL_EXPLICIT,
+    UNROLL_STEPS,
+)
 from .bind import THREADS, bind_elementwise
 from .matrix import MatrixForm, Normalized, Operand, inline_producers
 
@@ -86,8 +94,8 @@ def schedule_tiles(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
     for loop in (i3, j3):
         sch.unroll(loop)
     # Not on k0: what is left of a pipeline after its last fetch must be unrolled before CUDA is written.
-    sch.annotate(k1, "pragma_auto_unroll_max_step", MAX_UNROLLED)
-    sch.annotate(k1, "pragma_unroll_explicit", 0)
+    sch.annotate(k1, UNROLL_STEPS, MAX_UNROLLED)
+    sch.annotate(k1, UNROLL_EXPLICIT, 0)
     pipeline(sch, k0, v["stages"])
     sch.decompose_reduction(block, k0)
     bind_elementwise(sch)
@@ -97,13 +105,13 @@ def schedule_tiles(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any:
 def pipeline(sch: Any, step: Any, stages: int) -> None:
     """Let the two fetches of a loop run ahead of the computation that follows them."""
     if stages >= ASYNC_STAGES:
-        sch.annotate(step, "software_pipeline_stage", [0, 0, stages - 1])
-        sch.annotate(step, "software_pipeline_order", [0, 1, 2])
-        sch.annotate(step, "software_pipeline_async_stages", [0])
+        sch.annotate(step, PIPELINE_STAGE, [0, 0, stages - 1])
+        sch.annotate(step, PIPELINE_ORDER, [0, 1, 2])
+        sch.annotate(step, PIPELINE_ASYNC_STAGES, [0])
     elif stages > 1:
         # Fetch the next tiles into registers, compute with these, then store the next ones.
-        sch.annotate(step, "software_pipeline_stage", [0, 0, 0, 0, 1])
-        sch.annotate(step, "software_pipeline_order", [0, 3, 1, 4, 2])
+        sch.annotate(step, PIPELINE_STAGE, [0, 0, 0, 0, 1])
+        sch.annotate(step, PIPELINE_ORDER, [0, 3, 1, 4, 2])
 
 
 def fetch_vector(operand: Operand, tile: tuple[int, int], threads: int, stages: int) -> int:
@@ -168,7 +176,7 @@ def fetch_tile(
         factor, offset = LINE_BYTES // operand.item_bytes, line_padding(operand.item_bytes)
         sch.storage_align(copy, 0, axis=-2, factor=factor, offset=offset)
     if stages == 2:
-        sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+        sch.annotate(copy, THROUGH_REGISTERS, 1)
     return copy
 
 

@@ -22,11 +22,12 @@ from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
 from ..access import dtype_bytes
+from ..marks import PIPELINE_ASYNC_STAGES, PIPELINE_ORDER, PIPELINE_STAGE, SWIZZLED
 from .bind import bind_elementwise
 from .matrix import MatrixForm, Operand, inline_producers
 from .tensor_core import supports
 from .tiled import split_reduction
-from .warpgroup_lowering import CONSTRAINTS, CUDA_TYPES, LANES, MULTIPLY, SWIZZLED
+from .warpgroup_lowering import CONSTRAINTS, CUDA_TYPES, LANES, MULTIPLY
 
 __all__ = [
     "LINE_BYTES",
@@ -102,9 +103,9 @@ def schedule_warpgroups(mod: Any, form: MatrixForm, v: Mapping[str, int]) -> Any
     for operand, place, tile in ((form.a, normalized.places[0], tile_i), (form.b, normalized.places[1], width)):
         copy = sch.cache_read(outer, place, "shared.dyn")
         _fetch(sch, copy, k, operand, tile, groups, normalized.index_dtype)
-    sch.annotate(k, "software_pipeline_stage", [0, 0, v["stages"] - 1])
-    sch.annotate(k, "software_pipeline_order", [0, 1, 2])
-    sch.annotate(k, "software_pipeline_async_stages", [0])
+    sch.annotate(k, PIPELINE_STAGE, [0, 0, v["stages"] - 1])
+    sch.annotate(k, PIPELINE_ORDER, [0, 1, 2])
+    sch.annotate(k, PIPELINE_ASYNC_STAGES, [0])
     sch.reverse_compute_at(writer, i1, preserve_unit_loops=True)
     _write(sch, writer, form)
     sch.transform_layout(outer, ("write", 0), _sums_layout(sch, outer, width, normalized.index_dtype))

@@ -21,15 +21,13 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad, TensorRegion
 
 from ..expressions import binding_of, nodes_of, substitute
-from ..statements import block_with, with_body
+from ..marks import PIPELINE_ORDER, PIPELINE_STAGE, SWIZZLED
+from ..statements import annotations_without, block_with, with_body
 
-__all__ = ["CONSTRAINTS", "CUDA_TYPES", "LANES", "MULTIPLY", "SWIZZLED", "lower_warpgroups"]
+__all__ = ["CONSTRAINTS", "CUDA_TYPES", "LANES", "MULTIPLY", "lower_warpgroups"]
 
 LANES = 128
 """Threads of a warpgroup."""
-
-SWIZZLED = "eqtune.swizzled"
-"""Annotation of blocks that copy to shared memory: the pieces of a line are exchanged."""
 
 MULTIPLY, WAIT = "eqtune_wgmma", "eqtune_wait_wgmma"
 """What the names of the device functions begin with."""
@@ -38,11 +36,10 @@ CUDA_TYPES = {"float32": "float", "int32": "int"}
 CONSTRAINTS = {"float32": "f", "int32": "r"}
 """By what assembly asks for a register."""
 
-_STAGE, _ORDER = "software_pipeline_stage", "software_pipeline_order"
-
 
 def lower_warpgroups(func: Any) -> Any:
-    """Exchange pieces of lines, wait as late as possible, and let each thread use row 0 of its sums.
+    """Exchange pieces of lines in blocks marked SWIZZLED, wait as late as possible in the loop marked PIPELINE_STAGE,
+    and let each thread use row 0 of its sums.
 
     The same object when no product in it is computed by warpgroups. Raises ValueError where one is in no pipeline.
     """
@@ -96,24 +93,24 @@ def _exchange_pieces(block: Any) -> Any:
         *outer, line, piece, place = node.indices
         return tirx.BufferStore(node.buffer, node.value, [*outer, line, piece ^ (line % 8), place])
 
-    annotations = {name: value for name, value in block.annotations.items() if name != SWIZZLED}
     body = tvm_ffi.structural_map(block.body, (tirx.BufferStore, store))
-    return block_with(block, body=body, annotations=annotations)
+    return block_with(block, body=body, annotations=annotations_without(block, SWIZZLED))
 
 
 def _wait_late(loop: Any) -> Any:
     """A pipeline's loop whose last statement multiplies: copies come between the instructions and the wait."""
-    if _STAGE not in loop.annotations or not isinstance(loop.body, tirx.SeqStmt) or not _multiplies(loop.body.seq[-1]):
+    is_pipeline = PIPELINE_STAGE in loop.annotations and isinstance(loop.body, tirx.SeqStmt)
+    if not is_pipeline or not _multiplies(loop.body.seq[-1]):
         return loop
     *copies, multiply = loop.body.seq
-    stages = [int(stage) for stage in loop.annotations[_STAGE]]
+    stages = [int(stage) for stage in loop.annotations[PIPELINE_STAGE]]
     region, height = _target(multiply)
     buffer = region.source
     call = tirx.Evaluate(_wait(str(buffer.dtype), int(buffer.shape[-1]), height, buffer.data))
     waited = s_tir.SBlockRealize([], True, s_tir.SBlock([], [region], [region], "wait", call))
     # As one statement: TVM counts copies that follow what waits for them as groups of their own.
     together = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, tirx.SeqStmt(copies))
-    changed = {_STAGE: [stages[0], stages[-1], stages[-1]], _ORDER: [1, 0, 2]}
+    changed = {PIPELINE_STAGE: [stages[0], stages[-1], stages[-1]], PIPELINE_ORDER: [1, 0, 2]}
     return with_body(loop, tirx.SeqStmt([together, multiply, waited]), annotations=changed)
 
 

@@ -1,7 +1,7 @@
 """The lanes of a vector reduced to one value in log2(n) steps, and divisions that a vector loop repeats.
 
-A schedule marks the loop over the lanes of a partial result with `LANE_TREE`. One after another, 16 dependent
-additions take 48 cycles and more; halves are combined instead:
+A schedule marks the loop over the lanes of a partial result LANE_TREE. One after another, 16 dependent additions take
+48 cycles and more; halves are combined instead:
 
     for i in range(16):                       t8 = part[0:8] + part[8:16]
         total = total + part[i]           ->  t4 = t8[0:4] + t8[4:8]; t2 = ...; t1 = ...
@@ -28,19 +28,17 @@ from tvm.ir.expr import TensorLoad
 
 from ..analysis import accumulates
 from ..expressions import COMPARISONS, binding_of, conjuncts, is_zero, nodes_of, substitute, uses
+from ..marks import LANE_TREE
 from ..statements import rewrite_marked_loops, rewritten, with_body
 
-__all__ = ["LANE_TREE", "multiply_by_reciprocals", "reduce_lanes_as_trees"]
-
-LANE_TREE = "eqtune.lane_tree"
-"""Annotation of a loop around `out = out op part[..., lane]`, contiguous along it; its value, lanes of a vector."""
+__all__ = ["multiply_by_reciprocals", "reduce_lanes_as_trees"]
 
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 _ROUNDINGS = ("tirx.ceil", "tirx.floor", "tirx.nearbyint", "tirx.round", "tirx.trunc")
 
 
 def reduce_lanes_as_trees(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked LANE_TREE; the same object when there is none.
 
     A loop stays as it is where its block has a condition, or anything but one store of the form above. So does one over
     several rows in a kernel that sums a part of each: when it is placed in the whole, they lie apart.

@@ -17,18 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, conditionals, is_conditional, nodes_of, substitute, uses
-from ..statements import rewrite_marked_loops, rewritten
+from ..marks import MASKED_LANES
+from ..statements import rewrite_marked_loops, rewritten, stored_block
 
-__all__ = ["MASKED_LANES", "guards_only_loads", "mask_lanes"]
-
-MASKED_LANES = "eqtune.masked_lanes"
-"""Annotation of an innermost loop that becomes one vector, its value the vector's length. Around it is a single store.
-
-The loop may be shorter: sums of a row that is shorter than a vector get room for a whole one."""
+__all__ = ["guards_only_loads", "mask_lanes"]
 
 _COMPARISONS = {tirx.LT: (-1, -1), tirx.LE: (-1, 0), tirx.GT: (1, -1), tirx.GE: (1, 0)}
 """For `a ? b` the sign of a - b and the constant with which it is at least zero."""
@@ -52,10 +48,10 @@ def guards_only_loads(func: Any) -> bool:
 
 
 def mask_lanes(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked MASKED_LANES; the same object when there is none.
 
     Arguments of the function are read and written under a mask where a condition depends on the lane. Buffers of its
-    own take whole vectors.
+    own take whole vectors: those of a row that is shorter than a vector get room for a whole one.
 
     Raises
     ------
@@ -76,7 +72,7 @@ def _with_room(func: Any, arguments: Sequence[Any]) -> Any:
         lanes = int(loop.annotations.get(MASKED_LANES, 0))
         if not lanes or int(loop.extent) >= lanes:  # other loops may have extents that vary
             continue
-        buffer = loop.body.block.body.buffer
+        buffer = stored_block(loop).block.body.buffer
         if not any(buffer.same_as(known) for known in (*arguments, *(old for old, _ in wider))):
             if int(buffer.shape[-1]) > lanes:
                 raise ValueError(f"rows of {buffer.name} are longer than {lanes}, as {loop.loop_var} is marked")
@@ -93,9 +89,7 @@ class _Vector:
     """One marked loop and its block, on the way to vectors."""
 
     def __init__(self, loop: Any, arguments: Sequence[Any]) -> None:
-        realize = loop.body
-        if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
-            raise ValueError(f"the loop over {loop.loop_var} is marked as a vector but holds more than one store")
+        realize = stored_block(loop)
         self.lane, self.lanes, self.arguments = loop.loop_var, int(loop.annotations[MASKED_LANES]), arguments
         if int(loop.extent) > self.lanes:
             raise ValueError(f"the loop over {self.lane} is marked as a vector of {self.lanes}, but is longer")

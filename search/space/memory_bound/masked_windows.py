@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from ..base import Knob
 from ..hardware import Hardware
+from ..marks import MASKED_LANES
 from ..nest import STACK_BYTES, extent_of, parallelize, partition, spatial_and_reduced
 from .cost import Work
 from .kernel import Access, Kernel, Stage
-from .masked_lanes import MASKED_LANES
 from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
 
 __all__ = ["MaskedWindowsSketch"]

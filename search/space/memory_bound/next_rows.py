@@ -1,7 +1,7 @@
 """Asks for the rows after these while these are computed.
 
 No prefetcher goes on beyond a page, and what needs a row first, its sums or its maximum, waits for each of its lines.
-A schedule marks the loop over the vectors of a row with `NEXT_ROWS`:
+A schedule marks the loop over the vectors of a row NEXT_ROWS:
 
     for k in range(48): (marked)                   for k in range(48):
         y[i, 16 * k : ] = x[i, 16 * k : ] ...  ->      fetch(x[i + 1, 16 * k])
@@ -21,16 +21,14 @@ from tvm.ir.expr import TensorLoad
 
 from ..contraction.prefetch import Operand, vectorised_operands, with_fetches
 from ..expressions import nodes_of, uses
+from ..marks import NEXT_ROWS
 from ..statements import rewrite_marked_loops, with_body
 
-__all__ = ["NEXT_ROWS", "fetch_next_rows"]
-
-NEXT_ROWS = "eqtune.next_rows"
-"""Annotation of a loop over the vectors of a row: how many of its steps ahead the rows are that come next."""
+__all__ = ["fetch_next_rows"]
 
 
 def fetch_next_rows(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked NEXT_ROWS; the same object when there is none.
 
     What is fetched are vectors of arguments that are others in each row, at places that can be told without reading
     what the row after the last one would have.

@@ -22,17 +22,14 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, conditionals, conjuncts, evaluate, is_conditional, nodes_of, substitute, uses
-from ..statements import rewrite_marked_loops
+from ..marks import PICKED_LANES
+from ..statements import rewrite_marked_loops, stored_block
 
-__all__ = ["PICKED_LANES", "pick_lanes", "picked_rows"]
-
-PICKED_LANES = "eqtune.picked_lanes"
-"""Annotation of an innermost loop over a row that is written in vectors, its value their length. The row is no shorter.
-Around it is a single store."""
+__all__ = ["pick_lanes", "picked_rows"]
 
 Array = NDArray[Any]
 
@@ -61,7 +58,7 @@ def picked_rows(block: Any, lanes: int) -> bool:
 
 
 def pick_lanes(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked PICKED_LANES; the same object when there is none.
 
     Raises
     ------
@@ -74,9 +71,7 @@ def pick_lanes(func: Any) -> Any:
 
 
 def _row(loop: Any) -> Any:
-    realize = loop.body
-    if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
-        raise ValueError(f"the loop over {loop.loop_var} is marked as a row but holds more than one store")
+    realize = stored_block(loop)
     if uses(realize.predicate, loop.loop_var):
         raise ValueError(f"whether places of {loop.loop_var} are written differs within a row")
     lanes, extent = int(loop.annotations[PICKED_LANES]), int(loop.extent)

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..marks import PICKED_LANES
 from ..nest import parallelize
 from .cost import Work
 from .inlining import inlined
 from .kernel import Kernel
-from .picked_lanes import PICKED_LANES, picked_rows
+from .picked_lanes import picked_rows
 from .sketch import MemoryBoundSketch, Values, worker_counts
 
 __all__ = ["ResampleSketch"]

@@ -28,23 +28,16 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, conjuncts, guarded_loads, is_zero, nodes_of, substitute, uses
-from ..statements import block_with, in_order, rewrite_marked_loops, rewritten, with_body
-from .masked_lanes import MASKED_LANES
+from ..marks import MASKED_LANES, ROLLING, ROLLING_STEP, WINDOW_ROW
+from ..statements import block_with, in_order, rewrite_marked_loops, rewritten, stored_block, with_body
 
-__all__ = ["ROLLING", "ROLLING_STEP", "WINDOW_ROW", "roll_windows"]
-
-ROLLING = "eqtune.rolling"
-"""Annotation of a loop over vectors of a row, around the one over rows; its value how many vectors go together."""
-
-ROLLING_STEP = "eqtune.rolling_step"
-"""Annotation of that loop over rows; its value how many rows of the image lie between two windows."""
-
-WINDOW_ROW = "eqtune.window_row"
-"""Annotation of the loop over a window's rows, inside of it."""
+__all__ = ["roll_windows"]
 
 
 def roll_windows(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked ROLLING; the same object when there is none.
+
+    Inside are loops marked ROLLING_STEP, WINDOW_ROW and MASKED_LANES: the last remain marked.
 
     Any number of rows between two windows is right: it decides when a row counts in a window, never whether.
 
@@ -91,9 +84,7 @@ def _nests(statement: Any, row: Any = None, columns: tuple[Any, ...] = ()) -> It
     elif not isinstance(statement, tirx.For):
         raise ValueError("what is marked to roll holds more than vectors")
     elif MASKED_LANES in statement.annotations:
-        realize = statement.body
-        if not isinstance(realize, s_tir.SBlockRealize) or not isinstance(realize.block.body, tirx.BufferStore):
-            raise ValueError(f"the loop over {statement.loop_var} is marked as a vector but holds more than one store")
+        stored_block(statement)
         yield _Nest(row, columns, statement)
     elif WINDOW_ROW in statement.annotations:
         yield from _nests(statement.body, statement, columns)

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..marks import MASKED_LANES, ROLLING, ROLLING_STEP, WINDOW_ROW
 from ..nest import parallelize, spatial_and_reduced
 from .cost import Work
 from .kernel import Kernel
-from .masked_lanes import MASKED_LANES
 from .masked_windows import MaskedWindowsSketch
-from .rolling_sums import ROLLING, ROLLING_STEP, WINDOW_ROW
 from .sketch import Values, worker_counts
 
 __all__ = ["RollingWindowsSketch"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..marks import LANE_TREE
 from ..nest import extent_of, fuse, spatial_and_reduced
-from .lane_trees import LANE_TREE
 
 __all__ = ["finish_reduction", "fitting", "sum_as_written", "vector_sums"]
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from ..base import Knob
 from ..expressions import is_reduced
 from ..hardware import PAGE_BYTES
+from ..marks import NEXT_ROWS
 from ..nest import STACK_BYTES, extent_of, fuse, vectorize
 from .cost import Work, instructions
 from .kernel import Kernel, Stage
-from .next_rows import NEXT_ROWS
 from .row_reductions import finish_reduction, fitting, sum_as_written, vector_sums
 from .sketch import MemoryBoundSketch, Values, divisors_up_to, worker_counts
 

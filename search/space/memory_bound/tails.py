@@ -17,17 +17,14 @@ import tvm_ffi
 from tvm import s_tir, sym, tirx
 
 from ..expressions import conjuncts, nodes_of, uses
+from ..marks import OVERLAPPING_TAIL
 from ..statements import rewrite_marked_loops, with_body
 
-__all__ = ["OVERLAPPING_TAIL", "overlap_tails"]
-
-OVERLAPPING_TAIL = "eqtune.overlapping_tail"
-"""Annotation of a loop over vectors of a row, its value their length, or over tiles. Stores inside must not depend on
-earlier ones."""
+__all__ = ["overlap_tails"]
 
 
 def overlap_tails(func: Any) -> Any:
-    """Rewrite the marked loops of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the loops of a scheduled PrimFunc that are marked OVERLAPPING_TAIL; the same object when there is none.
 
     Raises
     ------

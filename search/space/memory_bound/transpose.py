@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from ..base import Knob
 from ..hardware import PAGE_BYTES
+from ..marks import TRANSPOSE_TILE
 from ..nest import fuse, parallelize, vectorize
 from .cost import CALL_INSTRUCTIONS, FORM_INSTRUCTIONS, Work
 from .kernel import Kernel, Stage
 from .sketch import MemoryBoundSketch, Values, worker_counts
-from .transpose_tiles import TRANSPOSE_TILE
 
 __all__ = ["TransposeSketch", "read_and_write_axes"]
 

@@ -1,6 +1,6 @@
 """Square tiles that are transposed in vector registers.
 
-A schedule marks the outer of two innermost loops with `TRANSPOSE_TILE`: a tile of `n` by `n` elements, a power of two,
+A schedule marks the outer of two innermost loops TRANSPOSE_TILE: a tile of `n` by `n` elements, a power of two,
 read along the first loop and written along the second. LLVM would move its elements one by one. Before lowering, the
 tile becomes `n` vector loads, log2(n) rounds of shuffles on pairs of vectors, and `n` vector stores:
 
@@ -19,16 +19,14 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..expressions import binding_of, conjuncts, guarded_loads, nodes_of, substitute, uses
+from ..marks import TRANSPOSE_TILE
 from ..statements import rewrite_marked_loops
 
-__all__ = ["TRANSPOSE_TILE", "transpose_in_registers"]
-
-TRANSPOSE_TILE = "eqtune.transpose_tile"
-"""Annotation of a loop of extent n around one of the same extent; its value, the position of the load to shuffle."""
+__all__ = ["transpose_in_registers"]
 
 
 def transpose_in_registers(func: Any) -> Any:
-    """Rewrite the marked tiles of a scheduled PrimFunc; the same object when there is none.
+    """Rewrite the tiles of a scheduled PrimFunc that are marked TRANSPOSE_TILE; the same object when there is none.
 
     A tile stays two loops where its size is no power of two, its block has a condition, or anything but one store, or
     where a condition decides what is loaded: an index from data may be out of bounds.

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Knob
+from ..marks import OVERLAPPING_TAIL
 from ..nest import STACK_BYTES, extent_of, fuse, spatial_and_reduced
 from .cost import Work
 from .kernel import Kernel
 from .sketch import MemoryBoundSketch, Values, compute_padded_at, divisors_up_to, worker_counts
-from .tails import OVERLAPPING_TAIL
 
 __all__ = ["WindowsSketch"]
 
